@@ -16,13 +16,14 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "trainer"))
 
-from rdm_core.config import schema  # noqa: E402
+from rdm_core.config import command, job, schema  # noqa: E402
 
 PAGE = ROOT / "docs" / "training-configuration.md"
 HEAD = """# A job's configuration
 
 Every key of a job's YAML file, written by `make docs` from the trainer's dataclasses
-(`trainer/rdm_core/config/schema.py`). A key that is left out has its default; an unknown key is an error.
+(`job.py` and `schema.py` of `trainer/rdm_core/config/`). A key that is left out has its default; an unknown
+key is an error.
 On the command line, `key.sub=value` goes over the file, as in
 `rdm-provision train job.yaml parallel.pipeline=4 data.blend=[corpus_text_document]`; values are YAML.
 
@@ -35,19 +36,26 @@ as 8 and 90, are no numbers here: a key that takes a number refuses them, and on
 they stand. A blend in Megatron's order, `[0.3, a, 0.7, b]`, is written
 `[{prefix: a, weight: 0.3}, {prefix: b, weight: 0.7}]`.
 """
+OTHERS = """## workload: command
+
+A job that runs any command once per device has `name`, `launcher`, those keys of `logging` that are about
+output and Prometheus, and:
+
+"""
 WORDS = {"int": "integer", "float": "number", "str": "text", "bool": "true or false"}
 
 
 def meanings(cls: type[Any]) -> dict[str, str]:
-    """The text below each field of a dataclass."""
-    body = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]
-    assert isinstance(body, ast.ClassDef)
+    """The text below each field of a dataclass, and of those that it extends."""
     found = {}
-    for field, text in zip(body.body, body.body[1:], strict=False):
-        if not isinstance(field, ast.AnnAssign) or not isinstance(field.target, ast.Name):
-            continue
-        if isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant):
-            found[field.target.id] = " ".join(str(text.value.value).split())
+    for owner in filter(dataclasses.is_dataclass, reversed(cls.__mro__)):
+        body = ast.parse(textwrap.dedent(inspect.getsource(owner))).body[0]
+        assert isinstance(body, ast.ClassDef)
+        for field, text in zip(body.body, body.body[1:], strict=False):
+            if not isinstance(field, ast.AnnAssign) or not isinstance(field.target, ast.Name):
+                continue
+            if isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant):
+                found[field.target.id] = " ".join(str(text.value.value).split())
     return found
 
 
@@ -56,9 +64,9 @@ def kind(hint: Any) -> str:
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin is typing.Annotated:
         inner, bounds = kind(arguments[0]), arguments[1]
-        if isinstance(bounds, schema.ByPartition):
+        if isinstance(bounds, job.ByPartition):
             inner = "text"
-        elif bounds.most == schema.MOST:
+        elif bounds.most == job.MOST:
             bounds = dataclasses.replace(bounds, most=None)
         return f"{inner}, {bounds}"
     if origin in (typing.Union, types.UnionType):
@@ -105,6 +113,13 @@ def table(cls: type[Any], prefix: str) -> str:
     return "\n".join(lines) + "\n"
 
 
+def own_table(cls: type[job.JobConfig]) -> str:
+    """The keys of a workload that not every job has."""
+    common = {f"| `{field.name}` " for field in dataclasses.fields(job.JobConfig)}
+    lines = table(cls, "").splitlines()
+    return "\n".join(line for line in lines if not line.startswith(tuple(common))) + "\n"
+
+
 def description(cls: type[Any]) -> str:
     """Return what a section is for."""
     return inspect.cleandoc(cls.__doc__ or "")
@@ -113,19 +128,21 @@ def description(cls: type[Any]) -> str:
 def page() -> str:
     """Return the whole page."""
     parts = [HEAD, f"## The job itself\n\n{table(schema.Config, '')}"]
-    for field in dataclasses.fields(schema.Config):
-        cls = typing.get_type_hints(schema.Config)[field.name]
+    hints = typing.get_type_hints(schema.Config)
+    for name in schema.Config().to_dict():
+        cls = hints[name]
         if not dataclasses.is_dataclass(cls):
             continue
-        parts.append(f"## {field.name}\n\n{description(cls)}\n\n{table(cls, f'{field.name}.')}")
+        parts.append(f"## {name}\n\n{description(cls)}\n\n{table(cls, f'{name}.')}")
         if cls is schema.DataConfig:
             for inner, prefix in ((schema.Blend, ""), (schema.TokenizerConfig, "data.tokenizer.")):
                 title = "A data set" if inner is schema.Blend else "data.tokenizer"
                 parts.append(f"### {title}\n\n{description(inner)}\n\n{table(inner, prefix)}")
-        if cls is schema.LauncherConfig:
-            slurm = schema.SlurmConfig
+        if cls is job.LauncherConfig:
+            slurm = job.SlurmConfig
             section = table(slurm, "launcher.slurm.")
             parts.append(f"### launcher.slurm\n\n{description(slurm)}\n\n{section}")
+    parts.append(OTHERS + own_table(command.CommandConfig))
     return "\n".join(parts)
 
 

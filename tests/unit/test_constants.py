@@ -35,7 +35,7 @@ def test_roles_and_playbooks_take_the_same_defaults() -> None:
 
 
 def test_the_trainer_has_the_same_launchers_and_final_states() -> None:
-    schema = ROOT / "trainer" / "rdm_core" / "config" / "schema.py"
+    schema = ROOT / "trainer" / "rdm_core" / "config" / "job.py"
     kinds = re.findall(r"^    kind: Literal\[([^\]]*)\]", schema.read_text(encoding="utf-8"), re.MULTILINE)
     assert constants.LAUNCHERS in [ast.literal_eval(f"({one})") for one in kinds]
     for file, name in (("rdm_job/protocol.py", "FINAL"), ("rdm_log/observe.py", "ENDED")):

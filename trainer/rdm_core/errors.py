@@ -3,13 +3,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from rdm_core.config import Config
+    from rdm_core.config.job import JobConfig
 
-__all__ = ["BAD_INPUT", "DONE", "FAILED", "STOPPED", "ConfigError", "TrainerError", "Unfit"]
+__all__ = [
+    "BAD_INPUT",
+    "DONE",
+    "FAILED",
+    "STOPPED",
+    "ConfigError",
+    "TrainerError",
+    "Unfit",
+    "as_far_as_it_fits",
+]
 
 # Exit codes of rdm-trainer; those of rdm-provision have the same meaning.
 DONE = 0
@@ -46,7 +56,7 @@ class ConfigError(TrainerError):
     """
 
     def __init__(
-        self, problems: Sequence[str], *, source: str = "the configuration", rest: Config | None = None
+        self, problems: Sequence[str], *, source: str = "the configuration", rest: JobConfig | None = None
     ) -> None:
         self.rest = rest
         self._problems = tuple(problems)
@@ -65,3 +75,9 @@ class ConfigError(TrainerError):
 
 class Unfit(Exception):  # noqa: N818  # it is no error of the program
     """A key was read that does not fit its type: what follows from it cannot be said."""
+
+
+def as_far_as_it_fits(look: Iterator[str]) -> Iterator[str]:
+    """Yield what a look finds, up to the first key that it needs and that does not fit its type."""
+    with contextlib.suppress(Unfit):
+        yield from look

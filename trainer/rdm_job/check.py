@@ -18,17 +18,15 @@ from typing import Any
 
 import rdm_core
 from rdm_core import config as configuration
-from rdm_core.config import Config
-from rdm_core.cost import flops
-from rdm_core.errors import ConfigError, TrainerError, Unfit
-from rdm_job import data_place, devices, network
+from rdm_core.config import JobConfig, workload_of
+from rdm_core.errors import ConfigError, TrainerError, Unfit, as_far_as_it_fits
+from rdm_job import devices, inspection, network
 from rdm_job.directory import JobDirectory, here, jobs_root
 from rdm_job.job_key import job_key
 from rdm_job.launchers import LAUNCHERS
 from rdm_job.protocol import Node, Request
-from rdm_trainer import writers
 
-__all__ = ["check", "data_problems", "program_missing", "read_config", "standing_in_the_way", "with_slots"]
+__all__ = ["check", "files_missing", "read_config", "standing_in_the_way", "with_slots", "written"]
 
 _SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=5")
 _AT_ONCE = 32
@@ -74,7 +72,7 @@ def check(request: Request) -> dict[str, Any]:
         request = with_slots(request, config)
         mine = next(node for node in request.nodes if node.name == request.node)
         world = sum(node.slots for node in request.nodes)
-        problems += _configuration(config, world, mine)
+        problems += _configuration(request, config, world, mine)
         problems += _devices(request, mine, facts["devices"])
         problems += _disk(config, mine, world, facts)
         if request.node == request.master.name:
@@ -85,23 +83,26 @@ def check(request: Request) -> dict[str, Any]:
     return {"ok": not problems, "problems": problems, "facts": facts, **({"offer": offer} if offer else {})}
 
 
-def read_config(request: Request) -> Config:
+def read_config(request: Request) -> JobConfig:
     """Return the job's configuration: what is asked for, over what the job has when it goes on.
 
     Raises:
         TrainerError: It cannot be read.
     """
-    overrides = list(request.overrides)
-    text = request.config
-    if not text:
-        before = JobDirectory.named(request.name)
-        text = before.config.read_text(encoding="utf-8")
-        overrides = [*before.request().overrides, *overrides]
     # Never a file of its own, even for a moment: launcher.env may hold secrets.
-    return configuration.load_text(text, overrides)
+    return configuration.load_text(*written(request))
 
 
-def with_slots(request: Request, config: Config) -> Request:
+def written(request: Request) -> tuple[str, list[str]]:
+    """Return what a job's configuration is made of: YAML, and what goes over it."""
+    overrides = list(request.overrides)
+    if request.config:
+        return request.config, overrides
+    before = JobDirectory.named(request.name)
+    return before.config.read_text(encoding="utf-8"), [*before.request().overrides, *overrides]
+
+
+def with_slots(request: Request, config: JobConfig) -> Request:
     """Return the request with as many processes on each node as the configuration says."""
     import dataclasses
 
@@ -126,11 +127,11 @@ def standing_in_the_way(request: Request) -> Iterator[str]:
         yield f"There is a job {request.name} already; give this one another name, or resume that one."
 
 
-def program_missing(config: Config) -> Iterator[str]:
-    """Yield that the job's own program is not here; what has no whole path may be on the PATH."""
-    program = Path(config.launcher.program[0]) if config.launcher.program else None
-    if program is not None and program.is_absolute() and not program.is_file():
-        yield f"launcher.program {program} is no file {_IN[here()]}{_MOUNT[here()]}."
+def files_missing(config: JobConfig) -> Iterator[str]:
+    """Yield which file of the job's is not here; what has no whole path may be on the PATH."""
+    for key, name in workload_of(config).files(config):
+        if Path(name).is_absolute() and not Path(name).is_file():
+            yield f"{key} {name} is no file {_IN[here()]}{_MOUNT[here()]}."
 
 
 def _place(request: Request) -> Iterator[str]:
@@ -143,29 +144,13 @@ def _place(request: Request) -> Iterator[str]:
         yield f"The cluster's key {error.filename} cannot be read: {error.strerror}."
 
 
-def _configuration(config: Config, world: int, mine: Node) -> Iterator[str]:
-    if config.launcher.program:
-        yield from program_missing(config)
-        return
+def _configuration(request: Request, config: JobConfig, world: int, mine: Node) -> Iterator[str]:
     yield from configuration.check(config, world, mine.slots)
-    yield from configuration.as_far_as_it_fits(writers.missing(config))
-    if configuration.has_sound_data(config):
-        yield from data_problems(config)
+    yield from as_far_as_it_fits(files_missing(config))
+    yield from as_far_as_it_fits(inspection.problems(*written(request), config))
 
 
-def data_problems(config: Config) -> list[str]:
-    """Return what is wrong with a job's data, one sentence each.
-
-    Args:
-        config: The job's.
-    """
-    # It needs numpy, whose import takes a third as long as everything else that is asked about a job.
-    from rdm_trainer import data
-
-    return data.checks(data_place.here(config, jobs_root()))
-
-
-def _beside(request: Request, rest: Config | None) -> list[str]:
+def _beside(request: Request, rest: JobConfig | None) -> list[str]:
     """Return what is wrong with a configuration beside the keys that do not fit their types."""
     if rest is None:
         return []
@@ -177,7 +162,7 @@ def _beside(request: Request, rest: Config | None) -> list[str]:
         return configuration.check(rest)
     mine = next(node for node in request.nodes if node.name == request.node)
     world = sum(node.slots for node in request.nodes)
-    return list(configuration.as_far_as_it_fits(_configuration(rest, world, mine)))
+    return list(_configuration(request, rest, world, mine))
 
 
 def _devices(request: Request, mine: Node, found: int | None) -> Iterator[str]:
@@ -188,16 +173,15 @@ def _devices(request: Request, mine: Node, found: int | None) -> Iterator[str]:
         )
 
 
-def _disk(config: Config, mine: Node, world: int, facts: dict[str, Any]) -> Iterator[str]:
+def _disk(config: JobConfig, mine: Node, world: int, facts: dict[str, Any]) -> Iterator[str]:
     try:
         free = shutil.disk_usage(jobs_root()).free
     except OSError:
         return
     facts["disk_free"] = free
-    if config.launcher.program:
-        return
     # Two checkpoints lie there for a moment, since an old one goes only when the new one is whole.
-    wanted = 2 * flops.checkpoint_bytes(config) * mine.slots // world
+    _, size = workload_of(config).checkpoints(config)
+    wanted = 2 * size * mine.slots // world
     if free < wanted:
         yield (
             f"{jobs_root()} has {free / 1e9:.1f} GB free, and two checkpoints' part of this node take "
@@ -205,7 +189,7 @@ def _disk(config: Config, mine: Node, world: int, facts: dict[str, Any]) -> Iter
         )
 
 
-def _metrics(mine: Node, config: Config) -> Iterator[str]:
+def _metrics(mine: Node, config: JobConfig) -> Iterator[str]:
     port = config.logging.metrics_port
     if port is not None and not network.is_free(mine.address, port):
         yield (
@@ -214,7 +198,7 @@ def _metrics(mine: Node, config: Config) -> Iterator[str]:
         )
 
 
-def _offer(request: Request, config: Config) -> tuple[dict[str, int | str], list[str]]:
+def _offer(request: Request, config: JobConfig) -> tuple[dict[str, int | str], list[str]]:
     """Return ports that are free on the master, and the mark of the job's processes."""
     address, wanted = request.master.address, config.launcher.master_port
     attempts = 1 + config.launcher.max_restarts
@@ -231,7 +215,7 @@ def _offer(request: Request, config: Config) -> tuple[dict[str, int | str], list
     return {"agent_port": found[0], "master_port": wanted or found[1], "mark": mark}, []
 
 
-def _launcher(request: Request, config: Config) -> Iterator[str]:
+def _launcher(request: Request, config: JobConfig) -> Iterator[str]:
     kind = config.launcher.kind
     launcher = LAUNCHERS[kind]
     missing = [program for program in launcher.programs if shutil.which(program) is None]

@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from rdm_core.data_place import JOBS
 from rdm_core.errors import TrainerError
 from rdm_core.heartbeat import NODE_VARIABLE
 from rdm_job import processes
@@ -21,7 +22,6 @@ from rdm_job.agent_lock import AgentLock, holder
 from rdm_job.protocol import JOB_NAME, Request, State
 
 __all__ = [
-    "JOBS",
     "NODE_VARIABLE",
     "SLURM",
     "TIME",
@@ -32,8 +32,6 @@ __all__ = [
     "write_atomically",
 ]
 
-JOBS = Path("/jobs")
-"""Where the jobs are in a training container; ``RDM_JOBS`` names another place."""
 TIME = "time"
 SLURM = "slurm"
 """Who asks a job to end, when the user does not: its time limit is near, and it may go on later; or Slurm

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from rdm_core.config import Config
+from rdm_core.config import Config, JobConfig, workload_of
 from rdm_job.info import asked as asked_of
 from rdm_job.protocol import Request, State
 from rdm_log import peers
@@ -35,7 +35,7 @@ class Health:
         config: Its configuration.
     """
 
-    def __init__(self, request: Request, config: Config) -> None:
+    def __init__(self, request: Request, config: JobConfig) -> None:
         self._config = config
         self._asked = asked_of(request, config)
         self._word = ""
@@ -102,7 +102,7 @@ def observed(
     state: State,
     told: Mapping[str, Mapping[str, Any]],
     ranks: Sequence[RankPace],
-    config: Config,
+    config: JobConfig,
     *,
     asked: Mapping[str, str],
     running_s: float,
@@ -131,8 +131,7 @@ def observed(
     since = [float(watch["since_s"]) for watch in told.values()]
     if step_s is not None:
         since.append(step_s)
-    is_ours = not config.launcher.program
-    model = config.model
+    is_ours = workload_of(config).tells_progress
     padded = next((watch["vocabulary"] for watch in told.values() if watch["vocabulary"]), None)
     last = state.failures[-1] if state.failures else None
     phase = next((str(watch["phase"]) for watch in told.values() if watch["phase"]), "")
@@ -156,7 +155,7 @@ def observed(
         tells_phases=any(watch["tells_phases"] for watch in told.values()),
         tells_steps=is_ours,
         sees_steps=step_s is not None,
-        vocabulary=model.vocab_size + model.vocab_extra_ids if is_ours else padded,
+        vocabulary=_vocabulary(config) if is_ours else padded,
         signs=[
             *first_nan,
             *slow,
@@ -166,6 +165,10 @@ def observed(
         ],
         holding=peers.holding(ranks),
     )
+
+
+def _vocabulary(config: JobConfig) -> int | None:
+    return config.model.vocab_size + config.model.vocab_extra_ids if isinstance(config, Config) else None
 
 
 def _unwatched(told: Mapping[str, Mapping[str, Any]]) -> Iterator[Sign]:

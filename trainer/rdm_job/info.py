@@ -10,7 +10,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from rdm_core.config import Config
+from rdm_core.config import Config, JobConfig
+from rdm_core.config.command import CommandConfig
 from rdm_core.partition import explicit
 from rdm_job.protocol import Request
 from rdm_log.heads import ARGUMENT_OF
@@ -32,42 +33,49 @@ Source: ``validate_args`` of Megatron-LM's and Megatron-DeepSpeed's ``megatron/a
 """
 
 
-def job_info(request: Request, config: Config) -> dict[str, str]:
+def job_info(request: Request, config: JobConfig) -> dict[str, str]:
     """Return a job of ours in short."""
-    parallel, batch, model = config.parallel, config.optimisation, config.model
     world = sum(node.slots for node in request.nodes)
-    info = {
+    info: dict[str, int | str] = {
         "NODE_RANK": [node.name for node in request.nodes].index(request.node),
         "MASTER_ADDR": request.master.address,
         "NNODES": len(request.nodes),
         "WORLD_SIZE": world,
+        **(_of_training(config, world) if isinstance(config, Config) else {}),
+        "MODEL": config.name,
+    }
+    return {key: str(value) for key, value in info.items()}
+
+
+def _of_training(config: Config, world: int) -> dict[str, int | str]:
+    parallel, batch, model = config.parallel, config.optimisation, config.model
+    return {
         "GLOBAL_BATCH_SIZE": batch.global_batch_size,
         "MICRO_BATCH_SIZE": batch.micro_batch_size,
         "TENSOR_MP_SIZE": parallel.tensor,
         "DP_SIZE": parallel.data or world // (parallel.tensor * parallel.pipeline),
         "PIPELINE_MP_SIZE": parallel.pipeline,
         "PARTITION": parallel.partition,
-        "MODEL": config.name,
         "HIDDEN_SIZE": model.hidden_size,
         "NUM_LAYERS": model.layers,
     }
-    return {key: str(value) for key, value in info.items()}
 
 
-def asked(request: Request, config: Config) -> dict[str, str]:
+def asked(request: Request, config: JobConfig) -> dict[str, str]:
     """Return what the processes of a job are to say of themselves, all nodes the same.
 
     Of another program's arguments, those count that it was given, and what follows from them and the nodes.
     """
     told = job_info(request, config)
     nodes = {key: told[key] for key in ("NNODES", "WORLD_SIZE")}
-    if not config.launcher.program:
+    program = config.command if isinstance(config, CommandConfig) else config.launcher.program
+    if not program:
         left_out = {"NODE_RANK", "MASTER_ADDR", "MODEL"}
-        if explicit(told["PARTITION"]) is None:
+        if explicit(told.get("PARTITION", "")) is None:
             # Where the pipeline is cut is the trainer's to decide.
             left_out.add("PARTITION")
         return {key: value for key, value in told.items() if key not in left_out}
-    given = _given(config.launcher.program)
+    given = _given(program)
     found = {key: given[key] for key in ARGUMENTS if key in given}
     is_megatron = bool(found)
     found.setdefault("world_size", nodes["WORLD_SIZE"])

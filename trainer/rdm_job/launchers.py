@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rdm_core.config.schema import LauncherConfig
+from rdm_core.config.job import LauncherConfig
 from rdm_job.directory import NODE_VARIABLE
 from rdm_job.processes import JOB_VARIABLE
 from rdm_job.protocol import Node

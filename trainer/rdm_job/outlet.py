@@ -8,7 +8,7 @@ import sys
 import threading
 from pathlib import Path
 
-from rdm_core.config import LoggingConfig
+from rdm_core.config.job import JobLoggingConfig
 from rdm_job.directory import write_atomically
 from rdm_job.exporter import Exporter
 
@@ -31,7 +31,7 @@ class Outlet:
         address: Of this node, where ``/metrics`` is served.
     """
 
-    def __init__(self, logging: LoggingConfig, file: Path, address: str) -> None:
+    def __init__(self, logging: JobLoggingConfig, file: Path, address: str) -> None:
         self._file = file
         self._writes = logging.prometheus
         self._exporter: Exporter | None = None

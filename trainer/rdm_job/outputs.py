@@ -12,7 +12,7 @@ import os
 import time
 from pathlib import Path
 
-from rdm_core.config import Config
+from rdm_core.config import Config, JobConfig
 from rdm_core.cost import flops
 from rdm_job.directory import JobDirectory
 
@@ -66,8 +66,8 @@ def _rate(value: float) -> str:
     return f"{mantissa}e{int(exponent)}"
 
 
-def link(job: JobDirectory, config: Config, world: int, now: float) -> None:
-    """Make this node's links for a job that starts.
+def link(job: JobDirectory, config: JobConfig, world: int, now: float) -> None:
+    """Make this node's links for a training that starts, where its configuration asks for them.
 
     Args:
         job: The job, whose directory is there.
@@ -75,6 +75,8 @@ def link(job: JobDirectory, config: Config, world: int, now: float) -> None:
         world: How many processes it has.
         now: Seconds since 1970.
     """
+    if not isinstance(config, Config) or config.logging.names != "mdx":
+        return
     name = name_of(config, world)
     run = f"{name}_{os.uname().nodename}_{time.strftime(_TIME, time.localtime(now))}"
     for path, target in (

@@ -41,7 +41,7 @@ class Part:
     def __init__(self, directory: JobDirectory) -> None:
         self.directory = directory
         self.request = directory.request()
-        self.config = configuration.load(directory.resolved)
+        self.config = configuration.load_job(directory.resolved)
         self.kind = self.config.launcher.kind
         self.node = self.request.node
         self.is_master = self.node == self.request.master.name

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import os
+import runpy
 import select
 import signal
 import subprocess
@@ -22,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from rdm_core import config as configuration
-from rdm_core.config import LauncherConfig
+from rdm_core.config import LauncherConfig, workload_of
 from rdm_core.errors import FAILED, TrainerError
 from rdm_core.heartbeat import PACE_VARIABLE
 from rdm_job import processes
@@ -70,7 +71,7 @@ def main(arguments: Sequence[str]) -> int:
     os.environ.setdefault(NODE_VARIABLE, node)
     _redirect(directory, node)
     try:
-        config = configuration.load(directory.resolved)
+        config = configuration.load_job(directory.resolved)
         if config.launcher.kind == "deepspeed":
             _go_on_with(config.launcher.env, arguments)
         marked = Marked(int(os.environ["RANK"]), 1, 2) if config.logging.mark_ranks else None
@@ -216,14 +217,15 @@ def _outcome(work: Callable[[], tuple[int, list[str]]]) -> tuple[int, str, list[
 
 
 def _work(directory: JobDirectory, arguments: Sequence[str]) -> tuple[int, list[str]]:
-    config = configuration.load(directory.resolved)
-    program = list(config.launcher.program)
-    if program:
-        return _run([sys.executable, *program, *arguments])
-    from rdm_job import data_place
-    from rdm_trainer.train import run
-
-    return run(data_place.here(config, directory.path.parent), directory.path), []
+    config = configuration.load_job(directory.resolved)
+    command = workload_of(config).command(config, directory.resolved, arguments)
+    if command[:2] != [sys.executable, "-m"]:
+        return _run(command)
+    # As that command, but in this process: a second one would cost memory on each device.
+    _, _, module, *words = command
+    sys.argv = [module, *words]
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
+    return 0, []
 
 
 def _run(command: list[str]) -> tuple[int, list[str]]:

@@ -71,8 +71,7 @@ def start(request: Request) -> dict[str, Any]:
         job.write_config(request.config)
     resolved = configuration.resolve(config, world)
     job.write_resolved(configuration.dump(resolved))
-    if config.logging.names == "mdx":
-        outputs.link(job, resolved, world, time.time())
+    outputs.link(job, resolved, world, time.time())
     job.forget_stop()
     job.forget_ranks()
     _start_agent(job, request.node)
@@ -322,7 +321,7 @@ def sections(name: str) -> dict[str, Any]:
     if job.slurm.is_file():
         # All nodes' logs lie there.
         job = JobDirectory.of_master(job.path)
-    told = job_info(job.request(), configuration.load(job.resolved))
+    told = job_info(job.request(), configuration.load_job(job.resolved))
     found = sections_of(job.logs, name, info=told, node="" if job.slurm.is_file() else job.node)
     return {"sections": [section.to_json() for section in found]}
 

@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from rdm_core import heartbeat
-from rdm_core.config import Config
-from rdm_core.cost import flops
+from rdm_core.config import JobConfig, workload_of
 from rdm_core.progress import thin as thinned
 from rdm_job import measure, metrics, processes
 from rdm_job.devices import Sampler, line
@@ -72,14 +71,14 @@ class Watch:
         config: Its configuration.
     """
 
-    def __init__(self, directory: JobDirectory, request: Request, config: Config) -> None:
+    def __init__(self, directory: JobDirectory, request: Request, config: JobConfig) -> None:
         self._directory, self._request, self._config = directory, request, config
         self._slots = next(node.slots for node in request.nodes if node.name == request.node)
         names = [node.name for node in request.nodes]
         self._first_rank = sum(node.slots for node in request.nodes[: names.index(request.node)])
-        self._whole_bytes = 0
-        if config.checkpoint.interval and not config.launcher.program:
-            self._whole_bytes = flops.checkpoint_bytes(config)
+        self._workload = workload_of(config)
+        self._interval, whole = self._workload.checkpoints(config)
+        self._whole_bytes = whole if self._interval else 0
         self._sampler = Sampler(request.accelerator)
         # Without accelerators nobody misses any.
         self._unwatched = self._note = self._sampler.missing
@@ -195,7 +194,7 @@ class Watch:
         """
         seen = self._sampler.devices(None if process is None else processes.environment_of(process))
         own, others = seen[: self._slots], seen[self._slots :]
-        if not others or not self._config.launcher.program:
+        if not others or self._workload.tells_progress:
             return own
         ours = set(processes.of_job(self._request.job_id))
         shown = {process for one in seen for process in one.processes}
@@ -244,7 +243,7 @@ class Watch:
             found["loss"]["curve"] = found["loss"]["curve"][-32:]
             self._plain = {key: found[key] for key in _OF_RUN}
             # Our trainer says it itself, and knows more.
-            if self._config.launcher.program and run.lines:
+            if run.lines and not self._workload.tells_progress:
                 far = progress(run)
                 self._progress = {**far, "losses": thinned(far["losses"]), "time": time.time()}
 
@@ -304,7 +303,7 @@ class Watch:
         return {**usual, "before_s": before["own_s"], "before_waited_s": before["waited_s"]}
 
     def _signs(self, progress: Mapping[str, Any], ranks: Sequence[Mapping[str, Any]]) -> list[signs.Sign]:
-        interval, step_s = self._config.checkpoint.interval, 0.0
+        interval, step_s = self._interval, 0.0
         if self._plain is not None:
             step_s = (self._plain["step_ms"]["median"] or 0.0) / 1000
         elif paces := [one for of_rank in self._paces.values() for one in of_rank]:

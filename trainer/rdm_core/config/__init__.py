@@ -1,33 +1,35 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A training job's configuration: one YAML file, checked frozen dataclasses. Nothing here needs torch.
+"""A job's configuration: one YAML file, checked frozen dataclasses. Nothing here needs torch.
 
-:mod:`~rdm_core.config.schema` has the keys, :mod:`~rdm_core.config.read` the way from YAML and
-overrides to them, :mod:`~rdm_core.config.checks` what must hold between them.
+:mod:`~rdm_core.config.job` has the keys that every job has, :mod:`~rdm_core.config.schema` those of a
+training, :mod:`~rdm_core.config.workloads` what else a job can run. :mod:`~rdm_core.config.read` is the way
+from YAML and overrides to them, :mod:`~rdm_core.config.checks` what must hold between them.
 """
 
 from __future__ import annotations
 
-from rdm_core.config.checks import as_far_as_it_fits, check, has_sound_data, require
-from rdm_core.config.read import dump, from_dict, load, load_text, resolve
+from rdm_core.config.checks import check, require
+from rdm_core.config.job import JobConfig, LauncherConfig, SlurmConfig
+from rdm_core.config.read import dump, from_dict, load, load_as, load_job, load_text, resolve
 from rdm_core.config.schema import (
     Blend,
     CheckpointConfig,
     Config,
     DataConfig,
-    LauncherConfig,
     LoggingConfig,
     ModelConfig,
     OptimisationConfig,
     ParallelConfig,
-    SlurmConfig,
     TokenizerConfig,
 )
+from rdm_core.config.workloads import workload_of
 
 __all__ = [
     "Blend",
     "CheckpointConfig",
     "Config",
     "DataConfig",
+    "JobConfig",
     "LauncherConfig",
     "LoggingConfig",
     "ModelConfig",
@@ -35,13 +37,14 @@ __all__ = [
     "ParallelConfig",
     "SlurmConfig",
     "TokenizerConfig",
-    "as_far_as_it_fits",
     "check",
     "dump",
     "from_dict",
-    "has_sound_data",
     "load",
+    "load_as",
+    "load_job",
     "load_text",
     "require",
     "resolve",
+    "workload_of",
 ]

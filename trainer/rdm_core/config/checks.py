@@ -1,23 +1,23 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What must hold between the keys of a configuration, and between it and the world. One sentence each."""
+"""What must hold between the keys of a configuration, and between it and the world. One sentence each.
+
+What is true of every job is here; the rest is its workload's.
+"""
 
 from __future__ import annotations
 
-import contextlib
 import re
 from collections.abc import Iterator
 
-from rdm_core.config import slurm
-from rdm_core.config.schema import Config, step_range
-from rdm_core.errors import ConfigError, TrainerError, Unfit
+from rdm_core.config.job import JobConfig, step_range
+from rdm_core.config.slurm import problems as slurm_problems
+from rdm_core.config.workloads import workload_of
+from rdm_core.errors import ConfigError, as_far_as_it_fits
 
-__all__ = ["MOST_TRACED", "as_far_as_it_fits", "check", "has_sound_data", "require"]
-
-MOST_TRACED = 100
-"""More steps would need memory for events that nobody can look at."""
+__all__ = ["check", "require"]
 
 
-def check(config: Config, world_size: int | None = None, devices_per_node: int | None = None) -> list[str]:
+def check(config: JobConfig, world_size: int | None = None, devices_per_node: int | None = None) -> list[str]:
     """Return what is wrong, one sentence each; an empty list when the job can start.
 
     Args:
@@ -25,46 +25,21 @@ def check(config: Config, world_size: int | None = None, devices_per_node: int |
         world_size: Processes that will take part; without it, only what is true of any world is checked.
         devices_per_node: Processes on each node, when every node has as many.
     """
-    looks: list[Iterator[str]] = [_names(config), _launcher(config), _steps(config)]
+    looks = [_names(config), _launcher(config), _profiler(config)]
     if world_size is not None:
         looks.append(_nodes(config, world_size, devices_per_node))
-    looks.append(_training(config, world_size))
+    looks.append(_workload(config, world_size))
     return [problem for look in looks for problem in as_far_as_it_fits(look)]
 
 
-def as_far_as_it_fits(look: Iterator[str]) -> Iterator[str]:
-    """Yield what a look finds, up to the first key that it needs and that does not fit its type."""
-    with contextlib.suppress(Unfit):
-        yield from look
-
-
-def has_sound_data(config: Config) -> bool:
-    """Return whether the keys of the data are sound among themselves, so that it can be looked for."""
-    try:
-        return not [*_t5(config), *_data(config)]
-    except Unfit:
-        return False
-
-
-def require(config: Config, world_size: int | None = None, devices_per_node: int | None = None) -> None:
+def require(config: JobConfig, world_size: int | None = None, devices_per_node: int | None = None) -> None:
     """Raise a ConfigError with all that :func:`check` finds."""
     problems = check(config, world_size, devices_per_node)
     if problems:
         raise ConfigError(problems, source=f"the configuration of {config.name}")
 
 
-def _training(config: Config, world_size: int | None) -> Iterator[str]:
-    """Yield what is wrong with our own training; another program has its own model, batch and data."""
-    if config.launcher.program:
-        return
-    looks = [_model, _positions, _t5, _layout, _length, _warmups, _rates, _warmup_within_decay, _data]
-    for look in looks:
-        yield from as_far_as_it_fits(look(config))
-    if world_size is not None:
-        yield from as_far_as_it_fits(_world(config, world_size))
-
-
-def _names(config: Config) -> Iterator[str]:
+def _names(config: JobConfig) -> Iterator[str]:
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", config.name):
         yield (
             f"name is {config.name!r}; it must be letters, digits, '.', '_' and '-', begin with a letter or "
@@ -72,193 +47,27 @@ def _names(config: Config) -> Iterator[str]:
         )
 
 
-def _steps(config: Config) -> Iterator[str]:
-    named = {
-        "logging.trace_steps": config.logging.trace_steps,
-        "launcher.profiler_steps": config.launcher.profiler_steps,
-    }
-    for key, text in named.items():
-        if text is not None and not step_range(text):
-            yield f"{key} is {text!r}; give the first and the last step, as 20-22."
-    traced = config.traced_steps
-    if len(traced) > MOST_TRACED:
-        yield f"logging.trace_steps names {len(traced)} steps; at most {MOST_TRACED} are recorded."
-    if traced and config.launcher.program:
-        yield "logging.trace_steps is for our own training, but launcher.program runs another; leave it out."
-    if config.launcher.profiler == "torch" and config.launcher.program:
-        yield "launcher.profiler torch is for our own training; use nsys or rocprof for launcher.program."
-
-
-def _model(config: Config) -> Iterator[str]:
-    model, tensor = config.model, config.parallel.tensor
-    if model.kv_channels is None and model.hidden_size % model.attention_heads:
-        yield (
-            f"model.hidden_size {model.hidden_size} is not divisible by model.attention_heads "
-            f"{model.attention_heads}; change one, or give model.kv_channels."
-        )
-    if model.attention_heads % tensor:
-        yield (
-            f"model.attention_heads {model.attention_heads} is not divisible by parallel.tensor {tensor}, "
-            "and each rank needs whole heads."
-        )
-    if model.ffn_size % tensor:
-        yield f"model.ffn_hidden_size {model.ffn_size} is not divisible by parallel.tensor {tensor}."
-
-
-def _positions(config: Config) -> Iterator[str]:
-    model = config.model
-    longest = max(model.seq_length, model.decoder_length)
-    if model.positions < longest:
-        yield (
-            f"model.max_position_embeddings is {model.positions}, fewer than the {longest} tokens of a "
-            "sequence."
-        )
-
-
-def _t5(config: Config) -> Iterator[str]:
-    model = config.model
-    if model.kind == "gpt":
-        for key, value in (
-            ("decoder_layers", model.decoder_layers),
-            ("decoder_seq_length", model.decoder_seq_length),
-            ("vocab_extra_ids", model.vocab_extra_ids),
-        ):
-            if value:
-                yield f"model.{key} is for a T5, but model.kind is gpt; leave it out."
-        return
-    if model.vocab_extra_ids == 0:
-        yield (
-            "model.vocab_extra_ids is 0, but a T5 marks masked spans with sentinels of its own; 100 is usual."
-        )
-    if not config.data.mock and config.data.tokenizer is None:
-        yield "data.tokenizer is missing; a T5 takes the ids of its special tokens from it."
-
-
-def _layout(config: Config) -> Iterator[str]:
-    parallel = config.parallel
-    if parallel.pipeline > 1 and parallel.zero_stage > 1:
-        yield (
-            f"parallel.zero_stage {parallel.zero_stage} is not combined with parallel.pipeline "
-            f"{parallel.pipeline}: ZeRO 2 and 3 would need another reduce-scatter of the gradients for every "
-            "micro-batch; use zero_stage 1, or pipeline 1."
-        )
-    try:
-        config.stage_bounds()
-    except TrainerError as error:
-        yield str(error)
-
-
-def _length(config: Config) -> Iterator[str]:
-    o = config.optimisation
-    if (o.train_iterations is None) == (o.train_samples is None):
-        which = "neither" if o.train_iterations is None else "both"
-        yield (
-            f"optimisation has {which} of train_iterations and train_samples; give exactly one"
-            f"{'' if which == 'neither' else ' and set the other to null'}."
-        )
-    if o.train_iterations is None and o.train_samples is not None and o.train_samples < o.global_batch_size:
-        yield (
-            f"optimisation.train_samples {o.train_samples} is less than one global batch of "
-            f"{o.global_batch_size}."
-        )
-    if config.parallel.data is not None:
-        yield from _batch(config, config.parallel.data)
-
-
-def _warmups(config: Config) -> Iterator[str]:
-    o = config.optimisation
-    warmups = [
-        name
-        for name in ("warmup_fraction", "warmup_iterations", "warmup_samples")
-        if getattr(o, name) is not None
-    ]
-    if len(warmups) > 1:
-        yield f"optimisation has {' and '.join(warmups)}; give at most one."
-    if o.decay_iterations is not None and o.decay_samples is not None:
-        yield "optimisation has decay_iterations and decay_samples; give at most one."
-
-
-def _rates(config: Config) -> Iterator[str]:
-    o = config.optimisation
-    if o.min_lr > o.lr:
-        yield f"optimisation.min_lr {o.min_lr:g} is above optimisation.lr {o.lr:g}."
-    if o.loss_scale is not None and o.precision != "fp16":
-        yield f"optimisation.loss_scale is for fp16, but the precision is {o.precision}; leave it out."
-
-
-def _warmup_within_decay(config: Config) -> Iterator[str]:
-    o = config.optimisation
-    batch = o.global_batch_size
-    decay = o.decay_samples or (o.decay_iterations or config.train_iterations) * batch
-    warmup = o.warmup_samples or (o.warmup_iterations or 0) * batch
-    if warmup and decay and warmup > decay:
-        yield (
-            f"The warm-up of {warmup} samples is longer than the decay of {decay} samples that contains it; "
-            "make it shorter."
-        )
-
-
-def _batch(config: Config, data: int) -> Iterator[str]:
-    o = config.optimisation
-    step = o.micro_batch_size * data
-    if o.global_batch_size % step:
-        lower, upper = o.global_batch_size // step * step, -(-o.global_batch_size // step) * step
-        near = f"{lower} or {upper}" if lower else f"{upper}"
-        yield (
-            f"optimisation.global_batch_size {o.global_batch_size} is not a multiple of micro_batch_size "
-            f"{o.micro_batch_size} x {data} replicas = {step}; {near} would be."
-        )
-
-
-def _data(config: Config) -> Iterator[str]:
-    data = config.data
-    if data.blend and (data.train or data.valid or data.test):
-        yield "data has blend and one of train, valid and test; give blend with split, or the other three."
-    elif (data.valid or data.test) and not data.train:
-        yield "data has valid or test without train; give train too, or blend with split."
-    if data.mock and (data.blend or data.train):
-        yield "data.mock is true and data sets are given; give one."
-    if not (data.mock or data.blend or data.train):
-        yield "data has no data set; give data.blend, data.train, or data.mock: true."
-    yield from _split(data.split)
-    yield from _tokenizer(config)
-
-
-def _split(split: str) -> Iterator[str]:
-    parts = [part.strip() for part in re.split("[,/]", split)]
-    numbers = [float(part) for part in parts if re.fullmatch(r"[0-9]+(\.[0-9]*)?|\.[0-9]+", part)]
-    if len(numbers) != len(parts) or len(parts) > 3 or not 0 < sum(numbers) < float("inf"):
-        yield (
-            f"data.split is {split!r}; it must be one to three proportions for training, validation and "
-            "test, as 969,30,1."
-        )
-
-
-def _tokenizer(config: Config) -> Iterator[str]:
-    tokenizer = config.data.tokenizer
-    if tokenizer is None:
-        return
-    needed = {"gpt2": ("vocab", "merges"), "wordpiece": ("vocab",), "huggingface": ("file",)}[tokenizer.kind]
-    for key in ("vocab", "merges", "file"):
-        given = getattr(tokenizer, key) is not None
-        if given != (key in needed):
-            verb = "does not use" if given else "needs"
-            yield f"A tokenizer of kind {tokenizer.kind} {verb} data.tokenizer.{key}."
-
-
-def _launcher(config: Config) -> Iterator[str]:
+def _launcher(config: JobConfig) -> Iterator[str]:
     for key in config.launcher.env:
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", key):
             yield f"launcher.env has {key!r}, which is no name of an environment variable."
         elif "\n" in config.launcher.env[key]:
             yield f"launcher.env.{key} has a line break, which launchers cannot hand on."
-    if config.launcher.program and not config.launcher.program[0].strip():
-        yield "launcher.program begins with nothing; its first part must be a Python file."
     if config.launcher.kind == "slurm":
-        yield from slurm.problems(config)
+        yield from slurm_problems(config)
 
 
-def _nodes(config: Config, world: int, devices: int | None) -> Iterator[str]:
+def _profiler(config: JobConfig) -> Iterator[str]:
+    text = config.launcher.profiler_steps
+    if not step_range(text):
+        yield f"launcher.profiler_steps is {text!r}; give the first and the last step, as 20-22."
+
+
+def _workload(config: JobConfig, world: int | None) -> Iterator[str]:
+    yield from workload_of(config).check(config, world)
+
+
+def _nodes(config: JobConfig, world: int, devices: int | None) -> Iterator[str]:
     launcher = config.launcher
     wanted = launcher.devices_per_node
     if devices is not None and wanted is not None and wanted > devices:
@@ -273,21 +82,3 @@ def _nodes(config: Config, world: int, devices: int | None) -> Iterator[str]:
             f"launcher.nodes {launcher.nodes} x {each} devices = {launcher.nodes * each}, but the "
             f"world is {world}."
         )
-
-
-def _world(config: Config, world: int) -> Iterator[str]:
-    parallel = config.parallel
-    layout = parallel.tensor * parallel.pipeline
-    if parallel.data is not None:
-        if layout * parallel.data != world:
-            yield (
-                f"parallel tensor {parallel.tensor} x pipeline {parallel.pipeline} x data {parallel.data} = "
-                f"{layout * parallel.data}, but the world is {world}."
-            )
-    elif world < layout or world % layout:
-        yield (
-            f"A world of {world} is not a multiple of parallel tensor {parallel.tensor} x pipeline "
-            f"{parallel.pipeline} = {layout} processes."
-        )
-    else:
-        yield from _batch(config, world // layout)

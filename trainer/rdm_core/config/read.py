@@ -15,14 +15,27 @@ from typing import Any, Literal, TypeVar
 
 import yaml
 
-from rdm_core.config.schema import Blend, Bounds, ByPartition, Config
+from rdm_core.config.job import Bounds, ByPartition, JobConfig
+from rdm_core.config.schema import Blend, Config
+from rdm_core.config.workloads import WORKLOADS
 from rdm_core.errors import ConfigError, Unfit
 
-__all__ = ["dump", "from_dict", "load", "load_text", "resolve", "text_of", "to_yaml"]
+__all__ = [
+    "dump",
+    "from_dict",
+    "load",
+    "load_as",
+    "load_job",
+    "load_text",
+    "resolve",
+    "text_of",
+    "to_yaml",
+]
 
 Path_ = tuple[str | int, ...]
 Lines = dict[Path_, int]
 _T = TypeVar("_T")
+_J = TypeVar("_J", bound=JobConfig)
 
 # PyYAML raises ValueError for a day that no month has, as 2024-99-99 may be meant for stages.
 _NOT_YAML = (yaml.YAMLError, ValueError, RecursionError)
@@ -99,9 +112,15 @@ for _cls in (_Loader, _Dumper):
 
 
 def load(path: Path, overrides: Sequence[str] = ()) -> Config:
-    """Read a job's configuration.
+    """Read a training's configuration; see :func:`load_as`."""
+    return load_as(Config, path, overrides)
+
+
+def load_as(schema: type[_J], path: Path, overrides: Sequence[str] = ()) -> _J:
+    """Read the configuration of a job of one workload.
 
     Args:
+        schema: The workload's.
         path: The YAML file.
         overrides: ``key.sub=value``, each over what the file says; values are YAML.
 
@@ -112,20 +131,33 @@ def load(path: Path, overrides: Sequence[str] = ()) -> Config:
     Raises:
         ConfigError: With every problem that was found.
     """
-    return load_text(text_of(path), overrides, str(path))
+    return _read(text_of(path), overrides, str(path), schema)
 
 
-def load_text(text: str, overrides: Sequence[str] = (), source: str = "the configuration") -> Config:
-    """Read a job's configuration that is no file; see :func:`load`.
+def load_job(path: Path, overrides: Sequence[str] = ()) -> JobConfig:
+    """Read the configuration of a job of any workload, as its key ``workload`` says; see :func:`load_as`."""
+    return _read(text_of(path), overrides, str(path), None)
+
+
+def load_text(text: str, overrides: Sequence[str] = (), source: str = "the configuration") -> JobConfig:
+    """Read a job's configuration that is no file; see :func:`load_job`.
 
     Args:
         text: YAML.
-        overrides: As :func:`load`'s.
+        overrides: As :func:`load_as`'s.
         source: What it is called in sentences.
 
     Raises:
         ConfigError: With every problem that was found.
     """
+    return _read(text, overrides, source, None)
+
+
+@typing.overload
+def _read(text: str, overrides: Sequence[str], source: str, schema: type[_J]) -> _J: ...
+@typing.overload
+def _read(text: str, overrides: Sequence[str], source: str, schema: None) -> JobConfig: ...
+def _read(text: str, overrides: Sequence[str], source: str, schema: type[JobConfig] | None) -> JobConfig:
     _bound(text, source)
     lines: Lines = {}
     problems: list[str] = []
@@ -133,7 +165,7 @@ def load_text(text: str, overrides: Sequence[str] = (), source: str = "the confi
     mapping = _parse(text, source, lines, problems, twice)
     if not isinstance(mapping, dict):
         raise ConfigError([f"{source} must hold keys and values, as `name: my-job`."])
-    return _build(mapping, overrides, lines, problems, twice, source)
+    return _build(mapping, overrides, lines, problems, twice, source, schema)
 
 
 def text_of(path: Path) -> str:
@@ -166,7 +198,7 @@ def from_dict(mapping: Mapping[str, Any], overrides: Sequence[str] = ()) -> Conf
     Raises:
         ConfigError: With every problem that was found.
     """
-    return _build(dict(mapping), overrides, {}, [], [], "the configuration")
+    return _build(dict(mapping), overrides, {}, [], [], "the configuration", Config)
 
 
 def _parse_overrides(
@@ -189,8 +221,8 @@ def _parse_overrides(
     return found, problems
 
 
-def dump(config: Config) -> str:
-    """Return the configuration as YAML, every key present; :func:`load` reads it back."""
+def dump(config: JobConfig) -> str:
+    """Return the configuration as YAML, every key present; :func:`load_job` reads it back."""
     return to_yaml(config.to_dict())
 
 
@@ -200,27 +232,14 @@ def to_yaml(mapping: Mapping[str, Any]) -> str:
     return re.sub(r"(?m)^(?=\w+:$)", "\n", text)
 
 
-def resolve(config: Config, world_size: int | None = None) -> Config:
+def resolve(config: _J, world_size: int | None = None) -> _J:
     """Fill in the keys that follow from others, so that a reader need not derive them.
 
     Args:
         config: The configuration.
-        world_size: Processes; without it, ``parallel.data`` stays as it is.
+        world_size: Processes; without it, what follows from them stays as it is.
     """
-    model = config.model
-    is_t5 = model.kind == "t5"
-    resolved = dataclasses.replace(
-        model,
-        decoder_layers=model.decoder_blocks if is_t5 else None,
-        kv_channels=model.head_size,
-        ffn_hidden_size=model.ffn_size,
-        decoder_seq_length=model.decoder_length if is_t5 else None,
-        max_position_embeddings=model.positions,
-    )
-    parallel = config.parallel
-    if world_size is not None:
-        parallel = dataclasses.replace(parallel, data=config.data_parallel(world_size))
-    return dataclasses.replace(config, model=resolved, parallel=parallel)
+    return config.resolved(world_size)
 
 
 def _parse(
@@ -281,24 +300,25 @@ def _build(
     problems: list[str],
     unfit: Sequence[Path_],
     source: str,
-) -> Config:
+    schema: type[_J] | None,
+) -> _J:
     unfit = [*unfit]
     parsed, wrong = _parse_overrides(overrides, unfit)
     problems = [*problems, *wrong]
     for keys, value in parsed:
         mapping = _with(mapping, keys, value, (), problems, unfit)
         lines = {path: line for path, line in lines.items() if path[: len(keys)] != tuple(keys)}
-    converter = _Converter(lines, problems, unfit)
-    config = converter.section(Config, mapping, ())
+    converter = _Converter(lines, problems, unfit, schema)
+    config = converter.job(mapping)
     if problems or config is None:
         if config is not None:
             _hide(config, unfit)
         # Which key an override without one is for, nobody knows: it may be any.
         raise ConfigError(problems, source=source, rest=config if len(parsed) == len(overrides) else None)
-    return config
+    return typing.cast("_J", config)
 
 
-def _hide(config: Config, unfit: Sequence[Path_]) -> None:
+def _hide(config: JobConfig, unfit: Sequence[Path_]) -> None:
     """Have the keys that do not fit, and the lists and mappings around them, raise Unfit when read."""
     for path in unfit:
         owner: Any = config
@@ -353,10 +373,25 @@ _WORDS = {bool: "true or false", int: "an integer", float: "a number", str: "tex
 class _Converter:
     """Turns plain data into the schema's types and notes what does not fit."""
 
-    def __init__(self, lines: Lines, problems: list[str], unfit: list[Path_]) -> None:
+    def __init__(
+        self, lines: Lines, problems: list[str], unfit: list[Path_], schema: type[JobConfig] | None
+    ) -> None:
+        self._schema: type[JobConfig] = schema or Config
+        self._is_open = schema is None
         self._lines = lines
         self._problems = problems
         self._unfit = unfit
+
+    def job(self, value: Mapping[str, Any]) -> JobConfig | None:
+        """Return a job's configuration by its workload's schema; None when that is another or unknown."""
+        own = next(field.default for field in dataclasses.fields(self._schema) if field.name == "workload")
+        named = value.get("workload", own)
+        if named is not _UNREAD and self._choice(
+            [*WORKLOADS] if self._is_open else [own], named, ("workload",)
+        ):
+            self._schema = WORKLOADS[named].schema if self._is_open else self._schema
+            return self.section(self._schema, value, ())
+        return None
 
     def section(self, cls: type[_T], value: Any, path: Path_) -> _T | None:
         """Return a dataclass from a mapping, with None for what does not fit; None when it is no mapping."""
@@ -471,7 +506,7 @@ class _Converter:
             name for name in known if words <= set(name.split("_"))
         ]
         meant = [(*path, name) for name in near]
-        meant = meant or [found for found in _all_keys(Config) if found[-1] == key]
+        meant = meant or [found for found in _all_keys(self._schema) if found[-1] == key]
         # Their values are not what was meant.
         self._unfit += meant
         place = [_name(found) for found in meant]

@@ -9,76 +9,35 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import re
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal, Self
 
 from rdm_core import partition as partitions
+from rdm_core.config.job import (
+    Bounds,
+    Fraction,
+    JobConfig,
+    JobLoggingConfig,
+    Layers,
+    Natural,
+    NotNegative,
+    Positive,
+    PositiveFloat,
+    Samples,
+    step_range,
+)
 
 __all__ = [
-    "MOST",
     "Blend",
-    "Bounds",
     "CheckpointConfig",
     "Config",
     "DataConfig",
-    "LauncherConfig",
     "LoggingConfig",
     "ModelConfig",
     "OptimisationConfig",
     "ParallelConfig",
-    "SlurmConfig",
     "TokenizerConfig",
-    "step_range",
 ]
-
-
-@dataclass(frozen=True)
-class Bounds:
-    """The numbers that a key takes: ``least <= value <= most``, or ``above < value < below``."""
-
-    least: float | None = None
-    most: float | None = None
-    above: float | None = None
-    below: float | None = None
-
-    def hold(self, value: float) -> bool:
-        """Tell whether a value is inside."""
-        return (
-            (self.least is None or value >= self.least)
-            and (self.most is None or value <= self.most)
-            and (self.above is None or value > self.above)
-            and (self.below is None or value < self.below)
-        )
-
-    def __str__(self) -> str:
-        words = {"least": "at least", "most": "at most", "above": "above", "below": "below"}
-        given = [
-            (words[name], value) for name, value in dataclasses.asdict(self).items() if value is not None
-        ]
-        return " and ".join(f"{word} {value:.15g}" for word, value in given)
-
-
-class ByPartition:
-    """Marks a key with one text for all partitions of a job, kept under the name "", or one for each."""
-
-    def __str__(self) -> str:
-        return "or one for each partition"
-
-
-MOST = 2**31 - 1
-"""Of a size or a count: what the 32-bit integers of the data's formats hold."""
-
-Positive = Annotated[int, Bounds(least=1, most=MOST)]
-Natural = Annotated[int, Bounds(least=0, most=MOST)]
-# A line of the pipeline's layers is made for each: more are a slip of the keyboard.
-Layers = Annotated[int, Bounds(least=1, most=4096)]
-Samples = Annotated[int, Bounds(least=1, most=10**15)]
-PositiveFloat = Annotated[float, Bounds(above=0)]
-NotNegative = Annotated[float, Bounds(least=0)]
-Fraction = Annotated[float, Bounds(least=0, below=1)]
-Port = Annotated[int, Bounds(least=1024, most=65535)]
-Each = Annotated[dict[str, str], ByPartition()]
 
 
 @dataclass(frozen=True)
@@ -313,7 +272,7 @@ class DataConfig:
 
 
 @dataclass(frozen=True)
-class LoggingConfig:
+class LoggingConfig(JobLoggingConfig):
     """Log lines, TensorBoard and evaluation. Intervals are steps; 0 is never."""
 
     interval: Natural = 10
@@ -323,11 +282,6 @@ class LoggingConfig:
     trackers: tuple[Literal["wandb", "mlflow"], ...] = ()
     """Give the numbers to Weights & Biases or MLflow, too, whose libraries must be installed. Their own
     variables (`WANDB_API_KEY`, `WANDB_PROJECT`, `MLFLOW_TRACKING_URI`…) go into `launcher.env`."""
-    prometheus: bool = False
-    """Each node's agent, or in a training that was started by hand its first rank there, writes
-    `metrics.<node>.prom` for Prometheus into the job's directory."""
-    metrics_port: Port | None = None
-    """The same answers Prometheus at `http://MY_IP:PORT/metrics`. Jobs that share a node take one each."""
     eval_interval: Natural = 1000
     """Between evaluations."""
     eval_iterations: Natural = 10
@@ -337,13 +291,6 @@ class LoggingConfig:
     names: Literal["plain", "mdx"] = "plain"
     """`mdx`: beside the jobs, `outputs/log`, `outputs/checkpoint` and `outputs/tensorboard` have links to the
     job's own, under the names that the scripts of llm-jp/Megatron-DeepSpeed give them."""
-    mark_ranks: bool = False
-    """Each line that a rank writes begins with `[rank3]: `, for `rdm-provision logs JOB --rank 3`."""
-    rotate_mebibytes: Natural = 256
-    """A node's output, or errors, of more become `NODE.out.1`, and that `.2`; 0: they grow as long as it
-    writes."""
-    rotate_keep: Positive = 8
-    """So many of these pieces are kept."""
     trace_steps: str | None = None
     """Steps, as `20-22`, in which every rank records what it did when, into `trace/` of the job's directory.
     A report shows it as a timeline."""
@@ -367,134 +314,32 @@ class CheckpointConfig:
     """Save and end after this time."""
 
 
-@dataclass(frozen=True)
-class SlurmConfig:
-    """What the launcher `slurm` asks Slurm for. A key that is left out is left to Slurm.
-
-    Where a job takes nodes of several partitions, a key can have one text for all, or one for each:
-    `gres: {hgx: gpu:hgx:4}`.
-    """
-
-    nodes: Each = field(default_factory=dict)
-    """How many nodes, or how many of each partition (`{hgx: 1, gpu2: 7}`): one job over all of them, whose
-    rank 0 is on the first node of the first partition. `launcher.nodes` when not given."""
-    partition: str | None = None
-    """The partition, where `nodes` names none. Slurm's default one when not given."""
-    gres: Each = field(default_factory=dict)
-    """Generic resources of each node, as `gpu:a10:4`. The number of GPUs is how many processes a node
-    gets."""
-    gpus_per_node: Each = field(default_factory=dict)
-    """GPUs of each node, as `4` or `a10:4`, where `gres` has none. When neither says so, as many as
-    `launcher.devices_per_node`, if the inventory's `rdm_accelerator` is not `cpu` and Slurm gives GPUs."""
-    cpus: Each = field(default_factory=dict)
-    """CPUs of each node."""
-    mem: Each = field(default_factory=dict)
-    """Memory of each node, as `64G`; `0` is all of it."""
-    time: str | None = None
-    """Time limit in quotes: minutes, `"hours:minutes:seconds"` or `"days-hours:minutes"`. The partition's
-    when not given."""
-    account: str | None = None
-    """Who pays."""
-    qos: str | None = None
-    """Quality of service."""
-    nodelist: Each = field(default_factory=dict)
-    """Nodes that must be among the job's, as `n[060-067]`."""
-    exclude: Each = field(default_factory=dict)
-    """Nodes that the job does not take."""
-    constraint: Each = field(default_factory=dict)
-    """Features that the nodes must have, as `ib&nvme`."""
-    hint: Literal["compute_bound", "memory_bound", "multithread", "nomultithread"] | None = None
-    """Slurm's `--hint`: `nomultithread` gives one hardware thread of each core."""
-    signal: Natural = 300
-    """Seconds before the time limit at which the job saves, and ends or goes on later; Slurm may be a minute
-    early. 0: the time limit ends it without."""
-    interface: str | None = None
-    """Interface of the nodes that the ranks talk over, as `ib0`. When not given, the one with the address
-    that the node's name has."""
-    step: Literal["agents", "ranks"] = "agents"
-    """Who starts the processes: each node's agent by `torchrun` (`agents`), or Slurm itself, a task for each
-    (`ranks`)."""
-    mpi: Literal["none", "pmix"] = "none"
-    """srun's `--mpi` for these tasks."""
-    image: str | None = None
-    """An image that the processes run in: a squashfs file (`.sqsh`), a Docker archive (`.tar`, `.tar.gz`),
-    one of a registry (`docker://nvcr.io/nvidia/pytorch:23.04-py3`), a `.sif` or a directory; or the name of
-    one that the inventory's `images_list` has. The paths of the configuration, such as `data.blend`, are then
-    those in the image."""
-    image_sha256: str | None = None
-    """What the digest of a Docker archive must be, in hexadecimal; verified before an image is made of it."""
-    container: Literal["auto", "none", "enroot", "pyxis", "apptainer", "charliecloud"] = "auto"
-    """What runs the image. `auto` takes pyxis where srun has it, and otherwise what it finds on the nodes."""
-    mounts: tuple[str, ...] = ()
-    """What of the nodes is in the image, beside the directory of the jobs: `/data`, or
-    `/of/the/node:/data`."""
-    image_program: str = "rdm-trainer"
-    """The trainer's program in the image."""
-    rest: str | None = None
-    """A slurmrestd through which jobs are submitted instead of `sbatch`: `https://HOST:PORT`,
-    `http://HOST:PORT` (what it is told can be read on the way, the token too) or `unix:/PATH`."""
-    rest_jwt: str = "~/.slurm.jwt"
-    """File with the user's token (JWT) for it, of mode 0600, on the host that jobs are submitted from. The
-    environment variable `SLURM_JWT` goes before it. The token itself is no value of a configuration."""
-    reload_container: bool = False
-    """Begin with the image as it is. Otherwise enroot and pyxis keep a container on each node, with what
-    jobs have changed in it."""
-
-
-@dataclass(frozen=True)
-class LauncherConfig:
-    """How the processes are started."""
-
-    kind: Literal["no_ssh", "deepspeed", "torchrun", "mpirun", "slurm"] = "no_ssh"
-    """One DeepSpeed launcher per node started by the collection (`no_ssh`), DeepSpeed over pdsh and ssh
-    (`deepspeed`), `torchrun` with a static rendezvous, Open MPI over ssh (`mpirun`), or a job of Slurm
-    (`slurm`)."""
-    nodes: Positive | None = None
-    """The first N nodes of the hostfile. All when not given. Under Slurm, any N nodes; one when not given."""
-    devices_per_node: Positive | None = None
-    """Processes on each node. When not given, the hostfile's slots; under Slurm the GPUs that are asked for,
-    or one."""
-    master_port: Port | None = None
-    """Where the ranks meet. A free one when not given."""
-    max_restarts: Natural = 0
-    """How often a job that failed goes on from its last checkpoint by itself."""
-    env: dict[str, str] = field(default_factory=dict)
-    """Environment variables for every rank."""
-    distributed_timeout_minutes: Annotated[float, Bounds(above=0, most=525_600)] = 10.0
-    """A collective operation that takes longer than this fails."""
-    backend: Literal["auto", "nccl", "gloo"] = "auto"
-    """`auto` is NCCL (RCCL on ROCm) on GPUs and Gloo on CPUs."""
-    profiler: Literal["none", "nsys", "rocprof", "torch"] = "none"
-    """Runs some ranks under NVIDIA's `nsys`, AMD's `rocprofv3` or torch's own profiler, which write into
-    `profile/` of the job's directory."""
-    profiler_ranks: tuple[Natural, ...] = (0,)
-    """The ranks that are profiled."""
-    profiler_steps: str = "10-12"
-    """The steps that are profiled."""
-    program: tuple[str, ...] = ()
-    """Another training program and its arguments instead of rdm_trainer, in the same launchers."""
-    slurm: SlurmConfig = field(default_factory=SlurmConfig)
-    """What is asked of Slurm."""
-
-
-@dataclass(frozen=True)
-class Config:
+@dataclass(frozen=True, kw_only=True)
+class Config(JobConfig):
     """One training job."""
 
-    name: str = "job"
-    """Names the job and its directory: letters, digits, `.`, `_` and `-`."""
     model: ModelConfig = field(default_factory=ModelConfig)
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     optimisation: OptimisationConfig = field(default_factory=OptimisationConfig)
     data: DataConfig = field(default_factory=DataConfig)
     logging: LoggingConfig = field(default_factory=LoggingConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
-    launcher: LauncherConfig = field(default_factory=LauncherConfig)
 
-    def to_dict(self) -> dict[str, Any]:
-        """The configuration as plain lists and dictionaries, every key present."""
-        plain: dict[str, Any] = _plain(dataclasses.asdict(self))
-        return plain
+    def resolved(self, world_size: int | None = None) -> Self:
+        """Return the configuration with the keys that follow from others; see :meth:`JobConfig.resolved`."""
+        model, parallel = self.model, self.parallel
+        is_t5 = model.kind == "t5"
+        shape = dataclasses.replace(
+            model,
+            decoder_layers=model.decoder_blocks if is_t5 else None,
+            kv_channels=model.head_size,
+            ffn_hidden_size=model.ffn_size,
+            decoder_seq_length=model.decoder_length if is_t5 else None,
+            max_position_embeddings=model.positions,
+        )
+        if world_size is not None:
+            parallel = dataclasses.replace(parallel, data=self.data_parallel(world_size))
+        return dataclasses.replace(self, model=shape, parallel=parallel)
 
     @property
     def padded_vocab_size(self) -> int:
@@ -507,11 +352,6 @@ class Config:
     def traced_steps(self) -> range:
         """The steps of ``logging.trace_steps``."""
         return step_range(self.logging.trace_steps or "")
-
-    @property
-    def profiled_steps(self) -> range:
-        """The steps of ``launcher.profiler_steps``, where a profiler is asked for."""
-        return step_range(self.launcher.profiler_steps if self.launcher.profiler != "none" else "")
 
     @property
     def zero_stage(self) -> int:
@@ -561,20 +401,3 @@ class Config:
             sum(partitions.is_block(name) for name in names[begin:end])
             for begin, end in itertools.pairwise(bounds)
         ]
-
-
-def step_range(text: str) -> range:
-    """Return the steps that a text names, ``20-22`` or ``20``; none where it names none.
-
-    >>> list(step_range("20-22"))
-    [20, 21, 22]
-    """
-    match = re.fullmatch(r"([1-9]\d{0,11})(?:-([1-9]\d{0,11}))?", text)
-    return range(int(match[1]), int(match[2] or match[1]) + 1) if match else range(0)
-
-
-def _plain(value: Any) -> Any:
-    """Turn tuples into lists, all the way down."""
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value

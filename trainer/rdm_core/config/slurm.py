@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from rdm_core.config.schema import Config, SlurmConfig
+from rdm_core.config.job import JobConfig, SlurmConfig
 
 __all__ = [
     "Component",
@@ -121,7 +121,7 @@ def generic_resources(text: str) -> dict[str, int]:
     return found
 
 
-def components(config: Config) -> list[Component]:
+def components(config: JobConfig) -> list[Component]:
     """Return the job's components in the order of their ranks. Their values need not be sound.
 
     Raises:
@@ -138,7 +138,7 @@ def components(config: Config) -> list[Component]:
     return found
 
 
-def world_size(config: Config) -> int:
+def world_size(config: JobConfig) -> int:
     """Return how many processes the job has."""
     return sum(component.nodes * component.slots for component in components(config))
 
@@ -179,7 +179,7 @@ def can_run(runtime: str, image: str) -> bool:
     return kind in ("squashfs", "archive", "registry") or kind in takes(runtime)
 
 
-def problems(config: Config) -> list[str]:
+def problems(config: JobConfig) -> list[str]:
     """Return what is wrong with what the job asks Slurm for, one sentence each."""
     slurm = config.launcher.slurm
     found = [*_nodes(config), *_forms(slurm), *_image(slurm)]
@@ -202,7 +202,7 @@ def _of(values: Mapping[str, str], partition: str) -> str:
     return values.get(partition, values.get("", ""))
 
 
-def _nodes(config: Config) -> Iterator[str]:
+def _nodes(config: JobConfig) -> Iterator[str]:
     slurm = config.launcher.slurm
     for partition, count in slurm.nodes.items():
         where = f"launcher.slurm.nodes{'.' if partition else ''}{partition}"

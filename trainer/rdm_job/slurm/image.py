@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from rdm_core import config as configuration
-from rdm_core.config.schema import SlurmConfig
+from rdm_core.config.job import SlurmConfig
 from rdm_core.config.slurm import can_run, image_kind
 from rdm_core.errors import FAILED, TrainerError
 from rdm_job.directory import JobDirectory
@@ -102,7 +102,7 @@ def prepare(path: Path) -> None:
     Raises:
         TrainerError: The node has nothing to do it with, or it fails.
     """
-    slurm = configuration.load(JobDirectory(path).resolved).launcher.slurm
+    slurm = configuration.load_job(JobDirectory(path).resolved).launcher.slurm
     assert slurm.image is not None
     runtime = _runtime(slurm)
     kept = path.parent / _KEPT
@@ -169,7 +169,7 @@ def enter(path: Path) -> NoReturn:
 
 def _enter(path: Path) -> NoReturn:
     job = JobDirectory(path)
-    slurm = configuration.load(job.resolved).launcher.slurm
+    slurm = configuration.load_job(job.resolved).launcher.slurm
     assert slurm.image is not None
     runtime = _runtime(slurm)
     key = _key(slurm)

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import posixpath
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from rdm_core.config import Config
-from rdm_job.check import data_problems
-from rdm_job.data_place import moved
+from rdm_core.config import Config, dump
+from rdm_core.data_place import moved
+from rdm_job import inspection
 
 __all__ = ["is_there", "problems"]
 
@@ -53,7 +54,8 @@ def problems(config: Config, mounts: Sequence[tuple[str, str]]) -> list[str]:
                 f"{there}{suffix}."
             )
     if is_seen and not found:
-        found += data_problems(_outside(config, mounts))
+        outside = _outside(config, mounts)
+        found += inspection.problems(dump(outside), (), outside)
     return list(dict.fromkeys(found))
 
 
@@ -115,4 +117,6 @@ def _outside(config: Config, mounts: Sequence[tuple[str, str]]) -> Config:
         mount = _mount(path, mounts)
         return _joined(mount) if mount else path
 
-    return moved(config, to)
+    # What is installed in the image is not known here.
+    seen = replace(config, logging=replace(config.logging, trackers=()))
+    return moved(seen, to)

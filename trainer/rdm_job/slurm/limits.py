@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from rdm_core.config import Config
+from rdm_core.config import JobConfig
 from rdm_core.config.slurm import Component, components, generic_resources, limit_seconds
 
 __all__ = [
@@ -132,8 +132,8 @@ def nodes(text: str) -> list[ClusterNode]:
 
 
 def with_gpus(
-    config: Config, accelerator: str, there: Sequence[Partition], machines: Sequence[ClusterNode]
-) -> Config:
+    config: JobConfig, accelerator: str, there: Sequence[Partition], machines: Sequence[ClusterNode]
+) -> JobConfig:
     """Return the configuration of a job that asks for a GPU for each process on a node.
 
     What it says of GPUs itself stays. Nothing is asked of a partition where Slurm knows of no GPUs, and gives
@@ -159,7 +159,7 @@ def with_gpus(
 
 
 def without_gpus(
-    config: Config, accelerator: str, there: Sequence[Partition], machines: Sequence[ClusterNode]
+    config: JobConfig, accelerator: str, there: Sequence[Partition], machines: Sequence[ClusterNode]
 ) -> list[str]:
     """Return where a job would have fewer GPUs than processes, one sentence each.
 
@@ -207,7 +207,7 @@ def its_partition(part: Component, there: Sequence[Partition]) -> Partition | No
     return next((one for one in there if (one.name == wanted if wanted else one.is_default)), None)
 
 
-def problems(config: Config, there: Sequence[Partition], machines: Sequence[ClusterNode]) -> list[str]:
+def problems(config: JobConfig, there: Sequence[Partition], machines: Sequence[ClusterNode]) -> list[str]:
     """Return what of a job the cluster could never run, one sentence each.
 
     Args:
@@ -222,7 +222,7 @@ def problems(config: Config, there: Sequence[Partition], machines: Sequence[Clus
     return found
 
 
-def unknown_partitions(config: Config, there: Sequence[Partition]) -> list[str]:
+def unknown_partitions(config: JobConfig, there: Sequence[Partition]) -> list[str]:
     """Return the partitions of a job that Slurm does not have, or that are not known, one sentence each.
 
     Args:
@@ -245,7 +245,7 @@ def unknown_partitions(config: Config, there: Sequence[Partition]) -> list[str]:
 
 
 def _component(
-    part: Component, config: Config, known: Partition, machines: Sequence[ClusterNode]
+    part: Component, config: JobConfig, known: Partition, machines: Sequence[ClusterNode]
 ) -> Iterator[str]:
     its = [node for node in machines if known.name in node.partitions]
     yield from _size(part, config, known)
@@ -287,7 +287,7 @@ def _too_much(partition: str, what: str, most: int, wanted: int) -> str:
     return f"A node of partition {partition} has at most {most} {what}, and the job asks for {wanted}."
 
 
-def _size(part: Component, config: Config, known: Partition) -> Iterator[str]:
+def _size(part: Component, config: JobConfig, known: Partition) -> Iterator[str]:
     """Yield what of the number of nodes, the time and the account the partition does not take."""
     slurm = config.launcher.slurm
     if known.state != "UP":

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from rdm_core.config import Config
+from rdm_core.config import JobConfig
 from rdm_core.config.slurm import Component, components, limit_seconds
 from rdm_job.slurm.accounting import Accounting, Association, Limits, Qos
 from rdm_job.slurm.limits import Partition, its_partition, mebibytes, near, span
@@ -27,7 +27,7 @@ _MINUTES = "-minutes"
 """Behind the name of a resource, where it is that times the minutes that a job may take."""
 
 
-def problems(config: Config, known: Accounting, there: Sequence[Partition]) -> list[str]:
+def problems(config: JobConfig, known: Accounting, there: Sequence[Partition]) -> list[str]:
     """Return what of a job the accounting would never let run, one sentence each.
 
     Args:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from rdm_core.config.schema import SlurmConfig
+from rdm_core.config.job import SlurmConfig
 from rdm_job.slurm import commands, rest_forms, states, token
 from rdm_job.slurm.accounting import Accounting, Association
 from rdm_job.slurm.commands import SlurmError

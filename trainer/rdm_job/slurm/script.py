@@ -10,7 +10,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator, Sequence
 
-from rdm_core.config import Config
+from rdm_core.config import JobConfig
 from rdm_core.config.slurm import Component, components, image_kind, runs_in_image, takes
 
 __all__ = ["OUTPUT", "RUN_VARIABLE", "script", "srun_of_ranks"]
@@ -63,7 +63,7 @@ fi
 """
 
 
-def script(name: str, directory: str, python: str, config: Config, pyxis: Sequence[str] = ()) -> str:
+def script(name: str, directory: str, python: str, config: JobConfig, pyxis: Sequence[str] = ()) -> str:
     """Return the script.
 
     Args:
@@ -100,7 +100,7 @@ def script(name: str, directory: str, python: str, config: Config, pyxis: Sequen
     return "".join(lines) + body
 
 
-def _of_job(name: str, config: Config) -> Iterator[str]:
+def _of_job(name: str, config: JobConfig) -> Iterator[str]:
     """Yield what is said once; of what stands after `hetjob`, Slurm would take it for that component."""
     slurm = config.launcher.slurm
     yield f"job-name={name}"
@@ -111,7 +111,7 @@ def _of_job(name: str, config: Config) -> Iterator[str]:
         yield f"signal=B:USR1@{slurm.signal}"
 
 
-def _of_component(part: Component, config: Config) -> Iterator[str]:
+def _of_component(part: Component, config: JobConfig) -> Iterator[str]:
     slurm = config.launcher.slurm
     yield f"nodes={part.nodes}"
     yield "ntasks-per-node=1"
@@ -133,7 +133,7 @@ def _of_component(part: Component, config: Config) -> Iterator[str]:
             yield f"{option}={value}"
 
 
-def srun_of_ranks(config: Config) -> tuple[tuple[str, ...], ...]:
+def srun_of_ranks(config: JobConfig) -> tuple[tuple[str, ...], ...]:
     """Return srun's options for a step of a task per rank beside the agents' own, for each component.
 
     Args:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from rdm_core import config as configuration
+from rdm_core.config import workload_of
 from rdm_core.config.slurm import components
 from rdm_core.errors import DONE, FAILED, TrainerError
 from rdm_job import agent, network, outputs
@@ -57,7 +58,7 @@ def run(path: Path) -> int:
     except (KeyError, ValueError):
         raise TrainerError("This is for srun: job.sbatch in the job's directory starts it.") from None
     job = JobDirectory(path, name)
-    config = configuration.load(job.resolved)
+    config = configuration.load_job(job.resolved)
     address = _address(name, config.launcher.slurm.interface)
     os.environ[NODE_VARIABLE] = name
     os.environ["RDM_CLUSTER_KEY"] = str(job.key)
@@ -66,7 +67,11 @@ def run(path: Path) -> int:
     # Slurm ends a job by signals to all its processes, and then kills it.
     signal.signal(signal.SIGTERM, lambda *_: _asked_by(job, SLURM, _KILL_WAIT_S))
     meeting.mkdir(parents=True, exist_ok=True)
-    mine = {"name": name, "address": address, "versions": versions(training=not config.launcher.program)}
+    mine = {
+        "name": name,
+        "address": address,
+        "versions": versions(training=workload_of(config).tells_progress),
+    }
     write_atomically(meeting / f"{number}.json", json.dumps(mine))
     ready = meeting / "ready"
     before: State | None = None
@@ -147,7 +152,7 @@ def again(path: Path) -> bool:
     if not ready.exists() or ready.read_text() == "no":
         # Its agents could not begin, and could not the next time.
         return False
-    return view.goes_on(job.read_state(), configuration.load(job.resolved).launcher.max_restarts)
+    return view.goes_on(job.read_state(), configuration.load_job(job.resolved).launcher.max_restarts)
 
 
 def before_this_run(known: State, run_before: bool, most_restarts: int, now: float) -> State:
@@ -196,7 +201,7 @@ def _meet(meeting: Path, count: int) -> dict[int, dict[str, Any]]:
     return met
 
 
-def _begin(job: JobDirectory, met: Mapping[int, Mapping[str, Any]], config: configuration.Config) -> State:
+def _begin(job: JobDirectory, met: Mapping[int, Mapping[str, Any]], config: configuration.JobConfig) -> State:
     """Make the job of the nodes that met. Return how it was before; it has ended where it must not go on.
 
     Raises:
@@ -220,8 +225,7 @@ def _begin(job: JobDirectory, met: Mapping[int, Mapping[str, Any]], config: conf
     for node in nodes:
         job.make(dataclasses.replace(request, node=node.name, nodes=nodes, offer=offer))
     job.make(dataclasses.replace(request, node=nodes[0].name, nodes=nodes, offer=offer))
-    if config.logging.names == "mdx":
-        outputs.link(job, config, sum(node.slots for node in nodes), time.time())
+    outputs.link(job, config, sum(node.slots for node in nodes), time.time())
     if not before.has_ended:
         # From here on it is counted when it is put back into the queue, whoever ends its agents and when.
         before = dataclasses.replace(before, state="starting", reason="")

@@ -20,10 +20,11 @@ from typing import Any
 
 import rdm_core
 from rdm_core import config as configuration
-from rdm_core.config.schema import SlurmConfig
+from rdm_core.config.job import SlurmConfig
 from rdm_core.config.slurm import can_run, components, runs_in_image, world_size
 from rdm_core.errors import ConfigError, TrainerError
-from rdm_job.check import data_problems, program_missing, standing_in_the_way
+from rdm_job import inspection
+from rdm_job.check import files_missing, standing_in_the_way
 from rdm_job.directory import JobDirectory, jobs_root, write_atomically
 from rdm_job.health import of_state
 from rdm_job.protocol import Request, State
@@ -33,7 +34,6 @@ from rdm_job.slurm.rest import Access
 from rdm_job.slurm.script import OUTPUT, script
 from rdm_job.slurm.states import Seen, the_job
 from rdm_log.tails import tail
-from rdm_trainer import writers
 
 __all__ = ["check", "start", "state", "states", "stop"]
 
@@ -52,7 +52,7 @@ _SUBMIT_S = 120.0
 """How long that may take, in seconds."""
 
 
-def check(request: Request, config: configuration.Config) -> dict[str, Any]:
+def check(request: Request, config: configuration.JobConfig) -> dict[str, Any]:
     """Look at everything that a job needs of Slurm and of this host.
 
     Returns:
@@ -69,12 +69,10 @@ def check(request: Request, config: configuration.Config) -> dict[str, Any]:
     slots = {part.slots for part in components(config)} if not configuration.slurm.problems(config) else set()
     if slots:
         world = world_size(config)
+        problems += configuration.check(config, world, slots.pop() if len(slots) == 1 else None)
         # What is in an image is not seen from here.
-        is_seen = not (config.launcher.program or in_image)
-        own = configuration.check(config, world, slots.pop() if len(slots) == 1 else None)
-        problems += [*own, *(writers.missing(config) if is_seen else ())]
-        problems += data_problems(config) if is_seen and configuration.has_sound_data(config) else []
-        problems += [] if in_image else program_missing(config)
+        if not in_image:
+            problems += [*files_missing(config), *inspection.problems(configuration.dump(config), (), config)]
     else:
         problems += configuration.check(config)
     slurm = rest.of_config(config.launcher.slurm)
@@ -101,10 +99,10 @@ def check(request: Request, config: configuration.Config) -> dict[str, Any]:
     return {"ok": not problems, "problems": problems, "facts": facts, "offer": offer}
 
 
-def _of_image(config: configuration.Config) -> list[str]:
+def _of_image(config: configuration.JobConfig) -> list[str]:
     """Return what is wrong with a job's image, and with what its processes are to see there."""
     found = image.problems(config.launcher.slurm)
-    if found or config.launcher.program:
+    if found or config.launcher.program or not isinstance(config, configuration.Config):
         return found
     return image_paths.problems(config, container.mounted(jobs_root(), config.launcher.slurm.mounts))
 
@@ -119,7 +117,7 @@ def _without_mpi(request: Request, slurm: SlurmConfig) -> list[str]:
     ]
 
 
-def _refused(request: Request, config: configuration.Config) -> list[str]:
+def _refused(request: Request, config: configuration.JobConfig) -> list[str]:
     """Return what Slurm itself says against the script, which it is shown without being submitted."""
     path = jobs_root() / f".{request.name}.{os.getpid()}.sbatch"
     try:
@@ -130,7 +128,7 @@ def _refused(request: Request, config: configuration.Config) -> list[str]:
         path.unlink(missing_ok=True)
 
 
-def _script(directory: Path, config: configuration.Config) -> str:
+def _script(directory: Path, config: configuration.JobConfig) -> str:
     slurm = config.launcher.slurm
     pyxis: list[str] = []
     may = slurm.image and slurm.container in ("auto", "pyxis") and can_run("pyxis", slurm.image)
@@ -139,7 +137,7 @@ def _script(directory: Path, config: configuration.Config) -> str:
     return script(directory.name, str(directory), sys.executable, config, pyxis)
 
 
-def start(job: JobDirectory, request: Request, config: configuration.Config) -> dict[str, Any]:
+def start(job: JobDirectory, request: Request, config: configuration.JobConfig) -> dict[str, Any]:
     """Write the job's directory and its script, and submit it.
 
     Raises:
@@ -324,7 +322,7 @@ def _first_seen(job: JobDirectory, seen: Seen, now: float) -> float:
     return now
 
 
-def _write_number(job: JobDirectory, number: int, config: configuration.Config) -> None:
+def _write_number(job: JobDirectory, number: int, config: configuration.JobConfig) -> None:
     """Keep a job's number, and how Slurm is asked about it."""
     slurm = config.launcher.slurm
     kept = {"job": number, **({"rest": slurm.rest, "rest_jwt": slurm.rest_jwt} if slurm.rest else {})}

@@ -40,7 +40,7 @@ def check(config: Path, overrides: tuple[str, ...], world: int | None, as_json: 
     from rdm_core.errors import ConfigError
 
     try:
-        job = configuration.load(config, overrides)
+        job = configuration.load_job(config, overrides)
     except ConfigError as error:
         beside = configuration.check(error.rest, world) if error.rest else []
         raise ConfigError([*error.problems, *beside], source=str(config)) from None

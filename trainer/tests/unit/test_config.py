@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from rdm_core import config as configuration
 from rdm_core.config import Blend, Config, check, dump, from_dict, load, resolve
+from rdm_core.config.training import has_sound_data
 from rdm_core.errors import BAD_INPUT, ConfigError
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
@@ -429,7 +430,8 @@ seq_length: 64
     # These need a key that is wrong, or of which only the intention is known.
     for key in ("hidden_size", "max_position_embeddings", "min_lr", "data."):
         assert not any(key in problem for problem in found), (key, found)
-    assert not configuration.has_sound_data(rest)
+    assert isinstance(rest, Config)
+    assert not has_sound_data(rest)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import typing
 from pathlib import Path
 from types import ModuleType
 
-from rdm_core.config import schema
+from rdm_core.config import job, schema
 
 DOCS = Path(__file__).resolve().parents[3] / "docs"
 
@@ -31,7 +31,7 @@ def test_every_key_has_a_meaning() -> None:
     module = generator()
     for cls in (
         schema.Blend,
-        schema.SlurmConfig,
+        job.SlurmConfig,
         schema.TokenizerConfig,
         *typing.get_type_hints(schema.Config).values(),
     ):

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from rdm_core import config as configuration
-from rdm_job import data_place
+from rdm_core import data_place
+from rdm_core.data_place import JOBS
 from rdm_job.check import check
-from rdm_job.directory import JOBS
 from rdm_job.protocol import Node, Request
 
 CONFIG = """\

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import rdm_job
-from rdm_core.config.schema import LauncherConfig
+from rdm_core.config.job import LauncherConfig
 from rdm_job.environment import adopt_launcher_environment
 from rdm_job.launchers import LAUNCHERS, Attempt, environment, environment_of_launcher, exports
 from rdm_job.protocol import Node

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from rdm_core import config as configuration
-from rdm_core.config.schema import SlurmConfig
+from rdm_core.config.job import SlurmConfig
 from rdm_job.slurm import container, image, image_paths
 from rdm_trainer.data.indexed_dataset import IndexedWriter
 

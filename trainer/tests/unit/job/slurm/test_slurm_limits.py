@@ -127,10 +127,10 @@ NO_GRES = (PARTITIONS, [dataclasses.replace(node, gres={}) for node in NODES])
 def asks(*overrides: str, cluster: Any = CLUSTER, accelerator: str = "cuda") -> tuple[list[str], list[str]]:
     """What gpt2-xl.yaml asks for of GPUs, and what is said against it."""
     config = configuration.load(CONFIGS / "gpt2-xl.yaml", ["launcher.kind=slurm", *overrides])
-    config = limits.with_gpus(config, accelerator, *cluster)
-    lines = script("xl", "/jobs/xl", "/env/bin/python", config).splitlines()
+    job = limits.with_gpus(config, accelerator, *cluster)
+    lines = script("xl", "/jobs/xl", "/env/bin/python", job).splitlines()
     asked = [line.removeprefix("#SBATCH --") for line in lines if re.search("gres|gpus", line)]
-    return asked, limits.without_gpus(config, accelerator, *cluster)
+    return asked, limits.without_gpus(job, accelerator, *cluster)
 
 
 def test_a_configuration_that_says_only_how_many_devices_asks_for_as_many_gpus() -> None:

@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 import pytest
 
 from rdm_core import config as configuration
-from rdm_core.config.schema import SlurmConfig
+from rdm_core.config.job import SlurmConfig
 from rdm_job.slurm import rest_forms, token
 from rdm_job.slurm.commands import SlurmError
 from rdm_job.slurm.script import script

@@ -9,9 +9,11 @@ from pathlib import Path
 
 from rdm_core.config import Config
 from rdm_core.config.schema import Blend
-from rdm_job.directory import JOBS
 
-__all__ = ["here", "moved"]
+__all__ = ["JOBS", "here", "moved"]
+
+JOBS = Path("/jobs")
+"""Where the jobs are in a training container; ``RDM_JOBS`` names another place."""
 
 
 def here(config: Config, root: Path) -> Config:

@@ -1,0 +1,226 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What must hold between the keys of a training, and between them and the world. One sentence each."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from rdm_core.config.schema import Config
+from rdm_core.errors import TrainerError, Unfit, as_far_as_it_fits
+
+__all__ = ["MOST_TRACED", "check", "check_program", "has_sound_data"]
+
+MOST_TRACED = 100
+"""More steps would need memory for events that nobody can look at."""
+
+
+def check(config: Config, world_size: int | None = None) -> Iterator[str]:
+    """Yield what is wrong with our own training, in a world of this size where that is known."""
+    looks = [_trace, _model, _positions, _t5, _layout, _length, _warmups, _rates, _warmup_within_decay, _data]
+    for look in looks:
+        yield from as_far_as_it_fits(look(config))
+    if world_size is not None:
+        yield from as_far_as_it_fits(_world(config, world_size))
+
+
+def check_program(config: Config, _world_size: int | None = None) -> Iterator[str]:
+    """Yield what is wrong with a job of another program, which has its own model, batch and data."""
+    if not config.launcher.program[0].strip():
+        yield "launcher.program begins with nothing; its first part must be a Python file."
+    yield from _trace(config)
+    if config.traced_steps:
+        yield "logging.trace_steps is for our own training, but launcher.program runs another; leave it out."
+    if config.launcher.profiler == "torch":
+        yield "launcher.profiler torch is for our own training; use nsys or rocprof for launcher.program."
+
+
+def has_sound_data(config: Config) -> bool:
+    """Return whether the keys of the data are sound among themselves, so that it can be looked for."""
+    try:
+        return not [*_t5(config), *_data(config)]
+    except Unfit:
+        return False
+
+
+def _trace(config: Config) -> Iterator[str]:
+    text, traced = config.logging.trace_steps, config.traced_steps
+    if text is not None and not traced:
+        yield f"logging.trace_steps is {text!r}; give the first and the last step, as 20-22."
+    if len(traced) > MOST_TRACED:
+        yield f"logging.trace_steps names {len(traced)} steps; at most {MOST_TRACED} are recorded."
+
+
+def _model(config: Config) -> Iterator[str]:
+    model, tensor = config.model, config.parallel.tensor
+    if model.kv_channels is None and model.hidden_size % model.attention_heads:
+        yield (
+            f"model.hidden_size {model.hidden_size} is not divisible by model.attention_heads "
+            f"{model.attention_heads}; change one, or give model.kv_channels."
+        )
+    if model.attention_heads % tensor:
+        yield (
+            f"model.attention_heads {model.attention_heads} is not divisible by parallel.tensor {tensor}, "
+            "and each rank needs whole heads."
+        )
+    if model.ffn_size % tensor:
+        yield f"model.ffn_hidden_size {model.ffn_size} is not divisible by parallel.tensor {tensor}."
+
+
+def _positions(config: Config) -> Iterator[str]:
+    model = config.model
+    longest = max(model.seq_length, model.decoder_length)
+    if model.positions < longest:
+        yield (
+            f"model.max_position_embeddings is {model.positions}, fewer than the {longest} tokens of a "
+            "sequence."
+        )
+
+
+def _t5(config: Config) -> Iterator[str]:
+    model = config.model
+    if model.kind == "gpt":
+        for key, value in (
+            ("decoder_layers", model.decoder_layers),
+            ("decoder_seq_length", model.decoder_seq_length),
+            ("vocab_extra_ids", model.vocab_extra_ids),
+        ):
+            if value:
+                yield f"model.{key} is for a T5, but model.kind is gpt; leave it out."
+        return
+    if model.vocab_extra_ids == 0:
+        yield (
+            "model.vocab_extra_ids is 0, but a T5 marks masked spans with sentinels of its own; 100 is usual."
+        )
+    if not config.data.mock and config.data.tokenizer is None:
+        yield "data.tokenizer is missing; a T5 takes the ids of its special tokens from it."
+
+
+def _layout(config: Config) -> Iterator[str]:
+    parallel = config.parallel
+    if parallel.pipeline > 1 and parallel.zero_stage > 1:
+        yield (
+            f"parallel.zero_stage {parallel.zero_stage} is not combined with parallel.pipeline "
+            f"{parallel.pipeline}: ZeRO 2 and 3 would need another reduce-scatter of the gradients for every "
+            "micro-batch; use zero_stage 1, or pipeline 1."
+        )
+    try:
+        config.stage_bounds()
+    except TrainerError as error:
+        yield str(error)
+
+
+def _length(config: Config) -> Iterator[str]:
+    o = config.optimisation
+    if (o.train_iterations is None) == (o.train_samples is None):
+        which = "neither" if o.train_iterations is None else "both"
+        yield (
+            f"optimisation has {which} of train_iterations and train_samples; give exactly one"
+            f"{'' if which == 'neither' else ' and set the other to null'}."
+        )
+    if o.train_iterations is None and o.train_samples is not None and o.train_samples < o.global_batch_size:
+        yield (
+            f"optimisation.train_samples {o.train_samples} is less than one global batch of "
+            f"{o.global_batch_size}."
+        )
+    if config.parallel.data is not None:
+        yield from _batch(config, config.parallel.data)
+
+
+def _warmups(config: Config) -> Iterator[str]:
+    o = config.optimisation
+    warmups = [
+        name
+        for name in ("warmup_fraction", "warmup_iterations", "warmup_samples")
+        if getattr(o, name) is not None
+    ]
+    if len(warmups) > 1:
+        yield f"optimisation has {' and '.join(warmups)}; give at most one."
+    if o.decay_iterations is not None and o.decay_samples is not None:
+        yield "optimisation has decay_iterations and decay_samples; give at most one."
+
+
+def _rates(config: Config) -> Iterator[str]:
+    o = config.optimisation
+    if o.min_lr > o.lr:
+        yield f"optimisation.min_lr {o.min_lr:g} is above optimisation.lr {o.lr:g}."
+    if o.loss_scale is not None and o.precision != "fp16":
+        yield f"optimisation.loss_scale is for fp16, but the precision is {o.precision}; leave it out."
+
+
+def _warmup_within_decay(config: Config) -> Iterator[str]:
+    o = config.optimisation
+    batch = o.global_batch_size
+    decay = o.decay_samples or (o.decay_iterations or config.train_iterations) * batch
+    warmup = o.warmup_samples or (o.warmup_iterations or 0) * batch
+    if warmup and decay and warmup > decay:
+        yield (
+            f"The warm-up of {warmup} samples is longer than the decay of {decay} samples that contains it; "
+            "make it shorter."
+        )
+
+
+def _batch(config: Config, data: int) -> Iterator[str]:
+    o = config.optimisation
+    step = o.micro_batch_size * data
+    if o.global_batch_size % step:
+        lower, upper = o.global_batch_size // step * step, -(-o.global_batch_size // step) * step
+        near = f"{lower} or {upper}" if lower else f"{upper}"
+        yield (
+            f"optimisation.global_batch_size {o.global_batch_size} is not a multiple of micro_batch_size "
+            f"{o.micro_batch_size} x {data} replicas = {step}; {near} would be."
+        )
+
+
+def _data(config: Config) -> Iterator[str]:
+    data = config.data
+    if data.blend and (data.train or data.valid or data.test):
+        yield "data has blend and one of train, valid and test; give blend with split, or the other three."
+    elif (data.valid or data.test) and not data.train:
+        yield "data has valid or test without train; give train too, or blend with split."
+    if data.mock and (data.blend or data.train):
+        yield "data.mock is true and data sets are given; give one."
+    if not (data.mock or data.blend or data.train):
+        yield "data has no data set; give data.blend, data.train, or data.mock: true."
+    yield from _split(data.split)
+    yield from _tokenizer(config)
+
+
+def _split(split: str) -> Iterator[str]:
+    parts = [part.strip() for part in re.split("[,/]", split)]
+    numbers = [float(part) for part in parts if re.fullmatch(r"[0-9]+(\.[0-9]*)?|\.[0-9]+", part)]
+    if len(numbers) != len(parts) or len(parts) > 3 or not 0 < sum(numbers) < float("inf"):
+        yield (
+            f"data.split is {split!r}; it must be one to three proportions for training, validation and "
+            "test, as 969,30,1."
+        )
+
+
+def _tokenizer(config: Config) -> Iterator[str]:
+    tokenizer = config.data.tokenizer
+    if tokenizer is None:
+        return
+    needed = {"gpt2": ("vocab", "merges"), "wordpiece": ("vocab",), "huggingface": ("file",)}[tokenizer.kind]
+    for key in ("vocab", "merges", "file"):
+        given = getattr(tokenizer, key) is not None
+        if given != (key in needed):
+            verb = "does not use" if given else "needs"
+            yield f"A tokenizer of kind {tokenizer.kind} {verb} data.tokenizer.{key}."
+
+
+def _world(config: Config, world: int) -> Iterator[str]:
+    parallel = config.parallel
+    layout = parallel.tensor * parallel.pipeline
+    if parallel.data is not None:
+        if layout * parallel.data != world:
+            yield (
+                f"parallel tensor {parallel.tensor} x pipeline {parallel.pipeline} x data {parallel.data} = "
+                f"{layout * parallel.data}, but the world is {world}."
+            )
+    elif world < layout or world % layout:
+        yield (
+            f"A world of {world} is not a multiple of parallel tensor {parallel.tensor} x pipeline "
+            f"{parallel.pipeline} = {layout} processes."
+        )
+    else:
+        yield from _batch(config, world // layout)
