@@ -325,7 +325,7 @@ def _see_engine(
             key: one.get(key)
             for key in ("Name", "Id", "Driver", "Options", "IPAM", "Labels", "Internal", "EnableIPv6")
         }
-        _note(found, "network", "the network {0}".format(one["Name"]), digest(settings))
+        _note(found, "network", "the network {0}".format(one["Name"]), digest(_set(settings)))
     for name in watch["images"]:
         try:
             state = str(api.get("/images/{0}/json".format(quote(name, safe="/:@")))["Id"])
@@ -361,13 +361,22 @@ def _settings(container: Mapping[str, Any]) -> Dict[str, Any]:
     ends = (container["NetworkSettings"].get("Networks") or {}).items()
     return {
         "image": container["Image"],
-        "configuration": [container["Config"], container.get("Path"), container.get("Args")],
-        "limits and devices": container["HostConfig"],
+        "configuration": [_set(container["Config"]), container.get("Path"), container.get("Args")],
+        "limits and devices": _set(container["HostConfig"]),
         "mounts": sorted(container.get("Mounts") or [], key=lambda mount: str(mount.get("Destination"))),
         "networks": {
             name: [end.get("NetworkID"), end.get("IPAMConfig"), end.get("IPAddress")] for name, end in ends
         },
     }
+
+
+def _set(settings: Mapping[str, Any]) -> Dict[str, Any]:
+    """Return what an engine describes, without what is not set.
+
+    After a restart an engine has an empty list where it had null before, and another version of it leaves out
+    fields that are zero, or adds them.
+    """
+    return {key: value for key, value in settings.items() if value}
 
 
 def _note(found: Found, role: str, what: str, state: str) -> None:

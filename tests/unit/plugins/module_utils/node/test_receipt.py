@@ -168,6 +168,21 @@ def test_what_somebody_changes_is_the_work_of_the_role_in_charge(
     assert all(sentence for sentences in found.values() for sentence in sentences)
 
 
+def test_what_an_engine_describes_otherwise_after_its_restart_is_no_change(watch: dict[str, Any]) -> None:
+    engine = Engine()
+    engine.container["HostConfig"].update(Dns=None, DnsSearch=None, KernelMemory=0)
+    before = see(watch, engine)
+    # As 20.10 does, and as a newer one does with what it has no more.
+    engine.container["HostConfig"].update(Dns=[], DnsSearch=[])
+    del engine.container["HostConfig"]["KernelMemory"]
+    engine.container["Mounts"].reverse()
+    engine.container["Config"]["OnBuild"] = None
+    engine.networks[0]["EnableIPv6"] = False
+    assert receipt.drift(before, see(watch, engine)) == {}
+    engine.container["HostConfig"].update(Dns=["10.0.0.1"])
+    assert set(receipt.drift(before, see(watch, engine))) == {"container"}
+
+
 def test_what_has_changed_of_a_file_is_named(home: Path, watch: dict[str, Any]) -> None:
     key = home / "ssh" / "id_ed25519"
     key.chmod(0o600)
