@@ -29,10 +29,11 @@ def modules() -> dict[str, Path]:
     return found
 
 
-def imports(tree: ast.AST) -> Iterator[str]:
-    """Yield the names that a piece of a program imports, in functions too, but not for types alone."""
+def imports(tree: ast.AST, *, types: bool = False) -> Iterator[str]:
+    """Yield the names that a piece of a program imports, in functions too; for types alone when asked."""
     for node in ast.iter_child_nodes(tree):
-        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
+        is_for_types = isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+        if is_for_types and not types:
             continue
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -41,7 +42,7 @@ def imports(tree: ast.AST) -> Iterator[str]:
             assert node.module is not None
             yield node.module
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
-        yield from imports(node)
+        yield from imports(node, types=types)
 
 
 @functools.cache
@@ -50,10 +51,10 @@ def imported(path: Path) -> frozenset[str]:
     return frozenset(imports(ast.parse(path.read_text(encoding="utf-8"))))
 
 
-def circle(sources: dict[str, str]) -> list[str]:
+def circle(sources: dict[str, str], *, types: bool = False) -> list[str]:
     """Return the modules of a circle of imports, by the names and sources of all; none if there is none."""
     graph = {
-        name: {other for other in imports(ast.parse(text)) if other in sources and other != name}
+        name: {other for other in imports(ast.parse(text), types=types) if other in sources and other != name}
         for name, text in sources.items()
     }
     try:
@@ -126,6 +127,71 @@ SIDES = {
         ("tests", "benchmarks"),
     ),
 }
+
+
+TRAINER = ROOT / "trainer"
+ARROWS = {
+    # Which packages of the trainer a package may import; nothing else, not for types either.
+    "rdm_core": set(),
+    "rdm_log": {"rdm_core"},
+    "rdm_job": {"rdm_core", "rdm_log"},
+    "rdm_planner": {"rdm_core"},
+    "rdm_trainer": {"rdm_core"},
+}
+MORE_ARROWS = {
+    # The program of all verbs. What it starts, it starts with `python -m`.
+    "rdm_trainer.cli": {"rdm_job", "rdm_log", "rdm_planner"},
+    # A training that was started by hand is its own agent.
+    "rdm_trainer.prometheus": {"rdm_job"},
+    # How the engine takes a step, in the planner's words, beside its code.
+    "rdm_trainer.engine_step": {"rdm_planner"},
+    # Names of directories and files that agents and reports know, too.
+    "rdm_trainer.profiler": {"rdm_job"},
+    "rdm_trainer.step_trace": {"rdm_log"},
+}
+
+
+def trainer_modules() -> dict[str, Path]:
+    """Return the modules of the trainer, by name."""
+    found = {}
+    for package in ARROWS:
+        for path in (TRAINER / package).rglob("*.py"):
+            parts = path.relative_to(TRAINER).with_suffix("").parts
+            found[".".join(parts).removesuffix(".__init__")] = path
+    return found
+
+
+def back(sources: dict[str, str], exceptions: dict[str, set[str]]) -> list[str]:
+    """Return the imports between the trainer's packages that no arrow allows, for types too."""
+    found = []
+    for name, text in sources.items():
+        mine = name.partition(".")[0]
+        more = [arrows for part, arrows in exceptions.items() if f"{name}.".startswith(f"{part}.")]
+        allowed = {mine}.union(ARROWS[mine], *more)
+        others = {other.partition(".")[0] for other in imports(ast.parse(text), types=True)}
+        found += [f"{name}: {other}" for other in sorted((others & ARROWS.keys()) - allowed)]
+    return found
+
+
+def test_the_trainer_s_packages_import_only_what_stands_above_them() -> None:
+    sources = {name: path.read_text(encoding="utf-8") for name, path in trainer_modules().items()}
+    assert len(sources) > 150
+    assert back(sources, MORE_ARROWS) == []
+    assert circle(sources, types=True) == []
+    # An exception that nobody needs any more is one too many.
+    needed = {tuple(found.replace(":", ".").split(".")[:2]) for found in back(sources, {})}
+    assert needed == {tuple(part.split(".")) for part in MORE_ARROWS}
+
+
+def test_an_arrow_that_runs_back_is_found_for_types_too() -> None:
+    types = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from {} import x"
+    assert back({"rdm_log.a": types.format("rdm_job.b")}, {}) == ["rdm_log.a: rdm_job"]
+    assert back({"rdm_job.a": "def x():\n    import rdm_trainer.train"}, MORE_ARROWS) == [
+        "rdm_job.a: rdm_trainer"
+    ]
+    both = {"rdm_trainer.cli.a": "import rdm_job.b", "rdm_trainer.client": "import rdm_job.b"}
+    assert back(both, MORE_ARROWS) == ["rdm_trainer.client: rdm_job"]
+    assert circle({"a": types.format("b"), "b": "import a"}, types=True) != []
 
 
 def wrong(folders: tuple[str, ...], without: tuple[str, ...], forbidden: tuple[str, ...]) -> list[str]:

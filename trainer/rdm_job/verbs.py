@@ -18,12 +18,12 @@ from rdm_core import config as configuration
 from rdm_core.errors import TrainerError
 from rdm_job import outputs, processes
 from rdm_job.agent import GOES_ON
-from rdm_job.check import read_config, with_slots
 from rdm_job.directory import NODE_VARIABLE, JobDirectory, jobs_root
 from rdm_job.health import of_state
 from rdm_job.info import job_info
 from rdm_job.part import Part
 from rdm_job.protocol import Request, State
+from rdm_job.requested import read_config, with_slots
 from rdm_job.rotation import end_of, gained
 from rdm_job.slurm import verbs as slurm
 from rdm_job.slurm.script import OUTPUT

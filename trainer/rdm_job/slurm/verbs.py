@@ -24,10 +24,10 @@ from rdm_core.config.job import SlurmConfig
 from rdm_core.config.slurm import can_run, components, runs_in_image, world_size
 from rdm_core.errors import ConfigError, TrainerError
 from rdm_job import inspection
-from rdm_job.check import files_missing, standing_in_the_way
 from rdm_job.directory import JobDirectory, jobs_root, write_atomically
 from rdm_job.health import of_state
 from rdm_job.protocol import Request, State
+from rdm_job.requested import files_missing, standing_in_the_way
 from rdm_job.slurm import commands, container, image, image_paths, limits, policy, rest, view
 from rdm_job.slurm.commands import SlurmError
 from rdm_job.slurm.rest import Access

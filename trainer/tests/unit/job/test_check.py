@@ -10,9 +10,10 @@ import pytest
 
 from rdm_core.errors import ConfigError
 from rdm_job import network
-from rdm_job.check import check, read_config
+from rdm_job.check import check
 from rdm_job.directory import JobDirectory
 from rdm_job.protocol import Node, Request
+from rdm_job.requested import read_config
 
 CONFIG = """\
 model: {layers: LAYERS, attention_heads: 4, hidden_size: 64}
