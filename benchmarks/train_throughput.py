@@ -532,7 +532,7 @@ def main() -> int:
                 {
                     "leg": asdict(leg),
                     "micro_batches": f"{leg.micro_batch} x {leg.micro_batches}",
-                    "flops_per_token": flops.flops_per_token(config.from_dict(leg.configuration())),
+                    "flops_per_token": flops.flops_per_token(config.from_dict(leg.configuration()).spec),
                     "report": report,
                 }
             )

@@ -37,7 +37,7 @@ def name_of(config: Config, world: int) -> str:
 
     train = tokens(of.train_samples, of.train_iterations)
     decay = tokens(of.decay_samples, of.decay_iterations) or train
-    size = f"{model.kind}_{_number(flops.parameters(config) / 1e9, 2)}B"
+    size = f"{model.kind}_{_number(flops.parameters(config.spec) / 1e9, 2)}B"
     zero = f"_z{config.zero_stage}" if config.zero_stage else ""
     if config.launcher.kind != "mpirun":
         stage = f"_zero{config.zero_stage}" if config.zero_stage else ""

@@ -86,8 +86,8 @@ def published_peaks(
         efficiency: The share of the peak that layers reach, from 0 to 1.
     """
     work = {
-        layer.name: LayerWork(flops.forward_flops(config, layer), _summed_bits(config, layer))
-        for layer in flops.layer_sizes(config)
+        layer.name: LayerWork(flops.forward_flops(config.spec, layer), _summed_bits(config, layer))
+        for layer in flops.layer_sizes(config.spec)
     }
     return PublishedPeaks(work, {node.gpu: node for node in nodes}, peaks, efficiency)
 
@@ -148,7 +148,7 @@ class Job:
         """Return what a cut counts, for a tensor degree."""
         tensor = config.parallel.tensor
         if tensor not in self._units:
-            self._units[tensor] = _units(flops.layer_sizes(config))
+            self._units[tensor] = _units(flops.layer_sizes(config.spec))
         return self._units[tensor]
 
     def sums(self, layout: Layout, gpu: str) -> tuple[list[float], list[float]]:
@@ -196,7 +196,7 @@ class Job:
             replicas = world_size // tensor
             for data in range(1, min(replicas, self.batch) + 1):
                 stages = replicas // data
-                if replicas % data or self.batch % data or stages > self.config.model.blocks:
+                if replicas % data or self.batch % data or stages > self.config.spec.blocks:
                     continue
                 for zero in self._zero_stages(data, stages):
                     if self._is_possible(Layout(tensor, data, stages, 1, False, zero), world_size):
@@ -258,7 +258,7 @@ class _Shaped:
     def activation_bits(self) -> float:
         """Return what a stage hands to the next for a micro-batch."""
         model = self.job.model
-        tokens = model.tokens_per_sample if model.kind == "t5" else model.seq_length
+        tokens = self.job.spec.tokens_per_sample
         return self.layout.micro_batch * tokens * model.hidden_size * _width(self.job) * _BITS
 
     def memory(self, stage: int, begin: int, end: int) -> int:
@@ -307,7 +307,7 @@ class TrainerModel:
 
     def tries(self, layout: Layout) -> list[tuple[int, ...]]:
         """Return the trainer's own cut: blocks evenly."""
-        blocks, stages = self.job.config.model.blocks, layout.pipeline
+        blocks, stages = self.job.config.spec.blocks, layout.pipeline
         cut = [blocks // stages + (stage < blocks % stages) for stage in range(stages)]
         cut[0] += 1
         cut[-1] += 1

@@ -59,7 +59,7 @@ def deepspeed_json(
 
 def _zero(config: Config) -> dict[str, Any]:
     stage = config.zero_stage
-    own = flops.parameters(config) // (config.parallel.tensor * config.parallel.pipeline)
+    own = flops.parameters(config.spec) // (config.parallel.tensor * config.parallel.pipeline)
     bucket = max(_SMALLEST_BUCKET, min(_BUCKET, own))
     settings: dict[str, Any] = {
         "stage": stage,

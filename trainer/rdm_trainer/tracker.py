@@ -43,9 +43,13 @@ class Tracker:
         """Return tokens per second of the whole job, and TFLOP/s per device by Megatron's formula."""
         batch = self._config.optimisation.global_batch_size
         return {
-            "tokens_per_second": batch * self._config.model.tokens_per_sample / seconds,
+            "tokens_per_second": batch * self._config.spec.tokens_per_sample / seconds,
             "tflops": flops.megatron_tflops(
-                self._config, batch_size=batch, seconds=seconds, world_size=self._world_size
+                self._config.spec,
+                recomputed=self._config.parallel.activation_checkpointing == "full",
+                batch_size=batch,
+                seconds=seconds,
+                world_size=self._world_size,
             ),
         }
 
@@ -63,7 +67,7 @@ class Tracker:
             "TFLOPs": f"{rates['tflops']:.2f}",
         }
         if self._peak is not None:
-            done = flops.flops_per_sample(self._config) * batch / seconds / self._world_size
+            done = flops.flops_per_sample(self._config.spec) * batch / seconds / self._world_size
             fields["MFU (%)"] = f"{100 * done / (self._peak * 1e12):.2f}"
         return fields
 

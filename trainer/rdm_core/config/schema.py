@@ -8,6 +8,7 @@ describes its section, and the text below a field describes the key. Nothing her
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 from dataclasses import dataclass, field
 from typing import Annotated, Literal, Self
@@ -26,6 +27,8 @@ from rdm_core.config.job import (
     Samples,
     step_range,
 )
+from rdm_core.cost import flops
+from rdm_core.model_spec import ModelSpec
 
 __all__ = [
     "Blend",
@@ -107,33 +110,9 @@ class ModelConfig:
         return 0 if self.kind == "gpt" else self.decoder_layers or self.layers
 
     @property
-    def blocks(self) -> int:
-        """All transformer blocks."""
-        return self.layers + self.decoder_blocks
-
-    @property
     def positions(self) -> int:
         """Rows of the position embedding."""
         return self.max_position_embeddings or max(self.seq_length, self.decoder_length)
-
-    @property
-    def tokens_per_sample(self) -> int:
-        """Tokens of a sample that pass through the model, encoder and decoder together."""
-        return self.seq_length + (self.decoder_length if self.kind == "t5" else 0)
-
-    def layer_names(self) -> list[str]:
-        """The kinds of the model's layers, in the order in which they lie on the pipeline."""
-        if self.kind == "gpt":
-            return ["Embedding", *["Block"] * self.layers, "FinalNorm", "Head"]
-        return [
-            "Embedding",
-            *["EncoderBlock"] * self.layers,
-            "EncoderNorm",
-            "DecoderEmbedding",
-            *["DecoderBlock"] * self.decoder_blocks,
-            "FinalNorm",
-            "Head",
-        ]
 
 
 @dataclass(frozen=True)
@@ -348,6 +327,29 @@ class Config(JobConfig):
         step = model.make_vocab_size_divisible_by * self.parallel.tensor
         return -(-(model.vocab_size + model.vocab_extra_ids) // step) * step
 
+    @functools.cached_property
+    def spec(self) -> ModelSpec:
+        """What the model is."""
+        model = self.model
+        return ModelSpec(
+            kind=model.kind,
+            layers=model.layers,
+            decoder_layers=model.decoder_blocks,
+            hidden_size=model.hidden_size,
+            heads=model.attention_heads,
+            key_value_heads=model.attention_heads,
+            head_size=model.head_size,
+            ffn_size=model.ffn_size,
+            positions=model.positions,
+            vocab_size=model.vocab_size,
+            vocab_extra_ids=model.vocab_extra_ids,
+            padded_vocab_size=self.padded_vocab_size,
+            tied_embeddings=model.tied_embeddings,
+            seq_length=model.seq_length,
+            decoder_length=model.decoder_length,
+            dropout=model.hidden_dropout > 0,
+        )
+
     @property
     def traced_steps(self) -> range:
         """The steps of ``logging.trace_steps``."""
@@ -388,15 +390,14 @@ class Config(JobConfig):
 
     def stage_bounds(self) -> list[int]:
         """Return the bounds of the pipeline's stages in the list of layers, one more than stages."""
-        from rdm_core.cost import flops
-
-        weights = flops.layer_parameters(self) if self.parallel.partition == "parameters" else None
-        names = self.model.layer_names()
+        spec = self.spec
+        weights = flops.layer_parameters(spec) if self.parallel.partition == "parameters" else None
+        names = spec.layer_names()
         return partitions.stage_bounds(names, weights, self.parallel.partition, self.parallel.pipeline)
 
     def stage_blocks(self) -> list[int]:
         """Return the transformer blocks of each pipeline stage."""
-        names, bounds = self.model.layer_names(), self.stage_bounds()
+        names, bounds = self.spec.layer_names(), self.stage_bounds()
         return [
             sum(partitions.is_block(name) for name in names[begin:end])
             for begin, end in itertools.pairwise(bounds)

@@ -77,7 +77,7 @@ WORKLOADS = {
         check=check_training,
         command=_module("rdm_trainer.rank"),
         inspect=_training_looks,
-        checkpoints=lambda config: (config.checkpoint.interval, flops.checkpoint_bytes(config)),
+        checkpoints=lambda config: (config.checkpoint.interval, flops.checkpoint_bytes(config.spec)),
     ),
     "command": Workload(
         schema=CommandConfig,

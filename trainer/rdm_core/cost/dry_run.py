@@ -116,10 +116,10 @@ def dry_run(config: Config, world_size: int) -> Report:
         config: The job, checked against this number of ranks.
         world_size: Ranks.
     """
-    parallel, optimisation, model = config.parallel, config.optimisation, config.model
+    parallel, optimisation, spec = config.parallel, config.optimisation, config.spec
     data = config.data_parallel(world_size)
     accumulation = config.accumulation(data)
-    sizes = flops.layer_sizes(config)
+    sizes = flops.layer_sizes(config.spec)
     bounds = config.stage_bounds()
     blocks = config.stage_blocks()
     stages = []
@@ -138,22 +138,22 @@ def dry_run(config: Config, world_size: int) -> Report:
                 memory=stage_memory(config, layers, data, in_flight, last=index == parallel.pipeline - 1),
             )
         )
-    step = flops.flops_per_sample(config) * optimisation.global_batch_size
+    step = flops.flops_per_sample(config.spec) * optimisation.global_batch_size
     recomputed = step / 3.0 if parallel.activation_checkpointing == "full" else 0.0
     return Report(
         name=config.name,
-        kind=model.kind,
+        kind=spec.kind,
         world_size=world_size,
         tensor=parallel.tensor,
         pipeline=parallel.pipeline,
         data=data,
-        parameters=flops.parameters(config),
-        padded_vocab_size=config.padded_vocab_size,
+        parameters=flops.parameters(config.spec),
+        padded_vocab_size=config.spec.padded_vocab_size,
         global_batch_size=optimisation.global_batch_size,
         micro_batch_size=optimisation.micro_batch_size,
         accumulation=accumulation,
         iterations=config.train_iterations,
-        tokens_per_step=optimisation.global_batch_size * model.tokens_per_sample,
+        tokens_per_step=optimisation.global_batch_size * spec.tokens_per_sample,
         flops_per_step=step,
         recomputed_flops_per_step=recomputed,
         bubble=(parallel.pipeline - 1) / (accumulation + parallel.pipeline - 1),
@@ -201,19 +201,19 @@ def _logits(config: Config) -> int:
     fp32; the backward pass scales what there is, and casts it back. The gradient of the head's input is there
     all the time.
     """
-    model, optimisation = config.model, config.optimisation
+    spec, optimisation = config.spec, config.optimisation
     width = _width(config)
-    rows = config.padded_vocab_size // config.parallel.tensor
-    tokens = optimisation.micro_batch_size * model.decoder_length
+    rows = config.spec.padded_vocab_size // config.parallel.tensor
+    tokens = optimisation.micro_batch_size * spec.decoder_length
     size = chunk_tokens(tokens, rows, compiled=optimisation.compile)
-    head = rows * model.hidden_size
+    head = rows * spec.hidden_size
     summed = 4 if size < tokens else 0
     # What is computed in fp32 needs no copy of 16 bits beside it.
     copies = 0 if optimisation.compile else 13 if width < 4 else 9
     chunk = size * rows * (2 * width + copies) + head * summed
     head_s = size * rows * width + head * (width + summed)
     scaled = head * (2 * summed + width if width < summed else 2 * width)
-    states = tokens * model.hidden_size * width
+    states = tokens * spec.hidden_size * width
     return max(chunk + states, head_s + states, scaled + 2 * states)
 
 
@@ -252,9 +252,9 @@ def _states(config: Config, own: int, data: int) -> tuple[int, int, int]:
 
 def _activations(config: Config, layers: list[LayerSize], in_flight: int) -> int:
     """Return the bytes that a stage keeps between forward and backward passes."""
-    model, parallel = config.model, config.parallel
+    spec, parallel = config.spec, config.parallel
     samples = config.optimisation.micro_batch_size
-    line = model.hidden_size * _width(config)
+    line = spec.hidden_size * _width(config)
     kept = 0
     largest_block = 0
     checkpointed: list[int] = []
@@ -278,12 +278,12 @@ def _activations(config: Config, layers: list[LayerSize], in_flight: int) -> int
 
 def _tokens(config: Config, name: str) -> int:
     """Tokens of a sample whose states a layer keeps."""
-    model = config.model
-    if model.kind == "gpt" or name.startswith("Encoder"):
-        return model.seq_length
+    spec = config.spec
+    if spec.kind == "gpt" or name.startswith("Encoder"):
+        return spec.seq_length
     if name == "Embedding":
-        return model.tokens_per_sample
-    return model.decoder_length
+        return spec.tokens_per_sample
+    return spec.decoder_length
 
 
 def _block_activations(config: Config, name: str) -> int:
@@ -292,15 +292,18 @@ def _block_activations(config: Config, name: str) -> int:
     Inputs of the layer norms and of the matrix products, queries, keys, values, the attention's output with
     one fp32 number per head, and both sides of the activation function; with dropout a byte per element.
     """
-    model, tensor = config.model, config.parallel.tensor
+    spec, tensor = config.spec, config.parallel.tensor
     width = _width(config)
     tokens = _tokens(config, name)
-    hidden, inner, ffn = model.hidden_size * width, model.attention_size * width, model.ffn_size * width
-    dropout = model.hidden_size if model.hidden_dropout else 0
-    per_head = 4 * model.attention_heads
-    attention = 2 * hidden + (4 * inner + per_head) // tensor + dropout
-    block = tokens * (attention + 2 * hidden + 2 * ffn // tensor + dropout)
+    hidden, inner, shared = (
+        size * width for size in (spec.hidden_size, spec.attention_size, spec.key_value_size)
+    )
+    sides = (3 if spec.ffn == "gated" else 2) * spec.ffn_size * width
+    dropout = spec.hidden_size if spec.dropout else 0
+    per_head = 4 * spec.heads
+    attention = 2 * hidden + (2 * inner + 2 * shared + per_head) // tensor + dropout
+    block = tokens * (attention + 2 * hidden + sides // tensor + dropout)
     if name == "DecoderBlock":
         block += tokens * (2 * hidden + (2 * inner + per_head) // tensor + dropout)
-        block += model.seq_length * 2 * inner // tensor
+        block += spec.seq_length * 2 * shared // tensor
     return block

@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from rdm_core.config.schema import Config, ModelConfig
+from rdm_core.model_spec import ModelSpec
 
 __all__ = [
     "ACCELERATORS",
@@ -32,7 +32,7 @@ class LayerSize:
     """Parameters of one layer of the pipeline.
 
     Args:
-        name: The layer's kind, as in :meth:`ModelConfig.layer_names`.
+        name: The layer's kind, as in :meth:`ModelSpec.layer_names`.
         split: Those that tensor-parallel ranks share.
         whole: Those that every tensor-parallel rank has.
         tied: Those that are another layer's: a stage that has both layers holds them once.
@@ -49,58 +49,68 @@ class LayerSize:
         return self.split + self.whole
 
 
-def layer_sizes(config: Config) -> list[LayerSize]:
+def layer_sizes(spec: ModelSpec) -> list[LayerSize]:
     """Return the size of each layer, in the pipeline's order."""
-    model = config.model
-    sizes = {name: _layer_size(name, config) for name in set(model.layer_names())}
-    return [sizes[name] for name in model.layer_names()]
+    sizes = {name: _layer_size(name, spec) for name in set(spec.layer_names())}
+    return [sizes[name] for name in spec.layer_names()]
 
 
-def _layer_size(name: str, config: Config) -> LayerSize:
-    model = config.model
-    hidden = model.hidden_size
-    words = config.padded_vocab_size * hidden
-    positions = model.positions * hidden
+def _layer_size(name: str, spec: ModelSpec) -> LayerSize:
+    words = spec.padded_vocab_size * spec.hidden_size
+    positions = spec.positions * spec.hidden_size
     if name.endswith("Block"):
-        return _block_size(name, model)
+        return _block_size(name, spec)
     if name.endswith("Norm"):
-        return LayerSize(name, whole=2 * hidden)
+        return LayerSize(name, whole=_norm_size(spec))
     if name == "Head":
-        return LayerSize(name, split=words, tied=words if model.tied_embeddings else 0)
+        return LayerSize(name, split=words, tied=words if spec.tied_embeddings else 0)
     if name == "DecoderEmbedding":
         return LayerSize(name, split=words, whole=positions, tied=words + positions)
     return LayerSize(name, split=words, whole=positions)
 
 
-def _block_size(name: str, model: ModelConfig) -> LayerSize:
-    """Return the size of a transformer block: layer norms, attention, feed-forward part, all with biases."""
-    hidden, inner, ffn = model.hidden_size, model.attention_size, model.ffn_size
+def _norm_size(spec: ModelSpec) -> int:
+    return spec.hidden_size * (2 if spec.norm == "layer" else 1)
+
+
+def _block_size(name: str, spec: ModelSpec) -> LayerSize:
+    """Return the size of a transformer block: norms, attention and feed-forward part."""
+    hidden, bias = spec.hidden_size, int(spec.biases)
     attentions = 2 if name == "DecoderBlock" else 1
     # Queries, keys and values with their biases are split; of the output only the weight is.
-    attention = (4 * hidden + 3) * inner
+    attention = (hidden + bias) * (spec.attention_size + 2 * spec.key_value_size)
+    attention += hidden * spec.attention_size
+    head_norms = 2 * spec.head_size if spec.head_norms else 0
+    into = 2 if spec.ffn == "gated" else 1
+    feed_forward = (into * (hidden + bias) + hidden) * spec.ffn_size
     return LayerSize(
         name,
-        split=attentions * attention + (2 * hidden + 1) * ffn,
-        whole=attentions * hidden + hidden + (attentions + 1) * 2 * hidden,
+        split=attentions * attention + feed_forward,
+        whole=(attentions + 1) * (hidden * bias + _norm_size(spec)) + attentions * head_norms,
     )
 
 
-def layer_parameters(config: Config) -> list[int]:
+def _cross_keys(spec: ModelSpec) -> int:
+    """Return the parameters that make a decoder block's keys and values of the encoder's output."""
+    return 2 * (spec.hidden_size + int(spec.biases)) * spec.key_value_size
+
+
+def layer_parameters(spec: ModelSpec) -> list[int]:
     """Return the parameters of each layer over all tensor ranks, tied ones counted wherever they are."""
-    return [size.total for size in layer_sizes(config)]
+    return [size.total for size in layer_sizes(spec)]
 
 
-def parameters(config: Config) -> int:
+def parameters(spec: ModelSpec) -> int:
     """Return the model's parameters, tied ones counted once, the padded vocabulary in full."""
-    return sum(size.total - size.tied for size in layer_sizes(config))
+    return sum(size.total - size.tied for size in layer_sizes(spec))
 
 
-def checkpoint_bytes(config: Config) -> int:
+def checkpoint_bytes(spec: ModelSpec) -> int:
     """Return the size of a checkpoint: fp32 weights and Adam's two moments, and the weights in 16 bits."""
-    return parameters(config) * _CHECKPOINT_BYTES
+    return parameters(spec) * _CHECKPOINT_BYTES
 
 
-def flops_per_sample(config: Config) -> float:
+def flops_per_sample(spec: ModelSpec) -> float:
     """Return the FLOPs that the forward and backward pass of one sample take, without recomputation.
 
     Each parameter is used in one multiply-add per token forward and two backward: 6 N for a token. The
@@ -112,65 +122,65 @@ def flops_per_sample(config: Config) -> float:
 
     Source: PaLM (Chowdhery et al. 2022), appendix B, the way of nanoGPT's MFU.
     """
-    model = config.model
-    inner = model.attention_size
-    if model.kind == "gpt":
-        length = model.seq_length
-        looked_up = 0 if model.tied_embeddings else config.padded_vocab_size * model.hidden_size
-        return length * (6.0 * (parameters(config) - looked_up) + 12.0 * model.layers * inner * length)
-    source, target = model.seq_length, model.decoder_length
-    by_name = {size.name: size.total for size in layer_sizes(config)}
-    cross_keys = model.decoder_blocks * 2 * (model.hidden_size + 1) * inner
-    encoder = model.layers * by_name["EncoderBlock"] + cross_keys
-    decoder = model.decoder_blocks * by_name["DecoderBlock"] - cross_keys + by_name["Head"]
-    scores = model.layers * source * source + model.decoder_blocks * target * (target + source)
+    inner = spec.attention_size
+    if spec.kind == "gpt":
+        length = spec.seq_length
+        looked_up = 0 if spec.tied_embeddings else spec.padded_vocab_size * spec.hidden_size
+        return length * (6.0 * (parameters(spec) - looked_up) + 12.0 * spec.layers * inner * length)
+    source, target = spec.seq_length, spec.decoder_length
+    by_name = {size.name: size.total for size in layer_sizes(spec)}
+    cross_keys = spec.decoder_layers * _cross_keys(spec)
+    encoder = spec.layers * by_name["EncoderBlock"] + cross_keys
+    decoder = spec.decoder_layers * by_name["DecoderBlock"] - cross_keys + by_name["Head"]
+    scores = spec.layers * source * source + spec.decoder_layers * target * (target + source)
     return 6.0 * (encoder * source + decoder * target) + 12.0 * inner * scores
 
 
-def forward_flops(config: Config, layer: LayerSize) -> float:
+def forward_flops(spec: ModelSpec, layer: LayerSize) -> float:
     """Return the FLOPs of one layer's forward pass over one sample; those of all make a third of a sample's.
 
     Args:
-        config: The job.
+        spec: The model.
         layer: One of :func:`layer_sizes`.
 
     Source: as :func:`flops_per_sample`.
     """
-    model = config.model
-    inner, source, target = model.attention_size, model.seq_length, model.decoder_length
+    inner, source, target = spec.attention_size, spec.seq_length, spec.decoder_length
     if layer.name == "Head":
         return 2.0 * target * layer.total
     if layer.name.endswith("Embedding"):
         return 0.0
     if layer.name == "DecoderBlock":
-        cross_keys = 2 * (model.hidden_size + 1) * inner
+        cross_keys = _cross_keys(spec)
         products = cross_keys * source + (layer.total - cross_keys) * target
         return 2.0 * products + 4.0 * inner * target * (target + source)
     scores = 4.0 * inner * source * source if layer.name.endswith("Block") else 0.0
     return 2.0 * layer.total * (target if layer.name.startswith("Decoder") else source) + scores
 
 
-def flops_per_token(config: Config) -> float:
+def flops_per_token(spec: ModelSpec) -> float:
     """Return :func:`flops_per_sample` for each token that passes through the model."""
-    return flops_per_sample(config) / config.model.tokens_per_sample
+    return flops_per_sample(spec) / spec.tokens_per_sample
 
 
-def megatron_tflops(config: Config, *, batch_size: int, seconds: float, world_size: int) -> float:
+def megatron_tflops(
+    spec: ModelSpec, *, recomputed: bool, batch_size: int, seconds: float, world_size: int
+) -> float:
     """Return the TFLOP/s per device that Megatron's log would show.
 
     Args:
-        config: The job.
+        spec: The model.
+        recomputed: Each block runs forward twice.
         batch_size: Samples of the step.
         seconds: What the step took.
         world_size: Devices.
 
     Source: Narayanan et al. 2021, equation 3, with recomputation counted as a fourth pass.
     """
-    model = config.model
-    passes = 4 if config.parallel.activation_checkpointing == "full" else 3
-    hidden, length, layers = model.hidden_size, model.seq_length, model.blocks
+    passes = 4 if recomputed else 3
+    hidden, length, layers = spec.hidden_size, spec.seq_length, spec.blocks
     work = 24.0 * passes * batch_size * length * layers * hidden**2
-    work *= 1.0 + length / (6.0 * hidden) + config.padded_vocab_size / (16.0 * layers * hidden)
+    work *= 1.0 + length / (6.0 * hidden) + spec.padded_vocab_size / (16.0 * layers * hidden)
     return work / (seconds * world_size * 1e12)
 
 

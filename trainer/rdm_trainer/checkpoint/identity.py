@@ -20,19 +20,20 @@ _REPLICAS = {"data"}
 
 def model_of(config: Config) -> dict[str, Any]:
     """Return what decides the parameters' names and shapes in the whole model."""
-    model = config.model
+    spec = config.spec
+    # Under the names of the configuration's keys, which checkpoints have.
     return {
-        "kind": model.kind,
-        "layers": model.layers,
-        "decoder_layers": model.decoder_blocks,
-        "hidden_size": model.hidden_size,
-        "attention_heads": model.attention_heads,
-        "kv_channels": model.head_size,
-        "ffn_hidden_size": model.ffn_size,
-        "max_position_embeddings": model.positions,
-        "vocab_size": model.vocab_size,
-        "vocab_extra_ids": model.vocab_extra_ids,
-        "tied_embeddings": model.tied_embeddings,
+        "kind": spec.kind,
+        "layers": spec.layers,
+        "decoder_layers": spec.decoder_layers,
+        "hidden_size": spec.hidden_size,
+        "attention_heads": spec.heads,
+        "kv_channels": spec.head_size,
+        "ffn_hidden_size": spec.ffn_size,
+        "max_position_embeddings": spec.positions,
+        "vocab_size": spec.vocab_size,
+        "vocab_extra_ids": spec.vocab_extra_ids,
+        "tied_embeddings": spec.tied_embeddings,
     }
 
 

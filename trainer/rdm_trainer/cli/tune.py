@@ -171,7 +171,7 @@ def _no_layout(job: Config, model: TrainerModel) -> str:
     if problems := check(alone):
         return problems[0]
     return (
-        f"No layout divides {model.world_size} GPUs, {job.model.blocks} blocks, {job.model.attention_heads} "
+        f"No layout divides {model.world_size} GPUs, {job.spec.blocks} blocks, {job.model.attention_heads} "
         f"heads and a global batch of {job.optimisation.global_batch_size}: a batch that is a multiple of "
         f"{model.world_size} would work."
     )
@@ -211,8 +211,8 @@ def _row(job: Config, estimate: Estimate, peaks: dict[str, float], gpus: int) ->
         "nodes": list(estimate.nodes),
         "seconds": estimate.seconds,
         "bound": estimate.bound,
-        "tokens_per_second": batch * job.model.tokens_per_sample / estimate.seconds,
-        "mfu": flops.flops_per_sample(tuned) * batch / estimate.seconds / peak,
+        "tokens_per_second": batch * job.spec.tokens_per_sample / estimate.seconds,
+        "mfu": flops.flops_per_sample(tuned.spec) * batch / estimate.seconds / peak,
         "memory_gib": estimate.memory_gib,
         "stage_memory_gib": list(estimate.stage_memory_gib),
         "parts": dict(estimate.parts),

@@ -66,7 +66,7 @@ def test_stages_hold_what_the_partition_says() -> None:
     assert stages[0].layers == ("Embedding",)
     assert stages[-1].layers == ("FinalNorm", "Head")
     # The head is tied to the embedding on another stage, so that both hold the weights.
-    whole = flops.parameters(job("gpt2-xl"))
+    whole = flops.parameters(job("gpt2-xl").spec)
     words = 50304 * 1600
     assert sum(stage.parameters for stage in stages) == whole + words
 

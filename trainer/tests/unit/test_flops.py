@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 
 from rdm_core.config import Config, from_dict, load
 from rdm_core.cost import flops
+from rdm_core.model_spec import ModelSpec
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 
@@ -31,14 +33,58 @@ def job(overrides: tuple[str, ...] = (), **model: Any) -> Config:
     ],
 )
 def test_the_documents_models_have_their_size(name: str, billions: float) -> None:
-    count = flops.parameters(load(CONFIGS / f"{name}.yaml"))
+    count = flops.parameters(load(CONFIGS / f"{name}.yaml").spec)
     assert count / 1e9 == pytest.approx(billions, rel=0.005)
 
 
 def test_gpt2_is_counted_to_the_parameter() -> None:
     # 124,439,808 is GPT-2 small's published count, with its 50257 tokens unpadded.
     config = job(make_vocab_size_divisible_by=1)
-    assert flops.parameters(config) == 124_439_808
+    assert flops.parameters(config.spec) == 124_439_808
+
+
+QWEN3 = ModelSpec(
+    layers=28,
+    hidden_size=1024,
+    heads=16,
+    key_value_heads=8,
+    head_size=128,
+    ffn_size=3072,
+    ffn="gated",
+    norm="rms",
+    head_norms=True,
+    biases=False,
+    positions=0,
+    vocab_size=151936,
+    padded_vocab_size=151936,
+    seq_length=4096,
+    decoder_length=4096,
+)
+
+
+def test_models_of_other_kinds_are_counted_to_the_parameter() -> None:
+    # Published: Qwen3-0.6B has 596,049,920, Llama 3 8B 8,030,261,248.
+    assert flops.parameters(QWEN3) == 596_049_920
+    llama = dataclasses.replace(
+        QWEN3,
+        layers=32,
+        hidden_size=4096,
+        heads=32,
+        ffn_size=14336,
+        head_norms=False,
+        padded_vocab_size=128256,
+        tied_embeddings=False,
+    )
+    assert flops.parameters(llama) == 8_030_261_248
+
+
+def test_the_passes_of_all_layers_are_a_sample_s_whatever_the_model_s_kind() -> None:
+    forward = sum(flops.forward_flops(QWEN3, layer) for layer in flops.layer_sizes(QWEN3))
+    assert 3 * forward == pytest.approx(flops.flops_per_sample(QWEN3))
+    t5 = job(kind="t5", vocab_extra_ids=10, layers=3, seq_length=64, decoder_seq_length=16).spec
+    shared = dataclasses.replace(t5, key_value_heads=1, head_size=64, heads=12)
+    forward = sum(flops.forward_flops(shared, layer) for layer in flops.layer_sizes(shared))
+    assert 3 * forward == pytest.approx(flops.flops_per_sample(shared), rel=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -62,8 +108,6 @@ def test_the_count_is_the_models(model: dict[str, Any], overrides: tuple[str, ..
     config = job(
         overrides, layers=2, hidden_size=32, attention_heads=4, seq_length=16, vocab_size=300, **model
     )
-    import dataclasses
-
     topology = dataclasses.replace(Topology.single(), tensor=config.parallel.tensor)
     built: list[int] = []
     unique: dict[str, int] = {}
@@ -77,24 +121,24 @@ def test_the_count_is_the_models(model: dict[str, Any], overrides: tuple[str, ..
         else:
             built.append(sum(counts.values()))
     tensor = config.parallel.tensor
-    sizes = flops.layer_sizes(config)
+    sizes = flops.layer_sizes(config.spec)
     assert [size.split // tensor + size.whole for size in sizes] == built
     if tensor == 1:
-        assert flops.parameters(config) == sum(unique.values())
+        assert flops.parameters(config.spec) == sum(unique.values())
 
 
 def test_a_gpt_takes_six_flops_per_parameter_and_token_and_its_attention() -> None:
     config = job(layers=3, hidden_size=64, attention_heads=4, seq_length=128)
-    expected = 6 * flops.parameters(config) + 12 * 3 * 64 * 128
-    assert flops.flops_per_token(config) == pytest.approx(expected)
+    expected = 6 * flops.parameters(config.spec) + 12 * 3 * 64 * 128
+    assert flops.flops_per_token(config.spec) == pytest.approx(expected)
 
 
 def test_a_t5_is_counted_by_its_two_sides() -> None:
     shape: dict[str, Any] = {"hidden_size": 64, "attention_heads": 4, "seq_length": 128, "vocab_extra_ids": 1}
     both = job(kind="t5", layers=2, **shape)
     more_encoder = job(kind="t5", layers=3, decoder_layers=2, **shape)
-    block = flops.layer_parameters(more_encoder)[1]
-    added = flops.flops_per_sample(more_encoder) - flops.flops_per_sample(both)
+    block = flops.layer_parameters(more_encoder.spec)[1]
+    added = flops.flops_per_sample(more_encoder.spec) - flops.flops_per_sample(both.spec)
     assert added == pytest.approx(128 * (6 * block + 12 * 64 * 128))
 
 
@@ -102,12 +146,14 @@ def test_megatrons_formula() -> None:
     # By hand: 24 x 3 x 8 x 1024 x 24 x 1024^2 x (1 + 1024/6144 + 50304/(16 x 24 x 1024)) / (0.5 x 2 x 1e12)
     config = job(layers=24, hidden_size=1024, attention_heads=16, seq_length=1024)
     work = 24 * 3 * 8 * 1024 * 24 * 1024**2 * (1 + 1024 / 6144 + 50304 / (16 * 24 * 1024))
-    shown = flops.megatron_tflops(config, batch_size=8, seconds=0.5, world_size=2)
-    assert shown == pytest.approx(work / 1e12)
-    full = from_dict(config.to_dict(), ["parallel.activation_checkpointing=full"])
-    assert flops.megatron_tflops(full, batch_size=8, seconds=0.5, world_size=2) == pytest.approx(
-        shown * 4 / 3
-    )
+
+    def shown(*, recomputed: bool) -> float:
+        return flops.megatron_tflops(
+            config.spec, recomputed=recomputed, batch_size=8, seconds=0.5, world_size=2
+        )
+
+    assert shown(recomputed=False) == pytest.approx(work / 1e12)
+    assert shown(recomputed=True) == pytest.approx(work / 1e12 * 4 / 3)
 
 
 @pytest.mark.parametrize(
@@ -154,5 +200,5 @@ def test_others_are_not_guessed() -> None:
 def test_an_embedding_that_is_only_looked_up_in_takes_no_flops() -> None:
     shape: dict[str, Any] = {"hidden_size": 1024, "layers": 24, "attention_heads": 16}
     tied, untied = (job(tied_embeddings=answer, **shape) for answer in (True, False))
-    assert flops.parameters(untied) > 1.1 * flops.parameters(tied)
-    assert flops.flops_per_sample(untied) == flops.flops_per_sample(tied)
+    assert flops.parameters(untied.spec) > 1.1 * flops.parameters(tied.spec)
+    assert flops.flops_per_sample(untied.spec) == flops.flops_per_sample(tied.spec)

@@ -53,7 +53,7 @@ def labels(model: ModelConfig, batch: int = 2) -> tuple[torch.Tensor, torch.Tens
 @pytest.mark.parametrize("shape", [GPT, T5])
 def test_the_parameters_are_those_that_the_arithmetic_counts(shape: ModelConfig, tied: bool) -> None:
     shape = dataclasses.replace(shape, tied_embeddings=tied)
-    assert sum(weight.numel() for weight in built(shape).parameters()) == flops.parameters(config(shape))
+    assert sum(weight.numel() for weight in built(shape).parameters()) == flops.parameters(config(shape).spec)
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -72,7 +72,7 @@ def test_every_layer_has_the_size_that_the_arithmetic_says(
             sizes[-1] = (sizes[-1][0], sizes[-1][1] + split * tensor, sizes[-1][2] + whole)
         else:
             sizes.append((layer.kind, split * tensor, whole))
-    assert sizes == [(size.name, size.split, size.whole) for size in flops.layer_sizes(job)]
+    assert sizes == [(size.name, size.split, size.whole) for size in flops.layer_sizes(job.spec)]
 
 
 def test_no_prediction_depends_on_later_tokens() -> None:

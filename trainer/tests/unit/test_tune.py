@@ -45,8 +45,8 @@ def _model(name: str, *nodes: NodeKind, overrides: Sequence[str] = (), **options
 @pytest.mark.parametrize("name", ["gpt2-xl", "gpt-1.3b", "t5-11b"])
 def test_the_layers_forwards_are_a_third_of_a_sample(name: str) -> None:
     job = configuration.load(CONFIGS / f"{name}.yaml")
-    forward = sum(flops.forward_flops(job, layer) for layer in flops.layer_sizes(job))
-    assert 3 * forward == pytest.approx(flops.flops_per_sample(job), rel=5e-3)
+    forward = sum(flops.forward_flops(job.spec, layer) for layer in flops.layer_sizes(job.spec))
+    assert 3 * forward == pytest.approx(flops.flops_per_sample(job.spec), rel=5e-3)
 
 
 @pytest.mark.parametrize("name", ["gpt2-xl", "t5-11b"])
@@ -78,7 +78,7 @@ def test_one_gpu_takes_its_flops_at_its_rate() -> None:
     model = _model("gpt-1.3b", NodeKind("H100", 1, 1e9, 1e9, 79.1))
     best = search([model], keep=1).best[0]
     job = model.job.config
-    work = flops.flops_per_sample(job) * job.optimisation.global_batch_size
+    work = flops.flops_per_sample(job.spec) * job.optimisation.global_batch_size
     assert best.seconds == pytest.approx(work / (989.4e12 * 0.5), rel=5e-3)
 
 

@@ -528,7 +528,7 @@ def test_a_checkpoint_of_all_nodes_must_fit_on_a_disk_that_they_share(
     tmp_path: Path, job: JobDirectory, is_shared: bool
 ) -> None:
     watch = Watch(job, REQUEST, config(tmp_path, checkpoint={"interval": 40}))
-    whole = flops.checkpoint_bytes(config(tmp_path, checkpoint={"interval": 40}))
+    whole = flops.checkpoint_bytes(config(tmp_path, checkpoint={"interval": 40}).spec)
     for node in ("n1", "n2") if is_shared else ("n1",):
         lock = JobDirectory(job.path, node).lock()
         assert lock is not None
