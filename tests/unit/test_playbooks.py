@@ -67,6 +67,23 @@ def test_every_play_says_which_strategy_it_has_been_made_for() -> None:
 
 def test_a_part_of_env_up_has_the_plan_that_it_goes_by() -> None:
     (play,) = _read(PLAYBOOKS / "env_up.yml")
-    roles = [task.get("ansible.builtin.import_role", {}).get("name") for task in play["tasks"]]
-    plan = [task["tags"] for task, role in zip(play["tasks"], roles, strict=True) if role == PREFLIGHT]
+    roles = [task.get("ansible.builtin.import_role", {}) for task in play["tasks"]]
+    plan = [
+        task["tags"]
+        for task, role in zip(play["tasks"], roles, strict=True)
+        if role.get("name") == PREFLIGHT and role["tasks_from"] in ("look", "plan")
+    ]
     assert plan == [["always"]] * 2
+
+
+def test_what_changes_nodes_without_a_look_locks_them_first_and_releases_them_last() -> None:
+    """With any tags; `site` takes the locks with its look."""
+    for name in ("clean", "env_up", "env_down", "slurm_up", "slurm_down"):
+        (play,) = _read(PLAYBOOKS / f"{name}.yml")
+        tasks = [task for task in play["tasks"] if "ansible.builtin.import_role" in task]
+        ends = [(task["ansible.builtin.import_role"], task["tags"]) for task in (tasks[0], tasks[-1])]
+        assert [(role["name"], role["tasks_from"]) for role, _ in ends] == [
+            (PREFLIGHT, "lock"),
+            (PREFLIGHT, "release"),
+        ], name
+        assert all("always" in tags for _, tags in ends), name
