@@ -23,7 +23,7 @@ class ActionModule(Decision):
         if not wanted:
             return {}
         nodes = [str(host) for host in variables["ansible_play_hosts"]]
-        locks = node_locks.NodeLocks(self, variables, wanted, options["connections"])
+        locks = node_locks.NodeLocks(self, variables, wanted, options["connections"], options["root"])
         if options["state"] == "free":
             locks.release(nodes)
             return {}

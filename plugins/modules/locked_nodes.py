@@ -25,6 +25,10 @@ options:
     type: str
     choices: [held, free]
     default: held
+  root:
+    description: Whether root takes the locks whatever C(rdm_become) says, as in a play that is always root's.
+    type: bool
+    default: false
   connections:
     description: The connection plugins that work in threads.
     type: list
@@ -56,5 +60,6 @@ from typing import Any, Dict
 ARGUMENT_SPEC: Dict[str, Any] = {
     "cluster": {"type": "str", "required": True},
     "state": {"type": "str", "choices": ["held", "free"], "default": "held"},
+    "root": {"type": "bool", "default": False},
     "connections": {"type": "list", "elements": "str", "default": ["ssh"]},
 }

@@ -59,6 +59,7 @@ class NodeLocks:
         wanted: which run wants them, as of_run() returns it.
         connections: names of the connection plugins that work in threads. A node with another one is left
             out.
+        root: whether root takes them whatever `rdm_become` says.
     """
 
     def __init__(
@@ -67,8 +68,9 @@ class NodeLocks:
         variables: Mapping[str, Any],
         wanted: Mapping[str, Any],
         connections: Sequence[str],
+        root: bool = False,
     ) -> None:
-        self._reach = Reach(action, variables, connections) if connections else None
+        self._reach = Reach(action, variables, connections, root) if connections else None
         self._threads = max(1, int(variables["ansible_forks"]))
         self._wanted = wanted
 

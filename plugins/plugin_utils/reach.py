@@ -31,12 +31,18 @@ class Reach:
         action: the action that makes the calls; its task is what Ansible sees of them.
         task_vars: of that task.
         connections: names of the connection plugins that work in threads.
+        root: whether the play becomes root whatever `rdm_become` says.
     """
 
     def __init__(
-        self, action: ActionBase, task_vars: Mapping[str, Any], connections: Sequence[str] = ("ssh",)
+        self,
+        action: ActionBase,
+        task_vars: Mapping[str, Any],
+        connections: Sequence[str] = ("ssh",),
+        root: bool = False,
     ) -> None:
         self._action = action
+        self._root = root
         # The task's own environment is that of its one host by now; the play's is as it was written.
         self._task = action._task.copy()
         self._task.environment = action._task.get_play().environment
@@ -113,9 +119,11 @@ class Reach:
         return connection
 
     def _become(self, host: Host) -> Any:
-        """Return the become plugin, None for none; the plays of this collection become root by rdm_become."""
+        """Return the become plugin, None for none; most plays become root by rdm_become."""
         own = host.value("ansible_become")
-        if not boolean(host.value("rdm_become", True) if own is None else own, strict=False):
+        if own is None:
+            own = self._root or host.value("rdm_become", True)
+        if not boolean(own, strict=False):
             return None
         name = host.value("ansible_become_method") or self._task.become_method
         plugin = become_loader.get(name)

@@ -87,3 +87,5 @@ def test_what_changes_nodes_without_a_look_locks_them_first_and_releases_them_la
             (PREFLIGHT, "release"),
         ], name
         assert all("always" in tags for _, tags in ends), name
+        # Whoever takes it, the lock of what only root changes is root's.
+        assert play.get("vars", {}).get("__preflight_root", False) == (play.get("become") is True), name
