@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 import sys
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -56,32 +55,6 @@ ARGSPEC_ACTIONS = ("ansible.builtin.validate_argument_spec", "validate_argument_
 
 _ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _WRAPPERS = re.compile(r"^(?:(?:Task|Module|Action) failed: )+")
-_SSH_NOISE = re.compile(
-    r"(?:Failed to connect to the host via ssh|Data could not be sent to remote host[^:]*): "
-)
-# Ansible's own words alone: ssh ended with 255, as it does when a signal ends the program on the node, ssh
-# itself, its shared connection, or sshd.
-_SSH_SAID_NOTHING = re.compile(
-    r"(?:Data could not be sent to remote host.*over ssh|Failed to connect to the host via ssh)[.: ]*",
-    re.IGNORECASE,
-)
-_ENDED_WITHOUT_A_WORD = (
-    "ssh to it ended without a word: its connection or the program there was killed, or sshd did not answer "
-    "in time; run the same again"
-)
-# What ssh says after the words of its ProxyJump or ProxyCommand.
-_THROUGH_JUMP_HOST = re.compile(
-    r"\s*(?:stdio forwarding failed)?\s*(?:kex_exchange_identification: [^:]*?)?\s*"
-    r"Connection (?:closed|reset) by UNKNOWN port 65535"
-)
-# As with ControlPersist, where ssh drops what a jump host's ssh says.
-_JUMP_HOST_UNTOLD = (
-    "its jump host cannot be reached or does not let it through, and ssh does not tell why: log in to the "
-    "jump host by hand, and from there to the node"
-)
-_OTHER_HOST_KEY = re.compile(
-    r"Offending \S+ key in (?P<file>.+?):(?P<line>\d+) .*Host key for (?P<host>\S+) has changed"
-)
 # What a role looks at before anything changes is a part of the phase that asks for it: of preflight.
 _INSPECTION = re.compile(r"/tasks/inspect\.yml:\d+$")
 _NO_HOSTS = "leaves us with no hosts to target"
@@ -494,41 +467,15 @@ def _why(res: Mapping[str, Any], *, unreachable: bool) -> str:
             named = f"{label}: " if isinstance(label, (str, int)) else ""
             return named + _why(item, unreachable=unreachable)
     message = _WRAPPERS.sub("", _one_line(str(res.get("msg") or "")))
+    environment.make_importable()
+    from ansible_collections.rdm.provision.plugins.plugin_utils.failure import not_reached, reason
+
     if unreachable:
-        if changed := _OTHER_HOST_KEY.search(message):
-            return _other_host_key(**changed.groupdict())
-        if _SSH_SAID_NOTHING.fullmatch(message):
-            return _ENDED_WITHOUT_A_WORD
-        message = _SSH_NOISE.sub("", message)
-        if _THROUGH_JUMP_HOST.search(message):
-            said = _THROUGH_JUMP_HOST.sub("", message).strip(" .:")
-            if not said:
-                return _JUMP_HOST_UNTOLD
-            # Only this machine's own ssh says its name; what else is said, comes from the jump host.
-            what = "cannot be reached" if said.startswith("ssh: ") else "does not let it through"
-            return f"its jump host {what}: {said.removeprefix('ssh: ')}"
-        if "Host key verification failed" in message:
-            return (
-                "ssh knows no key of this host: log in once by hand and compare the fingerprint it shows "
-                "with the host's own; ssh then keeps the key in known_hosts"
-            )
-        return re.sub(r"^ssh: ", "", message).rstrip(".: ") or "no connection"
+        return not_reached(message)
     if "undecryptable variable" in message:
         return f"{message.rstrip('. ')} (--ask-vault-pass or --vault-password-file FILE gives its password)"
-    environment.make_importable()
-    from ansible_collections.rdm.provision.plugins.plugin_utils.failure import reason
-
     texts = {key: plain(res.get(key)) for key in ("stderr", "module_stderr", "stdout") if res.get(key)}
     return reason({**res, **texts})
-
-
-def _other_host_key(file: str, line: str, host: str) -> str:
-    """Return in one line what ssh says in ten."""
-    forget = shlex.join(["ssh-keygen", "-f", file, "-R", host])
-    return (
-        f"the ssh host key of {host} is not the one in {file}:{line}. "
-        f"If the host was made anew: {forget}; if not, somebody else answers there"
-    )
 
 
 def error_sentence(text: str) -> str:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Mapping
 from typing import Any
 
@@ -22,6 +23,32 @@ _WAITS = "a file that the shell reads at login (.bashrc, .zshenv) may wait there
 _SUDO_ASKS = (
     "sudo asks for a password there: give it with --ask-become-pass, or as ansible_become_password, "
     "encrypted with ansible-vault, or let the user do without one"
+)
+_SSH_NOISE = re.compile(
+    r"(?:Failed to connect to the host via ssh|Data could not be sent to remote host[^:]*): "
+)
+# Ansible's own words alone: ssh ended with 255, as it does when a signal ends the program on the node, ssh
+# itself, its shared connection, or sshd.
+_SSH_SAID_NOTHING = re.compile(
+    r"(?:Data could not be sent to remote host.*over ssh|Failed to connect to the host via ssh)[.: ]*",
+    re.IGNORECASE,
+)
+_ENDED_WITHOUT_A_WORD = (
+    "ssh to it ended without a word: its connection or the program there was killed, or sshd did not answer "
+    "in time; run the same again"
+)
+# What ssh says after the words of its ProxyJump or ProxyCommand.
+_THROUGH_JUMP_HOST = re.compile(
+    r"\s*(?:stdio forwarding failed)?\s*(?:kex_exchange_identification: [^:]*?)?\s*"
+    r"Connection (?:closed|reset) by UNKNOWN port 65535"
+)
+# As with ControlPersist, where ssh drops what a jump host's ssh says.
+_JUMP_HOST_UNTOLD = (
+    "its jump host cannot be reached or does not let it through, and ssh does not tell why: log in to the "
+    "jump host by hand, and from there to the node"
+)
+_OTHER_HOST_KEY = re.compile(
+    r"Offending \S+ key in (?P<file>.+?):(?P<line>\d+) .*Host key for (?P<host>\S+) has changed"
 )
 
 
@@ -45,3 +72,39 @@ def reason(result: Mapping[str, Any]) -> str:
     last = next((line for line in reversed(said.splitlines()) if line.strip()), "")
     ended = f"exit code {result['rc']}" if "rc" in result else "it failed"
     return f"{ended}: {' '.join(last.split())}" if last else ended
+
+
+def not_reached(message: str) -> str:
+    """Return why Ansible has not reached a host, in one line.
+
+    Args:
+        message: of the result that says so.
+    """
+    message = _WRAPPERS.sub("", " ".join(message.split()))
+    if changed := _OTHER_HOST_KEY.search(message):
+        return _other_host_key(**changed.groupdict())
+    if _SSH_SAID_NOTHING.fullmatch(message):
+        return _ENDED_WITHOUT_A_WORD
+    message = _SSH_NOISE.sub("", message)
+    if _THROUGH_JUMP_HOST.search(message):
+        said = _THROUGH_JUMP_HOST.sub("", message).strip(" .:")
+        if not said:
+            return _JUMP_HOST_UNTOLD
+        # Only this machine's own ssh says its name; what else is said, comes from the jump host.
+        what = "cannot be reached" if said.startswith("ssh: ") else "does not let it through"
+        return f"its jump host {what}: {said.removeprefix('ssh: ')}"
+    if "Host key verification failed" in message:
+        return (
+            "ssh knows no key of this host: log in once by hand and compare the fingerprint it shows "
+            "with the host's own; ssh then keeps the key in known_hosts"
+        )
+    return re.sub(r"^ssh: ", "", message).rstrip(".: ") or "no connection"
+
+
+def _other_host_key(file: str, line: str, host: str) -> str:
+    """Return in one line what ssh says in ten."""
+    forget = shlex.join(["ssh-keygen", "-f", file, "-R", host])
+    return (
+        f"the ssh host key of {host} is not the one in {file}:{line}. "
+        f"If the host was made anew: {forget}; if not, somebody else answers there"
+    )

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import yaml
 from ansible_collections.rdm.provision.plugins.module_utils.constants import LAUNCHERS
 from ansible_collections.rdm.provision.plugins.plugin_utils import job_image
+from ansible_collections.rdm.provision.plugins.plugin_utils.failure import not_reached
 from ansible_collections.rdm.provision.plugins.plugin_utils.refusal import Problem, Refused
 
 JOB_NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,62}")
@@ -256,8 +257,8 @@ def verdict(plan: Mapping[str, Any], answers: Mapping[str, Mapping[str, Any]]) -
         name = node["name"]
         answer = answers.get(name)
         if answer is None or answer.get("unreachable"):
-            said = _first_line(str((answer or {}).get("msg") or ""))
-            reason = "cannot be reached" + (": " + said if said else "")
+            said = str((answer or {}).get("msg") or "")
+            reason = "cannot be reached" + (": " + not_reached(said) if said else "")
             remedy = "mend it, or leave it out with --limit or launcher.nodes"
             problems.append(Problem(name, "", reason, remedy))
         elif answer.get("failed"):
