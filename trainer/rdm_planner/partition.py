@@ -14,14 +14,16 @@ from dataclasses import dataclass
 
 from rdm_planner.schedules import Schedule
 
-__all__ = ["Cut", "Problem", "best_cut"]
+__all__ = ["Cut", "CutSearch", "Problem", "best_cut"]
 
 # Times this close are the same: sums over layers are rounded in another order than a simulation's.
 _TOLERANCE = 1e-9
 
-# When so many cuts have been simulated, or looked at in part, the best so far is returned with its bound.
-_SIMULATIONS = 300
-_STEPS = 20 * _SIMULATIONS
+# When so many passes are simulated, or so many parts of cuts looked at for each simulation, the best
+# cut so far is returned with its bound.
+_WORK = 40_000
+_LEAST_SIMULATIONS = 20
+_STEPS = 20
 
 
 def _anything_fits(_stage: int, _begin: int, _end: int) -> bool:
@@ -118,37 +120,69 @@ def best_cut(problem: Problem, *, below: float = math.inf, tries: Iterable[Seque
         below: Only faster cuts are of interest, seconds.
         tries: Cuts that are known to be good; the result is never slower than the best of them that fits.
     """
-    return _Search(problem, below).run(tries)
+    search = CutSearch(problem)
+    search.begin(below, tries)
+    search.finish(below)
+    return search.result()
 
 
-class _Search:
-    """One call of :func:`best_cut`."""
+class CutSearch:
+    """The search for the best cut, which can be put off when its bound is known.
 
-    def __init__(self, problem: Problem, below: float) -> None:
+    Args:
+        problem: What is cut.
+
+    Attributes:
+        bound: What any cut takes at least, seconds, or that no cut is faster than a time that is known.
+        best: The fastest cut so far; None without one that is faster than that time.
+        upper: Its time, or that time.
+    """
+
+    def __init__(self, problem: Problem) -> None:
         self.problem = problem
         self.stages = len(problem.sums)
         self.paths = [problem.schedule.paths(stage) for stage in range(self.stages)]
-        self.upper = below
+        self.upper = math.inf
+        self.bound = 0.0
         self.best: tuple[int, ...] | None = None
         self.simulations = self.steps = 0
+        self.most = max(_LEAST_SIMULATIONS, _WORK // problem.schedule.work)
         self.before, self.after = self._least_sums()
         # What ``rest`` adds whatever the first stage is.
         self.rest = min(problem.rest(first) for first in range(1, problem.layers - self.stages + 2))
         # For each number of stages, what cuts take at least whose so many first stages end at a place.
         self.prefix: list[list[float]] = []
 
-    def run(self, tries: Iterable[Sequence[int]]) -> Cut | None:
-        """Solve the problem."""
+    def begin(self, below: float, tries: Iterable[Sequence[int]] = ()) -> None:
+        """Find the least bound of all cuts, and a cut that has it.
+
+        Args:
+            below: Only faster cuts are of interest, seconds.
+            tries: Cuts that are known to be good.
+        """
+        self.upper = below
         for known in tries:
             if self.problem.holds(known):
                 self._try(tuple(known))
-        bound, cut = self._by_bound()
+        self.bound, cut = self._by_bound()
         if cut is not None:
             self._try(cut)
-        is_complete = bound >= self._aim() or self._extend(self.problem.layers, [], [], 0.0)
-        if self.best is None:
-            return None
-        return Cut(self.best, self.upper, self.upper if is_complete else min(bound, self.upper))
+        self.bound = min(self.bound, self.upper)
+
+    def finish(self, below: float) -> None:
+        """Find the fastest cut, after :meth:`begin`.
+
+        Args:
+            below: Only faster cuts are of interest, seconds.
+        """
+        if below < self.upper:
+            self.upper, self.best = below, None
+        if self.bound >= self._aim() or self._extend(self.problem.layers, [], [], 0.0):
+            self.bound = self.upper
+
+    def result(self) -> Cut | None:
+        """Return the fastest cut that is known; None when none is faster than what was known before."""
+        return None if self.best is None else Cut(self.best, self.upper, self.bound)
 
     def _aim(self) -> float:
         return self.upper * (1 - _TOLERANCE)
@@ -243,9 +277,9 @@ class _Search:
         stage = self.stages - 1 - len(cut)
         if stage < 0:
             self._try(tuple(cut))
-            return self.simulations < _SIMULATIONS
+            return self.simulations < self.most
         self.steps += 1
-        if self.steps > _STEPS:
+        if self.steps > _STEPS * self.most:
             return False
         running, before, schedule = self.problem.sums[stage], self.before[stage], self.problem.schedule
         for begin, value in sorted(self._begins(stage, end, after), key=lambda found: (found[1], -found[0])):

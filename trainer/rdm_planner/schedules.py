@@ -35,6 +35,11 @@ class Path(NamedTuple):
 class Schedule(Protocol):
     """One layout's pipeline."""
 
+    @property
+    def work(self) -> int:
+        """Passes that :meth:`ends` simulates: forwards and backwards of all stages."""
+        ...
+
     def ends(self, times: Sequence[float]) -> list[float]:
         """Return when each stage ends its last backward, in seconds; the first stage ends last.
 
@@ -85,6 +90,11 @@ class OneForwardOneBackward:
     first_send: float = 0.0
     last_send: float = 0.0
     forward: float = _FORWARD
+
+    @property
+    def work(self) -> int:
+        """See :class:`Schedule`."""
+        return 2 * self.stages * self.micro_batches
 
     def ends(self, times: Sequence[float]) -> list[float]:
         """See :class:`Schedule`; work grows with stages times micro-batches until the pipeline is regular."""
@@ -264,6 +274,11 @@ class BlockingSends:
 
     inner: Schedule
     seconds: tuple[float, ...]
+
+    @property
+    def work(self) -> int:
+        """See :class:`Schedule`."""
+        return self.inner.work
 
     def ends(self, times: Sequence[float]) -> list[float]:
         """See :class:`Schedule`."""

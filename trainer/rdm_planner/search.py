@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from rdm_planner.layouts import Estimate, Layout
-from rdm_planner.partition import Problem, best_cut
+from rdm_planner.partition import CutSearch, Problem
 
 __all__ = ["CostModel", "Found", "floor", "ideal_sums", "paces", "search"]
 
@@ -154,19 +154,20 @@ def search(
         The ``keep`` fastest layouts, each on its fastest placement and with its fastest cut.
     """
     first = models[0]
-    # A layout waits with a bound for all orders of nodes, then each order that differs with its own.
-    waiting: list[tuple[float, int, Layout, CostModel | None, Problem]] = []
+    # A layout waits with a bound for all orders of nodes, then each order that differs with its own, and then
+    # with that of its cuts. A search for a cut ends only when the bound still lets it win.
+    waiting: list[tuple[float, int, Layout, CostModel | None, Problem, CutSearch | None]] = []
     for layout in first.layouts():
         problem = first.ideal(layout)
         if problem.layers >= layout.pipeline:
-            waiting.append((floor(problem), len(waiting), layout, None, problem))
+            waiting.append((floor(problem), len(waiting), layout, None, problem, None))
     heapq.heapify(waiting)
     layouts = order = len(waiting)
     opened = solved = unfit = 0
     best: dict[Hashable, Estimate] = {}
     limit = math.inf
     while waiting:
-        least, _, layout, model, problem = heapq.heappop(waiting)
+        least, _, layout, model, problem, cuts = heapq.heappop(waiting)
         if least >= limit:
             break
         known = best.get(alike(layout))
@@ -174,18 +175,26 @@ def search(
         if model is None:
             opened += 1
             progress(opened, layouts)
+            if least < below:
+                for one in {one.placement(layout): one for one in reversed(models)}.values():
+                    order += 1
+                    problem = one.problem(layout)
+                    heapq.heappush(waiting, (max(least, floor(problem)), order, layout, one, problem, None))
+            continue
         if least >= below:
             continue
-        if model is None:
-            for one in {model.placement(layout): model for model in reversed(models)}.values():
+        if cuts is None:
+            solved += 1
+            cuts = CutSearch(problem)
+            cuts.begin(below, model.tries(layout))
+            unfit += cuts.best is None and math.isinf(below)
+            if cuts.bound < cuts.upper:
                 order += 1
-                problem = one.problem(layout)
-                heapq.heappush(waiting, (max(least, floor(problem)), order, layout, one, problem))
-            continue
-        solved += 1
-        cut = best_cut(problem, below=below, tries=model.tries(layout))
+                heapq.heappush(waiting, (max(least, cuts.bound), order, layout, model, problem, cuts))
+        else:
+            cuts.finish(below)
+        cut = cuts.result()
         if cut is None:
-            unfit += math.isinf(below)
             continue
         best[alike(layout)] = dataclasses.replace(model.estimate(layout, cut.layers), bound=cut.bound)
         fastest = heapq.nsmallest(keep, (estimate.seconds for estimate in best.values()))
