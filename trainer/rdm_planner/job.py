@@ -36,6 +36,7 @@ __all__ = ["Job", "TrainerModel", "blocks_of", "published_peaks", "with_layout"]
 _BITS = 8
 _MOST_MICRO_BATCH = 64
 _BOTH = ("none", "full")
+_ROUNDED = 8
 
 
 def with_layout(config: Config, layout: Layout, cut: Sequence[int] | None = None) -> Config:
@@ -131,6 +132,7 @@ class Job:
         self._shaped: dict[Layout, _Shaped] = {}
         self._sums: dict[tuple[object, ...], tuple[list[float], list[float]]] = {}
         self._paces: dict[tuple[object, ...], dict[str, tuple[float, float]]] = {}
+        self._held: dict[int, tuple[list[int], list[int], list[tuple[int, ...]]]] = {}
         self._units: dict[int, list[tuple[LayerSize, ...]]] = {}
 
     @cached_property
@@ -150,6 +152,22 @@ class Job:
         if tensor not in self._units:
             self._units[tensor] = _units(flops.layer_sizes(config.spec))
         return self._units[tensor]
+
+    def held(self, config: Config) -> tuple[list[int], list[int], list[tuple[int, ...]]]:
+        """Return running sums over the units: a rank's parameters; the tied ones; units of each kind."""
+        tensor = config.parallel.tensor
+        if tensor not in self._held:
+            units = self.units(config)
+            own = [sum(one.split // tensor + one.whole for one in unit) for unit in units]
+            tied = [sum(one.tied // tensor for one in unit) for unit in units]
+            names = sorted({unit[0].name for unit in units})
+            counts = [(0,) * len(names)]
+            for unit in units:
+                last = zip(counts[-1], names, strict=True)
+                counts.append(tuple(count + (unit[0].name == name) for count, name in last))
+            running = [[0, *itertools.accumulate(numbers)] for numbers in (own, tied)]
+            self._held[tensor] = running[0], running[1], counts
+        return self._held[tensor]
 
     def sums(self, layout: Layout, gpu: str) -> tuple[list[float], list[float]]:
         """Return the running sums of the units' times for a micro-batch: forward and backward; backward."""
@@ -235,20 +253,13 @@ class _Shaped:
         self.units = job.units(self.job)
         self.step = job.statement(self.job)
         self.micro_batches = layout.accumulation(job.batch)
-        tensor = layout.tensor
-        self._held = [0, *itertools.accumulate(sum(map(_own(tensor), unit)) for unit in self.units)]
-        self._tied = [
-            0,
-            *itertools.accumulate(sum(one.tied // tensor for one in unit) for unit in self.units),
-        ]
-        names = sorted({unit[0].name for unit in self.units})
+        self._held, self._tied, self._counts = job.held(self.job)
         # All blocks of a GPT are alike: it matters how many there are, and not which.
-        self._is_uniform = len(names) <= 3
-        self._counts = [(0,) * len(names)]
-        for unit in self.units:
-            last = zip(self._counts[-1], names, strict=True)
-            self._counts.append(tuple(count + (unit[0].name == name) for count, name in last))
+        self._is_uniform = len(self._counts[0]) <= 3
+        # Every so many blocks' input is kept: that is no line.
+        self._is_linear = self._is_uniform and self.job.parallel.activation_checkpointing_interval == 1
         self._memory: dict[tuple[object, ...], int] = {}
+        self._lines: dict[tuple[bool, bool], tuple[tuple[float, float], float, float]] = {}
 
     def own(self, begin: int, end: int) -> int:
         """Return the parameters that a rank of a stage has; what is tied to its first layer counts once."""
@@ -273,6 +284,41 @@ class _Shaped:
             found = stage_memory(self.job, layers, self.layout.data, in_flight, last=is_last)
             self._memory[key] = found.total
         return self._memory[key]
+
+    def most_memory(self, stage: int, begin: int, end: int) -> float:
+        """Return at least :meth:`memory`, which it exceeds by some bytes, in less time.
+
+        Of blocks that are alike, memory grows by the same with each, and so it does with each micro-batch.
+        """
+        blocks = min(end, len(self.units) - 1) - max(begin, 1)
+        if not self._is_linear or blocks < 1 or self.layout.pipeline == 1:
+            return self.memory(stage, begin, end)
+        place = (begin == 0, end == len(self.units))
+        if place not in self._lines:
+            self._lines[place] = self._line(*place)
+        constant, by_block, by_both = self._lines[place]
+        in_flight = min(self.micro_batches, self.layout.pipeline - stage)
+        base, per_micro_batch = constant
+        return base + blocks * by_block + in_flight * (per_micro_batch + blocks * by_both)
+
+    def _line(self, is_first: bool, is_last: bool) -> tuple[tuple[float, float], float, float]:
+        """Return the bytes of a stage: constant, by micro-batch; by block; by block and micro-batch."""
+
+        def held(blocks: int, in_flight: int) -> int:
+            units = self.units[:1] * is_first + self.units[1:2] * blocks + self.units[-1:] * is_last
+            layers = list(itertools.chain(*units))
+            return stage_memory(self.job, layers, self.layout.data, in_flight, last=is_last).total
+
+        one, two, one_more, two_more = held(1, 1), held(2, 1), held(1, 2), held(2, 2)
+        by_both = two_more - one_more - two + one
+        by_block = two - one - by_both
+        by_micro_batch = one_more - one - by_both
+        # Shares of replicas are rounded down: by a byte of each component, for each block.
+        return (
+            (one - by_block - by_micro_batch - by_both, by_micro_batch),
+            by_block + _ROUNDED,
+            by_both,
+        )
 
 
 @dataclass(frozen=True)
@@ -315,29 +361,37 @@ class TrainerModel:
 
     def placement(self, layout: Layout) -> Hashable:
         """Return what orders of nodes have in common on which a layout costs the same."""
-        stages = self._stages(layout)
-        if layout.tensor * layout.data >= self.gpus:
-            return tuple(frozenset(node.gpu for node in nodes) for nodes in stages)
-        return tuple(tuple(node.gpu for node in nodes) for nodes in stages)
+        return tuple(tuple(node.gpu for node in nodes) for nodes in self._stages(layout))
 
     def ideal(self, layout: Layout) -> Problem:
         """Return a problem that is never slower in any order of the nodes: without sends and mixed stages."""
         ranks = layout.tensor * layout.data
-        count = collections.Counter(node.gpu for node in self.nodes)
+        count = self._count
         running = {gpu: self.job.sums(layout, gpu)[0] for gpu in count}
         sums = ideal_sums(
             running, layout.pipeline, lambda kinds: sum(count[gpu] for gpu in kinds) * self.gpus // ranks
         )
-        return Problem(sums, self._schedule(layout), lambda _cut, ends: max(ends))
+        shaped = self.job.shaped(layout)
+        most = max(self.job.times.memory_gib(gpu) for gpu in count) * GIB
+
+        def fits(stage: int, begin: int, end: int) -> bool:
+            return shaped.most_memory(stage, begin, end) <= most
+
+        return Problem(sums, self._schedule(layout), lambda _cut, ends: max(ends), fits=fits)
+
+    @cached_property
+    def _count(self) -> collections.Counter[str]:
+        return collections.Counter(node.gpu for node in self.nodes)
 
     def problem(self, layout: Layout) -> Problem:
         """Return what :func:`rdm_planner.partition.best_cut` needs for a layout."""
         shaped = self.job.shaped(layout)
         stages = self._stages(layout)
         schedule = BlockingSends(self._schedule(layout), tuple(self._sends(shaped, stages)))
-        costs = [self._after(shaped, nodes) for nodes in stages]
+        costs = self._afters(shaped, stages)
         tied = self._tied_seconds(shaped, stages)
-        limits = [min(self.job.times.memory_gib(node.gpu) for node in nodes) * GIB for nodes in stages]
+        room = {node.gpu: self.job.times.memory_gib(node.gpu) * GIB for node in self._kinds[0]}
+        limits = [min(room[node.gpu] for node in nodes) for nodes in stages]
 
         def total(cut: Sequence[int], ends: Sequence[float]) -> float:
             return _total(shaped, costs, tied, cut, ends)
@@ -347,7 +401,7 @@ class TrainerModel:
             return tied + costs[0].reduction(own) + costs[0].update(own)
 
         def fits(stage: int, begin: int, end: int) -> bool:
-            return shaped.memory(stage, begin, end) <= limits[stage]
+            return shaped.most_memory(stage, begin, end) <= limits[stage]
 
         slowest = [self._slowest(layout, nodes) for nodes in stages]
         return Problem([self.job.sums(layout, node.gpu)[0] for node in slowest], schedule, total, rest, fits)
@@ -359,7 +413,7 @@ class TrainerModel:
         ends = problem.schedule.ends(times)
         shaped = self.job.shaped(layout)
         stages = self._stages(layout)
-        costs = [self._after(shaped, nodes) for nodes in stages]
+        costs = self._afters(shaped, stages)
         tied = self._tied_seconds(shaped, stages)
         seconds = problem.total(cut, ends)
         own = _stage_parameters(shaped, cut)
@@ -400,17 +454,35 @@ class TrainerModel:
     def _slowest(self, layout: Layout, nodes: Sequence[NodeKind]) -> NodeKind:
         if len(nodes) == 1:
             return nodes[0]
-        pace = self.job.paces(layout, frozenset(node.gpu for node in self.nodes))
+        pace = self.job.paces(layout, frozenset(self._count))
         return max(nodes, key=lambda node: pace[node.gpu])
 
     def _stages(self, layout: Layout) -> list[tuple[NodeKind, ...]]:
         """Return the distinct kinds of each stage's nodes, in order: its ranks are next to each other."""
         ranks = layout.tensor * layout.data
-        bounds = [
-            (stage * ranks // self.gpus, ((stage + 1) * ranks - 1) // self.gpus + 1)
-            for stage in range(layout.pipeline)
-        ]
-        return [tuple(dict.fromkeys(self.nodes[first:last])) for first, last in bounds]
+        if ranks not in self._by_ranks:
+            kinds, numbers = self._kinds
+            groups: dict[tuple[int, ...], tuple[NodeKind, ...]] = {}
+            found = []
+            for stage in range(layout.pipeline):
+                first, last = stage * ranks // self.gpus, ((stage + 1) * ranks - 1) // self.gpus + 1
+                group = tuple(dict.fromkeys(numbers[first:last]))
+                # A stage of more than two nodes has whole nodes, in whatever order.
+                group = tuple(sorted(group)) if last - first > 2 else group
+                found.append(groups.setdefault(group, tuple(kinds[number] for number in group)))
+            self._by_ranks[ranks] = found
+        return self._by_ranks[ranks]
+
+    @cached_property
+    def _by_ranks(self) -> dict[int, list[tuple[NodeKind, ...]]]:
+        return {}
+
+    @cached_property
+    def _kinds(self) -> tuple[list[NodeKind], list[int]]:
+        """Return the kinds of nodes, and the number of each node's."""
+        kinds = list(dict.fromkeys(self.nodes))
+        number = {kind: place for place, kind in enumerate(kinds)}
+        return kinds, [number[node] for node in self.nodes]
 
     def _sends(self, shaped: _Shaped, stages: Sequence[Sequence[NodeKind]]) -> list[float]:
         """Return what each stage adds to a micro-batch: it sends and receives at each of its borders."""
@@ -418,18 +490,28 @@ class TrainerModel:
         ranks = layout.tensor * layout.data
         bits = shaped.activation_bits()
         added = [0.0] * layout.pipeline
+        known: dict[tuple[int, int, int], float] = {}
         for stage, (here, there) in enumerate(itertools.pairwise(stages)):
             leaving = _leaving(stage, ranks, self.gpus)
-            pairs = itertools.product(here, there) if ranks >= self.gpus else [(here[-1], there[0])]
-            slowest = max(
-                times.point_to_point(one.gpu, other.gpu, across=leaving > 0).seconds(bits * max(1, leaving))
-                for one, other in pairs
-            )
-            # An output one way, a gradient the other.
-            seconds = 2 * slowest * (1 - shaped.step.hidden_sends)
-            added[stage] += seconds
-            added[stage + 1] += seconds
+            key = (id(here), id(there), leaving)
+            if key not in known:
+                pairs = itertools.product(here, there) if ranks >= self.gpus else [(here[-1], there[0])]
+                slowest = max(
+                    times.point_to_point(one.gpu, other.gpu, across=leaving > 0).seconds(
+                        bits * max(1, leaving)
+                    )
+                    for one, other in pairs
+                )
+                # An output one way, a gradient the other.
+                known[key] = 2 * slowest * (1 - shaped.step.hidden_sends)
+            added[stage] += known[key]
+            added[stage + 1] += known[key]
         return added
+
+    def _afters(self, shaped: _Shaped, stages: Sequence[tuple[NodeKind, ...]]) -> list[_After]:
+        by_kinds = {id(nodes): nodes for nodes in stages}
+        known = {key: self._after(shaped, nodes) for key, nodes in by_kinds.items()}
+        return [known[id(nodes)] for nodes in stages]
 
     def _after(self, shaped: _Shaped, nodes: Sequence[NodeKind]) -> _After:
         """Return what follows a stage's last micro-batch."""
@@ -531,10 +613,6 @@ def _leaving(stage: int, ranks: int, gpus: int) -> int:
     here = min(first + ranks, gpus) - max(first, gpus - ranks)
     there = first + ranks - gpus - (gpus - ranks)
     return max(0, here, there)
-
-
-def _own(tensor: int) -> Callable[[LayerSize], int]:
-    return lambda layer: layer.split // tensor + layer.whole
 
 
 def _units(layers: Sequence[LayerSize]) -> list[tuple[LayerSize, ...]]:

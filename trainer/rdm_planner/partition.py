@@ -8,13 +8,16 @@ the best time found so far. Most good cuts meet their bound, so that few simulat
 
 from __future__ import annotations
 
+import bisect
+import functools
+import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from rdm_planner.schedules import Schedule
 
-__all__ = ["Cut", "CutSearch", "Problem", "best_cut"]
+__all__ = ["Cut", "CutSearch", "Problem", "best_cut", "ends_that_fit"]
 
 # Times this close are the same: sums over layers are rounded in another order than a simulation's.
 _TOLERANCE = 1e-9
@@ -25,9 +28,20 @@ _WORK = 40_000
 _LEAST_SIMULATIONS = 20
 _STEPS = 20
 
+# Halvings of the time in which all stages are to end.
+_HALVINGS = 30
+
 
 def _anything_fits(_stage: int, _begin: int, _end: int) -> bool:
     return True
+
+
+def _is_over(fits: Callable[[int, int, int], bool], stage: int, begin: int, end: int) -> bool:
+    return not fits(stage, begin, end)
+
+
+def _is_within(fits: Callable[[int, int, int], bool], stage: int, end: int, begin: int) -> bool:
+    return fits(stage, begin, end)
 
 
 def _nothing(_first: int) -> float:
@@ -43,7 +57,8 @@ class Problem:
             stages on devices of one kind share one list.
         schedule: The pipeline.
         total: A cut's step time in seconds, from the layers of each stage and :meth:`Schedule.ends`.
-        rest: What ``total`` adds at least to the end of the first stage, given that stage's layers.
+        rest: What ``total`` adds at least to the end of the first stage, given that stage's layers; no less
+            with more of them.
         fits: Whether a stage can hold the layers from ``begin`` to ``end - 1``; with more it never can again.
     """
 
@@ -126,6 +141,33 @@ def best_cut(problem: Problem, *, below: float = math.inf, tries: Iterable[Seque
     return search.result()
 
 
+def ends_that_fit(problem: Problem) -> list[tuple[int, int]]:
+    """Return between which places each stage ends in any cut that fits; none when no cut can.
+
+    Args:
+        problem: What is cut.
+    """
+    fits, layers, stages = problem.fits, problem.layers, len(problem.sums)
+    latest, begin = [], 0
+    for stage in range(stages):
+        # From the latest begin a stage reaches the furthest.
+        ends = range(begin + 1, layers - (stages - 1 - stage) + 1)
+        reached = bisect.bisect_left(ends, True, key=functools.partial(_is_over, fits, stage, begin))
+        if not reached:
+            return []
+        begin = ends[reached - 1]
+        latest.append(begin)
+    if begin < layers:
+        return []
+    earliest, end = [layers], layers
+    for stage in range(stages - 1, 0, -1):
+        begins = range(stage, end)
+        place = bisect.bisect_left(begins, True, key=functools.partial(_is_within, fits, stage, end))
+        end = begins[place] if place < len(begins) else end
+        earliest.append(end)
+    return list(zip(reversed(earliest), latest, strict=True))
+
+
 class CutSearch:
     """The search for the best cut, which can be put off when its bound is known.
 
@@ -141,15 +183,12 @@ class CutSearch:
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
         self.stages = len(problem.sums)
-        self.paths = [problem.schedule.paths(stage) for stage in range(self.stages)]
         self.upper = math.inf
         self.bound = 0.0
         self.best: tuple[int, ...] | None = None
         self.simulations = self.steps = 0
         self.most = max(_LEAST_SIMULATIONS, _WORK // problem.schedule.work)
-        self.before, self.after = self._least_sums()
-        # What ``rest`` adds whatever the first stage is.
-        self.rest = min(problem.rest(first) for first in range(1, problem.layers - self.stages + 2))
+        self.rest = problem.rest(1)
         # For each number of stages, what cuts take at least whose so many first stages end at a place.
         self.prefix: list[list[float]] = []
 
@@ -161,7 +200,13 @@ class CutSearch:
             tries: Cuts that are known to be good.
         """
         self.upper = below
-        for known in tries:
+        self.ends = ends_that_fit(self.problem)
+        if not self.ends:
+            self.bound = math.inf
+            return
+        self.paths = [self.problem.schedule.paths(stage) for stage in range(self.stages)]
+        self.before, self.after = self._least_sums()
+        for known in (*tries, *self._balanced()):
             if self.problem.holds(known):
                 self._try(tuple(known))
         self.bound, cut = self._by_bound()
@@ -177,7 +222,8 @@ class CutSearch:
         """
         if below < self.upper:
             self.upper, self.best = below, None
-        if self.bound >= self._aim() or self._extend(self.problem.layers, [], [], 0.0):
+        self._improve()
+        if not self.ends or self.bound >= self._aim() or self._extend(self.problem.layers, [], [], 0.0):
             self.bound = self.upper
 
     def result(self) -> Cut | None:
@@ -216,15 +262,85 @@ class CutSearch:
         after.reverse()
         return before, after
 
+    def _balanced(self) -> list[tuple[int, ...]]:
+        """Return cuts whose slowest stage is as fast as it can be within memory: full early, or full late."""
+        high = sum(running[-1] for running in self.problem.sums)
+        low, found = 0.0, self._filled(high)
+        for _ in range(_HALVINGS):
+            middle = (low + high) / 2
+            if cut := self._filled(middle):
+                found, high = cut, middle
+            else:
+                low = middle
+        return [cut for cut in (found, self._filled_from_the_end(high)) if cut]
+
+    def _filled(self, most: float) -> tuple[int, ...]:
+        """Return the cut whose stages are filled in turn up to a time; none if layers are left."""
+        cut, begin = [], 0
+        for stage, (running, (earliest, latest)) in enumerate(zip(self.problem.sums, self.ends, strict=True)):
+            end = min(bisect.bisect_right(running, running[begin] + most) - 1, latest)
+            while end > begin and not self.problem.fits(stage, begin, end):
+                end -= 1
+            if end <= begin or end < earliest:
+                return ()
+            cut.append(end - begin)
+            begin = end
+        return tuple(cut) if begin == self.problem.layers else ()
+
+    def _filled_from_the_end(self, most: float) -> tuple[int, ...]:
+        """Return the same, filled from the last stage on."""
+        cut, end = [], self.problem.layers
+        for stage in range(self.stages - 1, -1, -1):
+            running = self.problem.sums[stage]
+            first = self.ends[stage - 1][0] if stage else 0
+            begin = max(bisect.bisect_left(running, running[end] - most * (1 + _TOLERANCE)), first)
+            while begin < end and not self.problem.fits(stage, begin, end):
+                begin += 1
+            if begin >= end or (stage and begin > self.ends[stage - 1][1]):
+                return ()
+            cut.append(end - begin)
+            end = begin
+        return tuple(reversed(cut)) if end == 0 else ()
+
+    def _improve(self) -> None:
+        """Move single layers between neighbours as long as that is faster."""
+        before = None
+        while self.best is not None and self.best != before:
+            before = self.best
+            for stage, step in itertools.product(range(self.stages - 1), (1, -1)):
+                moved = list(before)
+                moved[stage] += step
+                moved[stage + 1] -= step
+                if min(moved) > 0 and self.problem.holds(moved):
+                    self._try(tuple(moved))
+                if self.best != before or self.simulations > self.most:
+                    break
+            if self.simulations > self.most:
+                return
+
+    def _lows(self, stage: int) -> list[int]:
+        """Return where a stage that ends at each place begins at the earliest."""
+        fits = self.problem.fits
+        earliest, latest = self.ends[stage]
+        lows = [0] * (latest + 1)
+        low = self.ends[stage - 1][0] if stage else 0
+        for end in range(earliest, latest + 1):
+            while low < end and not fits(stage, low, end):
+                low += 1
+            lows[end] = low
+        return lows
+
     def _by_bound(self) -> tuple[float, tuple[int, ...] | None]:
         """Return the least bound of all cuts, and a cut that has it; dynamic programming over stages."""
         layers = self.problem.layers
         self.prefix = [[-math.inf] + [math.inf] * layers]
+        self.lows: list[list[int]] = []
         chosen: list[list[int]] = []
         for stage in range(self.stages):
             bounds, begins = [math.inf] * (layers + 1), [0] * (layers + 1)
-            latest = layers - (self.stages - 1 - stage)
-            for end in range(stage + 1, latest + 1) if latest < layers else (layers,):
+            earliest, latest = self.ends[stage]
+            self.lows.append(self._lows(stage))
+            for end in range(earliest, latest + 1):
                 for begin, value in self._begins(stage, end, self.after[stage + 1][end]):
                     if value < bounds[end]:
                         bounds[end], begins[end] = value, begin
@@ -242,13 +358,14 @@ class CutSearch:
     def _begins(self, stage: int, end: int, after: float) -> Iterable[tuple[int, float]]:
         """Yield where a stage that ends there can begin, with the bound of it and all stages before it."""
         running, before, paths = self.problem.sums[stage], self.before[stage], self.paths[stage]
-        previous, fits, rest = self.prefix[stage], self.problem.fits, self.rest
+        previous, rest = self.prefix[stage], self.rest
         aim = self._aim()
         steepest = max(path.own for path in paths)
         done = running[end]
-        for begin in range(end - 1, stage - 1, -1) if stage else (0,):
+        last = self.ends[stage - 1][1] if stage else 0
+        for begin in range(min(end - 1, last), self.lows[stage][end] - 1, -1):
             own = done - running[begin]
-            if steepest * own + rest >= aim or not fits(stage, begin, end):
+            if steepest * own + rest >= aim:
                 return
             value = previous[begin]
             if value >= aim:

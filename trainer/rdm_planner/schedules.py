@@ -8,6 +8,8 @@ they let :mod:`rdm_planner.partition` choose one stage after the other. Both gro
 
 from __future__ import annotations
 
+import functools
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
@@ -275,6 +277,10 @@ class BlockingSends:
     inner: Schedule
     seconds: tuple[float, ...]
 
+    @functools.cached_property
+    def _before(self) -> list[float]:
+        return [0.0, *itertools.accumulate(self.seconds)]
+
     @property
     def work(self) -> int:
         """See :class:`Schedule`."""
@@ -286,7 +292,8 @@ class BlockingSends:
 
     def paths(self, stage: int) -> list[Path]:
         """See :class:`Schedule`."""
-        before, own, after = sum(self.seconds[:stage]), self.seconds[stage], sum(self.seconds[stage + 1 :])
+        before, own = self._before[stage], self.seconds[stage]
+        after = self._before[-1] - self._before[stage + 1]
         return [
             Path(path.own, path.after, path.seconds + before + path.own * own + path.after * after)
             for path in self.inner.paths(stage)
@@ -296,7 +303,7 @@ class BlockingSends:
         """See :class:`Schedule`."""
         stage = len(self.seconds) - len(times)
         added = [time + extra for time, extra in zip(times, self.seconds[stage:], strict=True)]
-        return self.inner.bound(before + sum(self.seconds[:stage]), added)
+        return self.inner.bound(before + self._before[stage], added)
 
 
 def _regular(now: list[float], before: list[float], step: float) -> bool:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from rdm_planner.layouts import Estimate, Layout
-from rdm_planner.partition import CutSearch, Problem
+from rdm_planner.partition import CutSearch, Problem, ends_that_fit
 
 __all__ = ["CostModel", "Found", "floor", "ideal_sums", "paces", "search"]
 
@@ -53,7 +53,7 @@ class Found:
         best: The fastest, one for each layout, the fastest first.
         layouts: Layouts that there are.
         solved: How often a cut was searched: of a layout, for each order of nodes that makes a difference.
-        unfit: Layouts of which no cut fits in some order, of those.
+        unfit: Layouts of which no cut fits, of those that were looked at.
     """
 
     best: tuple[Estimate, ...]
@@ -103,36 +103,52 @@ def ideal_sums(
     return found
 
 
-def floor(problem: Problem) -> float:
+@dataclass(frozen=True)
+class _Spread:
+    """How layers can be spread at best over stages that take the times of these lists."""
+
+    lists: tuple[Sequence[float], ...]
+    total: float
+    rates: dict[int, float]
+
+    @classmethod
+    def of(cls, lists: Sequence[Sequence[float]]) -> _Spread:
+        running = {str(number): sums for number, sums in enumerate(lists)}
+        total = ideal_sums(running, 1, lambda _kinds: 1)[0][-1] if len(lists) > 1 else lists[0][-1]
+        return cls(
+            tuple(lists), total, {id(lists[int(key)]): 1 / pace for key, pace in paces(running).items()}
+        )
+
+
+def floor(problem: Problem, known: dict[tuple[int, ...], _Spread] | None = None) -> float:
     """Return what any cut of a problem takes at least, in seconds, without choosing one.
 
     The layers' times are taken from the fastest stage for each, and spread as if they could be divided.
+
+    Args:
+        problem: What would be cut.
+        known: What was found for other problems with some of the same lists.
     """
     lists = {id(running): running for running in problem.sums}
-    times = {
-        key: [later - earlier for earlier, later in itertools.pairwise(running)]
-        for key, running in lists.items()
-    }
-    least = [min(column) for column in zip(*times.values(), strict=True)]
-    total = sum(least)
-    slower = {
-        key: min((time / base for time, base in zip(own, least, strict=True) if base), default=1.0)
-        for key, own in times.items()
-    }
+    spread = known.get(tuple(lists)) if known is not None else None
+    if spread is None:
+        spread = _Spread.of(list(lists.values()))
+        if known is not None:
+            known[tuple(lists)] = spread
+    total = spread.total
     # The slowest stage takes this at least.
-    share = total / sum(1.0 / slower[id(running)] for running in problem.sums)
-    stages = len(problem.sums)
-    rest = min(problem.rest(first) for first in range(1, problem.layers - stages + 2))
+    share = total / sum(spread.rates[id(running)] for running in problem.sums)
     lowest = math.inf
-    for stage in range(stages):
+    for stage in range(len(problem.sums)):
         highest = 0.0
         for path in problem.schedule.paths(stage):
             seconds = path.own * share + path.seconds
             if path.after >= 1.0:
                 seconds = max(seconds, total + (path.own - 1.0) * share + path.seconds)
-            highest = max(highest, seconds)
+            if seconds > highest:
+                highest = seconds
         lowest = min(lowest, highest)
-    return lowest + rest
+    return lowest + problem.rest(1)
 
 
 def search(
@@ -157,10 +173,11 @@ def search(
     # A layout waits with a bound for all orders of nodes, then each order that differs with its own, and then
     # with that of its cuts. A search for a cut ends only when the bound still lets it win.
     waiting: list[tuple[float, int, Layout, CostModel | None, Problem, CutSearch | None]] = []
+    spreads: dict[tuple[int, ...], _Spread] = {}
     for layout in first.layouts():
         problem = first.ideal(layout)
         if problem.layers >= layout.pipeline:
-            waiting.append((floor(problem), len(waiting), layout, None, problem, None))
+            waiting.append((floor(problem, spreads), len(waiting), layout, None, problem, None))
     heapq.heapify(waiting)
     layouts = order = len(waiting)
     opened = solved = unfit = 0
@@ -175,11 +192,15 @@ def search(
         if model is None:
             opened += 1
             progress(opened, layouts)
-            if least < below:
+            if least < below and not ends_that_fit(problem):
+                unfit += 1
+            elif least < below:
                 for one in {one.placement(layout): one for one in reversed(models)}.values():
                     order += 1
                     problem = one.problem(layout)
-                    heapq.heappush(waiting, (max(least, floor(problem)), order, layout, one, problem, None))
+                    heapq.heappush(
+                        waiting, (max(least, floor(problem, spreads)), order, layout, one, problem, None)
+                    )
             continue
         if least >= below:
             continue
@@ -187,7 +208,6 @@ def search(
             solved += 1
             cuts = CutSearch(problem)
             cuts.begin(below, model.tries(layout))
-            unfit += cuts.best is None and math.isinf(below)
             if cuts.bound < cuts.upper:
                 order += 1
                 heapq.heappush(waiting, (max(least, cuts.bound), order, layout, model, problem, cuts))

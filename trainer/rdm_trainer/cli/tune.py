@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["tune"]
 
 _ORDERS = 200
+_ROTATIONS = 8
 _EPILOG = """
 \b
 16 nodes with 8 H100 each:        rdm-trainer tune gpt-5b.yaml --nodes 16xH100:8
@@ -154,7 +155,7 @@ def _models(described: Job, nodes: list[NodeKind]) -> list[TrainerModel]:
 
     tried = list(itertools.islice(orders(nodes), _ORDERS + 1))
     if len(tried) > _ORDERS:
-        steps = range(0, len(nodes), -(-len(nodes) // _ORDERS))
+        steps = range(0, len(nodes), -(-len(nodes) // _ROTATIONS))
         tried = list(dict.fromkeys((*nodes[place:], *nodes[:place]) for place in steps))
     return [TrainerModel(described, order) for order in tried]
 
