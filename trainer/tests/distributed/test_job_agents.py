@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import json
 import os
 import shutil
 import signal
@@ -149,6 +150,24 @@ def test_what_a_program_of_the_user_s_came_to_is_known_to_its_last_line(
     assert (state["state"], state["progress"]["iteration"]) == ("finished", 50)
     assert (state["verdict"]["verdict"], state["verdict"]["reason"]) == (word, reason)
     assert state["verdict"]["since"] == state["ended"]
+
+
+def test_any_command_runs_once_per_device_and_ends_the_job_by_its_exit_code(nodes: Nodes) -> None:
+    job = "any"
+    # The one that fails does not before the other has written.
+    script = (
+        'echo "rank $RANK of $WORLD_SIZE"; touch "$0.$RANK"; '
+        'until [ -e "$0.1" ]; do sleep 0.1; done; exit $((7 * (1 - RANK)))'
+    )
+    command = ["bash", "-c", script, str(nodes.folder / "said")]
+    config = json.dumps({"name": job, "workload": "command", "command": command})
+    nodes.start(job, "launcher.kind=torchrun", config=config)
+    state = nodes.ended(job)
+    failure = state["failures"][0]
+    assert (state["state"], failure["node"], failure["rank"]) == ("failed", "n1", 0)
+    assert "exit code 7" in failure["reason"]
+    for rank, node in enumerate(("n1", "n2")):
+        assert f"rank {rank} of 2\n" in nodes.ask(node, "logs", job)["text"]
 
 
 def test_a_killed_process_ends_the_job_everywhere(nodes: Nodes) -> None:
