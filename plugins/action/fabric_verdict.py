@@ -14,6 +14,9 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.fabric_judge import 
 from ansible_collections.rdm.provision.plugins.plugin_utils.fabric_table import table
 from ansible_collections.rdm.provision.plugins.plugin_utils.registered import registered
 
+_RESULTS = {"sriov": ("__sriov_functions", "__sriov_installed"), "container": ("__container_run",)}
+"""What roles register that a node's place on the fabric depends on. Another network is another container."""
+
 
 class ActionModule(Decision):
     """The action: collects, judges, and returns; it talks to no node."""
@@ -44,7 +47,11 @@ class ActionModule(Decision):
         judged = self._judged(names, rails, options)
         tables = [f"{name and f'Rail {name}. '}{table(one, waiting)}" for name, one in judged.items()]
         found = fabric.of_rails(judged)
-        changing = set(options["changing"])
+        results = {
+            role: [registered(task, variables, list(options["work"])) for task in tasks]
+            for role, tasks in _RESULTS.items()
+        }
+        changing = fabric.about_to_change(options["work"], results)
         # What a node that is about to change does to others is not their fault, and may be over then.
         stays = {name: fabric.lasting(rail, changing) for name, rail in rails.items()}
         lasting = fabric.of_rails(self._judged(names, stays, options)) if changing else found

@@ -44,13 +44,15 @@ options:
     type: dict
     default: {}
     version_added: 0.2.0
-  changing:
+  work:
     description:
-      - The nodes that the run is going to change, in check mode. They are in RV(fabric), and neither they nor
-        what fails between them and others is in RV(faulty). Their answers count for those who got them.
-    type: list
-    elements: str
-    default: []
+      - In check mode, for each node that a run would work on, its roles and why, as M(rdm.provision.work)
+        returns it.
+      - Where the roles have found that the container or the network below it is to change, the node is in
+        RV(fabric), and neither it nor what fails between it and others is in RV(faulty). Its answers count
+        for those who got them.
+    type: dict
+    default: {}
     version_added: 0.2.0
   slow_factor:
     description: A node is slow when its links take so many times the median of the cluster...
@@ -160,7 +162,7 @@ ARGUMENT_SPEC: dict[str, Any] = {
     "measurements": {"type": "str", "required": True},
     "hosts": {"type": "list", "elements": "str", "default": []},
     "rails": {"type": "dict", "default": {}},
-    "changing": {"type": "list", "elements": "str", "default": []},
+    "work": {"type": "dict", "default": {}},
     "slow_factor": {"type": "float", "default": 4.0},
     "slow_floor_us": {"type": "float", "default": 300.0},
 }

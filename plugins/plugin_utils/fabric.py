@@ -6,7 +6,7 @@ Pure: it reads nothing and prints nothing. Times are in microseconds.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Collection, Mapping, Sequence, Set
 from typing import Any, NamedTuple
 
 from ansible_collections.rdm.provision.plugins.module_utils.node.fabric_answers import unpacked
@@ -145,6 +145,26 @@ def measurements(result: Mapping[str, Any], rails: int) -> list[Measurement]:
     first = measurement(result)
     further = [measurement(one) for one in result.get("rails") or ()]
     return [first, *(further or [first] * (rails - 1))]
+
+
+def about_to_change(
+    work: Mapping[str, Collection[str]], results: Mapping[str, Sequence[Mapping[str, Mapping[str, Any]]]]
+) -> set[str]:
+    """Return the nodes whose place on the fabric a run would change, of those that have work.
+
+    After an upgrade every role looks at every node, and finds nothing to change on most.
+
+    Args:
+        work: node -> the roles that have something to look at there.
+        results: role -> the results of its tasks that count, each by node, as they were predicted. A task
+            that has none there counts as one that changes something.
+    """
+    return {
+        node
+        for node, roles in work.items()
+        for role, tasks in results.items()
+        if role in roles and any(task.get(node, {"changed": True}).get("changed") for task in tasks)
+    }
 
 
 def lasting(measured: Mapping[str, Measurement], changing: Set[str]) -> dict[str, Measurement]:

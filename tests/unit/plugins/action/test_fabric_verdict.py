@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 from tests.conftest import COLLECTIONS, ROOT
@@ -22,7 +23,7 @@ PLAY = """
       rdm.provision.fabric_verdict:
         nodes: "n1 10.0.0.1\\nn2 10.0.0.2\\nn3 10.0.0.3\\n"
         measurements: measured
-        changing: "{{ changing | default([]) }}"
+        work: "{{ work | default({}) }}"
       run_once: true
 """
 
@@ -88,9 +89,29 @@ def test_a_run_that_changes_nothing_fails_who_is_off_the_fabric(tmp_path: Path) 
     assert "no link" in result["faulty"]["n3"]
 
 
-def test_who_is_about_to_change_is_shown_and_not_failed(tmp_path: Path) -> None:
-    result = judged(tmp_path, "-e", '{"changing": ["n3"]}')
-    assert result["faulty"] == {}
+@pytest.mark.parametrize(
+    ("work", "results", "faulty"),
+    [
+        # Its container is made anew, or will be by a role that could not look yet.
+        (["my_ip", "container"], {"__container_run": {"changed": True}}, []),
+        (["container"], {}, []),
+        # As after an upgrade: all is looked at, and right.
+        (["images", "network", "my_ip", "container"], {"__container_run": {"changed": False}}, ["n3"]),
+        (["hostfile"], {"__container_run": {"changed": True}}, ["n3"]),
+        (
+            ["sriov", "container"],
+            {"__sriov_functions": {"changed": True}, "__container_run": {"changed": False}},
+            [],
+        ),
+    ],
+)
+def test_only_who_is_about_to_change_is_shown_and_not_failed(
+    tmp_path: Path, work: list[str], results: dict[str, Any], faulty: list[str]
+) -> None:
+    hosts = {**CUT, "n3": {**CUT["n3"], **results}}
+    options = json.dumps({"work": {"n3": {role: ["it was made from another version"] for role in work}}})
+    result = judged(tmp_path, "-e", options, hosts=hosts)
+    assert list(result["faulty"]) == faulty
     assert result["fabric"]["verdicts"]["n3"]["ok"] is False
 
 
@@ -101,5 +122,5 @@ def test_what_a_node_that_is_about_to_change_refuses_is_no_fault_of_who_asks_it(
         "n2": measured("n3 -", "n1 90 80", refused_by="n2"),
         "n3": measured("n1 -", "n2 -"),
     }
-    result = judged(tmp_path, "-e", '{"changing": ["n2"]}', hosts=hosts)
+    result = judged(tmp_path, "-e", '{"work": {"n2": {"container": ["a key has changed"]}}}', hosts=hosts)
     assert list(result["faulty"]) == ["n3"]
