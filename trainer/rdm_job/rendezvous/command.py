@@ -13,6 +13,8 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO, TextIO
 
 from rdm_job.processes import JOB_VARIABLE, end, of_job
 from rdm_log.printable import printable
@@ -38,20 +40,29 @@ class Command:
     Args:
         arguments: The program and its arguments.
         environment: Its environment.
+        mark: What its processes carry; none but theirs when not given.
+        logs: Where what it prints is kept, and its errors.
     """
 
-    def __init__(self, arguments: Sequence[str], environment: Mapping[str, str]) -> None:
-        self._mark = f"rendezvous-{secrets.token_hex(8)}"
+    def __init__(
+        self,
+        arguments: Sequence[str],
+        environment: Mapping[str, str],
+        mark: str = "",
+        logs: tuple[Path, Path] | None = None,
+    ) -> None:
+        self._mark = mark or f"rendezvous-{secrets.token_hex(8)}"
         self._tail = b""
         self._stopped: float | None = None
         self._code: int | None = None
         self._process: subprocess.Popen[bytes] | None = None
-        self._reader: threading.Thread | None = None
+        self._readers: list[threading.Thread] = []
         libc = ctypes.CDLL(None)
         try:
             self._process = subprocess.Popen(
                 arguments,
                 env={**environment, JOB_VARIABLE: self._mark},
+                stdout=None if logs is None else subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 start_new_session=True,
                 # It does not outlive this process, however that ends.
@@ -62,11 +73,9 @@ class Command:
             reason = error.strerror if isinstance(error, OSError) else str(error)
             self._tail = f"{arguments[0]} cannot be started: {reason}.".encode()
             return
-        assert self._process.stderr is not None
-        self._reader = threading.Thread(
-            target=self._pass_on, args=(self._process.stderr.fileno(),), daemon=True
-        )
-        self._reader.start()
+        self._read(self._process.stderr, sys.stderr, logs and logs[1], keeps_end=True)
+        if logs is not None:
+            self._read(self._process.stdout, sys.stdout, logs[0], keeps_end=False)
 
     def poll(self) -> int | None:
         """Return its exit code, as a shell has it; None while it runs."""
@@ -98,17 +107,37 @@ class Command:
 
     def errors(self) -> list[str]:
         """Return the last lines that it wrote to its standard error."""
-        if self._reader is not None:
+        if self._readers:
             # A process that it left behind may hold the stream open.
-            self._reader.join(timeout=5)
+            self._readers[0].join(timeout=5)
         lines = (printable(line.strip())[:_LINE] for line in self._tail.decode(errors="replace").splitlines())
         return [line for line in lines if line][-_LINES:]
 
-    def _pass_on(self, stream: int) -> None:
-        """Write what comes to our own standard error, and keep the end."""
-        while block := os.read(stream, _BLOCK):
-            self._tail = (self._tail + block)[-_KEPT:]
-            if sys.stderr is not None:
+    def close(self) -> None:
+        """Return when all that it wrote is passed on."""
+        for reader in self._readers:
+            reader.join(timeout=5)
+
+    def _read(
+        self, stream: IO[bytes] | None, shown: TextIO | None, log: Path | None, *, keeps_end: bool
+    ) -> None:
+        """Pass on what comes from a stream, in a thread of its own."""
+        assert stream is not None
+        sinks: list[IO[bytes]] = [] if shown is None else [shown.buffer]
+        if log is not None:
+            with contextlib.suppress(OSError):
+                sinks.append(log.open("ab", buffering=0))
+        self._readers.append(
+            threading.Thread(target=self._pass_on, args=(stream, sinks, keeps_end), daemon=True)
+        )
+        self._readers[-1].start()
+
+    def _pass_on(self, stream: IO[bytes], sinks: list[IO[bytes]], keeps_end: bool) -> None:
+        while block := os.read(stream.fileno(), _BLOCK):
+            if keeps_end:
+                self._tail = (self._tail + block)[-_KEPT:]
+            for sink in sinks:
+                # Nobody may read, and a disk may be full.
                 with contextlib.suppress(OSError, ValueError):
-                    sys.stderr.buffer.write(block)
-                    sys.stderr.buffer.flush()
+                    sink.write(block)
+                    sink.flush()

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from rdm_core.errors import DONE, FAILED, STOPPED, TrainerError
@@ -89,11 +89,13 @@ class End:
         code: The exit code of all members.
         reason: One sentence; nothing when all went well.
         errors: The last lines of errors of the first that failed.
+        member: Its name.
     """
 
     code: int
     reason: str = ""
     errors: tuple[str, ...] = ()
+    member: str = ""
 
     @classmethod
     def read(cls, message: Mapping[str, Any]) -> End:
@@ -102,6 +104,7 @@ class End:
             _number(message, "code", FAILED),
             printable(str(message.get("reason") or "")),
             _lines(message.get("errors")),
+            printable(str(message.get("member") or "")),
         )
 
 
@@ -226,7 +229,8 @@ class Launcher:
             lost = {one for one in names if (self._server.silent_for(one) or 0.0) > lost_after}
             for connection in lost - codes.keys():
                 if end is None:
-                    end = End(FAILED, f"{names[connection]} has not been heard of for {lost_after:g} s.")
+                    name = names[connection]
+                    end = End(FAILED, f"{name} has not been heard of for {lost_after:g} s.", member=name)
             if end is None and should_stop():
                 end = End(STOPPED, "The launcher was stopped.")
             if end is None and own == 0 and len(codes) == len(names):
@@ -238,9 +242,7 @@ class Launcher:
                 ended_at = time.monotonic()
                 command.stop()
             # Again and again, since a connection may break just now.
-            self._server.send(
-                {"type": "end", "code": end.code, "reason": end.reason, "errors": list(end.errors)}
-            )
+            self._server.send({"type": "end", **asdict(end)})
             if own is not None and (
                 names.keys() <= left | lost or time.monotonic() - ended_at > _LINGER_S + TERM_S
             ):
@@ -438,7 +440,7 @@ class Worker:
 
 
 def _failed(name: str, code: int, errors: Any) -> End:
-    return End(code, f"{name} ended with exit code {code}.", _lines(errors))
+    return End(code, f"{name} ended with exit code {code}.", _lines(errors), name)
 
 
 def _lines(given: Any) -> tuple[str, ...]:

@@ -44,7 +44,8 @@ class Member:
         name, host, gpu = (str(given.get(key) or "") for key in ("name", "host", "gpu"))
         gpus = given.get("gpus")
         for key, text in (("name", name), ("host", host)):
-            if not text or len(text) > _LONGEST or not text.isprintable() or " " in text:
+            # Logs are called after it.
+            if not text or len(text) > _LONGEST or not text.isprintable() or set(text) & {" ", "/"}:
                 raise ValueError(f"the {key} {text[:60]!r} is none")
         if not isinstance(gpus, int) or not 0 < gpus <= 1024:
             raise ValueError(f"{name} would run {gpus!r} processes")

@@ -26,6 +26,7 @@ from rdm_job.rendezvous import fabric as fabrics
 from rdm_job.rendezvous import hosts_file as hosts
 from rdm_job.rendezvous.command import Command
 from rdm_job.rendezvous.meeting import End, Launcher, Started, Worker
+from rdm_job.rendezvous.record import Record
 from rdm_job.rendezvous.roster import Member, Roster
 
 if TYPE_CHECKING:
@@ -64,6 +65,8 @@ class Plan:
         timeout: Seconds that members wait for each other.
         lost_after: Seconds of silence after which a member is lost.
         hosts_file: Where members' names are written, if anywhere.
+        folder: The job's directory; nothing is kept without one.
+        config: The job's configuration, YAML.
     """
 
     command: tuple[str, ...]
@@ -74,6 +77,8 @@ class Plan:
     timeout: float
     lost_after: float
     hosts_file: Path | None = None
+    folder: Path | None = None
+    config: str = ""
 
 
 def read_secret(file: Path | None, *, is_insecure: bool, is_made: bool = False) -> str:
@@ -220,8 +225,9 @@ def launch(plan: Plan, count: int, rank_by: str, workers: Workers | None = None)
                 raise TrainerError(workers.problem, exit_code=FAILED)
             return _ended(End(STOPPED, "The launcher was stopped before the start."))
         launcher.start(ports[0])
-        with _names(plan, members), _command(plan, Started(members, 0, ports[0])) as command:
-            end = launcher.run(command, plan.lost_after, is_signalled)
+        with _names(plan, members), _command(plan, Started(members, 0, ports[0])) as (command, record):
+            end = launcher.run(command, plan.lost_after, lambda: is_signalled() or record.is_to_stop)
+            record.end(end)
         if workers is not None and not is_signalled():
             # They have ended with the job.
             stack.pop_all()
@@ -252,8 +258,9 @@ def work(plan: Plan, launcher: str) -> int:
         found = worker.gather(plan.timeout, where, is_signalled)
         if isinstance(found, End):
             return _ended(found)
-        with _names(plan, found.members), _command(plan, found) as command:
-            end = worker.run(command, plan.lost_after, is_signalled)
+        with _names(plan, found.members), _command(plan, found) as (command, record):
+            end = worker.run(command, plan.lost_after, lambda: is_signalled() or record.is_to_stop)
+            record.end(end)
     return _ended(end)
 
 
@@ -264,8 +271,8 @@ def _prepare(plan: Plan) -> None:
 
 
 @contextlib.contextmanager
-def _command(plan: Plan, started: Started) -> Iterator[Command]:
-    """Run the command, and leave nothing of it."""
+def _command(plan: Plan, started: Started) -> Iterator[tuple[Command, Record]]:
+    """Run the command, keep what it writes, and leave nothing of it."""
     # The job is together: its processes need no secret.
     left_out = {_VARIABLE, f"{_VARIABLE}_FILE", *_OTHERS}
     environment = {
@@ -275,17 +282,25 @@ def _command(plan: Plan, started: Started) -> Iterator[Command]:
     }
     environment |= started.variables()
     show(f"All {len(started.members)} members start; this one has rank {started.rank}.")
-    with tempfile.TemporaryDirectory(prefix="rdm-rendezvous-", ignore_cleanup_errors=True) as scratch:
+    with contextlib.ExitStack() as stack:
+        record = Record(plan.folder, plan.config, started, show)
+        stack.callback(record.close)
         settings = fabrics.library_settings(plan.fabric)
         if not any(word.startswith(_TORCHRUN_LOGS) for word in plan.command):
-            # torchrun leaves an empty directory behind, wherever that is.
-            settings["PET_LOG_DIR"] = scratch
+            if record.logs is not None:
+                settings |= {"PET_LOG_DIR": str(record.ranks), "PET_TEE": "3"}
+            else:
+                # torchrun leaves an empty directory behind, wherever that is.
+                made = tempfile.TemporaryDirectory(prefix="rdm-rendezvous-", ignore_cleanup_errors=True)
+                settings["PET_LOG_DIR"] = stack.enter_context(made)
+        if record.logs is not None:
+            # Python would keep lines back, since it writes into a pipe.
+            settings["PYTHONUNBUFFERED"] = "1"
         fabrics.adopt(settings, environment)
-        command = Command(_arguments(plan.command), environment)
-        try:
-            yield command
-        finally:
-            command.kill()
+        command = Command(_arguments(plan.command), environment, record.mark, record.logs)
+        stack.callback(command.close)
+        stack.callback(command.kill)
+        yield command, record
 
 
 def _arguments(command: Sequence[str]) -> list[str]:

@@ -36,7 +36,7 @@ SPECS = Path(__file__).with_name("specs")
 _SUBMIT_S = 120.0
 _LONGEST_NAME = 40
 """Characters of what is made of a job's name: Kubernetes and Docker add to it, and have 63 at most."""
-_OWN = ("NODE_RANK", "NUM_NODES", "RDZV_ID", "NAME", "SPEC_DIR", "COMMAND")
+_OWN = ("NODE_RANK", "NUM_NODES", "RDZV_ID", "NAME", "SPEC_DIR", "JOB_DIR", "COMMAND")
 """Variables that --set must not replace."""
 _LAUNCHERS = ("ROLE", "NUM_NODES", "NODE_RANK", "MASTER_ADDR", "GPUS_PER_NODE")
 

@@ -160,6 +160,8 @@ def rendezvous(
         raise TrainerError("The job needs a name, the same on all members: --id or RDZV_ID.")
     if command[0] not in run.OWN_WORKLOADS and shutil.which(command[0]) is None:
         raise TrainerError(f"There is no program {command[0]!r} here; what is to run stands behind --.")
+    folder = (job_dir or Path(os.environ.get("RDM_JOBS") or "jobs", job_name(job))).absolute()
+    own, config = _workload(command, folder)
     spec = None
     if worker_spec is not None:
         if role == "worker" or insecure:
@@ -172,12 +174,11 @@ def rendezvous(
         name, interface or "", master or "" if role == "worker" else "", gpus_per_node, timeout
     )
     key = run.session_key(job, secret)
-    plan = run.Plan(command, member, fabric, port, key, timeout, lost_after, hosts_file)
+    plan = run.Plan(own, member, fabric, port, key, timeout, lost_after, hosts_file, folder, config)
     if role == "worker":
         return run.work(plan, master or "")
     if spec is None:
         return run.launch(plan, nodes or 1, rank_by)
-    folder = job_dir or Path(os.environ.get("RDM_JOBS") or "jobs", job_name(job))
     variables = {
         "MASTER_ADDR": member.address,
         "RDZV_PORT": port,
@@ -185,8 +186,33 @@ def rendezvous(
         "NUM_NODES": nodes,
         "GPUS_PER_NODE": member.gpus,
         "COMMAND": list(command),
+        "JOB_DIR": str(folder),
     }
     if secret_file is not None:
         variables["RDZV_SECRET_FILE"] = str(secret_file.absolute())
-    workers = Workers(spec, folder.absolute() / "workers", secret, variables, run.show)
+    workers = Workers(spec, folder / "workers", secret, variables, run.show)
     return run.launch(plan, nodes or 1, rank_by, workers)
+
+
+def _workload(command: tuple[str, ...], folder: Path) -> tuple[tuple[str, ...], str]:
+    """Return what a member runs, with the job's directory, and the job's configuration as YAML.
+
+    Raises:
+        TrainerError: Its own configuration is wrong.
+    """
+    from rdm_core import config as configuration
+    from rdm_core.config import LauncherConfig
+    from rdm_core.config.command import CommandConfig
+
+    if command[0] != "train":
+        launcher = LauncherConfig(kind="torchrun")
+        kept = CommandConfig(name=folder.name, command=command, launcher=launcher)
+        return command, configuration.dump(kept)
+    from rdm_trainer.cli.train import train
+
+    given = train.make_context("rdm-trainer train", list(command[1:])).params
+    job = configuration.load(given["config"], given["overrides"])
+    configuration.require(job)
+    if given["job_dir"] is None:
+        command = (*command, "--job-dir", str(folder))
+    return command, configuration.dump(job)

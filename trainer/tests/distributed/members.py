@@ -81,6 +81,7 @@ class Members:
             "RDZV_PORT": str(port or self.port),
             "RDZV_NAME": name,
             "TMPDIR": str(self.scratch),
+            "RDM_JOBS": str(self.folder / "jobs"),
         }
         if secret:
             environment["RDZV_SECRET_FILE"] = str(self.folder / secret)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -13,12 +14,15 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
 from rdm_job.processes import alive, allow_files
+from rdm_log.report.write import write
 from tests.distributed.members import PROGRAM, Members, codes, interface
+from tests.tiny import CONFIG, LOSSES
 from tests.waiting import wait_until
 
 SAY_RANK = 'echo "$NODE_RANK of $NNODES at $MASTER_ADDR" && env | grep -c ^RDZV_SECRET'
@@ -69,6 +73,68 @@ def test_torchrun_takes_all_that_it_needs_from_its_environment_and_leaves_nothin
     assert not list(members.scratch.iterdir())
 
 
+def _job(members: Members, *words: str) -> dict[str, Any]:
+    """Return what the verbs for all jobs say of the members' own."""
+    done = subprocess.run(
+        [sys.executable, "-m", "rdm_trainer", "job", *words],
+        # All are on one host, and share the directory.
+        env={**os.environ, "RDM_JOBS": str(members.folder / "jobs"), "RDM_NODE": "n0"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def test_a_training_has_the_losses_of_one_process_and_is_a_job_as_all_others(
+    members: Members, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DS_ACCELERATOR", "cpu")
+    (tmp_path / "tiny.yaml").write_text(json.dumps(CONFIG))
+    command = ["train", str(tmp_path / "tiny.yaml")]
+    launcher = members.start("n0", command, count=4)
+    workers = [members.start(f"n{number}", command) for number in (1, 2, 3)]
+    assert codes(launcher, *workers) == [0] * 4, members.log("n0")
+    job = _job(members, "state", "test")["job"]
+    assert (job["state"], job["master"]) == ("finished", "n0")
+    assert job["nodes"] == {f"n{number}": "done" for number in range(4)}
+    assert job["progress"]["iteration"] == 6
+    for step, loss in job["progress"]["losses"]:
+        assert loss == pytest.approx(LOSSES[int(step)], abs=1e-3)
+    folder = tmp_path / "jobs/test"
+    assert len(list((folder / "logs/ranks").rglob("stdout.log"))) == 4
+    written = write([folder], tmp_path / "page.html")
+    assert [(one.name, one.verdict().word) for one in written] == [("test", "finished")]
+
+
+def test_a_configuration_that_is_wrong_is_said_before_anybody_is_waited_for(
+    members: Members, tmp_path: Path
+) -> None:
+    (tmp_path / "wrong.yaml").write_text("model: {layers: -1}\n")
+    assert codes(members.start("n0", ["train", str(tmp_path / "wrong.yaml")], count=2)) == [3]
+    assert "layers" in members.log("n0")
+    assert "waits for" not in members.log("n0")
+
+
+def test_the_verb_that_stops_jobs_stops_this_one(members: Members) -> None:
+    launcher = members.start("n0", ["sh", "-c", "echo is at work; exec sleep 1000"], count=2)
+    worker = members.start("n1", ["sleep", "1000"])
+    members.said("n0", "is at work")
+    assert _job(members, "state", "test")["job"]["state"] == "running"
+    assert _job(members, "logs", "test")["text"] == "is at work\n"
+    assert _job(members, "stop", "test")["stopped"]
+    assert {130, 143} >= set(codes(launcher, worker))
+    assert _job(members, "state", "test")["job"]["state"] == "stopped"
+
+
+def test_a_directory_that_cannot_be_written_ends_no_job(members: Members) -> None:
+    launcher = members.start("n0", ["echo", "has ended"], "--job-dir", "/proc/jobs", count=1)
+    assert codes(launcher) == [0]
+    assert "Nothing is kept of this job: /proc/jobs cannot be written" in members.log("n0")
+    assert "has ended\n" in members.log("n0")
+
+
 def test_the_first_that_fails_ends_all_with_its_code_and_last_errors(members: Members) -> None:
     # What the others started ends as well, although it ignores the wish to.
     lasting = ["sh", "-c", "trap '' TERM; sleep 1000"]
@@ -79,6 +145,11 @@ def test_the_first_that_fails_ends_all_with_its_code_and_last_errors(members: Me
     for name in ("n0", "n1"):
         assert "n2 ended with exit code 7." in members.log(name)
         assert "CUDA out of memory" in members.log(name)
+    job = _job(members, "state", "test")["job"]
+    assert (job["state"], job["reason"]) == ("failed", "n2 ended with exit code 7.")
+    assert job["nodes"] == {"n0": "done", "n1": "done", "n2": "failed"}
+    assert (job["failures"][0]["node"], job["failures"][0]["lines"]) == ("n2", ["CUDA out of memory"])
+    assert (members.folder / "jobs/test/logs/n2.err").read_text() == "CUDA out of memory\n"
 
 
 def test_a_command_that_one_member_lacks_ends_all(members: Members) -> None:

@@ -81,6 +81,7 @@ def _workers(
         "NUM_NODES": 4,
         "GPUS_PER_NODE": 8,
         "COMMAND": COMMAND,
+        "JOB_DIR": str(folder),
     }
     own = {key: values.pop(key) for key in list(values) if key in variables}
     spec = WorkerSpec(template, submit, cancel, values)

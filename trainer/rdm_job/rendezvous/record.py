@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What a member keeps of its job: a directory as those of all jobs, which the same verbs and reports read."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from rdm_core import config as configuration
+from rdm_core.errors import DONE, STOPPED
+from rdm_job import health
+from rdm_job.agent_lock import AgentLock
+from rdm_job.directory import JobDirectory
+from rdm_job.protocol import Failure, Node, Offer, Request, State
+from rdm_job.rendezvous.meeting import TERMINATED, End, Started
+
+__all__ = ["Record"]
+
+
+class Record:
+    """One member's record of a job that starts. That it cannot be written ends no job.
+
+    Args:
+        folder: The job's directory, which members may share; nothing is kept without one.
+        config: The job's configuration, YAML.
+        started: What the member starts with.
+        show: Prints a line for the user.
+
+    Attributes:
+        mark: What the job's processes carry.
+        logs: Where what the command prints goes, and its errors.
+        ranks: Where torchrun writes a file for each rank.
+    """
+
+    def __init__(
+        self, folder: Path | None, config: str, started: Started, show: Callable[[str], None]
+    ) -> None:
+        self.mark = ""
+        self.logs: tuple[Path, Path] | None = None
+        self.ranks = Path()
+        self._directory: JobDirectory | None = None
+        self._lock: AgentLock | None = None
+        if folder is None:
+            return
+        try:
+            self._begin(folder, config, started)
+        except OSError as error:
+            show(f"Nothing is kept of this job: {folder} cannot be written: {error.strerror}.")
+
+    def _begin(self, folder: Path, config: str, started: Started) -> None:
+        members = started.members
+        nodes = tuple(Node(member.name, member.address, member.gpus) for member in members)
+        own = members[started.rank]
+        offer = Offer(master_port=started.port, mark=secrets.token_hex(8))
+        accelerator = own.gpu.partition(" ")[0] or "cpu"
+        request = Request(folder.name, own.name, nodes, accelerator=accelerator, offer=offer)
+        directory = JobDirectory(folder, own.name)
+        directory.make(request)
+        resolved = configuration.resolve(configuration.load_text(config), sum(node.slots for node in nodes))
+        directory.write_config(config)
+        directory.write_resolved(configuration.dump(resolved))
+        directory.forget_stop()
+        self._lock = directory.lock()
+        self._state = State(
+            job=request.name,
+            state="running",
+            launcher="torchrun",
+            master=nodes[0].name,
+            nodes={node.name: "running" for node in nodes},
+            started=time.time(),
+            directory=str(folder),
+        )
+        directory.write_state(self._state)
+        self.mark = request.job_id
+        self.logs = directory.log(own.name, "out"), directory.log(own.name, "err")
+        self.ranks = directory.logs / "ranks"
+        self._directory = directory
+
+    @property
+    def is_to_stop(self) -> bool:
+        """Somebody has asked the job to stop, by ``rdm-trainer job stop``."""
+        return self._directory is not None and self._directory.asked_to_stop() is not None
+
+    def end(self, end: End) -> None:
+        """Write how the job has ended."""
+        if self._directory is None:
+            return
+        state = {DONE: "finished", STOPPED: "stopped", TERMINATED: "stopped"}.get(end.code, "failed")
+        nodes = dict.fromkeys(self._state.nodes, "done")
+        if end.member in nodes:
+            nodes[end.member] = "failed"
+        failures = []
+        if state == "failed":
+            failures.append(Failure(end.member or self._directory.node, None, end.reason, end.errors))
+        ended = replace(
+            self._state,
+            state=state,
+            reason=end.reason,
+            nodes=nodes,
+            failures=failures,
+            ended=time.time(),
+            progress=self._directory.progress(),
+        )
+        self._directory.write_state(replace(ended, verdict=health.of_state(ended)))
+
+    def close(self) -> None:
+        """Let go of the directory."""
+        if self._lock is not None:
+            with contextlib.suppress(OSError):
+                self._lock.close()
