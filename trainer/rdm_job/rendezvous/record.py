@@ -25,8 +25,9 @@ class Record:
     """One member's record of a job that starts. That it cannot be written ends no job.
 
     Args:
-        folder: The job's directory, which members may share; nothing is kept without one.
-        config: The job's configuration, YAML.
+        job: Its name, as those of all jobs are.
+        folder: Its directory, which members may share; nothing is kept without one.
+        config: Its configuration, YAML.
         started: What the member starts with.
         show: Prints a line for the user.
 
@@ -37,7 +38,7 @@ class Record:
     """
 
     def __init__(
-        self, folder: Path | None, config: str, started: Started, show: Callable[[str], None]
+        self, job: str, folder: Path | None, config: str, started: Started, show: Callable[[str], None]
     ) -> None:
         self.mark = ""
         self.logs: tuple[Path, Path] | None = None
@@ -47,17 +48,17 @@ class Record:
         if folder is None:
             return
         try:
-            self._begin(folder, config, started)
+            self._begin(job, folder, config, started)
         except OSError as error:
             show(f"Nothing is kept of this job: {folder} cannot be written: {error.strerror}.")
 
-    def _begin(self, folder: Path, config: str, started: Started) -> None:
+    def _begin(self, job: str, folder: Path, config: str, started: Started) -> None:
         members = started.members
         nodes = tuple(Node(member.name, member.address, member.gpus) for member in members)
         own = members[started.rank]
         offer = Offer(master_port=started.port, mark=secrets.token_hex(8))
         accelerator = own.gpu.partition(" ")[0] or "cpu"
-        request = Request(folder.name, own.name, nodes, accelerator=accelerator, offer=offer)
+        request = Request(job, own.name, nodes, accelerator=accelerator, offer=offer)
         directory = JobDirectory(folder, own.name)
         directory.make(request)
         resolved = configuration.resolve(configuration.load_text(config), sum(node.slots for node in nodes))

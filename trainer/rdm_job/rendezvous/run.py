@@ -65,6 +65,7 @@ class Plan:
         timeout: Seconds that members wait for each other.
         lost_after: Seconds of silence after which a member is lost.
         hosts_file: Where members' names are written, if anywhere.
+        job: Its name, as those of all jobs are.
         folder: The job's directory; nothing is kept without one.
         config: The job's configuration, YAML.
     """
@@ -77,6 +78,7 @@ class Plan:
     timeout: float
     lost_after: float
     hosts_file: Path | None = None
+    job: str = ""
     folder: Path | None = None
     config: str = ""
 
@@ -283,7 +285,7 @@ def _command(plan: Plan, started: Started) -> Iterator[tuple[Command, Record]]:
     environment |= started.variables()
     show(f"All {len(started.members)} members start; this one has rank {started.rank}.")
     with contextlib.ExitStack() as stack:
-        record = Record(plan.folder, plan.config, started, show)
+        record = Record(plan.job, plan.folder, plan.config, started, show)
         stack.callback(record.close)
         settings = fabrics.library_settings(plan.fabric)
         if not any(word.startswith(_TORCHRUN_LOGS) for word in plan.command):

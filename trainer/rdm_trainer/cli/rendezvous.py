@@ -160,8 +160,9 @@ def rendezvous(
         raise TrainerError("The job needs a name, the same on all members: --id or RDZV_ID.")
     if command[0] not in run.OWN_WORKLOADS and shutil.which(command[0]) is None:
         raise TrainerError(f"There is no program {command[0]!r} here; what is to run stands behind --.")
-    folder = (job_dir or Path(os.environ.get("RDM_JOBS") or "jobs", job_name(job))).absolute()
-    own, config = _workload(command, folder)
+    short = job_name(job)
+    folder = (job_dir or Path(os.environ.get("RDM_JOBS") or "jobs", short)).absolute()
+    own, config = _workload(command, short, folder)
     spec = None
     if worker_spec is not None:
         if role == "worker" or insecure:
@@ -174,7 +175,7 @@ def rendezvous(
         name, interface or "", master or "" if role == "worker" else "", gpus_per_node, timeout
     )
     key = run.session_key(job, secret)
-    plan = run.Plan(own, member, fabric, port, key, timeout, lost_after, hosts_file, folder, config)
+    plan = run.Plan(own, member, fabric, port, key, timeout, lost_after, hosts_file, short, folder, config)
     if role == "worker":
         return run.work(plan, master or "")
     if spec is None:
@@ -194,7 +195,7 @@ def rendezvous(
     return run.launch(plan, nodes or 1, rank_by, workers)
 
 
-def _workload(command: tuple[str, ...], folder: Path) -> tuple[tuple[str, ...], str]:
+def _workload(command: tuple[str, ...], job: str, folder: Path) -> tuple[tuple[str, ...], str]:
     """Return what a member runs, with the job's directory, and the job's configuration as YAML.
 
     Raises:
@@ -206,13 +207,13 @@ def _workload(command: tuple[str, ...], folder: Path) -> tuple[tuple[str, ...], 
 
     if command[0] != "train":
         launcher = LauncherConfig(kind="torchrun")
-        kept = CommandConfig(name=folder.name, command=command, launcher=launcher)
+        kept = CommandConfig(name=job, command=command, launcher=launcher)
         return command, configuration.dump(kept)
     from rdm_trainer.cli.train import train
 
     given = train.make_context("rdm-trainer train", list(command[1:])).params
-    job = configuration.load(given["config"], given["overrides"])
-    configuration.require(job)
+    training = configuration.load(given["config"], given["overrides"])
+    configuration.require(training)
     if given["job_dir"] is None:
         command = (*command, "--job-dir", str(folder))
-    return command, configuration.dump(job)
+    return command, configuration.dump(training)
