@@ -93,17 +93,17 @@ def test_a_training_has_the_losses_of_one_process_and_is_a_job_as_all_others(
     monkeypatch.setenv("DS_ACCELERATOR", "cpu")
     (tmp_path / "tiny.yaml").write_text(json.dumps(CONFIG))
     command = ["train", str(tmp_path / "tiny.yaml")]
-    launcher = members.start("n0", command, count=4)
-    workers = [members.start(f"n{number}", command) for number in (1, 2, 3)]
-    assert codes(launcher, *workers) == [0] * 4, members.log("n0")
+    launcher = members.start("n0", command, count=2)
+    worker = members.start("n1", command)
+    assert codes(launcher, worker) == [0, 0], members.log("n0")
     job = _job(members, "state", "test")["job"]
     assert (job["state"], job["master"]) == ("finished", "n0")
-    assert job["nodes"] == {f"n{number}": "done" for number in range(4)}
+    assert job["nodes"] == {"n0": "done", "n1": "done"}
     assert job["progress"]["iteration"] == 6
     for step, loss in job["progress"]["losses"]:
         assert loss == pytest.approx(LOSSES[int(step)], abs=1e-3)
     folder = tmp_path / "jobs/test"
-    assert len(list((folder / "logs/ranks").rglob("stdout.log"))) == 4
+    assert len(list((folder / "logs/ranks").rglob("stdout.log"))) == 2
     written = write([folder], tmp_path / "page.html")
     assert [(one.name, one.verdict().word) for one in written] == [("test", "finished")]
 
