@@ -24,6 +24,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "config": ("config:config", "Check a configuration and print it with every key."),
     "dry-run": ("dry_run:dry_run", "Say what a job needs, and whether it fits, without any GPU."),
     "tune": ("tune:tune", "Say which layout is the fastest on given GPUs."),
+    "profile": ("profile:profile", "Measure what layers, optimiser and links take, for tune."),
     "preprocess": ("preprocess:preprocess", "Turn text into the tokens that training reads."),
     "data": ("data:data", "Look into data sets and fetch them."),
     "train": ("train:train", "Train. Launchers start this once per device."),

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import shlex
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from rdm_planner.job import Job, TrainerModel
     from rdm_planner.layouts import Estimate
     from rdm_planner.nodes import NodeKind
+    from rdm_planner.profile import Profile
+    from rdm_planner.times import Times
 
 __all__ = ["tune"]
 
@@ -26,6 +29,7 @@ _ROTATIONS = 8
 _EPILOG = """
 \b
 16 nodes with 8 H100 each:        rdm-trainer tune gpt-5b.yaml --nodes 16xH100:8
+As measured there:                rdm-trainer tune gpt-5b.yaml --nodes 16xH100:8 --profile h100.json
 An A100 node and seven of A10:    rdm-trainer tune gpt2-xl.yaml --nodes 1xA100-40:4 --nodes 7xA10:4
 """
 
@@ -52,6 +56,14 @@ An A100 node and seven of A10:    rdm-trainer tune gpt2-xl.yaml --nodes 1xA100-4
     show_default=True,
     help="The share of their peak that GPUs reach.",
 )
+@click.option(
+    "--profile",
+    "profiles",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="What rdm-trainer profile measured on a kind of GPU; again for another kind.",
+)
 @click.option("--top", type=click.IntRange(1, 100), default=5, show_default=True, help="How many layouts.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON; times are seconds.")
 def tune(
@@ -61,6 +73,7 @@ def tune(
     inter: float,
     intra: float,
     efficiency: float,
+    profiles: tuple[Path, ...],
     top: int,
     as_json: bool,
 ) -> int:
@@ -69,7 +82,7 @@ def tune(
     That is the tensor, data and pipeline degree, the micro-batch, which blocks are on which stage, and which
     kind of node is at which place.
 
-    Times are guesses from published peaks; nothing has been measured. Exits with 1 when no layout fits.
+    Without a profile, times are guesses from published peaks. Exits with 1 when no layout fits.
     """
     from rdm_core import config as configuration
     from rdm_core.cost import flops
@@ -91,7 +104,8 @@ def tune(
     ):
         if key in searched:
             raise TrainerError(f"{searched[key]} is what is searched here; leave it out.")
-    nodes = [node for group in groups for node in _nodes(group, inter * 1e9, intra * 1e9)]
+    measured = _profiles(profiles, job, config)
+    nodes = [node for group in groups for node in _nodes(group, inter * 1e9, intra * 1e9, measured)]
     if len({node.gpus for node in nodes}) > 1:
         raise TrainerError("All nodes must have as many GPUs as the others.")
     peaks = {
@@ -100,7 +114,10 @@ def tune(
         if (accelerator := flops.find_accelerator(node.gpu)) is not None
     }
     parallel = job.parallel
-    described = Job(job, published_peaks(job, nodes, peaks, efficiency), engine_step)
+    times: Times = published_peaks(job, nodes, peaks, efficiency)
+    if profiles:
+        times = _measured_times(measured, nodes, config)
+    described = Job(job, times, engine_step)
     # What the command line says is held.
     if "parallel.zero_stage" in searched:
         described.zero_stages = [parallel.zero_stage]
@@ -120,13 +137,54 @@ def tune(
     rows = [_row(job, estimate, peaks, models[0].gpus) for estimate in found.best]
     if as_json:
         counts = {"layouts": found.layouts, "solved": found.solved}
-        click.echo(json.dumps({"ok": True, "measured": False, **counts, "best": rows}, indent=2))
+        click.echo(json.dumps({"ok": True, "measured": bool(profiles), **counts, "best": rows}, indent=2))
     else:
-        _show(job, rows, found.layouts, found.solved, config)
+        _show(job, rows, found.layouts, found.solved, config, profiles)
     return DONE
 
 
-def _nodes(group: str, inter: float, intra: float) -> list[NodeKind]:
+def _profiles(paths: tuple[Path, ...], job: Config, config: Path) -> dict[str, tuple[Path, Profile]]:
+    """Return what was measured, and the file of it, by the names of the GPUs."""
+    from importlib import metadata
+
+    from rdm_planner.profile import Profile
+
+    # What is not installed here, where nothing is trained, cannot differ.
+    versions = {}
+    for package in ("torch", "deepspeed"):
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            versions[package] = metadata.version(package)
+    found: dict[str, tuple[Path, Profile]] = {}
+    for path in paths:
+        one = Profile.read(path)
+        one.require(job, versions, source=str(path), command=_measuring(config))
+        if one.gpu in found:
+            raise TrainerError(f"{found[one.gpu][0]} and {path} are both of the GPU {one.gpu}; give one.")
+        found[one.gpu] = path, one
+    return found
+
+
+def _measuring(config: Path) -> str:
+    return shlex.join(["rdm-trainer", "profile", str(config)])
+
+
+def _measured_times(measured: dict[str, tuple[Path, Profile]], nodes: list[NodeKind], config: Path) -> Times:
+    from rdm_planner.profile import MeasuredTimes
+
+    for gpu in dict.fromkeys(node.gpu for node in nodes):
+        if gpu not in measured:
+            files = ", ".join(f"{path} of {name}" for name, (path, _one) in measured.items())
+            raise TrainerError(
+                f"No profile is of the GPU {gpu} (there is {files}); measure it there: {_measuring(config)}"
+            )
+    return MeasuredTimes(
+        {gpu: one for gpu, (_path, one) in measured.items()}, {node.gpu: node for node in nodes}
+    )
+
+
+def _nodes(
+    group: str, inter: float, intra: float, measured: dict[str, tuple[Path, Profile]]
+) -> list[NodeKind]:
     """Return the nodes of one ``--nodes``."""
     from rdm_core.cost import flops
     from rdm_planner.nodes import NodeKind
@@ -139,6 +197,8 @@ def _nodes(group: str, inter: float, intra: float) -> list[NodeKind]:
         raise TrainerError(
             f"--nodes is {group[:60]!r}; write how many, which GPU and how many in each: 2xH100:8."
         )
+    if name in measured:
+        return [NodeKind(name, int(gpus), inter, intra, measured[name][1].memory_gib)] * int(count)
     accelerator = flops.find_accelerator(name)
     if accelerator is None:
         known = ", ".join(one.name for one in flops.ACCELERATORS)
@@ -185,7 +245,8 @@ def _row(job: Config, estimate: Estimate, peaks: dict[str, float], gpus: int) ->
     layout = estimate.layout
     tuned = with_layout(job, layout, estimate.cut)
     batch = job.optimisation.global_batch_size
-    peak = sum(peaks[gpu] for gpu in estimate.nodes) * gpus * 1e12
+    known = all(gpu in peaks for gpu in estimate.nodes)
+    peak = sum(peaks[gpu] for gpu in estimate.nodes) * gpus * 1e12 if known else None
     overrides = [
         f"parallel.tensor={layout.tensor}",
         f"parallel.pipeline={layout.pipeline}",
@@ -213,7 +274,7 @@ def _row(job: Config, estimate: Estimate, peaks: dict[str, float], gpus: int) ->
         "seconds": estimate.seconds,
         "bound": estimate.bound,
         "tokens_per_second": batch * job.spec.tokens_per_sample / estimate.seconds,
-        "mfu": flops.flops_per_sample(tuned.spec) * batch / estimate.seconds / peak,
+        "mfu": flops.flops_per_sample(tuned.spec) * batch / estimate.seconds / peak if peak else None,
         "memory_gib": estimate.memory_gib,
         "stage_memory_gib": list(estimate.stage_memory_gib),
         "parts": dict(estimate.parts),
@@ -221,13 +282,28 @@ def _row(job: Config, estimate: Estimate, peaks: dict[str, float], gpus: int) ->
     }
 
 
-def _show(job: Config, rows: list[dict[str, Any]], layouts: int, solved: int, config: Path) -> None:
+def _show(
+    job: Config,
+    rows: list[dict[str, Any]],
+    layouts: int,
+    solved: int,
+    config: Path,
+    profiles: tuple[Path, ...],
+) -> None:
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
     console = Console(highlight=False)
     console.print(f"\n{job.name}: the fastest of {layouts} layouts ({solved} solved, the others cannot win).")
-    console.print("[yellow]A guess from published peaks and bandwidths: nothing has been measured.[/]\n")
+    if profiles:
+        console.print(f"As measured: {', '.join(map(str, profiles))}.\n", markup=False, soft_wrap=True)
+    else:
+        console.print(
+            "[bold yellow]A GUESS from published peaks and bandwidths: nothing has been measured.[/]\n"
+            f"[yellow]Measure on one such node: {escape(_measuring(config))}[/]\n",
+            soft_wrap=True,
+        )
     table = Table(box=None, padding=(0, 1))
     for name in ("step s", "tokens/s", "MFU", "tp", "dp", "pp", "micro", "zero", "ckpt", "GiB", "bubble"):
         table.add_column(name, justify="right", no_wrap=True)
@@ -236,7 +312,7 @@ def _show(job: Config, rows: list[dict[str, Any]], layouts: int, solved: int, co
         table.add_row(
             f"{row['seconds']:.3f}",
             f"{row['tokens_per_second']:,.0f}",
-            f"{row['mfu']:.1%}",
+            "" if row["mfu"] is None else f"{row['mfu']:.1%}",
             *(str(row[name]) for name in ("tensor", "data", "pipeline", "micro_batch", "zero_stage")),
             "full" if row["checkpointing"] else "",
             f"{row['memory_gib']:.1f}",

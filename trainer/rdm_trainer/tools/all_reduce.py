@@ -31,7 +31,7 @@ import psutil
 import torch
 import torch.distributed as dist
 
-__all__ = ["main", "parse_size", "partner", "sizes"]
+__all__ = ["join", "main", "parse_size", "partner", "sizes"]
 
 STEP = 4
 LEAST = 1024**2
@@ -242,7 +242,7 @@ def _rdma_rates(root: Path) -> Iterator[float]:
             yield float(found.group(1))
 
 
-def _join(seconds: float) -> torch.device:
+def join(seconds: float) -> torch.device:
     """Become a rank, over the backend that a training here would take."""
     timeout = datetime.timedelta(seconds=seconds)
     if not torch.cuda.is_available():
@@ -308,7 +308,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--timeout", type=float, default=60.0, help="an operation that takes longer fails")
     parser.add_argument("--local_rank", "--local-rank", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
-    bench = Bench(_join(options.timeout))
+    bench = Bench(join(options.timeout))
     path = Path(os.environ.get("RDM_JOB_DIR", ".")) / "progress.json"
     total = len(sizes(options.max_size)) + 1
     for news in measure(bench, options.max_size, options.time_limit):

@@ -1,0 +1,280 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Times that ``rdm-trainer profile`` measured on a GPU: its file, and the planner's times from such files."""
+
+from __future__ import annotations
+
+import bisect
+import dataclasses
+import json
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rdm_core.config.schema import Config
+from rdm_core.errors import TrainerError
+from rdm_planner.nodes import NodeKind
+from rdm_planner.times import Link
+
+__all__ = ["FORMAT", "LayerTimes", "MeasuredTimes", "Profile", "interpolate", "shape_of"]
+
+FORMAT = 1
+"""Of the file."""
+
+_NOT_SHAPE = ("layers", "decoder_layers", "positions", "padded_vocab_size")
+
+
+def shape_of(config: Config) -> dict[str, Any]:
+    """Return what the time of a layer depends on besides micro-batch and tensor degree.
+
+    How many layers a model has does not belong to it.
+
+    Args:
+        config: The job.
+    """
+    spec = {key: value for key, value in dataclasses.asdict(config.spec).items() if key not in _NOT_SHAPE}
+    return {
+        **spec,
+        "attention_dropout": config.model.attention_dropout > 0,
+        "precision": config.optimisation.precision,
+        "compile": config.optimisation.compile,
+    }
+
+
+@dataclass(frozen=True)
+class LayerTimes:
+    """What one layer takes for one micro-batch, seconds.
+
+    Args:
+        forward: Of its forward pass.
+        backward: Of its backward pass.
+        checkpointed: Of its backward pass when that computes the forward pass again first.
+    """
+
+    forward: float
+    backward: float
+    checkpointed: float
+
+
+@dataclass(frozen=True)
+class Profile:
+    """What was measured on one kind of GPU.
+
+    Args:
+        gpu: Its name.
+        shape: Of the layers: :func:`shape_of`.
+        versions: Of torch and DeepSpeed.
+        date: When, ISO 8601.
+        memory_gib: What a program can use of a GPU.
+        optimiser: Seconds of the optimiser's step for each parameter.
+        layers: Tensor degree → kind of layer → micro-batch → times.
+        links: ``within`` a node or ``across`` nodes → ``point_to_point`` or ``all_reduce`` → the link.
+    """
+
+    gpu: str
+    shape: Mapping[str, Any]
+    versions: Mapping[str, str]
+    date: str
+    memory_gib: float
+    optimiser: float
+    layers: Mapping[int, Mapping[str, Mapping[int, LayerTimes]]]
+    links: Mapping[str, Mapping[str, Link]]
+
+    @classmethod
+    def read(cls, path: Path) -> Profile:
+        """Read a profile.
+
+        Args:
+            path: The file.
+
+        Raises:
+            TrainerError: It cannot be read, or is no profile.
+        """
+        try:
+            told = json.loads(path.read_text(encoding="utf-8"))
+            if told["format"] != FORMAT:
+                raise ValueError(f"its format is {told['format']!r}, and not {FORMAT}")
+            found = cls(
+                gpu=str(told["gpu"]),
+                shape=dict(told["shape"]),
+                versions=dict(told["versions"]),
+                date=str(told["date"]),
+                memory_gib=_above_zero(told["memory_gib"]),
+                optimiser=_at_least_zero(told["optimiser"]),
+                layers={
+                    int(tensor): {
+                        kind: {int(size): _layer_times(one) for size, one in points.items()}
+                        for kind, points in kinds.items()
+                    }
+                    for tensor, kinds in told["layers"].items()
+                },
+                links={
+                    where: {
+                        what: Link(_at_least_zero(link["latency"]), _above_zero(link["bandwidth"]))
+                        for what, link in links.items()
+                    }
+                    for where, links in told["links"].items()
+                },
+            )
+            if not found.layers or not all(
+                points for kinds in found.layers.values() for points in kinds.values()
+            ):
+                raise ValueError("it has no times of layers")
+        except OSError as error:
+            raise TrainerError(f"The profile {path} cannot be read: {error.strerror}.") from None
+        except KeyError as error:
+            raise TrainerError(f"{path} is no profile of rdm-trainer profile: it lacks {error}.") from None
+        except (ValueError, TypeError, AttributeError) as error:
+            raise TrainerError(f"{path} is no profile of rdm-trainer profile: {error}.") from None
+        return found
+
+    def text(self) -> str:
+        """Return the file's content."""
+        written = {
+            "format": FORMAT,
+            **dataclasses.asdict(self),
+            "layers": {
+                str(tensor): {
+                    kind: {str(size): dataclasses.asdict(one) for size, one in sorted(points.items())}
+                    for kind, points in kinds.items()
+                }
+                for tensor, kinds in sorted(self.layers.items())
+            },
+        }
+        return json.dumps(written, indent=2, sort_keys=False) + "\n"
+
+    def require(self, config: Config, versions: Mapping[str, str], *, source: str, command: str) -> None:
+        """Refuse a profile that says nothing about a job here.
+
+        Args:
+            config: The job.
+            versions: Of torch and DeepSpeed here, as far as they are known.
+            source: The profile's file, for the message.
+            command: What measures the right one, for the message.
+
+        Raises:
+            TrainerError: It was measured with another shape or version.
+        """
+        hint = f"measure it anew: {command}"
+        for key, wanted in shape_of(config).items():
+            if self.shape.get(key) != wanted:
+                raise TrainerError(
+                    f"{source} was measured for {key} {self.shape.get(key)!r}, and the job has {wanted!r}; "
+                    f"{hint}"
+                )
+        for package, version in versions.items():
+            if self.versions.get(package) != version:
+                raise TrainerError(
+                    f"{source} was measured with {package} {self.versions.get(package)}, and here is "
+                    f"{version}; {hint}"
+                )
+        kinds = {kind for kind in config.spec.layer_names() if not kind.endswith("Norm")}
+        for tensor, times in self.layers.items():
+            if missing := sorted(kinds - times.keys()):
+                raise TrainerError(f"{source} has no times of {missing[0]} at tensor degree {tensor}; {hint}")
+
+
+def interpolate(points: Mapping[int, float], size: int) -> float:
+    """Return the time of a micro-batch from those of others.
+
+    Between two measured sizes it lies on the straight line through them, at one it is what was measured.
+    Outside, the time of a sample is that of the nearest measured size: above the largest a GPU is busy, and
+    below the smallest nothing better is known.
+
+    Args:
+        points: Micro-batch → seconds; at least one.
+        size: The micro-batch.
+    """
+    sizes = sorted(points)
+    place = bisect.bisect_left(sizes, size)
+    if size in points:
+        return points[size]
+    if place in (0, len(sizes)):
+        nearest = sizes[min(place, len(sizes) - 1)]
+        return points[nearest] * size / nearest
+    low, high = sizes[place - 1], sizes[place]
+    share = (size - low) / (high - low)
+    return (1 - share) * points[low] + share * points[high]
+
+
+@dataclass(frozen=True)
+class MeasuredTimes:
+    """See :class:`rdm_planner.times.Times`. Links that were not measured are the nodes' published ones.
+
+    Args:
+        profiles: Of each GPU, by its name.
+        nodes: A node with each GPU, by its name.
+    """
+
+    profiles: Mapping[str, Profile]
+    nodes: Mapping[str, NodeKind]
+
+    @property
+    def is_measured(self) -> bool:
+        """See :class:`rdm_planner.times.Times`."""
+        return True
+
+    def tensors(self, gpu: str) -> Collection[int]:
+        """See :class:`rdm_planner.times.Times`."""
+        return self.profiles[gpu].layers.keys()
+
+    def forward(self, gpu: str, kind: str, micro_batch: int, tensor: int) -> float:
+        """See :class:`rdm_planner.times.Times`. A norm's time is within that of the head."""
+        points = self.profiles[gpu].layers[tensor].get(kind, {})
+        return (
+            interpolate({size: one.forward for size, one in points.items()}, micro_batch) if points else 0.0
+        )
+
+    def backward(self, gpu: str, kind: str, micro_batch: int, tensor: int, *, checkpointed: bool) -> float:
+        """See :class:`rdm_planner.times.Times`."""
+        points = self.profiles[gpu].layers[tensor].get(kind, {})
+        if not points:
+            return 0.0
+        return interpolate(
+            {size: one.checkpointed if checkpointed else one.backward for size, one in points.items()},
+            micro_batch,
+        )
+
+    def optimiser(self, gpu: str) -> float:
+        """See :class:`rdm_planner.times.Times`."""
+        return self.profiles[gpu].optimiser
+
+    def point_to_point(self, here: str, there: str, *, across: bool) -> Link:
+        """See :class:`rdm_planner.times.Times`."""
+        return _slower([self._link(gpu, "point_to_point", across) for gpu in (here, there)])
+
+    def all_reduce(self, gpus: Collection[str], *, across: bool) -> Link:
+        """See :class:`rdm_planner.times.Times`."""
+        return _slower([self._link(gpu, "all_reduce", across) for gpu in gpus])
+
+    def memory_gib(self, gpu: str) -> float:
+        """See :class:`rdm_planner.times.Times`."""
+        return self.profiles[gpu].memory_gib
+
+    def _link(self, gpu: str, what: str, across: bool) -> Link:
+        measured = self.profiles[gpu].links.get("across" if across else "within", {}).get(what)
+        node = self.nodes[gpu]
+        return measured or Link(0.0, node.inter if across else node.intra)
+
+
+def _slower(links: Collection[Link]) -> Link:
+    return Link(max(one.latency for one in links), min(one.bandwidth for one in links))
+
+
+def _layer_times(told: Mapping[str, Any]) -> LayerTimes:
+    return LayerTimes(
+        **{name: _at_least_zero(told[name]) for name in ("forward", "backward", "checkpointed")}
+    )
+
+
+def _at_least_zero(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+        raise ValueError(f"{str(value)[:40]!r} is no time, bandwidth or memory")
+    return float(value)
+
+
+def _above_zero(value: Any) -> float:
+    if not _at_least_zero(value):
+        raise ValueError("0 is no bandwidth or memory")
+    return float(value)

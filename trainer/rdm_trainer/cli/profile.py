@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""``rdm-trainer profile``: measure what the planner predicts from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from rdm_core.errors import TrainerError
+
+__all__ = ["profile"]
+
+_EPILOG = """
+\b
+One GPU:            rdm-trainer profile gpt2-xl.yaml --output h100.json
+Its tensor degrees and links too:
+                    torchrun --nproc-per-node 8 -m rdm_trainer profile gpt2-xl.yaml
+What it is for:     rdm-trainer tune gpt2-xl.yaml --nodes 4xH100:8 --profile h100.json
+"""
+
+
+@click.command(epilog=_EPILOG)
+@click.argument("config", type=click.Path(path_type=Path))
+@click.argument("overrides", nargs=-1, metavar="[KEY.SUB=VALUE]...")
+@click.option(
+    "--output",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="The profile.  [default: NAME.profile.json]",
+)
+@click.option(
+    "--micro-batch",
+    "largest",
+    type=click.IntRange(1, 4096),
+    help="The largest; powers of two up to it are measured.  [default: the job's, at least 8]",
+)
+@click.option(
+    "--blocks",
+    nargs=2,
+    type=click.IntRange(1, 1000),
+    default=(4, 12),
+    show_default=True,
+    metavar="FEW MORE",
+    help="How many blocks the two measured models have; less where these do not fit.",
+)
+@click.option("--local_rank", "--local-rank", "local_rank", type=int, hidden=True)
+def profile(
+    config: Path,
+    overrides: tuple[str, ...],
+    output: Path | None,
+    largest: int | None,
+    blocks: tuple[int, int],
+    local_rank: int | None,
+) -> int:
+    """Measure how long the layers of CONFIG take on this host's devices.
+
+    Forward and backward by micro-batch and tensor degree, with and without activation checkpointing, the
+    optimiser, and the links between ranks. Launchers start this once per device; alone it is one process on
+    one device.
+    """
+    import os
+
+    from rdm_core import config as configuration
+    from rdm_job.environment import adopt_launcher_environment
+
+    job = configuration.load(config, overrides)
+    if blocks[0] >= blocks[1]:
+        raise TrainerError(f"--blocks is {blocks[0]} {blocks[1]}; the second must be larger, as 4 12.")
+    output = output or Path(f"{job.name}.profile.json")
+    if not output.parent.is_dir():
+        raise TrainerError(f"--output is {output}, and the directory {output.parent} does not exist.")
+    most = largest or max(8, job.optimisation.micro_batch_size)
+    sizes = [2**power for power in range(most.bit_length()) if 2**power <= most]
+    if local_rank is not None:
+        os.environ.setdefault("LOCAL_RANK", str(local_rank))
+    # Before torch is imported: it reads the environment while it loads.
+    adopt_launcher_environment(os.environ)
+    is_first = os.environ.get("RANK", "0") == "0"
+
+    import torch
+    import torch.distributed as dist
+
+    from rdm_trainer.profile_model import measure, start
+
+    def say(line: str) -> None:
+        if is_first:
+            click.echo(f"Measuring: {line}", err=True)
+
+    device = start(job)
+    try:
+        found = measure(job, device, sizes, blocks, say)
+    except torch.OutOfMemoryError:
+        raise TrainerError(
+            f"{blocks[1]} blocks do not fit the memory with a micro-batch of 1; take fewer: --blocks 1 2."
+        ) from None
+    if is_first:
+        partial = output.with_name(f".{output.name}.{os.getpid()}")
+        partial.write_text(found.text(), encoding="utf-8")
+        partial.replace(output)
+        click.echo(f"{output}: {found.gpu}, tensor degrees {', '.join(map(str, found.layers))}.")
+    dist.barrier()
+    dist.destroy_process_group()
+    return 0

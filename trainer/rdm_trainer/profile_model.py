@@ -1,0 +1,391 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""How long a job's layers, its optimiser and its links take on these ranks.
+
+Steps are taken by the trainer's own engine, with few blocks and with more: what a block takes is the
+difference, and what is left is the embedding's and the head's. So all that the engine does for a block, as
+summing its gradients in fp32, is in its time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import datetime
+import gc
+import itertools
+import os
+import statistics
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from importlib import metadata
+from typing import Any
+
+import deepspeed
+import psutil
+import torch
+import torch.distributed as dist
+
+from rdm_core.config import Config
+from rdm_core.cost import flops
+from rdm_planner.profile import LayerTimes, Profile, shape_of
+from rdm_planner.times import Link
+from rdm_trainer import models
+from rdm_trainer.data import loaders
+from rdm_trainer.distributed.parameters import initialise
+from rdm_trainer.distributed.topology import Topology
+from rdm_trainer.engine import Engine
+from rdm_trainer.tools.all_reduce import join
+
+__all__ = ["measure", "start"]
+
+_MICRO_BATCHES = 4
+"""Of a step."""
+_WARM_UP, _STEPS = 2, 4
+_LEAST_BYTES, _GPU_BYTES, _CPU_BYTES = 4096, 64 << 20, 4 << 20
+_REPEATS = 10
+_LEAST_SECONDS = 1e-9
+"""A difference of two noisy times may be below zero."""
+
+
+@dataclass(frozen=True)
+class _Pass:
+    """What a whole model takes for a micro-batch, and the optimiser for a step; seconds."""
+
+    forward: float
+    backward: float
+    optimiser: float
+
+
+def start(config: Config) -> torch.device:
+    """Become a rank; without a launcher, a world of one.
+
+    Args:
+        config: The job.
+    """
+    if "WORLD_SIZE" not in os.environ:
+        os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT="0")
+    return join(60.0 * config.launcher.distributed_timeout_minutes)
+
+
+def measure(
+    config: Config,
+    device: torch.device,
+    micro_batches: Iterable[int],
+    blocks: tuple[int, int],
+    say: Callable[[str], None] = lambda _line: None,
+) -> Profile:
+    """Measure on all ranks together; they are of one kind.
+
+    Args:
+        config: The job; its layout, its number of blocks and its data are ignored.
+        device: This rank's.
+        micro_batches: The micro-batches, rising. What does not fit the memory is left out with a line.
+        blocks: How many blocks the two models have: few, and more.
+        say: Told what is measured.
+
+    Raises:
+        torch.OutOfMemoryError: Not even the smallest micro-batch fits.
+    """
+    world = dist.get_world_size()
+    sizes = list(micro_batches)
+    heads = config.model.attention_heads
+    layers: dict[int, dict[str, dict[int, LayerTimes]]] = {}
+    optimiser = 0.0
+    for tensor in [degree for degree in range(1, world + 1) if world % degree == 0 and heads % degree == 0]:
+        topology = Topology.create(tensor, 1)
+        layers[tensor], updates = _layers(config, topology, device, sizes, blocks, say)
+        if tensor == 1:
+            # ZeRO has given each replica its part of them.
+            optimiser = updates * (topology.data if config.optimisation.precision != "fp32" else 1)
+    say("the links")
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+    known = flops.find_accelerator(name)
+    return Profile(
+        gpu=known.name if known else name,
+        shape=shape_of(config),
+        versions={"torch": metadata.version("torch"), "deepspeed": deepspeed.__version__},
+        date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        memory_gib=_memory(device) / 2**30,
+        optimiser=optimiser,
+        layers=layers,
+        links=_links(device),
+    )
+
+
+def _layers(
+    config: Config,
+    topology: Topology,
+    device: torch.device,
+    sizes: list[int],
+    blocks: tuple[int, int],
+    say: Callable[[str], None],
+) -> tuple[dict[str, dict[int, LayerTimes]], float]:
+    """Return the times of each kind of layer, and of the optimiser for each parameter of this rank."""
+    few, more = blocks
+    is_t5 = config.model.kind == "t5"
+    counts = {"few": (few, few), "more": (more, few)}
+    kinds = {"EncoderBlock" if is_t5 else "Block": "more"}
+    if is_t5:
+        counts["more of the decoder"] = (few, more)
+        kinds["DecoderBlock"] = "more of the decoder"
+    passes: dict[tuple[str, str], dict[int, _Pass]] = {}
+    for (which, count), saved in itertools.product(counts.items(), ("none", "full")):
+        job = _job(config, topology, count, saved)
+        say(f"tensor degree {topology.tensor}, {count[0]} blocks, activation checkpointing {saved}")
+        passes[which, saved] = _passes(job, topology, sizes, say)
+        # Sizes that do not fit are not tried again.
+        sizes = [size for size in sizes if size in passes[which, saved]]
+    found: dict[str, dict[int, LayerTimes]] = {}
+    added = more - few
+    for size in sizes:
+        whole, again = passes["few", "none"][size], passes["few", "full"][size]
+        forward, backward, checkpointed = whole.forward, whole.backward, again.backward
+        for kind, which in kinds.items():
+            plain, full = passes[which, "none"][size], passes[which, "full"][size]
+            one = LayerTimes(
+                forward=max(_LEAST_SECONDS, (plain.forward - whole.forward) / added),
+                backward=max(_LEAST_SECONDS, (plain.backward - whole.backward) / added),
+                checkpointed=max(_LEAST_SECONDS, (full.backward - again.backward) / added),
+            )
+            found.setdefault(kind, {})[size] = one
+            forward -= few * one.forward
+            backward -= few * one.backward
+            checkpointed -= few * one.checkpointed
+        ahead, back = _embedding(_job(config, topology, (few, few), "none"), topology, device, size)
+        tables = ["Embedding", "DecoderEmbedding"] if is_t5 else ["Embedding"]
+        # Measured alone, it may seem to take more than there is.
+        ahead, back = min(ahead, max(0.0, forward) / 3), min(back, max(0.0, backward) / 3)
+        for kind in tables:
+            found.setdefault(kind, {})[size] = LayerTimes(ahead, back, back)
+        found.setdefault("Head", {})[size] = LayerTimes(
+            forward=max(_LEAST_SECONDS, forward - len(tables) * ahead),
+            backward=max(_LEAST_SECONDS, backward - len(tables) * back),
+            checkpointed=max(_LEAST_SECONDS, checkpointed - len(tables) * back),
+        )
+    least = sizes[0]
+    parameters = [
+        flops.parameters(_job(config, topology, counts[which], "none").spec) for which in ("few", "more")
+    ]
+    updates = [passes[which, "none"][least].optimiser for which in ("few", "more")]
+    rate = (updates[1] - updates[0]) * topology.tensor / (parameters[1] - parameters[0])
+    return found, max(0.0, rate)
+
+
+def _job(config: Config, topology: Topology, count: tuple[int, int], saved: Any) -> Config:
+    """Return the job with some blocks of encoder and decoder, without a pipeline, on random tokens."""
+    replace = dataclasses.replace
+    layers = {"layers": count[0]} | ({"decoder_layers": count[1]} if config.model.kind == "t5" else {})
+    return replace(
+        config,
+        model=replace(config.model, **layers),
+        parallel=replace(
+            config.parallel,
+            tensor=topology.tensor,
+            pipeline=1,
+            data=None,
+            partition="even",
+            zero_stage=min(1, config.zero_stage),
+            activation_checkpointing=saved,
+            activation_checkpointing_interval=1,
+        ),
+        optimisation=replace(
+            config.optimisation, micro_batch_size=1, global_batch_size=_MICRO_BATCHES * topology.data
+        ),
+        data=replace(config.data, mock=True, blend=(), train=(), valid=(), test=(), workers=0),
+    )
+
+
+def _sized(job: Config, topology: Topology, size: int) -> Config:
+    optimisation = dataclasses.replace(
+        job.optimisation,
+        micro_batch_size=size,
+        global_batch_size=size * _MICRO_BATCHES * topology.data,
+        train_samples=None,
+        train_iterations=10,
+    )
+    return dataclasses.replace(job, optimisation=optimisation)
+
+
+def _batches(job: Config, topology: Topology, size: int) -> Iterator[Any]:
+    """Yield the same few micro-batches for ever: reading is not what is measured."""
+    job = _sized(job, topology, size)
+    train = loaders.build(
+        job, data_rank=topology.data_rank, data_size=topology.data, consumed_samples=0
+    ).train
+    assert train is not None
+    return itertools.cycle(list(itertools.islice(iter(train), _MICRO_BATCHES)))
+
+
+def _passes(
+    job: Config, topology: Topology, sizes: Iterable[int], say: Callable[[str], None]
+) -> dict[int, _Pass]:
+    """Return the times of a model by micro-batch."""
+    # Each engine compiles anew; what torch's cache on the disk has is soon there.
+    torch.compiler.reset()
+    engine = Engine(job, topology)
+    engine.set_learning_rate(1e-4)
+    found = {}
+    try:
+        for size in sizes:
+            try:
+                found[size] = _timed_steps(engine, _batches(job, topology, size))
+            except torch.OutOfMemoryError:
+                if not found:
+                    raise
+                say(f"micro-batch {size} does not fit the memory")
+                break
+    finally:
+        engine.deepspeed.destroy()
+        del engine
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+    return found
+
+
+def _timed_steps(engine: Engine, batches: Iterator[Any]) -> _Pass:
+    """Return the medians over all but a step's first micro-batch: the device is behind from then on."""
+    forward, backward, optimiser = [], [], []
+    clock = _Clock(engine.device)
+    for step in range(_WARM_UP + _STEPS):
+        clock.marks.clear()
+        with engine.watched(clock.watch):
+            engine.train_step(batches)
+        clock.mark("end")
+        if step < _WARM_UP:
+            continue
+        marks = clock.read()
+        ahead = [at for kind, at in marks if kind == "forward"]
+        back = [at for kind, at in marks if kind == "backward"]
+        forward += [end - begin for begin, end in zip(ahead[1:], back[1:], strict=True)]
+        backward += [end - begin for begin, end in zip(back[:-1], ahead[1:], strict=True)]
+        updated = [at for kind, at in marks if kind == "optimiser"][-1]
+        optimiser.append(marks[-1][1] - updated)
+    return _Pass(*(statistics.median(times) for times in (forward, backward, optimiser)))
+
+
+class _Clock:
+    """When the device, or on a CPU the program, came to each part of a step."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.marks: list[tuple[str, Any]] = []
+
+    def mark(self, kind: str) -> None:
+        if self.device.type == "cuda":
+            at: Any = torch.cuda.Event(enable_timing=True)
+            at.record()
+        else:
+            at = time.perf_counter()
+        self.marks.append((kind, at))
+
+    @contextlib.contextmanager
+    def watch(self, kind: str, _name: str) -> Iterator[None]:
+        """See :data:`rdm_trainer.engine.Watcher`."""
+        self.mark(kind)
+        yield
+
+    def read(self) -> list[tuple[str, float]]:
+        """Return the kinds of what began, and when, in seconds."""
+        if self.device.type != "cuda":
+            return self.marks
+        torch.cuda.synchronize(self.device)
+        first = self.marks[0][1]
+        return [(kind, first.elapsed_time(at) / 1e3) for kind, at in self.marks]
+
+
+def _embedding(job: Config, topology: Topology, device: torch.device, size: int) -> tuple[float, float]:
+    """Return the times of looking a micro-batch's tokens up, forward and backward."""
+    layer = models.layers(job, topology)[0]
+    module = layer.make()
+    initialise(module, layer.prefix(0), job.optimisation.seed)
+    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(job.optimisation.precision, torch.float32)
+    for weight in module.parameters():
+        weight.data = weight.data.to(device, dtype)
+    inputs, _labels = next(_batches(job, topology, size))
+    inputs = (
+        inputs.to(device) if isinstance(inputs, torch.Tensor) else tuple(one.to(device) for one in inputs)
+    )
+    forward, backward = [], []
+    clock = _Clock(device)
+    for _ in range(_WARM_UP + _REPEATS):
+        clock.marks.clear()
+        clock.mark("forward")
+        states = module(inputs)
+        clock.mark("backward")
+        states = (
+            states if isinstance(states, torch.Tensor) else next(one for one in states if one.requires_grad)
+        )
+        states.backward(torch.ones_like(states))
+        clock.mark("end")
+        begin, middle, end = (at for _kind, at in clock.read())
+        forward.append(middle - begin)
+        backward.append(end - middle)
+    return statistics.median(forward), statistics.median(backward)
+
+
+def _memory(device: torch.device) -> int:
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory
+    total: int = psutil.virtual_memory().total
+    return total // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+
+
+def _links(device: torch.device) -> dict[str, dict[str, Link]]:
+    """Return the links within this node and across nodes, as far as there are ranks for them."""
+    world = dist.get_world_size()
+    local = int(os.environ.get("LOCAL_WORLD_SIZE", str(world)))
+    found: dict[str, dict[str, Link]] = {}
+    if local > 1:
+        groups = [dist.new_group(range(first, first + local)) for first in range(0, world, local)]
+        found["within"] = {
+            "point_to_point": _link(device, lambda data: _send(data, 1, 0, 1)),
+            "all_reduce": _ring(device, groups[dist.get_rank() // local], local),
+        }
+    if world > local:
+        # All of a node send at once, and share what leaves it.
+        one = _link(device, lambda data: _send(data, local, 0, local))
+        found["across"] = {
+            "point_to_point": Link(one.latency, one.bandwidth * local),
+            "all_reduce": _ring(device, None, world),
+        }
+    return found
+
+
+def _send(data: torch.Tensor, count: int, first: int, apart: int) -> None:
+    """Let some ranks from the first on send to those so many further."""
+    place = dist.get_rank() - first
+    if 0 <= place < count:
+        dist.send(data, first + place + apart)
+    elif apart <= place < apart + count:
+        dist.recv(data, first + place - apart)
+
+
+def _ring(device: torch.device, group: Any, ranks: int) -> Link:
+    once = _link(device, lambda data: dist.all_reduce(data, group=group))
+    return Link(once.latency, once.bandwidth * 2 * (ranks - 1) / ranks)
+
+
+def _link(device: torch.device, move: Callable[[torch.Tensor], object]) -> Link:
+    """Return a link from the times of little and of much data, those of the slowest rank."""
+    most = _GPU_BYTES if device.type == "cuda" else _CPU_BYTES
+    latency, seconds = (_seconds(device, move, size) for size in (_LEAST_BYTES, most))
+    return Link(latency, 8 * most / max(seconds - latency, _LEAST_SECONDS))
+
+
+def _seconds(device: torch.device, move: Callable[[torch.Tensor], object], size: int) -> float:
+    data = torch.zeros(size // 4, device=device)
+    found = []
+    for _ in range(_WARM_UP + _REPEATS):
+        dist.barrier()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        begin = time.perf_counter()
+        move(data)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        found.append(time.perf_counter() - begin)
+    median = torch.tensor([statistics.median(found[_WARM_UP:])], dtype=torch.float64, device=device)
+    dist.all_reduce(median, dist.ReduceOp.MAX)
+    return float(median)

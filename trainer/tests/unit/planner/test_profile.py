@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Profiles: what is read from them, what is refused, and what is predicted between their points."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rdm_core import config as configuration
+from rdm_core.errors import TrainerError
+from rdm_planner.nodes import NodeKind
+from rdm_planner.profile import LayerTimes, MeasuredTimes, Profile, interpolate, shape_of
+from rdm_planner.times import Link, Times
+from rdm_trainer.cli import cli
+
+CONFIG = Path(__file__).parents[3] / "configs" / "gpt2-xl.yaml"
+JOB = configuration.load(CONFIG)
+VERSIONS = {name: metadata.version(name) for name in ("torch", "deepspeed")}
+SECONDS = {"Block": 1e-3, "Embedding": 1e-4, "Head": 2e-3}
+PROFILE = Profile(
+    gpu="H100",
+    shape=shape_of(JOB),
+    versions=VERSIONS,
+    date="2026-01-02T03:04:05+00:00",
+    memory_gib=79.0,
+    optimiser=1e-11,
+    layers={
+        tensor: {
+            kind: {
+                size: LayerTimes(
+                    seconds * size / tensor, 2 * seconds * size / tensor, 3 * seconds * size / tensor
+                )
+                for size in (1, 4)
+            }
+            for kind, seconds in SECONDS.items()
+        }
+        for tensor in (1, 2)
+    },
+    links={"within": {"point_to_point": Link(1e-5, 8e11), "all_reduce": Link(2e-5, 1e12)}},
+)
+
+
+@given(
+    st.dictionaries(st.integers(1, 64), st.floats(1e-9, 10), min_size=1, max_size=6),
+    st.integers(1, 128),
+)
+def test_between_points_a_time_is_between_theirs_and_at_a_point_its_own(
+    points: dict[int, float], size: int
+) -> None:
+    found = interpolate(points, size)
+    if size in points:
+        assert found == points[size]
+        return
+    below, above = [one for one in points if one < size], [one for one in points if one > size]
+    if below and above:
+        ends = sorted((points[max(below)], points[min(above)]))
+        assert ends[0] * (1 - 1e-12) <= found <= ends[1] * (1 + 1e-12)
+        if size + 1 < min(above):
+            rises = points[min(above)] >= points[max(below)]
+            later = interpolate(points, size + 1)
+            assert later >= found * (1 - 1e-12) if rises else later <= found * (1 + 1e-12)
+    else:
+        nearest = max(below) if below else min(above)
+        assert found / size == pytest.approx(points[nearest] / nearest)
+
+
+def test_what_is_written_is_read(tmp_path: Path) -> None:
+    file = tmp_path / "h100.json"
+    file.write_text(PROFILE.text())
+    assert Profile.read(file) == PROFILE
+
+
+def test_links_that_were_not_measured_are_the_nodes() -> None:
+    node = NodeKind("H100", gpus=8, inter=4e11, intra=3.6e12, memory_gib=79.1)
+    times: Times = MeasuredTimes({"H100": PROFILE}, {"H100": node})
+    assert times.point_to_point("H100", "H100", across=False) == Link(1e-5, 8e11)
+    assert times.all_reduce(["H100"], across=True) == Link(0.0, 4e11)
+    assert set(times.tensors("H100") or ()) == {1, 2}
+    assert times.forward("H100", "Block", 2, 2) == pytest.approx(1e-3)
+    assert times.backward("H100", "Block", 4, 1, checkpointed=True) == pytest.approx(12e-3)
+    assert times.forward("H100", "FinalNorm", 4, 1) == 0.0
+
+
+def _tune(file: Path, *arguments: str) -> Any:
+    return CliRunner().invoke(
+        cli, ["tune", str(CONFIG), "--nodes", "1xH100:4", "--profile", str(file), *arguments]
+    )
+
+
+def _error(file: Path) -> str:
+    result = _tune(file)
+    assert isinstance(result.exception, TrainerError)
+    return str(result.exception)
+
+
+def test_tune_predicts_from_a_profile_and_takes_no_degree_that_it_lacks(tmp_path: Path) -> None:
+    file = tmp_path / "h100.json"
+    file.write_text(PROFILE.text())
+    result = _tune(file, "--json", "--top", "100", "parallel.activation_checkpointing=none")
+    found = json.loads(result.output)
+    assert found["measured"]
+    assert {row["tensor"] for row in found["best"]} <= {1, 2}
+    alone = next(row for row in found["best"] if (row["tensor"], row["pipeline"], row["data"]) == (1, 1, 4))
+    samples = JOB.optimisation.global_batch_size / 4
+    computing = samples * 3 * (48 * SECONDS["Block"] + SECONDS["Embedding"] + SECONDS["Head"])
+    assert alone["parts"]["compute"] == pytest.approx(computing)
+    shown = _tune(file).output
+    assert "h100.json" in shown
+    assert "GUESS" not in shown
+
+
+def test_without_a_profile_tune_says_that_it_guesses_and_what_measures() -> None:
+    shown = CliRunner().invoke(cli, ["tune", str(CONFIG), "--nodes", "1xH100:4"]).output
+    assert "A GUESS" in shown
+    assert f"rdm-trainer profile {CONFIG}" in shown
+
+
+def test_a_foreign_profile_is_refused_with_what_to_run(tmp_path: Path) -> None:
+    file = tmp_path / "other.json"
+    file.write_text(dataclasses.replace(PROFILE, shape={**PROFILE.shape, "hidden_size": 1024}).text())
+    assert "hidden_size 1024, and the job has 1600" in _error(file)
+    assert f"rdm-trainer profile {CONFIG}" in _error(file)
+    file.write_text(dataclasses.replace(PROFILE, versions={"torch": "1.0"}).text())
+    assert "torch 1.0, and here is" in _error(file)
+    file.write_text(dataclasses.replace(PROFILE, gpu="A10").text())
+    assert "No profile is of the GPU H100" in _error(file)
+    assert f"rdm-trainer profile {CONFIG}" in _error(file)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"format": 99},
+        {"optimiser": -1},
+        {"memory_gib": 0},
+        {"layers": {}},
+        {"layers": {"1": {"Block": {"1": {"forward": "x"}}}}},
+        {"layers": {"1": {"Block": {}}}},
+        {"links": {"within": {"all_reduce": {"latency": 0, "bandwidth": 0}}}},
+    ],
+)
+def test_a_broken_profile_is_one_sentence_with_its_name(tmp_path: Path, change: dict[str, Any]) -> None:
+    file = tmp_path / "broken.json"
+    file.write_text(json.dumps(json.loads(PROFILE.text()) | change))
+    assert _error(file).startswith(f"{file} is no profile")
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{", "{}", "\xff"])
+def test_what_is_no_profile_is_named(tmp_path: Path, content: str) -> None:
+    file = tmp_path / "broken.json"
+    file.write_bytes(content.encode("latin-1"))
+    assert _error(file).startswith(f"{file} is no profile")
+    missing = tmp_path / "missing.json"
+    assert _error(missing) == f"The profile {missing} cannot be read: No such file or directory."
