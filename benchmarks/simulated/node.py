@@ -180,7 +180,7 @@ def node_facts(node: Node, parameters: Parameters) -> Result:
 
 def node_lock(_node: Node, parameters: Parameters) -> Result:
     """`rdm.provision.node_lock`: nobody else is at work on a simulated node."""
-    return {"changed": False, "holder": {}, "invocation": echo(parameters)}
+    return {"changed": False, "holder": {}, "origin": {}, "invocation": echo(parameters)}
 
 
 def receipt(node: Node, parameters: Parameters) -> Result:

@@ -3,13 +3,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+from collections.abc import Iterator, Mapping
 from typing import Any
 
+from ansible_collections.rdm.provision.plugins.module_utils.constants import PLAN_FILE
 from ansible_collections.rdm.provision.plugins.modules.locked_nodes import ARGUMENT_SPEC
-from ansible_collections.rdm.provision.plugins.plugin_utils import node_locks
+from ansible_collections.rdm.provision.plugins.plugin_utils import cluster_keys, node_locks
+from ansible_collections.rdm.provision.plugins.plugin_utils.address_plan import PlanFileError, read_plan
 from ansible_collections.rdm.provision.plugins.plugin_utils.decision import Decision
-from ansible_collections.rdm.provision.plugins.plugin_utils.existing_checks import lock_problem
-from ansible_collections.rdm.provision.plugins.plugin_utils.refusal import Refused
+from ansible_collections.rdm.provision.plugins.plugin_utils.existing_checks import (
+    authority_problem,
+    lock_problem,
+)
+from ansible_collections.rdm.provision.plugins.plugin_utils.refusal import Problem, Refused
 
 
 class ActionModule(Decision):
@@ -19,16 +27,45 @@ class ActionModule(Decision):
 
     def decide(self, options: dict[str, Any], variables: dict[str, Any]) -> dict[str, Any]:
         """Return nothing, or the refusal."""
-        wanted = {} if self._task.check_mode else node_locks.of_run(variables, options["cluster"])
-        if not wanted:
-            return {}
+        cluster, config_dir = options["cluster"], options["config_dir"]
+        wanted = {} if self._task.check_mode else node_locks.of_run(variables, cluster)
         nodes = [str(host) for host in variables["ansible_play_hosts"]]
-        locks = node_locks.NodeLocks(self, variables, wanted, options["connections"], options["root"])
+        locks = node_locks.NodeLocks(
+            self,
+            variables,
+            wanted or {"cluster": cluster, "run": "", "home": "", "leader": {}},
+            options["connections"],
+            options["root"],
+            config_dir,
+        )
         if options["state"] == "free":
-            locks.release(nodes)
+            if wanted:
+                locks.release(nodes)
             return {}
-        found = locks.take(nodes)
-        if any(found.values()):
+        found: dict[str, dict[str, Any]] = {}
+        if wanted:
+            found = locks.take(nodes)
+        elif config_dir:
+            locks.look(nodes)
+        problems = [lock_problem(node, holder) for node, holder in found.items() if holder]
+        problems += _others(locks.authorities, options, str(variables.get("inventory_dir") or ""))
+        if problems:
             locks.release(node for node, holder in found.items() if not holder)
-            raise Refused(lock_problem(node, holder) for node, holder in found.items() if holder)
+            raise Refused(problems)
         return {}
+
+
+def _others(authorities: Mapping[str, str], options: Mapping[str, Any], inventory: str) -> Iterator[Problem]:
+    """Yield a problem for each node whose cluster was made from another inventory."""
+    keys, known = None, None
+    # Where they are of no use, the cluster can be taken down as long as one of them says that it is this one.
+    with contextlib.suppress(Refused):
+        keys = cluster_keys.read(os.path.join(inventory, os.path.expanduser(options["keys"])))
+    with contextlib.suppress(PlanFileError):
+        known = read_plan(os.path.join(inventory, PLAN_FILE))
+    ours = keys.fingerprints[cluster_keys.AUTHORITY] if keys else ""
+    mine = {ours, (known.keys if known else {}).get(cluster_keys.AUTHORITY, "")}
+    what = f"the cluster {options['cluster']} in {options['config_dir']}"
+    for node, authority in authorities.items():
+        if authority not in mine and not options["new_keys"]:
+            yield authority_problem(node, what, authority, ours)

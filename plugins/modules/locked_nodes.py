@@ -9,6 +9,8 @@ short_description: Lock all nodes of a play against other runs, or refuse
 description:
   - Takes the lock of the cluster on every host of the play, in threads, and refuses with every node on which
     another run holds it, before anything is changed. Run it once.
+  - Refuses also with every node on which a cluster of this name was made from another inventory. Its ssh
+    authority shows it, which is in O(keys), or in the plan file beside the inventory.
   - A host that cannot be reached, or not in a thread, is left without a lock.
   - Does nothing where the run does not hold the lock beside its inventory, as
     P(rdm.provision.cluster_lock#lookup) takes it.
@@ -25,6 +27,18 @@ options:
     type: str
     choices: [held, free]
     default: held
+  config_dir:
+    description: Directory of the cluster's files on the nodes; empty for clusters without keys.
+    type: str
+    default: ''
+  keys:
+    description: Directory of the cluster's keys on the controller.
+    type: str
+    default: ''
+  new_keys:
+    description: Whether the user says that the keys of the cluster on the nodes are lost.
+    type: bool
+    default: false
   root:
     description: Whether root takes the locks whatever C(rdm_become) says, as in a play that is always root's.
     type: bool
@@ -60,6 +74,9 @@ from typing import Any, Dict
 ARGUMENT_SPEC: Dict[str, Any] = {
     "cluster": {"type": "str", "required": True},
     "state": {"type": "str", "choices": ["held", "free"], "default": "held"},
+    "config_dir": {"type": "str", "default": ""},
+    "keys": {"type": "str", "default": "", "no_log": False},
+    "new_keys": {"type": "bool", "default": False, "no_log": False},
     "root": {"type": "bool", "default": False},
     "connections": {"type": "list", "elements": "str", "default": ["ssh"]},
 }

@@ -26,9 +26,9 @@ attributes:
     description: A lock is never reported as a change.
 options:
   state:
-    description: Whether the run is to hold the lock afterwards.
+    description: Whether the run is to hold the lock afterwards; V(seen) leaves it as it is.
     type: str
-    choices: [held, free]
+    choices: [held, free, seen]
     default: held
   lock:
     description: Which run wants it, as C(lock) of M(rdm.provision.plan) says.
@@ -51,6 +51,10 @@ options:
         description: The process that leads it.
         type: dict
         required: true
+  config_dir:
+    description: Directory of the cluster's files on the node; with it, C(origin) is returned.
+    type: str
+    default: ''
   ended:
     description: Marks of runs that are known to have ended; their locks do not count.
     type: list
@@ -69,17 +73,25 @@ holder:
   description: Who else holds the lock, as C(run) and C(leader); empty for nobody.
   returned: success
   type: dict
+origin:
+  description:
+    - Where the cluster of this name was made, as M(rdm.provision.node_facts) returns it; empty where
+      O(config_dir) has no files of the cluster.
+  returned: success
+  type: dict
 """
 
 from typing import Any, Dict
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.rdm.provision.plugins.module_utils.node import node_lock
+from ansible_collections.rdm.provision.plugins.module_utils.node.cluster_files import origin_of
 from ansible_collections.rdm.provision.plugins.module_utils.node.echo import echo
 
 ARGUMENT_SPEC: Dict[str, Any] = {
-    "state": {"type": "str", "choices": ["held", "free"], "default": "held"},
+    "state": {"type": "str", "choices": ["held", "free", "seen"], "default": "held"},
     "lock": {"type": "dict", "required": True, "options": node_lock.ARGUMENTS},
+    "config_dir": {"type": "str", "default": ""},
     "ended": {"type": "list", "elements": "str", "default": []},
 }
 
@@ -90,7 +102,7 @@ def main() -> None:
     wanted = module.params["lock"]
     found: Dict[str, Any] = {}
     try:
-        if module.check_mode:
+        if module.check_mode or module.params["state"] == "seen":
             found = node_lock.holder(wanted["cluster"])
         elif module.params["state"] == "held":
             found = node_lock.take(wanted, module.params["ended"])
@@ -99,7 +111,8 @@ def main() -> None:
     except OSError as error:
         msg = "{0}: {1}".format(error.filename or "the lock", error.strerror or error)
         module.fail_json(msg=msg, **echo(module))
-    module.exit_json(changed=False, holder=found, **echo(module))
+    origin = origin_of(wanted["cluster"], module.params["config_dir"]) if module.params["config_dir"] else {}
+    module.exit_json(changed=False, holder=found, origin=origin, **echo(module))
 
 
 if __name__ == "__main__":

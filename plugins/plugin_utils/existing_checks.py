@@ -87,20 +87,30 @@ def origin_problems(want: NodePlan, config_dir: str, facts: Mapping[str, Any]) -
     known = bool(mine.before) and mine.before == my_ip
     what = f"the cluster {want.cluster} in {config_dir}"
     if authority and authority != mine.authority and not mine.new_keys and not known:
-        ours = mine.authority or "yet to be made"
-        its = f"its ssh authority is {authority}, and this one's is {ours}"
-        reason = f"was made from another inventory: {its}"
-        remedy = (
-            f"work with that one, whose {PLAN_FILE} and {STATE_DIR}/ssh may be copied here, or, if both are "
-            "lost, set preflight_new_ssh_keys=true for one run"
-        )
-        return [Problem(want.node, what, reason, remedy)]
+        return [authority_problem(want.node, what, authority, mine.authority)]
     if my_ip and not mine.planned and my_ip != want.my_ip:
         lacks = f"and this inventory, which has no {PLAN_FILE}, would give it {want.my_ip}"
         reason = f"gave this node {my_ip}, {lacks}"
         remedy = f"copy {PLAN_FILE} from where the cluster was made, or set my_ip: {my_ip} for this node"
         return [Problem(want.node, what, reason, remedy)]
     return []
+
+
+def authority_problem(node: str, what: str, theirs: str, ours: str) -> Problem:
+    """Return the problem that another inventory's keys are on a node.
+
+    Args:
+        node: the node.
+        what: the cluster, and where its files are.
+        theirs: fingerprint of the authority there.
+        ours: that of this inventory's; empty where there is none yet.
+    """
+    its = f"its ssh authority is {theirs}, and this one's is {ours or 'yet to be made'}"
+    remedy = (
+        f"work with that one, whose {PLAN_FILE} and {STATE_DIR}/ssh may be copied here, or, if both are "
+        "lost, set preflight_new_ssh_keys=true for one run"
+    )
+    return Problem(node, what, f"was made from another inventory: {its}", remedy)
 
 
 def wire_problems(want: NodePlan, facts: Mapping[str, Any], ours: Collection[str]) -> list[Problem]:

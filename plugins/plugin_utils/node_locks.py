@@ -60,6 +60,10 @@ class NodeLocks:
         connections: names of the connection plugins that work in threads. A node with another one is left
             out.
         root: whether root takes them whatever `rdm_become` says.
+        config_dir: directory of the cluster's files on the nodes, to see where they come from.
+
+    Attributes:
+        authorities: node -> fingerprint of the authority of its cluster, where it has one.
     """
 
     def __init__(
@@ -69,10 +73,17 @@ class NodeLocks:
         wanted: Mapping[str, Any],
         connections: Sequence[str],
         root: bool = False,
+        config_dir: str = "",
     ) -> None:
         self._reach = Reach(action, variables, connections, root) if connections else None
         self._threads = max(1, int(variables["ansible_forks"]))
         self._wanted = wanted
+        self._config_dir = config_dir
+        self.authorities: dict[str, str] = {}
+
+    def look(self, nodes: Iterable[str]) -> None:
+        """See whose cluster is on the nodes, and take no lock."""
+        self._note(self._call(nodes, {"state": "seen", "config_dir": self._config_dir}))
 
     def take(
         self, nodes: Iterable[str], holders: Mapping[str, Mapping[str, Any]] | None = None
@@ -93,8 +104,15 @@ class NodeLocks:
         self._call(nodes, {"state": "free"})
 
     def _take(self, nodes: Iterable[str], over: Iterable[str]) -> dict[str, dict[str, Any]]:
-        answers = self._call(nodes, {"state": "held", "ended": sorted(set(over))})
+        options = {"state": "held", "ended": sorted(set(over)), "config_dir": self._config_dir}
+        answers = self._call(nodes, options)
+        self._note(answers)
         return {node: answer["holder"] for node, answer in answers.items()}
+
+    def _note(self, answers: Mapping[str, Mapping[str, Any]]) -> None:
+        for node, answer in answers.items():
+            if answer["origin"].get("authority"):
+                self.authorities[node] = answer["origin"]["authority"]
 
     def _call(self, nodes: Iterable[str], options: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
         calls = self._calls(nodes, {**options, "lock": self._wanted})

@@ -137,8 +137,9 @@ def test_what_another_inventory_or_another_run_has_in_hand_is_refused(lab: Lab, 
     lab.provisioned()
     hosts = (lab.inventory / "hosts.yml").read_text(encoding="utf-8")
     (tmp_path / "hosts.yml").write_text(hosts.replace("{{ inventory_dir }}", str(lab.inventory)))
-    said = lab.product.rdm("up", "-i", str(tmp_path), expect=2).stderr
-    assert f"n1, n2, n3: the cluster {lab.name} in /etc/rdm was made from another inventory" in said
+    for verb in ("up", "down"):
+        said = lab.product.rdm(verb, "-i", str(tmp_path), expect=2).stderr
+        assert f"n1, n2, n3: the cluster {lab.name} in /etc/rdm was made from another inventory" in said
     # A run from elsewhere, whose call on n2 does not end.
     leader = {"what": "rdm-provision up", "pid": 7, "started": 1, "user": "eve", "host": "ctl", "space": ""}
     began = int(lab.on("n2", "cut", "-d", " ", "-f", "22", "/proc/1/stat"))

@@ -38,6 +38,12 @@ def origin(config_dir: str, container_dir: str) -> Dict[str, str]:
     }
 
 
+def origin_of(cluster: str, config_dir: str) -> Dict[str, str]:
+    """Return where a cluster's files in a directory come from; empty for another's, or none."""
+    owner = read_text(os.path.join(local_path(config_dir), "cluster")).strip()
+    return origin(config_dir, config_dir) if owner == cluster else {}
+
+
 def _fingerprint(key: str) -> str:
     """Return what `ssh-keygen -l` says of a public key; empty where it is none."""
     try:

@@ -14,6 +14,7 @@ import pytest
 from ansible_collections.rdm.provision.plugins.module_utils.node import node_lock
 from ansible_collections.rdm.provision.plugins.modules import locked_nodes
 from ansible_collections.rdm.provision.plugins.modules import node_lock as module
+from ansible_collections.rdm.provision.plugins.plugin_utils import cluster_keys
 from ansible_collections.rdm.provision.plugins.plugin_utils.cluster_lock import Leader
 
 from tests.conftest import COLLECTIONS, ROOT
@@ -28,6 +29,8 @@ PLAY = """
       rdm.provision.locked_nodes: &options
         cluster: "{{ cluster }}"
         connections: [local]
+        config_dir: "{{ inventory_dir }}/rdm"
+        keys: keys
       run_once: true
     - name: Look
       rdm.provision.node_lock:
@@ -52,7 +55,7 @@ def free() -> Iterator[None]:
     node_lock.release(other())
 
 
-def play(directory: Path) -> tuple[int, list[dict[str, Any]]]:
+def play(directory: Path, *options: str) -> tuple[int, list[dict[str, Any]]]:
     """Return the exit status, and what each task returned."""
     (directory / "hosts").write_text(
         "here ansible_connection=local ansible_pipelining=true rdm_become=false "
@@ -61,7 +64,7 @@ def play(directory: Path) -> tuple[int, list[dict[str, Any]]]:
     (directory / "play.yml").write_text(PLAY)
     program = Path(sys.executable).with_name("ansible-playbook")
     done = subprocess.run(
-        [program, "--inventory=hosts", "play.yml", "-e", f"cluster={CLUSTER}"],
+        [program, "--inventory=hosts", "play.yml", "-e", f"cluster={CLUSTER}", *options],
         cwd=directory,
         env=os.environ
         | {
@@ -91,7 +94,7 @@ def test_nodes_are_locked_until_they_are_released(tmp_path: Path) -> None:
 
 
 def test_a_node_that_another_run_changes_refuses_this_one_with_who_and_since_when(tmp_path: Path) -> None:
-    assert run_module(module, {"lock": other()}) == {"changed": False, "holder": {}}
+    assert run_module(module, {"lock": other()}) == {"changed": False, "holder": {}, "origin": {}}
     rc, results = play(tmp_path)
     assert (rc, len(results)) == (2, 1)
     assert (
@@ -104,4 +107,23 @@ def test_a_node_that_another_run_changes_refuses_this_one_with_who_and_since_whe
 def test_the_lock_of_a_run_that_was_killed_on_this_machine_is_taken_over(tmp_path: Path) -> None:
     here = Leader.here("rdm-provision up")
     node_lock.take(other(pid=2**22, started=1, host=here.host, space=here.space))
+    assert play(tmp_path)[0] == 0
+
+
+def test_a_cluster_of_another_inventory_is_refused_and_that_of_the_same_keys_is_not(tmp_path: Path) -> None:
+    (tmp_path / "rdm" / "ssh").mkdir(parents=True)
+    (tmp_path / "rdm" / "cluster").write_text(f"{CLUSTER}\n")
+    theirs = cluster_keys.make(str(tmp_path / "theirs"), CLUSTER)
+    known = cluster_keys.of_node(theirs, CLUSTER, "here", "10.0.0.1")["known_hosts"]
+    (tmp_path / "rdm" / "ssh" / "known_hosts").write_text(known)
+    for options in ((), ("--check",)):
+        rc, results = play(tmp_path, *options)
+        assert (rc, len(results)) == (2, 1)
+        authority = theirs.fingerprints[cluster_keys.AUTHORITY]
+        assert (
+            f"here: the cluster {CLUSTER} in {tmp_path}/rdm was made from another inventory: its ssh "
+            f"authority is {authority}, and this one's is yet to be made" in results[0]["msg"]
+        )
+        assert node_lock.holder(CLUSTER) == {}
+    (tmp_path / "theirs").rename(tmp_path / "keys")
     assert play(tmp_path)[0] == 0
