@@ -32,6 +32,13 @@ class Said(NamedTuple):
     out: str
     err: str
 
+    @property
+    def complaints(self) -> list[str]:
+        """What is on stderr besides the tasks that took over 10 s, as any does on a busy machine."""
+        return [
+            line for line in self.err.splitlines() if not (line.startswith("    ") and line.endswith("…"))
+        ]
+
 
 Call = Callable[..., Said]
 
@@ -193,7 +200,7 @@ def test_errors_go_to_stdout_as_json_when_asked(call: Call, make_inventory: Make
     data = json.loads(said.out)
     assert (said.code, data["ok"], data["exit_code"]) == (3, False, 3)
     assert {problem["node"] for problem in data["problems"]} == set(NODES)
-    assert said.err == ""
+    assert said.complaints == []
 
 
 @pytest.mark.parametrize("verb", ["plan", "up"])
@@ -447,7 +454,7 @@ def test_status_of_nodes_without_an_engine(
     data = json.loads(said.out)
     assert (said.code, data["ok"], data["healthy"]) == (1, True, False)
     assert all(node["reachable"] and node["remarks"] for node in data["nodes"].values())
-    assert said.err == ""
+    assert said.complaints == []
     shown = call("status", "-i", path, "--limit", "node1").out
     assert "no-such-cluster" in shown
     assert "no Docker Engine answers at /no/docker.sock" in shown
