@@ -31,6 +31,7 @@ _EPILOG = """
 16 nodes with 8 H100 each:        rdm-trainer tune gpt-5b.yaml --nodes 16xH100:8
 As measured there:                rdm-trainer tune gpt-5b.yaml --nodes 16xH100:8 --profile h100.json
 An A100 node and seven of A10:    rdm-trainer tune gpt2-xl.yaml --nodes 1xA100-40:4 --nodes 7xA10:4
+The winner into the file:         rdm-trainer tune gpt2-xl.yaml --nodes 8xA10:4 --write
 """
 
 
@@ -66,6 +67,9 @@ An A100 node and seven of A10:    rdm-trainer tune gpt2-xl.yaml --nodes 1xA100-4
 )
 @click.option("--top", type=click.IntRange(1, 100), default=5, show_default=True, help="How many layouts.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON; times are seconds.")
+@click.option(
+    "--write", is_flag=True, help="Put the winner's keys, and the overrides, into CONFIG; comments stay."
+)
 def tune(
     config: Path,
     overrides: tuple[str, ...],
@@ -76,6 +80,7 @@ def tune(
     profiles: tuple[Path, ...],
     top: int,
     as_json: bool,
+    write: bool,
 ) -> int:
     """Say which layout of CONFIG is the fastest on these nodes.
 
@@ -85,6 +90,7 @@ def tune(
     Without a profile, times are guesses from published peaks. Exits with 1 when no layout fits.
     """
     from rdm_core import config as configuration
+    from rdm_core.config import edit
     from rdm_core.cost import flops
     from rdm_planner.job import Job, published_peaks
     from rdm_planner.search import search
@@ -140,6 +146,9 @@ def tune(
         click.echo(json.dumps({"ok": True, "measured": bool(profiles), **counts, "best": rows}, indent=2))
     else:
         _show(job, rows, found.layouts, found.solved, config, profiles)
+    if write:
+        edit.write(config, [*overrides, *rows[0]["overrides"]])
+        click.echo(f"{config} has the winner's layout now.", err=as_json)
     return DONE
 
 

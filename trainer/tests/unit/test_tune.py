@@ -181,3 +181,26 @@ def test_a_border_within_a_node_is_crossed_by_those_who_leave_it() -> None:
 
 def test_a_thousand_nodes_of_a_kind_have_one_order() -> None:
     assert len(list(orders((A10,) * 3000))) == 1
+
+
+def test_the_winner_goes_into_the_file_with_the_overrides(tmp_path: Path) -> None:
+    path = tmp_path / "job.yaml"
+    text = (CONFIGS / "gpt2-xl.yaml").read_text("utf-8")
+    path.write_text(text, "utf-8")
+    given = "optimisation.global_batch_size=32"
+    arguments = ["tune", str(path), given, "--nodes", "2xH100:4", "--json", "--top", "1"]
+    result = CliRunner().invoke(cli, [*arguments, "--write"])
+    assert result.exit_code == 0, result.output
+    winner = json.loads(result.stdout)["best"][0]["overrides"]
+    assert configuration.load(path) == configuration.load(CONFIGS / "gpt2-xl.yaml", [given, *winner])
+    assert path.read_text("utf-8").splitlines()[:3] == text.splitlines()[:3]
+
+
+def test_a_file_that_cannot_be_changed_is_said_and_stays(tmp_path: Path) -> None:
+    path = tmp_path / "job.yaml"
+    text = (CONFIGS / "gpt2-xl.yaml").read_text("utf-8")
+    text = text.replace("pipeline: 8", "pipeline: &eight 8").replace("nodes: 8", "nodes: *eight")
+    path.write_text(text, "utf-8")
+    with pytest.raises(TrainerError, match=r"set by hand: parallel\.tensor="):
+        CliRunner().invoke(cli, ["tune", str(path), "--nodes", "2xH100:4", "--write"], catch_exceptions=False)
+    assert path.read_text("utf-8") == text

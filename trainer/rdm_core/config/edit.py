@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Changes a job's YAML and keeps its comments, order and line ends."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import yaml
+
+from rdm_core.config.read import load_text
+from rdm_core.errors import ConfigError
+
+__all__ = ["with_values", "write"]
+
+
+def with_values(text: str, overrides: Sequence[str], source: str = "the configuration") -> str:
+    """Return a job's YAML with other values.
+
+    Args:
+        text: YAML.
+        overrides: ``key=value`` or ``section.key=value``, as the command line has them.
+        source: What it is called in sentences.
+
+    Raises:
+        ConfigError: The overrides do not fit, or the text would not mean the same as with them, as where the
+            old value is shared through an anchor.
+    """
+    meant = load_text(text, overrides, source)
+    edited = text
+    try:
+        for override in overrides:
+            key, _, value = override.partition("=")
+            edited = _with_value(edited, key.split("."), value)
+        is_right = load_text(edited, (), source) == meant
+    except (yaml.YAMLError, ConfigError):
+        is_right = False
+    if not is_right:
+        raise ConfigError(
+            [f"{source} cannot be changed without rewriting it; set by hand: {', '.join(overrides)}."]
+        )
+    return edited
+
+
+def write(path: Path, overrides: Sequence[str]) -> None:
+    """Put values into a job's file; on an error it is as it was.
+
+    Args:
+        path: The YAML file.
+        overrides: As :func:`with_values`'s.
+
+    Raises:
+        ConfigError: As :func:`with_values`, or the file cannot be written.
+    """
+    # A link stays one.
+    target = Path(os.path.realpath(path))
+    try:
+        with target.open(encoding="utf-8", newline="") as file:
+            text = file.read()
+        edited = with_values(text, overrides, str(path))
+        with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.") as directory:
+            successor = Path(directory) / target.name
+            with successor.open("w", encoding="utf-8", newline="") as file:
+                file.write(edited)
+            shutil.copymode(target, successor)
+            successor.replace(target)
+    except OSError as error:
+        raise ConfigError([f"{path} cannot be written: {error.strerror}."]) from None
+
+
+def _with_value(text: str, keys: Sequence[str], value: str) -> str:
+    document = yaml.compose(text, Loader=yaml.SafeLoader)
+    assert document is not None
+    node = document
+    for depth, key in enumerate(keys):
+        if not isinstance(node, yaml.MappingNode):
+            # A section without any key yet: `parallel:`.
+            return _put(text, node.end_mark.index, _lines(text, keys[depth:], value, 2 * depth))
+        below = next((inner for name, inner in node.value if name.value == key), None)
+        if below is None:
+            return _added(text, node, keys[depth:], value)
+        node = below
+    start, end = node.start_mark.index, node.end_mark.index
+    return f"{text[:start]}{value if start < end else f' {value}'}{text[end:]}"
+
+
+def _added(text: str, mapping: yaml.MappingNode, keys: Sequence[str], value: str) -> str:
+    """Return the text with one key more at a mapping's end."""
+    if mapping.flow_style:
+        inner = "".join(f"{{{key}: " for key in keys[1:])
+        comma = ", " if mapping.value else ""
+        end = mapping.value[-1][1].end_mark.index if mapping.value else mapping.end_mark.index - 1
+        return f"{text[:end]}{comma}{keys[0]}: {inner}{value}{'}' * len(keys[1:])}{text[end:]}"
+    return _put(text, _end(mapping), _lines(text, keys, value, mapping.start_mark.column))
+
+
+def _end(node: yaml.Node) -> int:
+    """Return where a block ends, comments after it not counted."""
+    while isinstance(node, yaml.CollectionNode) and not node.flow_style:
+        node = node.value[-1][1] if isinstance(node, yaml.MappingNode) else node.value[-1]
+    return node.end_mark.index
+
+
+def _lines(text: str, keys: Sequence[str], value: str, column: int) -> str:
+    newline = "\r\n" if "\r\n" in text else "\n"
+    *sections, last = keys
+    lines = [f"{' ' * (column + 2 * depth)}{key}:" for depth, key in enumerate(sections)]
+    return newline.join([*lines, f"{' ' * (column + 2 * len(sections))}{last}: {value}", ""])
+
+
+def _put(text: str, place: int, lines: str) -> str:
+    """Return the text with lines below the one that a place is in."""
+    if place and text[place - 1] == "\n":
+        return text[:place] + lines + text[place:]
+    end = text.find("\n", place)
+    if end < 0:
+        return f"{text}\n{lines}"
+    return text[: end + 1] + lines + text[end + 1 :]
