@@ -120,7 +120,7 @@ bench: setup-dev ## print the tables of docs/performance.md, measured here and n
 	python benchmarks/scale.py
 	python benchmarks/sriov_plugin.py
 
-docs: setup-dev ## write docs/variables.md, docs/training-configuration.md, docs/megatron-flags.md and the pictures of CONTRIBUTING.md
+docs: setup-dev ## write docs/variables.md, docs/*-configuration.md, docs/megatron-flags.md and the pictures of CONTRIBUTING.md
 	python docs/generate_variables.py
 	python docs/generate_training_configuration.py
 	python docs/generate_megatron_flags.py
@@ -193,11 +193,15 @@ $(VENV)/.dev: requirements/dev.txt $(VENV)/.runtime
 	@$(COMPILE)
 	@touch $@
 
-$(TRAINER)/.dev: trainer/requirements/runtime.txt trainer/requirements/dev.txt trainer/pyproject.toml trainer/images/python.sh
+$(TRAINER)/.dev: trainer/requirements/runtime.txt trainer/requirements/dev.txt \
+		trainer/requirements/finetune.txt trainer/pyproject.toml trainer/images/python.sh
 	$(call packages,$(APT_RUN) $(APT_TRAINER))
 	@echo "Setting up $(TRAINER) with a CPU build of torch"
 	@$(PYTHON) -m venv $(TRAINER)
 	@sh trainer/images/python.sh $(TRAINER)/bin/python trainer/requirements/dev.txt
+	@# Torch is there: none of these brings another.
+	@$(TRAINER)/bin/python -m pip install --quiet --disable-pip-version-check --no-compile --no-deps \
+	  -r trainer/requirements/finetune.txt
 	@$(TRAINER)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable trainer
 	@touch $@
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Write docs/training-configuration.md from the trainer's dataclasses: one table per section."""
+"""Write docs/training-configuration.md and docs/finetune-configuration.md from the trainer's dataclasses."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "trainer"))
 
-from rdm_core.config import command, job, schema  # noqa: E402
+from rdm_core.config import command, finetune, job, schema  # noqa: E402
 
 PAGE = ROOT / "docs" / "training-configuration.md"
 HEAD = """# A job's configuration
@@ -41,6 +41,14 @@ OTHERS = """## workload: command
 A job that runs any command once per device has `name`, `launcher`, those keys of `logging` that are about
 output and Prometheus, and:
 
+"""
+FINETUNE_PAGE = ROOT / "docs" / "finetune-configuration.md"
+FINETUNE_HEAD = """# A fine-tuning's configuration
+
+Every key of a job's YAML file with `workload: finetune`, written by `make docs` from the trainer's
+dataclasses (`trainer/rdm_core/config/finetune.py`). A key that is left out has its default; an unknown key is
+an error. On the command line, `key.sub=value` goes over the file; values are YAML.
+[Fine-tuning](finetune.md) says what they are for.
 """
 WORDS = {"int": "integer", "float": "number", "str": "text", "bool": "true or false"}
 
@@ -146,5 +154,23 @@ def page() -> str:
     return "\n".join(parts)
 
 
+def finetune_page() -> str:
+    """Return the page of fine-tunings; what they share with a training is on that page."""
+    config = finetune.FinetuneConfig
+    parts = [FINETUNE_HEAD, f"## The job itself\n\n{table(config, '')}"]
+    hints = typing.get_type_hints(config)
+    for name in sorted(hints, key=lambda name: name in ("logging", "launcher")):
+        cls = hints[name]
+        if not dataclasses.is_dataclass(cls):
+            continue
+        assert isinstance(cls, type)
+        text = f"{description(cls)}\n\n{table(cls, f'{name}.')}"
+        if cls is job.LauncherConfig:
+            text = "As [of a training](training-configuration.md#launcher).\n"
+        parts.append(f"## {name}\n\n{text}")
+    return "\n".join(parts)
+
+
 if __name__ == "__main__":
+    FINETUNE_PAGE.write_text(finetune_page(), encoding="utf-8")
     PAGE.write_text(page(), encoding="utf-8")

@@ -24,12 +24,12 @@ def pins(*files: Path) -> dict[str, str]:
 @pytest.mark.parametrize("folder", PROJECTS, ids=lambda folder: folder.name)
 def test_a_project_names_ranges_and_the_pinned_version_is_in_each(folder: Path) -> None:
     named = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))
-    runtime, dev = (folder / "requirements" / f"{name}.txt" for name in ("runtime", "dev"))
+    runtime, *more = sorted((folder / "requirements").glob("*.txt"), key=lambda file: file.stem != "runtime")
     extras = [one for extra in named["project"]["optional-dependencies"].values() for one in extra]
     groups = (
         (named["project"]["dependencies"], pins(runtime)),
-        (extras, pins(runtime, dev)),
-        (named["build-system"]["requires"], pins(runtime, dev)),
+        (extras, pins(runtime, *more)),
+        (named["build-system"]["requires"], pins(runtime, *more)),
     )
     for group, pinned in groups:
         for requirement in map(Requirement, group):

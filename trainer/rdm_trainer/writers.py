@@ -16,10 +16,9 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from rdm_core.config import Config
 from rdm_core.errors import TrainerError
 
-__all__ = ["Writer", "Writers", "missing"]
+__all__ = ["Job", "Writer", "Writers", "missing"]
 
 _FORBIDDEN = re.compile(r"[^\w\-. :/]")
 """What MLflow takes in no name."""
@@ -29,6 +28,17 @@ _PATIENCE = {
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
 }
 """The libraries' own variables, seconds and times: who does not answer is given up after half a minute."""
+
+
+class Job(Protocol):
+    """What is known of a job, whatever it does."""
+
+    @property
+    def logging(self) -> Any:
+        """Where its numbers go: ``tensorboard`` and ``trackers``."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return its configuration."""
 
 
 class Writer(Protocol):
@@ -42,7 +52,7 @@ class Writer(Protocol):
 
 
 class _TensorBoard:
-    def __init__(self, config: Config, job_dir: Path) -> None:  # noqa: ARG002
+    def __init__(self, config: Job, job_dir: Path) -> None:  # noqa: ARG002
         from torch.utils.tensorboard import SummaryWriter
 
         self._events = SummaryWriter(str(job_dir / "tensorboard"))
@@ -58,7 +68,7 @@ class _TensorBoard:
 
 
 class _Wandb:
-    def __init__(self, config: Config, job_dir: Path) -> None:
+    def __init__(self, config: Job, job_dir: Path) -> None:
         import wandb
 
         # Whose project, key and server: its own variables say so. A job that goes on is the same run.
@@ -79,7 +89,7 @@ class _Wandb:
 
 
 class _Mlflow:
-    def __init__(self, config: Config, job_dir: Path) -> None:
+    def __init__(self, config: Job, job_dir: Path) -> None:
         import mlflow
 
         self._mlflow = mlflow
@@ -100,10 +110,10 @@ class _Mlflow:
         self._mlflow.end_run()
 
 
-_WRITERS: dict[str, Callable[[Config, Path], Writer]] = {"wandb": _Wandb, "mlflow": _Mlflow}
+_WRITERS: dict[str, Callable[[Job, Path], Writer]] = {"wandb": _Wandb, "mlflow": _Mlflow}
 
 
-def missing(config: Config) -> Iterator[str]:
+def missing(config: Job) -> Iterator[str]:
     """Yield a sentence for each library that the configuration wants and that is not installed."""
     for name in config.logging.trackers:
         if importlib.util.find_spec(name) is None:
@@ -121,13 +131,13 @@ class Writers:
         TrainerError: A library is missing.
     """
 
-    def __init__(self, config: Config, job_dir: Path | None) -> None:
+    def __init__(self, config: Job, job_dir: Path | None) -> None:
         self._open: dict[str, Writer] = {}
         if job_dir is None:
             return
         for problem in missing(config):
             raise TrainerError(problem)
-        wanted: dict[str, Callable[[Config, Path], Writer]] = {
+        wanted: dict[str, Callable[[Job, Path], Writer]] = {
             **({"tensorboard": _TensorBoard} if config.logging.tensorboard else {}),
             **{name: _WRITERS[name] for name in config.logging.trackers},
         }
@@ -164,7 +174,7 @@ def _kept(record: Path) -> str | None:
     return record.read_text(encoding="utf-8").strip() or None if record.exists() else None
 
 
-def _shown(config: Config) -> dict[str, Any]:
+def _shown(config: Job) -> dict[str, Any]:
     """Return a configuration without what may be a secret."""
     plain = config.to_dict()
     plain["launcher"] = {key: value for key, value in plain["launcher"].items() if key != "env"}

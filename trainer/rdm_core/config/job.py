@@ -216,7 +216,7 @@ class JobConfig:
     name: str = "job"
     """Names the job and its directory: letters, digits, `.`, `_` and `-`."""
     workload: str = "train"
-    """What the job runs: `train`, or `command` with any other program."""
+    """What the job runs: `train`, `finetune`, or `command` with any other program."""
     logging: JobLoggingConfig = field(default_factory=JobLoggingConfig)
     launcher: LauncherConfig = field(default_factory=LauncherConfig)
 

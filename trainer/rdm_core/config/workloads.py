@@ -31,6 +31,8 @@ from typing import Any
 
 from rdm_core.config.command import CommandConfig
 from rdm_core.config.command import check as check_command
+from rdm_core.config.finetune import FinetuneConfig
+from rdm_core.config.finetune import check as check_finetune
 from rdm_core.config.job import JobConfig
 from rdm_core.config.schema import Config
 from rdm_core.config.training import check as check_training
@@ -78,6 +80,13 @@ WORKLOADS = {
         command=_module("rdm_trainer.rank"),
         inspect=_training_looks,
         checkpoints=lambda config: (config.checkpoint.interval, flops.checkpoint_bytes(config.spec)),
+    ),
+    "finetune": Workload(
+        schema=FinetuneConfig,
+        check=check_finetune,
+        command=_module("rdm_trainer.finetune.rank"),
+        inspect=lambda _config: "rdm_trainer.finetune.inspection",
+        checkpoints=lambda config: (config.checkpoint.interval, 0),
     ),
     "command": Workload(
         schema=CommandConfig,

@@ -49,7 +49,7 @@ _OTHERS = (
     "ROLE_RANK",
 )
 _TORCHRUN_LOGS = ("--log-dir", "--log_dir", "--redirects", "--tee", "-r", "-t")
-OWN_WORKLOADS = ("train",)
+OWN_WORKLOADS = ("finetune", "train")
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "preprocess": ("preprocess:preprocess", "Turn text into the tokens that training reads."),
     "data": ("data:data", "Look into data sets and fetch them."),
     "train": ("train:train", "Train. Launchers start this once per device."),
+    "finetune": ("finetune:finetune", "Fine-tune a published model. Launchers start this once per device."),
     "rendezvous": (
         "rendezvous:rendezvous",
         "Let hosts that know no inventory find each other, and run a command.",

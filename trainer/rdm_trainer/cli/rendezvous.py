@@ -139,7 +139,8 @@ def rendezvous(
     """Find the other members of a job, start COMMAND on all at once, and end together.
 
     COMMAND runs once on each member, with MASTER_ADDR, MASTER_PORT, NNODES, NODE_RANK and what torchrun reads
-    as its options, so that `-- torchrun script.py` needs none. `-- train CONFIG` trains with this program.
+    as its options, so that `-- torchrun script.py` needs none. `-- train CONFIG` and
+    `-- finetune CONFIG` are this program's own.
     All members exit with the code of the first that fails.
     """
     import math
@@ -204,16 +205,20 @@ def _workload(command: tuple[str, ...], job: str, folder: Path) -> tuple[tuple[s
     from rdm_core import config as configuration
     from rdm_core.config import LauncherConfig
     from rdm_core.config.command import CommandConfig
+    from rdm_core.config.workloads import WORKLOADS
+    from rdm_job.rendezvous.run import OWN_WORKLOADS
 
-    if command[0] != "train":
+    if command[0] not in OWN_WORKLOADS:
         launcher = LauncherConfig(kind="torchrun")
         kept = CommandConfig(name=job, command=command, launcher=launcher)
         return command, configuration.dump(kept)
-    from rdm_trainer.cli.train import train
+    from rdm_trainer.cli import cli
 
-    given = train.make_context("rdm-trainer train", list(command[1:])).params
-    training = configuration.load(given["config"], given["overrides"])
-    configuration.require(training)
+    verb = cli.get_command(click.Context(cli), command[0])
+    assert verb is not None
+    given = verb.make_context(f"rdm-trainer {command[0]}", list(command[1:])).params
+    own = configuration.load_as(WORKLOADS[command[0]].schema, given["config"], given["overrides"])
+    configuration.require(own)
     if given["job_dir"] is None:
         command = (*command, "--job-dir", str(folder))
-    return command, configuration.dump(training)
+    return command, configuration.dump(own)

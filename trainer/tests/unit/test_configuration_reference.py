@@ -8,7 +8,7 @@ import typing
 from pathlib import Path
 from types import ModuleType
 
-from rdm_core.config import job, schema
+from rdm_core.config import finetune, job, schema
 
 DOCS = Path(__file__).resolve().parents[3] / "docs"
 
@@ -25,6 +25,8 @@ def generator(name: str = "training_configuration") -> ModuleType:
 def test_the_reference_is_what_the_dataclasses_say() -> None:
     written = (DOCS / "training-configuration.md").read_text(encoding="utf-8")
     assert written == generator().page(), "run `make docs`"
+    written = (DOCS / "finetune-configuration.md").read_text(encoding="utf-8")
+    assert written == generator().finetune_page(), "run `make docs`"
 
 
 def test_every_key_has_a_meaning() -> None:
@@ -34,6 +36,7 @@ def test_every_key_has_a_meaning() -> None:
         job.SlurmConfig,
         schema.TokenizerConfig,
         *typing.get_type_hints(schema.Config).values(),
+        *typing.get_type_hints(finetune.FinetuneConfig).values(),
     ):
         if dataclasses.is_dataclass(cls):
             assert isinstance(cls, type)

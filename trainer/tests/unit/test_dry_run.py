@@ -11,7 +11,7 @@ from rdm_core.cost import flops
 from rdm_core.cost.dry_run import GIB, Report, dry_run
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
-NAMES = sorted(path.stem for path in CONFIGS.glob("*.yaml"))
+NAMES = sorted(path.stem for path in CONFIGS.glob("*.yaml") if "finetune" not in path.stem)
 
 
 def job(name: str, *overrides: str) -> Config:

@@ -31,7 +31,11 @@ def said(text: str) -> list[str]:
 
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_a_schema_names_its_workload_and_is_read_back_as_it_is_written(name: str) -> None:
-    texts = {"command": COMMAND, "train": "data: {mock: true}"}
+    texts = {
+        "command": COMMAND,
+        "finetune": "workload: finetune\nmodel: {path: m}\ndata: {train: [a.jsonl]}\n",
+        "train": "data: {mock: true}",
+    }
     job = configuration.load_text(texts[name])
     assert type(job) is WORKLOADS[name].schema
     assert job.workload == name
@@ -48,7 +52,7 @@ def test_a_job_that_names_no_workload_trains() -> None:
 
 def test_an_unknown_workload_is_named_with_its_line_and_nothing_of_it_is_read() -> None:
     assert said("name: a\nworkload: comand\nsteps: 3\n") == [
-        "workload (line 2) is 'comand'; it must be train or command (perhaps command)."
+        "workload (line 2) is 'comand'; it must be train, finetune or command (perhaps command)."
     ]
 
 

@@ -1,0 +1,294 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The fine-tuning of one rank: trl's trainer, from the files to the directory that others load."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import functools
+import json
+import logging
+import os
+import signal
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import datasets
+import deepspeed
+import torch
+import torch.distributed as dist
+import transformers
+from deepspeed.accelerator import get_accelerator
+from transformers import PrinterCallback
+from trl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer
+from trl.models.utils import unwrap_model_for_generation
+
+from rdm_core.config.finetune import FinetuneConfig
+from rdm_core.errors import DONE, STOPPED
+from rdm_core.heartbeat import Pace
+from rdm_core.progress import Progress
+from rdm_trainer import metrics, process
+from rdm_trainer.distributed.collective import Collective
+from rdm_trainer.distributed.leaders import find_leaders
+from rdm_trainer.finetune import files, models
+from rdm_trainer.finetune.callback import Reporter
+from rdm_trainer.finetune.checkpoints import Checkpoints
+from rdm_trainer.finetune.deepspeed_json import deepspeed_json
+from rdm_trainer.own_time import OwnTime
+
+__all__ = ["ADAPTER", "MODEL", "run"]
+
+MODEL, ADAPTER = "model", "adapter"
+"""Directories of a job: the model that was tuned or merged, and the adapter alone."""
+
+
+def run(config: FinetuneConfig, job_dir: Path) -> int:
+    """Fine-tune in this process, which is one rank of the job.
+
+    Args:
+        config: The fine-tuning, checked.
+        job_dir: Where checkpoints, the model, TensorBoard's events and progress go.
+
+    Returns:
+        The exit code: 0 when the training is done or ended in order, 130 when Ctrl-C ended it.
+
+    Raises:
+        TrainerError: The user can mend it.
+    """
+    _quieten()
+    # Before anything is written.
+    rows = files.read(config, int(os.environ.get("WORLD_SIZE", "1")))
+    tokenizer = models.load_tokenizer(config, is_chat=rows.is_chat, has_turns=rows.has_turns)
+    timeout = datetime.timedelta(minutes=config.launcher.distributed_timeout_minutes)
+    with process.alone(job_dir):
+        process.join(config.optimisation.precision, config.launcher.backend, timeout)
+        # It takes the ranks that have met: weights that it shards while they are loaded need them.
+        deepspeed.init_distributed(auto_mpi_discovery=False, verbose=False)
+        with process.Stop() as stop:
+            _Finetuning(config, job_dir, rows, tokenizer, stop, timeout).run()
+        dist.barrier()
+        dist.destroy_process_group()
+    return STOPPED if stop.received == signal.SIGINT else DONE
+
+
+class _Finetuning:
+    def __init__(
+        self,
+        config: FinetuneConfig,
+        job_dir: Path,
+        rows: files.Rows,
+        tokenizer: Any,
+        stop: process.Stop,
+        timeout: datetime.timedelta,
+    ) -> None:
+        self._config, self._job_dir, self._rows, self._tokenizer = config, job_dir, rows, tokenizer
+        self._collective = collective = Collective(timeout)
+        self._is_first = collective.rank == 0
+        self._progress = Progress(job_dir / "progress.json", config.optimisation.train_iterations or 0)
+        self._note(phase="starting")
+        job_dir.mkdir(parents=True, exist_ok=True)
+        leaders, _ = find_leaders(job_dir, collective)
+        is_shared = len(set(leaders)) == 1
+        self._checkpoints = Checkpoints(
+            job_dir / "checkpoints",
+            collective,
+            keep=config.checkpoint.keep,
+            writes=leaders[collective.rank] == collective.rank,
+            layout={
+                "devices": collective.size,
+                "zero.stage": config.zero.stage,
+                "lora.rank": config.lora.rank,
+            },
+        )
+        self._resumed = self._checkpoints.newest()
+        own_time = OwnTime(Pace(), torch.device(get_accelerator().current_device_name()))
+        self._reporter = Reporter(
+            config,
+            job_dir,
+            collective=collective,
+            checkpoints=self._checkpoints,
+            own_time=own_time,
+            progress=self._progress,
+            stop=stop,
+            write=_print,
+            answer=self._answers,
+        )
+        self._trainer = self._make(is_shared, own_time)
+        self._trainer.remove_callback(PrinterCallback)
+        self._trainer.add_callback(self._reporter)
+
+    def _make(self, is_shared: bool, own_time: OwnTime) -> Any:
+        config = self._config
+        arguments = _arguments(config, self._collective.size, self._checkpoints.directory, is_shared)
+        data = config.data
+        has_valid = self._rows.valid is not None
+        made: Any
+        if config.method == "dpo":
+            made = DPOConfig(**arguments, beta=config.dpo.beta, max_length=data.max_length)
+            kind = DPOTrainer
+        else:
+            made = SFTConfig(
+                **arguments,
+                max_length=data.max_length,
+                packing=data.packing,
+                assistant_only_loss=self._rows.has_turns,
+            )
+            kind = SFTTrainer
+        # After the arguments: transformers builds a model whose weights are sharded as they say.
+        model = models.load_model(config)
+        trainer = kind(
+            model=model,
+            args=made,
+            train_dataset=self._rows.train,
+            eval_dataset=self._rows.valid if has_valid else None,
+            processing_class=self._tokenizer,
+            peft_config=models.adapter_of(config),
+        )
+        computed = trainer.compute_loss
+
+        @functools.wraps(computed)
+        def noted(*args: Any, **kwargs: Any) -> Any:
+            loss = computed(*args, **kwargs)
+            own_time.note_loss(loss[0] if isinstance(loss, tuple) else loss)
+            return loss
+
+        trainer.compute_loss = noted
+        return trainer
+
+    def run(self) -> None:
+        self._say(metrics.datetime_line("before the start of training step", datetime.datetime.now()))
+        if self._resumed is not None:
+            self._say(f"going on from {self._resumed}")
+        self._trainer.train(resume_from_checkpoint=str(self._resumed) if self._resumed else None)
+        step = self._trainer.state.global_step
+        self._say(metrics.datetime_line("after training is done", datetime.datetime.now()))
+        if step >= self._trainer.state.max_steps:
+            self._note(phase="saving")
+            self._export()
+        reason = self._reporter.reason
+        self._say(f"exiting at iteration {step}: {reason}")
+        self._reporter.close()
+        self._note(phase="done", reason=reason, iteration=step)
+
+    def _export(self) -> None:
+        """Write what transformers and vLLM load."""
+        config = self._config
+        to = self._job_dir / (ADAPTER if config.lora.rank else MODEL)
+        self._trainer.save_model(str(to))
+        if config.lora.merge and self._is_first:
+            models.merge(config, to, self._job_dir / MODEL)
+            self._tokenizer.save_pretrained(self._job_dir / MODEL)
+        self._collective.barrier()
+        self._say(f"the {to.name} is in {to}")
+        if config.lora.merge:
+            self._say(f"the model with it merged is in {self._job_dir / MODEL}")
+
+    def _answers(self) -> list[str]:
+        """Let the model answer the first prompts of the evaluation, the same on all ranks."""
+        wanted, valid = self._config.evaluation.samples, self._rows.valid
+        if not wanted or valid is None:
+            return []
+        lines = []
+        with (
+            torch.no_grad(),
+            unwrap_model_for_generation(self._trainer.model_wrapped, self._trainer.accelerator) as model,
+        ):
+            was_training = model.training
+            model.eval()
+            for number in range(min(wanted, len(valid))):
+                lines.append(self._answer(model, files.prompt_of(valid[number])))
+            model.train(was_training)
+        return lines
+
+    def _answer(self, model: Any, prompt: Any) -> str:
+        tokenizer = self._tokenizer
+        if isinstance(prompt, str):
+            tokens = tokenizer(prompt, return_tensors="pt")
+        else:
+            tokens = tokenizer.apply_chat_template(
+                prompt, add_generation_prompt=True, return_tensors="pt", return_dict=True
+            )
+            prompt = prompt[-1]["content"]
+        tokens = tokens.to(self._trainer.args.device)
+        made = model.generate(
+            **tokens,
+            max_new_tokens=self._config.evaluation.sample_tokens,
+            do_sample=False,
+            use_cache=True,
+            pad_token_id=tokenizer.pad_token_id,
+        )
+        answer = tokenizer.decode(made[0, tokens["input_ids"].shape[1] :], skip_special_tokens=True)
+        shown = [json.dumps(text, ensure_ascii=False) for text in (prompt, answer)]
+        return f"prompt: {shown[0]} | answer: {shown[1]} |"
+
+    def _say(self, line: str) -> None:
+        if self._is_first:
+            _print(line)
+
+    def _note(self, **changes: Any) -> None:
+        if self._is_first:
+            self._progress.write(**changes)
+
+
+def _arguments(config: FinetuneConfig, world: int, directory: Path, is_shared: bool) -> dict[str, Any]:
+    """Return what trl's trainers are told, whatever the method."""
+    optimisation, evaluation = config.optimisation, config.evaluation
+    on_cpu = get_accelerator().device_name() == "cpu"
+    evaluates = bool(config.data.valid) and evaluation.interval > 0
+    return {
+        "output_dir": str(directory),
+        "per_device_train_batch_size": optimisation.micro_batch_size,
+        "per_device_eval_batch_size": optimisation.micro_batch_size,
+        "gradient_accumulation_steps": config.accumulation(world),
+        "num_train_epochs": optimisation.epochs,
+        "max_steps": optimisation.train_iterations or -1,
+        "bf16": optimisation.precision == "bf16",
+        "learning_rate": optimisation.lr,
+        "lr_scheduler_type": optimisation.schedule
+        if optimisation.schedule != "constant"
+        else "constant_with_warmup",
+        "warmup_steps": optimisation.warmup_fraction,
+        "weight_decay": optimisation.weight_decay,
+        "adam_beta1": optimisation.adam_beta1,
+        "adam_beta2": optimisation.adam_beta2,
+        "adam_epsilon": optimisation.adam_epsilon,
+        "max_grad_norm": optimisation.clip_grad,
+        "gradient_checkpointing": optimisation.activation_checkpointing == "full",
+        "seed": optimisation.seed,
+        # The sum of all ranks' tokens is what each token's loss is divided by.
+        "average_tokens_across_devices": True,
+        "logging_strategy": "steps" if config.logging.interval else "no",
+        "logging_steps": config.logging.interval or 1,
+        # The log says which step's loss was no number.
+        "logging_nan_inf_filter": False,
+        "save_strategy": "steps" if config.checkpoint.interval else "no",
+        "save_steps": config.checkpoint.interval or 1,
+        "save_on_each_node": not is_shared,
+        "eval_strategy": "steps" if evaluates else "no",
+        "eval_steps": evaluation.interval or 1,
+        "report_to": "none",
+        "disable_tqdm": True,
+        "use_cpu": on_cpu,
+        "deepspeed": deepspeed_json(config, models.count_parameters(config), each_node_saves=not is_shared),
+    }
+
+
+def _quieten() -> None:
+    """Leave the log to the job's own lines."""
+    datasets.disable_progress_bars()
+    transformers.utils.logging.disable_progress_bar()
+    for name in ("DeepSpeed", "accelerate", "transformers", "trl"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    # trl's own calls of what transformers renames.
+    warnings.filterwarnings("ignore", module="(accelerate|peft|transformers|trl)([.]|$)")
+    warnings.filterwarnings("ignore", category=FutureWarning, module="torch[.]distributed")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+
+def _print(line: str) -> None:
+    # A full disk under the log ends no training.
+    with contextlib.suppress(OSError):
+        sys.stdout.write(f"{line}\n")
+        sys.stdout.flush()

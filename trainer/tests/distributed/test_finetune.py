@@ -1,0 +1,232 @@
+"""Fine-tunings of a tiny model, in real processes."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rdm_log import lines
+from tests.distributed.finetuning import Finetunings, finetunings, losses
+
+CONFIG = """
+model: {path: model}
+data: {train: [train.jsonl], max_length: 64}
+optimisation: {train_iterations: 4, global_batch_size: 8, precision: fp32, lr: 1e-2}
+logging: {interval: 1, tensorboard: false}
+checkpoint: {interval: 0}
+evaluation: {samples: 0}
+"""
+RANKS = 4
+
+
+@pytest.fixture(scope="module")
+def tuning(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Finetunings]:
+    directory = tmp_path_factory.mktemp("finetune")
+    (directory / "tune.yaml").write_text(CONFIG)
+    with finetunings(directory) as found:
+        rows = (directory / "train.jsonl").read_text().splitlines(keepends=True)
+        (directory / "one.jsonl").write_text(rows[7])
+        (directory / "few.jsonl").write_text("".join(rows[:3]))
+        yield found
+
+
+@pytest.fixture(scope="module")
+def alone(tuning: Finetunings) -> Path:
+    """One process that sees all rows of a step at once: its loss is the average over their tokens."""
+    code, _, errors = tuning.run("alone", "optimisation.micro_batch_size=8", "zero.stage=0")
+    assert code == 0, errors
+    return tuning.directory / "alone"
+
+
+@pytest.fixture(scope="module")
+def sharded(tuning: Finetunings) -> Path:
+    """The same with ZeRO-2, two micro-batches of one row on each of four ranks."""
+    code, _, errors = tuning.run("sharded", "checkpoint.interval=2", world=RANKS)
+    assert code == 0, errors
+    return tuning.directory / "sharded"
+
+
+def close(ours: dict[int, float], theirs: dict[int, float]) -> bool:
+    return ours.keys() == theirs.keys() and all(
+        math.isclose(ours[step], theirs[step], rel_tol=1e-3) for step in theirs
+    )
+
+
+def test_ranks_with_answers_of_unequal_length_have_the_losses_of_one_process(
+    alone: Path, sharded: Path
+) -> None:
+    assert list(losses(alone)) == [1, 2, 3, 4]
+    assert losses(alone)[4] < losses(alone)[1] - 0.1
+    assert close(losses(sharded), losses(alone))
+
+
+def test_a_killed_job_goes_on_with_the_same_losses(tuning: Finetunings, sharded: Path) -> None:
+    kept = ("checkpoint.interval=2", "checkpoint.keep=1")
+    code, _, _ = tuning.run("killed", *kept, world=RANKS, signals={3: (3, signal.SIGKILL)})
+    job = tuning.directory / "killed"
+    assert code == signal.SIGKILL
+    # It died while it wrote the next one.
+    shutil.copytree(job / "checkpoints/checkpoint-2", job / "checkpoints/checkpoint-9")
+    (job / "checkpoints/checkpoint-9/.complete").unlink()
+    assert list(losses(job)) == [1, 2, 3]
+    (job / "metrics.jsonl").unlink()
+    code, out, errors = tuning.run("killed", *kept, world=RANKS)
+    assert code == 0, errors
+    assert "going on from killed/checkpoints/checkpoint-2" in out
+    went_on = losses(job)
+    assert went_on == {step: loss for step, loss in losses(sharded).items() if step > 2}
+    assert [path.name for path in (job / "checkpoints").glob("checkpoint-*")] == ["checkpoint-4"]
+
+
+def test_a_signal_to_one_rank_saves_and_ends_in_order(tuning: Finetunings) -> None:
+    code, out, errors = tuning.run(
+        "stopped", "optimisation.train_iterations=1000", world=2, signals={1: (2, signal.SIGTERM)}
+    )
+    assert code == 0, errors
+    assert "a signal asked for it" in out
+    progress = json.loads((tuning.directory / "stopped/progress.json").read_text())
+    assert progress["phase"] == "done"
+    assert 3 <= progress["checkpoint"] == progress["iteration"] <= 4
+
+
+def test_the_log_is_megatrons_and_the_evaluations_loss_is_that_of_the_exported_model(
+    tuning: Finetunings,
+) -> None:
+    code, out, errors = tuning.run(
+        "exported", "data.valid=[one.jsonl]", "evaluation.samples=1", "logging.tensorboard=true", world=2
+    )
+    assert code == 0, errors
+    steps = [
+        record
+        for line in out.splitlines()
+        for record in lines.parse(line.encode())
+        if isinstance(record, lines.Step)
+    ]
+    assert [step.iteration for step in steps] == [1, 2, 3, 4]
+    assert " sample at iteration 4 | prompt: " in out
+    job = tuning.directory / "exported"
+    assert list((job / "tensorboard").glob("events.*"))
+    loss = json.loads((job / "progress.json").read_text())["validation"]["loss"]
+    assert tuning.loss("exported/model", "one.jsonl") == pytest.approx(loss, rel=1e-5)
+
+
+def test_an_adapter_is_saved_alone_and_merged(tuning: Finetunings) -> None:
+    code, _, errors = tuning.run(
+        "lora", "lora={rank: 4, merge: true}", "data.valid=[one.jsonl]", "checkpoint.interval=2", world=2
+    )
+    assert code == 0, errors
+    job = tuning.directory / "lora"
+    assert {"adapter_config.json", "adapter_model.safetensors"} <= {
+        path.name for path in (job / "adapter").iterdir()
+    }
+    assert not (job / "adapter/model.safetensors").exists()
+    loss = json.loads((job / "progress.json").read_text())["validation"]["loss"]
+    assert tuning.loss("model", "one.jsonl", "lora/adapter") == pytest.approx(loss, rel=1e-5)
+    assert tuning.loss("lora/model", "one.jsonl") == pytest.approx(loss, rel=1e-4)
+
+
+@pytest.mark.parametrize("stage", [1, 3])
+def test_other_stages_have_the_same_losses(stage: int, tuning: Finetunings, alone: Path) -> None:
+    code, _, errors = tuning.run(f"stage{stage}", f"zero.stage={stage}", world=2)
+    assert code == 0, errors
+    assert close(losses(tuning.directory / f"stage{stage}"), losses(alone))
+
+
+def test_preferences_are_learned(tuning: Finetunings) -> None:
+    code, _, errors = tuning.run("dpo", "method=dpo", "data.train=[pairs.jsonl]", world=2)
+    assert code == 0, errors
+    found = losses(tuning.directory / "dpo")
+    # The model is what it is compared with.
+    assert found[1] == pytest.approx(math.log(2), rel=1e-4)
+    assert found[4] < found[1]
+
+
+def test_packed_rows_do_not_see_each_other(tuning: Finetunings) -> None:
+    step = (
+        "data.train=[few.jsonl]",
+        "optimisation={train_iterations: 1, precision: fp32, global_batch_size: null}",
+    )
+    code, _, errors = tuning.run("packed", *step, "data={packing: true, max_length: 256, train: [few.jsonl]}")
+    assert code == 0, errors
+    code, _, errors = tuning.run("loose", *step, "optimisation.micro_batch_size=3")
+    assert code == 0, errors
+    assert close(losses(tuning.directory / "packed"), losses(tuning.directory / "loose"))
+
+
+def test_conversations_are_learned_by_their_answers(tuning: Finetunings) -> None:
+    turns = [
+        {"role": role, "content": text}
+        for role, text in (
+            ("user", "One?"),
+            ("assistant", "Two."),
+            ("user", "Three?"),
+            ("assistant", "Four."),
+        )
+    ]
+    for name, messages in (("turns", turns), ("turn", turns[:2])):
+        (tuning.directory / f"{name}.jsonl").write_text(json.dumps({"messages": messages}) + "\n")
+        code, _, errors = tuning.run(
+            name,
+            f"data.train=[{name}.jsonl]",
+            "optimisation={train_iterations: 1, precision: fp32, global_batch_size: null}",
+        )
+        assert code == 0, errors
+    # Its single answer is one of those of the other.
+    assert losses(tuning.directory / "turn")[1] != losses(tuning.directory / "turns")[1]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "sentence"),
+    [
+        (["data.train=[none.jsonl]"], "data.train names none.jsonl, which is no file."),
+        (["data.train=[empty.jsonl]"], "data.train has no row in empty.jsonl."),
+        (["data.train=[broken.jsonl]"], "data.train cannot be read from broken.jsonl: "),
+        (
+            ["data.prompt=question"],
+            "data.train has no columns 'question' and 'completion', and none 'messages'; it has 'prompt', "
+            "'completion': name them in data.prompt and data.completion, or data.messages.",
+        ),
+        (["data.valid=[other.jsonl]"], "data.valid has no column 'completion'; it has 'prompt': name it in"),
+        (["data.train=[gap.jsonl]"], "data.train, row 2: completion has no text."),
+        (
+            ["method=dpo"],
+            "data.train has no column 'chosen'; it has 'prompt', 'completion': name it in data.chosen.",
+        ),
+        (["data.train=[user.jsonl]"], "data.train, row 1: the last of at least two messages must be an"),
+        (["model.path=./none"], "model.path ./none is no directory."),
+        (["model.path=cache"], "model.path cache has no config.json, so it is no model's directory."),
+        (
+            ["model.path=plain", "data.chat=true"],
+            "The tokenizer of plain has no chat template, which messages",
+        ),
+        (
+            ["data.train=[few.jsonl]"],
+            "data.train has 3 rows, fewer than the 8 of one step; give more, or a smaller batch.",
+        ),
+    ],
+)
+def test_what_cannot_be_is_said_before_anything_is_written(
+    overrides: list[str], sentence: str, tuning: Finetunings
+) -> None:
+    rows = {
+        "empty": "",
+        "broken": '{"prompt": "a", "completion": "b"}\n{"prompt":\n',
+        "other": '{"prompt": "a"}\n',
+        "gap": '{"prompt": "a", "completion": "b"}\n{"prompt": "a", "completion": null}\n',
+        "user": '{"messages": [{"role": "user", "content": "a"}]}\n',
+    }
+    for name, text in rows.items():
+        (tuning.directory / f"{name}.jsonl").write_text(text)
+    shutil.copytree(tuning.directory / "model", tuning.directory / "plain", dirs_exist_ok=True)
+    (tuning.directory / "plain/chat_template.jinja").unlink(missing_ok=True)
+    code, _, errors = tuning.run("refused", *overrides)
+    assert code == 3
+    assert f"Error: {sentence}" in errors
+    assert "Traceback" not in errors
+    assert not (tuning.directory / "refused").exists()

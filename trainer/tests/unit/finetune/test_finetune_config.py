@@ -1,0 +1,143 @@
+"""A fine-tuning's configuration: what is read, what cannot be, and what DeepSpeed is told."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+from rdm_core import config as configuration
+from rdm_core.config.finetune import FinetuneConfig
+from rdm_core.errors import ConfigError, TrainerError
+from rdm_trainer.cli.rendezvous import _workload
+from rdm_trainer.finetune.deepspeed_json import deepspeed_json
+from rdm_trainer.finetune.packages import require_packages
+
+LEAST = "model: {path: m}\ndata: {train: [a.jsonl]}\n"
+CONFIGS = Path(__file__).parents[3] / "configs"
+
+
+def read(tmp_path: Path, text: str, *overrides: str) -> FinetuneConfig:
+    file = tmp_path / "tune.yaml"
+    file.write_text(text)
+    return configuration.load_as(FinetuneConfig, file, overrides)
+
+
+def test_a_model_and_a_file_are_enough(tmp_path: Path) -> None:
+    config = read(tmp_path, LEAST, "lora.rank=16")
+    assert configuration.check(config, 4) == []
+    assert (config.lora.rank, config.zero.stage, config.global_batch_size(4)) == (16, 2, 4)
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("data: {train: [a.jsonl]}\n", "model is missing."),
+        ("model: {}\ndata: {train: [a.jsonl]}\n", "model.path is missing."),
+        (LEAST + "optimisation:\n  lr: 0\n", "optimisation.lr (line 4) is 0; it must be above 0."),
+        (LEAST + "lora:\n  ranks: 4\n", "lora.ranks is not a key (line 4); did you mean lora.rank?"),
+        (LEAST + "method: ppo\n", "method (line 3) is 'ppo'; it must be sft or dpo."),
+        (LEAST + "zero: {stage: 4}\n", "zero.stage (line 3) is 4; it must be 0, 1, 2 or 3."),
+    ],
+)
+def test_what_does_not_fit_is_named_with_its_line(text: str, sentence: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        read(tmp_path, text)
+    assert caught.value.problems == (sentence,)
+
+
+@pytest.mark.parametrize(
+    ("override", "sentence"),
+    [
+        ("data.train=[]", "data.train names no file; give it one at least."),
+        ("data.train=[a.csv]", "data.train has a file .csv; known are .jsonl, .json and .parquet."),
+        (
+            "data.valid=[a.json,b.parquet]",
+            "data.valid has files of several kinds; give it .parquet or .json and .jsonl alone.",
+        ),
+        (
+            "optimisation={accumulation: 2, global_batch_size: 8}",
+            "optimisation.accumulation and optimisation.global_batch_size are both given; keep one.",
+        ),
+        (
+            "optimisation.global_batch_size=6",
+            "optimisation.global_batch_size is 6; it must be a multiple of micro_batch_size x devices, which "
+            "is 4.",
+        ),
+        ("zero.offload_parameters=cpu", "zero.offload_parameters is cpu, which needs zero.stage 3."),
+        (
+            "zero={stage: 0, offload_optimizer: cpu}",
+            "zero.offload_optimizer is cpu, which needs zero.stage 1 at least.",
+        ),
+        (
+            "lora.merge=true",
+            "lora.merge is true, but lora.rank is 0, so there is no adapter to merge; give lora.rank.",
+        ),
+    ],
+)
+def test_what_cannot_be_is_said_in_a_sentence(override: str, sentence: str, tmp_path: Path) -> None:
+    assert configuration.check(read(tmp_path, LEAST, override), 4) == [sentence]
+
+
+def test_the_shipped_configuration_has_the_documents_values() -> None:
+    config = configuration.load_as(FinetuneConfig, CONFIGS / "qwen3-8b-finetune.yaml")
+    assert configuration.check(config, 16) == []
+    assert (config.model.path, config.data.max_length, config.global_batch_size(16)) == (
+        "Qwen/Qwen3-8B",
+        512,
+        256,
+    )
+    tuned = config.optimisation
+    assert (tuned.epochs, tuned.lr, tuned.weight_decay, tuned.adam_beta2) == (5, 1e-5, 0.1, 0.95)
+    assert (tuned.warmup_fraction, tuned.schedule, tuned.precision) == (0.01, "cosine", "bf16")
+    assert (config.checkpoint.interval, config.checkpoint.keep, config.logging.interval) == (1000, 10, 1)
+    made = deepspeed_json(config, 8_000_000_000)
+    assert made is not None
+    zero = made["zero_optimization"]
+    assert (zero["stage"], zero["reduce_bucket_size"], zero["allgather_bucket_size"]) == (2, 2e8, 2e8)
+
+
+def test_the_batch_of_a_step_is_the_same_on_any_number_of_devices(tmp_path: Path) -> None:
+    config = read(tmp_path, LEAST, "optimisation={micro_batch_size: 2, global_batch_size: 16}")
+    assert [config.accumulation(world) for world in (1, 2, 8)] == [8, 4, 1]
+    assert {config.global_batch_size(world) for world in (1, 2, 8)} == {16}
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_deepspeed_shards_and_offloads_as_the_configuration_says(stage: int, tmp_path: Path) -> None:
+    config = read(tmp_path, LEAST, f"zero={{stage: {stage}, offload_optimizer: cpu}}")
+    made = deepspeed_json(config, 5_000_000)
+    assert made is not None
+    zero = made["zero_optimization"]
+    assert (zero["stage"], zero["offload_optimizer"]["device"]) == (stage, "cpu")
+    # Buffers are no larger than the model.
+    assert zero["reduce_bucket_size"] == 5_000_000
+    # They would go before transformers' own.
+    assert not {"scheduler", "optimizer"} & set(made)
+    assert zero.get("stage3_gather_16bit_weights_on_model_save", False) is (stage == 3)
+
+
+def test_stage_0_needs_no_deepspeed(tmp_path: Path) -> None:
+    assert deepspeed_json(read(tmp_path, LEAST, "zero.stage=0"), 1) is None
+
+
+def test_missing_packages_are_named_with_their_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "trl" else found(name))
+    with pytest.raises(TrainerError) as caught:
+        require_packages()
+    assert (
+        str(caught.value)
+        == "finetune needs trl, which is not installed: pip install 'rdm-trainer[finetune]'."
+    )
+
+
+def test_members_of_a_rendezvous_fine_tune_into_its_directory(tmp_path: Path) -> None:
+    file = tmp_path / "tune.yaml"
+    file.write_text(LEAST)
+    command, text = _workload(("finetune", str(file), "lora.rank=4"), "alpaca", tmp_path / "job")
+    assert command == ("finetune", str(file), "lora.rank=4", "--job-dir", str(tmp_path / "job"))
+    kept = configuration.load_text(text)
+    assert isinstance(kept, FinetuneConfig)
+    assert kept.lora.rank == 4
