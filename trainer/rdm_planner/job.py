@@ -208,21 +208,69 @@ class Job:
             world_size: GPUs of all nodes.
             gpus: GPUs of a node.
         """
+        for tensor, data, stages in self._degrees(world_size, gpus):
+            if self._refusal(tensor, data, stages, self.batch) is None:
+                for zero in self._zero_stages(data, stages):
+                    yield from self._sizes(tensor, data, stages, zero)
+
+    def refusals(self, world_size: int, gpus: int) -> Iterator[str]:
+        """Yield for each choice of degrees that is no layout why it is none.
+
+        Args:
+            world_size: GPUs of all nodes.
+            gpus: GPUs of a node.
+        """
+        for degrees in self._degrees(world_size, gpus):
+            if reason := self._refusal(*degrees, self.batch):
+                yield reason
+
+    def batch_steps(self, world_size: int, gpus: int) -> set[int]:
+        """Return the replicas of layouts that there are if they divide the global batch.
+
+        Args:
+            world_size: GPUs of all nodes.
+            gpus: GPUs of a node.
+        """
+        return {
+            data
+            for tensor, data, stages in self._degrees(world_size, gpus)
+            if self._refusal(tensor, data, stages, data) is None
+        }
+
+    def _degrees(self, world_size: int, gpus: int) -> Iterator[tuple[int, int, int]]:
+        """Yield all tensor, data and pipeline degrees of a world; tensor ranks share a node."""
         for tensor in range(1, gpus + 1):
             if gpus % tensor:
                 continue
             replicas = world_size // tensor
-            for data in range(1, min(replicas, self.batch) + 1):
-                stages = replicas // data
-                if replicas % data or self.batch % data or stages > self.config.spec.blocks:
-                    continue
-                for zero in self._zero_stages(data, stages):
-                    if self._is_possible(Layout(tensor, data, stages, 1, False, zero), world_size):
-                        yield from self._sizes(tensor, data, stages, zero)
+            for data in range(1, replicas + 1):
+                if replicas % data == 0:
+                    yield tensor, data, replicas // data
+
+    def _refusal(self, tensor: int, data: int, stages: int, batch: int) -> str | None:
+        """Return why degrees are no layout for a global batch; None when they are one."""
+        if stages > self.config.spec.blocks:
+            return f"There are more stages than the model's {self.config.spec.blocks} blocks."
+        if batch % data:
+            return f"The replicas do not divide the global batch of {batch} samples."
+        tried = with_layout(self.config, Layout(tensor, data, stages, 1, False, self._least_zero))
+        tried = dataclasses.replace(
+            tried,
+            parallel=dataclasses.replace(tried.parallel, partition="even"),
+            optimisation=dataclasses.replace(tried.optimisation, global_batch_size=batch),
+            # How many nodes the job asks for is not what is looked for.
+            launcher=dataclasses.replace(tried.launcher, nodes=None, devices_per_node=None),
+        )
+        problems = check(tried, tensor * data * stages)
+        return problems[0] if problems else None
+
+    @property
+    def _least_zero(self) -> int:
+        return 0 if self.config.optimisation.precision == "fp32" else 1
 
     def _zero_stages(self, data: int, stages: int) -> list[int]:
         """Return the ZeRO stages that differ: weights of 16 bits always have 1, a pipeline never has 2."""
-        least = 0 if self.config.optimisation.precision == "fp32" else 1
+        least = self._least_zero
         most = 1 if stages > 1 else 3
         stage_by_name = {max(least, zero) for zero in self.zero_stages}
         if data == 1:
@@ -235,13 +283,6 @@ class Job:
             if share % size == 0:
                 for saved in self.checkpointing:
                     yield Layout(tensor, data, stages, size, saved == "full", zero)
-
-    def _is_possible(self, layout: Layout, world_size: int) -> bool:
-        tried = with_layout(self.config, layout)
-        parallel = dataclasses.replace(tried.parallel, partition="even")
-        # How many nodes the job asks for is not what is looked for.
-        launcher = dataclasses.replace(tried.launcher, nodes=None, devices_per_node=None)
-        return not check(dataclasses.replace(tried, parallel=parallel, launcher=launcher), world_size)
 
 
 class _Shaped:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from rdm_core.errors import TrainerError
 from rdm_planner.nodes import NodeKind
 
 __all__ = ["A10", "A100", "CASES", "SHAPES", "Shape", "layer_seconds", "measured_seconds"]
@@ -31,6 +32,13 @@ class Shape:
     vocab: int
     heads: int
     batch: int
+
+    def __post_init__(self) -> None:
+        if self.name == "T5" and (self.layers < 4 or self.layers % 2):
+            raise TrainerError(
+                f"A T5 of {self.layers} blocks cannot be cut into stages as FASOP does; encoder and decoder "
+                "must have as many blocks as each other, and at least 2."
+            )
 
     @property
     def kinds(self) -> tuple[str, ...]:

@@ -4,9 +4,11 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import math
 import shlex
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,9 +19,10 @@ from rdm_core.errors import DONE, FAILED, TrainerError
 if TYPE_CHECKING:
     from rdm_core.config import Config
     from rdm_planner.job import Job, TrainerModel
-    from rdm_planner.layouts import Estimate
+    from rdm_planner.layouts import Estimate, Layout
     from rdm_planner.nodes import NodeKind
     from rdm_planner.profile import Profile
+    from rdm_planner.report import Point
     from rdm_planner.times import Times
 
 __all__ = ["tune"]
@@ -66,6 +69,16 @@ The winner into the file:         rdm-trainer tune gpt2-xl.yaml --nodes 8xA10:4 
     help="What rdm-trainer profile measured on a kind of GPU; again for another kind.",
 )
 @click.option("--top", type=click.IntRange(1, 100), default=5, show_default=True, help="How many layouts.")
+@click.option(
+    "--pareto", "with_pareto", is_flag=True, help="Show time against cost over subsets of the nodes."
+)
+@click.option(
+    "--price",
+    "prices",
+    multiple=True,
+    metavar="GPU=AMOUNT",
+    help="Price of a GPU-hour, as H100=2.5; without one for each GPU the cost is GPU-hours.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON; times are seconds.")
 @click.option(
     "--write", is_flag=True, help="Put the winner's keys, and the overrides, into CONFIG; comments stay."
@@ -79,6 +92,8 @@ def tune(
     efficiency: float,
     profiles: tuple[Path, ...],
     top: int,
+    with_pareto: bool,
+    prices: tuple[str, ...],
     as_json: bool,
     write: bool,
 ) -> int:
@@ -92,6 +107,7 @@ def tune(
     from rdm_core import config as configuration
     from rdm_core.config import edit
     from rdm_core.cost import flops
+    from rdm_planner import report
     from rdm_planner.job import Job, published_peaks
     from rdm_planner.search import search
     from rdm_trainer.engine_step import engine_step
@@ -130,26 +146,102 @@ def tune(
     if "parallel.activation_checkpointing" in searched:
         described.checkpointing = [parallel.activation_checkpointing]
     models = _models(described, nodes)
-    # Of one layout the best micro-batch; of equal ones the largest, which came first.
-    found = search(models, keep=top, alike=lambda one: (one.tensor, one.data, one.pipeline))
+    with _progress(visible=not as_json) as progress:
+        # Of one layout the best micro-batch; of equal ones the largest, which came first.
+        found = search(models, keep=top, alike=_degrees, progress=progress)
     if not found.layouts:
         raise TrainerError(_no_layout(job, models[0]))
     if not found.best:
-        raise TrainerError(
-            f"{job.name} does not fit {models[0].world_size} such GPUs in any of {found.layouts} layouts: "
-            "take more of them.",
-            exit_code=FAILED,
-        )
+        raise TrainerError(_too_large(described, nodes), exit_code=FAILED)
     rows = [_row(job, estimate, peaks, models[0].gpus) for estimate in found.best]
+    for row, estimate in zip(rows, found.best, strict=True):
+        row["slower"] = dataclasses.asdict(report.slower(found.best[0], estimate))
+    rejected = report.rejected(models[0], found.unfit)
+    front = _front(described, nodes, _prices(prices)) if with_pareto else []
     if as_json:
-        counts = {"layouts": found.layouts, "solved": found.solved}
-        click.echo(json.dumps({"ok": True, "measured": bool(profiles), **counts, "best": rows}, indent=2))
+        answer = {
+            "ok": True,
+            "measured": described.times.is_measured,
+            "layouts": found.layouts,
+            "solved": found.solved,
+            "rejected": rejected,
+            "best": rows,
+        }
+        if with_pareto:
+            answer["pareto"] = [
+                {
+                    "counts": dict(point.nodes),
+                    "gpu_hours": point.gpu_hours,
+                    "price": point.price,
+                    **_row(job, point.estimate, peaks, models[0].gpus),
+                }
+                for point in front
+            ]
+        click.echo(json.dumps(answer, indent=2))
     else:
         _show(job, rows, found.layouts, found.solved, config, profiles)
+        _show_rest(rejected, front)
     if write:
         edit.write(config, [*overrides, *rows[0]["overrides"]])
         click.echo(f"{config} has the winner's layout now.", err=as_json)
     return DONE
+
+
+def _degrees(layout: Layout) -> tuple[int, int, int]:
+    return layout.tensor, layout.data, layout.pipeline
+
+
+@contextlib.contextmanager
+def _progress(*, visible: bool) -> Iterator[Callable[[int, int], None]]:
+    """Show on a terminal how many layouts are done."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True, disable=not visible) as shown:
+        task = shown.add_task("layouts", total=None)
+        yield lambda done, total: shown.update(task, completed=done, total=total)
+
+
+def _prices(given: tuple[str, ...]) -> dict[str, float]:
+    """Return the prices of ``--price`` by the GPU's name."""
+    from rdm_core.cost import flops
+
+    prices = {}
+    for one in given:
+        name, _, amount = one.partition("=")
+        accelerator = flops.find_accelerator(name)
+        if accelerator is None:
+            raise TrainerError(f"The GPU {name[:60]!r} of --price is not known; write it as in --nodes.")
+        try:
+            prices[accelerator.name] = float(amount)
+        except ValueError:
+            prices[accelerator.name] = math.nan
+        if not (math.isfinite(prices[accelerator.name]) and prices[accelerator.name] > 0):
+            raise TrainerError(f"--price {name} is {amount[:60]!r}; write an amount above 0, as {name}=2.5.")
+    return prices
+
+
+def _front(described: Job, nodes: list[NodeKind], prices: dict[str, float]) -> list[Point]:
+    """Return what no other subset of the nodes beats in time and cost."""
+    from rdm_planner import report
+    from rdm_planner.search import search
+
+    def fastest(some: Sequence[NodeKind]) -> Estimate | None:
+        found = search(_models(described, list(some)), keep=1)
+        return found.best[0] if found.best else None
+
+    return report.pareto_front(report.subsets(nodes), fastest, prices)
+
+
+def _too_large(described: Job, nodes: list[NodeKind]) -> str:
+    """Return how many GPUs a model needs that fits nowhere."""
+    from rdm_planner import report
+
+    name, gpus = described.config.name, len(nodes) * nodes[0].gpus
+    needed = report.gpus_needed(described, nodes)
+    if needed is None:
+        return f"{name} does not fit {gpus} such GPUs, nor many times as many; take GPUs with more memory."
+    return f"{name} does not fit {gpus} such GPUs in any layout; {needed} of them would do."
 
 
 def _profiles(paths: tuple[Path, ...], job: Config, config: Path) -> dict[str, tuple[Path, Profile]]:
@@ -230,20 +322,24 @@ def _models(described: Job, nodes: list[NodeKind]) -> list[TrainerModel]:
 
 
 def _no_layout(job: Config, model: TrainerModel) -> str:
-    import dataclasses
-
     from rdm_core.config import check
+    from rdm_planner import report
     from rdm_planner.job import with_layout
     from rdm_planner.layouts import Layout
 
+    batch = report.nearest_batch(model.job, model.world_size, model.gpus)
+    if batch is not None:
+        return (
+            f"No layout of {model.world_size} GPUs divides optimisation.global_batch_size "
+            f"{model.job.batch}; the nearest that one divides is {batch}."
+        )
     alone = with_layout(job, Layout(1, 1, 1, 1))
     alone = dataclasses.replace(alone, parallel=dataclasses.replace(alone.parallel, data=None))
     if problems := check(alone):
         return problems[0]
     return (
-        f"No layout divides {model.world_size} GPUs, {job.spec.blocks} blocks, {job.model.attention_heads} "
-        f"heads and a global batch of {job.optimisation.global_batch_size}: a batch that is a multiple of "
-        f"{model.world_size} would work."
+        f"No layout divides {model.world_size} GPUs, {job.spec.blocks} blocks and "
+        f"{job.model.attention_heads} heads; take another number of GPUs."
     )
 
 
@@ -291,6 +387,32 @@ def _row(job: Config, estimate: Estimate, peaks: dict[str, float], gpus: int) ->
     }
 
 
+def _show_rest(rejected: dict[str, int], front: list[Point]) -> None:
+    """Show why others are no layouts, and the subsets of nodes that are worth their cost."""
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(highlight=False)
+    if rejected:
+        console.print("Left out:")
+        for reason, count in rejected.items():
+            console.print(f"  {count:>5}  {reason}", markup=False)
+        console.print()
+    if not front:
+        return
+    table = Table(box=None, padding=(0, 1))
+    unit = "GPU-hours" if front[0].price is None else "price"
+    for name in ("step s", f"{unit} of 1,000 steps", "tp", "dp", "pp", "micro", "nodes"):
+        table.add_column(name, justify="left" if name == "nodes" else "right", no_wrap=True)
+    for point in front:
+        layout = point.estimate.layout
+        nodes = " + ".join(f"{count} x {gpu}" for gpu, count in point.nodes.items())
+        degrees = (layout.tensor, layout.data, layout.pipeline, layout.micro_batch)
+        table.add_row(f"{point.estimate.seconds:.3f}", f"{1000 * point.cost:,.2f}", *map(str, degrees), nodes)
+    console.print(table)
+    console.print()
+
+
 def _show(
     job: Config,
     rows: list[dict[str, Any]],
@@ -304,7 +426,9 @@ def _show(
     from rich.table import Table
 
     console = Console(highlight=False)
-    console.print(f"\n{job.name}: the fastest of {layouts} layouts ({solved} solved, the others cannot win).")
+    console.print(
+        f"\n{job.name}: the fastest of {layouts} layouts ({solved} cuts searched, the others cannot win)."
+    )
     if profiles:
         console.print(f"As measured: {', '.join(map(str, profiles))}.\n", markup=False, soft_wrap=True)
     else:
@@ -333,10 +457,9 @@ def _show(
     if len(set(best["nodes"])) > 1:
         console.print(f"\nThe winner's nodes, in the order of ranks: {', '.join(best['nodes'])}")
     if len(rows) > 1:
-        parts = {name: rows[1]["parts"][name] - seconds for name, seconds in best["parts"].items()}
-        name = max(parts, key=lambda part: parts[part])
-        console.print(
-            f"\nThe second is {rows[1]['seconds'] / best['seconds'] - 1:.1%} slower, mostly by its {name}."
-        )
+        second = rows[1]["slower"]
+        console.print(f"\nThe second is {second['share']:.1%} slower, mostly by its {second['most']}.")
+    shares = ", ".join(f"{name} {seconds / best['seconds']:.0%}" for name, seconds in best["parts"].items())
+    console.print(f"The winner's time goes into: {shares}.")
     command = shlex.join(["rdm-trainer", "dry-run", str(config), *best["overrides"]])
     console.print(f"\nNext: {command}\n", soft_wrap=True, markup=False)

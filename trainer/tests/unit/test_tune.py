@@ -139,6 +139,26 @@ def test_its_json_has_what_to_start_with() -> None:
     assert not configuration.check(job, 8)
 
 
+def test_its_json_says_why_others_are_slower_or_no_layouts() -> None:
+    code, output = _tune(
+        *(str(CONFIGS / "gpt2-xl.yaml"), "--nodes", "2xA10:4", "--nodes", "1xH100:4", "--json", "--top", "3"),
+        *("--pareto", "--price", "A10=1", "--price", "H100=4"),
+    )
+    assert code == 0
+    found = json.loads(output)
+    second = found["best"][1]
+    parts = {name: seconds - found["best"][0]["parts"][name] for name, seconds in second["parts"].items()}
+    assert second["slower"]["most"] == max(parts, key=lambda name: parts[name])
+    assert sum(parts.values()) == pytest.approx(second["seconds"] - found["best"][0]["seconds"])
+    assert any("more stages" in reason or "divide" in reason for reason in found["rejected"])
+    front = found["pareto"]
+    assert [point["seconds"] for point in front] == sorted(point["seconds"] for point in front)
+    assert [point["price"] for point in front] == sorted((point["price"] for point in front), reverse=True)
+    for point in front:
+        hourly = sum(count * 4 * {"A10": 1, "H100": 4}[gpu] for gpu, count in point["counts"].items())
+        assert point["price"] == pytest.approx(hourly * point["seconds"] / 3600)
+
+
 def test_people_read_that_it_is_a_guess_and_what_to_do_next() -> None:
     code, output = _tune(str(CONFIGS / "gpt2-xl.yaml"), "--nodes", "1xA100-40:4", "--nodes", "1xA10:4")
     assert code == 0
@@ -157,8 +177,11 @@ def test_people_read_that_it_is_a_guess_and_what_to_do_next() -> None:
         (["--nodes", "2xA10:4", "--intra", "nan"], 3, "--intra is nan"),
         (["--nodes", "2xA10:4", "parallel.tensor=4"], 3, "leave it out"),
         (["--nodes", "2xA10:4", "--nodes", "1xA10:2"], 3, "as many GPUs"),
-        (["--nodes", "7xA10:1", "model.layers=3"], 3, "No layout divides 7 GPUs"),
-        (["--nodes", "1xA10:1", "model.hidden_size=16000"], 1, "does not fit 1 such GPUs"),
+        (["--nodes", "7xA10:1", "model.layers=3"], 3, "the nearest that one divides is 63"),
+        (["--nodes", "1xA10:1", "model.hidden_size=4800"], 1, "any layout; 13 of them would do"),
+        (["--nodes", "1xA10:1", "model.hidden_size=64000"], 1, "take GPUs with more memory"),
+        (["--nodes", "2xA10:4", "--pareto", "--price", "A11=2"], 3, "'A11' of --price is not known"),
+        (["--nodes", "2xA10:4", "--pareto", "--price", "A10=0"], 3, "write an amount above 0"),
     ],
 )
 def test_bad_input_is_one_sentence(arguments: list[str], code: int, problem: str) -> None:

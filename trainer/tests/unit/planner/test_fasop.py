@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """FASOP's model: upstream's own numbers, and every layout as the obvious implementation has it."""
 
+import dataclasses
+
 import pytest
 
+from rdm_core.errors import TrainerError
 from rdm_planner.fasop.model import FasopModel, rotations
 from rdm_planner.fasop.shapes import A10, A100, CASES, SHAPES
 from rdm_planner.layouts import Estimate, Layout
@@ -106,3 +109,9 @@ def test_the_slip_of_the_heuristic_changes_a_bert() -> None:
     assert clean.estimate(layout).seconds == pytest.approx(
         clean.estimate(layout, clean.heuristic(layout)[0]).seconds
     )
+
+
+@pytest.mark.parametrize("blocks", [2, 7])
+def test_a_t5_needs_blocks_for_two_stages(blocks: int) -> None:
+    with pytest.raises(TrainerError, match=f"A T5 of {blocks} blocks cannot be cut"):
+        dataclasses.replace(SHAPES["T5"], layers=blocks)
