@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """How fast layouts are searched, and how much better exact cuts are than FASOP's heuristic.
 
-Run `python benchmarks/layouts.py`; it prints two tables. Times are CPU seconds of one process. `heuristic`
+Run `python benchmarks/layouts.py`; it prints three tables. Times are CPU seconds of one process. `heuristic`
 evaluates every layout as FASOP does, on every placement that it tries; `best` and `best ten` search the exact
-optimum within memory and leave out what cannot win. Quality is measured on every layout, without regard to
+optimum within memory and leave out what cannot win. `upstream` is what FASOP's program took elsewhere
+(1/100 of it is the aim). The second table searches a GPT of 175 billion parameters on nodes of two kinds, as
+`rdm-trainer tune` does, and grows the cluster. Quality is measured on every layout, without regard to
 memory, as FASOP's heuristic has none: a cut is proved when no other can be faster.
 """
 
@@ -19,10 +21,28 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "trainer")]
 
 from benchmarks.tables import markdown  # noqa: E402
+from rdm_core import config as configuration  # noqa: E402
 from rdm_planner.fasop.model import FasopModel, rotations  # noqa: E402
 from rdm_planner.fasop.shapes import CASES  # noqa: E402
+from rdm_planner.job import Job, TrainerModel, published_peaks  # noqa: E402
+from rdm_planner.nodes import NodeKind, tried_orders  # noqa: E402
 from rdm_planner.partition import best_cut  # noqa: E402
 from rdm_planner.search import search  # noqa: E402
+from rdm_trainer.engine_step import engine_step  # noqa: E402
+
+UPSTREAM = {"gpt2XL": 5.0, "gpt2XL-heterogeneous": 31.4, "bert": 2.3, "bert-heterogeneous": 8.6, "T5": 29.0}
+GPT_175B = [
+    "model.layers=96",
+    "model.hidden_size=12288",
+    "model.attention_heads=96",
+    "model.seq_length=2048",
+    "optimisation.global_batch_size=1536",
+]
+KINDS = (
+    NodeKind("H100", gpus=8, inter=400e9, intra=3600e9, memory_gib=79.1),
+    NodeKind("A100-80", gpus=8, inter=200e9, intra=2400e9, memory_gib=79.2),
+)
+PEAKS = {"H100": 989.4, "A100-80": 312.0}
 
 
 def models(case: str, *, within_memory: bool) -> list[FasopModel]:
@@ -51,7 +71,24 @@ def speed(case: str) -> list[str]:
         cpu_seconds(lambda: search(models(case, within_memory=True), keep=1)),
         cpu_seconds(lambda: search(models(case, within_memory=True), keep=10)),
     ]
-    return [case, *(f"{seconds:.3f}" for seconds in times)]
+    return [case, *(f"{seconds:.3f}" for seconds in times), f"{UPSTREAM[case]:.1f}"]
+
+
+def scale(nodes: int) -> list[str]:
+    """Return a row of the second table: half of the nodes are of each kind."""
+    config = configuration.load(ROOT / "trainer" / "configs" / "gpt-1.3b.yaml", GPT_175B)
+    given = [KINDS[0]] * (nodes // 2) + [KINDS[1]] * (nodes - nodes // 2)
+    begin = time.process_time()
+    job = Job(config, published_peaks(config, given, PEAKS, 0.5), engine_step)
+    orders = tried_orders(given)
+    found = search(
+        [TrainerModel(job, order) for order in orders],
+        keep=5,
+        alike=lambda one: (one.tensor, one.data, one.pipeline),
+    )
+    seconds = time.process_time() - begin
+    best = f"{found.best[0].seconds:.2f}" if found.best else "fits nowhere"
+    return [str(nodes), str(nodes * 8), str(len(orders)), str(found.layouts), f"{seconds:.1f}", best]
 
 
 def quality(case: str) -> list[str]:
@@ -83,8 +120,13 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
-    cases = parser.parse_args().cases
-    print(markdown([["case", "heuristic s", "best s", "best ten s"], *map(speed, cases)]))
+    parser.add_argument("--nodes", nargs="*", type=int, default=[16, 32, 64, 128, 256, 512, 1024])
+    given = parser.parse_args()
+    cases = given.cases
+    print(markdown([["case", "heuristic s", "best s", "best ten s", "upstream s"], *map(speed, cases)]))
+    print()
+    head = ["nodes", "GPUs", "orders", "layouts", "search s", "best step s"]
+    print(markdown([head, *map(scale, given.nodes)]))
     print()
     head = ["case", "layouts", "faster", "mean gain", "largest gain", "proved"]
     print(markdown([head, *map(quality, cases)]))

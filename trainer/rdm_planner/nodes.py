@@ -3,10 +3,14 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-__all__ = ["NodeKind", "orders", "ring_nodes"]
+__all__ = ["NodeKind", "orders", "ring_nodes", "tried_orders"]
+
+_ORDERS = 200
+_ROTATIONS = 8
 
 
 @dataclass(frozen=True)
@@ -58,6 +62,19 @@ def orders(nodes: Sequence[NodeKind]) -> Iterator[tuple[NodeKind, ...]]:
         other = next(at for at in range(len(order) - 1, place, -1) if order[at] > order[place])
         order[place], order[other] = order[other], order[place]
         order[place + 1 :] = reversed(order[place + 1 :])
+
+
+def tried_orders(nodes: Sequence[NodeKind]) -> list[tuple[NodeKind, ...]]:
+    """Return the orders of nodes that a search tries: all distinct ones, or of many some rotations.
+
+    Args:
+        nodes: In their order, those of a kind together.
+    """
+    tried = list(itertools.islice(orders(nodes), _ORDERS + 1))
+    if len(tried) > _ORDERS:
+        places = range(0, len(nodes), -(-len(nodes) // _ROTATIONS))
+        tried = list(dict.fromkeys((*nodes[place:], *nodes[:place]) for place in places))
+    return tried
 
 
 def ring_nodes(stage: int, rank: int, tensor: int, data: int, gpus: int) -> list[int]:

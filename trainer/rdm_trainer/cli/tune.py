@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
 __all__ = ["tune"]
 
-_ORDERS = 200
-_ROTATIONS = 8
 _EPILOG = """
 \b
 16 nodes with 8 H100 each:        rdm-trainer tune gpt-5b.yaml --nodes 16xH100:8
@@ -227,7 +225,7 @@ def _front(described: Job, nodes: list[NodeKind], prices: dict[str, float]) -> l
     from rdm_planner.search import search
 
     def fastest(some: Sequence[NodeKind]) -> Estimate | None:
-        found = search(_models(described, list(some)), keep=1)
+        found = search(_models(described, some), keep=1)
         return found.best[0] if found.best else None
 
     return report.pareto_front(report.subsets(nodes), fastest, prices)
@@ -307,18 +305,12 @@ def _nodes(
     return [NodeKind(accelerator.name, int(gpus), inter, intra, accelerator.memory_gib)] * int(count)
 
 
-def _models(described: Job, nodes: list[NodeKind]) -> list[TrainerModel]:
-    """Return a model for each order of nodes: all, or of many the rotations."""
-    import itertools
-
+def _models(described: Job, nodes: Sequence[NodeKind]) -> list[TrainerModel]:
+    """Return a model for each order of nodes that is tried."""
     from rdm_planner.job import TrainerModel
-    from rdm_planner.nodes import orders
+    from rdm_planner.nodes import tried_orders
 
-    tried = list(itertools.islice(orders(nodes), _ORDERS + 1))
-    if len(tried) > _ORDERS:
-        steps = range(0, len(nodes), -(-len(nodes) // _ROTATIONS))
-        tried = list(dict.fromkeys((*nodes[place:], *nodes[:place]) for place in steps))
-    return [TrainerModel(described, order) for order in tried]
+    return [TrainerModel(described, order) for order in tried_orders(nodes)]
 
 
 def _no_layout(job: Config, model: TrainerModel) -> str:
