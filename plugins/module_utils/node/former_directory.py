@@ -18,7 +18,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.node.host_state impo
 
 _SSH = (
     *("id_ed25519", "ssh_host_ed25519_key", "ssh_host_ed25519_key-cert.pub", "authorized_keys"),
-    *("known_hosts", "config", "sshd_config", "start"),
+    *("known_hosts", "config", "sshd_config", "start", "hosts"),
 )
 FILES = ("cluster", "env", "nodes", "receipt", "job/hostfile", *("ssh/" + name for name in _SSH))
 """What the roles write there."""
