@@ -33,7 +33,7 @@ from rdm_planner.times import Link
 from rdm_trainer import models
 from rdm_trainer.data import loaders
 from rdm_trainer.distributed.parameters import initialise
-from rdm_trainer.distributed.topology import Topology
+from rdm_trainer.distributed.topology import Topology, quiet
 from rdm_trainer.engine import Engine
 from rdm_trainer.tools.all_reduce import join
 
@@ -95,9 +95,9 @@ def measure(
     for tensor in [degree for degree in range(1, world + 1) if world % degree == 0 and heads % degree == 0]:
         topology = Topology.create(tensor, 1)
         layers[tensor], updates = _layers(config, topology, device, sizes, blocks, say)
-        if tensor == 1:
-            # ZeRO has given each replica its part of them.
-            optimiser = updates * (topology.data if config.optimisation.precision != "fp32" else 1)
+        # Of the largest degree, which has the fewest replicas: they would reduce their gradients meanwhile.
+        # ZeRO gives each its part of the parameters.
+        optimiser = updates * (topology.data if config.zero_stage else 1)
     say("the links")
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
     known = flops.find_accelerator(name)
@@ -236,7 +236,8 @@ def _passes(
                 say(f"micro-batch {size} does not fit the memory")
                 break
     finally:
-        engine.deepspeed.destroy()
+        with quiet():
+            engine.deepspeed.destroy()
         del engine
         gc.collect()
         if torch.cuda.is_available():

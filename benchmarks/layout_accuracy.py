@@ -1,0 +1,309 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""How well the planner predicts steps of layouts, micro-batches and models that were not measured before.
+
+Run `python benchmarks/layout_accuracy.py --output DIR` where `rdm_trainer` can be imported. It profiles the
+layers of GPT-345M on this host's first two devices (`rdm-trainer profile`, micro-batches 1, 2, 4 and 8,
+models of 4 and of 12 blocks), predicts steps of other models, micro-batches, global batches and layouts from
+that, takes those steps with the trainer's engine, and compares. A step's time is the median over rounds,
+without the first steps. `--smoke` is for a look whether everything works: a small shape, on a CPU too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "trainer")]
+
+from benchmarks.tables import markdown  # noqa: E402
+
+TIMEOUT_S = 600.0
+WARM_UP, ROUNDS = 3, 5
+
+
+@dataclass(frozen=True)
+class Combination:
+    """What a step is taken of.
+
+    Args:
+        layout: Of LAYOUTS.
+        layers: Blocks of the model.
+        micro_batch: Samples.
+        micro_batches: Of a step, for each replica.
+        checkpointing: Activations are computed again.
+    """
+
+    layout: str
+    layers: int
+    micro_batch: int
+    micro_batches: int
+    checkpointing: bool = False
+
+
+# Tensor, data and pipeline degree.
+LAYOUTS = {"one": (1, 1, 1), "DP 2": (1, 2, 1), "TP 2": (2, 1, 1), "PP 2": (1, 1, 2)}
+ONE = [
+    Combination("one", 24, 3, 8),
+    Combination("one", 24, 6, 4, True),
+    Combination("one", 24, 4, 8),
+    Combination("one", 16, 6, 6),
+    Combination("one", 20, 1, 8),
+    Combination("one", 36, 3, 6, True),
+]
+MORE_ON_ONE = [
+    Combination("one", 24, 8, 4, True),
+    Combination("one", 16, 2, 8),
+    Combination("one", 8, 6, 6),
+    Combination("one", 30, 4, 6, True),
+    Combination("one", 20, 6, 4),
+    Combination("one", 8, 3, 8, True),
+]
+TWO = [
+    Combination("DP 2", 24, 3, 8),
+    Combination("DP 2", 24, 6, 4, True),
+    Combination("DP 2", 16, 4, 4),
+    Combination("TP 2", 24, 4, 8),
+    Combination("TP 2", 24, 6, 6, True),
+    Combination("TP 2", 16, 8, 4),
+    Combination("PP 2", 24, 4, 8),
+    Combination("PP 2", 24, 2, 16),
+    Combination("PP 2", 16, 6, 8, True),
+]
+SMOKE = [Combination("one", 3, 1, 2), Combination("one", 4, 3, 2, True), Combination("one", 6, 2, 2)]
+
+
+def configuration(combination: Combination, *, smoke: bool) -> Any:
+    """Return the job of a combination."""
+    from rdm_core import config
+
+    tensor, data, pipeline = LAYOUTS[combination.layout]
+    small = {"hidden_size": 64, "attention_heads": 4, "seq_length": 64, "vocab_size": 500}
+    large = {"hidden_size": 1024, "attention_heads": 16, "seq_length": 1024, "vocab_size": 50257}
+    return config.from_dict(
+        {
+            "name": "accuracy",
+            "model": {"layers": combination.layers, **(small if smoke else large)},
+            "parallel": {
+                "tensor": tensor,
+                "pipeline": pipeline,
+                "activation_checkpointing": "full" if combination.checkpointing else "none",
+            },
+            "optimisation": {
+                "micro_batch_size": combination.micro_batch,
+                "global_batch_size": combination.micro_batch * combination.micro_batches * data,
+                "train_iterations": 1_000_000,
+                "precision": "fp32" if smoke else "bf16",
+                "compile": not smoke,
+            },
+            "data": {"mock": True},
+        }
+    )
+
+
+def measure(combinations: Sequence[Combination], *, smoke: bool) -> list[list[float]]:
+    """Return the seconds of some steps of each combination, which all have one layout, in this rank."""
+    import torch
+    import torch.distributed as dist
+
+    from rdm_trainer.data import loaders
+    from rdm_trainer.distributed.topology import Topology, quiet
+    from rdm_trainer.engine import Engine
+    from rdm_trainer.tools.all_reduce import join
+
+    device = join(TIMEOUT_S)
+    tensor, _, pipeline = LAYOUTS[combinations[0].layout]
+    topology = Topology.create(tensor, pipeline)
+    found = []
+    for combination in combinations:
+        config = configuration(combination, smoke=smoke)
+        torch.compiler.reset()
+        engine = Engine(config, topology)
+        engine.set_learning_rate(1e-4)
+        train = loaders.build(
+            config, data_rank=topology.data_rank, data_size=topology.data, consumed_samples=0
+        ).train
+        assert train is not None
+        batches = iter(train)
+        seconds = []
+        for _ in range(WARM_UP + ROUNDS):
+            dist.barrier()
+            if device.type == "cuda":
+                torch.cuda.synchronize()
+            begin = time.perf_counter()
+            engine.train_step(batches)
+            if device.type == "cuda":
+                torch.cuda.synchronize()
+            dist.barrier()
+            seconds.append(time.perf_counter() - begin)
+        found.append(seconds[WARM_UP:])
+        del batches, train
+        with quiet():
+            engine.deepspeed.destroy()
+        del engine
+        gc.collect()
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+    dist.barrier()
+    dist.destroy_process_group()
+    return found
+
+
+def predict(profile: Any, combination: Combination, *, smoke: bool) -> Any:
+    """Return what the planner says of a combination."""
+    from rdm_planner.job import Job, TrainerModel
+    from rdm_planner.layouts import Layout
+    from rdm_planner.nodes import NodeKind
+    from rdm_planner.profile import MeasuredTimes
+    from rdm_trainer.engine_step import engine_step
+
+    config = configuration(combination, smoke=smoke)
+    tensor, data, pipeline = LAYOUTS[combination.layout]
+    layout = Layout(
+        tensor, data, pipeline, combination.micro_batch, combination.checkpointing, config.zero_stage
+    )
+    # What it says of links between nodes and of memory matters to nothing here.
+    node = NodeKind(profile.gpu, tensor * data * pipeline, 1e11, 1e12, profile.memory_gib)
+    job = Job(config, MeasuredTimes({profile.gpu: profile}, {profile.gpu: node}), engine_step)
+    model = TrainerModel(job, (node,))
+    return model.estimate(layout, model.tries(layout)[0])
+
+
+def launch(ranks: int, arguments: Sequence[str]) -> None:
+    """Start a program's ranks and wait for them."""
+    environment = dict(os.environ)
+    paths = [str(ROOT), str(ROOT / "trainer"), *filter(None, [environment.get("PYTHONPATH")])]
+    environment["PYTHONPATH"] = os.pathsep.join(paths)
+    environment.setdefault("OMP_NUM_THREADS", "1")
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+    subprocess.run([*launcher, *arguments], env=environment, check=True, timeout=TIMEOUT_S)
+
+
+def devices() -> int:
+    """Return how many GPUs there are, without a context of our own on the first."""
+    program = "import torch; print(torch.cuda.device_count())"
+    return int(subprocess.run([sys.executable, "-c", program], check=True, capture_output=True).stdout)
+
+
+def ranks_of(values: Sequence[float]) -> list[float]:
+    """Return the place of each value among all."""
+    order = sorted(values)
+    return [float(order.index(value)) for value in values]
+
+
+def summary(results: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """Return how far the predictions are from what was measured."""
+    predicted = [result["predicted"] for result in results]
+    measured = [result["measured"] for result in results]
+    errors = [abs(one / other - 1) for one, other in zip(predicted, measured, strict=True)]
+    return {
+        "combinations": len(results),
+        "mean_absolute_error": statistics.mean(errors),
+        "largest_error": max(errors),
+        "rank_correlation": statistics.correlation(ranks_of(predicted), ranks_of(measured)),
+    }
+
+
+def table(results: Sequence[dict[str, Any]]) -> str:
+    """Return the results as Markdown."""
+    rows = [["layout", "blocks", "micro-batches", "checkpointing", "predicted ms", "measured ms", "error"]]
+    for result in results:
+        one = result["combination"]
+        rows.append(
+            [
+                one["layout"],
+                str(one["layers"]),
+                f"{one['micro_batch']} x {one['micro_batches']}",
+                "full" if one["checkpointing"] else "",
+                f"{1e3 * result['predicted']:.1f}",
+                f"{1e3 * result['measured']:.1f}",
+                f"{100 * (result['predicted'] / result['measured'] - 1):+.1f} %",
+            ]
+        )
+    return markdown(rows, words=1)
+
+
+def main() -> int:
+    """Measure what the command line asks for; return an exit code."""
+    parser = argparse.ArgumentParser(description=str(__doc__).split("\n", 1)[0])
+    parser.add_argument("--output", type=Path, help="write the profile and all results into this directory")
+    parser.add_argument("--profile", type=Path, help="predict from this one instead of measuring one")
+    parser.add_argument("--smoke", action="store_true", help="a small shape on one device, or a CPU")
+    parser.add_argument("--combinations", help=argparse.SUPPRESS)
+    parser.add_argument("--result", type=Path, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.combinations:
+        combinations = [Combination(**one) for one in json.loads(args.combinations)]
+        measured = measure(combinations, smoke=args.smoke)
+        if os.environ["RANK"] == "0":
+            args.result.write_text(json.dumps(measured))
+        return 0
+
+    from rdm_core import config
+    from rdm_planner.profile import Profile
+
+    world = 1 if args.smoke else min(2, devices())
+    chosen = SMOKE if args.smoke else [*ONE, *(TWO if world > 1 else MORE_ON_ONE)]
+    begin = time.perf_counter()
+    with tempfile.TemporaryDirectory() as temporary:
+        output = args.output or Path(temporary)
+        output.mkdir(parents=True, exist_ok=True)
+        file = args.profile or output / "profile.json"
+        if not args.profile:
+            job = Path(temporary) / "accuracy.yaml"
+            job.write_text(config.dump(configuration(chosen[0], smoke=args.smoke)))
+            sizes = ["--micro-batch", "2", "--blocks", "1", "2"] if args.smoke else ["--micro-batch", "8"]
+            launch(world, ["-m", "rdm_trainer", "profile", str(job), "--output", str(file), *sizes])
+            print(f"The profile took {time.perf_counter() - begin:.0f} s.", flush=True)
+        profile = Profile.read(file)
+        results: list[dict[str, Any]] = []
+        for name, degrees in LAYOUTS.items():
+            group = [one for one in chosen if one.layout == name]
+            if not group:
+                continue
+            result = Path(temporary) / "result.json"
+            asked = json.dumps([asdict(one) for one in group])
+            smoke = ["--smoke"] if args.smoke else []
+            ranks = degrees[0] * degrees[1] * degrees[2]
+            launch(ranks, [__file__, "--combinations", asked, "--result", str(result), *smoke])
+            for combination, seconds in zip(group, json.loads(result.read_text()), strict=True):
+                estimate = predict(profile, combination, smoke=args.smoke)
+                results.append(
+                    {
+                        "combination": asdict(combination),
+                        "predicted": estimate.seconds,
+                        "parts": dict(estimate.parts),
+                        "measured": statistics.median(seconds),
+                        "seconds": seconds,
+                    }
+                )
+                print(json.dumps(results[-1]), flush=True)
+            written = {"gpu": profile.gpu, "versions": dict(profile.versions), "date": profile.date}
+            # After each layout, so that what there is outlives a run that is cut off.
+            (output / "layout_accuracy.json").write_text(
+                json.dumps({**written, "summary": summary(results), "results": results}, indent=1)
+            )
+    found = summary(results)
+    print(f"\n{profile.gpu}, {dict(profile.versions)}, {time.perf_counter() - begin:.0f} s\n")
+    print(table(results))
+    print(
+        f"\n{found['combinations']} combinations: "
+        f"mean absolute error {100 * found['mean_absolute_error']:.1f} %, "
+        f"largest {100 * found['largest_error']:.1f} %, rank correlation {found['rank_correlation']:.3f}"
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
