@@ -50,7 +50,7 @@ _LEAST_SECONDS = 1e-9
 
 @dataclass(frozen=True)
 class _Pass:
-    """What a whole model takes for a micro-batch, and the optimiser for a step; seconds."""
+    """What a model takes for a micro-batch, and what a step takes besides its micro-batches; seconds."""
 
     forward: float
     backward: float
@@ -164,12 +164,8 @@ def _layers(
             checkpointed=max(_LEAST_SECONDS, checkpointed - len(tables) * back),
         )
     least = sizes[0]
-    parameters = [
-        flops.parameters(_job(config, topology, counts[which], "none").spec) for which in ("few", "more")
-    ]
-    updates = [passes[which, "none"][least].optimiser for which in ("few", "more")]
-    rate = (updates[1] - updates[0]) * topology.tensor / (parameters[1] - parameters[0])
-    return found, max(0.0, rate)
+    parameters = flops.parameters(_job(config, topology, counts["more"], "none").spec)
+    return found, passes["more", "none"][least].optimiser * topology.tensor / parameters
 
 
 def _job(config: Config, topology: Topology, count: tuple[int, int], saved: Any) -> Config:
@@ -247,7 +243,7 @@ def _passes(
 
 def _timed_steps(engine: Engine, batches: Iterator[Any]) -> _Pass:
     """Return the medians over all but a step's first micro-batch: the device is behind from then on."""
-    forward, backward, optimiser = [], [], []
+    forward, backward, whole = [], [], []
     clock = _Clock(engine.device)
     for step in range(_WARM_UP + _STEPS):
         clock.marks.clear()
@@ -261,9 +257,10 @@ def _timed_steps(engine: Engine, batches: Iterator[Any]) -> _Pass:
         back = [at for kind, at in marks if kind == "backward"]
         forward += [end - begin for begin, end in zip(ahead[1:], back[1:], strict=True)]
         backward += [end - begin for begin, end in zip(back[:-1], ahead[1:], strict=True)]
-        updated = [at for kind, at in marks if kind == "optimiser"][-1]
-        optimiser.append(marks[-1][1] - updated)
-    return _Pass(*(statistics.median(times) for times in (forward, backward, optimiser)))
+        whole.append(marks[-1][1] - ahead[0])
+    ahead_s, back_s, step_s = (statistics.median(times) for times in (forward, backward, whole))
+    # With the optimiser, that is what the first and the last micro-batch take longer than others.
+    return _Pass(ahead_s, back_s, max(_LEAST_SECONDS, step_s - _MICRO_BATCHES * (ahead_s + back_s)))
 
 
 class _Clock:
