@@ -153,9 +153,8 @@ def ends_that_fit(problem: Problem) -> list[tuple[int, int]]:
         # From the latest begin a stage reaches the furthest.
         ends = range(begin + 1, layers - (stages - 1 - stage) + 1)
         reached = bisect.bisect_left(ends, True, key=functools.partial(_is_over, fits, stage, begin))
-        if not reached:
-            return []
-        begin = ends[reached - 1]
+        # A layer that this stage cannot hold is an earlier one's, or a later one's.
+        begin = ends[reached - 1] if reached else begin
         latest.append(begin)
     if begin < layers:
         return []
