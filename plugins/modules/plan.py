@@ -225,12 +225,6 @@ saved:
   description: Whether the plan file says the same as this plan, because it did before or was written now.
   returned: success
   type: bool
-problems:
-  description:
-    - What a change of the cluster would be refused for, as C(node), C(value), C(reason) and C(remedy).
-  returned: without O(refuse), and where it is refused
-  type: list
-  elements: dict
 lock:
   description: Which run wants the locks of the nodes, for M(rdm.provision.node_facts); empty where none does.
   returned: with O(receipts)
@@ -273,8 +267,8 @@ rdm_refused:
   returned: when the plan is refused
   type: str
 problems:
-  description: Every problem of every node.
-  returned: when the plan is refused
+  description: Every problem of every node; without O(refuse), of what would refuse a change of the cluster.
+  returned: without O(refuse), and when the plan is refused
   type: list
   elements: dict
   contains:
