@@ -280,13 +280,22 @@ class Marks:
         self._stride *= 2
         self._found = {x: pair for x, pair in self._found.items() if x % self._stride == 0}
 
-    def has(self, other: Marks) -> bool:
-        """Whether another's are all among these, of those places that both may have; and there are some."""
+    def has(self, other: Marks, *, second_only: bool = False) -> bool:
+        """Whether another's are all among these, of those places that both may have; and there are some.
+
+        Args:
+            other: The others.
+            second_only: Compare the second numbers of the pairs, where there are any.
+        """
         stride = max(self._stride, other._stride)
         places = [x for x in other._found if x % stride == 0]
+        if second_only:
+            places = [x for x in places if other._found[x][1] is not None]
+        compared = slice(1, 2) if second_only else slice(2)
         # What is no number is not equal to itself.
         return bool(places) and all(
-            x in self._found and repr(self._found[x]) == repr(other._found[x]) for x in places
+            x in self._found and repr(self._found[x][compared]) == repr(other._found[x][compared])
+            for x in places
         )
 
 

@@ -552,12 +552,24 @@ def _without_parts(found: list[Run], whose: Mapping[int, int]) -> list[Run]:
     kept: list[Run] = []
     for run in sorted(found, key=lambda one: -one.lines):
         others = (one for one in kept if whose[id(one)] != whose[id(run)])
-        whole = next((one for one in others if one.marks.has(run.marks)), None)
+        whole = next((one for one in others if _has_part(one, run)), None)
         if whole is None:
             kept.append(run)
         else:
             _enrich(whole, run)
     return [run for run in found if any(run is one for one in kept)]
+
+
+def _has_part(whole: Run, part: Run) -> bool:
+    """Whether another log's lines are of steps of a run: a copy, or another rank's with its own times.
+
+    Steps that were taken again may have the losses that they had; they were taken later.
+    """
+    if whole.marks.has(part.marks):
+        return True
+    begin, end = max(whole.first_time, part.first_time), min(whole.last_time, part.last_time)
+    is_at_once = bool(whole.first_time and part.first_time) and begin < end
+    return is_at_once and whole.marks.has(part.marks, second_only=True)
 
 
 def _enrich(run: Run, other: Run) -> None:

@@ -26,7 +26,7 @@ def check(config: JobConfig, world_size: int | None = None, devices_per_node: in
         devices_per_node: Processes on each node, when every node has as many.
     """
     looks = [_names(config), _launcher(config), _profiler(config)]
-    if world_size is not None:
+    if world_size is not None and workload_of(config).needs_equal_nodes:
         looks.append(_nodes(config, world_size, devices_per_node))
     looks.append(_workload(config, world_size))
     return [problem for look in looks for problem in as_far_as_it_fits(look)]

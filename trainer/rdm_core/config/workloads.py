@@ -15,7 +15,8 @@ A workload is one entry of :data:`WORKLOADS`, and gives
 - ``inspect``: a module that looks at a node before a job starts there: ``python -m MODULE`` reads the job as
   JSON from its standard input, see ``rdm_job.inspection``, and prints a JSON list of what is wrong;
 - ``files``: keys that name a file which each node must have;
-- ``checkpoints``: the steps between its checkpoints and the bytes of one; 0 where that is not known before.
+- ``checkpoints``: the steps between its checkpoints and the bytes of one; 0 where that is not known before;
+- ``needs_equal_nodes``: every node must have as many devices.
 
 A workload writes its own progress, by ``rdm_core.progress`` and ``rdm_core.heartbeat``, with the number of
 its iterations where it knows it. One without ``tells_progress`` is followed by its log lines.
@@ -57,6 +58,7 @@ class Workload:
     files: Callable[[Any], Iterator[tuple[str, str]]] = lambda _config: iter(())
     checkpoints: Callable[[Any], tuple[int, int]] = lambda _config: (0, 0)
     tells_progress: bool = True
+    needs_equal_nodes: bool = True
 
 
 def _module(name: str) -> Callable[[Any, Path, Sequence[str]], list[str]]:
@@ -94,6 +96,7 @@ WORKLOADS = {
         command=lambda config, _resolved, _arguments: [*config.command],
         files=lambda config: iter([("command", config.command[0])]),
         tells_progress=False,
+        needs_equal_nodes=False,
     ),
 }
 _PROGRAM = Workload(
@@ -102,6 +105,7 @@ _PROGRAM = Workload(
     command=_of_program,
     files=lambda config: iter([("launcher.program", config.launcher.program[0])]),
     tells_progress=False,
+    needs_equal_nodes=False,
 )
 """A training with ``launcher.program``: another program in its place, whose model and batch are its own."""
 

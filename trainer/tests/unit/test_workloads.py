@@ -75,10 +75,19 @@ def test_a_job_of_a_command_has_no_key_of_a_training() -> None:
 
 
 def test_what_is_true_of_every_job_is_checked_of_every_workload() -> None:
-    job = configuration.load_text(COMMAND, ["name=a b", "launcher.nodes=3"])
+    job = configuration.load_text(COMMAND, ["name=a b", "launcher.env={1A: x}"])
     found = configuration.check(job, 2, 1)
     assert any(one.startswith("name is 'a b'") for one in found), found
-    assert any("launcher.nodes 3 x 1 devices = 3, but the world is 2" in one for one in found), found
+    assert any(one.startswith("launcher.env has '1A'") for one in found), found
+
+
+def test_only_what_splits_its_work_evenly_needs_nodes_of_as_many_devices() -> None:
+    assert any(
+        "does not fill nodes of 2" in one
+        for one in configuration.check(configuration.from_dict({"name": "a"}), 3, 2)
+    )
+    for text in (COMMAND, "name: a\nlauncher: {program: [a.py]}\n"):
+        assert configuration.check(configuration.load_text(text), 3, 2) == []
 
 
 def test_a_command_that_is_not_on_the_node_is_named_before_it_starts(

@@ -138,6 +138,32 @@ def test_a_part_of_a_log_is_a_copy(begin: int, lines: int, tmp_path: Path) -> No
     assert summary(tmp_path, n060=text, n061=again, n062="")["restarts"] == 1
 
 
+@given(
+    times=st.lists(st.floats(50, 200), min_size=8, max_size=40),
+    length=st.floats(0.2, 1),
+    slower=st.floats(0.5, 2),
+    later=st.integers(0, 3),
+)
+def test_ranks_in_files_of_their_own_are_one_run(
+    times: list[float], length: float, slower: float, later: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    tmp_path = tmp_path_factory.mktemp("ranks")
+
+    def lines(count: int, delay: int, pace: float) -> list[str]:
+        return [
+            line(n, time * pace, 9 - n / 10, tag=f" [2026-11-22 10:{n + 10}:{10 + delay}]")
+            for n, time in enumerate(times[:count], 1)
+        ]
+
+    # The other's clock differs by some seconds, and its log ends earlier.
+    part = lines(max(2, int(length * len(times)) - 1), later, slower)
+    found = summary(tmp_path, n1=lines(len(times), 0, 1.0), n2=part)
+    assert (found["restarts"], [run["lines"] for run in found["runs"]]) == (0, [len(times)])
+    # Steps that are taken again have the same losses, and are taken later.
+    again = [one.replace("2026-11-22", "2026-11-23") for one in lines(len(part), later, slower * 1.5)]
+    assert summary(tmp_path, n1=lines(len(times), 0, 1.0), n2=again)["restarts"] == 1
+
+
 def test_files_of_nodes_are_one_job(tmp_path: Path) -> None:
     memory = "[Rank 0] (after 2 iterations) memory (MB) | allocated: 1.0 | max allocated: 20480.0\n"
     first = [START.format(minute=1), memory, START.format(minute=5), memory.replace("20480", "30720")]
