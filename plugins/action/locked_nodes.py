@@ -50,6 +50,8 @@ class ActionModule(Decision):
         problems = [lock_problem(node, holder) for node, holder in found.items() if holder]
         problems += _others(locks.authorities, options, str(variables.get("inventory_dir") or ""))
         if problems:
+            # They come as nodes answer.
+            problems.sort(key=lambda problem: nodes.index(str(problem.node)))
             locks.release(node for node, holder in found.items() if not holder)
             raise Refused(problems)
         return {}

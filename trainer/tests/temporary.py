@@ -21,6 +21,8 @@ __all__ = ["pytest_configure", "pytest_sessionfinish", "pytest_terminal_summary"
 
 _OURS = ("ompi.*", "rdm-*", "torchelastic_*")
 """What we make, or have others make; not what, say, a module of Ansible leaves that a test kills."""
+_NEXT_RUNS = "rdm-provision-[0-9]*"
+"""Of a run that a test killed: the next one takes its folder away."""
 _SUITE = pytest.StashKey[Path]()
 _LEFT = pytest.StashKey[list[str]]()
 
@@ -44,7 +46,9 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     with contextlib.suppress(FileNotFoundError):
         names = sorted(path.name for path in suite.iterdir())
         session.config.stash[_LEFT] += [
-            name for name in names if any(fnmatch.fnmatch(name, ours) for ours in _OURS)
+            name
+            for name in names
+            if any(fnmatch.fnmatch(name, ours) for ours in _OURS) and not fnmatch.fnmatch(name, _NEXT_RUNS)
         ]
     if session.config.stash[_LEFT] and exitstatus == pytest.ExitCode.OK:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED

@@ -70,7 +70,7 @@ def test_little_is_kept_of_each_node(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert results["Run the container"]["arguments"] == {}
     # Until the last node is there Ansible keeps what the other ones said, and then what was registered.
     largest = max(found, key=lambda one: one.get("result", 0))
-    assert largest["result"] < 9_500, largest["task"]
+    assert largest["result"] < 10_500, largest["task"]
     assert found[-1]["registered"] < 15_000
 
 
