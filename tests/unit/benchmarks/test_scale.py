@@ -71,7 +71,7 @@ def test_little_is_kept_of_each_node(tmp_path: Path, monkeypatch: pytest.MonkeyP
     # Until the last node is there Ansible keeps what the other ones said, and then what was registered.
     largest = max(found, key=lambda one: one.get("result", 0))
     assert largest["result"] < 10_500, largest["task"]
-    assert found[-1]["registered"] < 15_000
+    assert found[-1]["registered"] < 16_000
 
 
 @pytest.mark.long
