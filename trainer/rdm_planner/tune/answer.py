@@ -1,0 +1,251 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""A job and its nodes → the fastest layouts, what was left out, and what time costs."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rdm_core import config as configuration
+from rdm_core.config.schema import Config
+from rdm_core.cost import flops
+from rdm_core.errors import FAILED, TrainerError
+from rdm_planner import report
+from rdm_planner.engine_step import EngineStep
+from rdm_planner.job import Job, TrainerModel, blocks_of, published_peaks, with_layout
+from rdm_planner.layouts import Estimate, Layout
+from rdm_planner.nodes import NodeKind, tried_orders
+from rdm_planner.report import Point
+from rdm_planner.search import search
+from rdm_planner.tune.fleet import Fleet
+from rdm_planner.tune.options import TuneOptions
+
+__all__ = ["Answer", "answer", "read_job"]
+
+_SEARCHED = (
+    "parallel.tensor",
+    "parallel.pipeline",
+    "parallel.data",
+    "parallel.partition",
+    "optimisation.micro_batch_size",
+    "launcher.nodelist",
+)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a search found.
+
+    Args:
+        job: The job, with the overrides.
+        fleet: The nodes.
+        is_measured: The times were measured, and are no guess.
+        layouts: Layouts that there are.
+        solved: How many cuts were searched.
+        rejected: How many choices of degrees are no layout, by the reason.
+        estimates: The best, the fastest first.
+        rows: The same for people and scripts: plain data; ``overrides`` makes the job that layout.
+        front: What no other subset of the nodes beats in time and cost; None when nobody asked.
+    """
+
+    job: Config
+    fleet: Fleet
+    is_measured: bool
+    layouts: int
+    solved: int
+    rejected: Mapping[str, int]
+    estimates: Sequence[Estimate]
+    rows: Sequence[Mapping[str, Any]]
+    front: Sequence[tuple[Point, Mapping[str, Any]]] | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what ``--json`` prints; times are seconds."""
+        found: dict[str, Any] = {
+            "ok": True,
+            "measured": self.is_measured,
+            "layouts": self.layouts,
+            "solved": self.solved,
+            "rejected": dict(self.rejected),
+            "best": [dict(row) for row in self.rows],
+        }
+        if self.front is not None:
+            found["pareto"] = [
+                {"counts": dict(point.nodes), "gpu_hours": point.gpu_hours, "price": point.price, **row}
+                for point, row in self.front
+            ]
+        return found
+
+
+def read_job(options: TuneOptions) -> Config:
+    """Return the job that was asked about.
+
+    Raises:
+        TrainerError: It is none, or an override sets what is searched.
+    """
+    job = configuration.load(options.config, options.overrides)
+    for override in options.overrides:
+        if override.partition("=")[0] in _SEARCHED:
+            raise TrainerError(f"{override} is what is searched here; leave it out.")
+    return job
+
+
+def answer(
+    options: TuneOptions,
+    job: Config,
+    fleet: Fleet,
+    statement: Callable[[Config], EngineStep],
+    *,
+    keep: int | None = None,
+    progress: Callable[[int, int], None] = lambda _done, _total: None,
+) -> Answer:
+    """Search for the fastest layouts.
+
+    Args:
+        options: What was asked.
+        job: What :func:`read_job` returned.
+        fleet: The nodes.
+        statement: How the engine takes a step of a job with a layout.
+        keep: How many layouts; ``--top`` by default.
+        progress: Told how many layouts are done, and of how many.
+
+    Raises:
+        TrainerError: There is no layout, or none fits.
+    """
+    prices = fleet.price_by_gpu(options)
+    nodes = fleet.nodes(options)
+    peaks = {
+        node.gpu: accelerator.tflops
+        for node in nodes
+        if (accelerator := flops.find_accelerator(node.gpu)) is not None
+    }
+    times = (
+        fleet.measured(nodes) if fleet.profiles else published_peaks(job, nodes, peaks, options.efficiency)
+    )
+    described = Job(job, times, statement)
+    # What the command line says is held.
+    held = {override.partition("=")[0] for override in options.overrides}
+    if "parallel.zero_stage" in held:
+        described.zero_stages = [job.parallel.zero_stage]
+    if "parallel.activation_checkpointing" in held:
+        described.checkpointing = [job.parallel.activation_checkpointing]
+    models = _models(described, nodes)
+    # Of one layout the best micro-batch; of equal ones the largest, which came first.
+    found = search(models, keep=keep or options.top, alike=_degrees, progress=progress)
+    if not found.layouts:
+        raise TrainerError(_no_layout(job, models[0]))
+    if not found.best:
+        raise TrainerError(_too_large(described, nodes), exit_code=FAILED)
+    rows = [_row(job, fleet, estimate, peaks, models[0].gpus) for estimate in found.best]
+    for row, estimate in zip(rows, found.best, strict=True):
+        row["slower"] = dataclasses.asdict(report.slower(found.best[0], estimate))
+    front = None
+    if options.pareto:
+        front = [
+            (point, _row(job, fleet, point.estimate, peaks, models[0].gpus))
+            for point in _front(described, nodes, prices)
+        ]
+    return Answer(
+        job=job,
+        fleet=fleet,
+        is_measured=described.times.is_measured,
+        layouts=found.layouts,
+        solved=found.solved,
+        rejected=report.rejected(models[0], found.unfit),
+        estimates=found.best,
+        rows=rows,
+        front=front,
+    )
+
+
+def _degrees(layout: Layout) -> tuple[int, int, int]:
+    return layout.tensor, layout.data, layout.pipeline
+
+
+def _front(described: Job, nodes: list[NodeKind], prices: dict[str, float]) -> list[Point]:
+    """Return what no other subset of the nodes beats in time and cost."""
+
+    def fastest(some: Sequence[NodeKind]) -> Estimate | None:
+        found = search(_models(described, some), keep=1)
+        return found.best[0] if found.best else None
+
+    return report.pareto_front(report.subsets(nodes), fastest, prices)
+
+
+def _too_large(described: Job, nodes: list[NodeKind]) -> str:
+    """Return how many GPUs a model needs that fits nowhere."""
+    name, gpus = described.config.name, len(nodes) * nodes[0].gpus
+    needed = report.gpus_needed(described, nodes)
+    if needed is None:
+        return f"{name} does not fit {gpus} such GPUs, nor many times as many; take GPUs with more memory."
+    return f"{name} does not fit {gpus} such GPUs in any layout; {needed} of them would do."
+
+
+def _models(described: Job, nodes: Sequence[NodeKind]) -> list[TrainerModel]:
+    """Return a model for each order of nodes that is tried."""
+    return [TrainerModel(described, order) for order in tried_orders(nodes)]
+
+
+def _no_layout(job: Config, model: TrainerModel) -> str:
+    batch = report.nearest_batch(model.job, model.world_size, model.gpus)
+    if batch is not None:
+        return (
+            f"No layout of {model.world_size} GPUs divides optimisation.global_batch_size "
+            f"{model.job.batch}; the nearest that one divides is {batch}."
+        )
+    alone = with_layout(job, Layout(1, 1, 1, 1))
+    alone = dataclasses.replace(alone, parallel=dataclasses.replace(alone.parallel, data=None))
+    if problems := configuration.check(alone):
+        return problems[0]
+    return (
+        f"No layout divides {model.world_size} GPUs, {job.spec.blocks} blocks and "
+        f"{job.model.attention_heads} heads; take another number of GPUs."
+    )
+
+
+def _row(
+    job: Config, fleet: Fleet, estimate: Estimate, peaks: Mapping[str, float], gpus: int
+) -> dict[str, Any]:
+    layout = estimate.layout
+    tuned = with_layout(job, layout, estimate.cut)
+    batch = job.optimisation.global_batch_size
+    known = all(gpu in peaks for gpu in estimate.nodes)
+    peak = sum(peaks[gpu] for gpu in estimate.nodes) * gpus * 1e12 if known else None
+    placed = fleet.placed(estimate.nodes)
+    overrides = [
+        f"parallel.tensor={layout.tensor}",
+        f"parallel.pipeline={layout.pipeline}",
+        f"optimisation.micro_batch_size={layout.micro_batch}",
+        f"parallel.activation_checkpointing={tuned.parallel.activation_checkpointing}",
+        f"parallel.zero_stage={layout.zero_stage}",
+    ]
+    if job.parallel.data is not None:
+        overrides.append(f"parallel.data={layout.data}")
+    if job.launcher.nodes is not None:
+        overrides.append(f"launcher.nodes={len(estimate.nodes)}")
+    if job.launcher.devices_per_node is not None:
+        overrides.append(f"launcher.devices_per_node={gpus}")
+    if tuned.parallel.partition != job.parallel.partition:
+        overrides.append(f"parallel.partition={tuned.parallel.partition}")
+    if placed and len(set(estimate.nodes)) > 1:
+        overrides.append(f"launcher.nodelist=[{', '.join(placed)}]")
+    return {
+        "tensor": layout.tensor,
+        "data": layout.data,
+        "pipeline": layout.pipeline,
+        "micro_batch": layout.micro_batch,
+        "checkpointing": layout.checkpointing,
+        "zero_stage": layout.zero_stage,
+        "partition": "-".join(map(str, blocks_of(estimate.cut))),
+        "nodes": list(estimate.nodes),
+        "placement": placed,
+        "seconds": estimate.seconds,
+        "bound": estimate.bound,
+        "tokens_per_second": batch * job.spec.tokens_per_sample / estimate.seconds,
+        "mfu": flops.flops_per_sample(tuned.spec) * batch / estimate.seconds / peak if peak else None,
+        "memory_gib": estimate.memory_gib,
+        "stage_memory_gib": list(estimate.stage_memory_gib),
+        "parts": dict(estimate.parts),
+        "overrides": overrides,
+    }

@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The nodes that a layout is searched for, and what is known of them."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from rdm_core.config.schema import Config
+from rdm_core.cost import flops
+from rdm_core.errors import TrainerError
+from rdm_planner.nodes import NodeKind
+from rdm_planner.profile import MeasuredTimes, Profile
+from rdm_planner.times import Times
+from rdm_planner.tune.options import TuneOptions
+
+__all__ = ["Fleet", "NodeGroup", "by_gpu"]
+
+
+@dataclass(frozen=True)
+class NodeGroup:
+    """Nodes that are alike.
+
+    Args:
+        gpu: The GPU, as we or its driver call it.
+        gpus: GPUs of each node.
+        names: The nodes' names, where they have some; else as many empty ones.
+    """
+
+    gpu: str
+    gpus: int
+    names: Sequence[str]
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """Nodes, and what was measured there.
+
+    Args:
+        groups: The nodes, those of a kind together.
+        profiles: What was measured on each GPU, with the file that it is from, by the GPU's name.
+        measure: The command that measures there.
+        prices: Of a GPU-hour, by the GPU's name as the groups have it; those of ``--price`` go before.
+    """
+
+    groups: Sequence[NodeGroup]
+    profiles: Mapping[str, tuple[str, Profile]]
+    measure: str
+    prices: Mapping[str, float] = field(default_factory=dict)
+
+    def nodes(self, options: TuneOptions) -> list[NodeKind]:
+        """Return the kind of each node.
+
+        Raises:
+            TrainerError: A GPU is not known, or nodes differ in their number of GPUs.
+        """
+        found = []
+        for group in self.groups:
+            name, memory = self._gpu(group.gpu)
+            kind = NodeKind(name, group.gpus, options.inter * 1e9, options.intra * 1e9, memory)
+            found += [kind] * len(group.names)
+        counts = collections.Counter(node.gpus for node in found)
+        if len(counts) > 1:
+            which = " and ".join(f"{count} with {gpus} GPUs" for gpus, count in counts.items())
+            raise TrainerError(f"All nodes must have as many GPUs as the others; there are {which}.")
+        return found
+
+    def _gpu(self, name: str) -> tuple[str, float]:
+        """Return what we call a GPU, and its memory in GiB."""
+        accelerator = flops.find_accelerator(name)
+        ours = accelerator.name if accelerator else name
+        if ours in self.profiles:
+            return ours, self.profiles[ours][1].memory_gib
+        if accelerator is None:
+            known = ", ".join(one.name for one in flops.ACCELERATORS)
+            raise TrainerError(
+                f"The GPU {name[:60]!r} is not known; known are {known}. Or measure it: {self.measure}"
+            )
+        return ours, accelerator.memory_gib
+
+    def measured(self, nodes: Sequence[NodeKind]) -> Times:
+        """Return the times of the profiles.
+
+        Raises:
+            TrainerError: A GPU was not measured.
+        """
+        for gpu in dict.fromkeys(node.gpu for node in nodes):
+            if gpu not in self.profiles:
+                files = ", ".join(f"{source} of {name}" for name, (source, _one) in self.profiles.items())
+                raise TrainerError(
+                    f"No profile is of the GPU {gpu} (there is {files}); measure it there: {self.measure}"
+                )
+        profiles = {gpu: profile for gpu, (_source, profile) in self.profiles.items()}
+        return MeasuredTimes(profiles, {node.gpu: node for node in nodes})
+
+    def price_by_gpu(self, options: TuneOptions) -> dict[str, float]:
+        """Return the price of a GPU-hour by the GPU's name."""
+        known = {}
+        for name, price in self.prices.items():
+            accelerator = flops.find_accelerator(name)
+            known[accelerator.name if accelerator else name] = price
+        return known | options.price_by_gpu()
+
+    def placed(self, gpus: Sequence[str]) -> list[str]:
+        """Return the names of the nodes in the order of ranks; none where they have none.
+
+        Args:
+            gpus: The GPU of each node, in the order of ranks.
+        """
+        waiting: dict[str, collections.deque[str]] = collections.defaultdict(collections.deque)
+        for group in self.groups:
+            waiting[self._gpu(group.gpu)[0]].extend(group.names)
+        order = [waiting[gpu].popleft() for gpu in gpus]
+        return order if all(order) else []
+
+
+def by_gpu(
+    profiles: Iterable[tuple[str, Profile]], config: Config, versions: Mapping[str, str], measure: str
+) -> dict[str, tuple[str, Profile]]:
+    """Return profiles and their files by the names of the GPUs.
+
+    Args:
+        profiles: The file of each, and the profile.
+        config: The job that they must be of.
+        versions: Of torch and DeepSpeed here, as far as they are known.
+        measure: The command that measures the right ones.
+
+    Raises:
+        TrainerError: One says nothing of this job, or two are of one GPU.
+    """
+    found: dict[str, tuple[str, Profile]] = {}
+    for source, one in profiles:
+        one.require(config, versions, source=source, command=measure)
+        if one.gpu in found:
+            raise TrainerError(f"{found[one.gpu][0]} and {source} are both of the GPU {one.gpu}; give one.")
+        found[one.gpu] = source, one
+    return found

@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The options of ``tune`` that need no cluster."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from rdm_core.errors import TrainerError
+
+__all__ = ["TuneOptions", "tune_options"]
+
+
+@dataclass(frozen=True)
+class TuneOptions:
+    """What was asked for.
+
+    Args:
+        config: The job's file.
+        overrides: ``key.sub=value`` over it.
+        inter: Bandwidth between nodes, Gbit/s of a node.
+        intra: Bandwidth between a node's GPUs, Gbit/s.
+        efficiency: The share of their peak that GPUs reach, from 0 to 1.
+        top: How many layouts are shown.
+        pareto: Subsets of the nodes are looked at too.
+        prices: Of a GPU-hour, as ``GPU=AMOUNT``.
+        as_json: Nothing but JSON is printed.
+        write: The winner goes into the file.
+    """
+
+    config: Path
+    overrides: tuple[str, ...] = ()
+    inter: float = 200.0
+    intra: float = 1600.0
+    efficiency: float = 0.5
+    top: int = 5
+    pareto: bool = False
+    prices: tuple[str, ...] = ()
+    as_json: bool = False
+    write: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("inter", "intra", "efficiency"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value > 0):
+                raise TrainerError(f"--{name} is {value:g}; it must be a number above 0.")
+
+    def price_by_gpu(self) -> dict[str, float]:
+        """Return the prices of a GPU-hour by the GPU's name.
+
+        Raises:
+            TrainerError: A GPU is not known, or what is said is no price.
+        """
+        from rdm_core.cost import flops
+
+        prices = {}
+        for one in self.prices:
+            name, _, amount = one.partition("=")
+            accelerator = flops.find_accelerator(name)
+            if accelerator is None:
+                raise TrainerError(f"The GPU {name[:60]!r} of --price is not known; write it as in --nodes.")
+            try:
+                prices[accelerator.name] = float(amount)
+            except ValueError:
+                prices[accelerator.name] = math.nan
+            if not (math.isfinite(prices[accelerator.name]) and prices[accelerator.name] > 0):
+                raise TrainerError(
+                    f"--price {name} is {amount[:60]!r}; write an amount above 0, as {name}=2.5."
+                )
+        return prices
+
+
+_PARAMETERS = (
+    click.argument("config", type=click.Path(path_type=Path), metavar="CONFIG.yaml"),
+    click.argument("overrides", nargs=-1, metavar="[KEY.SUB=VALUE]..."),
+    click.option(
+        "--inter", type=float, default=200.0, show_default=True, help="Between nodes, Gbit/s of a node."
+    ),
+    click.option(
+        "--intra", type=float, default=1600.0, show_default=True, help="Between a node's GPUs, Gbit/s."
+    ),
+    click.option(
+        "--efficiency",
+        type=click.FloatRange(0, 1, min_open=True),
+        default=0.5,
+        show_default=True,
+        help="The share of their peak that GPUs reach, where nothing was measured.",
+    ),
+    click.option(
+        "--top", type=click.IntRange(1, 100), default=5, show_default=True, help="How many layouts."
+    ),
+    click.option("--pareto", is_flag=True, help="Show time against cost over subsets of the nodes."),
+    click.option(
+        "--price",
+        "prices",
+        multiple=True,
+        metavar="GPU=AMOUNT",
+        help="Price of a GPU-hour, as H100=2.5; without one for each GPU the cost is GPU-hours.",
+    ),
+    click.option(
+        "--write", is_flag=True, help="Put the winner's keys, and the overrides, into CONFIG; comments stay."
+    ),
+)
+
+
+def tune_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command the parameters, and hand them to it as one :class:`TuneOptions`, its first argument.
+
+    A command that has ``--json`` hands it on as ``as_json``.
+    """
+
+    @functools.wraps(command)
+    def wrapper(*arguments: Any, as_json: bool = False, **given: Any) -> Any:
+        own = {name: given.pop(name) for name in TuneOptions.__dataclass_fields__ if name in given}
+        return command(*arguments, TuneOptions(as_json=as_json, **own), **given)
+
+    for parameter in reversed(_PARAMETERS):
+        wrapper = parameter(wrapper)
+    return wrapper

@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""From options and nodes to what ``tune`` prints and writes."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Iterator, Sequence
+
+import click
+
+from rdm_core.config import edit
+from rdm_core.config.schema import Config
+from rdm_planner.engine_step import EngineStep
+from rdm_planner.tune.answer import Answer, answer
+from rdm_planner.tune.fleet import Fleet
+from rdm_planner.tune.options import TuneOptions
+
+__all__ = ["searched", "tune"]
+
+
+def tune(
+    options: TuneOptions,
+    job: Config,
+    fleet: Fleet,
+    statement: Callable[[Config], EngineStep],
+    following: Callable[[Sequence[str]], str],
+) -> Answer:
+    """Search, print what was found, and write what was asked for.
+
+    Args:
+        options: What was asked.
+        job: What :func:`rdm_planner.tune.answer.read_job` returned.
+        fleet: The nodes.
+        statement: How the engine takes a step of a job with a layout.
+        following: Makes of the winner's overrides the command to go on with.
+
+    Raises:
+        TrainerError: There is no layout, none fits, or the file cannot be changed.
+    """
+    found = searched(options, job, fleet, statement)
+    if options.as_json:
+        click.echo(json.dumps(found.to_json(), indent=2))
+    else:
+        from rdm_planner.tune.table import show
+
+        show(found, following(found.rows[0]["overrides"]))
+    if options.write:
+        edit.write(options.config, [*options.overrides, *found.rows[0]["overrides"]])
+        click.echo(f"{options.config} has the winner's layout now.", err=options.as_json)
+    return found
+
+
+def searched(
+    options: TuneOptions,
+    job: Config,
+    fleet: Fleet,
+    statement: Callable[[Config], EngineStep],
+    *,
+    keep: int | None = None,
+) -> Answer:
+    """Return what :func:`rdm_planner.tune.answer.answer` finds, with a bar on a terminal meanwhile."""
+    with _progress(visible=not options.as_json) as progress:
+        return answer(options, job, fleet, statement, keep=keep, progress=progress)
+
+
+@contextlib.contextmanager
+def _progress(*, visible: bool) -> Iterator[Callable[[int, int], None]]:
+    """Show on a terminal how many layouts are done."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True, disable=not visible) as shown:
+        task = shown.add_task("layouts", total=None)
+        yield lambda done, total: shown.update(task, completed=done, total=total)
