@@ -85,6 +85,7 @@ class Cluster(JobVerbs):
         inventory: the inventory's path.
         home: the inventory's folder, where the address plan and ``.rdm`` lie.
         nodes: the master, then the workers in the inventory's order; without any, the host in ``login``.
+        only_submits: there are none, only the host in ``login`` that submits jobs to Slurm.
     """
 
     def __init__(
@@ -113,7 +114,7 @@ class Cluster(JobVerbs):
         self._groups = groups
         self._hostvars = {name: {**values, **self.extra_vars} for name, values in hostvars.items()}
         order = list(dict.fromkeys([*groups.get("master", ()), *groups.get("workers", ())]))
-        self._only_submits = not order
+        self.only_submits = not order
         # Without nodes Slurm runs every job, and chooses where.
         order = order or [*groups.get("login", ())][:1]
         previous = self._plan_file()
@@ -281,7 +282,7 @@ class Cluster(JobVerbs):
 
     def _refuse_containers(self, verb: str, instead: str) -> None:
         """Refuse a verb that is for bare hosts. What is misspelt the plan refuses."""
-        if self._only_submits:
+        if self.only_submits:
             return  # for the want of nodes
         if self.nodes and self.nodes[0].variables.get("rdm_runtime", RUNTIME_CONTAINER) == RUNTIME_CONTAINER:
             raise InputError(
@@ -597,7 +598,7 @@ class Cluster(JobVerbs):
         extra: Mapping[str, Any] | None = None,
         literal: Mapping[str, list[str]] | None = None,
     ) -> Run:
-        if self._only_submits and playbook not in _WITHOUT_NODES:
+        if self.only_submits and playbook not in _WITHOUT_NODES:
             raise InputError(
                 f"{verb} needs nodes, and {self.inventory} has only {self.login}, which submits jobs to "
                 "Slurm (group login)",

@@ -20,6 +20,7 @@ __all__ = [
     "collections_path",
     "collections_root",
     "make_importable",
+    "make_planner_importable",
     "playbook",
     "program",
     "shell_line",
@@ -98,6 +99,16 @@ def make_importable() -> None:
             link.parent.mkdir(parents=True, exist_ok=True)
             link.symlink_to(collection(), target_is_directory=True)
         sys.path.insert(0, str(path))
+
+
+def make_planner_importable() -> None:
+    """Make the trainer's packages importable that need no torch: the collection carries them.
+
+    They come last on Python's path: beside them lie folders whose names others use, such as ``tests``.
+    """
+    home = str(collection() / "trainer")
+    if home not in sys.path:
+        sys.path.append(home)
 
 
 def playbook(name: str) -> str:

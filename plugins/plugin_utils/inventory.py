@@ -29,6 +29,8 @@ CLUSTER_OPTIONS: dict[str, dict[str, Any]] = {
     "rdm_subnet": {"type": "str", "default": ""},
     "rdm_gateway": {"type": "str", "default": ""},
     "rdm_slots": {"type": "int", "default": 8},
+    "rdm_gpu": {"type": "str", "default": ""},
+    "rdm_gpu_price": {"type": "float", "default": 0.0},
     "rdm_become": {"type": "bool", "default": True},
     "rdm_config_dir": {"type": "str", "default": ""},
     "rdm_docker_socket": {"type": "str", "default": ""},
@@ -295,6 +297,10 @@ def _check_node(host: Host, problems: list[Problem]) -> Node:
         remedy = "set the number of processes (GPUs) per node, 1 or more"
         reject("rdm_slots", host.variables.get("rdm_slots"), "is not a number of processes", remedy)
 
+    price = host.variables.get("rdm_gpu_price", 0.0)
+    if not _is_price(price):
+        reject("rdm_gpu_price", price, "is no price", "set what a GPU costs for an hour, as 2.5")
+
     become = host.variables.get("rdm_become", True)
     try:
         become = boolean(become)
@@ -323,3 +329,10 @@ def _positive(value: Any) -> int | None:
     if isinstance(value, bool) or not re.fullmatch(r"\d+", str(value)):
         return None
     return int(value) or None
+
+
+def _is_price(value: Any) -> bool:
+    try:
+        return not isinstance(value, bool) and 0 <= float(value) < float("inf")
+    except (TypeError, ValueError):
+        return False

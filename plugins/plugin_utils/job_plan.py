@@ -17,7 +17,7 @@ import yaml
 from ansible_collections.rdm.provision.plugins.module_utils.constants import LAUNCHERS
 from ansible_collections.rdm.provision.plugins.plugin_utils import job_image
 from ansible_collections.rdm.provision.plugins.plugin_utils.failure import not_reached
-from ansible_collections.rdm.provision.plugins.plugin_utils.refusal import Problem, Refused
+from ansible_collections.rdm.provision.plugins.plugin_utils.refusal import Problem, Refused, names
 
 JOB_NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,62}")
 _CORRECT = "correct the configuration"
@@ -176,6 +176,12 @@ def plan_job(
         where, wrong = job_image.from_list(image, slurm.images, sha256)
         overrides += where
         problems += wrong
+    listed, wrong = _listed(_chosen("launcher.nodelist", launcher, wanted.overrides), taking_part, through)
+    problems += wrong
+    if listed or wrong:
+        taking_part, again = listed or taking_part, set()
+    elif not through:
+        taking_part = _in_order(taking_part, before.nodes)
     count = _chosen("launcher.nodes", launcher, wanted.overrides)
     if count is None and again and not through:
         # In place of one that has left the inventory another one takes part.
@@ -199,6 +205,37 @@ def plan_job(
     if problems or (minor and not (put_off and taking_part and not through and not slurm_meant)):
         raise Refused([*minor, *problems])
     return JobPlan(name, bool(wanted.resume), wanted.text, overrides, taking_part, through, minor)
+
+
+def _listed(value: Any, nodes: Sequence[Node], through: bool) -> tuple[list[Node], list[Problem]]:
+    """Return the nodes that the configuration names in the order of ranks, and what is wrong with them."""
+    if value is None or value == []:
+        return [], []
+    what = "launcher.nodelist"
+    if through:
+        reason = "names nodes of the inventory, and Slurm chooses this job's"
+        return [], [Problem(None, what, reason, "use launcher.slurm.nodelist")]
+    if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
+        return [], [Problem(None, what, "is no list of nodes", "write it as [n2, n1]")]
+    known = {node.name: node for node in nodes}
+    problems = []
+    for name in dict.fromkeys(value):
+        if name not in known:
+            close = difflib.get_close_matches(name, known, n=1)
+            remedy = f"did you mean {close[0]}?" if close else "they are " + names(list(known))
+            problems.append(Problem(None, f"{what} {name}", "is no node of this run", remedy))
+        elif value.count(name) > 1:
+            problems.append(Problem(None, f"{what} {name}", "is named twice", "name each node once"))
+    return ([] if problems else [known[name] for name in value]), problems
+
+
+def _in_order(nodes: Sequence[Node], before: Sequence[str]) -> list[Node]:
+    """Return the nodes, where all of a job that goes on are there in the order that they had."""
+    place = {name: rank for rank, name in enumerate(before)}
+    if not place.keys() <= {node.name for node in nodes}:
+        return list(nodes)
+    ranked = iter(sorted((node for node in nodes if node.name in place), key=lambda node: place[node.name]))
+    return [next(ranked) if node.name in place else node for node in nodes]
 
 
 def _first(count: int, nodes: Sequence[Node], before: Container[str]) -> list[Node]:
@@ -288,11 +325,11 @@ def _differences(
             if version:
                 found.setdefault(str(version), []).append(name)
         most = max(found, key=lambda version: len(found[version]), default="")
-        for version, names in found.items():
+        for version, having in found.items():
             if version != most:
                 reason = f"is not {most}, as on {found[most][0]}"
                 remedy = "give all nodes the same image, or the same environment (rdm-provision env up)"
-                problems += [Problem(name, f"{what} {version}", reason, remedy) for name in names]
+                problems += [Problem(name, f"{what} {version}", reason, remedy) for name in having]
     return problems
 
 

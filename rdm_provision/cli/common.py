@@ -35,6 +35,7 @@ __all__ = [
     "recheck_option",
     "refuse_empty",
     "run_options",
+    "search_options",
     "unknown_job",
     "whole_run_options",
 ]
@@ -350,6 +351,11 @@ whole_run_options = _with(
     _INVENTORY, _EXTRA, _VAULT_FILE, _ASK_VAULT, _ASK_BECOME, _FORKS, _JSON, _SHOW, _VERBOSE
 )
 """The options of a verb that runs as a whole, on all nodes."""
+
+search_options = _with(
+    _INVENTORY, _LIMIT, _EXTRA, _VAULT_FILE, _ASK_VAULT, _ASK_BECOME, _FORKS, _JSON, _VERBOSE
+)
+"""The options of a verb that works something out here, and may run jobs to see whether it is true."""
 
 run_options = _with(
     _INVENTORY, _LIMIT, _TAGS, _EXTRA, _VAULT_FILE, _ASK_VAULT, _ASK_BECOME, _FORKS, _JSON, _SHOW, _VERBOSE

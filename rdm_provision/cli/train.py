@@ -24,6 +24,7 @@ __all__ = ["train"]
 Examples:
   rdm-provision train trainer/configs/demo.yaml
   rdm-provision train gpt.yaml parallel.pipeline=2 optimisation.lr=3e-4
+  rdm-provision train gpt.yaml --layout auto            in the fastest layout, as `tune` finds it
   rdm-provision train gpt.yaml --launcher torchrun --max-restarts 3 --detach
   rdm-provision train gpt.yaml --launcher slurm launcher.slurm.gres=gpu:a10:4    through Slurm
   rdm-provision train --resume gpt-1121-081512          from its newest checkpoint
@@ -38,6 +39,11 @@ Examples:
 )
 @click.option("--resume", default="", metavar="JOB", help="Go on with this job from its newest checkpoint.")
 @click.option("--launcher", type=click.Choice(LAUNCHERS), help="How the processes are started.")
+@click.option(
+    "--layout",
+    type=click.Choice(["auto"]),
+    help="auto: search the fastest layout first, as `rdm-provision tune`, and train in it.",
+)
 @click.option(
     "--max-restarts",
     type=click.IntRange(min=0),
@@ -55,6 +61,7 @@ def train(
     name: str,
     resume: str,
     launcher: str | None,
+    layout: str | None,
     max_restarts: int | None,
     detach: bool,
     check: bool,
@@ -75,6 +82,12 @@ def train(
     if max_restarts is not None:
         words.append(f"launcher.max_restarts={max_restarts}")
     cluster = options.cluster()
+    if layout is not None:
+        if config is None or resume:
+            raise click.UsageError(
+                "--layout auto is for a new job of a CONFIG.yaml; one that goes on has its layout."
+            )
+        words += _fastest(options, cluster, Path(config), words)
     if print_config:
         return _print_config(options, cluster, config, words)
     run = cluster.train(
@@ -96,6 +109,27 @@ def train(
         emit_json({**result.to_json(), "job": state.to_json() if state else None})
         return result.exit_code
     return _recap(result, state, inventory_flag(), check=check, detach=detach)
+
+
+def _fastest(options: Options, cluster: Cluster, config: Path, words: list[str]) -> list[str]:
+    """Search for the fastest layout, say on stderr which it is, and return its values."""
+    from rdm_provision import tuning
+    from rdm_provision.cli.tune import measuring
+
+    if not config.is_file():
+        raise click.UsageError(f"there is no file {config}.")
+    wanted = tuning.TuneOptions(config, tuple(words), top=2, as_json=options.as_json)
+    with tuning.user_errors():
+        job = tuning.read_job(wanted)
+        if job.launcher.kind == "slurm":
+            raise click.UsageError(
+                "--layout auto is for the inventory's nodes, and Slurm chooses this job's; rdm-trainer tune "
+                "takes them from the command line: --nodes 7xA10:4"
+            )
+        fleet = tuning.fleet(cluster, options.limit, job, measuring(config))
+        found = tuning.searched(wanted, job, fleet)
+    click.echo(found.chosen(), err=True)
+    return list(found.rows[0]["overrides"])
 
 
 def _print_config(options: Options, cluster: Cluster, config: str | None, words: list[str]) -> int:

@@ -95,7 +95,12 @@ SIDES = {
         (f"{COLLECTION}.plugin_utils", "rdm_provision"),
     ),
     "the collection does not need the API": (("plugins",), (), ("rdm_provision",)),
-    "the control side has no torch": (("rdm_provision", "plugins"), (), ("torch", "rdm_trainer", "rdm_job")),
+    "the control side has no torch": (
+        ("rdm_provision", "plugins"),
+        # It asks how the trainer's engine takes a step, which is said in a file without torch.
+        ("rdm_provision/tuning.py",),
+        ("torch", "rdm_trainer", "rdm_job"),
+    ),
     "the node side has no Ansible": (
         (
             "trainer/rdm_core",

@@ -92,7 +92,24 @@ class Profile:
             TrainerError: It cannot be read, or is no profile.
         """
         try:
-            told = json.loads(path.read_text(encoding="utf-8"))
+            return cls.of(json.loads(path.read_text(encoding="utf-8")), str(path))
+        except OSError as error:
+            raise TrainerError(f"The profile {path} cannot be read: {error.strerror}.") from None
+        except ValueError as error:
+            raise TrainerError(f"{path} is no profile of rdm-trainer profile: {error}.") from None
+
+    @classmethod
+    def of(cls, told: Any, source: str) -> Profile:
+        """Return a profile from plain data.
+
+        Args:
+            told: What :meth:`plain` returned.
+            source: Where it is from, for messages.
+
+        Raises:
+            TrainerError: It is no profile.
+        """
+        try:
             if told["format"] != FORMAT:
                 raise ValueError(f"its format is {told['format']!r}, and not {FORMAT}")
             found = cls(
@@ -121,17 +138,19 @@ class Profile:
                 points for kinds in found.layers.values() for points in kinds.values()
             ):
                 raise ValueError("it has no times of layers")
-        except OSError as error:
-            raise TrainerError(f"The profile {path} cannot be read: {error.strerror}.") from None
         except KeyError as error:
-            raise TrainerError(f"{path} is no profile of rdm-trainer profile: it lacks {error}.") from None
+            raise TrainerError(f"{source} is no profile of rdm-trainer profile: it lacks {error}.") from None
         except (ValueError, TypeError, AttributeError) as error:
-            raise TrainerError(f"{path} is no profile of rdm-trainer profile: {error}.") from None
+            raise TrainerError(f"{source} is no profile of rdm-trainer profile: {error}.") from None
         return found
 
     def text(self) -> str:
         """Return the file's content."""
-        written = {
+        return json.dumps(self.plain(), indent=2, sort_keys=False) + "\n"
+
+    def plain(self) -> dict[str, Any]:
+        """Return it as plain data, as it is written."""
+        return {
             "format": FORMAT,
             **dataclasses.asdict(self),
             "layers": {
@@ -142,7 +161,6 @@ class Profile:
                 for tensor, kinds in sorted(self.layers.items())
             },
         }
-        return json.dumps(written, indent=2, sort_keys=False) + "\n"
 
     def require(self, config: Config, versions: Mapping[str, str], *, source: str, command: str) -> None:
         """Refuse a profile that says nothing about a job here.

@@ -183,6 +183,9 @@ class LauncherConfig:
     (`slurm`)."""
     nodes: Positive | None = None
     """The first N nodes of the hostfile. All when not given. Under Slurm, any N nodes; one when not given."""
+    nodelist: tuple[str, ...] = ()
+    """These nodes of the inventory, in the order of ranks, as `[n2, n1]`; `rdm-provision tune` gives it where
+    nodes differ. All of them in the hostfile's order when not given."""
     devices_per_node: Positive | None = None
     """Processes on each node. When not given, the hostfile's slots; under Slurm the GPUs that are asked for,
     or one."""

@@ -60,6 +60,19 @@ class Answer:
     rows: Sequence[Mapping[str, Any]]
     front: Sequence[tuple[Point, Mapping[str, Any]]] | None = None
 
+    def chosen(self) -> str:
+        """Return the fastest layout in a line or two."""
+        best = self.rows[0]
+        degrees = f"tensor {best['tensor']}, data {best['data']}, pipeline {best['pipeline']}"
+        cut = f" ({best['partition']})" if best["pipeline"] > 1 else ""
+        more = ", activation checkpointing" if best["checkpointing"] else ""
+        nodes = f" on {', '.join(best['placement'])}" if len(set(best["nodes"])) > 1 else ""
+        guess = f"A GUESS, nothing has been measured: {self.fleet.measure}"
+        return (
+            f"Layout: {degrees}{cut}, micro-batch {best['micro_batch']}, ZeRO {best['zero_stage']}{more}"
+            f"{nodes}; predicted {best['seconds']:.3f} s a step ({'as measured' if self.is_measured else guess})."
+        )
+
     def to_json(self) -> dict[str, Any]:
         """Return what ``--json`` prints; times are seconds."""
         found: dict[str, Any] = {

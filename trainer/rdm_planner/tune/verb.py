@@ -23,8 +23,9 @@ def tune(
     options: TuneOptions,
     job: Config,
     fleet: Fleet,
-    statement: Callable[[Config], EngineStep],
     following: Callable[[Sequence[str]], str],
+    *,
+    statement: Callable[[Config], EngineStep],
 ) -> Answer:
     """Search, print what was found, and write what was asked for.
 
@@ -32,13 +33,13 @@ def tune(
         options: What was asked.
         job: What :func:`rdm_planner.tune.answer.read_job` returned.
         fleet: The nodes.
-        statement: How the engine takes a step of a job with a layout.
         following: Makes of the winner's overrides the command to go on with.
+        statement: How the engine takes a step of a job with a layout.
 
     Raises:
         TrainerError: There is no layout, none fits, or the file cannot be changed.
     """
-    found = searched(options, job, fleet, statement)
+    found = searched(options, job, fleet, statement=statement)
     if options.as_json:
         click.echo(json.dumps(found.to_json(), indent=2))
     else:
@@ -55,8 +56,8 @@ def searched(
     options: TuneOptions,
     job: Config,
     fleet: Fleet,
-    statement: Callable[[Config], EngineStep],
     *,
+    statement: Callable[[Config], EngineStep],
     keep: int | None = None,
 ) -> Answer:
     """Return what :func:`rdm_planner.tune.answer.answer` finds, with a bar on a terminal meanwhile."""

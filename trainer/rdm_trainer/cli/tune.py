@@ -39,7 +39,7 @@ The winner into the file:         rdm-trainer tune gpt2-xl.yaml --nodes 8xA10:4 
     multiple=True,
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="What rdm-trainer profile measured on a kind of GPU; again for another kind.",
+    help="What rdm-trainer profile measured on a kind of GPU, again for another kind; or a cluster's file.",
 )
 @tune_options
 @click.option("--json", "as_json", is_flag=True, help="Print JSON; times are seconds.")
@@ -51,7 +51,7 @@ def tune(options: TuneOptions, groups: tuple[str, ...], profiles: tuple[Path, ..
 
     Without a profile, times are guesses from published peaks. Exits with 1 when no layout fits.
     """
-    from rdm_planner.profile import Profile
+    from rdm_planner.cluster_profile import ClusterProfile
     from rdm_planner.tune import verb
     from rdm_planner.tune.answer import read_job
     from rdm_planner.tune.fleet import Fleet, NodeGroup, by_gpu
@@ -64,14 +64,15 @@ def tune(options: TuneOptions, groups: tuple[str, ...], profiles: tuple[Path, ..
     for package in ("torch", "deepspeed"):
         with contextlib.suppress(metadata.PackageNotFoundError):
             versions[package] = metadata.version(package)
-    measured = by_gpu(((str(path), Profile.read(path)) for path in profiles), job, versions, measure)
+    read = ((str(path), one) for path in profiles for one in ClusterProfile.read(path).of_job(job))
+    measured = by_gpu(read, job, versions, measure)
     nodes = [NodeGroup(gpu, gpus, [""] * count) for count, gpu, gpus in map(_group, groups)]
     verb.tune(
         options,
         job,
         Fleet(nodes, measured, measure),
-        engine_step,
         lambda overrides: shlex.join(["rdm-trainer", "dry-run", str(options.config), *overrides]),
+        statement=engine_step,
     )
     return DONE
 

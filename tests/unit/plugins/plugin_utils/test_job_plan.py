@@ -52,6 +52,11 @@ def test_all_nodes_take_part_by_rank_and_the_first_is_the_master() -> None:
         ("name: x", [], ["n3", "n1"], ["n1", "n3"]),
         ("launcher: {nodes: 1}", [], ["n3", "n1"], ["n1"]),
         ("launcher: {nodes: 2}", ["launcher.nodes=null"], NAMES, NAMES),
+        # In the order of ranks, as `tune` has placed them.
+        ("launcher: {nodelist: [n2, n0]}", [], NAMES, ["n2", "n0"]),
+        ("launcher: {nodelist: [n2, n0]}", ["launcher.nodelist=[n1, n0, n3]"], NAMES, ["n1", "n0", "n3"]),
+        ("launcher: {nodelist: [n2, n0, n1], nodes: 2}", [], NAMES, ["n2", "n0"]),
+        ("launcher: {nodelist: [n2, n0]}", ["launcher.nodelist=[]"], NAMES, NAMES),
     ],
 )
 def test_the_configuration_and_the_limit_choose_the_nodes(
@@ -85,7 +90,11 @@ def test_whatever_the_configuration_is_called_the_name_can_be_used(name: str, no
         (["n2", "gone"], [], NAMES, ["n0", "n2"]),
         (["n0", "n1", "n2", "n3", "gone"], [], NAMES, NAMES),
         ([], [], NAMES, NAMES),
+        # In the order that they had; beside one that takes the place of another, in the inventory's.
+        (["n2", "n1"], [], NAMES, ["n2", "n1"]),
+        (["n3", "n1", "gone"], [], NAMES, ["n0", "n1", "n3"]),
         # What the user says now counts.
+        (["n2", "n1"], ["launcher.nodelist=[n0, n1]"], NAMES, ["n0", "n1"]),
         (["n1", "n2"], ["launcher.nodes=1"], NAMES, ["n1"]),
         (["n1", "n2"], ["launcher.nodes=3"], NAMES, ["n0", "n1", "n2"]),
         (["n1", "n2"], [], ["n0", "n1", "n3"], ["n0", "n1", "n3"]),
@@ -133,6 +142,9 @@ def test_a_job_goes_on_with_its_own_configuration() -> None:
         (wanted("launcher: {nodes: 9}"), ["launcher.nodes 9", "more than the 4 nodes"]),
         (wanted("launcher: {nodes: none}"), ["launcher.nodes none", "no number"]),
         (wanted("launcher: {nodes: 0}"), ["launcher.nodes 0"]),
+        (wanted("launcher: {nodelist: n1}"), ["launcher.nodelist", "write it as [n2, n1]"]),
+        (wanted("launcher: {nodelist: [n1, m2]}"), ["launcher.nodelist m2", "no node of this run", "n1, n2"]),
+        (wanted("launcher: {nodelist: [n1, n1]}"), ["launcher.nodelist n1", "twice"]),
         (wanted("launcher: {kind: torchrn}"), ["launcher.kind torchrn", "did you mean torchrun?"]),
         (wanted("name: x", "nonsense"), ["'nonsense'", "key.sub=value"]),
         (wanted(name="../up"), ["'../up'", "no name for a job"]),
@@ -245,6 +257,13 @@ def test_where_there_is_only_slurm_it_is_the_default_and_chooses_the_nodes() -> 
         plan_job(wanted("launcher: {kind: no_ssh}"), [], ["front"], NOW, FRONT)
     (said,) = sentences(refused.value.problems)
     assert "needs nodes, and this inventory has only Slurm (group login: front)" in said
+
+
+def test_the_nodes_of_a_job_of_slurm_are_not_the_inventorys() -> None:
+    request = wanted("launcher: {kind: slurm, nodelist: [n1]}")
+    with pytest.raises(Refused) as refused:
+        plan_job(request, NODES, NAMES, NOW, Slurm("n0", False))
+    assert "launcher.slurm.nodelist" in sentences(refused.value.problems)[0]
 
 
 def test_beside_nodes_a_job_goes_through_slurm_only_when_it_is_its_launcher() -> None:

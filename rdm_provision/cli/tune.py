@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""``rdm-provision tune``: the fastest layout of a job on the cluster."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import click
+
+from rdm_provision import tuning
+from rdm_provision.cli.common import Options, inventory_flag, search_options
+from rdm_provision.tuning import TuneOptions, tune_options
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+__all__ = ["measuring", "tune"]
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  rdm-provision tune gpt2-xl.yaml
+  rdm-provision tune gpt2-xl.yaml --write               and put the winner into the file
+  rdm-provision tune gpt2-xl.yaml --limit node1,node2   on some of the nodes
+  rdm-provision tune gpt2-xl.yaml --pareto --price H100=2.5 --price A10=0.6
+  rdm-provision tune gpt2-xl.yaml optimisation.global_batch_size=512 --json | jq '.best[0]'
+"""
+)
+@click.option("--guess", is_flag=True, help="Leave out what was measured; use published peaks.")
+@search_options
+@tune_options  # type: ignore[untyped-decorator]  # it is the trainer's
+def tune(options: Options, wanted: TuneOptions, guess: bool) -> int:
+    """Say which layout of CONFIG.yaml is the fastest on the cluster. Touches no node.
+
+    That is the tensor, data and pipeline degree, the micro-batch, which blocks are on which stage, and which
+    node is at which place. Which GPUs a node has says the inventory (rdm_gpu, rdm_slots, rdm_gpu_price), or
+    what `rdm-provision profile` found. Times are what that has measured, beside the inventory; without it
+    they are guesses from published peaks.
+    """
+    cluster = options.cluster()
+    wanted = replace(wanted, as_json=options.as_json)
+    with tuning.user_errors():
+        job = tuning.read_job(wanted)
+        fleet = tuning.fleet(cluster, options.limit, job, measuring(wanted.config), guess=guess)
+        tuning.tune(wanted, job, fleet, lambda winner: _training(options, wanted, winner))
+    return 0
+
+
+def measuring(config: Path) -> str:
+    """Return the command that measures for a job, as the user names the cluster."""
+    return f"rdm-provision profile{inventory_flag()} {shlex.quote(str(config))}"
+
+
+def _training(options: Options, wanted: TuneOptions, winner: Sequence[str]) -> str:
+    """Return the command that trains with a layout, as the user names the cluster and its nodes."""
+    limit = f" --limit {shlex.quote(options.limit)}" if options.limit else ""
+    values = [] if wanted.write else [*wanted.overrides, *winner]
+    return f"rdm-provision train{inventory_flag()}{limit} {shlex.join([str(wanted.config), *values])}"

@@ -1,0 +1,151 @@
+"""The fastest layout of a job on a cluster: what the planner is told of its nodes.
+
+The planner is the trainer's part that needs no torch; the collection carries it.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import functools
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rdm_provision.environment import make_planner_importable
+from rdm_provision.errors import InputError
+
+if TYPE_CHECKING:
+    from rdm_provision.cluster import Cluster, Node
+
+make_planner_importable()
+
+from rdm_core.errors import TrainerError  # noqa: E402
+from rdm_planner.cluster_profile import ClusterProfile  # noqa: E402
+from rdm_planner.tune import verb  # noqa: E402
+from rdm_planner.tune.answer import read_job  # noqa: E402
+from rdm_planner.tune.fleet import Fleet, NodeGroup, by_gpu  # noqa: E402
+from rdm_planner.tune.options import TuneOptions, tune_options  # noqa: E402
+from rdm_trainer.engine_step import engine_step  # noqa: E402
+
+__all__ = [
+    "TuneOptions",
+    "fleet",
+    "keep_profile",
+    "profile_of",
+    "read_job",
+    "searched",
+    "tune",
+    "tune_options",
+    "user_errors",
+]
+
+searched = functools.partial(verb.searched, statement=engine_step)
+tune = functools.partial(verb.tune, statement=engine_step)
+"""See :mod:`rdm_planner.tune.verb`; the steps are those of our engine."""
+
+PROFILE_FILE = "profile.cfg"
+"""Beside the inventory. YAML; of a directory with an inventory Ansible does not read files of this name."""
+
+
+class _PlannerError(InputError):
+    """What the planner refuses, with its exit code."""
+
+    def __init__(self, error: TrainerError) -> None:
+        super().__init__(str(error).removesuffix("."))
+        self.exit_code = error.exit_code
+
+
+@contextlib.contextmanager
+def user_errors() -> Iterator[None]:
+    """Raise what the planner refuses as an error of this package."""
+    try:
+        yield
+    except TrainerError as error:
+        raise _PlannerError(error) from None
+
+
+def profile_of(cluster: Cluster) -> ClusterProfile:
+    """Return what was measured on a cluster; nothing where there is no file.
+
+    Raises:
+        TrainerError: The file cannot be used.
+    """
+    path = cluster.home / PROFILE_FILE
+    return ClusterProfile.read(path) if path.exists() else ClusterProfile()
+
+
+def keep_profile(cluster: Cluster, profile: ClusterProfile) -> Path:
+    """Write what was measured beside the inventory, and return the file.
+
+    Raises:
+        InputError: it cannot be written.
+    """
+    path = cluster.home / PROFILE_FILE
+    successor = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        successor.write_text(profile.text(), encoding="utf-8")
+        successor.replace(path)
+    except OSError as error:
+        raise InputError(f"{path} cannot be written: {error.strerror}") from None
+    return path
+
+
+def fleet(cluster: Cluster, limit: str, config: Any, measure: str, *, guess: bool = False) -> Fleet:
+    """Return what the planner is told of a cluster's nodes.
+
+    Args:
+        cluster: whose.
+        limit: only these nodes (Ansible's ``--limit`` pattern).
+        config: the job, as ``rdm_core.config`` reads it.
+        measure: the command that measures there.
+        guess: leave out what was measured.
+
+    Raises:
+        InputError: the cluster has no nodes, or their GPUs are not known.
+        TrainerError: what was measured says nothing of this job.
+    """
+    if cluster.only_submits:
+        raise InputError(
+            f"{cluster.inventory} has no nodes: Slurm chooses those of a job",
+            hint="rdm-trainer tune takes them from the command line: --nodes 7xA10:4",
+        )
+    known = profile_of(cluster)
+    chosen = [cluster.node(name) for name in cluster.select(limit)]
+    groups: dict[tuple[str, int], list[str]] = collections.defaultdict(list)
+    prices: dict[str, float] = {}
+    for node in chosen:
+        gpu = _gpu(node, known.nodes, measure)
+        groups[gpu, int(_number(node, "rdm_slots", 8))].append(node.name)
+        if price := _number(node, "rdm_gpu_price", 0.0):
+            prices[gpu] = price
+    source = str(cluster.home / PROFILE_FILE)
+    profiles = {} if guess else by_gpu(((source, one) for one in known.of_job(config)), config, {}, measure)
+    return Fleet(
+        [NodeGroup(gpu, gpus, names) for (gpu, gpus), names in groups.items()], profiles, measure, prices
+    )
+
+
+def _gpu(node: Node, found: Mapping[str, str], measure: str) -> str:
+    """Return the name of a node's GPUs: what the inventory says, or what was found there."""
+    written = str(node.variables.get("rdm_gpu") or "")
+    if "{{" in written:
+        raise InputError(f"rdm_gpu of {node.name} is a template", hint="write the GPU itself, as H100")
+    if gpu := written or found.get(node.name, ""):
+        return gpu
+    if node.variables.get("rdm_accelerator") == "cpu":
+        return "cpu"
+    raise InputError(
+        f"it is not known which GPUs {node.name} has",
+        hint=f"set rdm_gpu in the inventory, as H100; or find out: {measure}",
+    )
+
+
+def _number(node: Node, name: str, otherwise: float) -> float:
+    """Return a number that the inventory has for a node."""
+    value = node.variables.get(name, otherwise)
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise InputError(f"{name} of {node.name} is {value!r}, and no number") from None

@@ -1,0 +1,187 @@
+"""Layouts of a job on a cluster: what the planner is told of the nodes, and what becomes of its answer."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from rdm_provision import tuning
+from rdm_provision.cli import main
+from rdm_provision.cluster import Cluster
+from tests.conftest import ROOT
+from tests.unit.rdm_provision.conftest import MakeInventory
+
+JOB = {
+    "name": "tiny",
+    "model": {"layers": 8, "hidden_size": 512, "attention_heads": 8, "seq_length": 512, "vocab_size": 1000},
+    "optimisation": {"micro_batch_size": 1, "global_batch_size": 16, "train_iterations": 4},
+    "data": {"mock": True},
+}
+MIXED = {"node1": {"rdm_gpu": "A10", "rdm_gpu_price": 1}, "node2": {"rdm_gpu": "NVIDIA H100 80GB HBM3"}}
+Call = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Path:
+    path = tmp_path / "tiny.yaml"
+    path.write_text(yaml.safe_dump(JOB), encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def call(capfd: pytest.CaptureFixture[str]) -> Call:
+    def run(*argv: str | Path) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as ended:
+            main([str(word) for word in argv])
+        captured = capfd.readouterr()
+        assert isinstance(ended.value.code, int)
+        return ended.value.code, captured.out, captured.err
+
+    return run
+
+
+def profiled(gpu: str, **changed: Any) -> dict[str, Any]:
+    """Return what `rdm-trainer profile` measures of the job."""
+    from rdm_core import config as configuration
+    from rdm_planner.profile import shape_of
+
+    times = {"forward": 1e-3, "backward": 2e-3, "checkpointed": 3e-3}
+    kinds = {kind: {"1": times} for kind in ("Block", "Embedding", "Head")}
+    found = {
+        "format": 1,
+        "gpu": gpu,
+        "shape": shape_of(configuration.from_dict(JOB)),
+        "versions": {"torch": "2.9.0", "deepspeed": "0.18.0"},
+        "date": "2026-11-26T11:00:00+00:00",
+        "memory_gib": 20.0,
+        "optimiser": 1e-11,
+        "layers": {"1": kinds},
+        "links": {},
+    }
+    return found | changed
+
+
+def test_nodes_are_placed_by_their_gpus_and_the_file_gets_their_order(
+    call: Call, job: Path, make_inventory: MakeInventory
+) -> None:
+    inventory = make_inventory("node1", "node2", rdm_slots=2, hosts=MIXED)
+    code, out, err = call("tune", job, "-i", inventory, "--json", "--write")
+    assert code == 0, err
+    best = json.loads(out)["best"][0]
+    assert sorted(zip(best["placement"], best["nodes"], strict=True)) == [("node1", "A10"), ("node2", "H100")]
+    assert yaml.safe_load(job.read_text())["launcher"]["nodelist"] == best["placement"]
+
+
+def test_the_next_command_trains_on_the_nodes_that_were_looked_at(
+    call: Call, job: Path, make_inventory: MakeInventory
+) -> None:
+    inventory = make_inventory(rdm_gpu="A10", rdm_slots=2)
+    code, out, _ = call(
+        "tune", job, "-i", inventory, "--limit", "node2,node3", "--pareto", "--price", "A10=2"
+    )
+    assert code == 0
+    assert "nothing has been measured" in out
+    assert f"rdm-provision profile -i {inventory} {job}" in out
+    assert f"Next: rdm-provision train -i {inventory} --limit node2,node3 {job} parallel.tensor=" in out
+    assert "price of 1,000 steps" in out
+    assert "2 x A10" in out
+
+
+def test_what_was_measured_counts_for_the_job_it_is_of(
+    call: Call, job: Path, make_inventory: MakeInventory
+) -> None:
+    inventory = make_inventory("node1", "node2", rdm_accelerator="cuda", rdm_slots=2)
+    file = inventory / tuning.PROFILE_FILE
+    other = profiled("A10", shape={**profiled("A10")["shape"], "hidden_size": 64})
+    gpus = {"node1": "A10", "node2": "A10"}
+    file.write_text(yaml.safe_dump({"nodes": gpus, "profiles": [other, profiled("A10")]}))
+    code, out, err = call("tune", job, "-i", inventory, "--json")
+    assert code == 0, err
+    assert json.loads(out)["measured"] is True
+    assert json.loads(call("tune", job, "-i", inventory, "--json", "--guess")[1])["measured"] is False
+    file.write_text(yaml.safe_dump({"nodes": gpus, "profiles": [other]}))
+    code, _, err = call("tune", job, "-i", inventory)
+    assert code == 3
+    assert "was measured for hidden_size 64, and the job has 512" in err
+    assert f"rdm-provision profile -i {inventory} {job}" in err
+
+
+def test_the_file_of_a_cluster_is_read_as_it_was_written(make_inventory: MakeInventory) -> None:
+    from rdm_planner.profile import Profile
+
+    cluster = Cluster.load(make_inventory())
+    old, new = (Profile.of(profiled("A10", date=date), "here") for date in ("2026-11-25", "2026-11-26"))
+    found = tuning.profile_of(cluster).with_measured({"node1": "A10"}, old).with_measured({}, new)
+    tuning.keep_profile(cluster, found.with_validation({"error": 0.01}))
+    again = tuning.profile_of(cluster)
+    assert again == found.with_validation({"error": 0.01})
+    assert again.profiles == (new,)
+    # Ansible does not take it for an inventory.
+    assert Cluster.load(cluster.inventory).names == cluster.names
+
+
+@pytest.mark.parametrize(
+    ("variables", "arguments", "words"),
+    [
+        ({"rdm_accelerator": "cuda"}, [], ["which GPUs node1 has", "rdm_gpu", "rdm-provision profile"]),
+        ({"rdm_gpu": "A11"}, [], ["'A11' is not known", "rdm-provision profile"]),
+        ({"rdm_gpu": "{{ x }}"}, [], ["rdm_gpu of node1 is a template"]),
+        ({"rdm_gpu": "A10", "rdm_slots": "two"}, [], ["rdm_slots of node1 is 'two'"]),
+        ({"rdm_gpu": "A10"}, ["parallel.tensor=2"], ["parallel.tensor=2", "leave it out"]),
+        ({"rdm_gpu": "A10"}, ["--limit", "node9"], ["node9"]),
+        ({"rdm_gpu": "A10"}, ["model.hiden_size=2"], ["model.hiden_size", "hidden_size"]),
+    ],
+)
+def test_what_cannot_be_searched_is_one_sentence(
+    call: Call,
+    job: Path,
+    make_inventory: MakeInventory,
+    variables: dict[str, Any],
+    arguments: list[str],
+    words: list[str],
+) -> None:
+    code, out, err = call("tune", job, "-i", make_inventory(**variables), *arguments)
+    assert (code, out) == (3, "")
+    for word in words:
+        assert word in err
+
+
+@pytest.mark.parametrize("text", ["[1", "nodes: {}", "nodes: 3\nprofiles: []", "nodes: {}\nprofiles: [{}]"])
+def test_a_broken_profile_is_one_sentence(
+    call: Call, job: Path, make_inventory: MakeInventory, text: str
+) -> None:
+    inventory = make_inventory(rdm_gpu="A10")
+    (inventory / tuning.PROFILE_FILE).write_text(text)
+    code, out, err = call("tune", job, "-i", inventory)
+    assert (code, out) == (3, "")
+    assert f"{inventory / tuning.PROFILE_FILE} is no profile" in err
+
+
+def test_train_takes_the_fastest_layout(call: Call, job: Path, make_inventory: MakeInventory) -> None:
+    inventory = make_inventory("node1", "node2", rdm_slots=2, hosts=MIXED)
+    code, out, err = call("train", job, "-i", inventory, "--layout", "auto", "--show-command")
+    assert code == 0, err
+    assert "predicted" in err
+    assert "parallel.partition=" in out
+    assert "launcher.nodelist=[node" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [
+        (["--resume", "tiny-1"], "new job"),
+        ([ROOT / "trainer/configs/gpt2-xl.yaml", "--launcher", "slurm"], "rdm-trainer tune"),
+        (["nosuch.yaml"], "no file nosuch.yaml"),
+    ],
+)
+def test_a_layout_that_cannot_be_searched_starts_nothing(
+    call: Call, make_inventory: MakeInventory, arguments: list[str], word: str
+) -> None:
+    code, out, err = call("train", *arguments, "-i", make_inventory(rdm_gpu="A10"), "--layout", "auto")
+    assert (code, out) == (3, "")
+    assert word in err
