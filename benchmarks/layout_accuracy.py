@@ -241,6 +241,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=str(__doc__).split("\n", 1)[0])
     parser.add_argument("--output", type=Path, help="write the profile and all results into this directory")
     parser.add_argument("--profile", type=Path, help="predict from this one instead of measuring one")
+    parser.add_argument(
+        "--layout", action="append", choices=LAYOUTS, help="take steps of this one alone; may be repeated"
+    )
     parser.add_argument("--smoke", action="store_true", help="a small shape on one device, or a CPU")
     parser.add_argument("--combinations", help=argparse.SUPPRESS)
     parser.add_argument("--result", type=Path, help=argparse.SUPPRESS)
@@ -257,6 +260,7 @@ def main() -> int:
 
     world = 1 if args.smoke else min(2, devices())
     chosen = SMOKE if args.smoke else [*ONE, *(TWO if world > 1 else MORE_ON_ONE)]
+    chosen = [one for one in chosen if not args.layout or one.layout in args.layout]
     begin = time.perf_counter()
     with tempfile.TemporaryDirectory() as temporary:
         output = args.output or Path(temporary)
