@@ -67,10 +67,12 @@ class Answer:
         cut = f" ({best['partition']})" if best["pipeline"] > 1 else ""
         more = ", activation checkpointing" if best["checkpointing"] else ""
         nodes = f" on {', '.join(best['placement'])}" if len(set(best["nodes"])) > 1 else ""
-        guess = f"A GUESS, nothing has been measured: {self.fleet.measure}"
+        source = "as measured"
+        if not self.is_measured:
+            source = f"A GUESS, nothing has been measured: {self.fleet.measure}"
         return (
             f"Layout: {degrees}{cut}, micro-batch {best['micro_batch']}, ZeRO {best['zero_stage']}{more}"
-            f"{nodes}; predicted {best['seconds']:.3f} s a step ({'as measured' if self.is_measured else guess})."
+            f"{nodes}; predicted {best['seconds']:.3f} s a step ({source})."
         )
 
     def to_json(self) -> dict[str, Any]:
