@@ -34,11 +34,21 @@ def as_one_graph(jobs: Mapping[str, Config]) -> dict[str, Any]:
     return training.losses(jobs, steps=2)
 
 
-def test_each_compiled_part_is_one_graph_and_changes_no_loss() -> None:
-    compiled = {name: configure(job, {"optimisation.compile": True}) for name, job in JOBS.items()}
+@pytest.mark.parametrize(
+    "names",
+    [
+        # Both models and both precisions; a compilation takes ten seconds of a processor.
+        ("gpt bf16", "t5 fp32"),
+        pytest.param(("gpt fp32", "t5 bf16"), marks=pytest.mark.long),
+    ],
+    ids=" and ".join,
+)
+def test_each_compiled_part_is_one_graph_and_changes_no_loss(names: tuple[str, str]) -> None:
+    jobs = {name: JOBS[name] for name in names}
+    compiled = {name: configure(job, {"optimisation.compile": True}) for name, job in jobs.items()}
     found = processes.run(2, as_one_graph, compiled)
-    expected = processes.run(2, training.losses, JOBS, 2)
+    expected = processes.run(2, training.losses, jobs, 2)
     assert found[0] == found[1]
-    for name in JOBS:
+    for name in jobs:
         mine, theirs = ([step["loss"] for step in said[0][name]] for said in (found, expected))
         assert mine == pytest.approx(theirs, abs=1e-4 if "fp32" in name else 0.01), name
