@@ -27,7 +27,7 @@ import secrets
 import selectors
 import socket
 import time
-from collections.abc import Set
+from collections.abc import Iterable, Set
 from typing import Any
 
 __all__ = ["UNPROVEN", "ControlClient", "ControlServer"]
@@ -219,16 +219,16 @@ class ControlServer:
         self._heard: dict[str, float] = {}
         self.refused: list[str] = []
 
-    def send(self, message: dict[str, Any], to: str | None = None) -> None:
-        """Queue a message to every member that is connected, or to one.
+    def send(self, message: dict[str, Any], to: Iterable[str] | None = None) -> None:
+        """Queue a message to every member that is connected, or to some.
 
         Args:
             message: What is sent.
-            to: One member's name; nothing is sent when it is not connected.
+            to: Names of members; nothing is sent to those that are not connected.
         """
         body = json.dumps(message).encode()
-        for name, channel in self._members.items():
-            if to is None or name == to:
+        for name in self._members if to is None else to:
+            if (channel := self._members.get(name)) is not None:
                 channel.send(body)
 
     def receive(self, timeout: float = 0.0) -> dict[str, list[dict[str, Any]]]:
@@ -260,6 +260,16 @@ class ControlServer:
         """
         heard = self._heard.get(name)
         return None if heard is None else time.monotonic() - heard
+
+    def is_connected(self, name: str) -> bool:
+        """Whether a member's connection is open, as far as is known here."""
+        channel = self._members.get(name)
+        return channel is not None and channel.lines.is_open
+
+    def disconnect(self, name: str) -> None:
+        """Close a member's connection; if it is still there, it connects again."""
+        if (channel := self._members.get(name)) is not None:
+            channel.close()
 
     def close(self) -> None:
         """Close all connections, after messages that wait are sent as far as they can be."""

@@ -3,15 +3,16 @@
 
     worker    join     what it says of itself; again on every new connection, until the start
     launcher  status   how many have come; every two seconds, and so a sign of life
-    launcher  members  all of them by rank, and the round of this list
+    launcher  members  all of them by rank, and the round of this list; once to each, when all have come
     worker    ack      the round of the list that it has
     launcher  start    the round that everybody has acknowledged: the command runs
     worker    ended    its exit code and last errors
     launcher  end      the job's exit code and why: whoever still runs stops
     worker    left     it knows, and its command has ended
 
-A member that goes before the start leaves its place to a successor, and the list goes round again. After the
-start, the first that fails or is lost ends the job for all.
+A member that goes before the start leaves its place to a successor, and the list goes round again. Who was
+only slow is disconnected with that, and so comes again. After the start, the first that fails or is lost ends
+the job for all.
 """
 
 from __future__ import annotations
@@ -30,9 +31,13 @@ from rdm_log.printable import printable
 __all__ = ["End", "Launcher", "Started", "Worker"]
 
 BEAT_S = 2.0
-SILENT_S = 12.0
-"""Who says nothing for so long before the start has gone, in seconds."""
+GONE_S = 12.0
+"""Whose connection is closed for so long before the start has gone, in seconds."""
+_SILENT_S = 30.0
+"""Likewise who says nothing, although it is connected: a busy host, or one that nobody heard die."""
 _LOOK_S = 0.2
+_AGAIN_S = 0.5
+"""Who has yet to say that it knows the end is told again after so long."""
 _LINGER_S = 15.0
 """So much longer than commands get to end the launcher waits until all know how the job ended."""
 _MUTE_S = 4 * BEAT_S
@@ -123,7 +128,8 @@ class Launcher:
     ) -> None:
         self._server, self._roster, self._session, self._show = server, roster, session, show
         self._beat = 0.0
-        self._listed = -1
+        # Connection → the round of the list that was sent there.
+        self._listed: dict[str, int] = {}
         self._refused = 0
         self._start: dict[str, Any] = {}
 
@@ -144,23 +150,13 @@ class Launcher:
             for connection, messages in self._server.receive(_LOOK_S).items():
                 for message in messages:
                     self._hear(connection, message)
-            self._drop_silent()
+            if self._is_time():
+                self._drop_silent()
+                self._send_status()
             self._name_refused()
-            roster = self._roster
-            if roster.is_complete and self._listed != roster.round:
-                self._listed = roster.round
-                listed = [member.to_dict() for member in roster.by_rank()]
-                self._server.send(
-                    {
-                        "type": "members",
-                        "members": listed,
-                        "round": roster.round,
-                        "session": self._session,
-                    }
-                )
-            if roster.is_agreed:
-                return tuple(roster.by_rank())
-            self._send_status()
+            self._send_list()
+            if self._roster.is_agreed:
+                return tuple(self._roster.by_rank())
             if time.monotonic() > until:
                 reason = self._too_late(timeout)
                 self._server.send({"type": "end", "code": FAILED, "reason": reason})
@@ -202,7 +198,7 @@ class Launcher:
         codes: dict[str, int] = {}
         left: set[str] = set()
         end: End | None = None
-        ended_at = 0.0
+        ended_at = told_at = 0.0
         while True:
             for connection, messages in self._server.receive(_LOOK_S).items():
                 for message in messages:
@@ -211,7 +207,7 @@ class Launcher:
                         self._refuse(connection, _STARTED)
                     elif kind == "join" and end is None:
                         # Its connection broke before it heard of the start.
-                        self._server.send(self._start, to=connection)
+                        self._server.send(self._start, to=[connection])
                     elif kind == "leave" and connection in names and end is None:
                         # It was stopped before it heard of the start.
                         codes[connection] = TERMINATED
@@ -235,17 +231,20 @@ class Launcher:
                 end = End(STOPPED, "The launcher was stopped.")
             if end is None and own == 0 and len(codes) == len(names):
                 end = End(DONE)
+            now = time.monotonic()
             if end is None:
-                self._send_status()
+                if self._is_time():
+                    self._send_status()
                 continue
             if not ended_at:
-                ended_at = time.monotonic()
+                ended_at = now
                 command.stop()
-            # Again and again, since a connection may break just now.
-            self._server.send({"type": "end", **asdict(end)})
-            if own is not None and (
-                names.keys() <= left | lost or time.monotonic() - ended_at > _LINGER_S + TERM_S
-            ):
+            if now - told_at >= _AGAIN_S:
+                # To all, and again to who does not answer, since a connection may break just now.
+                lacking = names.keys() - left if told_at else names.keys()
+                self._server.send({"type": "end", **asdict(end)}, to=lacking)
+                told_at = now
+            if own is not None and (names.keys() <= left | lost or now - ended_at > _LINGER_S + TERM_S):
                 return end
 
     def _hear(self, connection: str, message: Mapping[str, Any]) -> None:
@@ -267,17 +266,31 @@ class Launcher:
         if replaced is not None:
             self._refuse(replaced, f"A later process is called {member.name}, too, and takes its place.")
         # A new connection of a member that was here lacks what was sent meanwhile.
-        self._listed = -1
+        self._listed.pop(connection, None)
         if known is None and self._roster.member(connection) is not None:
             self._show(f"{member} has come{' again' if replaced else ''}. {self._state()}")
 
     def _refuse(self, connection: str, reason: str) -> None:
-        self._server.send({"type": "end", "code": FAILED, "reason": reason}, to=connection)
+        self._server.send({"type": "end", "code": FAILED, "reason": reason}, to=[connection])
+
+    def _send_list(self) -> None:
+        """Send the list of members to those that have not got it yet, once it is complete."""
+        roster = self._roster
+        if not roster.is_complete:
+            return
+        lacking = [one for one in roster.connections if self._listed.get(one) != roster.round]
+        if lacking:
+            self._listed.update(dict.fromkeys(lacking, roster.round))
+            listed = [member.to_dict() for member in roster.by_rank()]
+            message = {"members": listed, "round": roster.round, "session": self._session}
+            self._server.send({"type": "members", **message}, to=lacking)
 
     def _drop_silent(self) -> None:
         for connection in [*self._roster.connections, *self._roster.waiting]:
-            if (self._server.silent_for(connection) or 0.0) > SILENT_S:
+            most = _SILENT_S if self._server.is_connected(connection) else GONE_S
+            if (self._server.silent_for(connection) or 0.0) > most:
                 member = self._roster.leave(connection)
+                self._server.disconnect(connection)
                 self._show(f"{member} has gone. {self._state()}")
 
     def _name_refused(self) -> None:
@@ -291,16 +304,17 @@ class Launcher:
             return f"All {wanted} are here."
         return f"{wanted - missing} of {wanted} are here."
 
-    def _send_status(self) -> None:
+    def _is_time(self) -> bool:
+        """Whether a beat is over."""
         now = time.monotonic()
-        if now - self._beat >= BEAT_S:
-            self._beat = now
-            status = {
-                "session": self._session,
-                "missing": self._roster.missing,
-                "wanted": self._roster.wanted,
-            }
-            self._server.send({"type": "status", **status})
+        if now - self._beat < BEAT_S:
+            return False
+        self._beat = now
+        return True
+
+    def _send_status(self) -> None:
+        status = {"session": self._session, "missing": self._roster.missing, "wanted": self._roster.wanted}
+        self._server.send({"type": "status", **status})
 
     def _too_late(self, timeout: float) -> str:
         roster = self._roster
@@ -329,7 +343,7 @@ class Worker:
         self._connected = 0.0
         self._session = ""
         self._ended: dict[str, Any] | None = None
-        self._listed: tuple[int, list[Member]] | None = None
+        self._listed: tuple[int, list[dict[str, Any]]] | None = None
         self._reminded = time.monotonic()
 
     def gather(self, timeout: float, where: str, should_stop: Callable[[], bool]) -> Started | End:
@@ -350,14 +364,13 @@ class Worker:
         while not should_stop():
             for message in self._receive(joins=True):
                 kind = message.get("type")
-                if kind == "members":
-                    members = [Member.read(one) for one in message["members"]]
-                    if self._member in members:
-                        self._listed = int(message["round"]), members
-                        self._client.send({"type": "ack", "round": message["round"]})
+                if kind == "members" and self._member.to_dict() in message["members"]:
+                    self._listed = int(message["round"]), message["members"]
+                    self._client.send({"type": "ack", "round": message["round"]})
                 if kind == "start" and self._listed is not None and message["round"] == self._listed[0]:
-                    members = self._listed[1]
-                    return Started(tuple(members), members.index(self._member), int(message["port"]))
+                    # Only now, since a list may be long and soon be another.
+                    members = tuple(map(Member.read, self._listed[1]))
+                    return Started(members, members.index(self._member), int(message["port"]))
                 if kind == "end":
                     return End.read(message)
             self._remind(where)

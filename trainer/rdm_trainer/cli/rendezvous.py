@@ -18,7 +18,7 @@ On one host:    ROLE=launcher NUM_NODES=2 RDZV_ID=demo RDZV_SECRET_FILE=key \\
 On the other:   ROLE=worker MASTER_ADDR=10.1.2.3 RDZV_ID=demo RDZV_SECRET_FILE=key \\
                   rdm-trainer rendezvous -- torchrun script.py
 A secret:       head -c 32 /dev/urandom | base64 > key; chmod 600 key
-All at once:    ROLE=launcher NUM_NODES=4 RDZV_ID=demo rdm-trainer rendezvous --worker-spec slurm \
+All at once:    ROLE=launcher NUM_NODES=4 RDZV_ID=demo rdm-trainer rendezvous --worker-spec slurm \\
                   --submit 'sbatch {spec}' --cancel 'scancel {id}' -- torchrun script.py
 """
 

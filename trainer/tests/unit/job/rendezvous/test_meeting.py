@@ -1,15 +1,19 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What launcher and workers say to each other, when a connection breaks in between."""
+"""What launcher and workers say to each other, how often, and when a connection breaks in between."""
 
 from __future__ import annotations
 
 import os
 import threading
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, cast
+
+import pytest
 
 from rdm_job.control import ControlClient, ControlServer
+from rdm_job.rendezvous import meeting
 from rdm_job.rendezvous.command import Command
-from rdm_job.rendezvous.meeting import End, Launcher
+from rdm_job.rendezvous.meeting import End, Launcher, Started, Worker
 from rdm_job.rendezvous.roster import Member, Roster
 from tests.waiting import wait_until
 
@@ -91,3 +95,92 @@ def test_a_worker_that_is_stopped_before_it_hears_of_the_start_ends_the_job_at_o
     worker.close()
     server.close()
     assert [end.code for end in ends] == [143]
+
+
+class Said:
+    """A server whose members say what is written here, turn by turn.
+
+    Args:
+        turns: What has come, as :meth:`ControlServer.receive` returns it.
+
+    Attributes:
+        lists: To whom the list of members was sent, each time.
+    """
+
+    refused: tuple[str, ...] = ()
+
+    def __init__(self, *turns: dict[str, list[dict[str, Any]]]) -> None:
+        self._turns = list(turns)
+        self.lists: list[list[str]] = []
+
+    def receive(self, timeout: float) -> dict[str, list[dict[str, Any]]]:
+        """Return what comes next."""
+        return self._turns.pop(0)
+
+    def send(self, message: dict[str, Any], to: Iterable[str] | None = None) -> None:
+        """Keep to whom a list goes."""
+        if message["type"] == "members" and to is not None:
+            self.lists.append(sorted(to))
+
+    def is_connected(self, connection: str) -> bool:
+        """All are."""
+        return True
+
+    def silent_for(self, connection: str) -> float:
+        """Nobody has been silent."""
+        return 0.0
+
+
+def test_the_list_goes_out_once_and_again_only_to_who_lacks_it() -> None:
+    members = {f"c{number}": Member(f"n{number}", "host", "10.0.0.2", 1) for number in range(1, 1000)}
+    joins = {one: [{"type": "join", "member": member.to_dict()}] for one, member in members.items()}
+    alive = {one: [{"type": "alive"}] for one in members}
+    acks = {one: [{"type": "ack", "round": 999}] for one in members}
+    first = dict(list(joins.items())[:500])
+    server = Said(first, {one: joins[one] for one in joins.keys() - first}, alive, {"c7": joins["c7"]}, acks)
+    launcher = Launcher(cast(ControlServer, server), Roster(LAUNCHER, 1000), "session", lambda line: None)
+    found = launcher.gather(240.0)
+    assert found is not None
+    assert len(found) == 1000
+    assert server.lists == [sorted(members), ["c7"]]
+
+
+def test_a_worker_that_was_only_slow_comes_again_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(meeting, "BEAT_S", 0.1)
+    monkeypatch.setattr(meeting, "_SILENT_S", 0.1)
+    said: list[str] = []
+    found: dict[str, Started | End] = {}
+    server = ControlServer("127.0.0.1", 0, SECRET, 3)
+    other = Member("n2", "n2", "10.0.0.3", 1)
+
+    def is_said(text: str) -> bool:
+        return any(text in line for line in said)
+
+    def stall() -> bool:
+        """Let the worker do nothing once it has come, until it counts as gone."""
+        if is_said("n1 (10.0.0.2) has come"):
+            wait_until("it has gone", lambda: is_said("n1 (10.0.0.2) has gone"))
+            monkeypatch.setattr(meeting, "_SILENT_S", 240.0)
+        return False
+
+    def lead() -> None:
+        launcher = Launcher(server, Roster(LAUNCHER, 3), "session", said.append)
+        launcher.gather(240.0)
+        launcher.start(29500)
+        wait_until("both start", lambda: len(found) == 2, pause=lambda: server.receive(0.05))
+
+    def follow(member: Member, should_stop: Callable[[], bool]) -> None:
+        client = ControlClient("127.0.0.1", server.port, f"{member.name}#process", SECRET)
+        found[member.name] = Worker(client, member, said.append).gather(240.0, "the launcher", should_stop)
+        client.close()
+
+    threads = [threading.Thread(target=lead), threading.Thread(target=follow, args=(WORKER, stall))]
+    for thread in threads:
+        thread.start()
+    wait_until("the slow one has gone", lambda: is_said("has gone"))
+    follow(other, lambda: False)
+    for thread in threads:
+        thread.join(240)
+    server.close()
+    all_members = LAUNCHER, WORKER, other
+    assert found == {"n1": Started(all_members, 1, 29500), "n2": Started(all_members, 2, 29500)}
