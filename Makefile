@@ -198,10 +198,7 @@ $(TRAINER)/.dev: trainer/requirements/runtime.txt trainer/requirements/dev.txt \
 	$(call packages,$(APT_RUN) $(APT_TRAINER))
 	@echo "Setting up $(TRAINER) with a CPU build of torch"
 	@$(PYTHON) -m venv $(TRAINER)
-	@sh trainer/images/python.sh $(TRAINER)/bin/python trainer/requirements/dev.txt
-	@# Torch is there: none of these brings another.
-	@$(TRAINER)/bin/python -m pip install --quiet --disable-pip-version-check --no-compile --no-deps \
-	  -r trainer/requirements/finetune.txt
+	@EXTRAS=finetune sh trainer/images/python.sh $(TRAINER)/bin/python trainer/requirements/dev.txt
 	@$(TRAINER)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable trainer
 	@touch $@
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -97,6 +97,7 @@ class Lab:
         engine: str = "",
         kernel: str = "",
         trainer: bool = False,
+        extras: Sequence[str] = (),
         slurm: bool = False,
         rails: int = 1,
         check: bool = False,
@@ -116,6 +117,7 @@ class Lab:
                 their release. Empty means 6.12.
             trainer: containers run the training image, made from the trainer's sources as they are now; with
                 ``slurm`` nodes have its packages instead, for :meth:`Cluster.env_up`.
+            extras: what else than a training they are for, with ``trainer``: ``finetune``.
             slurm: the nodes have Slurm's packages, a shared directory and stand-ins for GPUs, and the
                 inventory says which partition each is in, for :meth:`Cluster.slurm_up`.
             rails: how many interfaces each node has on the fabric, ``ib0``, ``ib1`` and so on; virtual
@@ -125,7 +127,7 @@ class Lab:
 
         Raises:
             InputError: no lab can have this number of nodes or rails, this driver, engine or kernel, or this
-                hardware here.
+                hardware here, or extras without a trainer.
         """
         from ansible_collections.rdm.provision.plugins.module_utils.lab.vm import machine, recipe
 
@@ -134,6 +136,8 @@ class Lab:
         driver = driver or (machine.DRIVER if hardware == "vm" else DRIVERS[0])
         if driver not in DRIVERS:
             raise InputError(f"there is no driver {driver!r}: the drivers are {', '.join(DRIVERS)}")
+        if extras and not trainer:
+            raise InputError(f"--extra {extras[0]} goes with --trainer")
         if slurm and hardware == "vm":
             raise InputError("a lab with --slurm has nodes that are containers: leave --hardware vm out")
         with self._input():
@@ -156,6 +160,7 @@ class Lab:
                 "lab_driver": driver,
                 "lab_image_source": image_source,
                 "lab_trainer": trainer,
+                "lab_trainer_extras": [*extras],
                 "lab_slurm": slurm,
                 "lab_rails": rails,
             },

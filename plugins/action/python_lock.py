@@ -26,8 +26,7 @@ class ActionModule(Decision):
     def decide(self, options: dict[str, Any], variables: dict[str, Any]) -> dict[str, Any]:
         """Return what environments are made of, or the refusal."""
         home = Path(str(variables.get("inventory_dir") or Path.cwd()))
-        pins = (TRAINER / "requirements" / "runtime.txt").read_text(encoding="utf-8")
-        requirements = python_lock.requirements_of(pins, options["torch"])
+        requirements = python_lock.requirements_of(TRAINER, options["torch"], options["extras"])
         sources = python_lock.Sources(
             index_url=options["index_url"],
             extra_index_urls=options["extra_index_urls"],

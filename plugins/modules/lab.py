@@ -87,6 +87,11 @@ options:
     description: The requirement of the torch in O(packages).
     type: str
     default: ""
+  extras:
+    description: What else than a training O(packages) are for.
+    type: list
+    elements: str
+    default: []
   rails:
     description:
       - How many interfaces each node has on the fabric, C(ib0), C(ib1) and so on, each on its own switch.
@@ -181,6 +186,7 @@ ARGUMENT_SPEC: Dict[str, Any] = {
     "slurm": {"type": "bool", "default": False},
     "packages": {"type": "str", "default": ""},
     "torch": {"type": "str", "default": ""},
+    "extras": {"type": "list", "elements": "str", "default": []},
     "rails": {"type": "int", "default": 1},
     "timeout": {"type": "int", "default": 120},
 }
@@ -269,7 +275,9 @@ class Files:
         )
         if given["slurm"]:
             packages = (
-                spec.NodePackages(given["packages"], str(Path(given["archives"])), given["torch"])
+                spec.NodePackages(
+                    given["packages"], str(Path(given["archives"])), given["torch"], given["extras"]
+                )
                 if given["packages"]
                 else None
             )

@@ -61,6 +61,12 @@ options:
         install are downloaded.
     type: str
     default: ""
+  extras:
+    description: What else than a training the packages of O(trainer) are for.
+    type: list
+    elements: str
+    choices: [finetune]
+    default: []
   slurm:
     description: Whether the nodes' image has Slurm's packages, on top of the others.
     type: bool
@@ -147,7 +153,7 @@ import shutil
 from contextlib import contextmanager
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any, Dict, Iterator, List
+from typing import Any, Dict, Iterator, List, Sequence
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.rdm.provision.plugins.module_utils.engine.docker_api import (
@@ -192,6 +198,7 @@ ARGUMENT_SPEC: Dict[str, Any] = {
     "source": {"type": "str", "choices": ["auto", "registry", "packages"], "default": "auto"},
     "base": {"type": "str", "default": "docker.io/library/debian:bookworm-slim"},
     "trainer": {"type": "str", "default": ""},
+    "extras": {"type": "list", "elements": "str", "choices": list(lab_trainer.EXTRAS), "default": []},
     "slurm": {"type": "bool", "default": False},
     "machines": {"type": "bool", "default": False},
     "engine": {"type": "str", "default": ""},
@@ -353,12 +360,13 @@ class Images:
 class TrainingImage:
     """The training image on top of the CPU image of one recipe."""
 
-    def __init__(self, images: Images, trainer: Path) -> None:
+    def __init__(self, images: Images, trainer: Path, extras: Sequence[str] = ()) -> None:
         self.images = images
         self.trainer = trainer
+        self.extras = extras
         if not (trainer / "rdm_trainer").is_dir():
             raise LabProblem("{0} has no trainer: give the directory of its project".format(trainer))
-        self.versions = lab_trainer.versions(trainer, images.files, images.version)
+        self.versions = lab_trainer.versions(trainer, images.files, images.version, extras)
         self.archive = images.archives / self.versions.archive
 
     def present(self) -> bool:
@@ -377,7 +385,13 @@ class TrainingImage:
                 base = archives / recipe.CPU_ARCHIVE
                 layers.append(
                     install_layer(
-                        self.images.api, self.trainer, self.images.files, base, work, proxy_options()
+                        self.images.api,
+                        self.trainer,
+                        self.images.files,
+                        base,
+                        work,
+                        proxy_options(),
+                        self.extras,
                     )
                 )
             layers.append(lab_trainer.source_layer(self.trainer, work / "sources.tar"))
@@ -457,7 +471,7 @@ def main() -> None:
         result: Dict[str, Any] = {"node_image": images.node_image, "archives": str(images.archives)}
         # Slurm's jobs run on the nodes themselves.
         in_containers = given["trainer"] and not given["slurm"]
-        training = TrainingImage(images, Path(given["trainer"])) if in_containers else None
+        training = TrainingImage(images, Path(given["trainer"]), given["extras"]) if in_containers else None
         if training is not None:
             result["train_archive"] = training.archive.name
         machines = Machines(api, Path(given["files"]), cache, made_of) if given["machines"] else None
@@ -467,7 +481,14 @@ def main() -> None:
         if slurm is not None:
             result["node_image"] = slurm.name
         packages = (
-            Packages(api, images.node_image, images.files, Path(given["trainer"]), images.archives)
+            Packages(
+                api,
+                images.node_image,
+                images.files,
+                Path(given["trainer"]),
+                images.archives,
+                given["extras"],
+            )
             if given["trainer"] and given["slurm"]
             else None
         )

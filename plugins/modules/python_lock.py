@@ -31,6 +31,12 @@ options:
     description: The requirement of torch in place of the trainer's own, such as V(torch==2.13.0+cpu).
     type: str
     default: ""
+  extras:
+    description: What else than a training the environments are for.
+    type: list
+    elements: str
+    choices: [finetune]
+    default: []
   torch_backend:
     description:
       - Which of PyTorch's own indexes is taken as well, such as V(cpu), V(cu128) or V(rocm6.4).
@@ -107,6 +113,7 @@ from typing import Any, Dict
 ARGUMENT_SPEC: Dict[str, Any] = {
     "python": {"type": "str", "required": True},
     "torch": {"type": "str", "default": ""},
+    "extras": {"type": "list", "elements": "str", "choices": ["finetune"], "default": []},
     "torch_backend": {"type": "str", "default": ""},
     "gpus": {"type": "str", "default": ""},
     "per_node": {"type": "bool", "default": False},

@@ -13,7 +13,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -76,8 +76,16 @@ def find_uv() -> str:
     return found
 
 
-def requirements_of(text: str, torch: str) -> str:
-    """Return the trainer's pins, with another requirement of torch where one is given."""
+def requirements_of(trainer: Path, torch: str, extras: Iterable[str] = ()) -> str:
+    """Return the trainer's pins.
+
+    Args:
+        trainer: the directory `trainer` of the project.
+        torch: another requirement of torch than its own; may be empty.
+        extras: what else than a training the environments are for, such as ``finetune``.
+    """
+    names = ["runtime", *sorted(set(extras))]
+    text = "".join((trainer / f"requirements/{name}.txt").read_text(encoding="utf-8") for name in names)
     lines = [line for line in text.splitlines() if line and line[0] != "#"]
     return "".join(f"{torch if torch and line.startswith('torch==') else line}\n" for line in lines)
 

@@ -24,6 +24,7 @@ _NAME = "lab"  # rdm_provision.lab.DEFAULT_NAME, without loading it for --help
 _HARDWARE = ("container", "vm")
 _ENGINES = ("20.10", "26.1", "newest")
 _KERNELS = ("6.12", "newest")
+_EXTRAS = ("finetune",)
 _DRIVERS = ("macvlan", "bridge", "ipvlan", "sriov")
 
 
@@ -87,6 +88,8 @@ Examples:
   rdm-provision lab up --hardware vm -n 2 --rails 2 --kernel newest
                                                and with a kernel whose soft RoCE knows namespaces
   rdm-provision lab up --trainer               for training; again after a change of trainer/
+  rdm-provision lab up --trainer --extra finetune
+                                               and for fine-tuning
   rdm-provision lab up --slurm                 for a Slurm cluster, which `slurm up` makes of it
   rdm-provision lab up --slurm --trainer       and to train through it, on CPUs
 """
@@ -120,6 +123,13 @@ Examples:
     is_flag=True,
     help="Containers run the training image, or with --slurm nodes have its packages, to train on CPUs.",
 )
+@click.option(
+    "--extra",
+    "extras",
+    type=click.Choice(_EXTRAS),
+    multiple=True,
+    help="With --trainer: what fine-tuning needs, too.",
+)
 @click.option("--slurm", is_flag=True, help="Nodes have what `rdm-provision slurm up` needs.")
 @click.option(
     "--rails",
@@ -149,6 +159,7 @@ def up(
     kernel: str | None,
     driver: str | None,
     trainer: bool,
+    extras: tuple[str, ...],
     slurm: bool,
     rails: int,
     image_source: str,
@@ -169,6 +180,7 @@ def up(
         engine=engine or "",
         kernel=kernel or "",
         trainer=trainer,
+        extras=extras,
         slurm=slurm,
         rails=rails,
         check=check,

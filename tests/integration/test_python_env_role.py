@@ -104,8 +104,7 @@ def play(
 def test_the_role_makes_and_activates_an_environment_and_takes_it_away(tmp_path: Path) -> None:
     """All of the role, on this machine: the trainer's own wheel, a lock file of one package beside it."""
     node = Node(tmp_path)
-    pins = (ROOT / "trainer" / "requirements" / "runtime.txt").read_text(encoding="utf-8")
-    first = python_lock.first_line(python_lock.requirements_of(pins, ""), PYTHON, "")
+    first = python_lock.first_line(python_lock.requirements_of(ROOT / "trainer", ""), PYTHON, "")
     (tmp_path / "python_env.lock").write_text(first + node.lock)
     home = tmp_path / "home"
     home.mkdir()

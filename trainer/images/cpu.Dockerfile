@@ -3,6 +3,7 @@
 #
 #   docker build -f trainer/images/cpu.Dockerfile -t rdm-trainer:cpu trainer
 #
+# For fine-tuning: --build-arg EXTRAS=finetune
 # Behind a TLS proxy, or with an index of your own:
 #   --build-arg CA_CERTIFICATES="$(cat proxy-ca.pem)" --build-arg PIP_CONFIG="$(cat pip.conf)"
 # PIP_CONFIG, with its passwords, stays in a stage that is thrown away; the certificates stay in the image.
@@ -16,6 +17,7 @@ COPY images /build/images
 RUN sh /build/images/install.sh system
 
 FROM system AS python
+ARG EXTRAS=""
 ARG CA_CERTIFICATES=""
 ARG PIP_CONFIG=""
 COPY requirements /build/requirements

@@ -6,7 +6,8 @@
 #   install.sh system          sshd, pdsh, Open MPI, the RDMA user space, and the user `trainer`
 #   install.sh python [TORCH]  the environment /opt/rdm; TORCH as in python.sh
 #
-# Environment, both optional, for networks where TLS ends at a proxy:
+# Environment, all optional; the last two are for networks where TLS ends at a proxy:
+#   EXTRAS           what else the environment gets: finetune
 #   CA_CERTIFICATES  certificates in PEM that shall be trusted, too
 #   PIP_CONFIG       the text of a pip.conf; it does not stay in the image
 set -eu
@@ -87,6 +88,9 @@ SCRIPT
   "$home/bin/python" -c '
 import deepspeed.launcher.launch, deepspeed.runtime.zero.muon.muon_optimizer, tokenizers, torch.utils.tensorboard, yaml
 torch.optim.AdamW([torch.zeros(1)])' >/dev/null 2>&1
+  case " ${EXTRAS:-} " in
+    *" finetune "*) "$home/bin/python" -c 'from trl import DPOTrainer, SFTTrainer' >/dev/null 2>&1 ;;
+  esac
 }
 
 "$@"

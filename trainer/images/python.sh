@@ -5,6 +5,7 @@
 #
 #   python.sh PYTHON REQUIREMENTS [TORCH]
 #
+# EXTRAS in the environment names further files beside runtime.txt: `finetune`.
 # TORCH is `cpu` (the default: the CPU build of the version in runtime.txt), `present` (the environment has one, as ROCm's
 # base image does), or what pip is to install, options included, such as `--index-url URL torch==2.11.0`.
 #
@@ -14,7 +15,15 @@ set -eu
 python=$1
 requirements=$2
 torch=${3:-cpu}
-pins=$(cd "$(dirname "$0")/../requirements" && pwd)/runtime.txt
+lists=$(cd "$(dirname "$0")/../requirements" && pwd)
+pins=$lists/runtime.txt
+
+for extra in ${EXTRAS:-}; do
+  if [ "$extra" != finetune ]; then
+    echo "There is no extra '$extra'; there is finetune." >&2
+    exit 2
+  fi
+done
 
 # Whoever imports a module compiles it; compiling all of torch would take longer than installing it.
 install() {
@@ -47,5 +56,6 @@ trap 'rm -f "$rest"' EXIT
 {
   sed '/^torch==/d' "$pins"
   [ "$requirements" -ef "$pins" ] || sed '/^-r /d' "$requirements"
+  for extra in ${EXTRAS:-}; do cat "$lists/$extra.txt"; done
 } >"$rest"
 install --no-deps --no-build-isolation --use-pep517 -r "$rest"

@@ -8,9 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from rdm_core.config import Config
+from rdm_core.config.finetune import FinetuneConfig
 from rdm_core.config.schema import Blend
 
-__all__ = ["JOBS", "here", "moved"]
+__all__ = ["JOBS", "finetune_here", "here", "moved"]
 
 JOBS = Path("/jobs")
 """Where the jobs are in a training container; ``RDM_JOBS`` names another place."""
@@ -26,13 +27,22 @@ def here(config: Config, root: Path) -> Config:
         config: The job's.
         root: The directory of all jobs on this node.
     """
-    if root == JOBS or JOBS.exists():
-        return config
+    return moved(config, _to_here(root))
 
+
+def finetune_here(config: FinetuneConfig, root: Path) -> FinetuneConfig:
+    """Return the same of a fine-tuning: its rows and its model."""
+    to, rows = _to_here(root), config.data
+    rows = replace(rows, train=tuple(map(to, rows.train)), valid=tuple(map(to, rows.valid)))
+    return replace(config, data=rows, model=replace(config.model, path=to(config.model.path)))
+
+
+def _to_here(root: Path) -> Callable[[str], str]:
     def to(path: str) -> str:
-        return str(root / Path(path).relative_to(JOBS)) if Path(path).is_relative_to(JOBS) else path
+        is_elsewhere = Path(path).is_relative_to(JOBS) and root != JOBS and not JOBS.exists()
+        return str(root / Path(path).relative_to(JOBS)) if is_elsewhere else path
 
-    return moved(config, to)
+    return to
 
 
 def moved(config: Config, to: Callable[[str], str]) -> Config:

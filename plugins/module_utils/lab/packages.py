@@ -7,16 +7,17 @@ import hashlib
 import json
 import shutil
 from pathlib import Path
+from typing import Sequence
 
 from ansible_collections.rdm.provision.plugins.module_utils.engine.docker_api import DockerAPI
 from ansible_collections.rdm.provision.plugins.module_utils.lab.builder import AT, LIMIT_S, builder
 from ansible_collections.rdm.provision.plugins.module_utils.lab.host import new_directory, proxy_options
 from ansible_collections.rdm.provision.plugins.module_utils.lab.spec import LabProblem
+from ansible_collections.rdm.provision.plugins.module_utils.lab.trainer import lists
 from ansible_collections.rdm.provision.plugins.module_utils.lab.trainer_build import package_sources
 from ansible_collections.rdm.provision.plugins.module_utils.lab.work import work_directory
 
 SCRIPT = "packages.sh"
-PINS = "requirements/runtime.txt"
 _NAME = "packages-"
 # Labs may still use those before.
 _KEPT = 2
@@ -34,15 +35,25 @@ class Packages:
         files: the directory with SCRIPT.
         trainer: the directory `trainer` of the project.
         archives: the directory that the nodes see.
+        extras: what else than a training they are for; see EXTRAS in lab/trainer.py.
     """
 
-    def __init__(self, api: DockerAPI, node_image: str, files: Path, trainer: Path, archives: Path) -> None:
+    def __init__(
+        self,
+        api: DockerAPI,
+        node_image: str,
+        files: Path,
+        trainer: Path,
+        archives: Path,
+        extras: Sequence[str] = (),
+    ) -> None:
         self.api = api
         self.node_image = node_image
         self.files = files
         self.trainer = trainer
         self.archives = archives
-        self.pins = (trainer / PINS).read_text(encoding="utf-8")
+        self.extras = extras
+        self.pins = "".join((trainer / name).read_text(encoding="utf-8") for name in lists(extras))
         digest = hashlib.sha256(json.dumps([FORMAT, node_image, self.pins]).encode())
         digest.update((files / SCRIPT).read_bytes())
         self.directory = archives / "{0}{1}".format(_NAME, digest.hexdigest()[:8])
@@ -68,6 +79,7 @@ class Packages:
             output.mkdir()
             binds, environment, _ = package_sources(work, self.trainer, self.files, proxy_options())
             binds.append("{0}:{1}/out".format(output, AT))
+            environment["EXTRAS"] = " ".join(self.extras)
             with builder(self.api, self.node_image, binds, environment) as container:
                 done = self.api.exec(container, ["sh", "{0}/lab/{1}".format(AT, SCRIPT)], LIMIT_S)
             if done.exit_code:

@@ -11,7 +11,7 @@ import hashlib
 import ipaddress
 import json
 import re
-from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Set, Tuple
+from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
 from ansible_collections.rdm.provision.plugins.module_utils.lab.recipe import (
     CPU_ARCHIVE,
@@ -422,11 +422,13 @@ class NodePackages(NamedTuple):
         name: of their directory.
         archives: where that lies on this machine.
         torch: the requirement of the torch among them.
+        extras: what else than a training they are for.
     """
 
     name: str
     archives: str
     torch: str
+    extras: Sequence[str] = ()
 
     def variables(self) -> Dict[str, Any]:
         """Return what has the nodes take them, and ask no index."""
@@ -436,6 +438,7 @@ class NodePackages(NamedTuple):
             "python_env_no_index": True,
             "python_env_find_links": [f"{IMAGES_AT}/{self.name}"],
             "python_env_controller_find_links": [f"{self.archives}/{self.name}"],
+            **({"python_env_extras": [*self.extras]} if self.extras else {}),
         }
 
 

@@ -28,8 +28,11 @@ SCRIPT = "trainer-layer.sh"
 # Raised when the code below changes what it makes.
 FORMAT = 1
 
+EXTRAS = ("finetune",)
+"""What the environment can have beside what a training needs."""
+
 # Below the directory `trainer`.
-_INSTALLATION = ("images/install.sh", "images/python.sh", "images/packages", "requirements/runtime.txt")
+_INSTALLATION = ("images/install.sh", "images/python.sh", "images/packages")
 _SOURCES = ("configs", "rdm_core", "rdm_job", "rdm_log", "rdm_planner", "rdm_trainer")
 _AT = "opt/rdm/trainer"
 _NAME = re.compile(r"train-([0-9a-f]{8})-[0-9a-f]{8}\.tar")
@@ -67,16 +70,26 @@ class Versions(NamedTuple):
         return f"train-{self.installation}-{self.sources}.tar"
 
 
-def versions(trainer: Path, files: Path, base: str) -> Versions:
+def lists(extras: Iterable[str] = ()) -> List[str]:
+    """Return the files with the packages of an environment, below the directory `trainer`.
+
+    Args:
+        extras: of :data:`EXTRAS`.
+    """
+    return ["requirements/{0}.txt".format(name) for name in ["runtime", *sorted(set(extras))]]
+
+
+def versions(trainer: Path, files: Path, base: str, extras: Iterable[str] = ()) -> Versions:
     """Return what the training image would be made of now.
 
     Args:
         trainer: the directory `trainer` of the project.
         files: the directory with SCRIPT.
         base: the version of the CPU image's recipe.
+        extras: of :data:`EXTRAS`.
     """
     below = hashlib.sha256(json.dumps([FORMAT, base]).encode() + (files / SCRIPT).read_bytes())
-    _digest(below, trainer, _INSTALLATION)
+    _digest(below, trainer, [*_INSTALLATION, *lists(extras)])
     above = hashlib.sha256()
     _digest(above, trainer, _SOURCES)
     return Versions(below.hexdigest()[:8], above.hexdigest()[:8])

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Dict, Iterator, List, Tuple
+from typing import Dict, Iterator, List, Sequence, Tuple
 
 from ansible_collections.rdm.provision.plugins.module_utils.engine.docker_api import DockerAPI, DockerError
 from ansible_collections.rdm.provision.plugins.module_utils.lab import recipe
@@ -28,7 +28,13 @@ _BLOCK = 1024 * 1024
 
 
 def install_layer(
-    api: DockerAPI, trainer: Path, files: Path, base: Path, work: Path, apt_options: List[str]
+    api: DockerAPI,
+    trainer: Path,
+    files: Path,
+    base: Path,
+    work: Path,
+    apt_options: List[str],
+    extras: Sequence[str] = (),
 ) -> recipe.Layer:
     """Make the layer that turns the CPU image into one that trains.
 
@@ -39,6 +45,7 @@ def install_layer(
         base: the archive of the CPU image.
         work: a directory that the engine can mount.
         apt_options: options of apt, such as a proxy.
+        extras: of :data:`lab_trainer.EXTRAS`.
 
     Raises:
         LabProblem: the installation failed; its last words are in it.
@@ -47,6 +54,7 @@ def install_layer(
     output.mkdir()
     binds, environment, directories = package_sources(work, trainer, files, apt_options)
     binds.append(f"{output}:{AT}/out")
+    environment["EXTRAS"] = " ".join(extras)
     argv = ["sh", f"{AT}/lab/{lab_trainer.SCRIPT}", *directories]
     with _base_image(api, base) as image, builder(api, image, binds, environment) as container:
         done = api.exec(container, argv, LIMIT_S)

@@ -4,6 +4,8 @@
 # writes all that is new or changed to /build/out/layer.tar.
 #
 #   trainer-layer.sh MOUNT...   the mounts of the container, which are no part of the layer
+#
+# EXTRAS in the environment is that of install.sh.
 set -eu
 
 # Before the stamp: it is taken away again.
@@ -18,7 +20,7 @@ sh /build/trainer/images/install.sh python cpu
 
 # What nobody needs to train on CPUs: what torch brings for building extensions, tests of packages, symbols, documents.
 cd "$(/opt/rdm/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
-rm -rf torch/test torch/include torch/share
+rm -rf torch/test torch/include torch/share pandas/tests pyarrow/include pyarrow/tests
 find torch/bin -type f ! -name torch_shm_manager -delete
 find sympy numpy -type d -name tests -prune -exec rm -rf {} +
 find . -type f \( -name '*.a' -o -name '*.pyi' \) -delete

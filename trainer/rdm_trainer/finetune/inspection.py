@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rdm_core import config as configuration
+from rdm_core import data_place
 from rdm_core.config.finetune import FinetuneConfig
 from rdm_core.errors import ConfigError, TrainerError
 from rdm_trainer.finetune.packages import require_packages
@@ -33,10 +34,14 @@ def problems(job: dict[str, Any]) -> list[str]:
         # What does not fit is said by who asks.
         return found
     assert isinstance(config, FinetuneConfig)
-    # A rank runs in the job's directory, so that only these mean the same here.
+    config = data_place.finetune_here(config, Path(job["jobs"]))
     for key, files in (("data.train", config.data.train), ("data.valid", config.data.valid)):
-        missing = [file for file in files if Path(file).is_absolute() and not Path(file).is_file()]
-        found += [f"{key} names {file}, which is no file." for file in missing]
+        for file in files:
+            if not Path(file).is_absolute():
+                found.append(f"{key} names {file}; give the path that it has on the nodes, from / on.")
+            elif not Path(file).is_file():
+                found.append(f"{key} names {file}, which is no file.")
+    # Else it may be a name on the hub.
     model = Path(config.model.path)
     if model.is_absolute() and not model.is_dir():
         found.append(f"model.path {model} is no directory.")

@@ -4,12 +4,16 @@
 from __future__ import annotations
 
 import importlib.util
+import os
+import sys
 
 from rdm_core.errors import TrainerError
 
 __all__ = ["require_packages"]
 
 _PACKAGES = ("accelerate", "datasets", "peft", "transformers", "trl")
+_IMAGE = "/opt/rdm"
+"""The environment of our images; see trainer/images/install.sh."""
 
 
 def require_packages() -> None:
@@ -21,7 +25,13 @@ def require_packages() -> None:
     missing = [name for name in _PACKAGES if importlib.util.find_spec(name) is None]
     if missing:
         verb = "is" if len(missing) == 1 else "are"
-        raise TrainerError(
-            f"finetune needs {', '.join(missing)}, which {verb} not installed: "
-            "pip install 'rdm-trainer[finetune]'."
-        )
+        raise TrainerError(f"finetune needs {', '.join(missing)}, which {verb} not installed: {_remedy()}.")
+
+
+def _remedy() -> str:
+    """Return what brings them to where this runs."""
+    if sys.prefix == _IMAGE:
+        return "build the training image with --build-arg EXTRAS=finetune, or the lab with --extra finetune"
+    if os.environ.get("RDM_PLACE") == "host":
+        return "set python_env_extras: [finetune] in the inventory, and run rdm-provision env up"
+    return "pip install 'rdm-trainer[finetune]'"

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from rdm_core import config as configuration
+from rdm_core import data_place
 from rdm_core.config.finetune import FinetuneConfig
 from rdm_trainer.finetune.packages import require_packages
 
@@ -25,7 +26,9 @@ def main(resolved: Path) -> int:
     require_packages()
     from rdm_trainer.finetune.run import run
 
-    return run(configuration.load_as(FinetuneConfig, resolved), resolved.parent)
+    directory = resolved.parent
+    config = configuration.load_as(FinetuneConfig, resolved)
+    return run(data_place.finetune_here(config, directory.parent), directory)
 
 
 if __name__ == "__main__":

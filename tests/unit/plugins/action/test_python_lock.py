@@ -88,9 +88,8 @@ def test_a_few_nodes_do_not_rewrite_the_lock_file_of_all(tmp_path: Path) -> None
 
 def test_each_node_has_the_lock_file_of_its_own_build_where_it_may(tmp_path: Path) -> None:
     """With lock files that are there already: what they name is in PyTorch's own indexes."""
-    pins = (ROOT / "trainer" / "requirements" / "runtime.txt").read_text(encoding="utf-8")
     for backend in ("cu118", "cu129"):
-        first = python_lock.first_line(python_lock.requirements_of(pins, ""), PYTHON, backend)
+        first = python_lock.first_line(python_lock.requirements_of(ROOT / "trainer", ""), PYTHON, backend)
         (tmp_path / python_lock.lock_file(backend)).write_text(f"{first}# {backend}\n")
     result = decision(tmp_path, play=PLAY.replace("gpus: gpus", "gpus: gpus\n        per_node: true"))
     assert {node: one["torch_backend"] for node, one in result["nodes"].items()} == {

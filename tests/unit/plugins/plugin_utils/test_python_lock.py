@@ -17,7 +17,7 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.refusal import Refus
 from tests.conftest import ROOT
 from tests.unit.plugins.module_utils.node.test_python_env import wheel
 
-PINS = (ROOT / "trainer" / "requirements" / "runtime.txt").read_text(encoding="utf-8")
+TRAINER = ROOT / "trainer"
 
 
 @pytest.fixture
@@ -62,10 +62,18 @@ def test_a_package_that_is_nowhere_is_named(sources: Sources, tmp_path: Path) ->
 
 
 def test_torch_alone_is_replaced_among_the_pins() -> None:
-    own = python_lock.requirements_of(PINS, "").splitlines()
-    other = python_lock.requirements_of(PINS, "torch==2.11.0+rocm6.4").splitlines()
+    own = python_lock.requirements_of(TRAINER, "").splitlines()
+    other = python_lock.requirements_of(TRAINER, "torch==2.11.0+rocm6.4").splitlines()
     assert [line for line in other if line not in own] == ["torch==2.11.0+rocm6.4"]
     assert len(own) == len(other)
+
+
+def test_an_extra_adds_its_pins() -> None:
+    own, more = (
+        python_lock.requirements_of(TRAINER, "", extras).splitlines() for extras in ((), ["finetune"])
+    )
+    assert more[: len(own)] == own
+    assert any(line.startswith("trl==") for line in more[len(own) :])
 
 
 def test_the_trainers_wheel_is_built_once_and_has_its_program(tmp_path: Path) -> None:

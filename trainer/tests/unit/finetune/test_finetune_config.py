@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from rdm_core.config.finetune import FinetuneConfig
 from rdm_core.errors import ConfigError, TrainerError
 from rdm_trainer.cli.rendezvous import _workload
 from rdm_trainer.finetune.deepspeed_json import deepspeed_json
+from rdm_trainer.finetune.inspection import problems
 from rdm_trainer.finetune.packages import require_packages
 
 LEAST = "model: {path: m}\ndata: {train: [a.jsonl]}\n"
@@ -116,21 +118,67 @@ def test_deepspeed_shards_and_offloads_as_the_configuration_says(stage: int, tmp
     # They would go before transformers' own.
     assert not {"scheduler", "optimizer"} & set(made)
     assert zero.get("stage3_gather_16bit_weights_on_model_save", False) is (stage == 3)
+    assert "offload_param" not in zero
+
+
+def test_weights_are_offloaded_at_stage_3(tmp_path: Path) -> None:
+    made = deepspeed_json(read(tmp_path, LEAST, "zero={stage: 3, offload_parameters: cpu}"), 5_000_000)
+    assert made is not None
+    assert made["zero_optimization"]["offload_param"]["device"] == "cpu"
+    assert "offload_optimizer" not in made["zero_optimization"]
 
 
 def test_stage_0_needs_no_deepspeed(tmp_path: Path) -> None:
     assert deepspeed_json(read(tmp_path, LEAST, "zero.stage=0"), 1) is None
 
 
-def test_missing_packages_are_named_with_their_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def without_trl(monkeypatch: pytest.MonkeyPatch) -> None:
     found = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "trl" else found(name))
+
+
+@pytest.mark.usefixtures("without_trl")
+@pytest.mark.parametrize(
+    ("prefix", "place", "remedy"),
+    [
+        ("/home/me/venv", "", "pip install 'rdm-trainer[finetune]'"),
+        (
+            "/opt/rdm",
+            "host",
+            "build the training image with --build-arg EXTRAS=finetune, or the lab with --extra finetune",
+        ),
+        (
+            "/home/me/.rdm/n1/python",
+            "host",
+            "set python_env_extras: [finetune] in the inventory, and run rdm-provision env up",
+        ),
+    ],
+)
+def test_missing_packages_are_named_with_what_brings_them_here(
+    prefix: str, place: str, remedy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "prefix", prefix)
+    monkeypatch.setenv("RDM_PLACE", place)
     with pytest.raises(TrainerError) as caught:
         require_packages()
-    assert (
-        str(caught.value)
-        == "finetune needs trl, which is not installed: pip install 'rdm-trainer[finetune]'."
-    )
+    assert str(caught.value) == f"finetune needs trl, which is not installed: {remedy}."
+
+
+@pytest.mark.usefixtures("without_trl")
+def test_a_node_says_all_that_it_lacks_for_a_job(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/here.jsonl").touch()
+    text = "workload: finetune\nmodel: {path: /jobs/data/model}\ndata: {train: [x.jsonl]}\n"
+    names = "[/jobs/data/here.jsonl, /jobs/data/gone.jsonl, rows.jsonl]"
+    job = {"config": text, "overrides": [f"data.train={names}"], "jobs": str(tmp_path)}
+    packages, *others = problems(job)
+    assert "finetune needs trl" in packages
+    assert others == [
+        f"data.train names {tmp_path}/data/gone.jsonl, which is no file.",
+        "data.train names rows.jsonl; give the path that it has on the nodes, from / on.",
+        f"model.path {tmp_path}/data/model is no directory.",
+    ]
 
 
 def test_members_of_a_rendezvous_fine_tune_into_its_directory(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import io
 import json
 import shutil
 import tarfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -97,17 +98,19 @@ def test_every_file_of_the_role_is_part_of_the_recipe() -> None:
 def test_packages_are_downloaded_again_when_their_pins_or_the_nodes_change(tmp_path: Path) -> None:
     trainer = tmp_path / "trainer"
     (trainer / "requirements").mkdir(parents=True)
-    pins = trainer / packages.PINS
+    pins = trainer / "requirements/runtime.txt"
+    (trainer / "requirements/finetune.txt").write_text("trl==1\n")
     pins.write_text("numpy==1\ntorch==2.13.0\n")
 
-    def wanted(image: str = "node:1") -> packages.Packages:
-        return packages.Packages(DockerAPI(), image, FILES, trainer, tmp_path)
+    def wanted(image: str = "node:1", extras: Sequence[str] = ()) -> packages.Packages:
+        return packages.Packages(DockerAPI(), image, FILES, trainer, tmp_path, extras)
 
     first = wanted()
     assert (first.torch, first.present()) == ("torch==2.13.0+cpu", False)
     first.directory.mkdir()
     assert wanted().present()
     assert not wanted("node:2").present()
+    assert not wanted(extras=["finetune"]).present()
     pins.write_text("numpy==2\ntorch==2.13.0\n")
     assert not wanted().present()
 

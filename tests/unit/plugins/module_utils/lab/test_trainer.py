@@ -84,6 +84,18 @@ def test_a_file_that_is_added_moved_or_taken_away_is_a_change(trainer: Path) -> 
     assert versions(trainer) in seen
 
 
+def test_an_extra_is_another_installation_which_a_change_of_its_list_makes_again(trainer: Path) -> None:
+    def with_extra() -> lab_trainer.Versions:
+        return lab_trainer.versions(trainer, FILES, "base", ["finetune"])
+
+    plain, before = versions(trainer), with_extra()
+    assert before.installation != plain.installation
+    with (trainer / "requirements/finetune.txt").open("a") as text:
+        text.write("# changed\n")
+    assert with_extra().installation != before.installation
+    assert versions(trainer) == plain
+
+
 def test_another_cpu_image_is_another_installation(trainer: Path) -> None:
     assert versions(trainer, "one").installation != versions(trainer, "two").installation
 
