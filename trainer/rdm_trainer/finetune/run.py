@@ -176,6 +176,8 @@ class _Finetuning:
         """Write what transformers and vLLM load."""
         config = self._config
         to = self._job_dir / (ADAPTER if config.lora.rank else MODEL)
+        # Left out of the training, and wanted by whoever loads it.
+        self._trainer.model.config.use_cache = True
         self._trainer.save_model(str(to))
         if config.lora.merge and self._is_first:
             models.merge(config, to, self._job_dir / MODEL)

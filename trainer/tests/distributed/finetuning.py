@@ -19,10 +19,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Finetunings", "finetunings", "losses"]
+__all__ = ["Finetunings", "finetunings", "logits", "losses"]
 
 _TRAINER = Path(__file__).parents[2]
 _READY = "ready\n"
+_LOGITS = "logits.json"
 _LOADED = (
     "rdm_trainer.finetune.run",
     "rdm_trainer.finetune.tiny",
@@ -63,15 +64,19 @@ class Finetunings:
         )
         return answer["code"], answer["out"], answer["errors"]
 
-    def loss(self, model: str, rows: str, adapter: str | None = None) -> float:
+    def loss(self, model: str, rows: str, adapter: str | None = None) -> tuple[float, Any]:
         """Return the average loss of the completions of a file, by a model that transformers loads.
 
         Args:
             model: Its directory.
             rows: The file.
             adapter: One that is put before it.
+
+        Returns:
+            The loss, and the logits of the last row: a list of each token's.
         """
-        return float(self._ask({"model": model, "rows": rows, "adapter": adapter})["loss"])
+        answer = self._ask({"model": model, "rows": rows, "adapter": adapter})
+        return answer["loss"], answer["logits"]
 
     def _ask(self, what: Mapping[str, Any]) -> dict[str, Any]:
         assert self._server.stdin is not None
@@ -80,6 +85,11 @@ class Finetunings:
         self._server.stdin.flush()
         answer: dict[str, Any] = json.loads(self._server.stdout.readline())
         return answer
+
+
+def logits(job: Path) -> Any:
+    """Return the logits that a job's trainer had for ``one.jsonl`` at its end."""
+    return json.loads((job / _LOGITS).read_text())
 
 
 def losses(job: Path) -> dict[int, float]:
@@ -151,6 +161,8 @@ def _run(what: Mapping[str, Any]) -> dict[str, Any]:
             os.dup2(os.open(path, os.O_CREAT | os.O_TRUNC | os.O_WRONLY), stream)
         if number in signals:
             _signal_itself(*signals[number])
+        if Path("one.jsonl").exists():
+            _keep_logits()
         from rdm_trainer.cli import main
 
         main(["finetune", "tune.yaml", *what["overrides"], "--job-dir", str(job)])
@@ -183,9 +195,30 @@ def _signal_itself(steps: int, number: int) -> None:
     Reporter.on_step_begin = signalled  # type: ignore[method-assign]
 
 
-def _loss(what: Mapping[str, Any]) -> dict[str, Any]:
-    read, write = os.pipe()
+def _keep_logits() -> None:
+    """Have the ranks write what their model says of ``one.jsonl`` when it is tuned, before it is exported."""
+    from rdm_trainer.finetune.run import _Finetuning
 
+    export = _Finetuning._export
+
+    def kept(self: Any) -> None:
+        import torch
+
+        (row,) = map(json.loads, Path("one.jsonl").read_text().splitlines())
+        text = row["prompt"] + row["completion"] + self._tokenizer.eos_token
+        model = self._trainer.model_wrapped
+        model.eval()
+        with torch.no_grad():
+            # A rank has a part of the weights only, so all compute.
+            found = model(torch.tensor([self._tokenizer(text)["input_ids"]])).logits[0].tolist()
+        if self._is_first:
+            (self._job_dir / _LOGITS).write_text(json.dumps(found))
+        export(self)
+
+    _Finetuning._export = kept  # type: ignore[method-assign]
+
+
+def _loss(what: Mapping[str, Any]) -> dict[str, Any]:
     def compute() -> None:
         import torch
         from peft import PeftModel
@@ -203,13 +236,13 @@ def _loss(what: Mapping[str, Any]) -> dict[str, Any]:
                 logits = model(torch.tensor([every])).logits[0]
             logs = torch.log_softmax(logits[len(prompt) - 1 : -1], dim=-1)
             found.append(-logs[range(len(logs)), every[len(prompt) :]].mean().item())
-        os.write(write, json.dumps({"loss": sum(found) / len(found)}).encode())
+        answer = {"loss": sum(found) / len(found), "logits": logits.tolist()}
+        Path("answer.json").write_text(json.dumps(answer))
 
-    code = _forked(compute)
-    os.close(write)
-    with os.fdopen(read) as answer:
-        text = answer.read()
-    return json.loads(text) if code == 0 else {"loss": float("nan")}
+    if _forked(compute) != 0:
+        return {"loss": float("nan"), "logits": []}
+    answer: dict[str, Any] = json.loads(Path("answer.json").read_text())
+    return answer
 
 
 def _fork(work: Any) -> int:

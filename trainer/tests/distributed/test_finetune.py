@@ -9,10 +9,13 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
+import pyarrow as pa
 import pytest
+from pyarrow import parquet
 
 from rdm_log import lines
-from tests.distributed.finetuning import Finetunings, finetunings, losses
+from tests.distributed.finetuning import Finetunings, finetunings, logits, losses
 
 CONFIG = """
 model: {path: model}
@@ -33,6 +36,7 @@ def tuning(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Finetunings]:
         rows = (directory / "train.jsonl").read_text().splitlines(keepends=True)
         (directory / "one.jsonl").write_text(rows[7])
         (directory / "few.jsonl").write_text("".join(rows[:3]))
+        parquet.write_table(pa.Table.from_pylist([*map(json.loads, rows)]), directory / "train.parquet")
         yield found
 
 
@@ -95,7 +99,7 @@ def test_a_signal_to_one_rank_saves_and_ends_in_order(tuning: Finetunings) -> No
     assert 3 <= progress["checkpoint"] == progress["iteration"] <= 4
 
 
-def test_the_log_is_megatrons_and_the_evaluations_loss_is_that_of_the_exported_model(
+def test_the_log_is_megatrons_and_the_exported_model_says_what_the_trainers_did(
     tuning: Finetunings,
 ) -> None:
     code, out, errors = tuning.run(
@@ -109,11 +113,14 @@ def test_the_log_is_megatrons_and_the_evaluations_loss_is_that_of_the_exported_m
         if isinstance(record, lines.Step)
     ]
     assert [step.iteration for step in steps] == [1, 2, 3, 4]
-    assert " sample at iteration 4 | prompt: " in out
+    assert ' sample at iteration 4 | prompt: "What is seven and zero?" | answer: "' in out
     job = tuning.directory / "exported"
     assert list((job / "tensorboard").glob("events.*"))
+    assert json.loads((job / "model/config.json").read_text())["use_cache"] is True
     loss = json.loads((job / "progress.json").read_text())["validation"]["loss"]
-    assert tuning.loss("exported/model", "one.jsonl") == pytest.approx(loss, rel=1e-5)
+    again, found = tuning.loss("exported/model", "one.jsonl")
+    assert again == pytest.approx(loss, rel=1e-5)
+    np.testing.assert_allclose(found, logits(job), rtol=0, atol=1e-5)
 
 
 def test_an_adapter_is_saved_alone_and_merged(tuning: Finetunings) -> None:
@@ -127,15 +134,30 @@ def test_an_adapter_is_saved_alone_and_merged(tuning: Finetunings) -> None:
     }
     assert not (job / "adapter/model.safetensors").exists()
     loss = json.loads((job / "progress.json").read_text())["validation"]["loss"]
-    assert tuning.loss("model", "one.jsonl", "lora/adapter") == pytest.approx(loss, rel=1e-5)
-    assert tuning.loss("lora/model", "one.jsonl") == pytest.approx(loss, rel=1e-4)
+    adapted, of_adapter = tuning.loss("model", "one.jsonl", "lora/adapter")
+    assert adapted == pytest.approx(loss, rel=1e-5)
+    np.testing.assert_allclose(of_adapter, logits(job), rtol=0, atol=1e-5)
+    _, of_merged = tuning.loss("lora/model", "one.jsonl")
+    np.testing.assert_allclose(of_merged, of_adapter, rtol=0, atol=1e-4)
+    _, untuned = tuning.loss("model", "one.jsonl")
+    assert np.abs(np.subtract(untuned, of_merged)).max() > 0.1
 
 
-@pytest.mark.parametrize("stage", [1, 3])
-def test_other_stages_have_the_same_losses(stage: int, tuning: Finetunings, alone: Path) -> None:
-    code, _, errors = tuning.run(f"stage{stage}", f"zero.stage={stage}", world=2)
+@pytest.mark.parametrize(
+    ("name", "zero"),
+    [
+        ("stage1", "{stage: 1, offload_optimizer: cpu}"),
+        ("stage3", "{stage: 3, offload_optimizer: cpu, offload_parameters: cpu}"),
+    ],
+)
+def test_other_stages_offloaded_and_rows_of_parquet_have_the_same_losses(
+    name: str, zero: str, tuning: Finetunings, alone: Path
+) -> None:
+    code, _, errors = tuning.run(name, f"zero={zero}", "data.train=[train.parquet]", world=2)
     assert code == 0, errors
-    assert close(losses(tuning.directory / f"stage{stage}"), losses(alone))
+    assert close(losses(tuning.directory / name), losses(alone))
+    _, found = tuning.loss(f"{name}/model", "one.jsonl")
+    np.testing.assert_allclose(found, logits(tuning.directory / name), rtol=0, atol=1e-5)
 
 
 def test_preferences_are_learned(tuning: Finetunings) -> None:
