@@ -146,6 +146,8 @@ ARROWS = {
 MORE_ARROWS = {
     # The program of all verbs. What it starts, it starts with `python -m`.
     "rdm_trainer.cli": {"rdm_job", "rdm_log", "rdm_planner"},
+    # Its page looks like those of reports.
+    "rdm_planner.tune": {"rdm_log"},
     # A training that was started by hand is its own agent.
     "rdm_trainer.prometheus": {"rdm_job"},
     # How the engine takes a step, in the planner's words, beside its code.

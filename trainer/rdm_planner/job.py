@@ -483,6 +483,8 @@ class TrainerModel:
             },
             memory_gib=max(memory),
             stage_memory_gib=memory,
+            stage_seconds=tuple(own + sent for own, sent in zip(times, sends, strict=True)),
+            forward_share=self._schedule(layout).forward,
             fits=problem.holds(cut),
         )
 

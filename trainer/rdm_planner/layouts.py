@@ -50,6 +50,9 @@ class Estimate:
         parts: Where the time goes, seconds by name.
         memory_gib: Of the fullest GPU, GiB.
         stage_memory_gib: Of a GPU of each stage, GiB; empty when nobody asked.
+        stage_seconds: What each stage takes for a micro-batch, forward and backward, with its sends; empty
+            when nobody asked.
+        forward_share: The share of the forward pass in it.
         fits: Every stage fits its GPUs.
         bound: What any cut of this layout takes at least on this placement; None when nobody asked.
     """
@@ -61,5 +64,7 @@ class Estimate:
     parts: Mapping[str, float] = field(default_factory=dict)
     memory_gib: float = 0.0
     stage_memory_gib: tuple[float, ...] = ()
+    stage_seconds: tuple[float, ...] = ()
+    forward_share: float = 1 / 3
     fits: bool = True
     bound: float | None = None

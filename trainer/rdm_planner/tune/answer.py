@@ -156,7 +156,7 @@ def answer(
     for row, estimate in zip(rows, found.best, strict=True):
         row["slower"] = dataclasses.asdict(report.slower(found.best[0], estimate))
     front = None
-    if options.pareto:
+    if options.pareto or options.html is not None:
         front = [
             (point, _row(job, fleet, point.estimate, peaks, models[0].gpus))
             for point in _front(described, nodes, prices)

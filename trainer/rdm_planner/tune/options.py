@@ -32,6 +32,7 @@ class TuneOptions:
         prices: Of a GPU-hour, as ``GPU=AMOUNT``.
         as_json: Nothing but JSON is printed.
         write: The winner goes into the file.
+        html: A page that is written.
     """
 
     config: Path
@@ -44,6 +45,7 @@ class TuneOptions:
     prices: tuple[str, ...] = ()
     as_json: bool = False
     write: bool = False
+    html: Path | None = None
 
     def __post_init__(self) -> None:
         for name in ("inter", "intra", "efficiency"):
@@ -102,6 +104,12 @@ _PARAMETERS = (
         multiple=True,
         metavar="GPU=AMOUNT",
         help="Price of a GPU-hour, as H100=2.5; without one for each GPU the cost is GPU-hours.",
+    ),
+    click.option(
+        "--html",
+        type=click.Path(path_type=Path, dir_okay=False),
+        metavar="FILE",
+        help="Write a page with the winner's pipeline, the Pareto front and a sortable table.",
     ),
     click.option(
         "--write", is_flag=True, help="Put the winner's keys, and the overrides, into CONFIG; comments stay."

@@ -46,6 +46,11 @@ def tune(
         from rdm_planner.tune.table import show
 
         show(found, following(found.rows[0]["overrides"]))
+    if options.html is not None:
+        from rdm_planner.tune.page import write
+
+        write(found, options.html)
+        click.echo(f"Written to {options.html}.", err=options.as_json)
     if options.write:
         edit.write(options.config, [*options.overrides, *found.rows[0]["overrides"]])
         click.echo(f"{options.config} has the winner's layout now.", err=options.as_json)

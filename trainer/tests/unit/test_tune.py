@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,7 @@ from rdm_planner.layouts import Layout
 from rdm_planner.nodes import NodeKind, orders
 from rdm_planner.schedules import BlockingSends
 from rdm_planner.search import search
+from rdm_planner.tune.diagram import one_forward_one_backward
 from rdm_trainer.cli import cli
 from rdm_trainer.engine_step import engine_step
 
@@ -217,6 +220,51 @@ def test_the_winner_goes_into_the_file_with_the_overrides(tmp_path: Path) -> Non
     winner = json.loads(result.stdout)["best"][0]["overrides"]
     assert configuration.load(path) == configuration.load(CONFIGS / "gpt2-xl.yaml", [given, *winner])
     assert path.read_text("utf-8").splitlines()[:3] == text.splitlines()[:3]
+
+
+@pytest.mark.parametrize(("stages", "micro_batches"), [(1, 3), (4, 2), (4, 9)])
+def test_the_picture_of_a_pipeline_is_1f1b(stages: int, micro_batches: int) -> None:
+    seconds = [1.0 + stage / 8 for stage in range(stages)]
+    passes = one_forward_one_backward(seconds, 0.25, micro_batches)
+    assert len(passes) == 2 * stages * micro_batches
+    done = {(one.stage, one.is_forward, one.micro_batch): one for one in passes}
+    for (stage, is_forward, number), one in done.items():
+        before = done.get((stage - 1 if is_forward else stage + 1, is_forward, number))
+        assert before is None or before.end <= one.begin
+    for stage in range(stages):
+        own = [one for one in passes if one.stage == stage]
+        assert all(one.end <= after.begin + 1e-12 for one, after in itertools.pairwise(own))
+        held, most = 0, 0
+        for one in own:
+            held += 1 if one.is_forward else -1
+            most = max(most, held)
+        assert most == min(stages - stage, micro_batches)
+    # Stages that are alike take (m + p - 1) times.
+    even = one_forward_one_backward([1.0] * stages, 0.25, micro_batches)
+    assert max(one.end for one in even) == pytest.approx(micro_batches + stages - 1)
+
+
+def test_the_page_needs_no_network_and_has_it_all(tmp_path: Path) -> None:
+    path, html = CONFIGS / "gpt2-xl.yaml", tmp_path / "page.html"
+    code, output = _tune(
+        str(path), "--nodes", "1xH100:4", "--nodes", "2xA10:4", "--html", str(html), "--json"
+    )
+    assert code == 0, output
+    # The last line, on stderr, says where the page is.
+    best = json.loads(output.rpartition("Written to")[0])["best"]
+    text = html.read_text("utf-8")
+    assert "://" not in text
+    for row in best:
+        assert f">{row['partition']}</td>" in text
+        assert f">{row['seconds']:.3f}</td>" in text
+    drawn = len(re.findall(r'<rect class="(?:forward|backward)"', text))
+    job = configuration.load(path)
+    size = best[0]["data"] * best[0]["micro_batch"]
+    assert drawn == 2 * best[0]["pipeline"] * min(24, job.optimisation.global_batch_size // size)
+    assert "<polyline" in text
+    code, message = _tune(str(path), "--nodes", "1xH100:4", "--html", str(tmp_path / "no" / "page.html"))
+    assert code == 3
+    assert "page.html cannot be written: No such file or directory" in message
 
 
 def test_a_file_that_cannot_be_changed_is_said_and_stays(tmp_path: Path) -> None:
