@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """The best cut of a list of layers into pipeline stages, for one layout on one placement. Exact.
 
-A step's time is no sum over stages, so dynamic programming alone cannot minimise it. It minimises the bounds
-of :class:`rdm_planner.schedules.Path`; a depth-first search then simulates only cuts whose bound lies below
-the best time found so far. Most good cuts meet their bound, so that few simulations prove the optimum.
+A step's time is no sum over stages, so dynamic programming alone cannot minimise it. From the last stage on
+it minimises the bounds of :class:`rdm_planner.schedules.Path`; from the first stage on a depth-first search
+then chooses stages, and simulates only cuts whose bound lies below the best time found so far. Most good cuts
+meet their bound, so that few simulations prove the optimum.
 """
 
 from __future__ import annotations
@@ -12,21 +13,30 @@ import bisect
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterable, Sequence
+import operator
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from rdm_planner.schedules import Schedule
+from rdm_planner.schedules import Chosen, Path, Schedule
+
+# By a place among the layers, seconds.
+Sums = Sequence[float] | Mapping[int, float]
 
 __all__ = ["Cut", "CutSearch", "Problem", "best_cut", "ends_that_fit"]
 
 # Times this close are the same: sums over layers are rounded in another order than a simulation's.
 _TOLERANCE = 1e-9
 
-# When so many passes are simulated, or so many parts of cuts looked at for each simulation, the best
-# cut so far is returned with its bound.
+# When so many passes are simulated, or so many stages of cuts looked at, the best cut so far is returned with
+# its bound.
 _WORK = 40_000
 _LEAST_SIMULATIONS = 20
-_STEPS = 20
+_STEPS = 40_000
+# The shares of that which are spent before and after cuts are improved by moves of single layers.
+_SHARES = (0.1, 1.0)
+
+# How many cuts are improved by moves of single layers.
+_STARTS = 3
 
 # Halvings of the time in which all stages are to end.
 _HALVINGS = 30
@@ -136,33 +146,42 @@ def best_cut(problem: Problem, *, below: float = math.inf, tries: Iterable[Seque
         tries: Cuts that are known to be good; the result is never slower than the best of them that fits.
     """
     search = CutSearch(problem)
-    search.begin(below, tries)
+    search.begin(below, lambda: tries)
     search.finish(below)
     return search.result()
 
 
-def ends_that_fit(problem: Problem) -> list[tuple[int, int]]:
+def ends_that_fit(problem: Problem, most: Sequence[float] | None = None) -> list[tuple[int, int]]:
     """Return between which places each stage ends in any cut that fits; none when no cut can.
 
     Args:
         problem: What is cut.
+        most: The time that each stage takes at most, seconds; any without.
     """
     fits, layers, stages = problem.fits, problem.layers, len(problem.sums)
     latest, begin = [], 0
-    for stage in range(stages):
+    for stage, running in enumerate(problem.sums):
         # From the latest begin a stage reaches the furthest.
-        ends = range(begin + 1, layers - (stages - 1 - stage) + 1)
-        reached = bisect.bisect_left(ends, True, key=functools.partial(_is_over, fits, stage, begin))
+        end = layers - (stages - 1 - stage)
+        if most is not None:
+            end = min(end, bisect.bisect_right(running, running[begin] + most[stage]) - 1)
+        if end > begin and not fits(stage, begin, end):
+            ends = range(begin + 1, end + 1)
+            end = begin + bisect.bisect_left(ends, True, key=functools.partial(_is_over, fits, stage, begin))
         # A layer that this stage cannot hold is an earlier one's, or a later one's.
-        begin = ends[reached - 1] if reached else begin
+        begin = max(begin, end)
         latest.append(begin)
     if begin < layers:
         return []
     earliest, end = [layers], layers
     for stage in range(stages - 1, 0, -1):
-        begins = range(stage, end)
-        place = bisect.bisect_left(begins, True, key=functools.partial(_is_within, fits, stage, end))
-        end = begins[place] if place < len(begins) else end
+        begin, running = stage, problem.sums[stage]
+        if most is not None:
+            begin = max(begin, bisect.bisect_left(running, running[end] - most[stage]))
+        if begin < end and not fits(stage, begin, end):
+            begins = range(begin, end)
+            begin += bisect.bisect_left(begins, True, key=functools.partial(_is_within, fits, stage, end))
+        end = min(begin, end)
         earliest.append(end)
     return list(zip(reversed(earliest), latest, strict=True))
 
@@ -185,32 +204,34 @@ class CutSearch:
         self.upper = math.inf
         self.bound = 0.0
         self.best: tuple[int, ...] | None = None
-        self.simulations = self.steps = 0
-        self.most = max(_LEAST_SIMULATIONS, _WORK // problem.schedule.work)
-        self.rest = problem.rest(1)
-        # For each number of stages, what cuts take at least whose so many first stages end at a place.
-        self.prefix: list[list[float]] = []
+        # Cuts that were simulated, from which better ones are looked for.
+        self.starts: dict[tuple[int, ...], float] = {}
+        # Simulations, and stages looked at, of one attempt, and how many at most.
+        self.simulations = self.steps = self.most = self.most_steps = 0
+        self.ends: list[tuple[int, int]] = []
+        # For each stage, where it begins at the earliest when it ends at a place.
+        self.lows: list[dict[int, int]] = []
+        # For each stage, what cuts take at least in which it begins at a place, besides the rest.
+        self.suffix: list[dict[int, float]] = []
 
-    def begin(self, below: float, tries: Iterable[Sequence[int]] = ()) -> None:
+    def begin(self, below: float, tries: Callable[[], Iterable[Sequence[int]]] = tuple) -> None:
         """Find the least bound of all cuts, and a cut that has it.
 
         Args:
             below: Only faster cuts are of interest, seconds.
-            tries: Cuts that are known to be good.
+            tries: Returns cuts that are known to be good.
         """
         self.upper = below
-        self.ends = ends_that_fit(self.problem)
-        if not self.ends:
-            self.bound = math.inf
-            return
         self.paths = [self.problem.schedule.paths(stage) for stage in range(self.stages)]
-        self.before, self.after = self._least_sums()
-        for known in (*tries, *self._balanced()):
-            if self.problem.holds(known):
-                self._try(tuple(known))
+        if below == math.inf:
+            self._try_known(tries)
         self.bound, cut = self._by_bound()
-        if cut is not None:
-            self._try(cut)
+        if cut is None:
+            self.bound = min(self.bound, self.upper)
+            return
+        self._try(cut)
+        if below < math.inf:
+            self._try_known(tries)
         self.bound = min(self.bound, self.upper)
 
     def finish(self, below: float) -> None:
@@ -221,9 +242,17 @@ class CutSearch:
         """
         if below < self.upper:
             self.upper, self.best = below, None
-        self._improve()
-        if not self.ends or self.bound >= self._aim() or self._extend(self.problem.layers, [], [], 0.0):
+        if self.bound >= self._aim():
             self.bound = self.upper
+            return
+        for share in _SHARES:
+            self.simulations, self.steps = 0, 0
+            self.most = int(share * max(_LEAST_SIMULATIONS, _WORK // self.problem.schedule.work))
+            self.most_steps = int(share * _STEPS)
+            if self._extend(Chosen(), [], 0, 0.0):
+                self.bound = self.upper
+                return
+            self._improve()
 
     def result(self) -> Cut | None:
         """Return the fastest cut that is known; None when none is faster than what was known before."""
@@ -232,51 +261,78 @@ class CutSearch:
     def _aim(self) -> float:
         return self.upper * (1 - _TOLERANCE)
 
-    def _try(self, cut: tuple[int, ...]) -> None:
+    def _try_known(self, tries: Callable[[], Iterable[Sequence[int]]]) -> None:
+        if ends := ends_that_fit(self.problem):
+            for known in (*tries(), *self._balanced(ends)):
+                if self.problem.holds(known):
+                    self._try(tuple(known))
+
+    def _try(self, cut: tuple[int, ...]) -> float:
+        """Return what a cut takes, or what it takes at least when that is too much; keep the fastest."""
+        if cut in self.starts:
+            return self.starts[cut]
+        least = self._least(cut)[0]
+        if least >= self._aim():
+            return least
         self.simulations += 1
-        seconds = self.problem.seconds(cut)
+        seconds = self.starts[cut] = self.problem.seconds(cut)
         if seconds < self.upper:
             self.upper, self.best = seconds, cut
+        return seconds
 
-    def _least_sums(self) -> tuple[list[Sequence[float]], list[Sequence[float]]]:
+    def _least(self, cut: Sequence[int]) -> tuple[float, int]:
+        """Return what a cut takes at least, and which stage decides that."""
+        times = self.problem.times(cut)
+        total, before, bound, decides = sum(times), 0.0, 0.0, 0
+        for stage, (own, paths) in enumerate(zip(times, self.paths, strict=True)):
+            seconds = _longest(paths, before, own, total - before - own)
+            if seconds > bound:
+                bound, decides = seconds, stage
+            before += own
+        return bound + self.problem.rest(cut[0]), decides
+
+    def _least_sums(self) -> tuple[list[Sums], list[Sums]]:
         """Return what the stages before each stage take at least for the layers before a place, and after."""
         sums, layers, stages = self.problem.sums, self.problem.layers, self.stages
         if all(running is sums[0] for running in sums):
             left = [sums[0][-1] - done for done in sums[0]]
             return [sums[0]] * (stages + 1), [left] * (stages + 1)
-        before: list[Sequence[float]] = [[0.0] + [math.inf] * layers]
-        for running in sums:
-            row = [math.inf] * (layers + 1)
-            previous = before[-1]
-            for end in range(1, layers + 1):
-                row[end] = min(row[end - 1], previous[end - 1]) + running[end] - running[end - 1]
+        before: list[dict[int, float]] = [{0: 0.0}]
+        for running, lows in zip(sums, self.lows, strict=True):
+            previous, row = before[-1], {}
+            for end, low in lows.items():
+                found = [previous[begin] - running[begin] for begin in range(low, end) if begin in previous]
+                if found:
+                    row[end] = min(found) + running[end]
             before.append(row)
-        after: list[Sequence[float]] = [[math.inf] * layers + [0.0]]
-        for running in reversed(sums):
-            row = [math.inf] * (layers + 1)
-            following = after[-1]
-            for begin in range(layers - 1, -1, -1):
-                row[begin] = min(row[begin + 1], following[begin + 1]) + running[begin + 1] - running[begin]
+        after: list[dict[int, float]] = [{layers: 0.0}]
+        for running, lows, earlier in zip(reversed(sums), reversed(self.lows), before[-2::-1], strict=True):
+            row = {}
+            for end, later in after[-1].items():
+                total = running[end] + later
+                for begin in range(lows.get(end, end), end):
+                    if begin in earlier and total - running[begin] < row.get(begin, math.inf):
+                        row[begin] = total - running[begin]
             after.append(row)
         after.reverse()
-        return before, after
+        return [*before], [*after]
 
-    def _balanced(self) -> list[tuple[int, ...]]:
+    def _balanced(self, ends: Sequence[tuple[int, int]]) -> list[tuple[int, ...]]:
         """Return cuts whose slowest stage is as fast as it can be within memory: full early, or full late."""
         high = sum(running[-1] for running in self.problem.sums)
-        low, found = 0.0, self._filled(high)
+        low, found = 0.0, self._filled(ends, high)
         for _ in range(_HALVINGS):
             middle = (low + high) / 2
-            if cut := self._filled(middle):
+            if cut := self._filled(ends, middle):
                 found, high = cut, middle
             else:
                 low = middle
-        return [cut for cut in (found, self._filled_from_the_end(high)) if cut]
+        return [cut for cut in (found, self._filled_from_the_end(ends, high)) if cut]
 
-    def _filled(self, most: float) -> tuple[int, ...]:
+    def _filled(self, ends: Sequence[tuple[int, int]], most: float) -> tuple[int, ...]:
         """Return the cut whose stages are filled in turn up to a time; none if layers are left."""
         cut, begin = [], 0
-        for stage, (running, (earliest, latest)) in enumerate(zip(self.problem.sums, self.ends, strict=True)):
+        for stage, (running, (earliest, latest)) in enumerate(zip(self.problem.sums, ends, strict=True)):
             end = min(bisect.bisect_right(running, running[begin] + most) - 1, latest)
             while end > begin and not self.problem.fits(stage, begin, end):
                 end -= 1
@@ -286,45 +342,85 @@ class CutSearch:
             begin = end
         return tuple(cut) if begin == self.problem.layers else ()
 
-    def _filled_from_the_end(self, most: float) -> tuple[int, ...]:
+    def _filled_from_the_end(self, ends: Sequence[tuple[int, int]], most: float) -> tuple[int, ...]:
         """Return the same, filled from the last stage on."""
         cut, end = [], self.problem.layers
         for stage in range(self.stages - 1, -1, -1):
             running = self.problem.sums[stage]
-            first = self.ends[stage - 1][0] if stage else 0
+            first = ends[stage - 1][0] if stage else 0
             begin = max(bisect.bisect_left(running, running[end] - most * (1 + _TOLERANCE)), first)
             while begin < end and not self.problem.fits(stage, begin, end):
                 begin += 1
-            if begin >= end or (stage and begin > self.ends[stage - 1][1]):
+            if begin >= end or (stage and begin > ends[stage - 1][1]):
                 return ()
             cut.append(end - begin)
             end = begin
         return tuple(reversed(cut)) if end == 0 else ()
 
     def _improve(self) -> None:
-        """Move single layers between neighbours as long as that is faster."""
-        before = None
-        while self.best is not None and self.best != before:
-            before = self.best
-            for stage, step in itertools.product(range(self.stages - 1), (1, -1)):
-                moved = list(before)
-                moved[stage] += step
-                moved[stage + 1] -= step
-                if min(moved) > 0 and self.problem.holds(moved):
-                    self._try(tuple(moved))
-                if self.best != before or self.simulations > self.most:
-                    break
-            if self.simulations > self.most:
-                return
+        """Improve good cuts, the best first."""
+        most = self.simulations + self.most
+        for seconds, cut in sorted((seconds, cut) for cut, seconds in self.starts.items())[:_STARTS]:
+            self._descend(cut, seconds, most)
 
-    def _lows(self, stage: int) -> list[int]:
-        """Return where a stage that ends at each place begins at the earliest."""
+    def _descend(self, cut: tuple[int, ...], upper: float, most: int) -> None:
+        """Move single layers as long as that is faster: to neighbours, and from the stage that decides."""
+        near = [pair for stage in range(self.stages - 1) for pair in ((stage, stage + 1), (stage + 1, stage))]
+        before: tuple[int, ...] | None = None
+        while cut != before:
+            before, decides = cut, self._least(cut)[1]
+            found = []
+            for source, target in {*near, *((decides, other) for other in range(self.stages))}:
+                moved = list(before)
+                moved[source] -= 1
+                moved[target] += 1
+                if source != target and moved[source] and self.problem.holds(moved):
+                    found.append((self._least(moved)[0], tuple(moved)))
+            for least, other in sorted(found):
+                if self.simulations >= most:
+                    return
+                if least >= upper:
+                    break
+                self.simulations += 1
+                seconds = self.problem.seconds(other)
+                if seconds < upper:
+                    cut, upper = other, seconds
+                    break
+            if upper < self.upper:
+                self.upper, self.best = upper, cut
+
+    def _limits(self) -> list[float]:
+        """Return what each stage takes at most in a cut that is fast enough, seconds."""
+        room = self._aim() - self.problem.rest(1)
+        lists = {id(running): running for running in self.problem.sums}.values()
+        total = sum(
+            min(after - before for before, after in column)
+            for column in zip(*(itertools.pairwise(running) for running in lists), strict=True)
+        )
+        found = []
+        for paths in self.paths:
+            limit = math.inf
+            for path in paths:
+                # The other stages take the rest of the total at least.
+                own, left = path.own, room - path.seconds
+                if path.after >= 1.0:
+                    own, left = own - 1.0, left - total
+                if own > 0:
+                    limit = min(limit, left / own)
+                elif left < 0:
+                    limit = -1.0
+            found.append(limit)
+        return found
+
+    def _earliest(self, stage: int) -> dict[int, int]:
+        """Return for each place where a stage can end, where it then begins at the earliest."""
         fits = self.problem.fits
-        earliest, latest = self.ends[stage]
-        lows = [0] * (latest + 1)
+        running, limit = self.problem.sums[stage], self.limits[stage]
         low = self.ends[stage - 1][0] if stage else 0
-        for end in range(earliest, latest + 1):
-            while low < end and not fits(stage, low, end):
+        lows = {}
+        for end in range(self.ends[stage][0], self.ends[stage][1] + 1):
+            done = running[end]
+            while low < end and (done - running[low] > limit or not fits(stage, low, end)):
                 low += 1
             lows[end] = low
         return lows
@@ -332,79 +428,93 @@ class CutSearch:
     def _by_bound(self) -> tuple[float, tuple[int, ...] | None]:
         """Return the least bound of all cuts, and a cut that has it; dynamic programming over stages."""
         layers = self.problem.layers
-        self.prefix = [[-math.inf] + [math.inf] * layers]
-        self.lows: list[list[int]] = []
-        chosen: list[list[int]] = []
+        self.limits = self._limits()
+        self.ends = ends_that_fit(self.problem, self.limits)
+        if not self.ends:
+            return math.inf, None
+        self.lows = [self._earliest(stage) for stage in range(self.stages)]
+        self.before, self.after = self._least_sums()
+        # The first stage has at least so many layers.
+        aim = self._aim() - self.problem.rest(self.ends[0][0])
+        self.suffix = [{} for _ in range(self.stages)] + [{layers: 0.0}]
+        # Of cuts with the same bound the one whose stages take the least together.
+        chosen: list[dict[int, tuple[float, int]]] = [{} for _ in range(self.stages)] + [{layers: (0.0, 0)}]
+        is_list = isinstance(self.before[0], Sequence)
+        for stage in range(self.stages - 1, -1, -1):
+            running, paths = self.problem.sums[stage], self.paths[stage]
+            earlier, later = self.before[stage], self.after[stage + 1]
+            bounds, taken = self.suffix[stage], chosen[stage]
+            first, last = self.ends[stage - 1] if stage else (0, 0)
+            begins = [begin for begin in range(first, last + 1) if is_list or begin in earlier]
+            for end, value in self.suffix[stage + 1].items():
+                done, after, total = running[end], later[end], chosen[stage + 1][end][0]
+                rest = 0.0 if stage else self.problem.rest(end)
+                low = self.lows[stage].get(end, end)
+                for begin in begins:
+                    if not low <= begin < end:
+                        continue
+                    own = done - running[begin]
+                    bound = max(value, _longest(paths, earlier[begin], own, after)) + rest
+                    if bound >= (aim if stage else self._aim()):
+                        continue
+                    known = bounds.get(begin, math.inf)
+                    if bound < known or (bound == known and total + own < taken[begin][0]):
+                        bounds[begin], taken[begin] = bound, (total + own, end)
+        if 0 not in self.suffix[0]:
+            return math.inf, None
+        cut, begin = [], 0
         for stage in range(self.stages):
-            bounds, begins = [math.inf] * (layers + 1), [0] * (layers + 1)
-            earliest, latest = self.ends[stage]
-            self.lows.append(self._lows(stage))
-            for end in range(earliest, latest + 1):
-                for begin, value in self._begins(stage, end, self.after[stage + 1][end]):
-                    if value < bounds[end]:
-                        bounds[end], begins[end] = value, begin
-            chosen.append(begins)
-            self.prefix.append(bounds)
-        bound = self.prefix[-1][layers]
-        if bound >= self._aim():
-            return bound, None
-        cut, end = [], layers
-        for begins in reversed(chosen):
-            cut.append(end - begins[end])
-            end = begins[end]
-        return bound, tuple(reversed(cut))
+            end = chosen[stage][begin][1]
+            cut.append(end - begin)
+            begin = end
+        return self.suffix[0][0], tuple(cut)
 
-    def _begins(self, stage: int, end: int, after: float) -> Iterable[tuple[int, float]]:
-        """Yield where a stage that ends there can begin, with the bound of it and all stages before it."""
-        running, before, paths = self.problem.sums[stage], self.before[stage], self.paths[stage]
-        previous, rest = self.prefix[stage], self.rest
-        aim = self._aim()
-        steepest = max(path.own for path in paths)
-        done = running[end]
-        last = self.ends[stage - 1][1] if stage else 0
-        for begin in range(min(end - 1, last), self.lows[stage][end] - 1, -1):
-            own = done - running[begin]
-            if steepest * own + rest >= aim:
-                return
-            value = previous[begin]
-            if value >= aim:
-                continue
-            earlier = before[begin]
-            bound = 0.0
-            for path in paths:
-                seconds = earlier + path.own * own + path.after * after + path.seconds
-                if seconds > bound:
-                    bound = seconds
-            bound += rest if stage else self.problem.rest(end)
-            if bound > value:
-                value = bound
-            if value < aim:
-                yield begin, value
-
-    def _extend(self, end: int, cut: list[int], times: list[float], after: float) -> bool:
-        """Search all cuts whose last stages are these; False when too many are left.
+    def _extend(self, chosen: Chosen, cut: list[int], begin: int, rest: float) -> bool:
+        """Search all cuts whose first stages are these; False when too many are left.
 
         Args:
-            end: Where the stage before them ends.
-            cut: Their layers, from the first of them.
-            times: Their times.
-            after: The sum of those.
+            chosen: Those stages.
+            cut: Their layers.
+            begin: Where the stage after them begins.
+            rest: What the first stage's layers add.
         """
-        stage = self.stages - 1 - len(cut)
-        if stage < 0:
-            self._try(tuple(cut))
+        stage = len(cut)
+        if stage == self.stages:
+            self.simulations += 1
+            seconds = self.problem.seconds(cut)
+            if seconds < self.upper:
+                self.upper, self.best = seconds, tuple(cut)
             return self.simulations < self.most
-        self.steps += 1
-        if self.steps > _STEPS * self.most:
+        if self.steps > self.most_steps:
             return False
-        running, before, schedule = self.problem.sums[stage], self.before[stage], self.problem.schedule
-        for begin, value in sorted(self._begins(stage, end, after), key=lambda found: (found[1], -found[0])):
+        running, after, paths = self.problem.sums[stage], self.after[stage + 1], self.paths[stage]
+        found = []
+        for end, value in self.suffix[stage + 1].items():
+            if not self.lows[stage].get(end, end) <= begin < end:
+                continue
+            added = rest if stage else self.problem.rest(end)
+            own = running[end] - running[begin]
+            value = max(value, _longest(paths, chosen.total, own, after[end])) + added
+            if value >= self._aim():
+                continue
+            self.steps += stage + 1
+            longer = self.problem.schedule.extend(chosen, own, after[end])
+            value = max(value, longer.bound + added)
+            if value < self._aim():
+                found.append((value, longer.total + after[end], end, longer, added))
+        for value, _total, end, longer, added in sorted(found, key=operator.itemgetter(0, 1)):
             if value >= self._aim():
                 return True
-            own = running[end] - running[begin]
-            longer = [own, *times]
-            if schedule.bound(before[begin], longer) + self.rest >= self._aim():
-                continue
-            if not self._extend(begin, [end - begin, *cut], longer, after + own):
+            if not self._extend(longer, [*cut, end - begin], end, added):
                 return False
         return True
+
+
+def _longest(paths: Sequence[Path], before: float, own: float, after: float) -> float:
+    """Return what a step takes at least as far as one stage decides it, with the times of the others."""
+    longest = 0.0
+    for path in paths:
+        seconds = before + path.own * own + path.after * after + path.seconds
+        if seconds > longest:
+            longest = seconds
+    return longest

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """What a pipeline of unequal stages takes for one step.
 
-A schedule answers two questions: when does each stage end, given all stages' times; and what does a step take
-at least, as far as one stage decides it. The second are paths through the schedule that stay on one stage;
-they let :mod:`rdm_planner.partition` choose one stage after the other. Both grow with every stage's time.
+A schedule answers three questions: when does each stage end, given all stages' times; what does a step take
+at least, as far as one stage decides it; and as far as the first stages do. The latter are paths through the
+schedule; they let :mod:`rdm_planner.partition` choose one stage after the other. All grow with every stage's
+time.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-__all__ = ["BlockingSends", "OneForwardOneBackward", "Path", "Schedule"]
+__all__ = ["BlockingSends", "Chosen", "OneForwardOneBackward", "Path", "Schedule"]
 
 # The share of a forward in a stage's time where a backward takes twice as long.
 _FORWARD = 1 / 3
@@ -32,6 +33,20 @@ class Path(NamedTuple):
     own: float
     after: float
     seconds: float
+
+
+class Chosen(NamedTuple):
+    """The first stages of a pipeline, whose times are known.
+
+    Args:
+        stages: What a schedule remembers of each.
+        total: Their times together, seconds.
+        bound: What a step takes at least, seconds.
+    """
+
+    stages: tuple[tuple[float, ...], ...] = ()
+    total: float = 0.0
+    bound: float = 0.0
 
 
 class Schedule(Protocol):
@@ -58,12 +73,13 @@ class Schedule(Protocol):
         """
         ...
 
-    def bound(self, before: float, times: Sequence[float]) -> float:
-        """Return what a step takes at least, as far as one stage and those after it decide it.
+    def extend(self, chosen: Chosen, time: float, after: float) -> Chosen:
+        """Return what is known when one more stage is chosen.
 
         Args:
-            before: Sum of the times of the stages before it, seconds.
-            times: Its time, and those of all stages after it, seconds.
+            chosen: The stages before it.
+            time: Its time, seconds.
+            after: What all stages after it take at least together, seconds.
         """
         ...
 
@@ -201,10 +217,11 @@ class OneForwardOneBackward:
         begin = self.first_send if stage else 0.0
         end = self.last_send if is_last else 0.0
         way = (0.0 if stage else self.first_send) + (0.0 if is_last else self.last_send)
+        later_way = way + (0.0 if is_last or m == 1 else self._wait)
         if warm >= m:
             return [
                 Path(f + m * g, 1.0, begin + way + (m - 1) * to_backward),
-                Path(m * f + g, 1.0, begin + way + (m - 1) * between_forwards),
+                Path(m * f + g, 1.0, begin + later_way + (m - 1) * between_forwards),
             ]
         steady = m - warm
         own_sends = max(0, warm - 1) * between_forwards + (self.first_send if warm and not stage else 0.0)
@@ -221,17 +238,27 @@ class OneForwardOneBackward:
             )
         ]
         if steady > 1:
-            finishes.append((steady - 1 + g, 1.0, (steady - 2) * around + to_forward + way))
+            finishes.append((steady - 1 + g, 1.0, (steady - 2) * around + to_forward + later_way))
         paths = [
             Path(start[0] + finish[0], start[1] + finish[1], start[2] + finish[2] + end)
             for start in starts
             for finish in finishes
         ]
         if steady == 1:
-            paths.append(Path((warm + 1) * f + g, 1.0, begin + own_sends + way + end))
+            paths.append(Path((warm + 1) * f + g, 1.0, begin + own_sends + later_way + end))
         return paths
 
-    def bound(self, before: float, times: Sequence[float]) -> float:
+    @property
+    def _wait(self) -> float:
+        """What a way down to the last stage takes longer for all micro-batches but the first, seconds.
+
+        The last stage begins one when it has sent the gradient of the one before; that takes until the stage
+        before it has done this one's forward, and the send itself.
+        """
+        # Of two stages the first sends its output meanwhile.
+        return self.last_send if self.stages > 2 else max(0.0, self.last_send - self.first_send)
+
+    def extend(self, chosen: Chosen, time: float, after: float) -> Chosen:
         """See :class:`Schedule`.
 
         As :meth:`paths`, but the way down may turn at any stage. From stage r on there are r - i fewer
@@ -239,30 +266,49 @@ class OneForwardOneBackward:
         """
         p, m = self.stages, self.micro_batches
         if p == 1:
-            return m * times[0]
-        stage = p - len(times)
-        steady = m - len(times) + 1
-        own = times[0]
-        f, g = own * self.forward, own * (1 - self.forward)
-        begin = before + (self.first_send if stage else 0.0)
-        way = 0.0 if stage else self.first_send
-        # Micro-batches that go down before the first comes back from there, and come back after the last.
-        turns = min(len(times), m)
-        start, finish = turns * f, turns * g
-        for place, time in enumerate(times[1:], start=2):
-            way += time
-            turns = min(len(times) + 1 - place, m)
-            first = turns * f + way
-            if first > start:
-                start = first
-            last = turns * g + way
-            if last > finish:
-                finish = last
-        if steady < 2:
-            return begin + max(start + m * g, m * f + finish)
-        # Sends of a regular step; the paths above have those of its ends.
-        sends = (steady - 2) * self.last_send if stage >= p - 2 else 0.0
-        return begin + start + finish + (steady - 1) * own + sends
+            return Chosen(bound=m * time)
+        stage = len(chosen.stages)
+        left = p - stage
+        f, g = time * self.forward, time * (1 - self.forward)
+        total = chosen.total + time
+        # Micro-batches that go down before the first comes back from here, and come back after the last.
+        turns = min(left, m)
+        # The last two stages wait for the last stage's gradients.
+        wait = self._wait if m > 1 else 0.0
+        send_down = self.last_send if left == 1 or (left == 2 and m > 1) else 0.0
+        send_back = (0.0, self.last_send + wait, self.last_send)[left] if left <= 2 else 0.0
+        # The way to the last stage and back, through stages that are not chosen yet.
+        down = total + after + self.last_send
+        back = down + wait
+        base = chosen.total + (self.first_send if stage else 0.0)
+        if m > left:
+            # Sends of a regular step; the paths above have those of its ends.
+            base += (m - left) * time + ((m - left - 1) * self.last_send if left <= 2 else 0.0)
+        # For each stage: what lies between the ways at the begin and at the end; its forward, its backward;
+        # the stages up to it; what the ways take at least.
+        own = (base, f, g, total - (0.0 if stage else self.first_send), turns * f, turns * g)
+        stages, bound = [], chosen.bound
+        for between, forward, backward, until, start, finish in chosen.stages:
+            way = total - until
+            if (seconds := turns * forward + way + send_down) > start:
+                start = seconds
+            if (seconds := turns * backward + way + send_back) > finish:
+                finish = seconds
+            stages.append((between, forward, backward, until, start, finish))
+        stages.append(own)
+        for place, (between, forward, backward, until, start, finish) in enumerate(stages):
+            if place < p - 1:
+                if (seconds := forward + down - until) > start:
+                    start = seconds
+                if (seconds := backward + back - until) > finish:
+                    finish = seconds
+            if place > p - m:
+                seconds = between + start + finish
+            else:
+                seconds = between + max(start + m * backward, m * forward + finish)
+            if seconds > bound:
+                bound = seconds
+        return Chosen(tuple(stages), total, bound)
 
 
 @dataclass(frozen=True)
@@ -299,11 +345,11 @@ class BlockingSends:
             for path in self.inner.paths(stage)
         ]
 
-    def bound(self, before: float, times: Sequence[float]) -> float:
+    def extend(self, chosen: Chosen, time: float, after: float) -> Chosen:
         """See :class:`Schedule`."""
-        stage = len(self.seconds) - len(times)
-        added = [time + extra for time, extra in zip(times, self.seconds[stage:], strict=True)]
-        return self.inner.bound(before + self._before[stage], added)
+        stage = len(chosen.stages)
+        sends = self._before[-1] - self._before[stage + 1]
+        return self.inner.extend(chosen, time + self.seconds[stage], after + sends)
 
 
 def _regular(now: list[float], before: list[float], step: float) -> bool:

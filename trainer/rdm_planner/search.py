@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import heapq
 import itertools
 import math
@@ -207,7 +208,7 @@ def search(
         if cuts is None:
             solved += 1
             cuts = CutSearch(problem)
-            cuts.begin(below, model.tries(layout))
+            cuts.begin(below, functools.partial(model.tries, layout))
             if cuts.bound < cuts.upper:
                 order += 1
                 heapq.heappush(waiting, (max(least, cuts.bound), order, layout, model, problem, cuts))
