@@ -18,9 +18,13 @@ description:
   - Before that it writes the files that the container reads, as M(rdm.provision.node_files) does, and where a
     directory was made for them, starts a running container again, since a mount is of the one that was there.
     Nothing is written where it refuses for a job. With O(receipt) it ends by keeping one.
+  - With O(lock), the lock of the cluster is renewed before anything is changed, and released when O(receipt)
+    is kept.
 author:
   - The rdm-provision developers
-extends_documentation_fragment: rdm.provision.files
+extends_documentation_fragment:
+  - rdm.provision.files
+  - rdm.provision.lock
 attributes:
   check_mode:
     support: full
@@ -182,29 +186,6 @@ options:
       name:
         description: Who claims the directory.
         type: str
-        required: true
-  lock:
-    description:
-      - Which run changes the node, as O(rdm.provision.node_lock#module:lock). The lock is renewed before
-        anything is changed, and released when O(receipt) is kept.
-    type: dict
-    version_added: 0.2.0
-    suboptions:
-      cluster:
-        description: As O(rdm.provision.node_lock#module:lock.cluster).
-        type: str
-        required: true
-      run:
-        description: As O(rdm.provision.node_lock#module:lock.run).
-        type: str
-        required: true
-      home:
-        description: As O(rdm.provision.node_lock#module:lock.home).
-        type: str
-        required: true
-      leader:
-        description: As O(rdm.provision.node_lock#module:lock.leader).
-        type: dict
         required: true
   receipt:
     description: The receipt to keep when all is done; none unless given, and none in check mode.

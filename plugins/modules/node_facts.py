@@ -13,9 +13,12 @@ description:
   - Reads files. Of the vendor's tools it runs, for O(sriov), C(sminfo), and C(mstconfig) or C(mlxconfig)
     where an adapter offers too few VFs.
   - What cannot be read is empty in the result and named in its findings.
+  - With O(lock), and where there is work, it takes the lock of the cluster.
 author:
   - The rdm-provision developers
-extends_documentation_fragment: rdm.provision.attributes.looks
+extends_documentation_fragment:
+  - rdm.provision.attributes.looks
+  - rdm.provision.lock
 options:
   sysfs_root:
     description: Where the kernel's sysfs is; another directory in tests.
@@ -54,29 +57,6 @@ options:
     description: For each ssh key of the cluster, its digest on the controller; empty before it is made.
     type: dict
     default: {}
-  lock:
-    description:
-      - Which run is going to change the node, as O(rdm.provision.node_lock#module:lock). Where there is work,
-        it takes the lock of the cluster.
-    type: dict
-    version_added: 0.2.0
-    suboptions:
-      cluster:
-        description: As O(rdm.provision.node_lock#module:lock.cluster).
-        type: str
-        required: true
-      run:
-        description: As O(rdm.provision.node_lock#module:lock.run).
-        type: str
-        required: true
-      home:
-        description: As O(rdm.provision.node_lock#module:lock.home).
-        type: str
-        required: true
-      leader:
-        description: As O(rdm.provision.node_lock#module:lock.leader).
-        type: dict
-        required: true
   locks:
     description: Whether the run takes the lock in any case.
     type: bool

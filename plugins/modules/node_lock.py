@@ -14,6 +14,7 @@ description:
 version_added: 0.2.0
 author:
   - The rdm-provision developers
+extends_documentation_fragment: rdm.provision.lock.required
 attributes:
   check_mode:
     support: full
@@ -30,27 +31,6 @@ options:
     type: str
     choices: [held, free, seen]
     default: held
-  lock:
-    description: Which run wants it, as C(lock) of M(rdm.provision.plan) says.
-    type: dict
-    required: true
-    suboptions:
-      cluster:
-        description: Name of the cluster.
-        type: str
-        required: true
-      run:
-        description: The run's mark.
-        type: str
-        required: true
-      home:
-        description: The mark of the inventory from which it works.
-        type: str
-        required: true
-      leader:
-        description: The process that leads it.
-        type: dict
-        required: true
   config_dir:
     description: Directory of the cluster's files on the node; with it, C(origin) is returned.
     type: str

@@ -11,9 +11,10 @@ description:
   - Looks at everything that the roles have left on the node, and writes it down together with the inputs from
     which they worked. M(rdm.provision.node_facts) compares both the next time, in one look.
   - Run it when all roles have ended well. What it writes holds digests and no secrets, and is readable by its
-    owner only.
+    owner only. With O(lock), the lock of the cluster is released then.
 author:
   - The rdm-provision developers
+extends_documentation_fragment: rdm.provision.lock
 attributes:
   check_mode:
     support: full
@@ -50,27 +51,6 @@ options:
     description: Digest of what the node has for containers, as M(rdm.provision.node_facts) returned it.
     type: str
     required: true
-  lock:
-    description: Which run has changed the node, as O(rdm.provision.node_lock#module:lock); it is released.
-    type: dict
-    version_added: 0.2.0
-    suboptions:
-      cluster:
-        description: As O(rdm.provision.node_lock#module:lock.cluster).
-        type: str
-        required: true
-      run:
-        description: As O(rdm.provision.node_lock#module:lock.run).
-        type: str
-        required: true
-      home:
-        description: As O(rdm.provision.node_lock#module:lock.home).
-        type: str
-        required: true
-      leader:
-        description: As O(rdm.provision.node_lock#module:lock.leader).
-        type: dict
-        required: true
   docker_socket:
     description: Path or C(unix://) address of the Docker Engine's socket; empty means the usual one.
     type: str
