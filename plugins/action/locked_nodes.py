@@ -66,7 +66,7 @@ def _others(authorities: Mapping[str, str], options: Mapping[str, Any], inventor
     with contextlib.suppress(PlanFileError):
         known = read_plan(os.path.join(inventory, PLAN_FILE))
     ours = keys.fingerprints[cluster_keys.AUTHORITY] if keys else ""
-    mine = {ours, (known.keys if known else {}).get(cluster_keys.AUTHORITY, "")}
+    mine = {ours, *((known.keys.get(cluster_keys.AUTHORITY, ""), *known.replaced) if known else ())}
     what = f"the cluster {options['cluster']} in {options['config_dir']}"
     for node, authority in authorities.items():
         if authority not in mine and not options["new_keys"]:

@@ -33,7 +33,11 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.plan_inputs import (
     plan_inventory,
     planned_variables,
 )
-from ansible_collections.rdm.provision.plugins.plugin_utils.plan_keys import keys_of, origins
+from ansible_collections.rdm.provision.plugins.plugin_utils.plan_keys import (
+    keys_of,
+    origins,
+    replaced_authorities,
+)
 from ansible_collections.rdm.provision.plugins.plugin_utils.play_variables import unseen, variables_in_play
 from ansible_collections.rdm.provision.plugins.plugin_utils.reach import Reach
 from ansible_collections.rdm.provision.plugins.plugin_utils.receipts import receipts
@@ -69,6 +73,7 @@ class ActionModule(Decision):
             raise Refused([*problems, *beside], warnings=warnings)
         nodes = base_of_nodes(plan, previous, images)
         found: list[Problem] = []
+        facts: dict[str, dict[str, Any]] = {}
         if stage == "nodes":
             facts = {
                 node: {**found, "archives": reader.archives(options["inspection"], node)}
@@ -100,7 +105,9 @@ class ActionModule(Decision):
         addresses = plan.addresses
         keys = keys_of(reader, plan.inventory.cluster, writes) if options["keys"] else None
         if keys:
-            addresses = addresses._replace(keys=keys.fingerprints)
+            carried = ((one.get("origin") or {}).get("authority", "") for one in facts.values())
+            replaced = replaced_authorities(reader, previous, keys, carried)
+            addresses = addresses._replace(keys=keys.fingerprints, replaced=replaced)
         result = self._keep(reader, addresses, previous, options["write"])
         master = next(iter(addresses.nodes))
         result.update(

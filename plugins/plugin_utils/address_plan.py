@@ -42,6 +42,7 @@ WIDE_PREFIX = 16
 MASTER_OFFSET = 100
 
 _KEYS = "ssh keys"
+_REPLACED = "replaced ssh authorities"
 _VF_PREFIX = re.compile(r"[0-9a-f][26ae]:[0-9a-f]{2}")  # locally administered, of one station; IEEE 802
 _HEADER = """\
 # The address of each node on the container network, kept by rdm-provision. Commit it with the inventory.
@@ -59,6 +60,7 @@ class AddressPlan(NamedTuple):
         nodes: node name -> address, master first, in inventory order.
         removed: name -> address of nodes that left the inventory and whose address is reserved.
         keys: name of each ssh key of the cluster -> its fingerprint; empty before the keys are made.
+        replaced: fingerprints of the ssh authorities that the cluster had before new keys were made.
         vf_prefix: what the MACs of its virtual functions begin with, such as `06:5e`; empty before it has
             any.
     """
@@ -69,6 +71,7 @@ class AddressPlan(NamedTuple):
     removed: dict[str, str]
     keys: Mapping[str, str] = {}
     vf_prefix: str = ""
+    replaced: tuple[str, ...] = ()
 
 
 class PlanFileError(ValueError):
@@ -459,6 +462,10 @@ def format_plan(plan: AddressPlan) -> str:
     if plan.keys:
         lines += ["# Who changes the cluster must have these keys: see container_ssh_key_dir.", f"[{_KEYS}]"]
         lines += [*(f"{name} = {fingerprint}" for name, fingerprint in plan.keys.items()), ""]
+    if plan.replaced:
+        lines += ["# A node that was away when the keys were replaced may still have one of these."]
+        lines += [f"[{_REPLACED}]"]
+        lines += [*(f"{number} = {at}" for number, at in enumerate(plan.replaced, 1)), ""]
     lines.append("[nodes]")
     lines += [f"{name} = {at}" for name, at in plan.nodes.items()]
     if plan.removed:
@@ -481,7 +488,7 @@ def parse_plan(text: str) -> AddressPlan:
         parser.read_string(text, source=PLAN_FILE)
     except configparser.Error as error:
         raise PlanFileError("cannot be read: " + " ".join(str(error).split())) from None
-    unknown = set(parser.sections()) - {"network", "nodes", "removed", _KEYS}
+    unknown = set(parser.sections()) - {"network", "nodes", "removed", _KEYS, _REPLACED}
     if unknown:
         raise PlanFileError(f"has an unknown section [{sorted(unknown)[0]}]")
     try:
@@ -495,7 +502,8 @@ def parse_plan(text: str) -> AddressPlan:
     nodes = dict(parser["nodes"]) if parser.has_section("nodes") else {}
     removed = dict(parser["removed"]) if parser.has_section("removed") else {}
     keys = dict(parser[_KEYS]) if parser.has_section(_KEYS) else {}
-    for name, fingerprint in keys.items():
+    replaced = dict(parser[_REPLACED]) if parser.has_section(_REPLACED) else {}
+    for name, fingerprint in chain(keys.items(), replaced.items()):
         if not fingerprint.startswith("SHA256:"):
             raise PlanFileError(f"has a bad fingerprint of the ssh key {name}: {fingerprint}")
     _check_consistency(subnet, gateway, nodes, removed)
@@ -504,7 +512,7 @@ def parse_plan(text: str) -> AddressPlan:
         raise PlanFileError(
             f"has a bad vf_prefix {vf_prefix}: it is two bytes, the first ending in 2, 6, a or e, as 06:5e"
         )
-    return AddressPlan(subnet, gateway, nodes, removed, keys, vf_prefix)
+    return AddressPlan(subnet, gateway, nodes, removed, keys, vf_prefix, tuple(replaced.values()))
 
 
 def _check_consistency(

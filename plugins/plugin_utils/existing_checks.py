@@ -78,13 +78,14 @@ def config_dir_problems(want: NodePlan, config_dir: str, facts: Mapping[str, Any
 def origin_problems(want: NodePlan, config_dir: str, facts: Mapping[str, Any]) -> list[Problem]:
     """Return a problem when the cluster of our name on the node was made from another inventory.
 
-    A node that was away while the keys were replaced has the address that the plan knows, and the old keys.
+    A node that was away while the keys were replaced has the address that the plan knows, and the old keys,
+    which the plan knows, too.
     """
     mine, theirs = want.origin, facts.get("origin") or {}
     if mine is None or facts.get("config_owner") != want.cluster:
         return []
     authority, my_ip = theirs.get("authority", ""), theirs.get("my_ip", "")
-    known = bool(mine.before) and mine.before == my_ip
+    known = authority in mine.replaced and mine.before == my_ip
     what = f"the cluster {want.cluster} in {config_dir}"
     if authority and authority != mine.authority and not mine.new_keys and not known:
         return [authority_problem(want.node, what, authority, mine.authority)]

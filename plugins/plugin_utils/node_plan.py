@@ -54,12 +54,14 @@ class Origin(NamedTuple):
         new_keys: whether the user wants other keys than before.
         planned: whether there was an address plan before this run.
         before: the node's address in it; empty for a node that it does not have.
+        replaced: fingerprints of the authorities that the cluster had before.
     """
 
     authority: str
     new_keys: bool
     planned: bool
     before: str
+    replaced: tuple[str, ...]
 
 
 class NodePlan(NamedTuple):

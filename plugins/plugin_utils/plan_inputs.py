@@ -148,7 +148,9 @@ def plan_inventory(
         plan.warnings.extend(warnings)
         warnings = plan.warnings
         if previous:
-            kept = plan.addresses._replace(keys=previous.keys, vf_prefix=previous.vf_prefix)
+            kept = plan.addresses._replace(
+                keys=previous.keys, vf_prefix=previous.vf_prefix, replaced=previous.replaced
+            )
             plan = plan._replace(addresses=kept)
         plan = _with_functions(reader, plan, problems)
     return Draft(plan, previous, images, problems, warnings)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 
 from ansible_collections.rdm.provision.plugins.module_utils.constants import STATE_DIR
 from ansible_collections.rdm.provision.plugins.plugin_utils import cluster_keys
@@ -74,9 +75,30 @@ def origins(reader: HostVariables, previous: AddressPlan | None) -> dict[str, Or
     keys = None if anew else cluster_keys.read(_directory(reader, reader.hosts[0]))
     authority = keys.fingerprints[cluster_keys.AUTHORITY] if keys else ""
     before = {**previous.removed, **previous.nodes} if previous else {}
+    replaced = previous.replaced if previous else ()
     return {
-        host: Origin(authority, anew, previous is not None, before.get(host, "")) for host in reader.hosts
+        host: Origin(authority, anew, previous is not None, before.get(host, ""), replaced)
+        for host in reader.hosts
     }
+
+
+def replaced_authorities(
+    reader: HostVariables, previous: AddressPlan | None, keys: cluster_keys.Keys, carried: Iterable[str]
+) -> tuple[str, ...]:
+    """Return the fingerprints of the authorities that the cluster had before, the oldest first.
+
+    Args:
+        reader: the variables.
+        previous: what the plan file holds.
+        keys: the cluster's keys.
+        carried: fingerprints of the authorities that nodes have now, which count where new keys are wanted.
+    """
+    found = list(previous.replaced) if previous else []
+    found.append(previous.keys.get(cluster_keys.AUTHORITY, "") if previous else "")
+    if _wants_new(reader):
+        found += sorted(carried)
+    ours = keys.fingerprints[cluster_keys.AUTHORITY]
+    return tuple(dict.fromkeys(one for one in found if one and one != ours))
 
 
 def _directory(reader: HostVariables, host: str) -> str:

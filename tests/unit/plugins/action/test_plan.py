@@ -17,6 +17,7 @@ import pytest
 import yaml
 from ansible.parsing.vault import VaultLib, VaultSecret
 from ansible_collections.rdm.provision.plugins.modules import plan as module
+from ansible_collections.rdm.provision.plugins.plugin_utils import address_plan
 from ansible_collections.rdm.provision.plugins.plugin_utils.cluster_lock import (
     brief_lock,
     having,
@@ -549,6 +550,16 @@ def test_a_cluster_of_the_same_name_from_another_inventory_is_refused(cluster: C
     assert rc == 2
     assert "\n- d: the cluster rdm in /etc/rdm was made from another inventory" in msg
     assert "\n- b" not in msg
+
+
+def test_an_address_that_both_plans_give_a_node_makes_them_no_one_cluster(cluster: Cluster) -> None:
+    theirs = {"authority": "SHA256:x", "my_ip": "192.169.16.100"}
+    cluster.write({"b": facts(config_owner="rdm", origin=theirs)}, {"c": facts()}, CPU)
+    assert cluster.run("-e", "keys=true")[0] == 0
+    assert address_plan.parse_plan(cluster.plan_file.read_text()).nodes["b"] == theirs["my_ip"]
+    rc, result, _ = cluster.run("-e", "keys=true", stage="nodes")
+    assert rc == 2
+    assert "b: the cluster rdm in /etc/rdm was made from another inventory" in result["msg"]
 
 
 def test_every_problem_of_every_node_is_in_one_report_and_nothing_is_written(cluster: Cluster) -> None:
