@@ -102,8 +102,17 @@ def test_the_image_has_what_launchers_and_the_fabric_need(cluster: Containers) -
     script = 'for program; do command -v "$program" >/dev/null || echo "$program"; done'
     assert in_image(cluster, "sh", "-c", script, "sh", *programs) == ""
     assert "mlx5" in in_image(cluster, "cat", "/etc/libibverbs.d/mlx5.driver")
-    said = in_image(cluster, "python", "-c", "import torch, deepspeed; print(torch.__version__)")
-    assert said.strip().endswith("+cpu")
+
+
+def test_a_script_of_the_users_own_begins_without_a_compiler(cluster: Containers) -> None:
+    script = """
+import os, deepspeed, torch
+os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="0", RANK="0", LOCAL_RANK="0", WORLD_SIZE="1")
+deepspeed.init_distributed("gloo", auto_mpi_discovery=False)
+print(torch.__version__)
+"""
+    assert in_image(cluster, "sh", "-c", "! command -v c++") == ""
+    assert in_image(cluster, "python", "-c", script).strip().endswith("+cpu")
 
 
 def test_what_needs_no_launcher_runs_without_root(cluster: Containers) -> None:

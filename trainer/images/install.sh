@@ -51,6 +51,17 @@ system() {
   ln -sf "$home/bin/rdm-trainer" /usr/local/bin/rdm-trainer
 }
 
+# deepspeed.init_distributed builds an operation for sums within one host of CPUs and ends where no compiler is. Its own
+# answer to a system that cannot have the operation is gloo, which here is that of an image without a compiler, too.
+without_compiler() {
+  sed -i -e 's/^import sys$/import shutil\nimport sys/' \
+    -e "s/if sys.platform != 'linux':/if sys.platform != 'linux' or shutil.which('c++') is None:/" "$1"
+  grep -q "or shutil.which('c++') is None:" "$1" || {
+    echo "DeepSpeed has changed: see without_compiler in $0, and $1" >&2
+    return 1
+  }
+}
+
 python() {
   torch=${1:-cpu}
   base=$(command -v python3)
@@ -72,6 +83,7 @@ python() {
   # The cache would stay in the image, unless it is somewhere else.
   [ -n "${PIP_CACHE_DIR:-}" ] || export PIP_NO_CACHE_DIR=1
   sh "$here/python.sh" "$home/bin/python" "$here/../requirements/runtime.txt" "$torch"
+  without_compiler "$site/deepspeed/ops/op_builder/cpu/comm.py"
   # The sources are a layer of their own, so that a change of them makes nothing else anew.
   echo "$home/trainer" >"$site/rdm-trainer.pth"
   cat >"$home/bin/rdm-trainer" <<SCRIPT
