@@ -37,6 +37,7 @@ _PASSED = (
     "GPU_DEVICE_ORDINAL",
 )
 _PATH = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+_TEMPORARY = "/tmp"  # noqa: S108  # of the node
 
 
 def command(
@@ -57,6 +58,7 @@ def command(
         environment: The names of the node's variables.
         has_environment: Whether the image keeps its variables where charliecloud looks: ``/ch/environment``.
     """
+    mounts = list(mounts)
     pairs = [f"{source}:{target}" for source, target in mounts]
     if runtime == "enroot":
         names = sorted(name for name in environment if name.startswith(_PASSED))
@@ -64,6 +66,9 @@ def command(
         return ["enroot", "start", "--root", "--rw", *_each("-m", pairs), *_each("-e", names), image]
     if runtime == "apptainer":
         return ["apptainer", "exec", *_GPUS.get(accelerator, ()), *_each("--bind", pairs), image]
+    if any(target.startswith(f"{_TEMPORARY}/") for _, target in mounts):
+        # At /tmp it would have TMPDIR's directory, where that is set, and could make no place for them there.
+        pairs.insert(0, f"{_TEMPORARY}:{_TEMPORARY}")
     # Without variables of its own the image has at least not the node's PATH.
     variables = "--set-env" if has_environment else f"--set-env={_PATH}"
     return ["ch-run", variables, *_each("-b", pairs), image, "--"]

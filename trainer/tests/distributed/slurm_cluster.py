@@ -191,8 +191,7 @@ class Slurm:
         self.jobs = folder / "jobs"
         self._daemons: list[subprocess.Popen[bytes]] = []
         self._nodes: dict[str, subprocess.Popen[bytes]] = {}
-        # The suite's TMPDIR is none of a cluster's: ch-run has it at /tmp, and the jobs are below that.
-        others = ("SLURM", "SBATCH", "TMPDIR")
+        others = ("SLURM", "SBATCH")
         self.environment = {
             **{name: value for name, value in os.environ.items() if not name.startswith(others)},
             "SLURM_CONF": str(folder / "slurm.conf"),

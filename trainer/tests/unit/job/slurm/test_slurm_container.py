@@ -56,6 +56,12 @@ def test_charliecloud_never_keeps_the_path_of_the_node() -> None:
     assert said(*own) == f"ch-run --set-env {binds}"
 
 
+def test_charliecloud_has_the_nodes_tmp_where_jobs_are_below_it() -> None:
+    mounts = [("/tmp/jobs", "/tmp/jobs"), *MOUNTS]
+    own = container.command("charliecloud", "/i/x.sqsh", mounts, "cpu", has_environment=True)
+    assert said(*own).startswith("ch-run --set-env -b /tmp:/tmp -b /tmp/jobs:/tmp/jobs -b /shared/jobs:")
+
+
 @pytest.mark.parametrize(
     ("image", "named"),
     [
