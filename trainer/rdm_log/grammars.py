@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 __all__ = [
     "BAR",
@@ -42,8 +43,27 @@ MEMORY: Mapping[str, str] = {
 }
 """Fields of training lines that are bytes of memory: what a memory line of Megatron's calls them."""
 
-_PAIR = re.compile(rb"  (?P<name>[a-z][\w ]{0,40}): +(?P<number>[^\s(%]{1,40}?)(?P<unit>s|GiB)?(?=[\s(%]|$)")
-_ENTRY = re.compile(rb"""(['"])(?P<name>[^'"]{1,80})\1: ['"]?(?P<number>[^\s'",{}\[\]]{1,40})['"]?(?=[,}])""")
+# The groups of a field: its name, its number and its unit.
+_PAIR = re.compile(rb"  ([a-z][\w ]{0,40}): +([^\s(%]{1,40}?)(s|GiB)?(?=[\s(%]|$)")
+_ENTRY = re.compile(
+    rb"""(?:'(?=[^'"]+')|"(?=[^'"]+"))([^'"]{1,80})['"]: ['"]?([^\s'",{}\[\]]{1,40})['"]?()(?=[,}])"""
+)
+
+
+class Line(NamedTuple):
+    """One kind of lines of a program.
+
+    Attributes:
+        word: Each of them has it: a search for it is faster than one for the pattern.
+        pattern: How they look.
+    """
+
+    word: bytes
+    pattern: re.Pattern[bytes]
+
+    def search(self, line: bytes) -> re.Match[bytes] | None:
+        """Return what a line has of it."""
+        return self.pattern.search(line) if self.word in line else None
 
 
 @dataclass(frozen=True)
@@ -55,7 +75,7 @@ class Grammar:
         names: What it calls fields: Megatron's name of each.
         step: A line of its own for a step, with the groups ``step``, where its line tells it, and ``fields``;
             None where it writes Megatron's ``iteration N/M |``.
-        pair: A field of such a line, with the groups ``name``, ``number`` and perhaps ``unit``.
+        pair: A field of such a line, with groups for its name, its number and its unit.
         evaluation: The same for an evaluation; the group ``where`` tells where it was, if not the step does.
         total: What tells the number of all steps, at the head of its output.
         done: What it writes when it is done, with its loss.
@@ -64,11 +84,11 @@ class Grammar:
 
     program: str
     names: Mapping[str, str] = field(default_factory=dict)
-    step: re.Pattern[bytes] | None = None
+    step: Line | None = None
     pair: re.Pattern[bytes] = _PAIR
-    evaluation: re.Pattern[bytes] | None = None
+    evaluation: Line | None = None
     total: re.Pattern[str] | None = None
-    done: re.Pattern[bytes] | None = None
+    done: Line | None = None
     is_open: re.Pattern[bytes] | None = None
 
 
@@ -98,21 +118,32 @@ GRAMMARS = (
     Grammar(
         "torchtitan",
         {"tps": TOKENS, "tflops": TFLOPS, "mfu": _MFU, "elapsed_time_per_step": SECONDS},
-        step=re.compile(rb"(?<!validate )\bstep: +(?P<step>\d{1,15})(?P<fields>  [a-z][^\n]*)"),
-        evaluation=re.compile(rb"\bvalidate step: +(?P<step>\d{1,15})(?P<fields>  [a-z][^\n]*)"),
+        step=Line(
+            b"step: ", re.compile(rb"(?<!validate )\bstep: +(?P<step>\d{1,15})(?P<fields>  [a-z][^\n]*)")
+        ),
+        evaluation=Line(
+            b"validate step: ",
+            re.compile(rb"\bvalidate step: +(?P<step>\d{1,15})(?P<fields>  [a-z][^\n]*)"),
+        ),
         total=re.compile(r"Trainer is initialized with .{1,400}total steps (\d{1,15})"),
     ),
     Grammar(
         # Axolotl, trl and most others that fine-tune have its lines. A progress bar tells their step.
         "Hugging Face's Trainer",
         {"train_speed(s/it)": SECONDS},
-        step=re.compile(rb"(?P<fields>\{(?=[^{}]*['\"]loss['\"]: )(?=[^{}]*['\"]epoch['\"]: )[^{}]*\})"),
-        pair=_ENTRY,
-        evaluation=re.compile(
-            rb"(?P<fields>\{(?=[^{}]*['\"]eval_loss['\"]: )[^{}]*"
-            rb"['\"](?P<where>epoch['\"]: ['\"]?[\d.]+)[^{}]*\})"
+        step=Line(
+            b"epoch",
+            re.compile(rb"(?P<fields>\{(?=[^{}]*['\"]loss['\"]: )(?=[^{}]*['\"]epoch['\"]: )[^{}]*\})"),
         ),
-        done=re.compile(rb"\{['\"]train_runtime['\"]: "),
+        pair=_ENTRY,
+        evaluation=Line(
+            b"eval_loss",
+            re.compile(
+                rb"(?P<fields>\{(?=[^{}]*['\"]eval_loss['\"]: )[^{}]*"
+                rb"['\"](?P<where>epoch['\"]: ['\"]?[\d.]+)[^{}]*\})"
+            ),
+        ),
+        done=Line(b"train_runtime", re.compile(rb"\{['\"]train_runtime['\"]: ")),
     ),
 )
 """The programs that are read beside Megatron's and DeepSpeed's own."""

@@ -224,6 +224,7 @@ _RANK = re.compile(r"\[(?:rank|default)(\d{1,9})\]")
 _FIELD_BEFORE = re.compile(rb"(?<![^\s])[a-z/]+: *[\d.]+ *\|")
 _EVALUATED = re.compile(r"loss|eval_(?!runtime$|\w+_per_second$).*")
 _NO_NAME = re.compile(r"['\":]+ *['\"]?")
+_STEP_OF_WORD = b"global_step/max_steps"
 _STEP_OF = re.compile(rb"['\"]global_step/max_steps['\"]: ['\"](\d{1,15})/(\d{1,15})['\"]")
 _MEBI = 1024.0 * 1024.0
 _OPEN = tuple(one.is_open for one in GRAMMARS if one.is_open)
@@ -290,7 +291,10 @@ def loss_name(values: dict[str, float]) -> str:
     """
     if "lm loss" in values:
         return "lm loss"
-    return next((name for name in values if name.endswith("loss")), "")
+    for name in values:
+        if name.endswith("loss"):
+            return name
+    return ""
 
 
 def _text(name: bytes) -> str:
@@ -513,12 +517,14 @@ def _own_step(grammar: Grammar, line: bytes, match: re.Match[bytes], whole: bool
     """Yield a step, and memory that its line tells."""
     is_whole = whole or match.end() < len(line)
     values, sizes = _pairs(grammar, match, is_whole)
-    tag, time = prefix(line[: match.start()])
-    if clock := _CLOCK.search(line, 0, match.start()):
+    start = match.start()
+    tag, time = prefix(line[:start]) if start else ("", "")
+    if time and (clock := _CLOCK.search(line, 0, start)):
         time = clock[0].decode().replace("T", " ").replace(",", ".")
     told = match["step"] if "step" in match.re.groupindex else None
     number, total = int(told or 0), 0
-    if both := _STEP_OF.search(match["fields"]):
+    both = _STEP_OF.search(match["fields"]) if _STEP_OF_WORD in line else None
+    if both:
         number, total = int(both[1]), int(both[2])
     is_numbered = told is not None or both is not None
     yield Step(number, total, values, tag, time, not is_whole, is_numbered, not is_whole)
@@ -533,15 +539,19 @@ def _pairs(
     values: dict[str, float] = {}
     sizes: dict[str, float] = {}
     fields = match["fields"]
-    has_unit = "unit" in grammar.pair.groupindex
-    for pair in grammar.pair.finditer(fields):
-        if not whole and pair.end() == len(fields):
-            # It may be cut.
+    if whole:
+        pairs = grammar.pair.findall(fields)
+    else:
+        # One at the very end may be cut.
+        found = grammar.pair.finditer(fields)
+        pairs = [pair.groups(b"") for pair in found if pair.end() < len(fields)]
+    for name, text, unit in pairs:
+        try:
+            number = float(text.replace(b",", b"") if b"," in text else text)
+        except ValueError:
             continue
-        with contextlib.suppress(ValueError):
-            number = float(pair["number"].replace(b",", b""))
-            if has_unit and pair["unit"] == b"GiB":
-                sizes["max reserved"] = number * 1024.0
-            else:
-                values[field_name(pair["name"])] = number
+        if unit == b"GiB":
+            sizes["max reserved"] = number * 1024.0
+        else:
+            values[_names.get(name) or field_name(name)] = number
     return _in_milliseconds(values), sizes

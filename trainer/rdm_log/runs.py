@@ -152,14 +152,19 @@ class _Clock:
     """How long steps take by the times before their lines, where these do not say it."""
 
     def __init__(self) -> None:
-        self._last: tuple[int, str] | None = None
+        self._last: tuple[int, datetime.datetime] | None = None
 
     def timed(self, iteration: int, values: dict[str, float], time: str) -> dict[str, float]:
         """Return what a line says of a step, with the time that a step took since the line above."""
-        before, self._last = self._last, (iteration, time)
+        try:
+            moment = datetime.datetime.fromisoformat(time)
+        except ValueError:
+            # Digits that are no date.
+            return values
+        before, self._last = self._last, (iteration, moment)
         if before is None or iteration <= before[0]:
             return values
-        passed = datetime.datetime.fromisoformat(time) - datetime.datetime.fromisoformat(before[1])
+        passed = moment - before[1]
         if passed <= datetime.timedelta():
             return values
         return {**values, MILLISECONDS: passed.total_seconds() * 1000.0 / (iteration - before[0])}

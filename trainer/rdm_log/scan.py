@@ -53,6 +53,8 @@ _GAP = 64 * 1024
 _NEAR = 4 * 1024
 """A progress bar in so many bytes before a line tells which step it is of."""
 
+_BAR_WORD = b"%|"
+"""Each progress bar has it."""
 _COLOURS = re.compile(rb"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07\x1b\n]*(?:\x07|\x1b\\)|\x1b[@-Z\\-_]")
 TIMERS = b"times across ranks (ms):"
 """The heading of the timers of all ranks."""
@@ -260,13 +262,23 @@ def _of(
 
 def _by_bar(step: Step, text: bytes) -> Step:
     """Return a step with what the last progress bar in a text tells of it."""
-    bars = BAR.findall(text)
-    if not bars:
+    bar = _last_bar(text)
+    if bar is None:
         return step
-    number, total, pace, unit = bars[-1]
+    number, total, pace, unit = bar.groups()
     milliseconds = 1000.0 * float(pace) if unit == b"s/it" else 1000.0 / (float(pace) or math.inf)
     values = {MILLISECONDS: milliseconds, **step.values}
     return step._replace(iteration=int(number), train_iterations=int(total), values=values)
+
+
+def _last_bar(text: bytes) -> re.Match[bytes] | None:
+    """Return the last progress bar in a text, which has one at most in a line."""
+    position = len(text)
+    while (position := text.rfind(_BAR_WORD, 0, position)) >= 0:
+        position = max(0, text.rfind(b"\n", 0, position))
+        if bar := BAR.match(text, position):
+            return bar
+    return None
 
 
 def _next(needle: bytes | re.Pattern[bytes], data: bytes, position: int) -> int:
