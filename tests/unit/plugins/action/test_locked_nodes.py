@@ -12,13 +12,12 @@ from typing import Any
 
 import pytest
 from ansible_collections.rdm.provision.plugins.module_utils.node import node_lock
-from ansible_collections.rdm.provision.plugins.modules import locked_nodes
 from ansible_collections.rdm.provision.plugins.modules import node_lock as module
 from ansible_collections.rdm.provision.plugins.plugin_utils import cluster_keys
 from ansible_collections.rdm.provision.plugins.plugin_utils.cluster_lock import Leader
 
 from tests.conftest import COLLECTIONS, ROOT
-from tests.unit.plugins.modules.running import documented_options, run_module
+from tests.unit.plugins.modules.running import run_module
 
 PLAY = """
 - name: Change a cluster
@@ -79,11 +78,6 @@ def play(directory: Path, *options: str) -> tuple[int, list[dict[str, Any]]]:
     )
     tasks = json.loads(done.stdout[done.stdout.index("{") :])["plays"][0]["tasks"]
     return done.returncode, [task["hosts"]["here"] for task in tasks]
-
-
-@pytest.mark.parametrize("documented", [module, locked_nodes], ids=["node_lock", "locked_nodes"])
-def test_documentation_matches_the_arguments(documented: Any) -> None:
-    assert documented_options(documented.DOCUMENTATION) == documented_options(documented.ARGUMENT_SPEC)
 
 
 def test_nodes_are_locked_until_they_are_released(tmp_path: Path) -> None:

@@ -274,6 +274,12 @@ def test_torchtitan_tells_its_steps_at_the_head_and_their_time_by_the_clock(tmp_
     }
 
 
+def test_digits_that_are_no_date_tell_no_time(tmp_path: Path) -> None:
+    lines = [f"[titan] 2025-13-45 10:11:1{n},131 - root - INFO - step: {n}  loss: 7.9\n" for n in range(1, 4)]
+    (run,) = summary(tmp_path, n1=lines)["runs"]
+    assert (run["lines"], run["step_ms"]["median"]) == (3, None)
+
+
 @pytest.mark.parametrize("end", [40, 90, 130, 200, 260])
 def test_what_a_last_line_that_was_cut_lacks_is_from_the_line_above(end: int, tmp_path: Path) -> None:
     before = [line(n, more=" tokens per gpu per second (tgs): 950.0 | TFLOPs: 41.5 |") for n in range(1, 4)]
