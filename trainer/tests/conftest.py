@@ -12,8 +12,10 @@ from tests.temporary import pytest_configure, pytest_sessionfinish, pytest_termi
 
 __all__ = ["pytest_collection_finish", "pytest_configure", "pytest_sessionfinish", "pytest_terminal_summary"]
 
-# A busy machine is no finding.
-settings.register_profile("any-machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# A busy machine is no finding. Each run draws other examples.
+settings.register_profile(
+    "any-machine", deadline=None, max_examples=50, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.load_profile("any-machine")
 
 
