@@ -22,7 +22,7 @@ DEADLINE_S = 240.0
 RESTS = 3.0
 """So many times as long as a look took is the pause after it. Looks start programs in nodes, and would
 otherwise take a processor from what they wait for."""
-LEAST_S, MOST_S = 0.05, 2.0
+LEAST_S, MOST_S = 0.05, 5.0
 ADDRESSES = {"n1": "192.169.16.100", "n2": "192.169.16.101", "n3": "192.169.16.102"}
 
 

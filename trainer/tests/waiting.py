@@ -14,7 +14,7 @@ DEADLINE_S = 240.0
 _RESTS = 3.0
 """So many times as long as a look took is the pause after it. Looks that start programs would otherwise take
 a processor from what they wait for."""
-_LEAST_S, _MOST_S = 0.05, 2.0
+_LEAST_S, _MOST_S = 0.05, 5.0
 
 Seen = TypeVar("Seen")
 
