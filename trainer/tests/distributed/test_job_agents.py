@@ -42,7 +42,8 @@ def nodes(tmp_path: Path) -> Iterator[Nodes]:
         yield made
 
 
-@pytest.mark.parametrize("launcher", ["no_ssh", "torchrun"])
+# Under torchrun jobs end below, too.
+@pytest.mark.parametrize("launcher", ["no_ssh", pytest.param("torchrun", marks=pytest.mark.long)])
 def test_a_job_runs_to_its_end(nodes: Nodes, launcher: str) -> None:
     # Ranks follow the order of the nodes and not that of their addresses.
     nodes.nodes[0]["address"], nodes.nodes[1]["address"] = "127.0.0.2", "127.0.0.1"
@@ -80,7 +81,8 @@ def test_a_job_runs_to_its_end(nodes: Nodes, launcher: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("launcher", "is_marked"), [("torchrun", False), ("mpirun", False), ("mpirun", True)]
+    ("launcher", "is_marked"),
+    [("torchrun", False), ("mpirun", True), pytest.param("mpirun", False, marks=pytest.mark.long)],
 )
 def test_a_ranks_lines_are_told_apart_when_its_program_or_the_job_does_what_logs_say(
     nodes: Nodes, tmp_path_factory: pytest.TempPathFactory, launcher: str, is_marked: bool
@@ -127,7 +129,13 @@ def tell(iteration, loss="9.0E+00"):
     ("loss", "word", "reason"),
     [
         ("8.0E+00", "finished", "It came to iteration 50."),
-        ("nan", "suspect", "The loss was not a number 1 time, first at iteration 50."),
+        # What lines come to, tests/unit/log/test_verdict.py proves.
+        pytest.param(
+            "nan",
+            "suspect",
+            "The loss was not a number 1 time, first at iteration 50.",
+            marks=pytest.mark.long,
+        ),
     ],
 )
 def test_what_a_program_of_the_user_s_came_to_is_known_to_its_last_line(
