@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -100,6 +101,70 @@ class JobVerbs:
             extra=extra,
             literal=literal,
         )
+
+    def profile(
+        self,
+        config: str | Path,
+        overrides: Iterable[str] = (),
+        *,
+        options: Iterable[str] = (),
+        name: str = "",
+        check: bool = False,
+        limit: str = "",
+        forks: int = 0,
+        verbosity: int = 0,
+    ) -> Run:
+        """Measure what layouts are predicted from, as a job on all nodes; :meth:`measured` has what it found.
+
+        The nodes must be of one kind. Cancelling the run ends the watching, and not the job.
+
+        Args:
+            config: the job whose layers are measured, a YAML file here.
+            overrides: values over the configuration's, each ``key.sub=value``.
+            options: those of ``rdm-trainer profile``, such as ``--links-only``.
+            name: what to call the job; default: made of the configuration's name and the time.
+            check: only check; :meth:`devices` has which GPUs there are.
+            limit: only these nodes (Ansible's ``--limit`` pattern).
+            forks: how many nodes at once; 0 for min(50, nodes).
+            verbosity: how much ansible-playbook says in the record.
+
+        The errors are those of :meth:`train`.
+
+        >>> cluster = Cluster.load("inventory/lab")  # doctest: +SKIP
+        >>> cluster.measured(cluster.profile("gpt.yaml", limit="n1").result())["gpu"]  # doctest: +SKIP
+        'cpu'
+        """
+        program = ["-m", "rdm_trainer", "profile", "resolved.yaml", *options]
+        ours = [
+            "launcher.nodes=null",
+            "launcher.nodelist=[]",
+            "launcher.devices_per_node=null",
+            "launcher.max_restarts=0",
+            f"launcher.program={json.dumps(program)}",
+        ]
+        words = [*overrides, *ours]
+        return self.train(
+            config, words, name=name, check=check, limit=limit, forks=forks, verbosity=verbosity
+        )
+
+    def measured(self, result: RunResult) -> dict[str, Any]:
+        """Return what a :meth:`profile` run found, in the words of ``rdm-trainer profile``; empty if none."""
+        for results in result.returned.get(JOB_MODULE, {}).values():
+            for one in reversed(results):
+                progress = (one.get("job") or {}).get("progress") or {}
+                if progress.get("measured"):
+                    return dict(progress["measured"])
+        return {}
+
+    def devices(self, result: RunResult) -> dict[str, str]:
+        """Return what the nodes called their GPUs in a :meth:`train` run that only checked them."""
+        told = result.returned.get(JOB_MODULE, {})
+        return {
+            name: str(one["facts"]["gpu"])
+            for name in result.nodes
+            for one in told.get(name, ())
+            if (one.get("facts") or {}).get("gpu")
+        }
 
     def job_config(
         self,

@@ -23,14 +23,19 @@ make_planner_importable()
 
 from rdm_core.errors import TrainerError  # noqa: E402
 from rdm_planner.cluster_profile import ClusterProfile  # noqa: E402
+from rdm_planner.profile import Profile  # noqa: E402
 from rdm_planner.tune import verb  # noqa: E402
 from rdm_planner.tune.answer import read_job  # noqa: E402
 from rdm_planner.tune.fleet import Fleet, NodeGroup, by_gpu  # noqa: E402
 from rdm_planner.tune.options import TuneOptions, tune_options  # noqa: E402
+from rdm_planner.tune.validation import chosen, compared  # noqa: E402
 from rdm_trainer.engine_step import engine_step  # noqa: E402
 
 __all__ = [
+    "Fleet",
     "TuneOptions",
+    "chosen",
+    "compared",
     "fleet",
     "keep_profile",
     "profile_of",
@@ -39,6 +44,7 @@ __all__ = [
     "tune",
     "tune_options",
     "user_errors",
+    "with_measured",
 ]
 
 searched = functools.partial(verb.searched, statement=engine_step)
@@ -74,6 +80,20 @@ def profile_of(cluster: Cluster) -> ClusterProfile:
     """
     path = cluster.home / PROFILE_FILE
     return ClusterProfile.read(path) if path.exists() else ClusterProfile()
+
+
+def with_measured(known: ClusterProfile, nodes: Mapping[str, str], told: Mapping[str, Any]) -> ClusterProfile:
+    """Return a cluster's profile with what ``rdm-trainer profile`` told in addition.
+
+    Args:
+        known: What was measured before.
+        nodes: The GPU of each node of that kind.
+        told: What :meth:`rdm_provision.jobs.JobVerbs.measured` returned.
+
+    Raises:
+        TrainerError: It is no profile.
+    """
+    return known.with_measured(nodes, Profile.of(told, "what the job has measured"))
 
 
 def keep_profile(cluster: Cluster, profile: ClusterProfile) -> Path:

@@ -29,6 +29,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "status": ("status:status", "Show what runs where, and what is not as planned."),
     "exec": ("exec:exec_", "Run a command in the containers, all or some."),
     "data": ("data:data", "Copy a directory of data to every node."),
+    "profile": ("profile:profile", "Measure what layers and links take, for tune."),
     "tune": ("tune:tune", "Say which layout of a training is the fastest on the cluster."),
     "train": ("train:train", "Check every node, start a training job, and watch it."),
     "jobs": ("jobs:jobs", "Show the training jobs, or all about one."),

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import shlex
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -17,7 +17,12 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from rdm_provision.cluster import Cluster
+
 __all__ = ["measuring", "tune"]
+
+_ALL = 1000
+"""More than there are degrees of any cluster that is searched."""
 
 
 @click.command(
@@ -27,14 +32,22 @@ Examples:
   rdm-provision tune gpt2-xl.yaml --write               and put the winner into the file
   rdm-provision tune gpt2-xl.yaml --limit node1,node2   on some of the nodes
   rdm-provision tune gpt2-xl.yaml --pareto --price H100=2.5 --price A10=0.6
+  rdm-provision tune gpt2-xl.yaml --validate 3          how true is it? Runs six short jobs
   rdm-provision tune gpt2-xl.yaml optimisation.global_batch_size=512 --json | jq '.best[0]'
 """
+)
+@click.option(
+    "--validate",
+    "best",
+    type=click.IntRange(1, 50),
+    metavar="N",
+    help="Run the N best layouts and N others for a few steps each, and compare.",
 )
 @click.option("--guess", is_flag=True, help="Leave out what was measured; use published peaks.")
 @search_options
 @tune_options  # type: ignore[untyped-decorator]  # it is the trainer's
-def tune(options: Options, wanted: TuneOptions, guess: bool) -> int:
-    """Say which layout of CONFIG.yaml is the fastest on the cluster. Touches no node.
+def tune(options: Options, wanted: TuneOptions, best: int | None, guess: bool) -> int:
+    """Say which layout of CONFIG.yaml is the fastest on the cluster. Touches no node, but for --validate.
 
     That is the tensor, data and pipeline degree, the micro-batch, which blocks are on which stage, and which
     node is at which place. Which GPUs a node has says the inventory (rdm_gpu, rdm_slots, rdm_gpu_price), or
@@ -46,8 +59,29 @@ def tune(options: Options, wanted: TuneOptions, guess: bool) -> int:
     with tuning.user_errors():
         job = tuning.read_job(wanted)
         fleet = tuning.fleet(cluster, options.limit, job, measuring(wanted.config), guess=guess)
-        tuning.tune(wanted, job, fleet, lambda winner: _training(options, wanted, winner))
+        tuning.tune(
+            wanted,
+            job,
+            fleet,
+            lambda winner: _training(options, wanted, winner),
+            more=lambda: _validated(options, cluster, wanted, job, fleet, best) if best else {},
+        )
     return 0
+
+
+def _validated(
+    options: Options, cluster: Cluster, wanted: TuneOptions, job: Any, fleet: tuning.Fleet, best: int
+) -> dict[str, Any]:
+    """Run layouts, say how far predictions are off, and keep that; return it for JSON."""
+    from rdm_provision.cli import validate, view
+
+    rows = tuning.searched(wanted, job, fleet, keep=_ALL).rows
+    found = validate.validate(options, cluster, wanted, rows, best)
+    path = tuning.keep_profile(cluster, tuning.profile_of(cluster).with_validation(found))
+    if not options.as_json:
+        validate.show(view.out(), found)
+        click.echo(f"Kept in {path}.")
+    return {"validation": found}
 
 
 def measuring(config: Path) -> str:

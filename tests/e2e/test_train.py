@@ -309,6 +309,26 @@ def test_an_all_reduce_is_timed_and_rdma_is_missed_in_one_sentence(cluster: Cont
     assert finding.startswith("n1, n2: it has no RDMA device")
 
 
+@pytest.mark.long
+def test_what_was_measured_finds_a_layout_and_trains_in_it(cluster: Containers, config: str) -> None:
+    told = cluster.json("profile", config, "--micro-batch", "1", "--blocks", "1", "2")
+    assert told["nodes"] == dict.fromkeys(NODES, "cpu")
+    (profile,) = told["profiles"]
+    assert {*profile["layers"]} == {"1", "2"}
+    assert {*profile["links"]} == {"within", "across"}
+    found = cluster.json("tune", config)
+    assert found["measured"] is True
+    assert found["best"][0]["seconds"] > 0
+    trained = cluster.json("train", config, "--layout", "auto", "--name", "tuned")["job"]
+    assert (trained["state"], trained["iteration"]) == ("finished", STEPS)
+    resolved = yaml.safe_load(cluster.rdm("train", config, "--layout", "auto", "--print-config").stdout)
+    best = found["best"][0]
+    assert (resolved["parallel"]["tensor"], resolved["parallel"]["pipeline"]) == (
+        best["tensor"],
+        best["pipeline"],
+    )
+
+
 def test_a_node_that_is_down_is_named(cluster: Containers, config: str) -> None:
     cluster.lab("stop", "n2")
     told = cluster.json("train", config, expect=2)

@@ -56,6 +56,7 @@ def check(request: Request) -> dict[str, Any]:
         except importlib.metadata.PackageNotFoundError:
             problems.append(f"The {here()} has no {package}; {_REMEDY[here()]}.")
     facts["devices"] = devices.count(request.accelerator)
+    facts["gpu"] = devices.name(request.accelerator)
     offer: dict[str, int | str] = {}
     try:
         config = read_config(request)

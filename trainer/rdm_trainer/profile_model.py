@@ -37,7 +37,7 @@ from rdm_trainer.distributed.topology import Topology, quiet
 from rdm_trainer.engine import Engine
 from rdm_trainer.tools.all_reduce import join
 
-__all__ = ["measure", "start"]
+__all__ = ["measure", "measure_links", "start"]
 
 _MICRO_BATCHES = 4
 """Of a step."""
@@ -88,11 +88,13 @@ def measure(
         torch.OutOfMemoryError: Not even the smallest micro-batch fits.
     """
     world = dist.get_world_size()
+    # The ranks that share a layer share a node.
+    local = int(os.environ.get("LOCAL_WORLD_SIZE", str(world)))
     sizes = list(micro_batches)
     heads = config.model.attention_heads
     layers: dict[int, dict[str, dict[int, LayerTimes]]] = {}
     optimiser = 0.0
-    for tensor in [degree for degree in range(1, world + 1) if world % degree == 0 and heads % degree == 0]:
+    for tensor in [degree for degree in range(1, local + 1) if local % degree == 0 and heads % degree == 0]:
         topology = Topology.create(tensor, 1)
         layers[tensor], updates = _layers(config, topology, device, sizes, blocks, say)
         # Of the largest degree, which has the fewest replicas: they would reduce their gradients meanwhile.
@@ -109,7 +111,7 @@ def measure(
         memory_gib=_memory(device) / 2**30,
         optimiser=optimiser,
         layers=layers,
-        links=_links(device),
+        links=measure_links(device),
     )
 
 
@@ -330,8 +332,12 @@ def _memory(device: torch.device) -> int:
     return total // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
 
 
-def _links(device: torch.device) -> dict[str, dict[str, Link]]:
-    """Return the links within this node and across nodes, as far as there are ranks for them."""
+def measure_links(device: torch.device) -> dict[str, dict[str, Link]]:
+    """Return the links within this node and across nodes, as far as there are ranks for them.
+
+    Args:
+        device: This rank's.
+    """
     world = dist.get_world_size()
     local = int(os.environ.get("LOCAL_WORLD_SIZE", str(world)))
     found: dict[str, dict[str, Link]] = {}

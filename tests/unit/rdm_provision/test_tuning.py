@@ -11,8 +11,12 @@ import pytest
 import yaml
 
 from rdm_provision import tuning
-from rdm_provision.cli import main
+from rdm_provision.cli import job_view, main
 from rdm_provision.cluster import Cluster
+from rdm_provision.constants import JOB_MODULE
+from rdm_provision.events import NodeRecap, RunResult
+from rdm_provision.job_state import JobState
+from rdm_provision.run import Run
 from tests.conftest import ROOT
 from tests.unit.rdm_provision.conftest import MakeInventory
 
@@ -185,3 +189,127 @@ def test_a_layout_that_cannot_be_searched_starts_nothing(
     code, out, err = call("train", *arguments, "-i", make_inventory(rdm_gpu="A10"), "--layout", "auto")
     assert (code, out) == (3, "")
     assert word in err
+
+
+class Nodes:
+    """Nodes that run jobs: what `job_view.watch` would have seen of each run.
+
+    Attributes:
+        gpus: what each node calls its GPUs.
+        runs: node names and overrides of each run, checks left out.
+    """
+
+    def __init__(self, gpus: dict[str, str]) -> None:
+        self.gpus = gpus
+        self.runs: list[tuple[list[str], list[str]]] = []
+
+    def watch(self, run: Run, _title: str, **_how: Any) -> tuple[RunResult, JobState | None]:
+        nodes, words = [*run.spec.nodes], [*run.spec.literal_vars.get("job_overrides", ())]
+        recaps = {name: NodeRecap(ok=1) for name in nodes}
+        if run.spec.check:
+            told = {name: [{"facts": {"gpu": self.gpus[name]}}] for name in nodes}
+            return RunResult(verb="train", check=True, nodes=recaps, returned={JOB_MODULE: told}), None
+        self.runs.append((nodes, words))
+        link = {
+            "point_to_point": {"latency": 1e-5, "bandwidth": 1e10},
+            "all_reduce": {"latency": 1e-5, "bandwidth": 2e10},
+        }
+        program = next((word for word in words if word.startswith("launcher.program=")), "")
+        progress: dict[str, Any] = {"step_seconds": 0.5 + 0.1 * len(self.runs)}
+        if "--links-only" in program:
+            progress = {"measured": {"links": {"within": link, "across": link}}}
+        elif program:
+            gpu = self.gpus[nodes[0]].removeprefix("NVIDIA ")
+            progress = {"measured": profiled(gpu, links={"within": link})}
+        job = {"job": "x", "state": "finished", "master": nodes[0], "progress": progress}
+        result = RunResult(verb="train", nodes=recaps, returned={JOB_MODULE: {nodes[0]: [{"job": job}]}})
+        return result, JobState.of(job, "/jobs", 0.0)
+
+
+@pytest.fixture
+def nodes(monkeypatch: pytest.MonkeyPatch) -> Nodes:
+    found = Nodes({"node1": "NVIDIA A10", "node2": "NVIDIA A10", "node3": "NVIDIA A30"})
+    monkeypatch.setattr(job_view, "watch", found.watch)
+    return found
+
+
+def test_a_node_of_each_kind_is_measured_and_the_links_of_all(
+    call: Call, job: Path, make_inventory: MakeInventory, nodes: Nodes
+) -> None:
+    inventory = make_inventory(rdm_accelerator="cuda", rdm_slots=2)
+    code, out, err = call("profile", job, "-i", inventory, "--micro-batch", "4", "--blocks", "1", "2")
+    assert code == 0, err
+    # Of a kind with one node, the links to nodes of the other.
+    assert [of for of, _ in nodes.runs] == [
+        ["node1"],
+        ["node1", "node2"],
+        ["node3"],
+        ["node1", "node2", "node3"],
+    ]
+    program = next(word for word in nodes.runs[0][1] if word.startswith("launcher.program="))
+    asked = ["-m", "rdm_trainer", "profile", "resolved.yaml", "--micro-batch", "4", "--blocks", "1", "2"]
+    assert yaml.safe_load(program.partition("=")[2]) == asked
+    found = tuning.profile_of(Cluster.load(inventory))
+    assert found.nodes == {"node1": "A10", "node2": "A10", "node3": "A30"}
+    assert [(one.gpu, sorted(one.links)) for one in found.profiles] == [
+        ("A10", ["across", "within"]),
+        ("A30", ["across", "within"]),
+    ]
+    assert "A10 (node1, node2): tensor degree 1, micro-batches up to 1; 20.0 Gbit/s within a node" in out
+    assert f"Next: rdm-provision tune -i {inventory} {job}" in out
+    # And that is what is asked: no inventory says which GPUs there are.
+    assert json.loads(call("tune", job, "-i", inventory, "--json", "--top", "1")[1])["measured"] is True
+
+
+def test_nothing_is_kept_of_a_job_that_has_measured_nothing(
+    call: Call, job: Path, make_inventory: MakeInventory, nodes: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def watch(run: Run, title: str, **how: Any) -> tuple[RunResult, JobState | None]:
+        result, state = nodes.watch(run, title, **how)
+        if state is None:
+            return result, state
+        failed = JobState("x", "failed", "rank 0 on node1 ended with exit code 1.")
+        return RunResult(verb="train", nodes=result.nodes), failed
+
+    monkeypatch.setattr(job_view, "watch", watch)
+    inventory = make_inventory()
+    code, out, err = call("profile", job, "-i", inventory)
+    assert (code, out) == (1, "")
+    assert "has measured nothing: rank 0 on node1 ended with exit code 1" in err
+    assert "rdm-provision logs" in err
+    assert not (inventory / tuning.PROFILE_FILE).exists()
+
+
+def test_layouts_are_run_and_what_they_took_is_kept(
+    call: Call,
+    job: Path,
+    make_inventory: MakeInventory,
+    nodes: Nodes,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pruned: list[str] = []
+
+    class Pruning:
+        def __init__(self, names: list[str]) -> None:
+            pruned.extend(names)
+
+        def result(self) -> None:
+            return None
+
+    monkeypatch.setattr(Cluster, "prune", lambda _self, names, **_how: Pruning(names))
+    inventory = make_inventory("node1", "node2", rdm_gpu="A10", rdm_slots=2)
+    code, out, err = call("tune", job, "-i", inventory, "--validate", "2", "--json")
+    assert code == 0, err
+    told = json.loads(out)
+    found = told["validation"]
+    rows = found["rows"]
+    assert [row["place"] for row in rows][:2] == [1, 2]
+    assert len({row["place"] for row in rows}) == len(rows) == 4
+    assert [row["measured"] for row in rows] == pytest.approx([0.6, 0.7, 0.8, 0.9])
+    assert found["rank_correlation"] == pytest.approx(1.0)
+    errors = [abs(row["predicted"] / row["measured"] - 1) for row in rows]
+    assert found["mean_absolute_error"] == pytest.approx(sum(errors) / 4)
+    assert len(pruned) == 4
+    for (_, words), row in zip(nodes.runs, rows, strict=True):
+        assert words[: len(row["layout"])] == row["layout"]
+    assert list(tuning.profile_of(Cluster.load(inventory)).validations) == [found]

@@ -12,7 +12,7 @@ from rdm_job.devices.visible import lists_of
 from rdm_job.processes import usage
 from rdm_log.signs import Device
 
-__all__ = ["Sampler", "count", "line"]
+__all__ = ["Sampler", "count", "line", "name"]
 
 _MIB = 1024 * 1024
 
@@ -25,6 +25,13 @@ def count(accelerator: str) -> int | None:
     if accelerator == "rocm":
         return amd.count(lists)
     return None
+
+
+def name(accelerator: str) -> str:
+    """Return what the driver calls the first accelerator; empty where it does not say."""
+    if accelerator == "cpu":
+        return "cpu"
+    return next((device.name for device in Sampler(accelerator).devices()), "")
 
 
 def line(device: Device) -> str:

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import click
 
@@ -26,6 +27,7 @@ def tune(
     following: Callable[[Sequence[str]], str],
     *,
     statement: Callable[[Config], EngineStep],
+    more: Callable[[], Mapping[str, Any]] = dict,
 ) -> Answer:
     """Search, print what was found, and write what was asked for.
 
@@ -35,14 +37,13 @@ def tune(
         fleet: The nodes.
         following: Makes of the winner's overrides the command to go on with.
         statement: How the engine takes a step of a job with a layout.
+        more: Called when all is shown; returns what JSON has in addition.
 
     Raises:
         TrainerError: There is no layout, none fits, or the file cannot be changed.
     """
     found = searched(options, job, fleet, statement=statement)
-    if options.as_json:
-        click.echo(json.dumps(found.to_json(), indent=2))
-    else:
+    if not options.as_json:
         from rdm_planner.tune.table import show
 
         show(found, following(found.rows[0]["overrides"]))
@@ -54,6 +55,9 @@ def tune(
     if options.write:
         edit.write(options.config, [*options.overrides, *found.rows[0]["overrides"]])
         click.echo(f"{options.config} has the winner's layout now.", err=options.as_json)
+    added = more()
+    if options.as_json:
+        click.echo(json.dumps({**found.to_json(), **added}, indent=2))
     return found
 
 

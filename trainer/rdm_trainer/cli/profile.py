@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -44,6 +45,7 @@ What it is for:     rdm-trainer tune gpt2-xl.yaml --nodes 4xH100:8 --profile h10
     metavar="FEW MORE",
     help="How many blocks the two measured models have; less where these do not fit.",
 )
+@click.option("--links-only", is_flag=True, help="Measure nothing but the links between ranks.")
 @click.option("--local_rank", "--local-rank", "local_rank", type=int, hidden=True)
 def profile(
     config: Path,
@@ -51,15 +53,19 @@ def profile(
     output: Path | None,
     largest: int | None,
     blocks: tuple[int, int],
+    links_only: bool,
     local_rank: int | None,
 ) -> int:
     """Measure how long the layers of CONFIG take on this host's devices.
 
     Forward and backward by micro-batch and tensor degree, with and without activation checkpointing, the
     optimiser, and the links between ranks. Launchers start this once per device; alone it is one process on
-    one device.
+    one device. In a job's directory ($RDM_JOB_DIR) progress.json tells what was measured, under `measured`.
     """
+    import dataclasses
+    import json
     import os
+    import time
 
     from rdm_core import config as configuration
     from rdm_job.environment import adopt_launcher_environment
@@ -67,7 +73,8 @@ def profile(
     job = configuration.load(config, overrides)
     if blocks[0] >= blocks[1]:
         raise TrainerError(f"--blocks is {blocks[0]} {blocks[1]}; the second must be larger, as 4 12.")
-    output = output or Path(f"{job.name}.profile.json")
+    directory = os.environ.get("RDM_JOB_DIR")
+    output = output or Path(directory or ".", f"{job.name}.profile.json")
     if not output.parent.is_dir():
         raise TrainerError(f"--output is {output}, and the directory {output.parent} does not exist.")
     most = largest or max(8, job.optimisation.micro_batch_size)
@@ -81,23 +88,46 @@ def profile(
     import torch
     import torch.distributed as dist
 
-    from rdm_trainer.profile_model import measure, start
+    from rdm_job.directory import write_atomically
+    from rdm_trainer.profile_model import measure, measure_links, start
+
+    done = 0
+
+    def tell(phase: str, **more: Any) -> None:
+        """Tell whoever watches the job."""
+        nonlocal done
+        if directory is not None and is_first:
+            told = {"iteration": done, "phase": phase, "time": time.time(), **more}
+            write_atomically(Path(directory, "progress.json"), json.dumps(told) + "\n")
+        done += 1
 
     def say(line: str) -> None:
         if is_first:
             click.echo(f"Measuring: {line}", err=True)
+        tell(line)
 
     device = start(job)
+    if links_only:
+        say("the links")
+        links = {
+            where: {what: dataclasses.asdict(link) for what, link in several.items()}
+            for where, several in measure_links(device).items()
+        }
+        tell("done", measured={"links": links})
+        if is_first:
+            click.echo(json.dumps(links))
+        dist.barrier()
+        dist.destroy_process_group()
+        return 0
     try:
         found = measure(job, device, sizes, blocks, say)
     except torch.OutOfMemoryError:
         raise TrainerError(
             f"{blocks[1]} blocks do not fit the memory with a micro-batch of 1; take fewer: --blocks 1 2."
         ) from None
+    tell("done", measured=found.plain())
     if is_first:
-        partial = output.with_name(f".{output.name}.{os.getpid()}")
-        partial.write_text(found.text(), encoding="utf-8")
-        partial.replace(output)
+        write_atomically(output, found.text())
         click.echo(f"{output}: {found.gpu}, tensor degrees {', '.join(map(str, found.layers))}.")
     dist.barrier()
     dist.destroy_process_group()

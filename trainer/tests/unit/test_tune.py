@@ -27,6 +27,7 @@ from rdm_planner.nodes import NodeKind, orders
 from rdm_planner.schedules import BlockingSends
 from rdm_planner.search import search
 from rdm_planner.tune.diagram import one_forward_one_backward
+from rdm_planner.tune.validation import chosen, compared, rank_correlation
 from rdm_trainer.cli import cli
 from rdm_trainer.engine_step import engine_step
 
@@ -220,6 +221,23 @@ def test_the_winner_goes_into_the_file_with_the_overrides(tmp_path: Path) -> Non
     winner = json.loads(result.stdout)["best"][0]["overrides"]
     assert configuration.load(path) == configuration.load(CONFIGS / "gpt2-xl.yaml", [given, *winner])
     assert path.read_text("utf-8").splitlines()[:3] == text.splitlines()[:3]
+
+
+def test_the_best_and_as_many_others_are_run() -> None:
+    assert chosen(10, 2) == [0, 1, 5, 9]
+    assert chosen(4, 3) == [0, 1, 2, 3]
+    assert chosen(1, 3) == [0]
+
+
+def test_ranks_that_are_equal_share_a_place() -> None:
+    assert rank_correlation([1, 2, 3], [10, 20, 40]) == pytest.approx(1)
+    assert rank_correlation([1, 2, 3], [3, 2, 1]) == pytest.approx(-1)
+    # By hand: ranks 0, 1.5, 1.5, 3 against 0, 1, 2, 3.
+    assert rank_correlation([1, 2, 2, 3], [1, 2, 3, 4]) == pytest.approx(3 / 10**0.5)
+    assert rank_correlation([1], [1]) is None
+    found = compared([{"predicted": 1.1, "measured": 1.0}, {"predicted": 1.0, "measured": None}])
+    assert found["layouts"] == 1
+    assert found["mean_absolute_error"] == pytest.approx(0.1)
 
 
 @pytest.mark.parametrize(("stages", "micro_batches"), [(1, 3), (4, 2), (4, 9)])
