@@ -86,7 +86,8 @@ def profile(
             if len(gpus) > 1:
                 # Of a kind with one node, those to nodes of other kinds.
                 beside = nodes if len(nodes) > 1 else list(gpus)
-                told["links"] |= measuring.job(f"{number}-links", beside, ["--links-only"])["links"]
+                links = measuring.job(f"{number}-links", beside, ["--links-only"])["links"]
+                told["links"]["across"] = links["across"]
             known = tuning.with_measured(known, dict.fromkeys(nodes, str(told["gpu"])), told)
             found[gpu] = told
             # What is measured stays, whatever becomes of the next kind.

@@ -19,6 +19,8 @@ _NAMES = {
 def adopt_launcher_environment(environment: MutableMapping[str, str]) -> None:
     """Set RANK, LOCAL_RANK and WORLD_SIZE from Open MPI's or Slurm's variables where they are not set.
 
+    LOCAL_WORLD_SIZE comes from those, too, and from DeepSpeed's.
+
     DeepSpeed would ask mpi4py instead, and a process whose sibling has died then waits for it for ever.
     Slurm's are taken for tasks that srun started, not in the batch script itself.
 
@@ -26,6 +28,9 @@ def adopt_launcher_environment(environment: MutableMapping[str, str]) -> None:
         environment: Usually ``os.environ``.
     """
     if "RANK" in environment:
+        # DeepSpeed's launcher says how many ranks a node has in a word of its own.
+        if "LOCAL_SIZE" in environment:
+            environment.setdefault("LOCAL_WORLD_SIZE", environment["LOCAL_SIZE"])
         return
     for source in range(2):
         if source == 1 and "SLURM_STEP_ID" not in environment:

@@ -264,12 +264,10 @@ def test_the_picture_of_a_pipeline_is_1f1b(stages: int, micro_batches: int) -> N
 
 def test_the_page_needs_no_network_and_has_it_all(tmp_path: Path) -> None:
     path, html = CONFIGS / "gpt2-xl.yaml", tmp_path / "page.html"
-    code, output = _tune(
-        str(path), "--nodes", "1xH100:4", "--nodes", "2xA10:4", "--html", str(html), "--json"
-    )
-    assert code == 0, output
-    # The last line, on stderr, says where the page is.
-    best = json.loads(output.rpartition("Written to")[0])["best"]
+    nodes = ["--nodes", "1xH100:4", "--nodes", "2xA10:4"]
+    result = CliRunner().invoke(cli, ["tune", str(path), *nodes, "--html", str(html), "--json"])
+    assert result.exit_code == 0, result.output
+    best = json.loads(result.stdout)["best"]
     text = html.read_text("utf-8")
     assert "://" not in text
     for row in best:

@@ -158,6 +158,15 @@ def test_open_mpi_s_words_are_torch_s() -> None:
     assert [told[name] for name in names] == ["5", "1", "8", "4"]
 
 
+def test_deepspeed_s_word_for_the_ranks_of_a_node_is_torch_s() -> None:
+    told = {"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "LOCAL_SIZE": "2"}
+    adopt_launcher_environment(told)
+    assert told["LOCAL_WORLD_SIZE"] == "2"
+    given = {**told, "LOCAL_WORLD_SIZE": "4"}
+    adopt_launcher_environment(given)
+    assert given["LOCAL_WORLD_SIZE"] == "4"
+
+
 def test_slurm_s_words_count_in_a_step_only() -> None:
     told = {"SLURM_PROCID": "3", "SLURM_LOCALID": "0", "SLURM_NTASKS": "4"}
     adopt_launcher_environment(told)
