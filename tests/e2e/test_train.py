@@ -430,7 +430,11 @@ class TestContainers(Promises):
     def trained(self, curves: dict[str, list[list[float]]], launcher: str) -> Trained:
         return Trained(NAMES[launcher], OTHER_LAYOUTS[launcher])
 
-    @pytest.mark.parametrize("launcher", [one for one in LAYOUTS if one != "no_ssh"])
+    # Of the others it differs most from agents that start their own node's ranks.
+    @pytest.mark.parametrize(
+        "launcher",
+        ["mpirun", *(pytest.param(one, marks=pytest.mark.long) for one in ("torchrun", "deepspeed"))],
+    )
     def test_a_rank_that_is_killed_ends_the_job_everywhere_unless_it_may_restart(
         self, place: Place, launcher: str, config: str
     ) -> None:
