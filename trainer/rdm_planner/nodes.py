@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+import collections
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-__all__ = ["NodeKind", "orders", "ring_nodes", "tried_orders"]
+__all__ = ["NodeKind", "order_count", "orders", "ring_nodes", "tried_orders"]
 
 _ORDERS = 200
 _ROTATIONS = 8
@@ -62,6 +64,16 @@ def orders(nodes: Sequence[NodeKind]) -> Iterator[tuple[NodeKind, ...]]:
         other = next(at for at in range(len(order) - 1, place, -1) if order[at] > order[place])
         order[place], order[other] = order[other], order[place]
         order[place + 1 :] = reversed(order[place + 1 :])
+
+
+def order_count(nodes: Sequence[NodeKind]) -> int:
+    """Return how many distinct orders of nodes there are.
+
+    Args:
+        nodes: The nodes.
+    """
+    alike = (math.factorial(count) for count in collections.Counter(nodes).values())
+    return math.factorial(len(nodes)) // math.prod(alike)
 
 
 def tried_orders(nodes: Sequence[NodeKind]) -> list[tuple[NodeKind, ...]]:

@@ -242,7 +242,7 @@ class CutSearch:
         """
         if below < self.upper:
             self.upper, self.best = below, None
-        if self.bound >= self._aim():
+        if self.is_proved:
             self.bound = self.upper
             return
         for share in _SHARES:
@@ -253,6 +253,11 @@ class CutSearch:
                 self.bound = self.upper
                 return
             self._improve()
+
+    @property
+    def is_proved(self) -> bool:
+        """No cut is faster than the fastest that is known."""
+        return self.bound >= self._aim()
 
     def result(self) -> Cut | None:
         """Return the fastest cut that is known; None when none is faster than what was known before."""

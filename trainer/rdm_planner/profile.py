@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import bisect
 import dataclasses
+import itertools
 import json
 import math
 from collections.abc import Collection, Mapping
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from rdm_core.config.schema import Config
+from rdm_core.cost import flops
 from rdm_core.errors import TrainerError
 from rdm_planner.nodes import NodeKind
 from rdm_planner.times import Link
@@ -21,6 +23,9 @@ __all__ = ["FORMAT", "LayerTimes", "MeasuredTimes", "Profile", "interpolate", "s
 
 FORMAT = 1
 """Of the file."""
+
+# Of noise a larger micro-batch may take a little less than a smaller one.
+_LEAST_GROWTH = 0.8
 
 _NOT_SHAPE = ("layers", "decoder_layers", "positions", "padded_vocab_size")
 
@@ -172,7 +177,7 @@ class Profile:
             command: What measures the right one, for the message.
 
         Raises:
-            TrainerError: It was measured with another shape or version.
+            TrainerError: It was measured with another shape or version, or has times that no GPU can have.
         """
         hint = f"measure it anew: {command}"
         for key, wanted in shape_of(config).items():
@@ -191,6 +196,40 @@ class Profile:
         for tensor, times in self.layers.items():
             if missing := sorted(kinds - times.keys()):
                 raise TrainerError(f"{source} has no times of {missing[0]} at tensor degree {tensor}; {hint}")
+        if (problem := self._implausible(config)) is not None:
+            raise TrainerError(f"{source} cannot be right: {problem}. On an idle host, {hint}")
+
+    def _implausible(self, config: Config) -> str | None:
+        """Return which time of a block no GPU can have, and why; of a GPU without a published peak none.
+
+        At its peak a GPU does a block's FLOPs in that time at least, and twice in a backward pass.
+        """
+        accelerator = flops.find_accelerator(self.gpu)
+        if accelerator is None:
+            return None
+        work = {
+            layer.name: flops.forward_flops(config.spec, layer) / (accelerator.tflops * 1e12)
+            for layer in flops.layer_sizes(config.spec)
+            if layer.name.endswith("Block")
+        }
+        for (tensor, kinds), (kind, least) in itertools.product(self.layers.items(), work.items()):
+            for name, passes in (("forward", 1), ("backward", 2), ("checkpointed", 2)):
+                smaller, before = 0, 0.0
+                for size, one in sorted(kinds[kind].items()):
+                    seconds: float = getattr(one, name)
+                    where = f"the {name} time of {kind} at tensor degree {tensor}"
+                    if seconds < (most := passes * size * least / tensor):
+                        return (
+                            f"{where} and micro-batch {size} is {seconds:.2g} s, and {accelerator.name} at "
+                            f"its peak of {accelerator.tflops:g} TFLOP/s needs {most:.2g} s"
+                        )
+                    if seconds < _LEAST_GROWTH * before:
+                        return (
+                            f"{where} is {seconds:.2g} s at micro-batch {size}, and more at {smaller}: "
+                            f"{before:.2g} s"
+                        )
+                    smaller, before = size, seconds
+        return None
 
 
 def interpolate(points: Mapping[int, float], size: int) -> float:

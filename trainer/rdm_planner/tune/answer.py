@@ -16,7 +16,7 @@ from rdm_planner import report
 from rdm_planner.engine_step import EngineStep
 from rdm_planner.job import Job, TrainerModel, blocks_of, published_peaks, with_layout
 from rdm_planner.layouts import Estimate, Layout
-from rdm_planner.nodes import NodeKind, tried_orders
+from rdm_planner.nodes import NodeKind, order_count, tried_orders
 from rdm_planner.report import Point
 from rdm_planner.search import search
 from rdm_planner.tune.fleet import Fleet
@@ -44,6 +44,9 @@ class Answer:
         is_measured: The times were measured, and are no guess.
         layouts: Layouts that there are.
         solved: How many cuts were searched.
+        bound: What any layout takes at least on the orders of nodes that were tried, seconds: the fastest's
+            time when it is proved to be the fastest.
+        orders: How many orders of the nodes were tried, and how many there are.
         rejected: How many choices of degrees are no layout, by the reason.
         estimates: The best, the fastest first.
         rows: The same for people and scripts: plain data; ``overrides`` makes the job that layout.
@@ -55,6 +58,8 @@ class Answer:
     is_measured: bool
     layouts: int
     solved: int
+    bound: float
+    orders: tuple[int, int]
     rejected: Mapping[str, int]
     estimates: Sequence[Estimate]
     rows: Sequence[Mapping[str, Any]]
@@ -75,6 +80,24 @@ class Answer:
             f"{nodes}; predicted {best['seconds']:.3f} s a step ({source})."
         )
 
+    def doubts(self) -> list[str]:
+        """Return why another layout, or fewer nodes, can be faster than the fastest here; a sentence each."""
+        best = self.rows[0]["seconds"]
+        found = []
+        if self.bound < best * (1 - 1e-6):
+            found.append(
+                f"Not proved: the search for cuts was cut short, and one of {self.bound:.3f} s can exist."
+            )
+        tried, count = self.orders
+        if tried < count:
+            every = f"{count:,}" if count < 1_000_000 else "over a million"
+            found.append(f"Not exhaustive: {tried} of {every} orders of the nodes were tried.")
+        if self.front and self.front[0][1]["seconds"] < best * (1 - 1e-6):
+            point, row = self.front[0]
+            nodes = " + ".join(f"{count} x {gpu}" for gpu, count in point.nodes.items())
+            found.append(f"Leaving nodes out is faster: {nodes} take {row['seconds']:.3f} s a step.")
+        return found
+
     def to_json(self) -> dict[str, Any]:
         """Return what ``--json`` prints; times are seconds."""
         found: dict[str, Any] = {
@@ -82,6 +105,9 @@ class Answer:
             "measured": self.is_measured,
             "layouts": self.layouts,
             "solved": self.solved,
+            "bound": self.bound,
+            "orders": {"tried": self.orders[0], "all": self.orders[1]},
+            "doubts": self.doubts(),
             "rejected": dict(self.rejected),
             "best": [dict(row) for row in self.rows],
         }
@@ -167,6 +193,8 @@ def answer(
         is_measured=described.times.is_measured,
         layouts=found.layouts,
         solved=found.solved,
+        bound=found.bound,
+        orders=(len(models), order_count(nodes)),
         rejected=report.rejected(models[0], found.unfit),
         estimates=found.best,
         rows=rows,

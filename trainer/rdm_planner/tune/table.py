@@ -36,6 +36,8 @@ def show(answer: Answer, following: str) -> None:
         console.print(f"\nThe second is {second['share']:.1%} slower, mostly by its {second['most']}.")
     shares = ", ".join(f"{name} {seconds / best['seconds']:.0%}" for name, seconds in best["parts"].items())
     console.print(f"The winner's time goes into: {shares}.")
+    for doubt in answer.doubts():
+        console.print(doubt, markup=False, soft_wrap=True)
     console.print(f"\nNext: {following}\n", soft_wrap=True, markup=False)
     _rest(console, answer)
 

@@ -155,7 +155,14 @@ def test_its_json_says_why_others_are_slower_or_no_layouts() -> None:
     assert second["slower"]["most"] == max(parts, key=lambda name: parts[name])
     assert sum(parts.values()) == pytest.approx(second["seconds"] - found["best"][0]["seconds"])
     assert any("more stages" in reason or "divide" in reason for reason in found["rejected"])
+    assert found["orders"] == {"tried": 3, "all": 3}
+    best = found["best"][0]["seconds"]
+    assert found["bound"] <= best
+    is_proved = found["bound"] == pytest.approx(best)
+    assert is_proved is not any("Not proved" in doubt for doubt in found["doubts"])
     front = found["pareto"]
+    is_slower = front[0]["seconds"] < best * (1 - 1e-6)
+    assert is_slower is any("Leaving nodes out is faster" in doubt for doubt in found["doubts"])
     assert [point["seconds"] for point in front] == sorted(point["seconds"] for point in front)
     assert [point["price"] for point in front] == sorted((point["price"] for point in front), reverse=True)
     for point in front:

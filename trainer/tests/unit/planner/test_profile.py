@@ -78,6 +78,34 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     assert Profile.read(file) == PROFILE
 
 
+@pytest.mark.parametrize(
+    ("size", "times", "problem"),
+    [
+        (
+            1,
+            LayerTimes(1e-9, 2e-3, 3e-3),
+            r"the forward time of Block at tensor degree 2 and micro-batch 1 is 1e-09",
+        ),
+        (
+            4,
+            LayerTimes(2e-3, 0.0, 6e-3),
+            "the backward time of Block at tensor degree 2 and micro-batch 4 is 0 s",
+        ),
+        (4, LayerTimes(2e-3, 2.5e-4, 6e-3), "peak of 989.4 TFLOP/s needs"),
+        (4, LayerTimes(3e-4, 4e-3, 6e-3), "is 0.0003 s at micro-batch 4, and more at 1: 0.0005 s"),
+    ],
+)
+def test_times_that_no_gpu_can_have_are_refused(size: int, times: LayerTimes, problem: str) -> None:
+    blocks = {**PROFILE.layers[2]["Block"], size: times}
+    wrong = dataclasses.replace(PROFILE, layers={**PROFILE.layers, 2: {**PROFILE.layers[2], "Block": blocks}})
+    with pytest.raises(TrainerError, match=problem) as refused:
+        wrong.require(JOB, VERSIONS, source="h100.json", command="rdm-trainer profile gpt2-xl.yaml")
+    assert str(refused.value).startswith("h100.json cannot be right: ")
+    assert str(refused.value).endswith("measure it anew: rdm-trainer profile gpt2-xl.yaml")
+    # Of what is no known GPU no peak is published.
+    dataclasses.replace(wrong, gpu="cpu").require(JOB, VERSIONS, source="cpu.json", command="")
+
+
 def test_links_that_were_not_measured_are_the_nodes() -> None:
     node = NodeKind("H100", gpus=8, inter=4e11, intra=3.6e12, memory_gib=79.1)
     times: Times = MeasuredTimes({"H100": PROFILE}, {"H100": node})

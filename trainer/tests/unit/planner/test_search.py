@@ -7,7 +7,7 @@ import pytest
 
 from rdm_planner.fasop.model import FasopModel
 from rdm_planner.fasop.shapes import A10, A100, SHAPES
-from rdm_planner.nodes import orders
+from rdm_planner.nodes import order_count, orders
 from rdm_planner.partition import best_cut
 from rdm_planner.search import search
 
@@ -28,6 +28,7 @@ def test_the_fastest_are_those_of_a_search_that_solves_all() -> None:
         sorted(every.values())[:5], rel=1e-9
     )
     assert found.solved < found.layouts
+    assert found.bound == pytest.approx(found.best[0].seconds)
     assert all(estimate.fits for estimate in found.best)
 
 
@@ -35,4 +36,4 @@ def test_orders_are_distinct_and_the_given_comes_first() -> None:
     given = (A10, A100, A10, A100)
     found = list(orders(given))
     assert found[0] == given
-    assert len(found) == len(set(found)) == 6
+    assert len(found) == len(set(found)) == 6 == order_count(given)
