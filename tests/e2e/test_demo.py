@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.e2e.demo import SHORT, Demo
 
 
@@ -33,6 +35,7 @@ def test_what_it_says_to_try_works(demo: Demo) -> None:
     assert demo.run("bash", "-c", tried).split() == ["n1", "n1", "n2", "n2"]
 
 
+@pytest.mark.long
 def test_a_second_make_demo_only_trains(demo: Demo) -> None:
     again = demo.make("demo", "NODES=2", SHORT)
     assert "Nothing was changed: the lab runs as asked for." in again
