@@ -4,10 +4,10 @@ Run `python benchmarks/read_logs.py`; it prints a table for docs/performance.md.
 lines as programs write them: a job that says much between its steps, one with the timers of all ranks, one
 with nothing to read, training lines alone, and what Megatron-LM's --timing-log-option all and minmax write
 with every step: ranks' times without moments, of 32 and of 512 ranks, and tables of the shortest and the
-longest time. `--only` measures some of them. Their pages are in memory for all three
-programs, the rounds alternate, and the figures are the best of them. `MB/s` is by the clock, with as many
-processes as the reader takes; the others are per CPU second, so that others on the machine count less. `peak`
-is the largest resident memory of a reading process.
+longest time; and lines of other trainers. `--only` measures some of them. Their pages are in memory for all
+three programs, the rounds alternate, and the figures are the best of them. `MB/s` is by the clock, with as
+many processes as the reader takes; the others are per CPU second, so that others on the machine count less.
+`peak` is the largest resident memory of a reading process.
 """
 
 from __future__ import annotations
@@ -120,6 +120,22 @@ def shortest_and_longest(number: int) -> str:
     return "".join(lines)
 
 
+def torchtitan(number: int) -> str:
+    """Return a step as torchtitan writes it (``log_metrics``)."""
+    return (
+        f"[rank0]:[titan] 2025-02-04 10:{number // 60 % 60:02d}:{number % 60:02d},131 - root - INFO -"
+        f" step: {number:2}  loss: {2 + 8 / (1 + number):7.4f}  grad_norm: {1 + number % 17 / 100:7.4f}"
+        f"  memory: 38.22GiB(48.33%)  tps: {7000 + number % 997:,}  tflops: 390.12  mfu: 39.45%\n"
+    )
+
+
+def with_a_bar(number: int) -> str:
+    """Return a step as Hugging Face's Trainer writes it, behind tqdm's bar."""
+    said = {"loss": 2 + 8 / (1 + number), "grad_norm": 1.25, "learning_rate": 2e-05, "epoch": number / 1000}
+    bar = f"\r  0%|{' ' * 10}| {number}/99999999 [00:17<01:06,  1.{number % 97:02d}s/it]"
+    return f"{bar}{said}\n"
+
+
 KINDS: dict[str, Callable[[int], str]] = {
     "a step in 100 lines": lambda number: step(number) + talk(number) * 3,
     "timers of 32 ranks": lambda number: step(number) + timers(number),
@@ -128,6 +144,8 @@ KINDS: dict[str, Callable[[int], str]] = {
     "times of 32 ranks alone": lambda number: step(number) + ranks_alone(number),
     "times of 512 ranks alone": lambda number: step(number) + ranks_alone(number, 512),
     "(min, max) tables": lambda number: step(number) + shortest_and_longest(number),
+    "torchtitan's lines": torchtitan,
+    "Hugging Face's lines": with_a_bar,
 }
 
 
