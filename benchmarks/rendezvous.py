@@ -70,7 +70,7 @@ def take_part(number: int, port: int, begins: list[float], ends: list[float]) ->
     assert isinstance(started, Started), started
     assert started.members[started.rank] == member(number)
     begins.append(time.monotonic())
-    assert worker.run(Nothing(), TIMEOUT_S, lambda: False) == End(0)
+    assert worker.run(Nothing(), TIMEOUT_S, lambda: False, dict) == End(0)
     ends.append(time.monotonic())
     client.close()
 
@@ -105,7 +105,7 @@ def measure(count: int) -> tuple[float, float, float, float]:
     assert launcher.gather(TIMEOUT_S) is not None
     launcher.start(port)
     stopped = time.monotonic()
-    assert launcher.run(Nothing(), TIMEOUT_S, lambda: False) == End(0)
+    assert launcher.run(Nothing(), TIMEOUT_S, lambda: False, lambda *_: None) == End(0)
     own = time.process_time() - before
     server.close()
     found = [results.get(timeout=TIMEOUT_S) for _ in parts]

@@ -6,10 +6,11 @@ from __future__ import annotations
 import json
 import os
 import re
+import secrets
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -253,6 +254,52 @@ def test_what_a_job_leaves_is_where_it_says(
     assert shown.count("*" * 19 + " last output message " + "*" * 19) == 1
     assert all(f"/{node}.err <==" in shown for node in NODES)
     assert re.search(r"^iteration \d+ : \d+\.\d{4} s$", shown, re.MULTILINE)
+
+
+# --- without an inventory -------------------------------------------------------------------------------
+
+MEMBERS = {"m0": "n1", "m1": "n1", "m2": "n2", "m3": "n2"}
+LAUNCHER = "192.169.16.210"
+SAY_RANK = ("sh", "-c", 'echo "rank $NODE_RANK of $NNODES at $MASTER_ADDR"')
+WRITE = 'umask 77; mkdir -p /tmp/files; cd /tmp/files; printf %s "$1" >secret; printf %s "$2" >tiny.yaml'
+
+
+def be_member(cluster: Containers, number: int, command: Sequence[str]) -> None:
+    """Start a container that knows the launcher's address and the secret, and is called as all others."""
+    known = {"RDZV_ID": "four", "RDZV_SECRET_FILE": "/files/secret", "RDZV_JOB_DIR": "/tmp/job"}
+    known |= {"ROLE": "worker", "MASTER_ADDR": LAUNCHER} if number else {"ROLE": "launcher", "NUM_NODES": "4"}
+    variables = [word for key, value in known.items() for word in ("--env", f"{key}={value}")]
+    # As Debian and Ubuntu have it in /etc/hosts.
+    named = ("--hostname", "member", "--add-host", "member:127.0.1.1")
+    where = (*named, "--network", "ibnet", "--ip", f"{LAUNCHER[:-1]}{number}")
+    own = ("--name", f"m{number}", "--volume", "/tmp/files:/files:ro")
+    run = ("docker", "run", "--detach", *own, *where, *variables, lab_trainer.TRAIN_IMAGE)
+    cluster.on(MEMBERS[f"m{number}"], *run, "rdm-trainer", "rendezvous", "--", *command)
+
+
+@pytest.mark.parametrize(
+    "command", [SAY_RANK, pytest.param(("train", "/files/tiny.yaml"), marks=pytest.mark.long)]
+)
+def test_containers_that_know_only_the_launcher_and_a_secret_start_and_end_together(
+    cluster: Containers, command: tuple[str, ...]
+) -> None:
+    secret = secrets.token_hex(16)
+    for node in NODES:
+        cluster.on(node, "sh", "-c", WRITE, "sh", secret, yaml.safe_dump(TINY))
+    try:
+        for number in (3, 1, 0, 2):
+            be_member(cluster, number, command)
+        codes = [cluster.on(node, "docker", "wait", name).strip() for name, node in MEMBERS.items()]
+        said = {name: cluster.on(node, "docker", "logs", name) for name, node in MEMBERS.items()}
+    finally:
+        for name, node in MEMBERS.items():
+            cluster.on(node, "docker", "rm", "--force", name, check=False)
+    assert codes == ["0"] * len(MEMBERS), said
+    if command == SAY_RANK:
+        assert said == {name: f"rank {name[1]} of 4 at {LAUNCHER}\n" for name in MEMBERS}
+    else:
+        losses = re.findall(r"iteration +(\d+)/.* lm loss: (\S+)", said["m3"])
+        assert {int(step): float(loss) for step, loss in losses} == pytest.approx(FIRST, abs=1e-3)
 
 
 # --- refused before anything starts ---------------------------------------------------------------------

@@ -21,7 +21,6 @@ import os
 import signal
 import sys
 import time
-import traceback
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -237,7 +236,6 @@ class Master:
         self._inquiry = blame.Inquiry(self._words)
         self._health = health.Health(request, agent.part.config)
         self._told = 0.0
-        self._not_judged = ""
 
     def run(self) -> None:
         """Run attempts until one finishes or none is left."""
@@ -345,35 +343,11 @@ class Master:
         if time.monotonic() - self._told < BEAT_S:
             return
         self._told = time.monotonic()
-        gpu = {name: report["gpu"] for name, report in sorted(reports.items()) if report["gpu"]}
         states = dict(agent.state.nodes)
         for name, report in reports.items():
             ranks = set(report["ranks"].values())
             states[name] = "failed" if "failed" in ranks else "done" if ranks == {"done"} else "running"
-        verdict = self._verdict(agent.state) or agent.state.verdict
-        agent.write(progress=self._progress(), gpu=gpu, nodes=states, verdict=verdict)
-
-    def _verdict(self, state: State) -> dict[str, Any]:
-        """Return the verdict on the job; nothing when it cannot be judged, which must never end it."""
-        try:
-            return self._health.verdict(state, self._reports)
-        except Exception as error:
-            if repr(error) != self._not_judged:
-                self._not_judged = repr(error)
-                traceback.print_exc()
-        return {}
-
-    def _progress(self) -> dict[str, Any]:
-        """Return how far the training is: what it says itself, or else what a node read in its log."""
-        reports = self._reports.values()
-        said = [report["progress"] for report in reports if report["progress"]]
-        read = [report["watch"]["progress"] for report in reports if report["watch"].get("progress")]
-        newest: dict[str, Any] = max(
-            said or read,
-            key=lambda progress: float(progress.get("time") or 0),
-            default=self._agent.state.progress,
-        )
-        return newest
+        agent.write(nodes=states, **self._health.told(agent.state, reports))
 
     def _grace(self) -> float | None:
         """Return how many seconds the processes have to save and end; None when nobody asked for an end."""
@@ -514,11 +488,12 @@ class Master:
             nodes = dict.fromkeys(nodes, "done")
         elif state in ("stopped", "stopping", "queued"):
             nodes = dict.fromkeys(nodes, "stopped")
-        newest = self._progress()
+        newest = health.newest_progress(agent.state, self._reports)
         agent.part.kill()
         agent.write(nodes=nodes, progress=newest)
         # What was seen may speak against its result.
-        seen = self._verdict(replace(agent.state, state=state)) if state == "finished" else None
+        ended = replace(agent.state, state=state)
+        seen = self._health.verdict(ended, self._reports) if state == "finished" else None
         agent.finish(state, reason, seen)
         if newest.get("time", 0) > agent.state.progress.get("time", 0):
             agent.write(progress=newest)

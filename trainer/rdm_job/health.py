@@ -7,6 +7,7 @@ What a node's report has of it is ``Watch.told``.
 from __future__ import annotations
 
 import time
+import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -19,7 +20,7 @@ from rdm_log.peers import RankPace
 from rdm_log.signs import Sign
 from rdm_log.verdict import DONE, Observed, judge
 
-__all__ = ["Health", "observed", "of_state"]
+__all__ = ["Health", "newest_progress", "observed", "of_state"]
 
 _BUSY_S = 60.0
 """That others use a node is told when they have done so for so long; to name a rank, its window suffices."""
@@ -40,6 +41,7 @@ class Health:
         self._asked = asked_of(request, config)
         self._word = ""
         self._since = 0.0
+        self._not_judged = ""
         self.begin()
 
     def begin(self) -> None:
@@ -51,13 +53,37 @@ class Health:
         self._telling = 0
         self._first_nan: list[Sign] = []
 
+    def told(self, state: State, reports: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+        """Return what a state has of its nodes' reports: ``gpu``, ``progress`` and ``verdict``.
+
+        Args:
+            state: The job's.
+            reports: The newest of each node.
+        """
+        return {
+            "gpu": {name: report["gpu"] for name, report in sorted(reports.items()) if report["gpu"]},
+            "progress": newest_progress(state, reports),
+            "verdict": self.verdict(state, reports) or state.verdict,
+        }
+
     def verdict(self, state: State, reports: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
         """Return the verdict as plain data, with ``since``: when its word became this one.
+
+        Nothing is returned when the job cannot be judged, which must never end it.
 
         Args:
             state: The launcher's word.
             reports: The newest of each node.
         """
+        try:
+            return self._judge(state, reports)
+        except Exception as error:
+            if repr(error) != self._not_judged:
+                self._not_judged = repr(error)
+                traceback.print_exc()
+        return {}
+
+    def _judge(self, state: State, reports: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
         told = {node: report["watch"] for node, report in reports.items() if report.get("watch")}
         now = time.monotonic()
         ranks = [RankPace.of(node, one) for node, watch in told.items() for one in watch["ranks"]]
@@ -96,6 +122,21 @@ class Health:
         nodes = {one.node for one in current if one.is_note}
         self._busy_since = {node: self._busy_since.get(node, now) for node in nodes}
         return [one for one in current if not one.is_note or now - self._busy_since[one.node] >= _BUSY_S]
+
+
+def newest_progress(state: State, reports: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Return how far a training is: what it says itself, or else what a node read in its log. Pure.
+
+    Args:
+        state: What was known before.
+        reports: The newest of each node.
+    """
+    said = [report["progress"] for report in reports.values() if report["progress"]]
+    read = [report["watch"]["progress"] for report in reports.values() if report["watch"].get("progress")]
+    newest: dict[str, Any] = max(
+        said or read, key=lambda progress: float(progress.get("time") or 0), default=state.progress
+    )
+    return newest
 
 
 def observed(

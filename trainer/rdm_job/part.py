@@ -8,9 +8,7 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
-import traceback
 from typing import Any
 
 from rdm_core import config as configuration
@@ -20,7 +18,7 @@ from rdm_job.directory import NODE_VARIABLE, JobDirectory
 from rdm_job.launchers import Attempt, environment_of_launcher, exports, launcher_of
 from rdm_job.links import Links
 from rdm_job.slurm.script import srun_of_ranks
-from rdm_job.watch import LOOK_S, SAMPLE_S, Watch
+from rdm_job.watch import Watch
 from rdm_log.tails import tail
 
 __all__ = ["Part"]
@@ -53,7 +51,6 @@ class Part:
         self._asked: set[int] = set()
         self._errors_before = 0
         self._watch = Watch(directory, self.request, self.config)
-        self._watching: threading.Thread | None = None
         self.attempt = -1
 
     def start(self, number: int, port: int, network_cidr: str) -> None:
@@ -66,9 +63,7 @@ class Part:
         self.directory.forget_ranks()
         self._errors_before = self.directory.log(self.node, "err").stat().st_size
         self._watch.begin()
-        if self._watching is None:
-            self._watching = threading.Thread(target=self._keep_watch, daemon=True)
-            self._watching.start()
+        self._watch.keep(self._records)
         attempt = Attempt(
             job=self.request.job_id,
             directory=str(self.links.job if self.links else self.directory.path),
@@ -184,19 +179,3 @@ class Part:
         # Lines from the log are only to be shown: others write there, too, also later.
         rank, lines = int(record["rank"]), record["lines"] or lines_of(int(record["rank"]), log)
         return {"rank": rank, "error": str(record["error"]), "time": record["time"], "lines": lines}
-
-    def _keep_watch(self) -> None:
-        """Watch this node, for ever. A vendor's library may take long: this has its own thread."""
-        measured, said = -SAMPLE_S, ""
-        while True:
-            try:
-                records = self._records()
-                if time.monotonic() - measured >= SAMPLE_S:
-                    measured = time.monotonic()
-                    self._watch.measure(records)
-                self._watch.look(records)
-            except Exception as error:  # what cannot be read now may be later
-                if repr(error) != said:
-                    said = repr(error)
-                    traceback.print_exc()
-            time.sleep(LOOK_S)

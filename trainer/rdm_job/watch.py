@@ -12,8 +12,9 @@ import json
 import statistics
 import threading
 import time
+import traceback
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,7 @@ from rdm_log.runs import Run, followed, with_engine
 from rdm_log.scan import records
 from rdm_log.summary import plain, progress
 
-__all__ = ["LOOK_S", "SAMPLE_S", "Watch"]
+__all__ = ["SAMPLE_S", "Watch"]
 
 LOOK_S = 1.0
 """How often logs and ranks are looked at, in seconds."""
@@ -89,6 +90,7 @@ class Watch:
         self.gpu: list[str] = []
         self._told: dict[str, Any] = {}
         self._lock = threading.Lock()
+        self._keeping: threading.Thread | None = None
         self.begin()
 
     def begin(self) -> None:
@@ -116,6 +118,31 @@ class Watch:
         slots = {node.name: node.slots for node in self._request.nodes}
         here = {self._request.node, *self._directory.sharing}.intersection(slots)
         self._checkpoint_bytes = self._whole_bytes * sum(slots[name] for name in here) // sum(slots.values())
+
+    def keep(self, ranks: Callable[[], Sequence[Mapping[str, Any]]]) -> None:
+        """Look and measure from now on, for ever. A vendor's library may take long: this has its own thread.
+
+        Args:
+            ranks: Returns the records of this attempt's processes here.
+        """
+        if self._keeping is None:
+            self._keeping = threading.Thread(target=self._keep, args=(ranks,), daemon=True)
+            self._keeping.start()
+
+    def _keep(self, ranks: Callable[[], Sequence[Mapping[str, Any]]]) -> None:
+        measured, said = -SAMPLE_S, ""
+        while True:
+            try:
+                records = ranks()
+                if time.monotonic() - measured >= SAMPLE_S:
+                    measured = time.monotonic()
+                    self.measure(records)
+                self.look(records)
+            except Exception as error:  # what cannot be read now may be later
+                if repr(error) != said:
+                    said = repr(error)
+                    traceback.print_exc()
+            time.sleep(LOOK_S)
 
     def told(self) -> dict[str, Any]:
         """Return what the master is to hear; see ``health.observed``."""

@@ -6,6 +6,7 @@
     launcher  members  all of them by rank, and the round of this list; once to each, when all have come
     worker    ack      the round of the list that it has
     launcher  start    the round that everybody has acknowledged: the command runs
+    worker    alive    every two seconds; while the command runs, with what it sees of its part
     worker    ended    its exit code and last errors
     launcher  end      the job's exit code and why: whoever still runs stops
     worker    left     it knows, and its command has ended
@@ -180,13 +181,20 @@ class Launcher:
         }
         self._server.send(self._start)
 
-    def run(self, command: Command, lost_after: float, should_stop: Callable[[], bool]) -> End:
+    def run(
+        self,
+        command: Command,
+        lost_after: float,
+        should_stop: Callable[[], bool],
+        hear: Callable[[str, Mapping[str, Any]], None],
+    ) -> End:
         """Watch the job until all have ended, and know how.
 
         Args:
             command: This member's own.
             lost_after: A worker that says nothing for so many seconds is lost.
             should_stop: The user wants it to end.
+            hear: Gets what a worker, by its name, reports of its part.
         """
         names = {
             connection: member.name
@@ -213,6 +221,8 @@ class Launcher:
                         codes[connection] = TERMINATED
                         left.add(connection)
                         end = End(TERMINATED, f"{names[connection]} was stopped.")
+                    elif kind == "alive" and connection in names and message.get("report"):
+                        hear(names[connection], message["report"])
                     elif kind in ("ended", "left") and connection in names:
                         codes[connection] = _number(message, "code", FAILED)
                         if kind == "left":
@@ -345,6 +355,7 @@ class Worker:
         self._ended: dict[str, Any] | None = None
         self._listed: tuple[int, list[dict[str, Any]]] | None = None
         self._reminded = time.monotonic()
+        self._report: Callable[[], Mapping[str, Any]] = dict
 
     def gather(self, timeout: float, where: str, should_stop: Callable[[], bool]) -> Started | End:
         """Wait for the start.
@@ -380,14 +391,22 @@ class Worker:
         self._client.receive(_LOOK_S)
         return End(STOPPED, "This member was stopped before the start.")
 
-    def run(self, command: Command, lost_after: float, should_stop: Callable[[], bool]) -> End:
+    def run(
+        self,
+        command: Command,
+        lost_after: float,
+        should_stop: Callable[[], bool],
+        report: Callable[[], Mapping[str, Any]],
+    ) -> End:
         """Run the command until the launcher says how the job has ended.
 
         Args:
             command: This member's.
             lost_after: A launcher that says nothing for so many seconds is lost.
             should_stop: The user wants this member to end.
+            report: Returns what this member sees of its part.
         """
+        self._report = report
         own: int | None = None
         end: End | None = None
         session = self._session
@@ -436,7 +455,7 @@ class Worker:
             self._client.connect_again()
         if now - self._beat >= BEAT_S:
             self._beat = now
-            self._client.send({"type": "alive"})
+            self._client.send({"type": "alive", "report": self._report()})
         return messages
 
     def _remind(self, where: str) -> None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import contextlib
 import secrets
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from rdm_core import config as configuration
 from rdm_core.errors import DONE, STOPPED
@@ -16,7 +18,8 @@ from rdm_job import health
 from rdm_job.agent_lock import AgentLock
 from rdm_job.directory import JobDirectory
 from rdm_job.protocol import Failure, Node, Offer, Request, State
-from rdm_job.rendezvous.meeting import TERMINATED, End, Started
+from rdm_job.rendezvous.meeting import BEAT_S, TERMINATED, End, Started
+from rdm_job.watch import Watch
 
 __all__ = ["Record"]
 
@@ -45,6 +48,9 @@ class Record:
         self.ranks = Path()
         self._directory: JobDirectory | None = None
         self._lock: AgentLock | None = None
+        self._reports: dict[str, Mapping[str, Any]] = {}
+        self._over = threading.Event()
+        self._telling: threading.Thread | None = None
         if folder is None:
             return
         try:
@@ -79,6 +85,13 @@ class Record:
         self.mark = request.job_id
         self.logs = directory.log(own.name, "out"), directory.log(own.name, "err")
         self.ranks = directory.logs / "ranks"
+        self._watch = Watch(directory, request, resolved)
+        # torchrun's processes leave no records of themselves.
+        self._watch.keep(lambda: ())
+        if started.rank == 0:
+            judge = health.Health(request, resolved)
+            self._telling = threading.Thread(target=self._tell, args=(directory, judge), daemon=True)
+            self._telling.start()
         self._directory = directory
 
     @property
@@ -86,10 +99,36 @@ class Record:
         """Somebody has asked the job to stop, by ``rdm-trainer job stop``."""
         return self._directory is not None and self._directory.asked_to_stop() is not None
 
+    def report(self) -> Mapping[str, Any]:
+        """Return what this member sees of its part, as an agent's report has it; nothing without a record."""
+        if self._directory is None or not (seen := self._watch.told()):
+            return {}
+        return {"gpu": self._watch.gpu, "watch": seen, "progress": self._directory.progress()}
+
+    def hear(self, member: str, report: Mapping[str, Any]) -> None:
+        """Take what another member reports into the state.
+
+        Args:
+            member: Its name.
+            report: As it made it.
+        """
+        self._reports[member] = report
+
+    def _tell(self, directory: JobDirectory, judge: health.Health) -> None:
+        """Write what all report into the state. A file system may hang: this has its own thread."""
+        while not self._over.wait(BEAT_S):
+            if own := self.report():
+                reports = {self._state.master: own, **self._reports}
+                self._state = replace(self._state, **judge.told(self._state, reports))
+                directory.write_state(self._state)
+
     def end(self, end: End) -> None:
         """Write how the job has ended."""
         if self._directory is None:
             return
+        self._over.set()
+        if self._telling is not None:
+            self._telling.join(BEAT_S)
         state = {DONE: "finished", STOPPED: "stopped", TERMINATED: "stopped"}.get(end.code, "failed")
         nodes = dict.fromkeys(self._state.nodes, "done")
         if end.member in nodes:
@@ -106,10 +145,14 @@ class Record:
             ended=time.time(),
             progress=self._directory.progress(),
         )
-        self._directory.write_state(replace(ended, verdict=health.of_state(ended)))
+        # What was read in logs may lack the last lines, and is only to be shown.
+        shown = ended.progress or self._state.progress
+        self._directory.write_state(replace(ended, verdict=health.of_state(ended), progress=shown))
 
     def close(self) -> None:
         """Let go of the directory."""
+        if self._directory is not None:
+            self._watch.end()
         if self._lock is not None:
             with contextlib.suppress(OSError):
                 self._lock.close()

@@ -228,7 +228,9 @@ def launch(plan: Plan, count: int, rank_by: str, workers: Workers | None = None)
             return _ended(End(STOPPED, "The launcher was stopped before the start."))
         launcher.start(ports[0])
         with _names(plan, members), _command(plan, Started(members, 0, ports[0])) as (command, record):
-            end = launcher.run(command, plan.lost_after, lambda: is_signalled() or record.is_to_stop)
+            end = launcher.run(
+                command, plan.lost_after, lambda: is_signalled() or record.is_to_stop, record.hear
+            )
             record.end(end)
         if workers is not None and not is_signalled():
             # They have ended with the job.
@@ -261,7 +263,9 @@ def work(plan: Plan, launcher: str) -> int:
         if isinstance(found, End):
             return _ended(found)
         with _names(plan, found.members), _command(plan, found) as (command, record):
-            end = worker.run(command, plan.lost_after, lambda: is_signalled() or record.is_to_stop)
+            end = worker.run(
+                command, plan.lost_after, lambda: is_signalled() or record.is_to_stop, record.report
+            )
             record.end(end)
     return _ended(end)
 

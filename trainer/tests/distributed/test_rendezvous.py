@@ -121,7 +121,10 @@ def test_the_verb_that_stops_jobs_stops_this_one(members: Members) -> None:
     launcher = members.start("n0", ["sh", "-c", "echo is at work; exec sleep 1000"], count=2)
     worker = members.start("n1", ["sleep", "1000"])
     members.said("n0", "is at work")
-    assert _job(members, "state", "test")["job"]["state"] == "running"
+    state = members.folder / "jobs/test/state.json"
+    wait_until("both are watched", lambda: json.loads(state.read_text())["gpu"].keys() == {"n0", "n1"})
+    job = _job(members, "state", "test")["job"]
+    assert (job["state"], job["verdict"]["culprits"]) == ("running", [])
     assert _job(members, "logs", "test")["text"] == "is at work\n"
     assert _job(members, "stop", "test")["stopped"]
     assert {130, 143} >= set(codes(launcher, worker))

@@ -8,7 +8,6 @@ import os
 import time
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,10 +17,9 @@ from rdm_core.heartbeat import Pace
 from rdm_core.progress import POINTS
 from rdm_job import health as health_module
 from rdm_job import thinning
-from rdm_job.agent import Master
 from rdm_job.devices import amd
 from rdm_job.directory import JobDirectory
-from rdm_job.health import Health, of_state
+from rdm_job.health import Health, newest_progress, of_state
 from rdm_job.measure import measure
 from rdm_job.protocol import Failure
 from rdm_job.watch import Watch
@@ -334,7 +332,7 @@ MEGATRON = "  seq_length ...................................... 1024\n"
 
 def test_how_far_another_program_is_is_read_from_its_log(tmp_path: Path, job: JobDirectory) -> None:
     settings = config(tmp_path, launcher={"program": ["pretrain_gpt.py"]}, logging={"prometheus": True})
-    watch, master = Watch(job, REQUEST, settings), Master.__new__(Master)
+    watch = Watch(job, REQUEST, settings)
     watch.look([])
     assert watch.told()["progress"] == {}
     lines = [LINE.format(step, 500.0, 10.0 - step / 1000) for step in range(1, 1001)]
@@ -353,10 +351,9 @@ def test_how_far_another_program_is_is_read_from_its_log(tmp_path: Path, job: Jo
     # What the program says itself goes before it, however old; an attempt without lines takes nothing away.
     read = {"progress": {}, "watch": watch.told()}
     said = {"progress": {"iteration": 7, "time": 1.0}, "watch": {}}
-    master._agent = SimpleNamespace(state=replace(STATE, progress=found))  # type: ignore[assignment]
+    state = replace(STATE, progress=found)
     for reports, iteration in (({"n1": read}, 1001), ({"n1": read, "n2": said}, 7), ({}, 1001)):
-        master._reports = reports
-        assert master._progress()["iteration"] == iteration
+        assert newest_progress(state, reports)["iteration"] == iteration
     job.write_state(replace(STATE, progress=found))
     watch.measure([])
     prometheus = (tmp_path / "gpt/metrics.n1.prom").read_text()

@@ -44,6 +44,7 @@ def test_a_worker_whose_connection_breaks_before_it_hears_of_the_start_hears_of_
     server = ControlServer("127.0.0.1", 0, SECRET, 2)
     launcher = Launcher(server, Roster(LAUNCHER, 2), "session", lambda line: None)
     ends: list[End] = []
+    reports: dict[str, Any] = {}
     gathered = threading.Event()
 
     def lead() -> None:
@@ -51,7 +52,9 @@ def test_a_worker_whose_connection_breaks_before_it_hears_of_the_start_hears_of_
         gathered.set()
         # Nobody has received this yet.
         launcher.start(29500)
-        ends.append(launcher.run(Command(["true"], dict(os.environ)), 240.0, lambda: False))
+        ends.append(
+            launcher.run(Command(["true"], dict(os.environ)), 240.0, lambda: False, reports.__setitem__)
+        )
 
     thread = threading.Thread(target=lead)
     thread.start()
@@ -64,6 +67,7 @@ def test_a_worker_whose_connection_breaks_before_it_hears_of_the_start_hears_of_
     second = _join(server)
     started = _until(second, "start")
     assert (started["round"], started["port"]) == (listed["round"], 29500)
+    second.send({"type": "alive", "report": {"gpu": ["busy"]}})
     second.send({"type": "ended", "code": 0})
     assert _until(second, "end")["code"] == 0
     second.send({"type": "left", "code": 0})
@@ -72,6 +76,7 @@ def test_a_worker_whose_connection_breaks_before_it_hears_of_the_start_hears_of_
     second.close()
     server.close()
     assert ends == [End(0)]
+    assert reports == {"n1": {"gpu": ["busy"]}}
 
 
 def test_a_worker_that_is_stopped_before_it_hears_of_the_start_ends_the_job_at_once() -> None:
@@ -82,7 +87,11 @@ def test_a_worker_that_is_stopped_before_it_hears_of_the_start_ends_the_job_at_o
     def lead() -> None:
         launcher.gather(240.0)
         launcher.start(29500)
-        ends.append(launcher.run(Command(["sleep", "1000"], dict(os.environ)), 10_000.0, lambda: False))
+        ends.append(
+            launcher.run(
+                Command(["sleep", "1000"], dict(os.environ)), 10_000.0, lambda: False, lambda *_: None
+            )
+        )
 
     thread = threading.Thread(target=lead)
     thread.start()
