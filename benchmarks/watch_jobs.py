@@ -1,9 +1,9 @@
 """What the verdict on a job of 1,000 nodes with eight ranks each costs its master's agent, and who asks it.
 
 Run `trainer/.venv/bin/python benchmarks/watch_jobs.py`. The nodes' reports are made here, as agents send them
-once a second, and come through 1,000 real connections of `rdm_job.wire` from a process that stands in for the
-nodes. In CPU seconds, the best of five: to hear all of them, to judge, and to write the state; and for the
-reader, `rdm-trainer job state` on the master, a process of its own, which reads the state and prints it.
+once a second, and come through 1,000 real connections of `rdm_job.control` from a process that stands in for
+the nodes. In CPU seconds, the best of five: to hear all of them, to judge, and to write the state; and for
+the reader, `rdm-trainer job state` on the master, a process of its own, which reads the state and prints it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "trainer")]
 
 from benchmarks.tables import markdown  # noqa: E402
 from rdm_core.config import Config  # noqa: E402
-from rdm_job import wire  # noqa: E402
+from rdm_job.control import ControlClient, ControlServer  # noqa: E402
 from rdm_job.directory import JobDirectory  # noqa: E402
 from rdm_job.health import Health  # noqa: E402
 from rdm_job.info import asked  # noqa: E402
@@ -84,35 +84,33 @@ def report(node: int) -> dict[str, Any]:
 
 def stand_in(port: int, reports: Mapping[str, dict[str, Any]]) -> None:
     """Be all nodes: each connects, and sends its report whenever the master says something."""
-    links = {name: wire.Link("127.0.0.1", port, name, KEY) for name in reports}
+    clients = {name: ControlClient("127.0.0.1", port, name, KEY) for name in reports}
     while True:
-        for name, link in links.items():
-            for _ in link.receive():
-                link.send(reports[name])
-        wire.wait(list(links.values()), 0.1)
+        for name, client in clients.items():
+            for _ in client.receive():
+                client.send(reports[name])
+        time.sleep(0.1)
 
 
-def hear(hub: wire.Hub) -> dict[str, dict[str, Any]]:
+def hear(server: ControlServer) -> dict[str, dict[str, Any]]:
     """Return a report of every node, as the master's agent hears them."""
-    hub.send({"go": True})
+    server.send({"go": True})
     heard: dict[str, dict[str, Any]] = {}
     while len(heard) < NODES:
-        wire.wait([hub], 1)
-        heard.update({name: messages[-1] for name, messages in hub.receive().items()})
+        heard.update({name: messages[-1] for name, messages in server.receive(1).items()})
     return heard
 
 
-def connected(reports: Mapping[str, dict[str, Any]]) -> tuple[wire.Hub, multiprocessing.Process]:
+def connected(reports: Mapping[str, dict[str, Any]]) -> tuple[ControlServer, multiprocessing.Process]:
     """Return the master's side of connections with all nodes, and the process that stands in for these."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(most, 4 * NODES), most))
-    hub = wire.Hub("127.0.0.1", PORT, KEY)
+    server = ControlServer("127.0.0.1", PORT, KEY, NODES)
     nodes = multiprocessing.Process(target=stand_in, args=(PORT, reports), daemon=True)
     nodes.start()
-    while any(hub.silent_for(name) is None for name in reports):
-        wire.wait([hub], 1)
-        hub.receive()
-    return hub, nodes
+    while any(server.silent_for(name) is None for name in reports):
+        server.receive(1)
+    return server, nodes
 
 
 def spent() -> float:
@@ -142,15 +140,15 @@ def asked_for(jobs: str) -> None:
 def main() -> None:
     """Print the table."""
     made = {node.name: report(n) for n, node in enumerate(REQUEST.nodes)}
-    hub, others = connected(made)
-    reports = hear(hub)
+    server, others = connected(made)
+    reports = hear(server)
     health = Health(REQUEST, CONFIG)
     state = State(job="gpt", state="running", started=1.0, nodes=dict.fromkeys(made, "running"))
     state.gpu = {name: one["gpu"] for name, one in reports.items()}
     state.verdict = health.verdict(state, reports)
     text = json.dumps(state.to_json())
     rows = [
-        ("the master's agent hears all nodes", best(lambda: hear(hub))),
+        ("the master's agent hears all nodes", best(lambda: hear(server))),
         ("and judges", best(lambda: health.verdict(state, reports))),
         ("and writes the state", best(lambda: json.dumps(state.to_json()))),
     ]
@@ -160,7 +158,7 @@ def main() -> None:
         directory.write_state(state)
         rows.append(("the reader asks the master for it", best(lambda: asked_for(jobs))))
     others.kill()
-    hub.close()
+    server.close()
     size = len(json.dumps(made["n1"]))
     print(f"{NODES} nodes, {NODES * EACH} ranks; a report has {size} bytes, the state {len(text)}.")
     print(markdown([("work", "CPU ms"), *((name, f"{1000 * seconds:.0f}") for name, seconds in rows)]))
