@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 make_planner_importable()
 
+from rdm_core.config import load  # noqa: E402
 from rdm_core.errors import TrainerError  # noqa: E402
 from rdm_planner.cluster_profile import ClusterProfile  # noqa: E402
 from rdm_planner.profile import Profile  # noqa: E402
@@ -38,6 +39,7 @@ __all__ = [
     "compared",
     "fleet",
     "keep_profile",
+    "load",
     "profile_of",
     "read_job",
     "searched",

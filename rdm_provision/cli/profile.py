@@ -74,6 +74,7 @@ def profile(
     given = [*(["--micro-batch", str(micro_batch)] if micro_batch else [])]
     given += ["--blocks", *map(str, blocks)] if blocks else []
     with tuning.user_errors():
+        tuning.load(config, overrides)
         known = tuning.profile_of(cluster)
         measuring = _Measuring(options, cluster, config, overrides)
         gpus = measuring.gpus()

@@ -116,8 +116,6 @@ def _fastest(options: Options, cluster: Cluster, config: Path, words: list[str])
     from rdm_provision import tuning
     from rdm_provision.cli.tune import measuring
 
-    if not config.is_file():
-        raise click.UsageError(f"there is no file {config}.")
     wanted = tuning.TuneOptions(config, tuple(words), top=2, as_json=options.as_json)
     with tuning.user_errors():
         job = tuning.read_job(wanted)

@@ -180,7 +180,7 @@ def test_train_takes_the_fastest_layout(call: Call, job: Path, make_inventory: M
     [
         (["--resume", "tiny-1"], "new job"),
         ([ROOT / "trainer/configs/gpt2-xl.yaml", "--launcher", "slurm"], "rdm-trainer tune"),
-        (["nosuch.yaml"], "no file nosuch.yaml"),
+        (["nosuch.yaml"], "nosuch.yaml cannot be read: No such file or directory"),
     ],
 )
 def test_a_layout_that_cannot_be_searched_starts_nothing(
@@ -259,6 +259,23 @@ def test_a_node_of_each_kind_is_measured_and_the_links_of_all(
     assert f"Next: rdm-provision tune -i {inventory} {job}" in out
     # And that is what is asked: no inventory says which GPUs there are.
     assert json.loads(call("tune", job, "-i", inventory, "--json", "--top", "1")[1])["measured"] is True
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [
+        (["nosuch.yaml"], "nosuch.yaml cannot be read"),
+        ([ROOT / "trainer/configs/qwen3-8b-finetune.yaml"], "'finetune'; it must be train"),
+        ([ROOT / "trainer/configs/gpt2-xl.yaml", "model.hiden_size=2"], "did you mean model.hidden_size?"),
+        ([ROOT / "trainer/configs/gpt2-xl.yaml", "--blocks", "3", "3"], "the second must be larger"),
+    ],
+)
+def test_what_cannot_be_measured_is_one_sentence_and_starts_nothing(
+    call: Call, make_inventory: MakeInventory, nodes: Nodes, arguments: list[str], word: str
+) -> None:
+    code, out, err = call("profile", *arguments, "-i", make_inventory())
+    assert (code, out, nodes.runs) == (3, "", [])
+    assert word in err
 
 
 def test_nothing_is_kept_of_a_job_that_has_measured_nothing(

@@ -52,6 +52,8 @@ class TuneOptions:
             value = getattr(self, name)
             if not (math.isfinite(value) and value > 0):
                 raise TrainerError(f"--{name} is {value:g}; it must be a number above 0.")
+        if self.html is not None and not self.html.parent.is_dir():
+            raise TrainerError(f"--html is {self.html}, and the directory {self.html.parent} does not exist.")
 
     def price_by_gpu(self) -> dict[str, float]:
         """Return the prices of a GPU-hour by the GPU's name.

@@ -80,6 +80,8 @@ def _progress(*, visible: bool) -> Iterator[Callable[[int, int], None]]:
     from rich.console import Console
     from rich.progress import Progress
 
-    with Progress(console=Console(stderr=True), transient=True, disable=not visible) as shown:
+    console = Console(stderr=True)
+    is_shown = visible and console.is_terminal
+    with Progress(console=console, transient=True, disable=not is_shown) as shown:
         task = shown.add_task("layouts", total=None)
         yield lambda done, total: shown.update(task, completed=done, total=total)
