@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Dict, Iterator, List
 
 from ansible_collections.rdm.provision.plugins.module_utils.engine.docker_api import DockerAPI, DockerError
+from ansible_collections.rdm.provision.plugins.module_utils.lab.spec import LABEL
 
 BUILDER_LABEL = "rdm.provision.lab.builder"
 LIMIT_S = 1800
@@ -74,7 +75,9 @@ def builder(api: DockerAPI, image: str, binds: List[str], environment: Dict[str,
 def sweep_builders(api: DockerAPI) -> None:
     """Remove the containers of builds that were killed."""
     for found in api.get("/containers/json", all=True, filters={"label": [BUILDER_LABEL]}):
-        if not Path(f"/proc/{found['Labels'][BUILDER_LABEL]}").exists():
+        labels = found["Labels"]
+        # A lab's node has the label of the builder in which its image was made.
+        if LABEL not in labels and not Path(f"/proc/{labels[BUILDER_LABEL]}").exists():
             _remove(api, found["Id"])
 
 
