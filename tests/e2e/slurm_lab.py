@@ -79,7 +79,8 @@ class SlurmLab(Lab):
 @contextmanager
 def running_slurm(product: Product, name: str) -> Iterator[SlurmLab]:
     """A lab with a Slurm cluster that runs, and what jobs need; what a killed run has left goes first."""
-    with running_lab(product, name, "--nodes", str(len(NODES)), "--slurm", "--trainer") as lab:
+    asked = ("--nodes", str(len(NODES)), "--slurm", "--trainer", "--extra", "finetune")
+    with running_lab(product, name, *asked) as lab:
         made = SlurmLab(lab.product, lab.name)
         made.json("slurm", "up")
         yield made

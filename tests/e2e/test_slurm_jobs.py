@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.e2e import tuning
 from tests.e2e.product import ROOT, wait_until
 from tests.e2e.slurm_lab import USER, SlurmLab
 
@@ -104,6 +105,20 @@ def test_states_are_told_while_the_accounting_is_down(trained: SlurmLab) -> None
     finally:
         trained.json("slurm", "up")
     assert "slurmdbd" in trained.on("n1", "ps", "-e", "-o", "comm")
+
+
+def test_a_fine_tuning_has_the_losses_of_one_process(trained: SlurmLab) -> None:
+    place = (trained.user, "/shared/python/bin/python", "/shared/jobs")
+    tuning.made(*place)
+    expected = tuning.alone(*place)
+    file = trained.product.directory / "tune.json"
+    file.write_text(json.dumps(tuning.CONFIG), encoding="utf-8")
+    data = [one for one in OPTIONS if not one.startswith("data.")]
+    trained.rdm("train", str(file), "--launcher", "slurm", "--name", "tuned", "--detach", *data)
+    told = reaches(trained, "tuned", "finished", "failed")
+    assert (told["state"], told["iteration"]) == ("finished", len(expected)), told
+    assert dict(told["losses"]) == pytest.approx(expected, rel=1e-3)
+    assert trained.there("n1", "/shared/jobs/tuned/model/model.safetensors")
 
 
 ACCOUNT = "physics"

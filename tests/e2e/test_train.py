@@ -23,6 +23,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.engine.docker_api im
 from ansible_collections.rdm.provision.plugins.module_utils.lab import trainer as lab_trainer
 from ansible_collections.rdm.provision.plugins.module_utils.lab.builder import BUILDER_LABEL
 
+from tests.e2e import tuning
 from tests.e2e.demo import Demo
 from tests.e2e.places import (
     LOSSES,
@@ -172,6 +173,32 @@ def test_a_change_of_the_trainer_makes_only_its_layer_anew(cluster: Containers, 
         assert images(trainer=str(copy), cache=str(cache))["changed"] is False
     finally:
         shutil.rmtree(cache)
+
+
+@pytest.mark.long
+def test_nodes_fine_tune_when_their_image_has_the_packages(cluster: Containers) -> None:
+    file = cluster.product.directory / "tune.json"
+    file.write_text(json.dumps(tuning.CONFIG), encoding="utf-8")
+    train = ("train", "tune.json", "--name", "e2e-tuned")
+    told = cluster.json(*train, expect=2)["problems"]
+    lacking = [one["node"] for one in told if "EXTRAS=finetune" in json.dumps(one)]
+    assert sorted(lacking) == [*NODES]
+    assert not cluster.there("n1", cluster.directory("n1", "e2e-tuned"))
+
+    cluster.lab("up", *AS_ASKED, "--extra", "finetune")
+    cluster.json("up")
+    for node in NODES:
+        tuning.made(lambda *argv, node=node: cluster.inside(node, *argv), "python", "/jobs")
+    expected = tuning.alone(lambda *argv: cluster.inside("n1", *argv), "python", "/jobs")
+    # What is watched to its end.
+    shown = cluster.rdm(*train).stdout
+    assert "e2e-tuned  finished   6/6" in shown
+    (told,) = cluster.json("jobs", "e2e-tuned")["jobs"]
+    assert dict(told["losses"]) == pytest.approx(expected, rel=1e-3)
+    assert told["tokens_per_second"] > 0
+    page = cluster.product.directory / "tuned.html"
+    assert "e2e-tuned: finished" in cluster.rdm("report", "e2e-tuned", "-o", str(page)).stdout
+    assert cluster.there("n1", f"{cluster.directory('n1', 'e2e-tuned')}/model/model.safetensors")
 
 
 # --- one loss curve -------------------------------------------------------------------------------------

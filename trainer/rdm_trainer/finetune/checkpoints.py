@@ -62,7 +62,11 @@ class Checkpoints:
         """Mark a checkpoint that all ranks have written, and remove those that are not kept."""
         self._collective.barrier()
         if self._writes:
-            (self._all()[step] / _MARK).write_text(json.dumps(self._layout) + "\n")
+            written = self._all()[step]
+            for tag in written.glob("global_step*"):
+                # DeepSpeed itself names its part on the first node alone, and looks for the name on each.
+                (written / "latest").write_text(tag.name)
+            (written / _MARK).write_text(json.dumps(self._layout) + "\n")
             kept = sorted(self._all())
             for number in kept[: -self._keep] if self._keep else ():
                 self._remove(number)

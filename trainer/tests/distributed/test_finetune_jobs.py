@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Fine-tunings as jobs: of agents, in Slurm, and of members that know no inventory."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rdm_log.report.write import write
+from tests.distributed.finetuning import finetunings, losses
+from tests.distributed.members import Members, codes
+from tests.distributed.nodes import Nodes, running
+from tests.distributed.places import Agents, InSlurm, Place, reaches
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.long
+
+STEPS = 30
+CONFIG: dict[str, Any] = {
+    "workload": "finetune",
+    "data": {"max_length": 64},
+    "optimisation": {"train_iterations": STEPS, "global_batch_size": 8, "precision": "fp32", "lr": 1e-2},
+    "logging": {"interval": 1, "tensorboard": False},
+    "checkpoint": {"interval": 2},
+    "evaluation": {"interval": 0},
+    "launcher": {"env": {"DS_ACCELERATOR": "cpu", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}},
+}
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], dict[int, float]]:
+    """A fine-tuning of a tiny model, and the losses that it has on one process."""
+    directory = tmp_path_factory.mktemp("tiny")
+    config = {
+        **CONFIG,
+        "model": {"path": str(directory / "model")},
+        "data": {**CONFIG["data"], "train": [str(directory / "train.jsonl")]},
+    }
+    (directory / "tune.yaml").write_text(json.dumps(config))
+    with finetunings(directory) as tuning:
+        code, _, errors = tuning.run("alone", "zero.stage=0", "optimisation.micro_batch_size=8")
+    assert code == 0, errors
+    return config, losses(directory / "alone")
+
+
+@pytest.fixture(params=["agents", "slurm"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
+    if request.param == "agents":
+        with running(Nodes(tmp_path)) as nodes:
+            yield Agents(nodes)
+    else:
+        yield InSlurm(request.getfixturevalue("slurm"))
+
+
+def test_a_rank_that_is_killed_costs_a_restart_and_no_loss(
+    place: Place, tiny: tuple[dict[str, Any], dict[int, float]]
+) -> None:
+    config, expected = tiny
+    job = f"tuned-{place.kind}"
+    own = {**config, "name": job, "launcher": {**config["launcher"], "kind": place.kind}}
+    place.submit(job, "launcher.max_restarts=1", config=json.dumps(own))
+
+    def checkpoint() -> int:
+        file = place.directories(job)[0] / "progress.json"
+        return int(json.loads(file.read_text()).get("checkpoint") or 0) if file.exists() else 0
+
+    wait_until(f"{job} has a checkpoint", checkpoint, lambda step: step > 0)
+    (record,) = (path for where in place.directories(job) for path in where.glob("ranks/*/1.json"))
+    os.kill(int(json.loads(record.read_text())["pid"]), signal.SIGKILL)
+    told = reaches(place, job, "finished", "failed")
+    assert (told["state"], told["restarts"]) == ("finished", 1), told
+    assert told["progress"]["tokens_per_second"] > 0
+    # Those of the steps that both attempts made are the last one's.
+    assert dict(told["progress"]["losses"]) == pytest.approx(expected, rel=1e-3)
+    first = place.directories(job)[0]
+    assert (first / "model/model.safetensors").is_file()
+    (page,) = write([first], place.folder / "page.html")
+    assert page.verdict().word == "finished"
+
+
+def test_members_of_a_rendezvous_have_the_losses_of_one_process(
+    tiny: tuple[dict[str, Any], dict[int, float]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, expected = tiny
+    for name, value in config["launcher"]["env"].items():
+        monkeypatch.setenv(name, value)
+    (tmp_path / "tune.yaml").write_text(json.dumps({**config, "zero": {"stage": 2}}))
+    command = ["finetune", str(tmp_path / "tune.yaml")]
+    members = Members(tmp_path)
+    try:
+        launcher = members.start("n0", command, "--gpus-per-node", "2", count=2)
+        worker = members.start("n1", command, "--gpus-per-node", "2")
+        assert codes(launcher, worker) == [0, 0], members.log("n0") + members.log("n1")
+    finally:
+        members.end()
+    job = tmp_path / "jobs/test"
+    assert losses(job) == pytest.approx(expected, rel=1e-3)
+    assert (job / "model/model.safetensors").is_file()
