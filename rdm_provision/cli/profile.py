@@ -27,10 +27,10 @@ __all__ = ["profile"]
 @click.command(
     epilog="""\b
 Examples:
-  rdm-provision profile gpt2-xl.yaml                   a node of each kind, and the links between nodes
+  rdm-provision profile gpt2-xl.yaml                       a node of each kind, and all links
   rdm-provision profile gpt2-xl.yaml --micro-batch 16
   rdm-provision profile gpt2-xl.yaml --limit node7,node8   a kind that is new
-  rdm-provision tune gpt2-xl.yaml                      what it is for
+  rdm-provision tune gpt2-xl.yaml                          what it is for
 """
 )
 @click.argument("config", type=click.Path(path_type=Path), metavar="CONFIG.yaml")
