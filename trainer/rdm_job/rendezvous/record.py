@@ -23,6 +23,8 @@ from rdm_job.watch import Watch
 
 __all__ = ["Record"]
 
+_LOOK_S = 1.0
+
 
 class Record:
     """One member's record of a job that starts. That it cannot be written ends no job.
@@ -38,6 +40,7 @@ class Record:
         mark: What the job's processes carry.
         logs: Where what the command prints goes, and its errors.
         ranks: Where torchrun writes a file for each rank.
+        is_to_stop: Somebody has asked the job to stop, by ``rdm-trainer job stop``.
     """
 
     def __init__(
@@ -46,11 +49,12 @@ class Record:
         self.mark = ""
         self.logs: tuple[Path, Path] | None = None
         self.ranks = Path()
+        self.is_to_stop = False
         self._directory: JobDirectory | None = None
         self._lock: AgentLock | None = None
         self._reports: dict[str, Mapping[str, Any]] = {}
+        self._own: Mapping[str, Any] = {}
         self._over = threading.Event()
-        self._telling: threading.Thread | None = None
         if folder is None:
             return
         try:
@@ -88,22 +92,14 @@ class Record:
         self._watch = Watch(directory, request, resolved)
         # torchrun's processes leave no records of themselves.
         self._watch.keep(lambda: ())
-        if started.rank == 0:
-            judge = health.Health(request, resolved)
-            self._telling = threading.Thread(target=self._tell, args=(directory, judge), daemon=True)
-            self._telling.start()
+        judge = health.Health(request, resolved) if started.rank == 0 else None
+        self._keeping = threading.Thread(target=self._keep, args=(directory, judge), daemon=True)
+        self._keeping.start()
         self._directory = directory
-
-    @property
-    def is_to_stop(self) -> bool:
-        """Somebody has asked the job to stop, by ``rdm-trainer job stop``."""
-        return self._directory is not None and self._directory.asked_to_stop() is not None
 
     def report(self) -> Mapping[str, Any]:
         """Return what this member sees of its part, as an agent's report has it; nothing without a record."""
-        if self._directory is None or not (seen := self._watch.told()):
-            return {}
-        return {"gpu": self._watch.gpu, "watch": seen, "progress": self._directory.progress()}
+        return self._own
 
     def hear(self, member: str, report: Mapping[str, Any]) -> None:
         """Take what another member reports into the state.
@@ -114,11 +110,17 @@ class Record:
         """
         self._reports[member] = report
 
-    def _tell(self, directory: JobDirectory, judge: health.Health) -> None:
-        """Write what all report into the state. A file system may hang: this has its own thread."""
-        while not self._over.wait(BEAT_S):
-            if own := self.report():
-                reports = {self._state.master: own, **self._reports}
+    def _keep(self, directory: JobDirectory, judge: health.Health | None) -> None:
+        """Look into the directory, and on the launcher write what all report into the state.
+
+        A file system may hang, and the member would not be heard meanwhile: this has its own thread.
+        """
+        while not self._over.wait(_LOOK_S):
+            self.is_to_stop = directory.asked_to_stop() is not None
+            if seen := self._watch.told():
+                self._own = {"gpu": self._watch.gpu, "watch": seen, "progress": directory.progress()}
+            if judge is not None and self._own:
+                reports = {self._state.master: self._own, **self._reports}
                 self._state = replace(self._state, **judge.told(self._state, reports))
                 directory.write_state(self._state)
 
@@ -127,8 +129,7 @@ class Record:
         if self._directory is None:
             return
         self._over.set()
-        if self._telling is not None:
-            self._telling.join(BEAT_S)
+        self._keeping.join(BEAT_S)
         state = {DONE: "finished", STOPPED: "stopped", TERMINATED: "stopped"}.get(end.code, "failed")
         nodes = dict.fromkeys(self._state.nodes, "done")
         if end.member in nodes:

@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What a member keeps of its job, while its file system hangs and when it works."""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+
+import pytest
+
+from rdm_core import config as configuration
+from rdm_core.config import LauncherConfig
+from rdm_core.config.command import CommandConfig
+from rdm_job.directory import JobDirectory
+from rdm_job.rendezvous.meeting import End, Started
+from rdm_job.rendezvous.record import Record
+from rdm_job.rendezvous.roster import Member
+from tests.waiting import wait_until
+
+
+def test_a_file_system_that_hangs_does_not_hold_a_member_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, works = threading.Event(), threading.Event()
+
+    def ask(_: JobDirectory) -> float:
+        asked.set()
+        works.wait(240)
+        return 0.0
+
+    monkeypatch.setattr(JobDirectory, "asked_to_stop", ask)
+    config = CommandConfig(name="test", command=("true",), launcher=LauncherConfig(kind="torchrun"))
+    started = Started((Member("n0", "n0", "10.0.0.1", 1), Member("n1", "n1", "10.0.0.2", 1)), 0, 29500)
+    lines: list[str] = []
+    record = Record("test", tmp_path / "test", configuration.dump(config), started, lines.append)
+    assert asked.wait(240)
+    # Neither waits for the file system.
+    assert (record.is_to_stop, record.report()) == (False, {})
+    works.set()
+    wait_until("it knows that it is to stop", lambda: record.is_to_stop)
+    record.hear("n1", {"gpu": ["busy"], "watch": {"progress": {"iteration": 7, "time": 1.0}}, "progress": {}})
+    state = tmp_path / "test/state.json"
+    wait_until("what the other reports is written", lambda: json.loads(state.read_text())["progress"])
+    record.end(End(130, "The launcher was stopped."))
+    record.close()
+    ended = json.loads(state.read_text())
+    assert (ended["state"], ended["progress"]["iteration"], ended["gpu"]["n1"]) == ("stopped", 7, ["busy"])
+    assert lines == []
