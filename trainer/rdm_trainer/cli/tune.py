@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import shlex
 from importlib import metadata
 from pathlib import Path
@@ -21,6 +22,7 @@ _EPILOG = """
 As measured there:                rdm-trainer tune gpt-5b.yaml --nodes 16xH100:8 --profile h100.json
 An A100 node and seven of A10:    rdm-trainer tune gpt2-xl.yaml --nodes 1xA100-40:4 --nodes 7xA10:4
 The winner into the file:         rdm-trainer tune gpt2-xl.yaml --nodes 8xA10:4 --write
+A case of FASOP's paper:          rdm-trainer tune gpt2XL --model fasop --nodes 1xA100:4 --nodes 7xA10:4
 """
 
 
@@ -41,9 +43,16 @@ The winner into the file:         rdm-trainer tune gpt2-xl.yaml --nodes 8xA10:4 
     metavar="FILE",
     help="What rdm-trainer profile measured on a kind of GPU, again for another kind; or a cluster's file.",
 )
+@click.option(
+    "--model",
+    type=click.Choice(["trainer", "fasop"]),
+    default="trainer",
+    show_default=True,
+    help="The trainer's own cost model, or FASOP's as published; CONFIG is then gpt2XL, bert or T5.",
+)
 @tune_options
 @click.option("--json", "as_json", is_flag=True, help="Print JSON; times are seconds.")
-def tune(options: TuneOptions, groups: tuple[str, ...], profiles: tuple[Path, ...]) -> int:
+def tune(options: TuneOptions, groups: tuple[str, ...], profiles: tuple[Path, ...], model: str) -> int:
     """Say which layout of CONFIG is the fastest on these nodes.
 
     That is the tensor, data and pipeline degree, the micro-batch, which blocks are on which stage, and which
@@ -51,6 +60,8 @@ def tune(options: TuneOptions, groups: tuple[str, ...], profiles: tuple[Path, ..
 
     Without a profile, times are guesses from published peaks. Exits with 1 when no layout fits.
     """
+    if model == "fasop":
+        return _fasop(options, groups, profiles)
     from rdm_planner.cluster_profile import ClusterProfile
     from rdm_planner.tune import verb
     from rdm_planner.tune.answer import read_job
@@ -74,6 +85,30 @@ def tune(options: TuneOptions, groups: tuple[str, ...], profiles: tuple[Path, ..
         lambda overrides: shlex.join(["rdm-trainer", "dry-run", str(options.config), *overrides]),
         statement=engine_step,
     )
+    return DONE
+
+
+def _fasop(options: TuneOptions, groups: tuple[str, ...], profiles: tuple[Path, ...]) -> int:
+    """Answer with FASOP's cost model, for its own models and nodes."""
+    from rdm_planner.fasop.answer import answer, show
+
+    for name, given in (
+        ("KEY.SUB=VALUE", options.overrides),
+        ("--profile", profiles),
+        ("--pareto", options.pareto),
+        ("--price", options.prices),
+        ("--html", options.html),
+        ("--write", options.write),
+    ):
+        if given:
+            raise TrainerError(
+                f"{name} is not for --model fasop, whose models and times are published; leave it out."
+            )
+    found = answer(str(options.config), map(_group, groups), options.top)
+    if options.as_json:
+        click.echo(json.dumps(found.to_json(), indent=2))
+    else:
+        show(found)
     return DONE
 
 

@@ -195,12 +195,39 @@ def test_people_read_that_it_is_a_guess_and_what_to_do_next() -> None:
         (["--nodes", "1xA10:1", "model.hidden_size=64000"], 1, "take GPUs with more memory"),
         (["--nodes", "2xA10:4", "--pareto", "--price", "A11=2"], 3, "'A11' of --price is not known"),
         (["--nodes", "2xA10:4", "--pareto", "--price", "A10=0"], 3, "write an amount above 0"),
+        (
+            ["--nodes", "2xA10:4", "--model", "fasop"],
+            3,
+            "is no model of FASOP's; write one of T5, bert, gpt2XL",
+        ),
     ],
 )
 def test_bad_input_is_one_sentence(arguments: list[str], code: int, problem: str) -> None:
     found, message = _tune(str(CONFIGS / "gpt2-xl.yaml"), *arguments)
     assert found == code
     assert problem in message
+
+
+def test_a_case_of_fasops_paper() -> None:
+    case = ("bert", "--model", "fasop", "--nodes", "1xA100:4", "--nodes", "3xA10:4", "--top", "1")
+    code, output = _tune(*case, "--json")
+    assert code == 0
+    found = json.loads(output)
+    assert found["layouts"] == 356
+    (heuristic,), (exact,) = found["heuristic"], found["exact"]
+    assert heuristic["layers"] == [14, 5, 5, 2]
+    assert heuristic["seconds"] == pytest.approx(0.819658, rel=1e-6)
+    assert exact["seconds"] == pytest.approx(found["bound"])
+    assert exact["seconds"] < heuristic["seconds"]
+    code, output = _tune(*case)
+    assert "14-5-5-2 on" in output
+    for wrong, problem in (
+        (("--nodes", "1xA10:8"), "FASOP has no nodes of 8 A10"),
+        (("--write",), "--write is not for --model fasop"),
+    ):
+        code, output = _tune(*case, *wrong)
+        assert code == 3
+        assert problem in output
 
 
 def test_a_border_within_a_node_is_crossed_by_those_who_leave_it() -> None:
