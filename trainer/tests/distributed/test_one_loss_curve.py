@@ -68,9 +68,24 @@ LAYOUTS: dict[int, dict[str, dict[str, Any]]] = {
 UNTIED_LAYOUTS: dict[int, dict[str, dict[str, Any]]] = {
     2: {"dp 2, zero 3": zero(3), "tp 2": TENSOR, "pp 2": PIPELINE, "pp 2, 0-4": {**PIPELINE, **cut("0-4")}}
 }
+# What knows nothing of the model, and so is the same for a T5.
+OF_ANY_MODEL = (
+    *("zero 0", "zero 2", "dp 2, zero 0", "dp 2, zero 2", "dp 2, zero 3, checkpointing"),
+    *("tp 2, zero 0", "pp 2, zero 0", "tp 2, dp 2, zero 3", "tp 4"),
+)
+
+
+def without(*names: str) -> dict[int, dict[str, dict[str, Any]]]:
+    return {
+        world: {name: changes for name, changes in found.items() if name not in names}
+        for world, found in LAYOUTS.items()
+    }
+
+
 MODELS: dict[str, tuple[Config, dict[int, dict[str, dict[str, Any]]]]] = {
-    "gpt": (GPT, LAYOUTS),
-    "t5": (T5, LAYOUTS),
+    # A T5 has stages of two kinds in all three dimensions at once.
+    "gpt": (GPT, without("2 x 2 x 2")),
+    "t5": (T5, without(*OF_ANY_MODEL)),
     "gpt untied": (configure(GPT, UNTIED), UNTIED_LAYOUTS),
     "t5 untied": (configure(T5, UNTIED), UNTIED_LAYOUTS),
 }
