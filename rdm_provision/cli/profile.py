@@ -88,7 +88,7 @@ def profile(
                 # Of a kind with one node, those to nodes of other kinds.
                 beside = nodes if len(nodes) > 1 else list(gpus)
                 links = measuring.job(f"{number}-links", beside, ["--links-only"])["links"]
-                told["links"]["across"] = links["across"]
+                told["links"] |= {where: link for where, link in links.items() if where == "across"}
             known = tuning.with_measured(known, dict.fromkeys(nodes, str(told["gpu"])), told)
             found[gpu] = told
             # What is measured stays, whatever becomes of the next kind.

@@ -14,6 +14,7 @@ import datetime
 import gc
 import itertools
 import os
+import socket
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -87,9 +88,9 @@ def measure(
     Raises:
         torch.OutOfMemoryError: Not even the smallest micro-batch fits.
     """
-    world = dist.get_world_size()
+    dist.get_world_size()
     # The ranks that share a layer share a node.
-    local = int(os.environ.get("LOCAL_WORLD_SIZE", str(world)))
+    local = _ranks_here()
     sizes = list(micro_batches)
     heads = config.model.attention_heads
     layers: dict[int, dict[str, dict[int, LayerTimes]]] = {}
@@ -325,11 +326,19 @@ def _embedding(job: Config, topology: Topology, device: torch.device, size: int)
     return statistics.median(forward), statistics.median(backward)
 
 
+def _ranks_here() -> int:
+    """Return how many ranks share this node, by the nodes' names: not every launcher says so."""
+    mine = os.environ.get("RDM_NODE") or os.environ.get("MY_IP") or socket.gethostname()
+    told: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(told, mine)
+    return told.count(mine)
+
+
 def _memory(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory
     total: int = psutil.virtual_memory().total
-    return total // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    return total // _ranks_here()
 
 
 def measure_links(device: torch.device) -> dict[str, dict[str, Link]]:
@@ -339,7 +348,7 @@ def measure_links(device: torch.device) -> dict[str, dict[str, Link]]:
         device: This rank's.
     """
     world = dist.get_world_size()
-    local = int(os.environ.get("LOCAL_WORLD_SIZE", str(world)))
+    local = _ranks_here()
     found: dict[str, dict[str, Link]] = {}
     if local > 1:
         groups = [dist.new_group(range(first, first + local)) for first in range(0, world, local)]
