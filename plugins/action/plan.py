@@ -24,7 +24,7 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.host_variables impor
     HostVariables,
 )
 from ansible_collections.rdm.provision.plugins.plugin_utils.image_list import Images
-from ansible_collections.rdm.provision.plugins.plugin_utils.node_locks import NodeLocks, of_run
+from ansible_collections.rdm.provision.plugins.plugin_utils.node_locks import NodeLocks, ended, of_run
 from ansible_collections.rdm.provision.plugins.plugin_utils.plan_alone import alone
 from ansible_collections.rdm.provision.plugins.plugin_utils.plan_inputs import (
     bare_node_plan,
@@ -86,8 +86,7 @@ class ActionModule(Decision):
             }
             changes = options["write"] and not self._task.check_mode
             locks = self._locks(plan, options) if changes else None
-            if locks:
-                facts = _taken_over(locks, facts)
+            facts = _taken_over(locks, facts)
             try:
                 failed = reader.failed(options["facts"], plan.addresses.nodes)
                 planned = plan_nodes(plan, wants, facts, changes, failed)
@@ -200,10 +199,12 @@ class ActionModule(Decision):
         return kept
 
 
-def _taken_over(locks: NodeLocks, facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the facts after taking over the locks of runs that were killed on this machine."""
+def _taken_over(locks: NodeLocks | None, facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the facts without the locks of runs that were killed on this machine, which are taken over."""
     holders = {node: found["lock"] for node, found in facts.items() if found.get("lock")}
-    now = locks.take((), holders) if holders else {}
+    now = {node: {} if ended(holder) else holder for node, holder in holders.items()}
+    if locks and holders:
+        now = locks.take((), holders)
     return {node: {**found, "lock": now.get(node, {})} for node, found in facts.items()}
 
 

@@ -97,7 +97,8 @@ class NodeLocks:
         found = {} if holders else self._take(nodes, ())
         found.update((node, dict(holder)) for node, holder in (holders or {}).items())
         over = {node: holder["run"] for node, holder in found.items() if holder and ended(holder)}
-        return {**found, **(self._take(over, over.values()) if over else {})}
+        # A run that has ended stands in nobody's way, also where its lock cannot be had now.
+        return {**found, **{node: {} for node in over}, **(self._take(over, over.values()) if over else {})}
 
     def release(self, nodes: Iterable[str]) -> None:
         """Release the locks. Of a node that does not answer, it lapses by itself."""

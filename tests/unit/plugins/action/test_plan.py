@@ -19,6 +19,7 @@ from ansible.parsing.vault import VaultLib, VaultSecret
 from ansible_collections.rdm.provision.plugins.modules import plan as module
 from ansible_collections.rdm.provision.plugins.plugin_utils import address_plan
 from ansible_collections.rdm.provision.plugins.plugin_utils.cluster_lock import (
+    Leader,
     brief_lock,
     having,
     state_folder,
@@ -560,6 +561,16 @@ def test_an_address_that_both_plans_give_a_node_makes_them_no_one_cluster(cluste
     rc, result, _ = cluster.run("-e", "keys=true", stage="nodes")
     assert rc == 2
     assert "b: the cluster rdm in /etc/rdm was made from another inventory" in result["msg"]
+
+
+def test_a_run_that_was_killed_here_stands_in_nobodys_way(cluster: Cluster) -> None:
+    killed = Leader.here("rdm-provision up")._replace(pid=2**22, started=1)
+    for leader, counts in ((killed, False), (killed._replace(host="ctl"), True)):
+        cluster.write({"a": facts(lock={"run": "other", "leader": leader._asdict()})}, {}, CPU)
+        for options in ((), ("--check",)):
+            rc, _, output = cluster.run(*options, stage="nodes")
+            assert rc == (2 if counts and not options else 0), output
+            assert ("is being changed by rdm-provision up" in output) is counts
 
 
 def test_every_problem_of_every_node_is_in_one_report_and_nothing_is_written(cluster: Cluster) -> None:
