@@ -144,9 +144,8 @@ def fleet(cluster: Cluster, limit: str, config: Any, measure: str, *, guess: boo
             prices[gpu] = price
     source = str(cluster.home / PROFILE_FILE)
     profiles = {} if guess else by_gpu(((source, one) for one in known.of_job(config)), config, {}, measure)
-    return Fleet(
-        [NodeGroup(gpu, gpus, names) for (gpu, gpus), names in groups.items()], profiles, measure, prices
-    )
+    kinds = [NodeGroup(gpu, gpus, names, prices.get(gpu)) for (gpu, gpus), names in groups.items()]
+    return Fleet(kinds, profiles, measure)
 
 
 def _gpu(node: Node, found: Mapping[str, str], measure: str) -> str:

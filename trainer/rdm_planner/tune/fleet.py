@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import collections
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from rdm_core.config.schema import Config
 from rdm_core.cost import flops
@@ -26,11 +26,17 @@ class NodeGroup:
         gpu: The GPU, as we or its driver call it.
         gpus: GPUs of each node.
         names: The nodes' names, where they have some; else as many empty ones.
+        price: Of a GPU-hour; that of ``--price`` goes before.
+        inter: Bandwidth to other nodes, Gbit/s; that of ``--inter`` without one.
+        intra: Bandwidth between the node's GPUs, Gbit/s; that of ``--intra`` without one.
     """
 
     gpu: str
     gpus: int
     names: Sequence[str]
+    price: float | None = None
+    inter: float | None = None
+    intra: float | None = None
 
 
 @dataclass(frozen=True)
@@ -41,13 +47,11 @@ class Fleet:
         groups: The nodes, those of a kind together.
         profiles: What was measured on each GPU, with the file that it is from, by the GPU's name.
         measure: The command that measures there.
-        prices: Of a GPU-hour, by the GPU's name as the groups have it; those of ``--price`` go before.
     """
 
     groups: Sequence[NodeGroup]
     profiles: Mapping[str, tuple[str, Profile]]
     measure: str
-    prices: Mapping[str, float] = field(default_factory=dict)
 
     def nodes(self, options: TuneOptions) -> list[NodeKind]:
         """Return the kind of each node.
@@ -58,7 +62,8 @@ class Fleet:
         found = []
         for group in self.groups:
             name, memory = self._gpu(group.gpu)
-            kind = NodeKind(name, group.gpus, options.inter * 1e9, options.intra * 1e9, memory)
+            inter, intra = group.inter or options.inter, group.intra or options.intra
+            kind = NodeKind(name, group.gpus, inter * 1e9, intra * 1e9, memory)
             found += [kind] * len(group.names)
         counts = collections.Counter(node.gpus for node in found)
         if len(counts) > 1:
@@ -96,10 +101,7 @@ class Fleet:
 
     def price_by_gpu(self, options: TuneOptions) -> dict[str, float]:
         """Return the price of a GPU-hour by the GPU's name."""
-        known = {}
-        for name, price in self.prices.items():
-            accelerator = flops.find_accelerator(name)
-            known[accelerator.name if accelerator else name] = price
+        known = {self._gpu(group.gpu)[0]: group.price for group in self.groups if group.price}
         return known | options.price_by_gpu()
 
     def placed(self, gpus: Sequence[str]) -> list[str]:

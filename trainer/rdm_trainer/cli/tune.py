@@ -8,11 +8,15 @@ import json
 import shlex
 from importlib import metadata
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from rdm_core.errors import DONE, TrainerError
 from rdm_planner.tune.options import TuneOptions, tune_options
+
+if TYPE_CHECKING:
+    from rdm_planner.tune.fleet import NodeGroup
 
 __all__ = ["tune"]
 
@@ -31,9 +35,14 @@ A case of FASOP's paper:          rdm-trainer tune gpt2XL --model fasop --nodes 
     "--nodes",
     "groups",
     multiple=True,
-    required=True,
     metavar="COUNTxGPU:GPUS",
     help="Nodes of a kind, as 2xH100:8; again for another kind.",
+)
+@click.option(
+    "--cluster",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Instead: nodes, prices and bandwidths from a YAML file; docs/tune.md shows one.",
 )
 @click.option(
     "--profile",
@@ -52,7 +61,13 @@ A case of FASOP's paper:          rdm-trainer tune gpt2XL --model fasop --nodes 
 )
 @tune_options
 @click.option("--json", "as_json", is_flag=True, help="Print JSON; times are seconds.")
-def tune(options: TuneOptions, groups: tuple[str, ...], profiles: tuple[Path, ...], model: str) -> int:
+def tune(
+    options: TuneOptions,
+    groups: tuple[str, ...],
+    cluster: Path | None,
+    profiles: tuple[Path, ...],
+    model: str,
+) -> int:
     """Say which layout of CONFIG is the fastest on these nodes.
 
     That is the tensor, data and pipeline degree, the micro-batch, which blocks are on which stage, and which
@@ -60,12 +75,14 @@ def tune(options: TuneOptions, groups: tuple[str, ...], profiles: tuple[Path, ..
 
     Without a profile, times are guesses from published peaks. Exits with 1 when no layout fits.
     """
+    if bool(groups) == (cluster is not None):
+        raise click.UsageError("say which nodes there are: either --nodes 2xH100:8 or --cluster FILE.")
     if model == "fasop":
-        return _fasop(options, groups, profiles)
+        return _fasop(options, groups, cluster, profiles)
     from rdm_planner.cluster_profile import ClusterProfile
-    from rdm_planner.tune import verb
+    from rdm_planner.tune import cluster_file, verb
     from rdm_planner.tune.answer import read_job
-    from rdm_planner.tune.fleet import Fleet, NodeGroup, by_gpu
+    from rdm_planner.tune.fleet import Fleet, by_gpu
     from rdm_trainer.engine_step import engine_step
 
     job = read_job(options)
@@ -77,7 +94,7 @@ def tune(options: TuneOptions, groups: tuple[str, ...], profiles: tuple[Path, ..
             versions[package] = metadata.version(package)
     read = ((str(path), one) for path in profiles for one in ClusterProfile.read(path).of_job(job))
     measured = by_gpu(read, job, versions, measure)
-    nodes = [NodeGroup(gpu, gpus, [""] * count) for count, gpu, gpus in map(_group, groups)]
+    nodes = cluster_file.read(cluster) if cluster else list(map(_group, groups))
     verb.tune(
         options,
         job,
@@ -88,12 +105,15 @@ def tune(options: TuneOptions, groups: tuple[str, ...], profiles: tuple[Path, ..
     return DONE
 
 
-def _fasop(options: TuneOptions, groups: tuple[str, ...], profiles: tuple[Path, ...]) -> int:
+def _fasop(
+    options: TuneOptions, groups: tuple[str, ...], cluster: Path | None, profiles: tuple[Path, ...]
+) -> int:
     """Answer with FASOP's cost model, for its own models and nodes."""
     from rdm_planner.fasop.answer import answer, show
 
     for name, given in (
         ("KEY.SUB=VALUE", options.overrides),
+        ("--cluster", cluster),
         ("--profile", profiles),
         ("--pareto", options.pareto),
         ("--price", options.prices),
@@ -104,7 +124,8 @@ def _fasop(options: TuneOptions, groups: tuple[str, ...], profiles: tuple[Path, 
             raise TrainerError(
                 f"{name} is not for --model fasop, whose models and times are published; leave it out."
             )
-    found = answer(str(options.config), map(_group, groups), options.top)
+    kinds = [(len(group.names), group.gpu, group.gpus) for group in map(_group, groups)]
+    found = answer(str(options.config), kinds, options.top)
     if options.as_json:
         click.echo(json.dumps(found.to_json(), indent=2))
     else:
@@ -112,14 +133,16 @@ def _fasop(options: TuneOptions, groups: tuple[str, ...], profiles: tuple[Path, 
     return DONE
 
 
-def _group(text: str) -> tuple[int, str, int]:
-    """Return count, GPU and GPUs of a node of one ``--nodes``."""
+def _group(text: str) -> NodeGroup:
+    """Return the nodes of one ``--nodes``."""
+    from rdm_planner.tune.cluster_file import MOST_GPUS, MOST_NODES
+    from rdm_planner.tune.fleet import NodeGroup
+
     count, _, rest = text.partition("x")
     name, _, gpus = rest.rpartition(":")
-    if not (
-        count.isdecimal() and gpus.isdecimal() and name and 0 < int(count) <= 4096 and 0 < int(gpus) <= 64
-    ):
+    is_whole = count.isdecimal() and gpus.isdecimal() and name
+    if not (is_whole and 0 < int(count) <= MOST_NODES and 0 < int(gpus) <= MOST_GPUS):
         raise TrainerError(
             f"--nodes is {text[:60]!r}; write how many, which GPU and how many in each: 2xH100:8."
         )
-    return int(count), name, int(gpus)
+    return NodeGroup(name, int(gpus), [""] * int(count))

@@ -259,6 +259,45 @@ def test_the_winner_goes_into_the_file_with_the_overrides(tmp_path: Path) -> Non
     assert path.read_text("utf-8").splitlines()[:3] == text.splitlines()[:3]
 
 
+def test_a_file_of_nodes_says_what_options_say(tmp_path: Path) -> None:
+    file = tmp_path / "cluster.yaml"
+    file.write_text(
+        "inter: 40\nintra: 600\nnodes:\n"
+        "  - {gpu: A100-40, nodes: 1, gpus: 4, price: 2.5}\n  - {gpu: A10, nodes: 3, gpus: 4}\n"
+    )
+    job = str(CONFIGS / "gpt2-xl.yaml")
+    found = _tune(job, "--cluster", str(file), "--price", "A10=0.6", "--json", "--top", "2")
+    options = ["--nodes", "1xA100-40:4", "--nodes", "3xA10:4", "--inter", "40", "--intra", "600"]
+    prices = ["--price", "A100-40=2.5", "--price", "A10=0.6"]
+    assert found == _tune(job, *options, *prices, "--json", "--top", "2")
+    file.write_text(file.read_text().replace("gpus: 4}", "gpus: 4, inter: 20}"))
+    slower = _tune(job, "--cluster", str(file), "--json", "--top", "1")[1]
+    assert json.loads(slower)["best"][0]["seconds"] > json.loads(found[1])["best"][0]["seconds"]
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("[", "is not YAML"),
+        ("nodes: []", "names no nodes; write nodes: [{gpu: H100, nodes: 2, gpus: 8}]"),
+        ("nodes: [{gpu: H100, nodes: 2}]", "nodes[0] lacks gpus"),
+        ("nodes: [{gpu: H100, nodes: 0, gpus: 8}]", "nodes[0].nodes is '0'; write a number from 1 to 4096"),
+        (
+            "nodes: [{gpu: H100, nodes: 1, gpus: 8, inter: 0}]",
+            "nodes[0].inter is '0'; write a number above",
+        ),
+        ("nodes: [{gpu: H100, nodes: 1, gpus: 8, cost: 1}]", "nodes[0] has the key 'cost'; known are gpu, "),
+        ("intre: 1\nnodes: [{gpu: H100, nodes: 1, gpus: 8}]", "has the key 'intre'; beside nodes there are"),
+    ],
+)
+def test_a_file_that_describes_no_nodes_is_one_sentence(tmp_path: Path, text: str, problem: str) -> None:
+    file = tmp_path / "cluster.yaml"
+    file.write_text(text)
+    code, told = _tune(str(CONFIGS / "gpt2-xl.yaml"), "--cluster", str(file))
+    assert (code, told.count("\n")) == (3, 0)
+    assert problem in told
+
+
 def test_the_best_and_as_many_others_are_run() -> None:
     assert chosen(10, 2) == [0, 1, 5, 9]
     assert chosen(4, 3) == [0, 1, 2, 3]

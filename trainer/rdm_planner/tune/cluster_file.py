@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Nodes from a file, for whoever plans a cluster that is not at hand.
+
+.. code-block:: yaml
+
+    inter: 100                                     # Gbit/s of a node, unless it says otherwise
+    intra: 600                                     # Gbit/s between a node's GPUs
+    nodes:
+      - {gpu: A100-40, nodes: 1, gpus: 4, price: 2.5}
+      - {gpu: A10, nodes: 7, gpus: 4, inter: 50}
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from rdm_core.errors import TrainerError
+from rdm_planner.tune.fleet import NodeGroup
+
+__all__ = ["MOST_GPUS", "MOST_NODES", "read"]
+
+MOST_NODES, MOST_GPUS = 4096, 64
+"""Nodes of a kind, and GPUs of a node."""
+_BANDWIDTHS = ("inter", "intra")
+_KEYS = ("gpu", "nodes", "gpus", "price", *_BANDWIDTHS)
+
+
+def read(path: Path) -> list[NodeGroup]:
+    """Return the nodes that a file describes.
+
+    Args:
+        path: The file.
+
+    Raises:
+        TrainerError: It cannot be read, or does not describe nodes.
+    """
+    try:
+        told = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise TrainerError(f"The cluster's file {path} cannot be read: {error.strerror}.") from None
+    except (yaml.YAMLError, UnicodeError):
+        raise TrainerError(f"The cluster's file {path} is not YAML.") from None
+    kinds = told.get("nodes") if isinstance(told, dict) else None
+    if not isinstance(kinds, list) or not kinds or not all(isinstance(kind, dict) for kind in kinds):
+        raise TrainerError(f"{path} names no nodes; write nodes: [{{gpu: H100, nodes: 2, gpus: 8}}].")
+    common = {key: value for key, value in told.items() if key != "nodes"}
+    if unknown := sorted(map(str, common.keys() - set(_BANDWIDTHS))):
+        raise TrainerError(f"{path} has the key {unknown[0][:40]!r}; beside nodes there are inter and intra.")
+    return [_group(common | kind, f"{path}, nodes[{place}]") for place, kind in enumerate(kinds)]
+
+
+def _group(told: Mapping[Any, Any], where: str) -> NodeGroup:
+    if unknown := sorted(map(str, told.keys() - set(_KEYS))):
+        raise TrainerError(f"{where} has the key {unknown[0][:40]!r}; known are {', '.join(_KEYS)}.")
+    if missing := [key for key in ("gpu", "nodes", "gpus") if key not in told]:
+        raise TrainerError(f"{where} lacks {missing[0]}; write {{gpu: H100, nodes: 2, gpus: 8}}.")
+    if not isinstance(told["gpu"], str):
+        raise TrainerError(f"{where}.gpu is {str(told['gpu'])[:40]!r}; write a GPU's name, as H100.")
+    for key, most in (("nodes", MOST_NODES), ("gpus", MOST_GPUS)):
+        if type(told[key]) is not int or not 0 < told[key] <= most:
+            raise TrainerError(f"{where}.{key} is {str(told[key])[:40]!r}; write a number from 1 to {most}.")
+    numbers = {}
+    for key in ("price", *_BANDWIDTHS):
+        value = told.get(key)
+        if value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+            raise TrainerError(f"{where}.{key} is {str(value)[:40]!r}; write a number above 0.")
+        numbers[key] = float(value)
+    return NodeGroup(told["gpu"], told["gpus"], [""] * told["nodes"], **numbers)
