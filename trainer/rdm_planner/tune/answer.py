@@ -222,7 +222,7 @@ def _too_large(described: Job, nodes: list[NodeKind]) -> str:
     needed = report.gpus_needed(described, nodes)
     if needed is None:
         return (
-            f"{name} does not fit {gpus} of these GPUs, nor many times as many; take GPUs with more memory."
+            f"{name} does not fit {gpus} of these GPUs, nor many times more; take GPUs with more memory."
         )
     return f"{name} does not fit {gpus} of these GPUs in any layout; {needed} of them would do."
 
