@@ -87,8 +87,7 @@ def profile(
             if len(gpus) > 1:
                 # Of a kind with one node, those to nodes of other kinds.
                 beside = nodes if len(nodes) > 1 else list(gpus)
-                links = measuring.job(f"{number}-links", beside, ["--links-only"])["links"]
-                told["links"] |= {where: link for where, link in links.items() if where == "across"}
+                told["links"]["across"] = measuring.across(f"{number}-links", beside)
             known = tuning.with_measured(known, dict.fromkeys(nodes, str(told["gpu"])), told)
             found[gpu] = told
             # What is measured stays, whatever becomes of the next kind.
@@ -148,6 +147,19 @@ class _Measuring:
                 hint=f"rdm-provision logs{inventory_flag()} {name} --err",
             )
         return found
+
+    def across(self, which: str, nodes: Sequence[str]) -> dict[str, Any]:
+        """Return the links between some nodes."""
+        links: dict[str, dict[str, Any]] = self.job(which, nodes, ["--links-only"])["links"]
+        if "across" not in links:
+            from rdm_provision.errors import RdmError
+
+            raise RdmError(
+                f"the ranks of {', '.join(nodes[:8])} took themselves for those of one node, and measured no "
+                "link between nodes",
+                hint="see that RDM_NODE or the host name differs on each",
+            )
+        return links["across"]
 
     def _watch(self, run: Run) -> tuple[RunResult, JobState | None]:
         from rdm_provision.cli import job_view, view
