@@ -14,7 +14,6 @@ import datetime
 import gc
 import itertools
 import os
-import socket
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -36,7 +35,7 @@ from rdm_trainer.data import loaders
 from rdm_trainer.distributed.parameters import initialise
 from rdm_trainer.distributed.topology import Topology, quiet
 from rdm_trainer.engine import Engine
-from rdm_trainer.tools.all_reduce import join
+from rdm_trainer.tools.all_reduce import join, this_node
 
 __all__ = ["measure", "measure_links", "start"]
 
@@ -328,10 +327,9 @@ def _embedding(job: Config, topology: Topology, device: torch.device, size: int)
 
 def _ranks_here() -> int:
     """Return how many ranks share this node, by the nodes' names: not every launcher says so."""
-    mine = os.environ.get("RDM_NODE") or os.environ.get("MY_IP") or socket.gethostname()
     told: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(told, mine)
-    return told.count(mine)
+    dist.all_gather_object(told, this_node())
+    return told.count(this_node())
 
 
 def _memory(device: torch.device) -> int:

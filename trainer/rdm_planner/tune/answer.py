@@ -221,9 +221,7 @@ def _too_large(described: Job, nodes: list[NodeKind]) -> str:
     name, gpus = described.config.name, len(nodes) * nodes[0].gpus
     needed = report.gpus_needed(described, nodes)
     if needed is None:
-        return (
-            f"{name} does not fit {gpus} of these GPUs, nor many times more; take GPUs with more memory."
-        )
+        return f"{name} does not fit {gpus} of these GPUs, nor many times more; take GPUs with more memory."
     return f"{name} does not fit {gpus} of these GPUs in any layout; {needed} of them would do."
 
 

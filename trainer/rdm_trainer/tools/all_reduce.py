@@ -31,7 +31,7 @@ import psutil
 import torch
 import torch.distributed as dist
 
-__all__ = ["join", "main", "parse_size", "partner", "sizes"]
+__all__ = ["join", "main", "parse_size", "partner", "sizes", "this_node"]
 
 STEP = 4
 LEAST = 1024**2
@@ -58,6 +58,11 @@ def parse_size(text: str) -> int:
     if size < LEAST:
         raise argparse.ArgumentTypeError(f"{text!r} is no size from 1M up, such as 256M or 1G")
     return size
+
+
+def this_node() -> str:
+    """Return what tells this rank's node from others: its name, without one its address or host name."""
+    return os.environ.get("RDM_NODE") or os.environ.get("MY_IP") or socket.gethostname()
 
 
 def sizes(most: int) -> list[int]:
@@ -101,7 +106,7 @@ class Bench:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.rank, self.world = dist.get_rank(), dist.get_world_size()
-        mine = os.environ.get("RDM_NODE") or os.environ.get("MY_IP") or socket.gethostname()
+        mine = this_node()
         told: list[Any] = [None] * self.world
         dist.all_gather_object(told, (mine, link_rate(device)))
         self.nodes = list(dict.fromkeys(name for name, _ in told))
