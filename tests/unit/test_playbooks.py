@@ -89,3 +89,20 @@ def test_what_changes_nodes_without_a_look_locks_them_first_and_releases_them_la
         assert all("always" in tags for _, tags in ends), name
         # Whoever takes it, the lock of what only root changes is root's.
         assert play.get("vars", {}).get("__preflight_root", False) == (play.get("become") is True), name
+
+
+def test_a_node_whose_shell_waits_at_login_keeps_no_verb_for_ever() -> None:
+    """Its first task ends; sudo and the look at the nodes have ends of their own."""
+    endless = []
+    for path in sorted(PLAYBOOKS.glob("*.yml")):
+        entries = _read(path)
+        play = next((entry for entry in entries if entry.get("hosts", "localhost") != "localhost"), None)
+        looks = entries[0].get("ansible.builtin.import_playbook") == "parts/look.yml"
+        if looks or play is None or path.name == "plan.yml":  # which connects to no node
+            continue
+        roles = [task.get("ansible.builtin.import_role", {}) for task in play["tasks"]]
+        looks = any(role.get("name") == PREFLIGHT and role["tasks_from"] == "look" for role in roles)
+        ends = play.get("timeout") or play["tasks"][0].get("timeout") or play.get("become") is True
+        if not looks and not ends:
+            endless.append(path.name)
+    assert endless == []
