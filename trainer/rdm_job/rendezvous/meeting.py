@@ -7,7 +7,7 @@
     worker    ack      the round of the list that it has
     launcher  start    the round that everybody has acknowledged: the command runs
     worker    alive    every two seconds; while the command runs, with what it sees of its part
-    worker    ended    its exit code and last errors
+    worker    ended    its exit code and last errors; or that it is asked to stop
     launcher  end      the job's exit code and why: whoever still runs stops
     worker    left     it knows, and its command has ended
 
@@ -227,7 +227,9 @@ class Launcher:
                         codes[connection] = _number(message, "code", FAILED)
                         if kind == "left":
                             left.add(connection)
-                        if codes[connection] and end is None:
+                        if end is None and message.get("is_stopped"):
+                            end = End(TERMINATED, f"{names[connection]} was stopped.")
+                        elif end is None and codes[connection]:
                             end = _failed(names[connection], codes[connection], message.get("errors"))
             own = command.poll()
             if own and end is None:
@@ -422,10 +424,11 @@ class Worker:
             if should_stop() and not is_stopped:
                 is_stopped = True
                 command.stop()
-                if own == 0:
-                    self._tell(TERMINATED, ["This member was stopped."])
-            if own is None and (own := command.poll()) is not None:
-                self._tell(own or (TERMINATED if is_stopped else DONE), command.errors() if own else [])
+                if not own:
+                    # Whatever code its command ends with: torchrun has 1 for a signal.
+                    self._tell(code=TERMINATED, is_stopped=True)
+            if own is None and (own := command.poll()) is not None and not is_stopped:
+                self._tell(code=own, errors=command.errors() if own else [])
         command.stop()
         while own is None and (own := command.poll()) is None:
             self._receive(joins=False)
@@ -433,9 +436,9 @@ class Worker:
         self._client.receive(_LOOK_S)
         return end
 
-    def _tell(self, code: int, errors: list[str]) -> None:
-        """Say how this member's command has ended, on later connections too."""
-        self._ended = {"type": "ended", "code": code, "errors": errors}
+    def _tell(self, **how: Any) -> None:
+        """Say how this member has ended, on later connections too."""
+        self._ended = {"type": "ended", **how}
         self._client.send(self._ended)
 
     def _receive(self, *, joins: bool) -> list[dict[str, Any]]:

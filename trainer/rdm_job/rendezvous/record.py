@@ -130,8 +130,10 @@ class Record:
             return
         self._over.set()
         self._keeping.join(BEAT_S)
-        state = {DONE: "finished", STOPPED: "stopped", TERMINATED: "stopped"}.get(end.code, "failed")
-        nodes = dict.fromkeys(self._state.nodes, "done")
+        # A command may end with the code of a stop that nobody asked for.
+        is_stop = end.code in (STOPPED, TERMINATED) and not end.member
+        state = "finished" if end.code == DONE else "stopped" if is_stop else "failed"
+        nodes = dict.fromkeys(self._state.nodes, "stopped" if is_stop else "done")
         if end.member in nodes:
             nodes[end.member] = "failed"
         failures = []

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rdm_core import config as configuration
 from rdm_core.errors import FAILED, STOPPED, TrainerError
 from rdm_job import devices
 from rdm_job.control import ControlClient, ControlServer
@@ -286,6 +287,8 @@ def _command(plan: Plan, started: Started) -> Iterator[tuple[Command, Record]]:
         for name, value in os.environ.items()
         if name not in left_out and (not name.startswith("PET_") or name == "PET_LOG_DIR")
     }
+    if plan.config:
+        environment |= configuration.load_text(plan.config).launcher.env
     environment |= started.variables()
     show(f"All {len(started.members)} members start; this one has rank {started.rank}.")
     with contextlib.ExitStack() as stack:

@@ -230,7 +230,9 @@ class Workers:
             trim_blocks=True,
             lstrip_blocks=True,
         )
-        environment.filters["quote"] = shlex.quote
+        # Both read a value that is not there as text, and so name it.
+        environment.filters["quote"] = lambda value: shlex.quote(str(value))
+        environment.policies["json.dumps_kwargs"] = {"default": str}
         try:
             source = environment.loader.get_source(environment, template.name)[0]  # type: ignore[union-attr]
             is_each = "NODE_RANK" in jinja2.meta.find_undeclared_variables(environment.parse(source))

@@ -154,6 +154,10 @@ def rendezvous(
         raise TrainerError("The launcher must know how many members there are: --nodes or NUM_NODES.")
     if role == "worker" and not master:
         raise TrainerError("A worker must know the launcher's address: --master or MASTER_ADDR.")
+    if role == "worker" and ":" in (master or ""):
+        raise TrainerError(
+            f"The launcher's address is {master}; give an IPv4 address or a name, and the port with --port."
+        )
     for option, seconds in (("--timeout", timeout), ("--lost-after", lost_after)):
         if not math.isfinite(seconds):
             raise TrainerError(f"{option} is {seconds}; it must be a number of seconds.")

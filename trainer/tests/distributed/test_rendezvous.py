@@ -423,6 +423,7 @@ def test_a_launcher_that_is_stopped_stops_all(members: Members) -> None:
         (["--role", "launcher", "--id", "x", "--nodes", "2", "--timeout", "nan"], "--timeout is nan"),
         (["--role", "launcher", "--id", "x", "--insecure"], "how many members"),
         (["--role", "worker", "--id", "x", "--insecure"], "must know the launcher's address"),
+        (["--role", "worker", "--id", "x", "--master", "10.1.2.3:29501"], "the port with --port"),
         (["--role", "launcher", "--id", "x", "--nodes", "2"], "There is no secret"),
         (["--role", "launcher", "--id", "x", "--nodes", "2", "--insecure", "--interface", "lo"], "127.0.0.1"),
         (

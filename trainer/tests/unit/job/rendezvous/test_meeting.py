@@ -106,6 +106,33 @@ def test_a_worker_that_is_stopped_before_it_hears_of_the_start_ends_the_job_at_o
     assert [end.code for end in ends] == [143]
 
 
+def test_a_worker_that_is_asked_to_stop_has_not_failed_whatever_its_command_ends_with() -> None:
+    server = ControlServer("127.0.0.1", 0, SECRET, 2)
+    launcher = Launcher(server, Roster(LAUNCHER, 2), "session", lambda line: None)
+    ends: list[End] = []
+
+    def run(member: Launcher | Worker, script: str, should_stop: Callable[[], bool], told: Any) -> None:
+        command = Command(["sh", "-c", script], dict(os.environ))
+        ends.append(member.run(command, 10_000.0, should_stop, told))
+
+    def follow() -> None:
+        client = ControlClient("127.0.0.1", server.port, "n1#process", SECRET)
+        worker = Worker(client, WORKER, lambda line: None)
+        assert isinstance(worker.gather(240.0, "the launcher", lambda: False), Started)
+        # As torchrun ends with a signal.
+        run(worker, "trap 'exit 1' TERM; sleep 1000 & wait", lambda: True, dict)
+        client.close()
+
+    thread = threading.Thread(target=follow)
+    thread.start()
+    launcher.gather(240.0)
+    launcher.start(29500)
+    run(launcher, "exec sleep 1000", lambda: False, lambda *_: None)
+    thread.join(240)
+    server.close()
+    assert ends == [End(143, "n1 was stopped.")] * 2
+
+
 class Said:
     """A server whose members say what is written here, turn by turn.
 

@@ -47,3 +47,26 @@ def test_a_file_system_that_hangs_does_not_hold_a_member_up(
     ended = json.loads(state.read_text())
     assert (ended["state"], ended["progress"]["iteration"], ended["gpu"]["n1"]) == ("stopped", 7, ["busy"])
     assert lines == []
+
+
+@pytest.mark.parametrize(
+    ("end", "state", "nodes", "verdict"),
+    [
+        (End(0), "finished", "done done", "finished"),
+        (End(143, "n1 was stopped."), "stopped", "stopped stopped", "finished"),
+        # Nobody asked for it.
+        (End(143, "n1 ended with exit code 143.", ("killed",), "n1"), "failed", "done failed", "failed"),
+        (End(1, "n1 has not been heard of for 60 s.", (), "n1"), "failed", "done failed", "failed"),
+    ],
+)
+def test_a_job_that_was_asked_to_stop_has_not_failed(
+    tmp_path: Path, end: End, state: str, nodes: str, verdict: str
+) -> None:
+    config = CommandConfig(name="test", command=("true",), launcher=LauncherConfig(kind="torchrun"))
+    started = Started((Member("n0", "n0", "10.0.0.1", 1), Member("n1", "n1", "10.0.0.2", 1)), 0, 29500)
+    record = Record("test", tmp_path / "test", configuration.dump(config), started, lambda line: None)
+    record.end(end)
+    record.close()
+    found = json.loads((tmp_path / "test/state.json").read_text())
+    assert (found["state"], found["verdict"]["verdict"]) == (state, verdict)
+    assert " ".join(found["nodes"].values()) == nodes

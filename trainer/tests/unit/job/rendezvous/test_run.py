@@ -4,13 +4,19 @@
 from __future__ import annotations
 
 import socket
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from rdm_core import config as configuration
+from rdm_core.config import LauncherConfig
+from rdm_core.config.command import CommandConfig
 from rdm_core.errors import TrainerError
 from rdm_job.rendezvous import fabric
-from rdm_job.rendezvous.run import own_member
+from rdm_job.rendezvous.fabric import Fabric
+from rdm_job.rendezvous.roster import Member
+from rdm_job.rendezvous.run import Plan, launch, own_member, session_key
 
 
 @pytest.fixture
@@ -38,3 +44,29 @@ def test_a_launcher_whose_own_name_is_the_loopbacks_gives_out_an_address_that_ot
 def test_a_worker_on_the_launchers_host_does_not_give_out_the_loopback() -> None:
     with pytest.raises(TrainerError, match=r"127\.0\.\d\.1, which other hosts cannot reach.*--interface"):
         own_member(None, "", "the-launcher", 1, 1.0)
+
+
+def test_jobs_of_other_names_do_not_know_each_other_by_one_secret() -> None:
+    secret = "a secret of tests, long enough"
+    assert session_key("alpaca-17", secret) != session_key("alpaca-18", secret)
+
+
+def test_a_command_has_what_its_configuration_sets_and_that_goes_before_what_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NCCL_DEBUG", "WARN")
+    own = {"NCCL_DEBUG": "INFO", "NCCL_SOCKET_IFNAME": "ib7", "NODE_RANK": "5"}
+    command = ("sh", "-c", f"echo $NCCL_DEBUG $NCCL_SOCKET_IFNAME $NODE_RANK > {tmp_path}/said")
+    config = CommandConfig(name="test", command=command, launcher=LauncherConfig(kind="torchrun", env=own))
+    plan = Plan(
+        command,
+        Member("n0", "n0", "127.0.0.1", 1),
+        Fabric("eth7", "127.0.0.1"),
+        0,
+        b"a secret of tests",
+        timeout=240.0,
+        lost_after=240.0,
+        config=configuration.dump(config),
+    )
+    assert launch(plan, 1, "name") == 0
+    assert (tmp_path / "said").read_text() == "INFO ib7 0\n"

@@ -199,6 +199,8 @@ def test_a_program_that_is_asked_to_stop_submits_no_more(tmp_path: Path) -> None
     ("template", "problem"),
     [
         ("{{ image }}", "'image' is undefined; give it with --set KEY=VALUE"),
+        ("{{ image | tojson }}", "'image' is undefined; give it with --set KEY=VALUE"),
+        ("{{ image | quote }}", "'image' is undefined; give it with --set KEY=VALUE"),
         ("{{ hosts.split(',')[2] }}", "give it with --set"),
         ("a\n{% for %}", "line 2"),
         ("{{ NODE_RANK / 0 }}", "division by zero"),
