@@ -99,8 +99,7 @@ def log_files(path: Path) -> list[Path]:
     try:
         if not path.is_dir():
             # What exists and cannot be looked at is refused, too.
-            path.stat()
-            return [path]
+            return [regular(path)]
         for directory in (path / "logs", path):
             # Unlike glob, it refuses a directory that cannot be read.
             there = sorted(directory.iterdir()) if directory.is_dir() else []
@@ -110,7 +109,10 @@ def log_files(path: Path) -> list[Path]:
     except FileNotFoundError:
         raise NothingToRead(f"There is no file {path}.") from None
     except OSError as error:
-        raise NothingToRead(f"{error.filename or path} cannot be read: {error.strerror}.") from error
+        why = str(error.strerror)
+        if error.errno == errno.EINVAL:
+            raise NothingToRead(f"{path} {why}, which may never end: write what it says to a file.") from None
+        raise NothingToRead(f"{error.filename or path} cannot be read: {why}.") from error
     names = [one.name for one in there]
     told = f"it has {', '.join(names[:5])}{' …' if len(names) > 5 else ''}" if names else "it is empty"
     raise NothingToRead(f"{path} has no .out files: {told}.")

@@ -745,6 +745,22 @@ def test_what_may_hang_or_cannot_be_read_is_named_and_left_out(
     assert "==> " in capsys.readouterr().out
 
 
+def test_a_log_that_may_never_end_is_refused_before_it_is_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    monkeypatch.setattr(Path, "open", lambda path, *_, **__: pytest.fail(f"{path} is opened"))
+    page = str(tmp_path / "x.html")
+    for file, kind in ((str(pipe), "a named pipe"), ("/dev/zero", "a device")):
+        for command in (["log", "summary"], ["log", "verdict"], ["report", "-o", page]):
+            with pytest.raises(SystemExit) as ended:
+                cli.main([*command, file])
+            assert ended.value.code == 3, command
+            said = f"{file} is {kind}, which may never end: write what it says to a file.\n"
+            assert said in capsys.readouterr().err, command
+
+
 def test_a_file_that_may_not_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "n1.out").write_text(lines_of_steps(1, 500))
     (tmp_path / "n1.err").write_text(OOM)
