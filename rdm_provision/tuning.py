@@ -8,8 +8,9 @@ from __future__ import annotations
 import collections
 import contextlib
 import functools
+import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +28,7 @@ from rdm_planner.cluster_profile import ClusterProfile  # noqa: E402
 from rdm_planner.profile import Profile  # noqa: E402
 from rdm_planner.tune import verb  # noqa: E402
 from rdm_planner.tune.answer import read_job  # noqa: E402
-from rdm_planner.tune.fleet import Fleet, NodeGroup, by_gpu  # noqa: E402
+from rdm_planner.tune.fleet import FASTEST, Fleet, NodeGroup, by_gpu  # noqa: E402
 from rdm_planner.tune.options import TuneOptions, tune_options  # noqa: E402
 from rdm_planner.tune.validation import chosen, compared  # noqa: E402
 from rdm_trainer.engine_step import engine_step  # noqa: E402
@@ -55,6 +56,10 @@ tune = functools.partial(verb.tune, statement=engine_step)
 
 PROFILE_FILE = "profile.cfg"
 """Beside the inventory. YAML; of a directory with an inventory Ansible does not read files of this name."""
+
+
+_AS = {"rdm_slots": "8", "rdm_gpu_price": "2.5", "rdm_gpu_speed": "0.9"}
+"""What the inventory's numbers look like."""
 
 
 class _PlannerError(InputError):
@@ -135,16 +140,18 @@ def fleet(cluster: Cluster, limit: str, config: Any, measure: str, *, guess: boo
         )
     known = profile_of(cluster)
     chosen = [cluster.node(name) for name in cluster.select(limit)]
-    groups: dict[tuple[str, int], list[str]] = collections.defaultdict(list)
-    prices: dict[str, float] = {}
+    groups: dict[tuple[str, int, float, float], list[str]] = collections.defaultdict(list)
     for node in chosen:
-        gpu = _gpu(node, known.nodes, measure)
-        groups[gpu, int(_number(node, "rdm_slots", 8))].append(node.name)
-        if price := _number(node, "rdm_gpu_price", 0.0):
-            prices[gpu] = price
+        slots = _number(node, "rdm_slots", 8, lambda value: value >= 1 and value == int(value))
+        price = _number(node, "rdm_gpu_price", 0.0, lambda value: value >= 0)
+        speed = _number(node, "rdm_gpu_speed", 1.0, lambda value: 0 < value <= FASTEST)
+        groups[_gpu(node, known.nodes, measure), int(slots), price, speed].append(node.name)
     source = str(cluster.home / PROFILE_FILE)
     profiles = {} if guess else by_gpu(((source, one) for one in known.of_job(config)), config, {}, measure)
-    kinds = [NodeGroup(gpu, gpus, names, prices.get(gpu)) for (gpu, gpus), names in groups.items()]
+    kinds = [
+        NodeGroup(gpu, gpus, names, price or None, speed=speed)
+        for (gpu, gpus, price, speed), names in groups.items()
+    ]
     return Fleet(kinds, profiles, measure)
 
 
@@ -163,10 +170,13 @@ def _gpu(node: Node, found: Mapping[str, str], measure: str) -> str:
     )
 
 
-def _number(node: Node, name: str, otherwise: float) -> float:
+def _number(node: Node, name: str, otherwise: float, fits: Callable[[float], bool]) -> float:
     """Return a number that the inventory has for a node."""
     value = node.variables.get(name, otherwise)
     try:
-        return float(value)
+        found = math.nan if isinstance(value, bool) else float(value)
     except (TypeError, ValueError):
-        raise InputError(f"{name} of {node.name} is {value!r}, and no number") from None
+        found = math.nan
+    if not (math.isfinite(found) and fits(found)):
+        raise InputError(f"{name} of {node.name} is {value!r}", hint=f"write it as {name}: {_AS[name]}")
+    return found

@@ -31,6 +31,7 @@ CLUSTER_OPTIONS: dict[str, dict[str, Any]] = {
     "rdm_slots": {"type": "int", "default": 8},
     "rdm_gpu": {"type": "str", "default": ""},
     "rdm_gpu_price": {"type": "float", "default": 0.0},
+    "rdm_gpu_speed": {"type": "float", "default": 1.0},
     "rdm_become": {"type": "bool", "default": True},
     "rdm_config_dir": {"type": "str", "default": ""},
     "rdm_docker_socket": {"type": "str", "default": ""},
@@ -301,6 +302,12 @@ def _check_node(host: Host, problems: list[Problem]) -> Node:
     if not _is_price(price):
         reject("rdm_gpu_price", price, "is no price", "set what a GPU costs for an hour, as 2.5")
 
+    speed = host.variables.get("rdm_gpu_speed", 1.0)
+    if not _is_speed(speed):
+        reject(
+            "rdm_gpu_speed", speed, "is no share of a speed", "set what part of it the node reaches, as 0.9"
+        )
+
     become = host.variables.get("rdm_become", True)
     try:
         become = boolean(become)
@@ -336,3 +343,7 @@ def _is_price(value: Any) -> bool:
         return not isinstance(value, bool) and 0 <= float(value) < float("inf")
     except (TypeError, ValueError):
         return False
+
+
+def _is_speed(value: Any) -> bool:
+    return _is_price(value) and 0 < float(value) <= 2

@@ -20,12 +20,13 @@ class NodeKind:
     """What all nodes of one kind have in common.
 
     Args:
-        gpu: The name of its GPUs, under which profiles know them.
+        gpu: The name of its GPUs, which no other kind has.
         gpus: GPUs of a node.
         inter: Bandwidth to other nodes, bit/s.
         intra: Bandwidth between GPUs of the node, bit/s.
         memory_gib: Memory of a GPU that a program can use, GiB.
         price: Of one node for an hour; 0 when nobody said.
+        speed: How fast it computes, as a share of what its GPUs are known for.
     """
 
     gpu: str
@@ -34,6 +35,7 @@ class NodeKind:
     intra: float
     memory_gib: float
     price: float = 0.0
+    speed: float = 1.0
 
     def link(self, other: NodeKind) -> float:
         """Return the bandwidth to another node, bit/s.

@@ -259,6 +259,8 @@ def interpolate(points: Mapping[int, float], size: int) -> float:
 class MeasuredTimes:
     """See :class:`rdm_planner.times.Times`. Links that were not measured are the nodes' published ones.
 
+    Layers and optimiser take what was measured, over the node's speed.
+
     Args:
         profiles: Of each GPU, by its name.
         nodes: A node with each GPU, by its name.
@@ -279,23 +281,25 @@ class MeasuredTimes:
     def forward(self, gpu: str, kind: str, micro_batch: int, tensor: int) -> float:
         """See :class:`rdm_planner.times.Times`. A norm's time is within that of the head."""
         points = self.profiles[gpu].layers[tensor].get(kind, {})
-        return (
-            interpolate({size: one.forward for size, one in points.items()}, micro_batch) if points else 0.0
-        )
+        if not points:
+            return 0.0
+        seconds = interpolate({size: one.forward for size, one in points.items()}, micro_batch)
+        return seconds / self.nodes[gpu].speed
 
     def backward(self, gpu: str, kind: str, micro_batch: int, tensor: int, *, checkpointed: bool) -> float:
         """See :class:`rdm_planner.times.Times`."""
         points = self.profiles[gpu].layers[tensor].get(kind, {})
         if not points:
             return 0.0
-        return interpolate(
+        seconds = interpolate(
             {size: one.checkpointed if checkpointed else one.backward for size, one in points.items()},
             micro_batch,
         )
+        return seconds / self.nodes[gpu].speed
 
     def optimiser(self, gpu: str) -> float:
         """See :class:`rdm_planner.times.Times`."""
-        return self.profiles[gpu].optimiser
+        return self.profiles[gpu].optimiser / self.nodes[gpu].speed
 
     def point_to_point(self, here: str, there: str, *, across: bool) -> Link:
         """See :class:`rdm_planner.times.Times`."""

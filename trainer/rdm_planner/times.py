@@ -157,14 +157,14 @@ class PublishedPeaks:
     def forward(self, gpu: str, kind: str, micro_batch: int, tensor: int) -> float:
         """See :class:`Times`."""
         work = self.work[kind]
-        seconds = micro_batch * work.flops / (self.peaks[gpu] * 1e12 * self.efficiency * tensor)
+        seconds = micro_batch * work.flops / (self._rate(gpu) * tensor)
         ring = 2 * (tensor - 1) / tensor * micro_batch * work.summed_bits
         return seconds + ring / self.nodes[gpu].intra
 
     def backward(self, gpu: str, kind: str, micro_batch: int, tensor: int, *, checkpointed: bool) -> float:
         """See :class:`Times`."""
         work = self.work[kind]
-        seconds = 2 * micro_batch * work.flops / (self.peaks[gpu] * 1e12 * self.efficiency * tensor)
+        seconds = 2 * micro_batch * work.flops / (self._rate(gpu) * tensor)
         ring = 2 * (tensor - 1) / tensor * micro_batch * work.summed_bits
         once = seconds + ring / self.nodes[gpu].intra
         return once + self.forward(gpu, kind, micro_batch, tensor) if checkpointed else once
@@ -186,3 +186,6 @@ class PublishedPeaks:
     def memory_gib(self, gpu: str) -> float:
         """See :class:`Times`."""
         return self.nodes[gpu].memory_gib
+
+    def _rate(self, gpu: str) -> float:
+        return self.peaks[gpu] * 1e12 * self.efficiency * self.nodes[gpu].speed

@@ -81,6 +81,30 @@ def test_nodes_are_placed_by_their_gpus_and_the_file_gets_their_order(
     assert yaml.safe_load(job.read_text())["launcher"]["nodelist"] == best["placement"]
 
 
+def test_a_slower_node_is_a_kind_of_its_own(call: Call, job: Path, make_inventory: MakeInventory) -> None:
+    inventory = make_inventory(
+        rdm_slots=1, rdm_gpu="A10", rdm_gpu_price=2, hosts={"node2": {"rdm_gpu_speed": 0.5}}
+    )
+    (inventory / tuning.PROFILE_FILE).write_text(
+        yaml.safe_dump({"nodes": {}, "profiles": [profiled("A10")]}), encoding="utf-8"
+    )
+    for more in [], ["--guess"]:
+        options = ["-i", inventory, "--json", "--pareto", "--top", "50", *more]
+        code, out, err = call("tune", job, *options)
+        assert code == 0, err
+        found = json.loads(out)
+        row = next(row for row in found["best"] if row["pipeline"] == 3)
+        slow = row["placement"].index("node2")
+        assert row["nodes"][slow] == "A10 (speed 0.5)"
+        assert sorted(row["nodes"])[:2] == ["A10", "A10"]
+        cut = [*map(int, row["partition"].split("-"))]
+        assert cut[slow] < min(blocks for stage, blocks in enumerate(cut) if stage != slow)
+        assert found["orders"] == {"tried": 3, "all": 3}
+        # It costs as much; what it has is a share of the GPU's published peak.
+        assert all(point["price"] == pytest.approx(2 * point["gpu_hours"]) for point in found["pareto"])
+        assert row["mfu"] is not None
+
+
 def test_the_next_command_trains_on_the_nodes_that_were_looked_at(
     call: Call, job: Path, make_inventory: MakeInventory
 ) -> None:
@@ -136,6 +160,9 @@ def test_the_file_of_a_cluster_is_read_as_it_was_written(make_inventory: MakeInv
         ({"rdm_gpu": "A11"}, [], ["'A11' is not known", "rdm-provision profile"]),
         ({"rdm_gpu": "{{ x }}"}, [], ["rdm_gpu of node1 is a template"]),
         ({"rdm_gpu": "A10", "rdm_slots": "two"}, [], ["rdm_slots of node1 is 'two'"]),
+        ({"rdm_gpu": "A10", "rdm_slots": 0}, [], ["rdm_slots of node1 is 0"]),
+        ({"rdm_gpu": "A10", "rdm_gpu_price": -1}, [], ["rdm_gpu_price of node1 is -1"]),
+        ({"rdm_gpu": "A10", "rdm_gpu_speed": 90}, [], ["rdm_gpu_speed of node1 is 90", "rdm_gpu_speed: 0.9"]),
         ({"rdm_gpu": "A10"}, ["parallel.tensor=2"], ["parallel.tensor=2", "leave it out"]),
         ({"rdm_gpu": "A10"}, ["--limit", "node9"], ["node9"]),
         ({"rdm_gpu": "A10"}, ["model.hiden_size=2"], ["model.hiden_size", "hidden_size"]),

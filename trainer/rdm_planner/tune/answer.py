@@ -154,13 +154,9 @@ def answer(
     Raises:
         TrainerError: There is no layout, or none fits.
     """
-    prices = fleet.price_by_gpu(options)
+    prices = fleet.prices(options)
     nodes = fleet.nodes(options)
-    peaks = {
-        node.gpu: accelerator.tflops
-        for node in nodes
-        if (accelerator := flops.find_accelerator(node.gpu)) is not None
-    }
+    peaks = fleet.peaks()
     times = (
         fleet.measured(nodes) if fleet.profiles else published_peaks(job, nodes, peaks, options.efficiency)
     )

@@ -8,6 +8,7 @@
     nodes:
       - {gpu: A100-40, nodes: 1, gpus: 4, price: 2.5}
       - {gpu: A10, nodes: 7, gpus: 4, inter: 50}
+      - {gpu: A10, nodes: 1, gpus: 4, speed: 0.8}    # of what the others compute
 """
 
 from __future__ import annotations
@@ -20,14 +21,15 @@ from typing import Any
 import yaml
 
 from rdm_core.errors import TrainerError
-from rdm_planner.tune.fleet import NodeGroup
+from rdm_planner.tune.fleet import FASTEST, NodeGroup
 
 __all__ = ["MOST_GPUS", "MOST_NODES", "read"]
 
 MOST_NODES, MOST_GPUS = 4096, 64
 """Nodes of a kind, and GPUs of a node."""
 _BANDWIDTHS = ("inter", "intra")
-_KEYS = ("gpu", "nodes", "gpus", "price", *_BANDWIDTHS)
+_MOST = {"price": math.inf, "speed": FASTEST, **dict.fromkeys(_BANDWIDTHS, math.inf)}
+_KEYS = ("gpu", "nodes", "gpus", *_MOST)
 
 
 def read(path: Path) -> list[NodeGroup]:
@@ -65,11 +67,19 @@ def _group(told: Mapping[Any, Any], where: str) -> NodeGroup:
         if type(told[key]) is not int or not 0 < told[key] <= most:
             raise TrainerError(f"{where}.{key} is {str(told[key])[:40]!r}; write a number from 1 to {most}.")
     numbers = {}
-    for key in ("price", *_BANDWIDTHS):
+    for key, limit in _MOST.items():
         value = told.get(key)
         if value is None:
             continue
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-            raise TrainerError(f"{where}.{key} is {str(value)[:40]!r}; write a number above 0.")
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, int | float)
+            or not 0 < value < math.inf
+            or value > limit
+        ):
+            wanted = (
+                "a number above 0" if limit == math.inf else f"a share of its GPU's, above 0 to {limit:g}"
+            )
+            raise TrainerError(f"{where}.{key} is {str(value)[:40]!r}; write {wanted}.")
         numbers[key] = float(value)
     return NodeGroup(told["gpu"], told["gpus"], [""] * told["nodes"], **numbers)

@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import collections
+import functools
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -15,7 +17,13 @@ from rdm_planner.profile import MeasuredTimes, Profile
 from rdm_planner.times import Times
 from rdm_planner.tune.options import TuneOptions
 
-__all__ = ["Fleet", "NodeGroup", "by_gpu"]
+__all__ = ["FASTEST", "Fleet", "NodeGroup", "by_gpu"]
+
+FASTEST = 2.0
+"""The highest speed that a node can have; who writes 90 means 0.9."""
+
+_OWN = {"speed": 1.0, "price": None, "inter": None, "intra": None}
+"""In what nodes with the same GPU can differ, and what is nothing of their own."""
 
 
 @dataclass(frozen=True)
@@ -29,6 +37,7 @@ class NodeGroup:
         price: Of a GPU-hour; that of ``--price`` goes before.
         inter: Bandwidth to other nodes, Gbit/s; that of ``--inter`` without one.
         intra: Bandwidth between the node's GPUs, Gbit/s; that of ``--intra`` without one.
+        speed: How fast the nodes compute, as a share of what others with this GPU do; at most ``FASTEST``.
     """
 
     gpu: str
@@ -37,6 +46,7 @@ class NodeGroup:
     price: float | None = None
     inter: float | None = None
     intra: float | None = None
+    speed: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -60,15 +70,29 @@ class Fleet:
             TrainerError: A GPU is not known, or nodes differ in their number of GPUs.
         """
         found = []
-        for group in self.groups:
-            name, memory = self._gpu(group.gpu)
+        for group, _gpu, name in self._kinds:
+            memory = self._gpu(group.gpu)[1]
             inter, intra = group.inter or options.inter, group.intra or options.intra
-            kind = NodeKind(name, group.gpus, inter * 1e9, intra * 1e9, memory)
+            kind = NodeKind(name, group.gpus, inter * 1e9, intra * 1e9, memory, speed=group.speed)
             found += [kind] * len(group.names)
         counts = collections.Counter(node.gpus for node in found)
         if len(counts) > 1:
             which = " and ".join(f"{count} with {gpus} GPUs" for gpus, count in counts.items())
             raise TrainerError(f"All nodes must have as many GPUs as the others; there are {which}.")
+        return found
+
+    @functools.cached_property
+    def _kinds(self) -> list[tuple[NodeGroup, str, str]]:
+        """Each group, its GPU, and the name of its kind: the GPU, with what not all nodes with it have."""
+        gpus = [self._gpu(group.gpu)[0] for group in self.groups]
+        values: dict[tuple[str, str], set[float | None]] = collections.defaultdict(set)
+        for (group, gpu), key in itertools.product(zip(self.groups, gpus, strict=True), _OWN):
+            values[gpu, key].add(getattr(group, key))
+        found = []
+        for group, gpu in zip(self.groups, gpus, strict=True):
+            own = {key: getattr(group, key) for key in _OWN if len(values[gpu, key]) > 1}
+            words = [f"{key} {value:g}" for key, value in own.items() if value != _OWN[key]]
+            found.append((group, gpu, f"{gpu} ({', '.join(words)})" if words else gpu))
         return found
 
     def _gpu(self, name: str) -> tuple[str, float]:
@@ -90,30 +114,37 @@ class Fleet:
         Raises:
             TrainerError: A GPU was not measured.
         """
-        for gpu in dict.fromkeys(node.gpu for node in nodes):
+        gpus = {name: gpu for _group, gpu, name in self._kinds}
+        for gpu in dict.fromkeys(gpus[node.gpu] for node in nodes):
             if gpu not in self.profiles:
                 files = ", ".join(f"{source} of {name}" for name, (source, _one) in self.profiles.items())
                 raise TrainerError(
                     f"No profile is of the GPU {gpu} (there is {files}); measure it there: {self.measure}"
                 )
-        profiles = {gpu: profile for gpu, (_source, profile) in self.profiles.items()}
+        profiles = {node.gpu: self.profiles[gpus[node.gpu]][1] for node in nodes}
         return MeasuredTimes(profiles, {node.gpu: node for node in nodes})
 
-    def price_by_gpu(self, options: TuneOptions) -> dict[str, float]:
-        """Return the price of a GPU-hour by the GPU's name."""
-        known = {self._gpu(group.gpu)[0]: group.price for group in self.groups if group.price}
-        return known | options.price_by_gpu()
+    def peaks(self) -> dict[str, float]:
+        """Return the published peak by the kind's name, TFLOP/s, of those that have one."""
+        known = {name: flops.peak_tflops(gpu) for _group, gpu, name in self._kinds}
+        return {name: peak for name, peak in known.items() if peak is not None}
 
-    def placed(self, gpus: Sequence[str]) -> list[str]:
+    def prices(self, options: TuneOptions) -> dict[str, float]:
+        """Return the price of a GPU-hour by the kind's name, of those that have one."""
+        told = options.price_by_gpu()
+        known = {name: told.get(gpu, group.price) for group, gpu, name in self._kinds}
+        return {name: price for name, price in known.items() if price}
+
+    def placed(self, kinds: Sequence[str]) -> list[str]:
         """Return the names of the nodes in the order of ranks; none where they have none.
 
         Args:
-            gpus: The GPU of each node, in the order of ranks.
+            kinds: The kind of each node, in the order of ranks.
         """
         waiting: dict[str, collections.deque[str]] = collections.defaultdict(collections.deque)
-        for group in self.groups:
-            waiting[self._gpu(group.gpu)[0]].extend(group.names)
-        order = [waiting[gpu].popleft() for gpu in gpus]
+        for group, _gpu, name in self._kinds:
+            waiting[name].extend(group.names)
+        order = [waiting[kind].popleft() for kind in kinds]
         return order if all(order) else []
 
 

@@ -275,6 +275,23 @@ def test_a_file_of_nodes_says_what_options_say(tmp_path: Path) -> None:
     assert json.loads(slower)["best"][0]["seconds"] > json.loads(found[1])["best"][0]["seconds"]
 
 
+def test_nodes_of_one_gpu_that_differ_are_kinds_of_their_own(tmp_path: Path) -> None:
+    file = tmp_path / "cluster.yaml"
+    alike = "{gpu: A10, nodes: 1, gpus: 1}"
+    seconds = []
+    for slow, fast in (("speed: 0.5", "inter: 400"), ("speed: 0.5", "inter: 1"), ("speed: 1", "inter: 400")):
+        kinds = [alike.replace("}", f", {own}}}") for own in (fast, slow)]
+        file.write_text(f"inter: 400\nnodes: [{', '.join(kinds)}]")
+        held = ["parallel.zero_stage=1", "parallel.activation_checkpointing=full"]
+        code, told = _tune(str(CONFIGS / "gpt2-xl.yaml"), *held, "--cluster", str(file), "--json")
+        assert code == 0
+        best = json.loads(told)["best"][0]
+        seconds.append(best["seconds"])
+        if slow == "speed: 0.5":
+            assert best["nodes"][0] != best["nodes"][1]
+    assert seconds[1] > seconds[0] > 1.2 * seconds[2]
+
+
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
@@ -287,6 +304,10 @@ def test_a_file_of_nodes_says_what_options_say(tmp_path: Path) -> None:
             "nodes[0].inter is '0'; write a number above",
         ),
         ("nodes: [{gpu: H100, nodes: 1, gpus: 8, cost: 1}]", "nodes[0] has the key 'cost'; known are gpu, "),
+        (
+            "nodes: [{gpu: H100, nodes: 1, gpus: 8, speed: 90}]",
+            "nodes[0].speed is '90'; write a share of its",
+        ),
         ("intre: 1\nnodes: [{gpu: H100, nodes: 1, gpus: 8}]", "has the key 'intre'; beside nodes there are"),
     ],
 )

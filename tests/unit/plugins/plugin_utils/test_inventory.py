@@ -104,6 +104,18 @@ def test_bad_slots(slots: Any) -> None:
     assert sentence.startswith(f"w1: rdm_slots {slots!r} is not a number of processes")
 
 
+@pytest.mark.parametrize(
+    ("variable", "value", "words"),
+    [
+        ("rdm_gpu_price", -1, "-1 is no price: set what a GPU costs for an hour, as 2.5"),
+        ("rdm_gpu_speed", 90, "90 is no share of a speed: set what part of it the node reaches, as 0.9"),
+        ("rdm_gpu_speed", 0, "0 is no share of a speed: set what part of it the node reaches, as 0.9"),
+    ],
+)
+def test_bad_prices_and_speeds_of_gpus(variable: str, value: float, words: str) -> None:
+    assert problems(**{f"w1__{variable}": value}) == [f"w1: {variable} {words}"]
+
+
 @pytest.mark.parametrize("directory", ["etc/rdm", "~/rdm", "/", "/etc/rdm/", "/etc/a:b", "/etc/a\nb"])
 def test_bad_config_dir(directory: str) -> None:
     [sentence] = problems(w1__rdm_config_dir=directory)
