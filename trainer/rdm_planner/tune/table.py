@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -26,6 +28,7 @@ def show(answer: Answer, following: str) -> None:
     )
     _source(console, answer)
     console.print(_layouts(answer))
+    console.print(_details(answer))
     best = answer.rows[0]
     if len(set(best["nodes"])) > 1:
         named = zip(best["placement"], best["nodes"], strict=True) if best["placement"] else ()
@@ -69,6 +72,26 @@ def _layouts(answer: Answer) -> Table:
             f"{row['memory_gib']:.1f}",
             f"{row['parts']['bubble'] / row['seconds']:.0%}",
             row["partition"] if row["pipeline"] > 1 else "",
+        )
+    return table
+
+
+def _details(answer: Answer) -> Table:
+    """Return where each layout's time goes, what each stage holds, and which kind of node is where."""
+    table = Table(box=None, padding=(0, 1))
+    for part in answer.rows[0]["parts"]:
+        short = part.removeprefix("pipeline ").removesuffix(" reduction")
+        table.add_column(short, justify="right", no_wrap=True)
+    table.add_column("GiB by stage", overflow="fold")
+    is_mixed = any(len(set(row["nodes"])) > 1 for row in answer.rows)
+    if is_mixed:
+        table.add_column("nodes", overflow="fold")
+    for row in answer.rows:
+        alike = [(kind, len(list(nodes))) for kind, nodes in itertools.groupby(row["nodes"])]
+        table.add_row(
+            *(f"{seconds / row['seconds']:.0%}" for seconds in row["parts"].values()),
+            "-".join(f"{held:.0f}" for held in row["stage_memory_gib"]),
+            *([", ".join(f"{count} x {kind}" for kind, count in alike)] if is_mixed else []),
         )
     return table
 

@@ -171,11 +171,17 @@ def test_its_json_says_why_others_are_slower_or_no_layouts() -> None:
 
 
 def test_people_read_that_it_is_a_guess_and_what_to_do_next() -> None:
-    code, output = _tune(str(CONFIGS / "gpt2-xl.yaml"), "--nodes", "1xA100-40:4", "--nodes", "1xA10:4")
+    asked = str(CONFIGS / "gpt2-xl.yaml"), "--nodes", "1xA100-40:4", "--nodes", "1xA10:4"
+    code, output = _tune(*asked)
     assert code == 0
     assert "nothing has been measured" in output
     assert "rdm-trainer dry-run" in output
     assert "in the order of ranks" in output
+    assert "GiB by stage" in output
+    best = json.loads(_tune(*asked, "--json")[1])["best"]
+    for row in best:
+        shares = r"\s+".join(f"{seconds / row['seconds']:.0%}" for seconds in row["parts"].values())
+        assert re.search(rf"^\s+{shares}\s+{row['stage_memory_gib'][0]:.0f}", output, re.MULTILINE)
 
 
 @pytest.mark.parametrize(
