@@ -113,7 +113,7 @@ class Answer:
         }
         if self.front is not None:
             found["pareto"] = [
-                {"counts": dict(point.nodes), "gpu_hours": point.gpu_hours, "price": point.price, **row}
+                {**row, "counts": dict(point.nodes), "gpu_hours": point.gpu_hours, "price": point.price}
                 for point, row in self.front
             ]
         return found
@@ -174,13 +174,13 @@ def answer(
         raise TrainerError(_no_layout(job, models[0]))
     if not found.best:
         raise TrainerError(_too_large(described, nodes), exit_code=FAILED)
-    rows = [_row(job, fleet, estimate, peaks, models[0].gpus) for estimate in found.best]
+    rows = [_row(job, fleet, estimate, peaks, prices, models[0].gpus) for estimate in found.best]
     for row, estimate in zip(rows, found.best, strict=True):
         row["slower"] = dataclasses.asdict(report.slower(found.best[0], estimate))
     front = None
     if options.pareto or options.html is not None:
         front = [
-            (point, _row(job, fleet, point.estimate, peaks, models[0].gpus))
+            (point, _row(job, fleet, point.estimate, peaks, prices, models[0].gpus))
             for point in _front(described, nodes, prices)
         ]
     return Answer(
@@ -244,13 +244,20 @@ def _no_layout(job: Config, model: TrainerModel) -> str:
 
 
 def _row(
-    job: Config, fleet: Fleet, estimate: Estimate, peaks: Mapping[str, float], gpus: int
+    job: Config,
+    fleet: Fleet,
+    estimate: Estimate,
+    peaks: Mapping[str, float],
+    prices: Mapping[str, float],
+    gpus: int,
 ) -> dict[str, Any]:
     layout = estimate.layout
     tuned = with_layout(job, layout, estimate.cut)
     batch = job.optimisation.global_batch_size
     known = all(gpu in peaks for gpu in estimate.nodes)
     peak = sum(peaks[gpu] for gpu in estimate.nodes) * gpus * 1e12 if known else None
+    hours = gpus * estimate.seconds / 3600
+    has_price = all(gpu in prices for gpu in estimate.nodes)
     placed = fleet.placed(estimate.nodes)
     overrides = [
         f"parallel.tensor={layout.tensor}",
@@ -280,6 +287,7 @@ def _row(
         "nodes": list(estimate.nodes),
         "placement": placed,
         "seconds": estimate.seconds,
+        "price": hours * sum(prices[gpu] for gpu in estimate.nodes) if has_price else None,
         "bound": estimate.bound,
         "tokens_per_second": batch * job.spec.tokens_per_sample / estimate.seconds,
         "mfu": flops.flops_per_sample(tuned.spec) * batch / estimate.seconds / peak if peak else None,

@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
@@ -12,6 +14,8 @@ from rich.table import Table
 from rdm_planner.tune.answer import Answer
 
 __all__ = ["show"]
+
+_LEAST_SHARE = 0.005
 
 
 def show(answer: Answer, following: str) -> None:
@@ -28,17 +32,16 @@ def show(answer: Answer, following: str) -> None:
     )
     _source(console, answer)
     console.print(_layouts(answer))
-    console.print(_details(answer))
-    best = answer.rows[0]
-    if len(set(best["nodes"])) > 1:
-        named = zip(best["placement"], best["nodes"], strict=True) if best["placement"] else ()
-        placed = [f"{name} ({gpu})" for name, gpu in named] or best["nodes"]
-        console.print(f"\nThe winner's nodes, in the order of ranks: {', '.join(placed)}", markup=False)
+    if answer.rows[0]["price"] is not None:
+        console.print("The price is that of 1,000 steps.")
+    for number, row in enumerate(answer.rows, 1):
+        console.print(f"\n{number}  {_shares(row)}", markup=False, soft_wrap=True)
+        for name, told in _stages(row):
+            console.print(f"   {name}: {told}", markup=False, soft_wrap=True)
+    console.print()
     if len(answer.rows) > 1:
         second = answer.rows[1]["slower"]
-        console.print(f"\nThe second is {second['share']:.1%} slower, mostly by its {second['most']}.")
-    shares = ", ".join(f"{name} {seconds / best['seconds']:.0%}" for name, seconds in best["parts"].items())
-    console.print(f"The winner's time goes into: {shares}.")
+        console.print(f"The second is {second['share']:.1%} slower, mostly by its {second['most']}.")
     for doubt in answer.doubts():
         console.print(doubt, markup=False, soft_wrap=True)
     console.print(f"\nNext: {following}\n", soft_wrap=True, markup=False)
@@ -59,41 +62,40 @@ def _source(console: Console, answer: Answer) -> None:
 
 def _layouts(answer: Answer) -> Table:
     table = Table(box=None, padding=(0, 1))
-    for name in ("step s", "tokens/s", "MFU", "tp", "dp", "pp", "micro", "zero", "ckpt", "GiB", "bubble"):
+    names = ["", "step s", "tokens/s", "MFU", "tp", "dp", "pp", "micro", "zero", "ckpt", "GiB"]
+    has_prices = answer.rows[0]["price"] is not None
+    for name in [*names, *(["price"] if has_prices else [])]:
         table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("blocks of each stage", overflow="fold")
-    for row in answer.rows:
+    for number, row in enumerate(answer.rows, 1):
         table.add_row(
+            str(number),
             f"{row['seconds']:.3f}",
             f"{row['tokens_per_second']:,.0f}",
             "" if row["mfu"] is None else f"{row['mfu']:.1%}",
             *(str(row[name]) for name in ("tensor", "data", "pipeline", "micro_batch", "zero_stage")),
             "full" if row["checkpointing"] else "",
             f"{row['memory_gib']:.1f}",
-            f"{row['parts']['bubble'] / row['seconds']:.0%}",
-            row["partition"] if row["pipeline"] > 1 else "",
+            *([f"{1000 * row['price']:,.2f}"] if has_prices else []),
         )
     return table
 
 
-def _details(answer: Answer) -> Table:
-    """Return where each layout's time goes, what each stage holds, and which kind of node is where."""
-    table = Table(box=None, padding=(0, 1))
-    for part in answer.rows[0]["parts"]:
-        short = part.removeprefix("pipeline ").removesuffix(" reduction")
-        table.add_column(short, justify="right", no_wrap=True)
-    table.add_column("GiB by stage", overflow="fold")
-    is_mixed = any(len(set(row["nodes"])) > 1 for row in answer.rows)
-    if is_mixed:
-        table.add_column("nodes", overflow="fold")
-    for row in answer.rows:
+def _shares(row: Mapping[str, Any]) -> str:
+    """Return where the time of a layout's step goes, without what takes next to nothing."""
+    shares = {name: seconds / row["seconds"] for name, seconds in row["parts"].items()}
+    return ", ".join(f"{name} {share:.0%}" for name, share in shares.items() if share >= _LEAST_SHARE)
+
+
+def _stages(row: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield what each stage has, and which nodes they are on, in the order of ranks, where nodes differ."""
+    if row["pipeline"] > 1:
+        yield "blocks of each stage", row["partition"]
+        yield "GiB of each stage", "-".join(f"{held:.0f}" for held in row["stage_memory_gib"])
+    if len(set(row["nodes"])) > 1:
         alike = [(kind, len(list(nodes))) for kind, nodes in itertools.groupby(row["nodes"])]
-        table.add_row(
-            *(f"{seconds / row['seconds']:.0%}" for seconds in row["parts"].values()),
-            "-".join(f"{held:.0f}" for held in row["stage_memory_gib"]),
-            *([", ".join(f"{count} x {kind}" for kind, count in alike)] if is_mixed else []),
-        )
-    return table
+        named = zip(row["placement"], row["nodes"], strict=True) if row["placement"] else ()
+        placed = [f"{name} ({gpu})" for name, gpu in named]
+        yield "nodes", ", ".join(placed or [f"{count} x {kind}" for kind, count in alike])
 
 
 def _rest(console: Console, answer: Answer) -> None:

@@ -176,12 +176,18 @@ def test_people_read_that_it_is_a_guess_and_what_to_do_next() -> None:
     assert code == 0
     assert "nothing has been measured" in output
     assert "rdm-trainer dry-run" in output
-    assert "in the order of ranks" in output
-    assert "GiB by stage" in output
     best = json.loads(_tune(*asked, "--json")[1])["best"]
-    for row in best:
-        shares = r"\s+".join(f"{seconds / row['seconds']:.0%}" for seconds in row["parts"].values())
-        assert re.search(rf"^\s+{shares}\s+{row['stage_memory_gib'][0]:.0f}", output, re.MULTILINE)
+    lines = output.splitlines()
+    for number, row in enumerate(best, 1):
+        compute = row["parts"]["compute"] / row["seconds"]
+        place = next(
+            at for at, line in enumerate(lines) if line.startswith(f"{number}  compute {compute:.0%}")
+        )
+        shown = lines[place + 1 : place + 4] if row["pipeline"] > 1 else [lines[place + 1]]
+        assert shown[-1] == f"   nodes: {', '.join(f'1 x {gpu}' for gpu in row['nodes'])}"
+        if row["pipeline"] > 1:
+            assert shown[0] == f"   blocks of each stage: {row['partition']}"
+            assert shown[1].startswith(f"   GiB of each stage: {row['stage_memory_gib'][0]:.0f}-")
 
 
 @pytest.mark.parametrize(
@@ -276,6 +282,8 @@ def test_a_file_of_nodes_says_what_options_say(tmp_path: Path) -> None:
     options = ["--nodes", "1xA100-40:4", "--nodes", "3xA10:4", "--inter", "40", "--intra", "600"]
     prices = ["--price", "A100-40=2.5", "--price", "A10=0.6"]
     assert found == _tune(job, *options, *prices, "--json", "--top", "2")
+    best = json.loads(found[1])["best"][0]
+    assert best["price"] == pytest.approx(best["seconds"] / 3600 * 4 * (2.5 + 3 * 0.6))
     file.write_text(file.read_text().replace("gpus: 4}", "gpus: 4, inter: 20}"))
     slower = _tune(job, "--cluster", str(file), "--json", "--top", "1")[1]
     assert json.loads(slower)["best"][0]["seconds"] > json.loads(found[1])["best"][0]["seconds"]
