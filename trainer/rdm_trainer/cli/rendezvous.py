@@ -204,7 +204,7 @@ def _workload(command: tuple[str, ...], job: str, folder: Path) -> tuple[tuple[s
     """Return what a member runs, with the job's directory, and the job's configuration as YAML.
 
     Raises:
-        TrainerError: Its own configuration is wrong.
+        TrainerError: Its own configuration is wrong, or this member lacks what a fine-tuning needs.
     """
     from rdm_core import config as configuration
     from rdm_core.config import LauncherConfig
@@ -217,12 +217,15 @@ def _workload(command: tuple[str, ...], job: str, folder: Path) -> tuple[tuple[s
         kept = CommandConfig(name=job, command=command, launcher=launcher)
         return command, configuration.dump(kept)
     from rdm_trainer.cli import cli
+    from rdm_trainer.finetune.packages import require_packages
 
     verb = cli.get_command(click.Context(cli), command[0])
     assert verb is not None
     given = verb.make_context(f"rdm-trainer {command[0]}", list(command[1:])).params
     own = configuration.load_as(WORKLOADS[command[0]].schema, given["config"], given["overrides"])
     configuration.require(own)
+    if command[0] == "finetune":
+        require_packages()
     if given["job_dir"] is None:
         command = (*command, "--job-dir", str(folder))
     return command, configuration.dump(own)

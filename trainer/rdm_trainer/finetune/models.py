@@ -12,7 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from rdm_core.config.finetune import FinetuneConfig
 from rdm_core.errors import TrainerError
 
-__all__ = ["adapter_of", "count_parameters", "load_model", "load_tokenizer", "merge"]
+__all__ = ["adapter_of", "check_targets", "count_parameters", "load_model", "load_tokenizer", "merge"]
 
 
 def load_tokenizer(config: FinetuneConfig, *, is_chat: bool, has_turns: bool) -> Any:
@@ -66,9 +66,35 @@ def _marks_answers(tokenizer: Any) -> bool:
 
 def count_parameters(config: FinetuneConfig) -> int:
     """Return how many weights the model has, without loading them."""
+    return sum(weights.numel() for weights in _without_weights(config).parameters())
+
+
+def check_targets(config: FinetuneConfig) -> None:
+    """Refuse a name in ``lora.targets`` that is no layer's: peft passes over it, if it finds another.
+
+    Raises:
+        TrainerError: The model has no layer of that name.
+    """
+    if not config.lora.rank or config.lora.targets == ("all-linear",):
+        return
+    layers = dict(_without_weights(config).named_modules())
+    for target in config.lora.targets:
+        # As peft compares them.
+        if not any(f".{name}".endswith(f".{target}") for name in layers):
+            weights = {name: getattr(layer, "weight", None) for name, layer in layers.items()}
+            known = {
+                name.rpartition(".")[2] for name, one in weights.items() if one is not None and one.ndim == 2
+            }
+            raise TrainerError(
+                f"lora.targets names {target}, and no layer of {config.model.path} is called so; it has "
+                f"{', '.join(sorted(known))}."
+            )
+
+
+def _without_weights(config: FinetuneConfig) -> Any:
     with torch.device("meta"):
         shape = AutoConfig.from_pretrained(_source(config), revision=config.model.revision)
-        return sum(weights.numel() for weights in AutoModelForCausalLM.from_config(shape).parameters())
+        return AutoModelForCausalLM.from_config(shape)
 
 
 def load_model(config: FinetuneConfig) -> Any:

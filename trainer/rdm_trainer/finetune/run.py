@@ -61,6 +61,7 @@ def run(config: FinetuneConfig, job_dir: Path) -> int:
     # Before anything is written.
     rows = files.read(config, int(os.environ.get("WORLD_SIZE", "1")))
     tokenizer = models.load_tokenizer(config, is_chat=rows.is_chat, has_turns=rows.has_turns)
+    models.check_targets(config)
     timeout = datetime.timedelta(minutes=config.launcher.distributed_timeout_minutes)
     with process.alone(job_dir):
         process.join(config.optimisation.precision, config.launcher.backend, timeout)

@@ -228,6 +228,10 @@ def test_conversations_are_learned_by_their_answers(tuning: Finetunings) -> None
             "The tokenizer of plain has no chat template, which messages",
         ),
         (
+            ["lora={rank: 4, targets: [q_proj, v_porj]}"],
+            "lora.targets names v_porj, and no layer of model is called so; it has down_proj, embed_tokens, ",
+        ),
+        (
             ["data.train=[few.jsonl]"],
             "data.train has 3 rows, fewer than the 8 of one step; give more, or a smaller batch.",
         ),

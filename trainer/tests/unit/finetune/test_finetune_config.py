@@ -189,3 +189,11 @@ def test_members_of_a_rendezvous_fine_tune_into_its_directory(tmp_path: Path) ->
     kept = configuration.load_text(text)
     assert isinstance(kept, FinetuneConfig)
     assert kept.lora.rank == 4
+
+
+@pytest.mark.usefixtures("without_trl")
+def test_a_member_that_lacks_the_packages_says_so_before_it_waits_for_others(tmp_path: Path) -> None:
+    file = tmp_path / "tune.yaml"
+    file.write_text(LEAST)
+    with pytest.raises(TrainerError, match="finetune needs trl"):
+        _workload(("finetune", str(file)), "alpaca", tmp_path / "job")

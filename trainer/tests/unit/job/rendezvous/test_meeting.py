@@ -141,6 +141,7 @@ class Said:
 
     Attributes:
         lists: To whom the list of members was sent, each time.
+        disconnected: Whose connection was closed.
     """
 
     refused: tuple[str, ...] = ()
@@ -148,6 +149,7 @@ class Said:
     def __init__(self, *turns: dict[str, list[dict[str, Any]]]) -> None:
         self._turns = list(turns)
         self.lists: list[list[str]] = []
+        self.disconnected: list[str] = []
 
     def receive(self, timeout: float) -> dict[str, list[dict[str, Any]]]:
         """Return what comes next."""
@@ -157,6 +159,10 @@ class Said:
         """Keep to whom a list goes."""
         if message["type"] == "members" and to is not None:
             self.lists.append(sorted(to))
+
+    def disconnect(self, connection: str) -> None:
+        """Keep whose."""
+        self.disconnected.append(connection)
 
     def is_connected(self, connection: str) -> bool:
         """All are."""
@@ -179,6 +185,31 @@ def test_the_list_goes_out_once_and_again_only_to_who_lacks_it() -> None:
     assert found is not None
     assert len(found) == 1000
     assert server.lists == [sorted(members), ["c7"]]
+
+
+def test_a_worker_that_is_killed_between_the_list_and_its_acknowledgement_is_replaced(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Killed(Said):
+        def silent_for(self, connection: str) -> float:
+            return 60.0 if connection == "killed" and len(self._turns) < 5 else 0.0
+
+    monkeypatch.setattr(meeting, "BEAT_S", 0.0)
+    other = Member("n2", "n2", "10.0.0.3", 1)
+    first, second = ({"type": "join", "member": member.to_dict()} for member in (WORKER, other))
+    server = Killed(
+        {"c1": [first], "killed": [second]},
+        {"c1": [{"type": "ack", "round": 2}]},
+        {"successor": [second]},
+        # Of the list that has its predecessor, too.
+        {"c1": [{"type": "ack", "round": 2}], "successor": [{"type": "ack", "round": 2}]},
+        {"c1": [{"type": "ack", "round": 4}]},
+        {"successor": [{"type": "ack", "round": 4}]},
+    )
+    launcher = Launcher(cast(ControlServer, server), Roster(LAUNCHER, 3), "session", lambda line: None)
+    assert launcher.gather(240.0) == (LAUNCHER, WORKER, other)
+    assert server.lists == [["c1", "killed"], ["c1", "successor"]]
+    assert server.disconnected == ["killed"]
 
 
 def test_a_worker_that_was_only_slow_comes_again_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
