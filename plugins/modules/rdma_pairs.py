@@ -48,7 +48,9 @@ options:
     type: int
     default: 1
   patience:
-    description: Seconds that a silent partner gets.
+    description:
+      - Seconds that a silent partner gets.
+      - A whole pair gets four times as long, besides what it measures for.
     type: float
     default: 5.0
   gather:

@@ -22,7 +22,8 @@ PORTS = range(20000, 32000, 8)
 SIZE = 65536
 LATENCY_TRIES = 1000
 GATHER = 30.0
-PAIR = 20.0
+PAIR_PATIENCES = 4
+"""A pair may take as long as so many silent partners, besides what it measures for."""
 _CALL = 2.0  # what one call of a module takes on a busy node
 
 
@@ -65,7 +66,7 @@ def parts(
         "tries": LATENCY_TRIES,
         "patience": options["patience"],
         "gather": gather,
-        "pair_limit": PAIR + 2 * options["seconds"],
+        "pair_limit": PAIR_PATIENCES * options["patience"] + 2 * options["seconds"],
         "limit": time_limit(len(schedule), options["seconds"], gather),
     }
     return {
