@@ -36,9 +36,9 @@ def test_what_is_below_jobs_is_where_the_host_has_its_jobs(
         "/home/me/jobs/data/vocab.json",
         "/jobsite/merges.txt",
     )
-    assert data_place.here(config, JOBS) is config
+    assert data_place.here(config, JOBS) == config
     monkeypatch.setattr(data_place, "JOBS", tmp_path)
-    assert data_place.here(config, Path("/home/me/jobs")) is config, "the host has such a directory"
+    assert data_place.here(config, Path("/home/me/jobs")) == config, "the host has such a directory"
 
 
 def test_data_that_is_not_there_is_named_where_the_host_would_have_it(
