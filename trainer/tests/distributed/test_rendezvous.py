@@ -118,8 +118,9 @@ def test_a_configuration_that_is_wrong_is_said_before_anybody_is_waited_for(
 
 
 def test_the_verb_that_stops_jobs_stops_this_one(members: Members) -> None:
-    launcher = members.start("n0", ["sh", "-c", "echo is at work; exec sleep 1000"], count=2)
-    worker = members.start("n1", ["sleep", "1000"])
+    # All run the same; the verdict names those that do not.
+    command = ["sh", "-c", "echo is at work; exec sleep 1000"]
+    launcher, worker = members.start("n0", command, count=2), members.start("n1", command)
     members.said("n0", "is at work")
     state = members.folder / "jobs/test/state.json"
     wait_until("both are watched", lambda: json.loads(state.read_text())["gpu"].keys() == {"n0", "n1"})
