@@ -198,23 +198,12 @@ def devices() -> int:
     return int(subprocess.run([sys.executable, "-c", program], check=True, capture_output=True).stdout)
 
 
-def ranks_of(values: Sequence[float]) -> list[float]:
-    """Return the place of each value among all."""
-    order = sorted(values)
-    return [float(order.index(value)) for value in values]
-
-
-def summary(results: Sequence[dict[str, Any]]) -> dict[str, float]:
+def summary(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Return how far the predictions are from what was measured."""
-    predicted = [result["predicted"] for result in results]
-    measured = [result["measured"] for result in results]
-    errors = [abs(one / other - 1) for one, other in zip(predicted, measured, strict=True)]
-    return {
-        "combinations": len(results),
-        "mean_absolute_error": statistics.mean(errors),
-        "largest_error": max(errors),
-        "rank_correlation": statistics.correlation(ranks_of(predicted), ranks_of(measured)),
-    }
+    from rdm_planner.tune.validation import compared
+
+    errors = [abs(result["predicted"] / result["measured"] - 1) for result in results]
+    return {**compared(results), "largest_error": max(errors)}
 
 
 def table(results: Sequence[dict[str, Any]]) -> str:
@@ -305,7 +294,7 @@ def main() -> int:
     print(f"\n{profile.gpu}, {dict(profile.versions)}, {time.perf_counter() - begin:.0f} s\n")
     print(table(results))
     print(
-        f"\n{found['combinations']} combinations: "
+        f"\n{found['layouts']} combinations: "
         f"mean absolute error {100 * found['mean_absolute_error']:.1f} %, "
         f"largest {100 * found['largest_error']:.1f} %, rank correlation {found['rank_correlation']:.3f}"
     )
