@@ -184,6 +184,8 @@ $(VENV)/.runtime: requirements/runtime.txt pyproject.toml | $(VENV)/bin/python
 	@echo "Setting up $(VENV) with pinned dependencies"
 	@$(PIP) --require-hashes -r requirements/runtime.txt -r requirements/build.txt
 	@$(PIP) --no-deps --no-build-isolation --editable .
+	@# The wheel's copy of the collection, which would be old after the next edit: .collections has the checkout's.
+	@rm -rf $(VENV)/lib/python*/site-packages/ansible_collections/rdm
 	@$(COMPILE)
 	@touch $@
 

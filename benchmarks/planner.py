@@ -16,7 +16,10 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / ".collections"), str(ROOT)]
 
-from ansible_collections.rdm.provision.plugins.plugin_utils import address_plan, collision  # noqa: E402
+from ansible_collections.rdm.provision.plugins.plugin_utils.addresses import (  # noqa: E402
+    address_plan,
+    collision,
+)
 
 from benchmarks.tables import markdown  # noqa: E402
 

@@ -47,7 +47,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / ".collections"), str(ROOT)]
 
 from ansible_collections.rdm.provision.plugins.module_utils.constants import PLAN_FILE  # noqa: E402
-from ansible_collections.rdm.provision.plugins.plugin_utils import address_plan  # noqa: E402
+from ansible_collections.rdm.provision.plugins.plugin_utils.addresses import address_plan  # noqa: E402
 
 from benchmarks.simulated.node import CALLS, Node  # noqa: E402
 from benchmarks.tables import markdown  # noqa: E402

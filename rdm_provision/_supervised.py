@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 if TYPE_CHECKING:
-    from ansible_collections.rdm.provision.plugins.plugin_utils.cluster_lock import Process
+    from ansible_collections.rdm.provision.plugins.plugin_utils.controller.cluster_lock import Process
 
 _PR_SET_PDEATHSIG = 1
 _GRACE_S = 10.0
@@ -35,7 +35,7 @@ def main() -> None:
     folder = os.environ.pop("RDM_FOLDER")
     home = os.environ.pop("RDM_LOCKED", "")
     sys.path.insert(0, os.environ.pop("RDM_COLLECTIONS"))
-    from ansible_collections.rdm.provision.plugins.plugin_utils import cluster_lock
+    from ansible_collections.rdm.provision.plugins.plugin_utils.controller import cluster_lock
 
     # A background job ignores Ctrl-C, but this is how we are told to stop.
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -60,7 +60,7 @@ def main() -> None:
 
 def _watch(run: Process, playbook: Process, reader: int, folder: str) -> NoReturn:
     """Wait for the end of ansible-playbook, or of the run, and end the processes that still have the pipe."""
-    from ansible_collections.rdm.provision.plugins.plugin_utils import cluster_lock
+    from ansible_collections.rdm.provision.plugins.plugin_utils.controller import cluster_lock
 
     try:
         os.setsid()

@@ -33,7 +33,7 @@ from rdm_provision.selection import nearest_node, select
 from rdm_provision.vault import password_file, password_in_memory
 
 if TYPE_CHECKING:
-    from ansible_collections.rdm.provision.plugins.plugin_utils.address_plan import AddressPlan
+    from ansible_collections.rdm.provision.plugins.plugin_utils.addresses.address_plan import AddressPlan
 
 __all__ = ["Cluster", "Node"]
 
@@ -182,7 +182,7 @@ class Cluster(JobVerbs):
     def _plan_file(self) -> AddressPlan | None:
         """Return the plan in the plan file, None also when that is broken: a run refuses it, and says why."""
         environment.make_importable()
-        from ansible_collections.rdm.provision.plugins.plugin_utils import address_plan
+        from ansible_collections.rdm.provision.plugins.plugin_utils.addresses import address_plan
 
         file = self.home / PLAN_FILE
         try:

@@ -16,7 +16,7 @@ __all__ = ["Lock", "cluster_lock_module"]
 class Lock:
     """Only one run may change a cluster at a time; the kernel lets go of the lock when its holders die.
 
-    Plain ansible-playbook takes the same lock. See ``plugins/plugin_utils/cluster_lock.py``.
+    Plain ansible-playbook takes the same lock. See ``plugins/plugin_utils/controller/cluster_lock.py``.
     """
 
     def __init__(self, home: Path, verb: str) -> None:
@@ -70,6 +70,6 @@ os.register_at_fork(after_in_child=_forget_all)
 def cluster_lock_module() -> ModuleType:
     """Return the collection's module."""
     environment.make_importable()
-    from ansible_collections.rdm.provision.plugins.plugin_utils import cluster_lock
+    from ansible_collections.rdm.provision.plugins.plugin_utils.controller import cluster_lock
 
     return cluster_lock

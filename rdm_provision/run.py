@@ -286,7 +286,7 @@ class Run:
         import ansible_runner
 
         environment.make_importable()
-        from ansible_collections.rdm.provision.plugins.plugin_utils.progress import DIRECTORY, told
+        from ansible_collections.rdm.provision.plugins.plugin_utils.controller.progress import DIRECTORY, told
 
         spec = self.spec
         record = Record(spec.home, spec.verb, spec.command(show_values=False))

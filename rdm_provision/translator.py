@@ -468,7 +468,7 @@ def _why(res: Mapping[str, Any], *, unreachable: bool) -> str:
             return named + _why(item, unreachable=unreachable)
     message = _WRAPPERS.sub("", _one_line(str(res.get("msg") or "")))
     environment.make_importable()
-    from ansible_collections.rdm.provision.plugins.plugin_utils.failure import not_reached, reason
+    from ansible_collections.rdm.provision.plugins.plugin_utils.errors.task_failure import not_reached, reason
 
     if unreachable:
         return not_reached(message)

@@ -8,11 +8,15 @@ from typing import Any
 
 from ansible.errors import AnsibleError
 from ansible_collections.rdm.provision.plugins.modules.ask_all import ARGUMENT_SPEC
-from ansible_collections.rdm.provision.plugins.plugin_utils.asked import INTERPRETER, sort
-from ansible_collections.rdm.provision.plugins.plugin_utils.decision import Decision
-from ansible_collections.rdm.provision.plugins.plugin_utils.progress import telling
-from ansible_collections.rdm.provision.plugins.plugin_utils.reach import Host, OrdinaryError, Reach
-from ansible_collections.rdm.provision.plugins.plugin_utils.together import together
+from ansible_collections.rdm.provision.plugins.plugin_utils.ansible_internals.remote_executor import (
+    Host,
+    OrdinaryError,
+    Reach,
+)
+from ansible_collections.rdm.provision.plugins.plugin_utils.controller.controller_action import Decision
+from ansible_collections.rdm.provision.plugins.plugin_utils.controller.progress import telling
+from ansible_collections.rdm.provision.plugins.plugin_utils.controller.query_results import INTERPRETER, sort
+from ansible_collections.rdm.provision.plugins.plugin_utils.controller.thread_pool import together
 
 
 class ActionModule(Decision):

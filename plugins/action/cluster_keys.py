@@ -8,9 +8,9 @@ from typing import Any
 
 from ansible.errors import AnsibleActionFail
 from ansible_collections.rdm.provision.plugins.modules.cluster_keys import ARGUMENT_SPEC
-from ansible_collections.rdm.provision.plugins.plugin_utils import cluster_keys
-from ansible_collections.rdm.provision.plugins.plugin_utils.decision import Decision
-from ansible_collections.rdm.provision.plugins.plugin_utils.refusal import Refused
+from ansible_collections.rdm.provision.plugins.plugin_utils.controller.controller_action import Decision
+from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import Refused
+from ansible_collections.rdm.provision.plugins.plugin_utils.ssh import cluster_keys
 
 
 class ActionModule(Decision):

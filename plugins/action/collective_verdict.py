@@ -7,9 +7,9 @@ from typing import Any
 
 from ansible.errors import AnsibleActionFail
 from ansible_collections.rdm.provision.plugins.modules.collective_verdict import ARGUMENT_SPEC
-from ansible_collections.rdm.provision.plugins.plugin_utils.collective import judge_collective, table
-from ansible_collections.rdm.provision.plugins.plugin_utils.decision import Decision
-from ansible_collections.rdm.provision.plugins.plugin_utils.registered import registered
+from ansible_collections.rdm.provision.plugins.plugin_utils.controller.controller_action import Decision
+from ansible_collections.rdm.provision.plugins.plugin_utils.fabric.collective import judge_collective, table
+from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.registered import registered
 
 
 class ActionModule(Decision):

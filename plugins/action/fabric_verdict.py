@@ -8,11 +8,11 @@ from typing import Any
 from ansible.errors import AnsibleActionFail
 from ansible_collections.rdm.provision.plugins.module_utils.node.fabric_answers import parse_nodes
 from ansible_collections.rdm.provision.plugins.modules.fabric_verdict import ARGUMENT_SPEC
-from ansible_collections.rdm.provision.plugins.plugin_utils import fabric
-from ansible_collections.rdm.provision.plugins.plugin_utils.decision import Decision
-from ansible_collections.rdm.provision.plugins.plugin_utils.fabric_judge import judge
-from ansible_collections.rdm.provision.plugins.plugin_utils.fabric_table import table
-from ansible_collections.rdm.provision.plugins.plugin_utils.registered import registered
+from ansible_collections.rdm.provision.plugins.plugin_utils.controller.controller_action import Decision
+from ansible_collections.rdm.provision.plugins.plugin_utils.fabric import fabric
+from ansible_collections.rdm.provision.plugins.plugin_utils.fabric.evaluation import judge
+from ansible_collections.rdm.provision.plugins.plugin_utils.fabric.table import table
+from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.registered import registered
 
 _RESULTS = {"sriov": ("__sriov_functions", "__sriov_installed"), "container": ("__container_run",)}
 """What roles register that a node's place on the fabric depends on. Another network is another container."""

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from ansible.plugins.action import ActionBase
-from ansible_collections.rdm.provision.plugins.plugin_utils import job_place
+from ansible_collections.rdm.provision.plugins.plugin_utils.jobs import job_directory as job_place
 
 MODULE = "rdm.provision.job"
 OFFSET = "offset"

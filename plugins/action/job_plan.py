@@ -10,8 +10,10 @@ from typing import Any
 
 from ansible_collections.rdm.provision.plugins.module_utils.constants import ACCELERATORS
 from ansible_collections.rdm.provision.plugins.modules.job_plan import ARGUMENT_SPEC
-from ansible_collections.rdm.provision.plugins.plugin_utils.decision import Decision
-from ansible_collections.rdm.provision.plugins.plugin_utils.job_plan import (
+from ansible_collections.rdm.provision.plugins.plugin_utils.controller.controller_action import Decision
+from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import Problem, Refused
+from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.registered import registered
+from ansible_collections.rdm.provision.plugins.plugin_utils.jobs.job_plan import (
     Node,
     Slurm,
     Wanted,
@@ -19,8 +21,6 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.job_plan import (
     plan_job,
     verdict,
 )
-from ansible_collections.rdm.provision.plugins.plugin_utils.refusal import Problem, Refused
-from ansible_collections.rdm.provision.plugins.plugin_utils.registered import registered
 
 
 class ActionModule(Decision):

@@ -6,10 +6,10 @@ from __future__ import annotations
 from typing import Any
 
 from ansible_collections.rdm.provision.plugins.modules.launch_programs import ARGUMENT_SPEC
-from ansible_collections.rdm.provision.plugins.plugin_utils.decision import Decision
-from ansible_collections.rdm.provision.plugins.plugin_utils.launch_programs import judge
-from ansible_collections.rdm.provision.plugins.plugin_utils.refusal import Refused, sentences
-from ansible_collections.rdm.provision.plugins.plugin_utils.registered import registered
+from ansible_collections.rdm.provision.plugins.plugin_utils.controller.controller_action import Decision
+from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import Refused, sentences
+from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.registered import registered
+from ansible_collections.rdm.provision.plugins.plugin_utils.jobs.launch_programs import judge
 
 
 class ActionModule(Decision):

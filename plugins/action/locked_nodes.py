@@ -10,14 +10,18 @@ from typing import Any
 
 from ansible_collections.rdm.provision.plugins.module_utils.constants import PLAN_FILE
 from ansible_collections.rdm.provision.plugins.modules.locked_nodes import ARGUMENT_SPEC
-from ansible_collections.rdm.provision.plugins.plugin_utils import cluster_keys, node_locks
-from ansible_collections.rdm.provision.plugins.plugin_utils.address_plan import PlanFileError, read_plan
-from ansible_collections.rdm.provision.plugins.plugin_utils.decision import Decision
-from ansible_collections.rdm.provision.plugins.plugin_utils.existing_checks import (
+from ansible_collections.rdm.provision.plugins.plugin_utils.addresses.address_plan import (
+    PlanFileError,
+    read_plan,
+)
+from ansible_collections.rdm.provision.plugins.plugin_utils.checks.existing import (
     authority_problem,
     lock_problem,
 )
-from ansible_collections.rdm.provision.plugins.plugin_utils.refusal import Problem, Refused
+from ansible_collections.rdm.provision.plugins.plugin_utils.controller import node_locks
+from ansible_collections.rdm.provision.plugins.plugin_utils.controller.controller_action import Decision
+from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import Problem, Refused
+from ansible_collections.rdm.provision.plugins.plugin_utils.ssh import cluster_keys
 
 
 class ActionModule(Decision):

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from ansible_collections.rdm.provision.plugins.plugin_utils.spent_arguments import LettingGo
+from ansible_collections.rdm.provision.plugins.plugin_utils.ansible_internals.task_arguments import LettingGo
 
 
 class ActionModule(LettingGo):

@@ -10,40 +10,46 @@ from typing import Any
 from ansible.errors import AnsibleActionFail
 from ansible_collections.rdm.provision.plugins.module_utils.node.file_diff import difference
 from ansible_collections.rdm.provision.plugins.modules.plan import ARGUMENT_SPEC
-from ansible_collections.rdm.provision.plugins.plugin_utils import address_plan
-from ansible_collections.rdm.provision.plugins.plugin_utils.address_plan import AddressPlan
-from ansible_collections.rdm.provision.plugins.plugin_utils.asked import sort
-from ansible_collections.rdm.provision.plugins.plugin_utils.cluster_plan import (
+from ansible_collections.rdm.provision.plugins.plugin_utils.addresses import address_plan
+from ansible_collections.rdm.provision.plugins.plugin_utils.addresses.address_plan import AddressPlan
+from ansible_collections.rdm.provision.plugins.plugin_utils.ansible_internals.play_variables import (
+    unseen,
+    variables_in_play,
+)
+from ansible_collections.rdm.provision.plugins.plugin_utils.ansible_internals.remote_executor import Reach
+from ansible_collections.rdm.provision.plugins.plugin_utils.checks.cluster import plan_nodes, problems_beside
+from ansible_collections.rdm.provision.plugins.plugin_utils.controller.controller_action import Decision
+from ansible_collections.rdm.provision.plugins.plugin_utils.controller.node_locks import (
+    NodeLocks,
+    ended,
+    of_run,
+)
+from ansible_collections.rdm.provision.plugins.plugin_utils.controller.plan_lock import alone
+from ansible_collections.rdm.provision.plugins.plugin_utils.controller.query_results import sort
+from ansible_collections.rdm.provision.plugins.plugin_utils.controller.thread_pool import together
+from ansible_collections.rdm.provision.plugins.plugin_utils.desired.cluster_plan import (
     ClusterPlan,
-    plan_nodes,
     presumed_config_dir,
-    problems_beside,
 )
-from ansible_collections.rdm.provision.plugins.plugin_utils.decision import Decision
-from ansible_collections.rdm.provision.plugins.plugin_utils.host_variables import (
-    HostVariables,
-)
-from ansible_collections.rdm.provision.plugins.plugin_utils.image_list import Images
-from ansible_collections.rdm.provision.plugins.plugin_utils.node_locks import NodeLocks, ended, of_run
-from ansible_collections.rdm.provision.plugins.plugin_utils.plan_alone import alone
-from ansible_collections.rdm.provision.plugins.plugin_utils.plan_inputs import (
+from ansible_collections.rdm.provision.plugins.plugin_utils.desired.plan_inputs import (
     bare_node_plan,
     base_of_nodes,
     node_plan,
     plan_inventory,
     planned_variables,
 )
-from ansible_collections.rdm.provision.plugins.plugin_utils.plan_keys import (
+from ansible_collections.rdm.provision.plugins.plugin_utils.desired.plan_keys import (
     keys_of,
     origins,
     replaced_authorities,
 )
-from ansible_collections.rdm.provision.plugins.plugin_utils.play_variables import unseen, variables_in_play
-from ansible_collections.rdm.provision.plugins.plugin_utils.reach import Reach
-from ansible_collections.rdm.provision.plugins.plugin_utils.receipts import receipts
-from ansible_collections.rdm.provision.plugins.plugin_utils.refusal import Problem, Refused
-from ansible_collections.rdm.provision.plugins.plugin_utils.together import together
-from ansible_collections.rdm.provision.plugins.plugin_utils.vault import undecryptable
+from ansible_collections.rdm.provision.plugins.plugin_utils.desired.receipts import receipts
+from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import Problem, Refused
+from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.host_variables import (
+    HostVariables,
+)
+from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.image_list import Images
+from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.vault import undecryptable
 
 
 class ActionModule(Decision):

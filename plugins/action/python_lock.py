@@ -9,11 +9,12 @@ from typing import Any
 
 from ansible_collections.rdm.provision.plugins.module_utils.constants import STATE_DIR
 from ansible_collections.rdm.provision.plugins.modules.python_lock import ARGUMENT_SPEC
-from ansible_collections.rdm.provision.plugins.plugin_utils import python_lock, torch_backend
-from ansible_collections.rdm.provision.plugins.plugin_utils.decision import Decision
-from ansible_collections.rdm.provision.plugins.plugin_utils.host_variables import HostVariables
-from ansible_collections.rdm.provision.plugins.plugin_utils.refusal import Refused
-from ansible_collections.rdm.provision.plugins.plugin_utils.registered import registered
+from ansible_collections.rdm.provision.plugins.plugin_utils.controller.controller_action import Decision
+from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import Refused
+from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.host_variables import HostVariables
+from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.registered import registered
+from ansible_collections.rdm.provision.plugins.plugin_utils.python_env import lock as python_lock
+from ansible_collections.rdm.provision.plugins.plugin_utils.python_env import torch_backend
 
 TRAINER = Path(__file__).resolve().parents[2] / "trainer"
 

@@ -11,11 +11,15 @@ from ansible.errors import AnsibleActionFail
 from ansible_collections.rdm.provision.plugins.module_utils.node.fabric_answers import parse_nodes
 from ansible_collections.rdm.provision.plugins.module_utils.node.rail_address import on_rail
 from ansible_collections.rdm.provision.plugins.modules.rdma_pairs import ARGUMENT_SPEC
-from ansible_collections.rdm.provision.plugins.plugin_utils import rdma
-from ansible_collections.rdm.provision.plugins.plugin_utils.decision import Decision
-from ansible_collections.rdm.provision.plugins.plugin_utils.pair_judge import Bounds
-from ansible_collections.rdm.provision.plugins.plugin_utils.rdma_parts import measuring, parts, sample_of
-from ansible_collections.rdm.provision.plugins.plugin_utils.registered import registered
+from ansible_collections.rdm.provision.plugins.plugin_utils.controller.controller_action import Decision
+from ansible_collections.rdm.provision.plugins.plugin_utils.fabric import rdma
+from ansible_collections.rdm.provision.plugins.plugin_utils.fabric.pair_evaluation import Bounds
+from ansible_collections.rdm.provision.plugins.plugin_utils.fabric.rdma_rounds import (
+    measuring,
+    parts,
+    sample_of,
+)
+from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.registered import registered
 
 
 class ActionModule(Decision):

@@ -11,11 +11,13 @@ from typing import Any
 
 from ansible_collections.rdm.provision.plugins.module_utils.node.whole_file import write_whole
 from ansible_collections.rdm.provision.plugins.modules.slurm_plan import ARGUMENT_SPEC
-from ansible_collections.rdm.provision.plugins.plugin_utils import slurm_changes, slurm_conf, slurm_plan
-from ansible_collections.rdm.provision.plugins.plugin_utils.decision import Decision
-from ansible_collections.rdm.provision.plugins.plugin_utils.host_variables import role_defaults
-from ansible_collections.rdm.provision.plugins.plugin_utils.refusal import Problem, Refused
-from ansible_collections.rdm.provision.plugins.plugin_utils.registered import registered
+from ansible_collections.rdm.provision.plugins.plugin_utils.controller.controller_action import Decision
+from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import Problem, Refused
+from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.host_variables import role_defaults
+from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.registered import registered
+from ansible_collections.rdm.provision.plugins.plugin_utils.slurm import changes as slurm_changes
+from ansible_collections.rdm.provision.plugins.plugin_utils.slurm import conf as slurm_conf
+from ansible_collections.rdm.provision.plugins.plugin_utils.slurm import plan as slurm_plan
 
 HEALTH_CHECK = Path(__file__).resolve().parents[2] / "roles/slurm/files/health-check"
 KEY_BYTES = 64

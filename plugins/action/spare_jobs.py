@@ -6,10 +6,10 @@ from __future__ import annotations
 from typing import Any
 
 from ansible_collections.rdm.provision.plugins.modules.spare_jobs import ARGUMENT_SPEC
-from ansible_collections.rdm.provision.plugins.plugin_utils.decision import Decision
-from ansible_collections.rdm.provision.plugins.plugin_utils.ended_jobs import ended_jobs
-from ansible_collections.rdm.provision.plugins.plugin_utils.refusal import Refused, rehearsal
-from ansible_collections.rdm.provision.plugins.plugin_utils.registered import registered
+from ansible_collections.rdm.provision.plugins.plugin_utils.checks.running_jobs import ended_jobs
+from ansible_collections.rdm.provision.plugins.plugin_utils.controller.controller_action import Decision
+from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import Refused, rehearsal
+from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.registered import registered
 
 
 class ActionModule(Decision):

@@ -11,11 +11,11 @@ from typing import Any
 
 from ansible_collections.rdm.provision.plugins.module_utils.node.local_path import HOST_NAME
 from ansible_collections.rdm.provision.plugins.modules.ssh_config_plan import ARGUMENT_SPEC
-from ansible_collections.rdm.provision.plugins.plugin_utils import host_ssh
-from ansible_collections.rdm.provision.plugins.plugin_utils.decision import Decision
-from ansible_collections.rdm.provision.plugins.plugin_utils.host_variables import HostVariables
-from ansible_collections.rdm.provision.plugins.plugin_utils.known_keys import known_keys
-from ansible_collections.rdm.provision.plugins.plugin_utils.refusal import Problem, Refused
+from ansible_collections.rdm.provision.plugins.plugin_utils.controller.controller_action import Decision
+from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import Problem, Refused
+from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.host_variables import HostVariables
+from ansible_collections.rdm.provision.plugins.plugin_utils.ssh import host_config as host_ssh
+from ansible_collections.rdm.provision.plugins.plugin_utils.ssh.known_hosts import known_keys
 
 SSH_HOST_NAME = "%l"
 """ssh's own word for HOST_NAME, so that hosts may share the file."""

@@ -7,7 +7,7 @@ from typing import Any
 
 from ansible.errors import AnsibleConnectionFailure
 from ansible_collections.rdm.provision.plugins.modules.unreachable import ARGUMENT_SPEC
-from ansible_collections.rdm.provision.plugins.plugin_utils.decision import Decision
+from ansible_collections.rdm.provision.plugins.plugin_utils.controller.controller_action import Decision
 
 
 class ActionModule(Decision):

@@ -7,10 +7,10 @@ from typing import Any
 
 from ansible import context
 from ansible_collections.rdm.provision.plugins.modules.work import ARGUMENT_SPEC
-from ansible_collections.rdm.provision.plugins.plugin_utils.decision import Decision
-from ansible_collections.rdm.provision.plugins.plugin_utils.node_checks import with_strays
-from ansible_collections.rdm.provision.plugins.plugin_utils.registered import registered
-from ansible_collections.rdm.provision.plugins.plugin_utils.work import BESIDE, decide
+from ansible_collections.rdm.provision.plugins.plugin_utils.checks.node import with_strays
+from ansible_collections.rdm.provision.plugins.plugin_utils.controller.controller_action import Decision
+from ansible_collections.rdm.provision.plugins.plugin_utils.desired.work import BESIDE, decide
+from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.registered import registered
 
 
 class ActionModule(Decision):

@@ -11,7 +11,7 @@ from typing import Any
 from ansible import constants, module_utils
 from ansible.module_utils.ansible_release import __version__ as ansible_version
 from ansible.plugins.callback import CallbackBase
-from ansible_collections.rdm.provision.plugins.plugin_utils.module_cache import (
+from ansible_collections.rdm.provision.plugins.plugin_utils.ansible_internals.module_cache import (
     COLLECTIONS,
     cache_home,
     keep,

@@ -30,7 +30,7 @@ requirements:
   - enable in configuration
 """
 
-COMPILED = "ansible_collections.rdm.provision.plugins.plugin_utils.compiled_templates"
+COMPILED = "ansible_collections.rdm.provision.plugins.plugin_utils.ansible_internals.compiled_templates"
 DIRECTORY = "rdm_templates"
 """Below a run's directory for temporary files, which is the user's alone."""
 

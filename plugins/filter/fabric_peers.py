@@ -9,7 +9,7 @@ from typing import Any
 
 from ansible.errors import AnsibleFilterError
 from ansible_collections.rdm.provision.plugins.module_utils.node.fabric_answers import parse_nodes
-from ansible_collections.rdm.provision.plugins.plugin_utils import fabric_sample
+from ansible_collections.rdm.provision.plugins.plugin_utils.fabric import sample as fabric_sample
 
 DOCUMENTATION = r"""
 name: fabric_peers

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ansible_collections.rdm.provision.plugins.plugin_utils.job_place import NODES
+from ansible_collections.rdm.provision.plugins.plugin_utils.jobs.job_directory import NODES
 
 DOCUMENTATION = r"""
 name: job_hosts

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from ansible.errors import AnsibleFilterError
-from ansible_collections.rdm.provision.plugins.plugin_utils.network_options import driver_options
+from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.network_options import driver_options
 
 DOCUMENTATION = r"""
 name: network_driver_options

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ansible_collections.rdm.provision.plugins.plugin_utils.image_pull import pull_problem
+from ansible_collections.rdm.provision.plugins.plugin_utils.errors.image_pull import pull_problem
 
 DOCUMENTATION = r"""
 name: pull_problems

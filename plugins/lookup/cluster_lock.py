@@ -10,7 +10,7 @@ from typing import Any
 from ansible import context
 from ansible.errors import AnsibleError
 from ansible.plugins.lookup import LookupBase
-from ansible_collections.rdm.provision.plugins.plugin_utils import cluster_lock
+from ansible_collections.rdm.provision.plugins.plugin_utils.controller import cluster_lock
 
 DOCUMENTATION = r"""
 name: cluster_lock

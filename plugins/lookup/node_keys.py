@@ -8,8 +8,8 @@ from typing import Any
 
 from ansible.errors import AnsibleError
 from ansible.plugins.lookup import LookupBase
-from ansible_collections.rdm.provision.plugins.plugin_utils import cluster_keys
-from ansible_collections.rdm.provision.plugins.plugin_utils.refusal import Refused
+from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import Refused
+from ansible_collections.rdm.provision.plugins.plugin_utils.ssh import cluster_keys
 
 DOCUMENTATION = r"""
 name: node_keys

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 import yaml
-from ansible_collections.rdm.provision.plugins.plugin_utils import python_lock
-from ansible_collections.rdm.provision.plugins.plugin_utils.module_cache import cache_home
-from ansible_collections.rdm.provision.plugins.plugin_utils.python_lock import find_uv
+from ansible_collections.rdm.provision.plugins.plugin_utils.ansible_internals.module_cache import cache_home
+from ansible_collections.rdm.provision.plugins.plugin_utils.python_env import lock as python_lock
+from ansible_collections.rdm.provision.plugins.plugin_utils.python_env.lock import find_uv
 
 from rdm_provision.environment import CALLBACKS
 from tests.conftest import COLLECTIONS, ROOT

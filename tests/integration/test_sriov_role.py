@@ -22,8 +22,12 @@ from ansible_collections.rdm.provision.plugins.module_utils.sriov import install
 from ansible_collections.rdm.provision.plugins.module_utils.vf.decision import Wanted
 from ansible_collections.rdm.provision.plugins.module_utils.vf.kernel import bring
 from ansible_collections.rdm.provision.plugins.modules.node_facts import node_facts
-from ansible_collections.rdm.provision.plugins.plugin_utils import sriov_checks
-from ansible_collections.rdm.provision.plugins.plugin_utils.node_plan import Findings, NodePlan, SriovSettings
+from ansible_collections.rdm.provision.plugins.plugin_utils.checks import sriov as sriov_checks
+from ansible_collections.rdm.provision.plugins.plugin_utils.desired.node_plan import (
+    Findings,
+    NodePlan,
+    SriovSettings,
+)
 
 from tests.integration.conftest import BUSYBOX
 from tests.integration.engine import Engine, private_engine

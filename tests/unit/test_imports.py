@@ -160,6 +160,54 @@ MORE_ARROWS = {
 }
 
 
+ORDER = (
+    # The packages of plugin_utils. Each imports only what stands above it.
+    "errors",
+    "ansible_internals",
+    "inventory",
+    "addresses",
+    "ssh",
+    "controller",
+    "python_env",
+    "jobs",
+    "desired",
+    "checks",
+    "fabric",
+    "slurm",
+)
+
+
+def upward(package: str, sources: dict[str, str], order: tuple[str, ...]) -> list[str]:
+    """Return the imports, for types too, of what stands below in the order of a package's parts."""
+    found = []
+    for name, text in sources.items():
+        mine = order.index(name.removeprefix(f"{package}.").partition(".")[0])
+        others = {
+            other.removeprefix(f"{package}.").partition(".")[0]
+            for other in imports(ast.parse(text), types=True)
+            if other.startswith(f"{package}.")
+        }
+        found += [f"{name}: {other}" for other in sorted(others) if order.index(other) > mine]
+    return found
+
+
+def test_the_packages_of_the_controller_s_decisions_import_only_what_stands_above_them() -> None:
+    package = f"{COLLECTION}.plugin_utils"
+    sources = {
+        name: path.read_text(encoding="utf-8")
+        for name, path in modules().items()
+        if name.startswith(f"{package}.")
+    }
+    assert len(sources) > 60
+    assert upward(package, sources, ORDER) == []
+    assert circle(sources, types=True) == []
+
+
+def test_an_import_of_a_package_below_is_found() -> None:
+    types = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from p.b import x"
+    assert upward("p", {"p.a.m": types, "p.b.m": "import p.a.m"}, ("a", "b")) == ["p.a.m: b"]
+
+
 def trainer_modules() -> dict[str, Path]:
     """Return the modules of the trainer, by name."""
     found = {}

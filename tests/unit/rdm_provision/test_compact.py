@@ -7,8 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ansible_collections.rdm.provision.plugins.plugin_utils import fabric
-from ansible_collections.rdm.provision.plugins.plugin_utils.fabric_judge import judge
+from ansible_collections.rdm.provision.plugins.plugin_utils.fabric import fabric
+from ansible_collections.rdm.provision.plugins.plugin_utils.fabric.evaluation import judge
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import yaml
-from ansible_collections.rdm.provision.plugins.plugin_utils import cluster_lock
+from ansible_collections.rdm.provision.plugins.plugin_utils.controller import cluster_lock
 
 from rdm_provision.cluster import Cluster
 from rdm_provision.errors import ClusterBusyError

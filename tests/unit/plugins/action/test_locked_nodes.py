@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from ansible_collections.rdm.provision.plugins.module_utils.node import node_lock
 from ansible_collections.rdm.provision.plugins.modules import node_lock as module
-from ansible_collections.rdm.provision.plugins.plugin_utils import cluster_keys
-from ansible_collections.rdm.provision.plugins.plugin_utils.cluster_lock import Leader
+from ansible_collections.rdm.provision.plugins.plugin_utils.controller.cluster_lock import Leader
+from ansible_collections.rdm.provision.plugins.plugin_utils.ssh import cluster_keys
 
 from tests.conftest import COLLECTIONS, ROOT
 from tests.unit.plugins.modules.running import run_module

@@ -17,8 +17,8 @@ import pytest
 import yaml
 from ansible.parsing.vault import VaultLib, VaultSecret
 from ansible_collections.rdm.provision.plugins.modules import plan as module
-from ansible_collections.rdm.provision.plugins.plugin_utils import address_plan
-from ansible_collections.rdm.provision.plugins.plugin_utils.cluster_lock import (
+from ansible_collections.rdm.provision.plugins.plugin_utils.addresses import address_plan
+from ansible_collections.rdm.provision.plugins.plugin_utils.controller.cluster_lock import (
     Leader,
     brief_lock,
     having,

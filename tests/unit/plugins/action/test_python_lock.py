@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from ansible_collections.rdm.provision.plugins.plugin_utils import python_lock
+from ansible_collections.rdm.provision.plugins.plugin_utils.python_env import lock as python_lock
 
 from tests.conftest import COLLECTIONS, ROOT
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 from ansible_collections.rdm.provision.plugins.filter.job_hosts import job_hosts
-from ansible_collections.rdm.provision.plugins.plugin_utils.job_place import both, ways
+from ansible_collections.rdm.provision.plugins.plugin_utils.jobs.job_directory import both, ways
 
 NODES = {"master": ["n1"], "workers": ["n2", "n3"]}
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from ansible_collections.rdm.provision.plugins.plugin_utils import cluster_lock
+from ansible_collections.rdm.provision.plugins.plugin_utils.controller import cluster_lock
 
 from tests.conftest import COLLECTIONS, ROOT
 
@@ -96,7 +96,7 @@ def other_run(home: Path) -> Iterator[int]:
     hold = (
         "import sys; sys.path.insert(0, sys.argv[1])\n"
         "from pathlib import Path\n"
-        "from ansible_collections.rdm.provision.plugins.plugin_utils.cluster_lock import take\n"
+        "from ansible_collections.rdm.provision.plugins.plugin_utils.controller.cluster_lock import take\n"
         "take(Path(sys.argv[2]), 'rdm-provision up'); print('taken', flush=True); sys.stdin.read()"
     )
     other = subprocess.Popen(

@@ -14,7 +14,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.engine.docker_api im
 )
 from ansible_collections.rdm.provision.plugins.module_utils.engine.inside import NotMeasuredError
 from ansible_collections.rdm.provision.plugins.modules import fabric_probe
-from ansible_collections.rdm.provision.plugins.plugin_utils import fabric
+from ansible_collections.rdm.provision.plugins.plugin_utils.fabric import fabric
 
 NODES = {f"n{rank}": f"10.0.0.{rank}" for rank in range(5)}
 

@@ -14,7 +14,7 @@ import yaml
 from ansible_collections.rdm.provision.plugins.module_utils.engine import docker_state
 from ansible_collections.rdm.provision.plugins.module_utils.node import host_state, network_state, sysfs
 from ansible_collections.rdm.provision.plugins.modules import node_facts
-from ansible_collections.rdm.provision.plugins.plugin_utils import cluster_keys
+from ansible_collections.rdm.provision.plugins.plugin_utils.ssh import cluster_keys
 
 from tests.fixtures.sysfs.build import build
 from tests.unit.plugins.job_locks import running_job

@@ -32,7 +32,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.node.python_env impo
     Sources,
     Wanted,
 )
-from ansible_collections.rdm.provision.plugins.plugin_utils.python_lock import find_uv
+from ansible_collections.rdm.provision.plugins.plugin_utils.python_env.lock import find_uv
 
 from tests.unit.plugins.modules.running import Failed, run_module
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 from ansible_collections.rdm.provision.plugins.module_utils.node import rdma_pairs_script as script
-from ansible_collections.rdm.provision.plugins.plugin_utils.pair_schedule import partners, rounds
+from ansible_collections.rdm.provision.plugins.plugin_utils.fabric.pair_schedule import partners, rounds
 
 from tests.conftest import ROOT
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from ansible_collections.rdm.provision.plugins.module_utils.slurm import daemons, look
 from ansible_collections.rdm.provision.plugins.module_utils.slurm.distributions import DISTRIBUTIONS, packages
-from ansible_collections.rdm.provision.plugins.plugin_utils import slurm_plan
+from ansible_collections.rdm.provision.plugins.plugin_utils.slurm import plan as slurm_plan
 
 # dpkg-query and rpm of a host with munge and slurmd, as they print it and with their exit codes.
 DPKG = 'case "$3" in munge) echo "installed 0.5.15-2";; slurmd) echo "installed 22.05.8-4";; *) exit 1;; esac'

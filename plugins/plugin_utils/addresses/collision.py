@@ -1,0 +1,278 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Does the container network's subnet collide with anything that a node already uses?
+
+The engine itself refuses only an overlap with its own networks; an interface or a route with the
+same range silently sends traffic the wrong way. So the subnet is compared with every address,
+route and Docker network that the nodes report, with the ranges of a Kubernetes there, and with the
+addresses ssh uses. The address pools of the engine are no uses: with them, the user is warned.
+IPv6 is out of scope: the container network is IPv4.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Iterator, Mapping
+from ipaddress import IPv4Network
+from typing import Any, NamedTuple
+
+from ansible_collections.rdm.provision.plugins.module_utils.engine.ownership import is_ours
+from ansible_collections.rdm.provision.plugins.module_utils.node.free_subnet import free_subnet, ipv4_network
+from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import Problem
+
+PRIVATE = tuple(map(IPv4Network, ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16")))
+SPECIAL = {
+    IPv4Network("0.0.0.0/8"): "the range of 'this network'",
+    IPv4Network("127.0.0.0/8"): "the loopback range",
+    IPv4Network("169.254.0.0/16"): "the link-local range",
+    IPv4Network("224.0.0.0/4"): "the multicast range",
+    IPv4Network("240.0.0.0/4"): "a reserved range",
+}
+# Routes for the whole internet, alone or as the two halves that VPN clients install.
+EVERYWHERE = {"default", "0.0.0.0/0", "0.0.0.0/1", "128.0.0.0/1"}
+
+SUBNET = "rdm_subnet"
+RAIL_SUBNETS = "container_rail_subnets"
+"""The variables with which the user chooses a subnet."""
+
+
+class Use(NamedTuple):
+    """A range that a node uses.
+
+    Attributes:
+        network: the range.
+        what: how to name it to a person, such as `interface ib0 (10.0.0.1/24)`.
+        removable: it can be taken off the node, unlike the addresses that ssh uses.
+    """
+
+    network: IPv4Network
+    what: str
+    removable: bool = True
+
+
+def subnet_problems(subnet: IPv4Network, variable: str = SUBNET) -> list[Problem]:
+    """Return what is wrong with the subnet on any node: loopback, multicast and the like."""
+    return [
+        Problem(
+            None, str(subnet), f"overlaps {what} {special}", _remedy([special], subnet.prefixlen, variable)
+        )
+        for special, what in SPECIAL.items()
+        if subnet.overlaps(special)
+    ]
+
+
+def public_space_warning(subnet: IPv4Network) -> str | None:
+    """Return a warning when the subnet is not private space, else None."""
+    if any(subnet.subnet_of(private) for private in PRIVATE):
+        return None
+    return (
+        f"The subnet {subnet} is not private address space (RFC 1918): nodes and containers cannot reach "
+        f"the hosts on the internet that own it. A private one would be {free_subnet([], subnet.prefixlen)} "
+        "(rdm_subnet)."
+    )
+
+
+def ssh_address_problems(
+    subnet: IPv4Network, addresses: Mapping[str, str], variable: str = SUBNET
+) -> list[Problem]:
+    """Return a problem for each node that is reached by ssh at an address inside the subnet.
+
+    Args:
+        subnet: of the container network.
+        addresses: node name -> its `ansible_host`; names of hosts are not looked up.
+        variable: with which another subnet can be chosen.
+    """
+    literals = {node: at for node, at in addresses.items() if ipv4_network(at) is not None}
+    remedy = _remedy([*literals.values(), subnet], subnet.prefixlen, variable)
+    return [
+        Problem(node, f"ansible_host {at}", f"lies in the container network's subnet {subnet}", remedy)
+        for node, at in literals.items()
+        if subnet.overlaps(ipv4_network(at) or subnet)
+    ]
+
+
+def collisions(
+    subnet: IPv4Network,
+    facts: Mapping[str, Mapping[str, Any]],
+    network_names: Mapping[str, str],
+    cluster: str,
+    ssh_addresses: Iterable[str] = (),
+    variable: str = SUBNET,
+) -> list[Problem]:
+    """Return one problem for each node on which the subnet is already in use.
+
+    Args:
+        subnet: of the container network.
+        facts: node name -> what `node_facts` found there.
+        network_names: node name -> the name of the cluster's own network there.
+        cluster: the cluster's name, the value of our label.
+        ssh_addresses: `ansible_host` of every node, kept out of the subnet that is proposed.
+        variable: with which another subnet can be chosen.
+    """
+    used: set[IPv4Network] = {network for at in ssh_addresses for network in [ipv4_network(at)] if network}
+    hits: dict[str, list[Use]] = {}
+    stands = False
+    for node, found in facts.items():
+        own = _own_networks(found, network_names[node], cluster, subnet)
+        stands = stands or any(subnet in subnets_of(network) for network in own)
+        uses = list(_uses(found, own))
+        used.update(use.network for use in (*uses, *_pools(found)))
+        overlapping = [use for use in uses if use.network.overlaps(subnet)]
+        if overlapping:
+            hits[node] = overlapping
+    another = _remedy([*used, subnet], subnet.prefixlen, variable) if hits else ""
+    return [
+        Problem(
+            node,
+            str(subnet),
+            "overlaps " + ", ".join(use.what for use in uses),
+            _removal(uses) if stands and all(use.removable for use in uses) else another,
+        )
+        for node, uses in hits.items()
+    ]
+
+
+def pool_warnings(
+    subnet: IPv4Network, facts: Mapping[str, Mapping[str, Any]], settled: Container[str] = ()
+) -> list[Problem]:
+    """Return one warning for each node on which a part of the subnet may get another use later.
+
+    An engine takes subnets for networks that ask for none from its pools, and passes over those in use. Once
+    the cluster's network is there, it is safe.
+
+    Args:
+        subnet: the cluster's.
+        facts: node name -> what `node_facts` found there.
+        settled: nodes on which the network is there.
+    """
+    hits = {
+        node: pool
+        for node, found in facts.items()
+        if node not in settled
+        for pool in [next((one for one in _pools(found) if one.network.overlaps(subnet)), None)]
+        if pool is not None
+    }
+    if not hits:
+        return []
+    used = [use.network for found in facts.values() for use in (*_uses(found, []), *_pools(found))]
+    outside = free_subnet([*used, subnet], subnet.prefixlen)
+    remedy = "keep it while nobody makes networks there, or choose one outside with rdm_subnet"
+    if outside is not None:
+        remedy += f", for example {outside}"
+    return [
+        Problem(node, str(subnet), f"lies in {pool.what} {pool.network}", remedy)
+        for node, pool in hits.items()
+    ]
+
+
+def subnets_of(network: Mapping[str, Any]) -> list[IPv4Network]:
+    """Return the IPv4 subnets of a Docker network."""
+    found = (ipv4_network(one.get("subnet", "")) for one in network.get("subnets") or [])
+    return [subnet for subnet in found if subnet is not None]
+
+
+# --- what a node uses --------------------------------------------------------------------------------
+
+
+def _own_networks(
+    facts: Mapping[str, Any], name: str, cluster: str, subnet: IPv4Network
+) -> list[Mapping[str, Any]]:
+    networks: list[Mapping[str, Any]] = (facts.get("docker") or {}).get("networks") or []
+    return [
+        network
+        for network in networks
+        if is_ours(network.get("labels"), cluster)
+        or (network["name"] == name and subnet in subnets_of(network))
+    ]
+
+
+def _uses(facts: Mapping[str, Any], own: list[Mapping[str, Any]]) -> Iterator[Use]:
+    """Yield every range that a node uses, apart from its `own` networks.
+
+    A range that shows more than once (a Docker network, its bridge, the bridge's route) is named once.
+    """
+    docker = facts.get("docker") or {}
+    # interface -> the ranges on it that are named already, or need not be
+    explained: dict[str, list[IPv4Network]] = {
+        interface: subnets_of(network) for network in own for interface in _interfaces_of(network)
+    }
+    for network in docker.get("networks") or []:
+        if network in own:
+            continue
+        subnets = subnets_of(network)
+        if subnets:
+            explained.update((interface, subnets) for interface in _interfaces_of(network))
+        for subnet in subnets:
+            yield Use(subnet, f"Docker network {network['name']} ({subnet})")
+    for interface in facts.get("interfaces") or []:
+        if interface["name"] in explained:
+            continue
+        named: list[IPv4Network] = []
+        for address in interface.get("addresses") or []:
+            found = ipv4_network(address)
+            if found is not None:
+                yield Use(found, f"interface {interface['name']} ({address})")
+                named.append(found)
+        explained[interface["name"]] = named
+    for route in facts.get("routes") or []:
+        found = None if route["destination"] in EVERYWHERE else ipv4_network(route["destination"])
+        if found is None:
+            continue
+        ranges = [] if route.get("gateway") else explained.get(route.get("interface", ""), [])
+        of_own = any(route.get("interface") in _interfaces_of(network) for network in own)
+        if of_own or any(found.subnet_of(one) for one in ranges):
+            continue
+        way = f" via {route['gateway']}" if route.get("gateway") else ""
+        device = f" on {route['interface']}" if route.get("interface") else ""
+        yield Use(found, f"route {found}{way}{device} (table {route.get('table') or 'main'})")
+    kubernetes, its_ranges = _kubernetes(facts)
+    for its in its_ranges:
+        found = ipv4_network(its["range"])
+        if found is not None and its["known"]:
+            yield Use(found, f"the range of {kubernetes}'s {its['of']} ({found})", removable=False)
+    for end, address in (facts.get("ssh") or {}).items():
+        found = ipv4_network(address)
+        if found is not None:
+            yield Use(found, f"the address {address} of the ssh {end}", removable=False)
+
+
+def _pools(facts: Mapping[str, Any]) -> Iterator[Use]:
+    """Yield the ranges from which something on the node may take a part without being asked."""
+    docker = facts.get("docker") or {}
+    for pools, whose in (
+        (docker.get("default_address_pools"), "the Docker daemon's address pool"),
+        (docker.get("swarm_address_pools"), "the swarm's address pool"),
+        (facts.get("pools_to_come"), "an address pool of the engine that is yet to be installed,"),
+    ):
+        for pool in pools or []:
+            base = ipv4_network(pool.get("base", ""))
+            if base is not None:
+                yield Use(base, whose)
+    name, ranges = _kubernetes(facts)
+    for one in ranges:
+        found = ipv4_network(one["range"])
+        if found is not None and not one["known"]:
+            yield Use(found, f"the range that {name} gives {one['of']} unless it is told otherwise,")
+
+
+def _kubernetes(facts: Mapping[str, Any]) -> tuple[str, list[Mapping[str, Any]]]:
+    """Return the name of the Kubernetes on a node, for a sentence, and its ranges."""
+    found = facts.get("kubernetes") or {}
+    name = str(found.get("name", ""))
+    return f"Kubernetes ({name})", found.get("ranges") or []
+
+
+def _interfaces_of(network: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the names that the engine gives the interfaces of a network on the node."""
+    short = str(network.get("id", ""))[:12]
+    named = (network.get("options") or {}).get("com.docker.network.bridge.name")
+    return (*([named] if named else []), *(f"{kind}-{short}" for kind in ("br", "dm", "di")))
+
+
+def _removal(uses: Iterable[Use]) -> str:
+    """Return the remedy where the cluster already has the subnet: another one would rebuild it everywhere."""
+    return f"remove {', '.join(use.what for use in uses)} from this node; the cluster already has the subnet"
+
+
+def _remedy(used: Iterable[IPv4Network | str], prefixlen: int, variable: str) -> str:
+    free = free_subnet(used, prefixlen)
+    example = f", for example {free}" if free is not None else ""
+    return f"choose another subnet with {variable}{example}"

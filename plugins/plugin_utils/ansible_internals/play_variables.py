@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What a playbook adds to the variables of its hosts: `hostvars` have nothing of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from ansible.playbook.block import Block
+from ansible.playbook.role_include import IncludeRole
+from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import Problem
+
+COLLECTION = "rdm.provision"
+
+
+def variables_in_play(task: Any, task_vars: Mapping[str, Any]) -> Callable[[str], dict[str, Any]]:
+    """Return what gives a host's variables as they are written, `vars` and `vars_files` of the play included.
+
+    Which one wins is for Ansible to say.
+    """
+    hostvars = task_vars["hostvars"]
+    play = task.get_play()
+    if not play.vars and not play.get_vars_files():
+        return hostvars.raw_get
+    # Defaults of its roles are no choice of the user.
+    bare = play.copy()
+    bare.roles = []
+    manager, inventory = hostvars._variable_manager, hostvars._inventory
+    return lambda name: manager.get_vars(play=bare, host=inventory.get_host(name), include_hostvars=False)
+
+
+def unseen(
+    task: Any,
+    task_vars: Mapping[str, Any],
+    seen: Mapping[str, Mapping[str, Any]],
+    defaults: Mapping[str, Any],
+    names: set[str],
+) -> list[Problem]:
+    """Return a problem for each variable that one role or block is given: the plan is made for all of them.
+
+    Args:
+        task: the one that plans.
+        task_vars: its variables.
+        seen: host -> its variables as the plan sees them.
+        defaults: those of the collection's roles.
+        names: the variables that the plan depends on.
+    """
+    own = seen.get(str(task_vars["inventory_hostname"]))
+    found: set[str] = set()
+    if own is not None:
+        here = names.intersection(task_vars)
+        found = {name for name in here if _differ(task_vars[name], own.get(name, defaults.get(name)))}
+    for variables in _given(task.get_play()):
+        for name in names.intersection(variables):
+            if any(name not in host or _differ(variables[name], host[name]) for host in seen.values()):
+                found.add(name)
+    reason = "is given to a role or a block of the playbook, where the plan does not see it"
+    remedy = "set it in the inventory, or in vars or vars_files of the play"
+    return [Problem(None, name, reason, remedy) for name in sorted(found)]
+
+
+def as_written(value: Any) -> str:
+    """Return a variable's value as text, what is encrypted in it as it is written.
+
+    Raises:
+        TypeError: keys of a dictionary have no order.
+    """
+    # What JSON does not know is a secret or another object of Ansible's.
+    return json.dumps(value, sort_keys=True, default=_written)
+
+
+def _differ(one: Any, other: Any) -> bool:
+    # To compare secrets themselves would be to decrypt them.
+    try:
+        return as_written(one) != as_written(other)
+    except TypeError:
+        return False
+
+
+def _given(play: Any) -> Iterator[Mapping[str, Any]]:
+    """Yield what the collection's roles are given in a play, as far as it is known before they run."""
+    for role in play.roles:
+        if role._role_collection == COLLECTION:
+            yield {**role._role_params, **role.vars}
+    for block in (*play.pre_tasks, *play.tasks, *play.post_tasks):
+        yield from _given_in(block)
+
+
+def _given_in(block: Any) -> Iterator[Mapping[str, Any]]:
+    for item in (*block.block, *block.rescue, *block.always):
+        if isinstance(item, Block) and item._role is None:
+            yield from _given_in(item)
+        elif isinstance(item, Block):
+            ours = item._role._role_collection == COLLECTION
+            yield item.get_vars() if ours else {}
+        elif isinstance(item, IncludeRole):
+            yield item.get_vars() if str(item._role_name).startswith(f"{COLLECTION}.") else {}
+
+
+def _written(value: Any) -> str:
+    ciphertext = getattr(value, "_ciphertext", None)
+    return str(value if ciphertext is None else ciphertext)

@@ -1,0 +1,223 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What the nodes report, checked against the plan: every problem of every node at once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from ansible_collections.rdm.provision.plugins.module_utils.constants import (
+    CONFIG_DIR,
+    RUNTIME_CONTAINER,
+    RUNTIME_HOST,
+    USER_CONFIG_DIR,
+)
+from ansible_collections.rdm.provision.plugins.module_utils.engine.container_spec import container_spec
+from ansible_collections.rdm.provision.plugins.module_utils.node.local_path import HOST_NAME
+from ansible_collections.rdm.provision.plugins.plugin_utils.addresses.collision import (
+    RAIL_SUBNETS,
+    collisions,
+    pool_warnings,
+)
+from ansible_collections.rdm.provision.plugins.plugin_utils.addresses.rails import Rail
+from ansible_collections.rdm.provision.plugins.plugin_utils.checks import fleet as fleet_checks
+from ansible_collections.rdm.provision.plugins.plugin_utils.checks import sriov as sriov_checks
+from ansible_collections.rdm.provision.plugins.plugin_utils.checks.devices import rdma_interfaces, reserves
+from ansible_collections.rdm.provision.plugins.plugin_utils.checks.existing import (
+    addresses_of,
+    config_dir_problems,
+    container_seen,
+    ended_by_plan,
+    lock_problem,
+    network_differences,
+    network_present,
+    origin_problems,
+    wire_problems,
+)
+from ansible_collections.rdm.provision.plugins.plugin_utils.checks.node import (
+    check_engine,
+    check_host,
+    check_node,
+)
+from ansible_collections.rdm.provision.plugins.plugin_utils.checks.running_jobs import ended_jobs
+from ansible_collections.rdm.provision.plugins.plugin_utils.desired import vf_plan
+from ansible_collections.rdm.provision.plugins.plugin_utils.desired.cluster_plan import ClusterPlan
+from ansible_collections.rdm.provision.plugins.plugin_utils.desired.node_plan import NodePlan
+from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import (
+    Problem,
+    Refused,
+    rehearsal,
+    sentences,
+)
+from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.cluster_variables import (
+    Inventory,
+)
+
+
+class NodesPlan(NamedTuple):
+    """What the nodes' own state adds to the plan.
+
+    Attributes:
+        nodes: node name -> what the roles need to know about it; only nodes with facts.
+        warnings: sentences about what is not as it should be but refuses nothing.
+    """
+
+    nodes: dict[str, dict[str, Any]]
+    warnings: list[str]
+
+
+def plan_nodes(
+    plan: ClusterPlan,
+    wants: Mapping[str, NodePlan],
+    facts: Mapping[str, Mapping[str, Any]],
+    changes: bool = True,
+    failed: Mapping[str, str] | None = None,
+) -> NodesPlan:
+    """Check the plan against what the nodes report, and decide what their containers get.
+
+    Args:
+        plan: what the inventory decided.
+        wants: what the cluster wants of each node that has facts.
+        facts: node name -> what `node_facts` found there.
+        changes: whether the nodes are changed afterwards; if not, no job has to be spared.
+        failed: node name -> why it was reached and could not be looked at. What one cannot reach may be dead,
+            and the others go on without it; what answers with an error is for a person to decide about.
+
+    Raises:
+        Refused: with every problem of every node.
+    """
+    bare = plan.inventory.runtime == RUNTIME_HOST
+    problems = _taken(plan, wants, facts, bare)
+    problems += [
+        Problem(
+            node, "", f"could not be looked at: {why}", f"mend it, or leave it out with --limit '!{node}'"
+        )
+        for node, why in (failed or {}).items()
+    ]
+    running = {} if bare else {node: ended_by_plan(wants[node], found) for node, found in facts.items()}
+    ended = ended_jobs(running)
+    if changes:
+        problems += ended
+    locked = [lock_problem(node, found["lock"]) for node, found in facts.items() if found.get("lock")]
+    if changes:
+        problems += locked
+    warnings: list[Problem] = []
+    nodes: dict[str, dict[str, Any]] = {}
+    holders = {address: node for node, address in plan.addresses.nodes.items()}
+    ours = addresses_of(plan.inventory.cluster, facts.values())
+    for node, found in facts.items():
+        want = wants[node]._replace(others=holders)
+        findings = (check_host if bare else check_node)(want, found)
+        problems += findings.problems
+        config_dir = _config_dir(plan.inventory, node, found)
+        problems += config_dir_problems(want, config_dir, found)
+        problems += origin_problems(want, config_dir, found)
+        problems += wire_problems(want, found, ours)
+        warnings += findings.warnings
+        nodes[node] = _told(want, found, config_dir)
+    warnings += fleet_checks.differences(facts)
+    settled = {node for node, planned in nodes.items() if planned["network_present"]}
+    if not bare:
+        warnings += pool_warnings(plan.addresses.subnet, facts, settled)
+    if problems:
+        order = {node: rank for rank, node in enumerate(plan.inventory.nodes)}
+        raise Refused(sorted(problems, key=lambda problem: order.get(problem.node or "", -1)))
+    return NodesPlan(nodes, sentences(warnings) + rehearsal([*locked, *ended]))
+
+
+def _taken(
+    plan: ClusterPlan, wants: Mapping[str, NodePlan], facts: Mapping[str, Mapping[str, Any]], bare: bool
+) -> list[Problem]:
+    """Return where what is planned collides with what nodes have."""
+    # A bare host has neither a container nor their network: what it has on the fabric is its own.
+    problems = (
+        []
+        if bare
+        else collisions(
+            plan.addresses.subnet,
+            facts,
+            {node: want.network_name for node, want in wants.items()},
+            plan.inventory.cluster,
+            plan.inventory.ssh_addresses.values(),
+        )
+    )
+    problems += vf_plan.taken(plan.addresses, plan.functions, facts)
+    for index, subnet in enumerate(plan.rails):
+        problems += collisions(
+            subnet,
+            facts,
+            {node: want.rails[index].network for node, want in wants.items()},
+            plan.inventory.cluster,
+            plan.inventory.ssh_addresses.values(),
+            RAIL_SUBNETS,
+        )
+    return problems
+
+
+def _told(want: NodePlan, found: Mapping[str, Any], config_dir: str) -> dict[str, Any]:
+    """Return what the roles need to know of a node."""
+    return {
+        "config_dir": config_dir,
+        "container": container_spec(
+            found,
+            want.accelerator,
+            *rdma_interfaces(want),
+            rdma=not (reserves(want) and want.function_devices),
+        )._asdict(),
+        "network_present": network_present(want, found),
+        "network_differences": network_differences(want, found),
+        "shells": dict(found.get("shells") or {}),
+        "seen": container_seen(want, found),
+        **({"function_devices": want.function_devices} if reserves(want) else {}),
+        "functions_end": sriov_checks.ending(want, found),
+        **({"rails": [_rail(rail) for rail in want.rails]} if want.rails else {}),
+    }
+
+
+def _rail(rail: Rail) -> dict[str, Any]:
+    """Return what the roles need to know of a node's rail."""
+    return {**rail._asdict(), "subnet": str(rail.subnet), "options": dict(rail.options)}
+
+
+def problems_beside(
+    plan: ClusterPlan,
+    found: Sequence[Problem],
+    wants: Mapping[str, NodePlan],
+    facts: Mapping[str, Mapping[str, Any]],
+) -> list[Problem]:
+    """Return what stands against the plan on the nodes, where the inventory is refused already.
+
+    Args:
+        plan: what the inventory decided, but for what is wrong with it.
+        found: what that is. On a node that it is about, only the engine is judged; on all of them, where
+            something is wrong with the whole cluster.
+        wants: what the cluster wants of each node that has facts.
+        facts: node name -> what `node_facts` found there.
+    """
+    doubtful = {problem.node for problem in found}
+    clear = {node: one for node, one in facts.items() if None not in doubtful and node not in doubtful}
+    try:
+        plan_nodes(plan, {node: wants[node] for node in clear}, clear, changes=False)
+    except Refused as refused:
+        problems = refused.problems
+    else:
+        problems = []
+    return [
+        *problems,
+        *(
+            problem
+            for node in facts
+            if node not in clear and plan.inventory.runtime == RUNTIME_CONTAINER
+            for problem in check_engine(wants[node], facts[node])
+        ),
+    ]
+
+
+def _config_dir(inventory: Inventory, node: str, facts: Mapping[str, Any]) -> str:
+    """Return the directory on the node that the cluster's files go to."""
+    mine = inventory.nodes[node]
+    if mine.config_dir:
+        return mine.config_dir
+    if mine.become:
+        return CONFIG_DIR
+    return f"{facts['user']['home'].rstrip('/')}/{USER_CONFIG_DIR}".replace(HOST_NAME, facts["hostname"])

@@ -1,0 +1,206 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What must be true of a node's devices: GPUs, interfaces, memory that can be locked or shared."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ansible_collections.rdm.provision.plugins.module_utils.archive.images import size_text
+from ansible_collections.rdm.provision.plugins.module_utils.engine.container_spec import (
+    SHARED_MEMORY,
+    memlock_shortage,
+    nvidia_way,
+    rdma_devices,
+)
+from ansible_collections.rdm.provision.plugins.module_utils.sriov.rdma_namespace import SHARED
+from ansible_collections.rdm.provision.plugins.plugin_utils.desired.node_plan import (
+    DRIVERS_ON_A_PARENT,
+    OWN,
+    Findings,
+    NodePlan,
+    parent_variable,
+    parents,
+)
+from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import Problem, names
+
+_INFINIBAND_ADDRESS = 20
+"""Bytes of the address of an IPoIB interface (linux/if_infiniband.h)."""
+
+
+def rdma_interfaces(want: NodePlan) -> list[str]:
+    """Return the interfaces whose RDMA devices the container gets; none for all of the node."""
+    on_a_parent = want.network_driver in DRIVERS_ON_A_PARENT and want.network_parent
+    if not on_a_parent or want.rdma == "all":
+        return []
+    return [*parents(want), *(rail.parent for rail in want.rails)]
+
+
+def reserves(want: NodePlan) -> bool:
+    """Return whether the node's network plugin hands out functions before a container is made."""
+    return want.network_driver == "sriov" and want.plugin == OWN
+
+
+def accelerator(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None:
+    """Note when the node has other accelerators than the cluster wants of it."""
+    has = facts.get("accelerator", "cpu")
+    count = len(facts.get("gpus") or [])
+    if want.accelerator == has:
+        return
+    if want.accelerator == "cpu":
+        findings.warn(want.node, f"rdm_accelerator is cpu, so its {count} GPUs ({has}) stay unused.")
+        return
+    found = f"{count} GPUs ({has})" if has != "cpu" else "no GPU that its driver serves"
+    findings.problems.append(
+        Problem(
+            want.node,
+            f"rdm_accelerator {want.accelerator}",
+            f"does not fit the node, which has {found}",
+            f"set rdm_accelerator: {has} for this node, or install the GPU driver",
+        )
+    )
+
+
+def gpu_access(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None:
+    """See that a container can get the GPUs, before the engine says no to it."""
+    if want.accelerator != facts.get("accelerator") or want.own_devices:
+        return
+    devices = facts.get("devices") or {}
+    value = f"rdm_accelerator {want.accelerator}"
+    if want.accelerator == "cuda" and not nvidia_way(facts):
+        reason = "needs NVIDIA's container toolkit, and neither it nor a CDI specification is on the node"
+        remedy = (
+            "install nvidia-container-toolkit, run nvidia-ctk runtime configure --runtime=docker, and "
+            "restart Docker"
+        )
+        findings.problems.append(Problem(want.node, value, reason, remedy))
+    elif want.accelerator == "cuda" and not devices.get("nvidia"):
+        findings.warn(
+            want.node,
+            "the NVIDIA driver is loaded, and there is no /dev/nvidia0 yet: nvidia-smi or "
+            "nvidia-persistenced makes it, and the toolkit tries to.",
+        )
+    elif want.accelerator == "rocm":
+        missing = [
+            path for path, there in (("/dev/kfd", "kfd"), ("/dev/dri", "dri")) if not devices.get(there)
+        ]
+        if missing:
+            remedy = "load amdgpu with its compute part (modprobe amdgpu; dmesg says what it lacks)"
+            findings.problems.append(
+                Problem(want.node, value, f"needs {names(missing)}, missing here", remedy)
+            )
+        lacking = [str(gid) for gid in devices.get("groups") or [] if str(gid) not in (want.groups or [])]
+        if lacking and want.groups is not None and all(group.isdigit() for group in want.groups):
+            findings.warn(
+                want.node,
+                f"container_groups lacks {names(lacking)}, which owns the GPUs' devices: only root can use "
+                "them in the container.",
+            )
+
+
+def parent(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None:
+    """Note when the container network cannot be on an interface, or the node lacks it."""
+    if not want.network_parent or want.network_driver not in DRIVERS_ON_A_PARENT:
+        return
+    existing = {one["name"]: one for one in facts.get("interfaces") or []}
+    driverless = facts.get("driverless") or []
+    choose = f"choose one of {names(name for name in existing if name != 'lo')}"
+    for name in [*parents(want), *(rail.parent for rail in want.rails)]:
+        # Docker makes a VLAN interface of the parent of macvlan and ipvlan: ib0.100 needs ib0 only.
+        base = name if name in existing or want.network_driver == "sriov" else name.rpartition(".")[0]
+        if base in existing:
+            reason, remedy = _unfit(want, existing[base], facts)
+        else:
+            reason = "is not an interface of the node"
+            reason += f", whose kernel has no driver for {names(driverless)}" if driverless else ""
+            remedy = "load its driver (lspci -k names it) or install the kernel's further modules"
+            remedy = f"{remedy}, or {choose}" if driverless else choose
+        if reason:
+            value = f"{parent_variable(want, name)} {name}"
+            findings.problems.append(Problem(want.node, value, reason, remedy or choose))
+
+
+def _unfit(want: NodePlan, interface: Mapping[str, Any], facts: Mapping[str, Any]) -> tuple[str, str]:
+    """Return why the network cannot be on an interface, and what would work; empty where it can.
+
+    Sources: the kernel's drivers/net/macvlan.c (macvlan_port_create) and ipvlan_main.c (ipvlan_link_new).
+    """
+    name = interface["name"]
+    if name == "lo":
+        return "is the loopback interface, which reaches no other node", ""
+    if want.network_driver == "sriov":
+        return "", ""
+    if len(str(interface.get("mac", "")).split(":")) == _INFINIBAND_ADDRESS:
+        remedy = "set network_driver: sriov, or choose an Ethernet interface"
+        return f"is InfiniBand, and the kernel puts {want.network_driver} on Ethernet only", remedy
+    ports = {one["name"]: one["bond"] for one in facts.get("parents") or []}
+    if ports.get(name) not in (None, "", name):
+        bond = ports[name]
+        return f"is a port of the bond {bond}, which has all that arrives there", f"set it to {bond}"
+    return "", ""
+
+
+def memlock(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None:
+    """Note when containers could not lock as much memory as RDMA needs."""
+    shortage = memlock_shortage(facts) if want.memlock_required else None
+    if shortage is not None:
+        remedy = (
+            "set LimitMEMLOCK=infinity for the docker service, "
+            "or go on with less with container_memlock_required: false"
+        )
+        findings.problems.append(Problem(want.node, "", shortage, remedy))
+
+
+def shared_memory(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None:
+    """Note when the processes of a node have too little memory to share for their collectives."""
+    own = want.own_memory
+    has = int(facts.get("shared_memory", SHARED_MEMORY)) if own is None else own
+    if want.accelerator == "cpu" or want.slots < 2 or has >= SHARED_MEMORY:
+        return
+    reason = (
+        f"has {size_text(has)}, and NCCL or RCCL ends without {size_text(SHARED_MEMORY)} for "
+        f"{want.slots} processes"
+    )
+    if own is not None:
+        problem = Problem(want.node, "container_shm_size", reason, "set it to 1G or more, such as 64G")
+    else:
+        remedy = "give it more (mount -o remount,size=50% /dev/shm, and the same in /etc/fstab)"
+        more = ", or set container_shm_size: 64G" if want.network_name else ""
+        problem = Problem(want.node, "/dev/shm", reason, remedy + more)  # noqa: S108  # its name
+    findings.problems.append(problem)
+
+
+def rdma(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None:
+    """Say which RDMA devices the container does not get, unless the user has chosen."""
+    interfaces = rdma_interfaces(want)
+    paths, left_out = rdma_devices(facts, *interfaces)
+    if paths and not want.own_devices and (facts.get("rdma") or {}).get("netns_mode") == "exclusive":
+        findings.problems.extend(_stay_out(want, facts))
+    if left_out and want.rdma == "auto":
+        findings.warn(
+            want.node,
+            f"The container gets the RDMA devices of {names(interfaces)}, and not {names(left_out)}: set "
+            "container_rdma to all if it shall have every one, or to interface if this is right.",
+        )
+
+
+def _stay_out(want: NodePlan, facts: Mapping[str, Any]) -> list[Problem]:
+    """Return why RDMA devices of the mode exclusive cannot go to the node's container."""
+    value = "the mode exclusive of RDMA devices in network namespaces"
+    shared = f"{SHARED}, and options ib_core netns_mode=1 in /etc/modprobe.d for the next boot"
+    if not reserves(want) or not want.function_devices:
+        reason = "keeps them from every container: rdm-sriov alone moves one there, its function's"
+        return [Problem(want.node, value, reason, shared)]
+    infiniband = [one["name"] for one in facts.get("parents") or [] if one["infiniband"]]
+    if infiniband:
+        reason = (
+            f"keeps those of {names(infiniband)} from every container: when an InfiniBand device moves to "
+            "one, the kernel takes its interface away"
+        )
+        return [Problem(want.node, value, reason, shared)]
+    seen = facts.get("network_plugin") or {}
+    if want.sriov.run_as == "container" or (want.sriov.run_as == "auto" and not seen.get("systemd")):
+        reason = "needs rdm-sriov as a systemd unit: in a container it sees no other one's namespace"
+        remedy = f"set sriov_run_as: unit, where systemd runs; or {shared}"
+        return [Problem(want.node, value, reason, remedy)]
+    return []

@@ -1,0 +1,222 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What must be true of a node's engine: it answers, it is new enough, and images fit."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from ansible_collections.rdm.provision.plugins.module_utils.archive.images import room_to_load, size_text
+from ansible_collections.rdm.provision.plugins.module_utils.engine.docker_api import DEFAULT_SOCKET
+from ansible_collections.rdm.provision.plugins.plugin_utils.desired.node_plan import (
+    DRIVERS_ON_A_PARENT,
+    Findings,
+    NodePlan,
+)
+from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import Problem, names
+from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.image_list import canonical
+
+OLDEST_ENGINE = (20, 10)
+OLDEST_API = (1, 41)
+# Why the cluster's files cannot be written, as node_facts tells, and what would work.
+_NOT_WRITABLE = {
+    "read-only": ("is on a file system that is read-only", "mount it read-write, or set rdm_config_dir"),
+    "full": ("is on a file system that is full", "free some space there, or set rdm_config_dir"),
+    "forbidden": ("may not be written to by this user", "let the user write there, or set rdm_config_dir"),
+}
+
+
+def engine(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None:
+    """Note when the node has no engine that can be used, and none is to be installed."""
+    docker = facts.get("docker")
+    others = facts.get("other_engines") or []
+    if not docker:
+        if want.engine_install and facts.get("docker_state") in ("absent", "stopped"):
+            if facts["docker_state"] == "absent" and want.docker_socket not in (
+                "",
+                "/run/docker.sock",
+                DEFAULT_SOCKET,
+            ):
+                reason = "is not where an engine that docker_engine_install brings would answer"
+                remedy = f"leave rdm_docker_socket out ({DEFAULT_SOCKET} is the usual one)"
+                value = f"rdm_docker_socket {want.docker_socket}"
+                findings.problems.append(Problem(want.node, value, reason, remedy))
+            return
+        remedies = {
+            "absent": _to_have_an_engine(want, "install Docker Engine 20.10 or newer", elsewhere=not others),
+            "stopped": _to_have_an_engine(want, "start the Docker daemon", elsewhere=not others),
+            "paused": "let the Docker daemon go on",
+            "forbidden": "add the user to group docker, or set rdm_become: true",
+            "podman": (
+                "install Docker Engine 20.10 or newer, and name its socket with rdm_docker_socket while "
+                "Podman keeps this one"
+            ),
+        }
+        reason = str(facts.get("docker_error") or "Docker cannot be used").rstrip(". ")
+        remedy = remedies.get(str(facts.get("docker_state")), "make sure that the Docker daemon runs")
+        for other in others:
+            reason += f"; {_described(other)}"
+            if other["address"].startswith("/") and _fits(want, other["kind"] == "rootless"):
+                remedy = f"set rdm_docker_socket: {other['address']}, or {remedy}"
+        findings.problems.append(Problem(want.node, "", reason, remedy))
+        return
+    for other in others:
+        if other["kind"] == "context":
+            findings.warn(
+                want.node,
+                f"{_described(other)}, and the cluster is on {docker['socket']} (rdm_docker_socket says "
+                f"otherwise): `docker --context default` shows {other['user']} what runs there.",
+            )
+    if not _fits(want, "rootless" in (docker.get("security_options") or [])):
+        findings.problems.append(
+            Problem(
+                want.node,
+                f"the engine at {docker['socket']}",
+                f"is rootless, and network_driver {want.network_driver} needs the node's own interfaces",
+                "use an engine that root runs (rdm_docker_socket), or network_driver bridge on a single node",
+            )
+        )
+    too_old = "install Docker Engine 20.10 or newer"
+    if _version(docker.get("version")) < OLDEST_ENGINE:
+        findings.problems.append(
+            Problem(want.node, f"Docker Engine {docker['version']}", "is too old", too_old)
+        )
+    elif _version(docker.get("api_version")) < OLDEST_API:
+        findings.problems.append(
+            Problem(want.node, f"Docker API {docker['api_version']}", "is too old", too_old)
+        )
+    if not facts.get("python_requests", True) and not want.engine_install:
+        findings.problems.append(
+            Problem(
+                want.node,
+                "the Python package requests",
+                "is missing; the modules that talk to Docker need it",
+                "install python3-requests",
+            )
+        )
+
+
+def reported(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None:
+    """Pass on what `node_facts` itself found wrong."""
+    for finding in facts.get("findings") or []:
+        text = str(finding["text"]).rstrip(". ")
+        if finding.get("level") == "error":
+            findings.problems.append(Problem(want.node, "", text, ""))
+        else:
+            findings.warn(want.node, f"{text}.")
+
+
+def user_namespaces(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None:
+    """Refuse an engine that makes the container's root somebody else: the node's root owns what it reads."""
+    if (
+        "userns" not in ((facts.get("docker") or {}).get("security_options") or [])
+        or want.userns_mode == "host"
+    ):
+        return
+    reason = "hides the cluster's keys, job directories and devices from the containers' root"
+    remedy = (
+        "set container_userns_mode: host, which runs the cluster's containers without it, or take it out of "
+        "the engine's daemon.json"
+    )
+    findings.problems.append(Problem(want.node, "userns-remap of the engine", reason, remedy))
+
+
+def selinux(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None:
+    """The cluster's own mounts are labelled; whether those of users may be is for them to say."""
+    if want.unlabelled and "selinux" in ((facts.get("docker") or {}).get("security_options") or []):
+        findings.warn(
+            want.node,
+            f"SELinux may keep the container from {names(want.unlabelled)} of container_volumes: give them "
+            "the mode z (or Z for this container alone), or set container_security_opts: [label=disable].",
+        )
+
+
+def log_driver(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None:
+    """Note when nobody could read the line by which the container is known to be ready."""
+    if want.log_needed and (facts.get("docker") or {}).get("log_driver") == "none":
+        reason = "keeps no line of a container's log, and one says that the container's sshd is up"
+        remedy = "set another in /etc/docker/daemon.json, such as local, and restart the engine"
+        findings.problems.append(Problem(want.node, "the engine's log driver none", reason, remedy))
+
+
+def config_dir(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None:
+    """Note when the cluster's files cannot be written."""
+    there = facts.get("config_dir") or {}
+    if why := str(there.get("why") or ""):
+        findings.problems.append(Problem(want.node, str(there["path"]), *_NOT_WRITABLE[why]))
+
+
+def image(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None:
+    """Nobody brings an image that is not listed; of one that is named by a digest the node does not tell."""
+    docker = facts.get("docker")
+    if not docker or not want.image or want.image_listed or "@" in want.image:
+        return
+    found = docker.get("images") or []
+    if canonical(want.image) not in {tag for one in found for tag in one.get("tags") or []}:
+        findings.problems.append(
+            Problem(
+                want.node,
+                f"container_image {want.image}",
+                "is not on the node, and images_list is empty",
+                "list it in images_list, or load it there",
+            )
+        )
+
+
+def archives(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None:
+    """Note each image archive on the node that cannot be loaded."""
+    for archive in facts.get("archives") or []:
+        path, problem = str(archive["path"]), str(archive["problem"])
+        if problem:
+            value = path if problem.startswith(f"{path} ") else ""
+            reason = problem[len(value) :].lstrip()
+            findings.problems.append(Problem(want.node, value, reason, str(archive["remedy"])))
+
+
+def disk(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None:
+    """Note when the engine's disk has no room for the images that are to be loaded."""
+    disk = facts.get("disk") or {}
+    if not disk.get("total"):
+        return
+    classic = (facts.get("docker") or {}).get("image_store") == "classic"
+    to_load = room_to_load(facts.get("archives") or [], classic)
+    if int(disk["free"]) < to_load:
+        free, needed = size_text(disk["free"]), size_text(to_load)
+        what = f"has {free} free, and loading the image archives needs {needed}"
+        remedy = "free some space there (docker image prune)"
+    elif int(disk["free"]) < want.min_free_bytes:
+        what = f"has {size_text(disk['free'])} free, and images need {size_text(want.min_free_bytes)}"
+        remedy = "free some space there (docker image prune), or lower images_min_free_bytes"
+    else:
+        return
+    findings.problems.append(Problem(want.node, str(disk["path"]), what, remedy))
+
+
+def _to_have_an_engine(want: NodePlan, do: str, *, elsewhere: bool) -> str:
+    """Return what would give the cluster an engine; ``elsewhere``: there may be one that is not known of."""
+    if want.docker_socket:
+        # An engine that is installed answers at the usual place.
+        return f"correct rdm_docker_socket if {want.docker_socket} is the wrong path, or {do}"
+    if elsewhere:
+        return f"{do}, set docker_engine_install: true, or say where its socket is with rdm_docker_socket"
+    return f"{do}, or set docker_engine_install: true"
+
+
+def _described(other: Mapping[str, Any]) -> str:
+    """Return in words which other engine of the node a user may mean."""
+    if other["kind"] == "rootless":
+        return f"user {other['user']} has a rootless one at {other['address']}"
+    at = "is not on this node" if "://" in other["address"] else f"is at {other['address']}"
+    return f"the engine of {other['user']}'s Docker context {other['name']} {at}"
+
+
+def _fits(want: NodePlan, rootless: bool) -> bool:
+    """Return whether such an engine can make the network: a rootless one has a network stack of its own."""
+    return not rootless or want.network_driver not in DRIVERS_ON_A_PARENT
+
+
+def _version(text: Any) -> tuple[int, ...]:
+    """Return `20.10.24+dfsg1` as (20, 10, 24); an unknown version counts as (0,)."""
+    match = re.match(r"\d+(\.\d+)*", str(text or ""))
+    return tuple(int(part) for part in match.group().split(".")) if match else (0,)

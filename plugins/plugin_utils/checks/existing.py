@@ -1,0 +1,319 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What must be true of the networks and containers that a node has already."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from datetime import UTC, datetime
+from ipaddress import ip_network
+from typing import Any
+
+from ansible_collections.rdm.provision.plugins.module_utils.constants import (
+    LABEL_CLUSTER,
+    PLAN_FILE,
+    STATE_DIR,
+)
+from ansible_collections.rdm.provision.plugins.module_utils.engine.ownership import NEXT, OLD, is_ours
+from ansible_collections.rdm.provision.plugins.plugin_utils.addresses.collision import subnets_of
+from ansible_collections.rdm.provision.plugins.plugin_utils.addresses.rails import network_of
+from ansible_collections.rdm.provision.plugins.plugin_utils.checks.network_plugin import plugin_in_place
+from ansible_collections.rdm.provision.plugins.plugin_utils.controller.cluster_lock import Leader
+from ansible_collections.rdm.provision.plugins.plugin_utils.desired.node_plan import (
+    Findings,
+    NodePlan,
+    of_rails,
+)
+from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import Problem, names
+
+
+def network_differences(want: NodePlan, facts: Mapping[str, Any]) -> list[str]:
+    """Return how the existing network of our name differs from the plan; empty when it does not."""
+    network = _existing(want, facts)
+    if not network:
+        return []
+    options = network.get("options") or {}
+    has = [("driver", network["driver"], want.network_driver)]
+    has.append(("subnet", names(map(str, subnets_of(network))) or "none", str(want.subnet)))
+    has.append(("plugin", plugin_in_place(facts, want.cluster) or want.plugin, want.plugin))
+    has.append(("gateway", names(map(_gateway, network.get("subnets") or [])) or "none", want.gateway))
+    if network["driver"] == want.network_driver:
+        has += [(name, options.get(name) or "none", value) for name, value in want.network_options.items()]
+    differences = [f"{what} is {is_now}, not {wanted}" for what, is_now, wanted in has if is_now != wanted]
+    if not is_ours(network.get("labels"), want.cluster):
+        differences.append("it does not carry this cluster's label")
+    return differences
+
+
+def network_present(want: NodePlan, facts: Mapping[str, Any]) -> bool:
+    """Return whether a network of the cluster's network name exists on the node."""
+    return bool(_existing(want, facts))
+
+
+def container_seen(want: NodePlan, facts: Mapping[str, Any]) -> dict[str, str]:
+    """Return name, state and image of the cluster's container on the node; empty where there is none."""
+    ours = [one for one in _containers(facts) if is_ours(one.get("labels"), want.cluster, "container")]
+    # Beside it may be what a run that was killed has left.
+    ours.sort(key=lambda one: one["name"] != want.container_name)
+    return {key: str(ours[0][key]) for key in ("name", "state", "image")} if ours else {}
+
+
+def ended_by_plan(want: NodePlan, facts: Mapping[str, Any]) -> list[str]:
+    """Return the jobs that would end because their container gets a network made anew, or another address."""
+    ends = [want, *of_rails(want)]
+    replaced = want.network_replace and any(network_differences(end, facts) for end in ends)
+    return sorted(
+        job
+        for container in _containers(facts)
+        if want.spare_jobs and is_ours(container.get("labels"), want.cluster)
+        if replaced or (container.get("networks") or {}).get(want.network_name, want.my_ip) != want.my_ip
+        for job in container.get("jobs") or []
+    )
+
+
+def config_dir_problems(want: NodePlan, config_dir: str, facts: Mapping[str, Any]) -> list[Problem]:
+    """Return a problem when another cluster keeps its files where this one's shall go."""
+    owner = facts.get("config_owner") or want.cluster
+    if owner == want.cluster:
+        return []
+    remedy = f"set rdm_config_dir to another directory, for example {config_dir}-{want.cluster}"
+    return [Problem(want.node, config_dir, f"belongs to the cluster {owner}", remedy)]
+
+
+def origin_problems(want: NodePlan, config_dir: str, facts: Mapping[str, Any]) -> list[Problem]:
+    """Return a problem when the cluster of our name on the node was made from another inventory.
+
+    A node that was away while the keys were replaced has the address that the plan knows, and the old keys,
+    which the plan knows, too.
+    """
+    mine, theirs = want.origin, facts.get("origin") or {}
+    if mine is None or facts.get("config_owner") != want.cluster:
+        return []
+    authority, my_ip = theirs.get("authority", ""), theirs.get("my_ip", "")
+    known = authority in mine.replaced and mine.before == my_ip
+    what = f"the cluster {want.cluster} in {config_dir}"
+    if authority and authority != mine.authority and not mine.new_keys and not known:
+        return [authority_problem(want.node, what, authority, mine.authority)]
+    if my_ip and not mine.planned and my_ip != want.my_ip:
+        lacks = f"and this inventory, which has no {PLAN_FILE}, would give it {want.my_ip}"
+        reason = f"gave this node {my_ip}, {lacks}"
+        remedy = f"copy {PLAN_FILE} from where the cluster was made, or set my_ip: {my_ip} for this node"
+        return [Problem(want.node, what, reason, remedy)]
+    return []
+
+
+def authority_problem(node: str, what: str, theirs: str, ours: str) -> Problem:
+    """Return the problem that another inventory's keys are on a node.
+
+    Args:
+        node: the node.
+        what: the cluster, and where its files are.
+        theirs: fingerprint of the authority there.
+        ours: that of this inventory's; empty where there is none yet.
+    """
+    its = f"its ssh authority is {theirs}, and this one's is {ours or 'yet to be made'}"
+    remedy = (
+        f"work with that one, whose {PLAN_FILE} and {STATE_DIR}/ssh may be copied here, or, if both are "
+        "lost, set preflight_new_ssh_keys=true for one run"
+    )
+    return Problem(node, what, f"was made from another inventory: {its}", remedy)
+
+
+def wire_problems(want: NodePlan, facts: Mapping[str, Any], ours: Collection[str]) -> list[Problem]:
+    """Return where others on the wire have the node's address.
+
+    Args:
+        want: what the cluster wants of the node.
+        facts: what was found there.
+        ours: the addresses that containers of this cluster have now, which may be about to change.
+    """
+    remedy = (
+        "set rdm_subnet to a subnet of this cluster's own (each cluster on a fabric needs one), or give the "
+        "node another my_ip"
+    )
+    return [
+        Problem(want.node, one["address"], f"is used already on {one['interface']} by {one['mac']}", remedy)
+        for one in facts.get("in_use") or ()
+        if one["address"] not in ours
+    ]
+
+
+def addresses_of(cluster: str, facts: Iterable[Mapping[str, Any]]) -> set[str]:
+    """Return the addresses that a cluster's containers have on these nodes."""
+    return {
+        address
+        for found in facts
+        for container in _containers(found)
+        if is_ours(container.get("labels"), cluster)
+        for address in (container.get("networks") or {}).values()
+    }
+
+
+def lock_problem(node: str, holder: Mapping[str, Any]) -> Problem:
+    """Return the problem that another run holds a node's lock."""
+    leader = Leader.read(holder["leader"])
+    if leader is None:
+        reason = "is being changed by a run of another version of rdm-provision"
+    else:
+        since = datetime.fromtimestamp(leader.since, UTC).strftime(" since %Y-%m-%d %H:%M:%S UTC")
+        reason = f"is being changed by {leader}{since if leader.since else ''}"
+    return Problem(node, "", reason, "wait for that run to end, or stop it where it was started")
+
+
+def network(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None:
+    """Note when there is a network of this name that is not ours, or in use and other than planned."""
+    differences = network_differences(want, facts)
+    if not differences:
+        return
+    network = _existing(want, facts)
+    value = f"the Docker network {want.network_name}"
+    foreign = _foreign_containers(want, facts, network)
+    other = (network.get("labels") or {}).get(LABEL_CLUSTER)
+    if other and other != want.cluster:
+        reason, remedy = f"belongs to the cluster {other}", "choose another network_name"
+    elif foreign:
+        reason = f"has other settings ({'; '.join(differences)}) and carries containers that are not ours"
+        remedy = f"remove {names(foreign)} from it, or choose another network_name"
+    elif not want.network_replace:
+        reason = f"has other settings: {'; '.join(differences)}"
+        remedy = "set network_replace: true to have it made anew, or choose another network_name"
+    else:
+        return
+    findings.problems.append(Problem(want.node, value, reason, remedy))
+
+
+def old_names(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None:
+    """Refuse names that differ from what this cluster has on the node: the old things would stay beside."""
+    networks = (facts.get("docker") or {}).get("networks") or []
+    named = (("container", want.container_name, _containers(facts)), ("network", want.network_name, networks))
+    for kind, name, existing in named:
+        for one in existing:
+            # One that has lost its name goes by its id.
+            nameless = one["name"] == one["id"][:12]
+            left_behind = kind == "container" and (nameless or one["name"] in (name + NEXT, name + OLD))
+            if one["name"] == name or left_behind or not is_ours(one.get("labels"), want.cluster, kind):
+                continue
+            index = one["name"].rpartition("-")[2]
+            if kind == "network" and index.isdigit() and one["name"] == network_of(name, int(index)):
+                if one["name"] not in [rail.network for rail in want.rails]:
+                    value = f"the Docker network {one['name']}"
+                    reason = "is of a rail that container_rails no longer has"
+                    remedy = "list it again, or take the cluster down first (rdm-provision down)"
+                    findings.problems.append(Problem(want.node, value, reason, remedy))
+            else:
+                reason = f"is not what this cluster has on the node, a {kind} named {one['name']}"
+                # A network cannot be renamed.
+                back = f"rename it back (docker rename {one['name']} {name}), " if kind == "container" else ""
+                settled = f"set {kind}_name: {one['name']}"
+                remedy = f"{back}{settled}, or take the cluster down first (rdm-provision down)"
+                findings.problems.append(Problem(want.node, f"{kind}_name {name}", reason, remedy))
+
+
+def parent_in_use(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None:
+    """Refuse a second macvlan or ipvlan network on one interface, as the engine would later."""
+    if want.network_driver not in ("macvlan", "ipvlan"):
+        return
+    for network in (facts.get("docker") or {}).get("networks") or []:
+        same = (network.get("options") or {}).get("parent") == want.network_options.get("parent")
+        if network["driver"] not in ("macvlan", "ipvlan") or not same:
+            continue
+        if network["name"] != want.network_name and not is_ours(network.get("labels"), want.cluster):
+            findings.problems.append(
+                Problem(
+                    want.node,
+                    f"network_parent {want.network_parent}",
+                    f"carries the Docker network {network['name']} already, and the engine allows one",
+                    "choose another interface (or a VLAN of it), or remove that network",
+                )
+            )
+
+
+def container_name(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None:
+    """Note when the container's name is taken by one that is not this cluster's."""
+    for container in _containers(facts):
+        if container["name"] == want.container_name and not is_ours(container.get("labels"), want.cluster):
+            findings.problems.append(
+                Problem(
+                    want.node,
+                    f"a container named {want.container_name}",
+                    "exists already and is not this cluster's",
+                    "remove or rename it, or choose another container_name",
+                )
+            )
+
+
+def address(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None:
+    """Note when the node's address is taken by a container that is not this cluster's."""
+    for container in _containers(facts):
+        at = (container.get("networks") or {}).get(want.network_name)
+        if at == want.my_ip and not is_ours(container.get("labels"), want.cluster):
+            findings.problems.append(
+                Problem(
+                    want.node,
+                    want.my_ip,
+                    f"is used by the container {container['name']}, which is not this cluster's",
+                    "remove that container from the network, or give the node another my_ip",
+                )
+            )
+
+
+def guests(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None:
+    """Name others on our network: the engine gives them addresses, and knows nothing of other nodes'.
+
+    To keep the plan's addresses from them, the engine would have to be told all of them when the network is
+    made, and each new node would mean making it anew everywhere.
+    """
+    network = _existing(want, facts)
+    guests = _foreign_containers(want, facts, network) if network else []
+    at = {one["name"]: (one.get("networks") or {}).get(want.network_name, "") for one in _containers(facts)}
+    for guest in guests if is_ours(network.get("labels"), want.cluster) else []:
+        address = at.get(guest, "")
+        owner = want.others.get(address, "")
+        if owner and address != want.my_ip:
+            # Both would answer, and verification blame the node whose address it is.
+            reason = f"is used by the container {guest}, which is not this cluster's"
+            remedy = "remove that container from the network"
+            findings.problems.append(Problem(want.node, f"the address {address} of {owner}", reason, remedy))
+        elif not owner:
+            findings.warn(
+                want.node,
+                f"The container {guest}, which is not this cluster's, is on the network {want.network_name}"
+                f"{f' at {address}' if address else ''}: the engine may give it the address of another node.",
+            )
+
+
+def former_cluster(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None:
+    """Name jobs in a container of another cluster's name, be it a neighbour or this one's former name."""
+    for one in _containers(facts):
+        theirs = (one.get("labels") or {}).get(LABEL_CLUSTER, "")
+        if theirs and theirs != want.cluster and one.get("jobs"):
+            many = len(one["jobs"]) > 1
+            jobs = f"jobs {names(one['jobs'])} run" if many else f"job {one['jobs'][0]} runs"
+            findings.warn(
+                want.node,
+                f"The {jobs} in the container {one['name']} of the cluster {theirs}, beside which this "
+                "cluster's is started: if that is the former name of this one, stop what runs there first.",
+            )
+
+
+def _existing(want: NodePlan, facts: Mapping[str, Any]) -> Mapping[str, Any]:
+    networks: Iterable[Mapping[str, Any]] = (facts.get("docker") or {}).get("networks") or []
+    return next((one for one in networks if one["name"] == want.network_name), {})
+
+
+def _containers(facts: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return (facts.get("docker") or {}).get("containers") or []
+
+
+def _foreign_containers(want: NodePlan, facts: Mapping[str, Any], network: Mapping[str, Any]) -> list[str]:
+    """Return the containers on the network, stopped ones included, that are not the cluster's."""
+    labels = {one["name"]: one.get("labels") for one in _containers(facts)}
+    attached = {one["name"] for one in _containers(facts) if network["name"] in (one.get("networks") or {})}
+    attached.update(network.get("containers") or [])
+    return sorted(name for name in attached if not is_ours(labels.get(name), want.cluster))
+
+
+def _gateway(subnet: Mapping[str, Any]) -> str:
+    """Return a subnet's gateway; the engine does not name it when it took the first usable address itself."""
+    if subnet.get("gateway"):
+        return str(subnet["gateway"]).partition("/")[0]
+    return str(next(ip_network(subnet["subnet"]).hosts()))

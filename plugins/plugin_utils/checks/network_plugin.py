@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Which SR-IOV network plugin a node has, and whether its engine lets the wanted one live."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ansible_collections.rdm.provision.plugins.module_utils.constants import LABEL_PLUGIN
+from ansible_collections.rdm.provision.plugins.module_utils.engine.ownership import is_ours
+from ansible_collections.rdm.provision.plugins.plugin_utils.desired.node_plan import (
+    OWN,
+    UPSTREAM,
+    Findings,
+    NodePlan,
+)
+from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import Problem
+
+_MAY_SERVE = ("running", "restarting", "paused")
+# The upstream plugin's own Docker client speaks this version of the API first.
+_UPSTREAM_API = (1, 12)
+
+
+def plugin_in_place(facts: Mapping[str, Any], cluster: str) -> str:
+    """Return which of the cluster's plugins a node has; empty for none."""
+    unit = facts.get("network_plugin") or {}
+    if unit.get("unit") and unit.get("cluster") == cluster:
+        return OWN
+    for container in (facts.get("docker") or {}).get("containers") or []:
+        labels = container.get("labels") or {}
+        if is_ours(labels, cluster, "plugin"):
+            return str(labels.get(LABEL_PLUGIN) or UPSTREAM)
+    return ""
+
+
+def leaves_upstream(want: NodePlan, facts: Mapping[str, Any]) -> bool:
+    """Return whether this run replaces the upstream plugin by ours, and ends what is on its networks."""
+    return want.plugin == OWN and want.network_replace and plugin_in_place(facts, want.cluster) == UPSTREAM
+
+
+def upstream(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None:
+    """Refuse the upstream plugin under an engine that makes it destructive."""
+    docker = facts.get("docker") or {}
+    oldest = str(docker.get("min_api_version") or "")
+    if want.plugin != UPSTREAM or not oldest or _version(oldest) <= _UPSTREAM_API:
+        return
+    findings.problems.append(
+        Problem(
+            want.node,
+            "sriov_plugin upstream",
+            "forgets all its networks when it is restarted here: it asks the engine in API version 1.12, and "
+            f"Docker Engine {docker.get('version')} refuses those below {oldest}",
+            "use sriov_plugin: rdm-sriov, or Docker Engine 24 or older",
+        )
+    )
+
+
+def socket(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None:
+    """Refuse a socket that something else than the cluster's plugin serves."""
+    seen, docker = facts.get("network_plugin") or {}, facts.get("docker") or {}
+    # Without an engine nobody knows what is in its containers.
+    if not want.plugin or not docker or not seen.get("served_by"):
+        return
+    by_unit = seen["served_by"] == OWN and seen["unit"] and seen["cluster"] == want.cluster
+    by_container = any(
+        is_ours(one.get("labels") or {}, want.cluster, "plugin") and one["state"] in _MAY_SERVE
+        for one in docker.get("containers") or []
+    )
+    if not by_unit and not by_container:
+        reason = "is served by something else already"
+        remedy = "stop it, or leave it to that (sriov_enabled: false)"
+        findings.problems.append(Problem(want.node, f"sriov_socket {seen['socket']}", reason, remedy))
+
+
+def _version(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.split(".") if part.isdigit())

@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What must be true on a node before anything is changed there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import PurePosixPath
+from typing import Any
+
+from ansible_collections.rdm.provision.plugins.module_utils.node.shell_files import READ_FOR_COMMANDS
+from ansible_collections.rdm.provision.plugins.plugin_utils.checks import (
+    devices,
+    engine,
+    existing,
+    network_plugin,
+    ports,
+    sriov,
+)
+from ansible_collections.rdm.provision.plugins.plugin_utils.desired.node_plan import (
+    Findings,
+    NodePlan,
+    of_rails,
+)
+from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import Problem
+
+
+def check_node(want: NodePlan, facts: Mapping[str, Any]) -> Findings:
+    """Return everything that stands against the plan on one node."""
+    findings = Findings([], [])
+    for check in (
+        engine.engine,
+        network_plugin.upstream,
+        network_plugin.socket,
+        engine.reported,
+        devices.accelerator,
+        devices.gpu_access,
+        engine.user_namespaces,
+        engine.selinux,
+        devices.parent,
+        sriov.functions,
+        sriov.other_networks,
+        sriov.link_layer,
+        sriov.shared_functions,
+        sriov.iommu,
+        ports.ports,
+        ports.virtual_ports,
+        ports.opensm,
+        devices.memlock,
+        devices.shared_memory,
+        engine.log_driver,
+        engine.config_dir,
+        engine.image,
+        engine.archives,
+        engine.disk,
+        existing.network,
+        existing.parent_in_use,
+        existing.container_name,
+        existing.old_names,
+        existing.address,
+        existing.guests,
+        existing.former_cluster,
+        devices.rdma,
+        login_shell,
+        shells,
+    ):
+        check(want, facts, findings)
+    for rail in of_rails(want):
+        for check in (existing.network, existing.address):
+            check(rail, facts, findings)
+    return findings
+
+
+def login_shell(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None:
+    """Warn where a command of ssh has no MY_IP: without root it is in files that not every shell reads."""
+    user = facts.get("user") or {}
+    shell = str(user.get("shell") or "")
+    if want.become or not shell or PurePosixPath(shell).name in READ_FOR_COMMANDS:
+        return
+    findings.warn(
+        want.node,
+        f"The login shell of {user['name']}, {shell}, reads no file for the command of `ssh {want.node} …`, "
+        "which lacks MY_IP: chsh -s /bin/bash gives one that does.",
+    )
+
+
+def check_host(want: NodePlan, facts: Mapping[str, Any]) -> Findings:
+    """Return what stands against the plan on a bare host, which has no containers."""
+    interfaces = facts.get("interfaces") or []
+    own = {address.partition("/")[0] for one in interfaces for address in one["addresses"]}
+    findings = Findings([], [])
+    devices.shared_memory(want, facts, findings)
+    shells(want, facts, findings)
+    if want.my_ip in own:
+        return findings
+    having = sorted(address for address in own if ":" not in address and not address.startswith("127."))
+    reason = f"is no address of the host, which has {', '.join(having) or 'none'}"
+    remedy = "set my_ip to the one that it has on the fabric"
+    findings.problems.append(Problem(want.node, f"my_ip {want.my_ip}", reason, remedy))
+    return findings
+
+
+def shells(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None:
+    """Note lines of others by which shells have another MY_IP than the node, unless they are repaired."""
+    for stray in facts.get("strays") or ():
+        if stray["value"] == want.my_ip or (want.repairs and stray["plain"]):
+            continue
+        hint = "remove that line"
+        if stray["plain"]:
+            hint += ", or set my_ip_repair_strays: true, which comments it out"
+        what = f"{stray['file']}:{stray['line']}"
+        findings.warnings.append(Problem(want.node, what, _stray_sentence(stray, want.my_ip), hint))
+
+
+def with_strays(facts: Mapping[str, Any], my_ip: str) -> Mapping[str, Sequence[str]]:
+    """Return which roles have work on a node, the lines of others that are to be commented out included.
+
+    Args:
+        facts: what a look found.
+        my_ip: what no line of others may change; empty where such lines stay.
+    """
+    work: Mapping[str, Sequence[str]] = facts["work"]
+    lines = [
+        f"{stray['file']}:{stray['line']} {_stray_sentence(stray, my_ip)}"
+        for stray in facts["strays"]
+        if my_ip and stray["plain"] and stray["value"] != my_ip
+    ]
+    return {**work, "my_ip": [*work.get("my_ip", ()), *lines]} if lines else work
+
+
+def _stray_sentence(stray: Mapping[str, Any], my_ip: str) -> str:
+    """Return what a line of others does to MY_IP."""
+    where = " and in ".join(stray["shells"])
+    return f"sets MY_IP to {stray['value'] or 'nothing'}, which wins over {my_ip} in {where}"
+
+
+def check_engine(want: NodePlan, facts: Mapping[str, Any]) -> list[Problem]:
+    """Return what is wrong with the engine and with the node itself, whatever is planned for it."""
+    findings = Findings([], [])
+    engine.engine(want, facts, findings)
+    engine.reported(want, facts, findings)
+    return findings.problems

@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What must be true of RDMA ports: linked, configured by a subnet manager, and the VFs' with them.
+
+Nothing here is refused: a network of a port that is down is made all the same, and is there when it comes up.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from ansible_collections.rdm.provision.plugins.module_utils.node.sriov_parent import port_of
+from ansible_collections.rdm.provision.plugins.plugin_utils.desired.node_plan import Findings, NodePlan
+from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import Problem, names
+
+
+def ports(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None:
+    """Tell which ports are not active, and what that of a parent waits for."""
+    infiniband = facts.get("infiniband") or []
+    below = {one["name"] for one in facts.get("parents") or []}
+    idle = [
+        f"port {port['port']} of {device['name']} ({port['state']}, {port['physical_state']})"
+        for device in infiniband
+        if not device.get("virtual") and below.isdisjoint(device.get("netdevs") or ())
+        for port in device.get("ports") or ()
+        if port["state"] != "ACTIVE"
+    ]
+    if idle:
+        findings.warn(want.node, f"not active: {', '.join(idle)}.")
+    for parent in facts.get("parents") or []:
+        port = port_of(parent["name"], infiniband)
+        if port["device"]:
+            findings.warnings.extend(_port(want, parent, port))
+
+
+def virtual_ports(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None:
+    """Tell of VFs whose InfiniBand ports are down while their physical function's is up."""
+    infiniband = facts.get("infiniband") or []
+    for parent in facts.get("parents") or []:
+        port = port_of(parent["name"], infiniband)
+        down = _down(facts, parent["name"]) if port.get("state") == "ACTIVE" else []
+        if not down or port["link_layer"] != "InfiniBand":
+            continue
+        which = (
+            f"the ports of VFs {names(map(str, down))} of {parent['name']} are down, and its own is active"
+        )
+        kept = [
+            vf
+            for vf in _functions(facts, parent["name"])
+            if vf["index"] in down and vf["policy"] not in ("", "Follow")
+        ]
+        if kept:
+            findings.warnings.append(_unfollowing(want, parent["name"], which, kept))
+        elif len(down) == _count(facts, parent["name"]):
+            lid = port["sm_lid"]
+            findings.warnings.append(
+                Problem(
+                    want.node,
+                    "subnet manager:",
+                    f"{which}, so most likely the subnet manager (LID {lid}) knows no virtual ports; only "
+                    "its own host can tell for sure",
+                    "set virt_enabled 2 in its opensm.conf, and restart it (systemctl restart opensm); "
+                    f"smpquery nodedesc {lid} says which host that is",
+                )
+            )
+
+
+def opensm(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None:
+    """Tell where this node's subnet manager, which is the one in charge, is not told to serve VFs."""
+    configured = facts.get("opensm") or {}
+    if want.network_driver != "sriov" or not configured or configured["virt_enabled"] == "2":
+        return
+    in_charge = any(
+        port["lid"] and port["lid"] == port["sm_lid"]
+        for device in facts.get("infiniband") or []
+        if not device["virtual"]
+        for port in device["ports"]
+    )
+    if in_charge:
+        said = configured["virt_enabled"]
+        has = f"has virt_enabled {said}" if said else "says nothing of virt_enabled"
+        findings.warnings.append(
+            Problem(
+                want.node,
+                "subnet manager:",
+                f"{configured['path']} {has}, and this node's is in charge: the ports of VFs stay down, "
+                "unless opensm was started with another configuration",
+                "set virt_enabled 2 there, and restart it (systemctl restart opensm). The opensm of "
+                "MLNX_OFED and DOCA-OFED has that option",
+            )
+        )
+
+
+def _port(want: NodePlan, parent: Mapping[str, Any], port: Mapping[str, Any]) -> Iterator[Problem]:
+    at = f"port {port['port']} of {port['device']} ({parent['name']})"
+    query = f"sminfo -C {port['device']} -P {port['port']}"
+    answer = parent.get("subnet_manager") or {}
+    if port["state"] != "ACTIVE" and port["physical_state"] != "LinkUp":
+        reason = f"{at} is {port['state']}, {port['physical_state']}: nobody at the other end"
+        remedy = f"look at the cable and the switch's port (ibstat {port['device']}, ibportstate, mlxlink)"
+        yield Problem(want.node, "link:", reason, remedy)
+    elif port["state"] != "ACTIVE" and port["link_layer"] == "InfiniBand":
+        reason = f"{at} is {port['state']} with its link up, SM LID {port['sm_lid']}: none has configured it"
+        remedy = f"start one on a host of the subnet (systemctl start opensm), or the switch's own; {query}"
+        yield Problem(want.node, "subnet manager:", reason, remedy)
+    elif port["state"] != "ACTIVE":
+        yield Problem(want.node, "link:", f"{at} is {port['state']}", f"ip link set {parent['name']} up")
+    elif answer.get("answer") == "no":
+        reason = (
+            f"{at} is active, and that with LID {port['sm_lid']} answers no more ({answer['text']}): what "
+            "runs goes on, and no port that is new or comes back gets an address"
+        )
+        yield Problem(
+            want.node, "subnet manager:", reason, f"start it again (systemctl restart opensm); {query}"
+        )
+
+
+def _unfollowing(want: NodePlan, name: str, which: str, kept: Sequence[Mapping[str, Any]]) -> Problem:
+    """Tell of VFs whose ports do not follow the physical one; `policy` is from the driver's file or `ip`."""
+    number = kept[0]["index"]
+    if kept[0]["by_files"]:
+        path = f"/sys/class/net/{name}/device/sriov/{number}/policy"
+        remedy, shown = f"echo Follow > {path}, and rebind the VF", path
+    else:
+        remedy, shown = f"ip link set {shlex.quote(name)} vf {number} state auto", f"ip link show {name}"
+    reason = f"{which}: the policy of {names(str(vf['index']) for vf in kept)} is not Follow ({shown})"
+    return Problem(want.node, "driver:", reason, remedy)
+
+
+def _down(facts: Mapping[str, Any], name: str) -> list[int]:
+    """Return the indices of the VFs of a physical function whose RDMA port is down."""
+    states = {
+        device["pci"]: device["ports"][0]["state"]
+        for device in facts.get("infiniband") or []
+        if device["virtual"] and device["ports"]
+    }
+    return [vf["index"] for vf in _functions(facts, name) if states.get(vf["pci"]) == "DOWN"]
+
+
+def _count(facts: Mapping[str, Any], name: str) -> int:
+    """Return how many VFs of a physical function have RDMA devices here."""
+    devices = {device["pci"] for device in facts.get("infiniband") or []}
+    return sum(vf["pci"] in devices for vf in _functions(facts, name))
+
+
+def _functions(facts: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
+    return next((one["vfs"] for one in facts.get("sriov") or [] if one["pf"] == name), [])

@@ -1,0 +1,314 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What a node needs so that it can have VFs, layer by layer: BIOS, kernel command line, firmware, driver.
+
+Each sentence begins with its layer, says what was read, and ends with the command that mends it. What makes
+VFs impossible is refused; what may only be slow, or cannot be told for sure, is a warning.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Mapping, Set
+from typing import Any
+
+from ansible_collections.rdm.provision.plugins.module_utils.engine.ownership import is_ours
+from ansible_collections.rdm.provision.plugins.module_utils.node.boot import (
+    iommu_parameters,
+    missing_parameters,
+)
+from ansible_collections.rdm.provision.plugins.module_utils.node.rdma_tools import allows, set_command
+from ansible_collections.rdm.provision.plugins.module_utils.node.sriov_parent import MELLANOX
+from ansible_collections.rdm.provision.plugins.module_utils.vf import decision
+from ansible_collections.rdm.provision.plugins.module_utils.vf.functions import from_fact
+from ansible_collections.rdm.provision.plugins.plugin_utils.checks.network_plugin import leaves_upstream
+from ansible_collections.rdm.provision.plugins.plugin_utils.desired.node_plan import (
+    OWN,
+    UPSTREAM,
+    Findings,
+    NodePlan,
+    parent_variable,
+    parents,
+)
+from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import Problem, names
+
+_FIRMWARE_VFS = 8
+"""How many VFs the advice is for at least, the default of sriov_firmware_vfs."""
+_HAVE_VFS = ("running", "paused")
+
+
+def functions(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None:
+    """See that each parent can have the VFs that are wanted, before any node has got some."""
+    told, refused = set(), set()
+    for one in facts.get("parents") or [] if want.network_driver == "sriov" else []:
+        unfit = _unfit(want, one)
+        if unfit or _is_short(want, one):
+            told |= {one["name"], one["pci"]}
+            problem = unfit or _too_few(want, one, findings)
+            if problem:
+                refused.add(one["name"])
+                findings.problems.append(problem)
+    findings.problems.extend(_none_to_give(want, facts, refused))
+    if want.functions and not want.become:
+        reason = "needs root, which makes virtual functions, and rdm_become is false"
+        findings.problems.append(Problem(want.node, "sriov_vfs", reason, "set rdm_become to true"))
+    findings.problems.extend(_impossible(want, facts, told))
+
+
+def link_layer(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None:
+    """Refuse a VLAN on InfiniBand and a partition on Ethernet, which the plugin would refuse in the end."""
+    if want.network_driver != "sriov":
+        return
+    infiniband = {one["pf"]: one["infiniband"] for one in facts.get("sriov") or []}
+    infiniband.update({one["name"]: one["infiniband"] for one in facts.get("parents") or [] if one["pci"]})
+    below = [(name, want.network_options) for name in parents(want)]
+    below += [(rail.parent, rail.options) for rail in want.rails]
+    vlan = [name for name, options in below if options.get("vlan") and infiniband.get(name) is True]
+    pkey = [name for name, options in below if options.get("pkey") and infiniband.get(name) is False]
+    for option, wrong, kind, remedy in (
+        (
+            "vlan",
+            vlan,
+            "InfiniBand, which has partitions",
+            "leave it out, or set network_pkey to a partition",
+        ),
+        ("pkey", pkey, "Ethernet, which has no partitions", "leave it out, or set network_vlan"),
+    ):
+        if wrong:
+            value = next(options[option] for name, options in below if name == wrong[0])
+            reason = f"does not fit {names(wrong)}: {'that is' if len(wrong) == 1 else 'these are'} {kind}"
+            reason += " in the place of VLANs" if option == "vlan" else ""
+            findings.problems.append(Problem(want.node, f"network_{option} {value}", reason, remedy))
+
+
+def shared_functions(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None:
+    """Name other interfaces of the parents' PCI functions: partitions (pkeys), second ports.
+
+    rdm-sriov knows functions by their PCI addresses, so that these do not mislead it.
+    """
+    if want.network_driver != "sriov" or want.plugin != UPSTREAM:
+        return
+    for one in facts.get("parents") or []:
+        others = [f"{child['name']} (pkey {child['pkey'] or 'unknown'})" for child in one["children"]]
+        others += one["siblings"]
+        if others and one["pci"]:
+            findings.warn(
+                want.node,
+                f"host: {names(others)} on the PCI function of {one['name']}: rdma/sriov-plugin then "
+                "takes it for one port of a multi-port card and makes no VFs. ip link delete takes a "
+                "partition away.",
+            )
+
+
+def iommu(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None:
+    """Tell where the IOMMU is off, and by which layer, and where it slows devices down."""
+    booted = facts.get("boot") or {}
+    cpu = booted.get("cpu")
+    if not cpu or booted["virtual"] or want.sriov.kernel_parameters:
+        return  # of other CPUs nothing is known; a virtual machine's is the hypervisor's; or it is in hand
+    wanted = iommu_parameters(cpu)
+    remedy = f"{_kernel_command(facts, wanted)}, and reboot; or set sriov_kernel_parameters: true"
+    if not booted["iommu"]:
+        table = {"intel": "DMAR", "amd": "IVRS"}[cpu]
+        if not booted["table"]:
+            told = f"there is no {table} in /sys/firmware/acpi/tables, and no IOMMU group"
+            name = "VT-d" if cpu == "intel" else "AMD-Vi (IOMMU)"
+            findings.warnings.append(
+                Problem(
+                    want.node,
+                    "BIOS:",
+                    f"the IOMMU is off ({told})",
+                    f"switch {name} on in the BIOS set-up, beside SR-IOV, then {remedy}",
+                )
+            )
+            return
+        has = " ".join(booted["parameters"]) or "nothing about it"
+        reason = f"the IOMMU is off (no IOMMU group, /proc/cmdline has {has})"
+        findings.warnings.append(Problem(want.node, "kernel command line:", reason, remedy))
+        return
+    slow = [one for one in facts.get("parents") or [] if str(one["iommu"]).startswith("DMA")]
+    if slow and missing_parameters(booted):
+        told = ", ".join(f"{one['name']} in a group of type {one['iommu']}" for one in slow)
+        findings.warnings.append(
+            Problem(
+                want.node,
+                "kernel command line:",
+                f"the IOMMU translates every transfer ({told}), which costs bandwidth, and GPUs theirs",
+                remedy,
+            )
+        )
+
+
+def other_networks(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None:
+    """Refuse to take the upstream plugin away from networks that are not the cluster's."""
+    if not leaves_upstream(want, facts):
+        return
+    others = [
+        one["name"]
+        for one in (facts.get("docker") or {}).get("networks") or []
+        if one["driver"] == want.network_driver and not is_ours(one.get("labels"), want.cluster)
+    ]
+    if others:
+        reason = f"serves {names(others)}, not of this cluster, too, so that it cannot be replaced"
+        remedy = f"remove {'it' if len(others) == 1 else 'them'}, or keep sriov_plugin: upstream"
+        findings.problems.append(Problem(want.node, "rdma/sriov-plugin", reason, remedy))
+
+
+def _none_to_give(want: NodePlan, facts: Mapping[str, Any], refused: Set[str]) -> Iterator[Problem]:
+    """Yield that no VFs are made and none are there for the plugin, which makes none by itself."""
+    if want.plugin != OWN or want.functions or want.network_options.get("mode") == "passthrough":
+        return
+    below = {*parents(want), *(rail.parent for rail in want.rails)} - refused
+    used = [one for one in facts.get("parents") or [] if one["pci"] and one["name"] in below]
+    lost = leaves_upstream(want, facts)
+    empty = used if lost else [one for one in used if not one["num_vfs"]]
+    if not empty:
+        return
+    listed = names(one["name"] for one in empty)
+    reason = f"makes no virtual functions, and {listed} {'has' if len(empty) == 1 else 'have'} none now"
+    if lost:
+        reason = f"makes no virtual functions, and rdma/sriov-plugin takes those of {listed} with it"
+    most = min(max(one["total_vfs"], want.sriov.firmware_vfs) for one in empty)
+    remedy = f"set sriov_vfs to how many {'it' if len(empty) == 1 else 'each'} shall have, {most} at most"
+    yield Problem(want.node, "sriov_vfs 0", reason, remedy)
+
+
+def ending(want: NodePlan, facts: Mapping[str, Any]) -> dict[str, int]:
+    """Return of how many VFs the containers end before the work on VFs begins, by the interface of the PF.
+
+    Those of the cluster's own end when another plugin takes the place of the one that made its networks.
+    """
+    if not leaves_upstream(want, facts):
+        return {}
+    counts = {fact["pf"]: _on_its_network(want, facts, fact["pf"]) for fact in facts.get("sriov") or []}
+    return {parent: count for parent, count in counts.items() if count}
+
+
+def _on_its_network(want: NodePlan, facts: Mapping[str, Any], parent: str) -> int:
+    """Return how many VFs of a parent the cluster's own containers have, through its networks there."""
+    docker = facts.get("docker") or {}
+    on_parent = {
+        one["name"]
+        for one in docker.get("networks") or []
+        if one["driver"] == want.network_driver and is_ours(one.get("labels"), want.cluster)
+        if (one.get("options") or {}).get("netdevice") == parent
+    }
+    return sum(
+        len(on_parent & set(one.get("networks") or {}))
+        for one in docker.get("containers") or []
+        if is_ours(one.get("labels"), want.cluster) and one["state"] in _HAVE_VFS
+    )
+
+
+def _impossible(want: NodePlan, facts: Mapping[str, Any], told: Set[str]) -> Iterator[Problem]:
+    """Yield why VFs cannot be made as they are wanted, but for the parents of which a layer tells."""
+    found = {name: one for one in facts.get("sriov") or [] for name in (one["pf"], one["pci"])}
+    seen: dict[str, str] = {}
+    ends = ending(want, facts)
+    for wanted in want.functions:
+        if wanted.parent in told:
+            continue
+        fact = found.get(wanted.parent)
+        if fact is None:
+            reason = "is to have virtual functions, and has no SR-IOV on this node"
+            remedy = f"choose one of {names(one['pf'] for one in facts.get('sriov') or [])}"
+            if not found:
+                remedy = "switch SR-IOV on in its firmware and in the BIOS, and see that its driver is loaded"
+            yield Problem(want.node, wanted.parent, reason, remedy)
+            continue
+        other = seen.setdefault(fact["pci"], wanted.parent)
+        if other != wanted.parent:
+            reason = f"is the same function as {other}"
+            yield Problem(want.node, wanted.parent, reason, "name it once")
+        for sentence in decision.problems(from_fact(fact), wanted, ends.get(fact["pf"], 0)):
+            yield Problem(want.node, "", sentence, "")
+
+
+def _is_short(want: NodePlan, one: Mapping[str, Any]) -> bool:
+    return bool(one["pci"]) and one["total_vfs"] < want.sriov.vfs
+
+
+def _unfit(want: NodePlan, one: Mapping[str, Any]) -> Problem | None:
+    """Return why an interface can have no VFs of its own, whatever its firmware says."""
+    name, bond = one["name"], one["bond"]
+    if bond == name:
+        reason = "is a bond, and VFs belong to one PCI function"
+        remedy = f"name one of its ports (cat /sys/class/net/{name}/bonding/slaves), taken out of the bond"
+    elif bond:
+        reason = f"is a port of the bond {bond}, which its VFs would not be part of"
+        remedy = f"take it out (ip link set {shlex.quote(name)} nomaster), or name another interface"
+    elif one["virtual"]:
+        reason = f"is a VF itself ({one['pci']})"
+        remedy = "name its physical function, which /sys/class/net/" + f"{name}/device/physfn/net lists"
+    elif one["driver"] == "mlx4_core":
+        reason = (
+            "is a ConnectX-3 or older (driver mlx4_core), which has its VFs by module options at boot only"
+        )
+        remedy = "use a ConnectX-4 or newer"
+        if not one["infiniband"]:
+            remedy += ", or network_driver ipvlan"
+    elif not one["pci"] and name != "lo" and want.network_options.get("mode") != "passthrough":
+        if want.sriov.stand_in:
+            return None
+        reason = "is no PCI device, and VFs belong to one"
+        remedy = "name a card's interface (ls -l /sys/class/net/*/device), or set network_driver: macvlan"
+    else:
+        return None
+    return Problem(want.node, f"host: {parent_variable(want, name)} {name}", reason, remedy)
+
+
+def _too_few(want: NodePlan, one: Mapping[str, Any], findings: Findings) -> Problem | None:
+    """Return which layer keeps a parent from offering the wanted VFs; a warning where the run mends it."""
+    node, name, pci, total = want.node, one["name"], one["pci"], one["total_vfs"]
+    offers = f"{name} ({pci}) offers {total} VFs (sriov_totalvfs), and sriov_vfs asks for {want.sriov.vfs}"
+    if total == 0:
+        offers = f"{name} ({pci}) offers no VFs (sriov_totalvfs is 0 or missing)"
+    if one["vendor"] != MELLANOX:
+        if total:
+            return Problem(node, "driver:", offers, f"set sriov_vfs to {total} or less")
+        dmesg = f"dmesg | grep -i {pci}"
+        return Problem(
+            node, "BIOS:", offers, f"switch SR-IOV on in the BIOS set-up, if the adapter has it ({dmesg})"
+        )
+    firmware = one.get("firmware") or {}
+    tool = firmware.get("tool") or "mstconfig"
+    count = want.sriov.firmware_vfs or max(want.sriov.vfs, _FIRMWARE_VFS)
+    command = " ".join(set_command(tool, pci, count))
+    fewer = f", or set sriov_vfs to {total} or less" if total else ""
+    if firmware.get("error") or "next" not in firmware:
+        reason = f"{offers}, and how it is set is not known: {firmware.get('error') or 'nobody has asked'}"
+        first = "see as root why" if firmware.get("tool") else "install mstflint"
+        remedy = f"{first} ({tool} -d {pci} -e query), then {command}, and reboot{fewer}"
+        return Problem(node, "firmware:", reason, remedy)
+    if allows(firmware["current"], want.sriov.vfs):
+        reason = f"{offers}, though the firmware allows {firmware['current']['vfs']} ({tool} -e query)"
+        remedy = (
+            f"switch SR-IOV, and memory above 4 GB, on in the BIOS set-up (dmesg | grep -i {pci} says what "
+            "it lacks)"
+        )
+        return Problem(node, "BIOS:", reason, remedy)
+    said = f"SRIOV_EN={_said(firmware['next']['sriov'])} NUM_OF_VFS={_said(firmware['next']['vfs'])}"
+    if allows(firmware["next"], want.sriov.vfs):
+        reason = f"{offers}; {said} are set and wait for a reboot ({tool} -e query)"
+        remedy = "reboot the node (power it off and on where a reboot does not do)"
+    else:
+        reason = f"{offers}; after the next boot, too, it has {said} ({tool} -e query)"
+        remedy = f"{command}, and reboot{fewer}"
+    if want.sriov.firmware_vfs:
+        then = "reboots the node" if want.sriov.reboot_ok else "stops there until the node was rebooted"
+        findings.warn(node, f"firmware: {reason}: the run sets it, as sriov_firmware says, and {then}.")
+        return None
+    remedy += "; or set sriov_firmware: true (and sriov_reboot_ok: true)"
+    return Problem(node, "firmware:", reason, remedy)
+
+
+def _said(value: Any) -> str:
+    return "unknown" if value is None else str(value)
+
+
+def _kernel_command(facts: Mapping[str, Any], parameters: list[str]) -> str:
+    """Return what adds parameters to the command line of the next boot, in the distribution's way."""
+    words = " ".join(parameters)
+    if (facts.get("distribution") or {}).get("id") in ("debian", "ubuntu"):
+        line = f'GRUB_CMDLINE_LINUX="$GRUB_CMDLINE_LINUX {words}"'
+        return f"echo '{line}' > /etc/default/grub.d/rdm.cfg && update-grub"
+    return f'grubby --update-kernel=ALL --args="{words}"'

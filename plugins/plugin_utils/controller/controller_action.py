@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What the actions that decide on the controller have in common."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Any, ClassVar, Literal
+
+from ansible.plugins.action import ActionBase
+from ansible_collections.rdm.provision.plugins.plugin_utils.ansible_internals.task_arguments import let_go
+from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import Problem, Refused
+
+
+class Decision(ActionBase):
+    """An action that decides, refuses or judges on the controller, and talks to no node.
+
+    Attributes:
+        ARGUMENTS: the options, as the module of the same name documents them.
+        STAGE: what a refusal is about: the inventory, or what nodes have answered.
+    """
+
+    TRANSFERS_FILES = False
+    _requires_connection = False
+    _supports_check_mode = True
+    ARGUMENTS: ClassVar[dict[str, Any]]
+    STAGE: ClassVar[Literal["inventory", "nodes"]] = "nodes"
+
+    def run(self, tmp: Any = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
+        """Return the decision, or the refusal."""
+        variables: dict[str, Any] = task_vars or {}
+        result: dict[str, Any] = super().run(tmp, variables)
+        _, options = self.validate_argument_spec(self.ARGUMENTS)
+        result["changed"] = False
+        try:
+            result.update(self.decide(options, variables))
+        except Refused as refused:
+            result.update(refused.result(self.STAGE))
+        except OSError as error:
+            if not error.filename:
+                raise
+            reason = f"cannot be used: {error.strerror}"
+            problem = Problem(None, str(error.filename), reason, "let this user read and write there")
+            result.update(Refused([problem]).result(self.STAGE))
+        let_go(self._task)
+        return result
+
+    @abstractmethod
+    def decide(self, options: dict[str, Any], variables: dict[str, Any]) -> dict[str, Any]:
+        """Return what the task returns.
+
+        Args:
+            options: the task's options, checked.
+            variables: the host's variables.
+
+        Raises:
+            Refused: of it the task's failure is made.
+        """

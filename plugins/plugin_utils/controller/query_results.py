@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What became of asking all hosts at once: whose answer is taken, and who is left to an ordinary task."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from ansible.errors import AnsibleConnectionFailure
+from ansible_collections.rdm.provision.plugins.plugin_utils.controller.thread_pool import Outcome
+
+INTERPRETER = "discovered_interpreter_python"
+"""The fact in which Ansible keeps the Python that it found on a host."""
+
+_INTERNAL = ("invocation", "ansible_facts")
+
+
+class Asked(NamedTuple):
+    """What became of it.
+
+    Attributes:
+        answers: host -> what the module returned.
+        lost: host -> why it could not be reached, in the words of the connection plugin.
+        others: host -> why it is left to an ordinary task.
+        interpreters: host -> the Python that Ansible found there, where it had to look for one.
+    """
+
+    answers: dict[str, dict[str, Any]]
+    lost: dict[str, str]
+    others: dict[str, str]
+    interpreters: dict[str, str]
+
+    def plays(self, hosts: Sequence[str]) -> dict[str, list[str]]:
+        """Return the hosts of the plays that see to those who gave no answer.
+
+        Where there is one, a host that was reached is added at the end: when all hosts of a play are lost,
+        Ansible ends the whole run.
+
+        Args:
+            hosts: all that were asked; the plays have theirs in this order.
+        """
+        plays = {}
+        for play, chosen in (("lost", self.lost), ("others", self.others)):
+            mine = [host for host in hosts if host in chosen]
+            company = next((host for host in hosts if host in self.answers), None)
+            if company is None and play == "lost":
+                company = next((host for host in hosts if host in self.others), None)
+            plays[play] = [*mine, *([company] if mine and company is not None else [])]
+        return plays
+
+
+def sort(
+    outcomes: Iterable[Outcome], patience: float, tell: Callable[[str], None] = lambda _name: None
+) -> Asked:
+    """Sort how the calls ended.
+
+    Only what is beyond doubt is taken: an answer without anything to tell beside it, or that a host cannot be
+    reached. For the rest Ansible itself is to find the words.
+
+    Args:
+        outcomes: of the calls, as they come.
+        patience: seconds that each call had.
+        tell: called with the name of each host that has answered.
+    """
+    asked = Asked({}, {}, {}, {})
+    known: dict[str, str] = {}
+    for name, value, error in outcomes:
+        if isinstance(error, TimeoutError):
+            asked.others[name] = f"it has not answered within {patience:g} s"
+        elif isinstance(error, AnsibleConnectionFailure):
+            asked.lost[name] = str(error)
+        elif error is not None:
+            asked.others[name] = f"{type(error).__name__}: {error}"
+        elif not _is_clean(value):
+            asked.others[name] = str(value.get("msg") or "the module has more to tell")
+        else:
+            interpreter = (value.get("ansible_facts") or {}).get(INTERPRETER)
+            if interpreter:
+                asked.interpreters[name] = interpreter
+            answer = {
+                key: one
+                for key, one in value.items()
+                if key not in _INTERNAL and not key.startswith("_ansible")
+            }
+            asked.answers[name] = _shared(answer, known)
+            tell(name)
+    return asked
+
+
+def _is_clean(value: Mapping[str, Any]) -> bool:
+    """Whether a module did well, and has nothing to say that Ansible shows by itself."""
+    bad = ("failed", "changed", "skipped", "warnings", "deprecations", "exception")
+    return bool(value.get("_ansible_parsed")) and not any(value.get(key) for key in bad)
+
+
+def _shared(value: Any, known: dict[str, str]) -> Any:
+    """Return an answer in which each string that is known is the known one.
+
+    Nodes say the same in the same words, and Ansible keeps every answer for as long as it runs.
+    """
+    if isinstance(value, dict):
+        return {_shared(key, known): _shared(one, known) for key, one in value.items()}
+    if isinstance(value, list):
+        return [_shared(one, known) for one in value]
+    # Ansible's own kinds of strings say more than their letters.
+    return known.setdefault(value, value) if type(value) is str else value

@@ -1,0 +1,504 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What the plan is made of, from the variables of hosts and roles."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from ipaddress import IPv4Network
+from typing import Any, NamedTuple
+
+from ansible.errors import AnsibleError
+from ansible_collections.rdm.provision.plugins.module_utils.constants import (
+    ACCELERATORS,
+    PLAN_FILE,
+    RUNTIME_HOST,
+)
+from ansible_collections.rdm.provision.plugins.module_utils.node.rail_address import moved
+from ansible_collections.rdm.provision.plugins.module_utils.sriov.functions import FunctionProblem
+from ansible_collections.rdm.provision.plugins.module_utils.sriov.options import wanted_network
+from ansible_collections.rdm.provision.plugins.module_utils.sriov.state import Network
+from ansible_collections.rdm.provision.plugins.plugin_utils.addresses import address_plan
+from ansible_collections.rdm.provision.plugins.plugin_utils.addresses.address_plan import AddressPlan
+from ansible_collections.rdm.provision.plugins.plugin_utils.addresses.collision import (
+    RAIL_SUBNETS,
+    ssh_address_problems,
+    subnet_problems,
+)
+from ansible_collections.rdm.provision.plugins.plugin_utils.addresses.rails import (
+    Rail,
+    name_problems,
+    network_of,
+    prefix_of,
+    rail_subnets,
+)
+from ansible_collections.rdm.provision.plugins.plugin_utils.desired import vf_plan
+from ansible_collections.rdm.provision.plugins.plugin_utils.desired.cluster_plan import (
+    ClusterPlan,
+    plan_cluster,
+)
+from ansible_collections.rdm.provision.plugins.plugin_utils.desired.node_plan import (
+    DRIVERS_ON_A_PARENT,
+    OWN,
+    UPSTREAM,
+    UPSTREAM_IMAGE,
+    NodePlan,
+)
+from ansible_collections.rdm.provision.plugins.plugin_utils.desired.plan_keys import key_problems
+from ansible_collections.rdm.provision.plugins.plugin_utils.desired.sriov_settings import sriov_settings
+from ansible_collections.rdm.provision.plugins.plugin_utils.desired.work import ROLES as WORKERS
+from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import (
+    Problem,
+    Refused,
+    sentences,
+)
+from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import names as listed
+from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.cluster_variables import (
+    CLUSTER_OPTIONS,
+    CONNECTION_VARIABLES,
+    outside,
+)
+from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.container_options import (
+    MOUNT_OPTIONS,
+    container_problems,
+    missing_over_ssh,
+    own_memory,
+    unlabelled_volumes,
+)
+from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.host_variables import (
+    REGISTERED,
+    ROLES,
+    HostVariables,
+    role_options,
+)
+from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.image_list import (
+    Images,
+    check_images,
+    unpinned,
+)
+from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.network_options import driver_options
+from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.python_sources import (
+    source_problems,
+    version_problems,
+)
+from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.role_variables import (
+    RoleVariables,
+    unknown_variables,
+)
+
+IMAGE_VARIABLES = {"images_list", "images_profiles", "container_image"}
+
+
+def planned_variables() -> set[str]:
+    """Return the names of the variables that the plan depends on."""
+    return {name for role, name, _ in role_options() if role in WORKERS} | set(CLUSTER_OPTIONS)
+
+
+class Draft(NamedTuple):
+    """What the inventory alone decides, before anybody refuses.
+
+    Attributes:
+        plan: the plan, with defaults for what is wrong; None where there can be none.
+        previous: the plan file's.
+        images: of each node.
+        problems: what is wrong with the inventory.
+        warnings: what is odd about it.
+    """
+
+    plan: ClusterPlan | None
+    previous: AddressPlan | None
+    images: dict[str, Images]
+    problems: list[Problem]
+    warnings: list[str]
+
+
+def plan_inventory(
+    reader: HostVariables, release: list[str], unseen: Sequence[Problem] = (), keys: bool = False
+) -> Draft:
+    """Return the plan by the inventory alone.
+
+    Addresses that `release` sets free may be given away again. `unseen` are the problems with variables that
+    the reader does not have. With `keys`, the controller must have the ssh keys that the plan before knows.
+    """
+    problems: list[Problem] = list(unseen)
+    variables: dict[str, dict[str, Any]] = {}
+    for host in reader.hosts:
+        variables[host] = {}
+        present = set(reader.variables(host))
+        for name in present.intersection((*CLUSTER_OPTIONS, *CONNECTION_VARIABLES)):
+            try:
+                variables[host][name] = reader.evaluate(host, name)
+            except AnsibleError as error:
+                reason = f"cannot be evaluated: {error.message}".rstrip(". ")
+                problems.append(Problem(host, name, reason, "correct it in the inventory"))
+    found, warnings, images = _check_roles(reader, variables)
+    lost, more = outside(reader.groups)
+    problems += [*lost, *found]
+    warnings += more
+    previous = base = None
+    if reader.hosts:
+        try:
+            path = reader.plan_file()
+            found_plan = address_plan.read_plan(str(path))
+            if found_plan:
+                address_plan.check_owner(found_plan, reader.hosts, str(path))
+            previous = base = found_plan
+            if keys:
+                problems += key_problems(reader, previous, str(path))
+            if release:
+                base = _release(previous, release, reader.hosts)
+        except Refused as refused:
+            problems += refused.problems
+        except address_plan.PlanFileError as error:
+            remedy = "correct it, or restore it from version control"
+            problems.append(Problem(None, str(path), str(error), remedy))
+    # The network is one for all nodes, so it is made anew only when every node says so.
+    replace = all(reader.true(host, "network_replace") for host in reader.hosts)
+    plan, problems = plan_cluster(reader.masters, reader.workers, variables, base, replace, problems)
+    if plan:
+        problems += contradictions(reader, plan.addresses)
+        subnets, found = _rail_subnets(reader, plan)
+        plan = plan._replace(rails=subnets)
+        problems += found
+        plan.warnings.extend(warnings)
+        warnings = plan.warnings
+        if previous:
+            kept = plan.addresses._replace(
+                keys=previous.keys, vf_prefix=previous.vf_prefix, replaced=previous.replaced
+            )
+            plan = plan._replace(addresses=kept)
+        plan = _with_functions(reader, plan, problems)
+    return Draft(plan, previous, images, problems, warnings)
+
+
+def _with_functions(reader: HostVariables, plan: ClusterPlan, problems: list[Problem]) -> ClusterPlan:
+    """Return the plan with the virtual functions, and add to the problems what is wrong with them."""
+    functions: dict[str, vf_plan.Functions] = {}
+    for host in plan.addresses.nodes:
+        try:
+            functions[host] = vf_plan.functions_of(reader, host)
+            if functions[host].number and plugin_of(reader, host) == OWN:
+                vf_plan.refuse_undone(functions[host], _sriov_network(reader, host))
+        except ValueError as error:
+            problems.append(Problem(host, "", str(error), "correct it in the inventory"))
+    functions = {host: one for host, one in functions.items() if one.number}
+    addresses = vf_plan.settled(
+        plan.addresses, functions, plan.inventory.cluster, plan.inventory.ssh_addresses
+    )
+    problems += vf_plan.clashes(addresses, functions)
+    return plan._replace(addresses=addresses, functions=functions)
+
+
+def _rail_subnets(reader: HostVariables, plan: ClusterPlan) -> tuple[list[IPv4Network], list[Problem]]:
+    """Return the subnets of the further rails, and what is wrong with the rails of all nodes."""
+    listed_rails = {host: _texts(reader.role_value(host, "container_rails")) or [] for host in reader.hosts}
+    problems = [
+        problem
+        for host, rails in listed_rails.items()
+        for problem in name_problems(
+            host, rails, reader.text(host, "network_parent"), reader.text(host, "network_driver")
+        )
+    ]
+    counts = {host: len(rails) for host, rails in listed_rails.items()}
+    given = {host: _texts(reader.role_value(host, RAIL_SUBNETS)) or [] for host in reader.hosts}
+    subnets, found = rail_subnets(plan.addresses.subnet, counts, given)
+    for subnet in subnets:
+        found += subnet_problems(subnet, RAIL_SUBNETS)
+        found += ssh_address_problems(subnet, plan.inventory.ssh_addresses, RAIL_SUBNETS)
+    problems += found
+    return ([], problems) if problems else (subnets, [])
+
+
+def contradictions(reader: HostVariables, addresses: AddressPlan) -> list[Problem]:
+    """Return the variables of roles that say something else than the plan that all roles get.
+
+    They are for who uses a role alone. A role would believe them, and the others the plan.
+    """
+    master = next(iter(addresses.nodes), "")
+    master_addr = addresses.nodes.get(master, "")
+    problems = []
+    for host in reader.hosts:
+        my_ip = addresses.nodes.get(host, "")
+        for name, planned, instead in (
+            ("network_subnet", str(addresses.subnet), "set rdm_subnet"),
+            ("network_gateway", addresses.gateway, "set rdm_gateway"),
+            ("my_ip_address", my_ip, "set my_ip"),
+            ("container_my_ip", my_ip, "set my_ip"),
+            ("my_ip_master_addr", master_addr, f"set my_ip of {master}"),
+            ("container_master_addr", master_addr, f"set my_ip of {master}"),
+        ):
+            given = reader.text(host, name)
+            if given and planned and given != planned:
+                reason = f"is not what is planned, {planned}"
+                problems.append(Problem(host, f"{name} {given}", reason, f"{instead} instead"))
+    return problems
+
+
+def _release(previous: AddressPlan | None, names: list[str], hosts: list[str]) -> AddressPlan:
+    """Return the plan before without what removed nodes hold; Refused when they hold nothing."""
+    if previous is None:
+        reason, remedy = "has no reserved address", f"there is no {PLAN_FILE} yet"
+        raise Refused([Problem(None, name, reason, remedy) for name in names])
+    return address_plan.release(previous, names, hosts)
+
+
+def _check_roles(
+    reader: HostVariables, variables: Mapping[str, Mapping[str, Any]]
+) -> tuple[list[Problem], list[str], dict[str, Images]]:
+    """Return the problems with variables of roles, warnings about names that nobody reads, and the images.
+
+    `variables` are the cluster-wide ones of each host.
+    """
+    options = {name: option for _, name, option in role_options()}
+    cluster_wide = {*CLUSTER_OPTIONS, *REGISTERED}
+    checker = RoleVariables({name: option for name, option in options.items() if name not in cluster_wide})
+    known = {*options, *cluster_wide}
+    prefixes = ["rdm_", *(f"{role.name}_" for role in sorted(ROLES.iterdir()))]
+    problems: list[Problem] = []
+    images: dict[str, Images] = {}
+    names: set[str] = set()
+    apart: list[str] = []
+    odd: list[Problem] = []
+    for host in reader.hosts:
+        present = list(reader.variables(host))
+        names.update(name for name in present if name not in known)
+        given = {}
+        for name in present:
+            if name in options and name not in cluster_wide:
+                try:
+                    given[name] = reader.evaluate(host, name)
+                except AnsibleError:
+                    continue  # it refers to what a later role knows, and is checked there
+        if given.get("network_driver") == "bridge":
+            apart.append(host)
+        wrong = checker.problems(host, given)
+        untyped = {problem.value for problem in wrong}
+        accelerator = variables[host].get("rdm_accelerator")
+        bare = variables[host].get("rdm_runtime") == RUNTIME_HOST
+        typed = {name: one for name, one in given.items() if name not in untyped}
+        wrong += container_problems(host, typed if bare else {"container_hostname": host, **typed})
+        odd += [] if bare else missing_over_ssh(host, typed)
+        if bare and accelerator == "rocm":
+            wrong += _torch_problems(reader, host)
+        if bare:
+            wrong += source_problems(host, given) + version_problems(host, given)
+        # Where these refer to what only the node knows, they are judged when that is known.
+        known_now = IMAGE_VARIABLES.intersection(present) <= set(given) and accelerator in ACCELERATORS
+        # A bare host has no containers, and so no images.
+        known_now = known_now and not bare
+        images[host] = _images(reader, host, accelerator, given) if known_now else Images("", False, [])
+        if not wrong:
+            try:
+                _network_options(reader, host)
+            except ValueError as error:
+                wrong.append(Problem(host, "", str(error), "correct it in the inventory"))
+        problems += [] if bare else unpinned(host, _powerful(reader, host), given.get("images_list"))
+        # These name the image, which the check of types cannot.
+        told = any(problem.value.endswith("images_list") for problem in images[host].problems)
+        problems += images[host].problems
+        problems += [one for one in wrong if not (told and one.value == "images_list")]
+    warnings = unknown_variables(names, known, prefixes) + sentences(odd)
+    if apart and len(reader.hosts) > 1:
+        warnings.append(
+            f"{listed(apart)}: network_driver bridge reaches the containers of its own node only, and this "
+            "cluster has several nodes: choose sriov, macvlan or ipvlan."
+        )
+    return problems, warnings, images
+
+
+def _torch_problems(reader: HostVariables, host: str) -> list[Problem]:
+    """Return what is wrong with where a bare host with AMD GPUs gets torch from."""
+    names = [f"python_env_torch{one}" for one in ("", "_backend")]
+    if names[1] not in reader.variables(host) or any(reader.text(host, name) for name in names):
+        return []
+    reason = "takes PyPI's torch, which is for CUDA, and rdm_accelerator is rocm"
+    remedy = "set it to auto, or to the build for the node's ROCm, such as rocm6.4, or set python_env_torch"
+    return [Problem(host, "an empty python_env_torch_backend", reason, remedy)]
+
+
+def _images(reader: HostVariables, host: str, accelerator: Any, given: Mapping[str, Any]) -> Images:
+    """Return a node's images, and what is wrong with the list of them."""
+    profiles = given.get("images_profiles") or reader.default("images_profiles")
+    if not isinstance(profiles, dict):
+        return Images("", False, [])  # which is told already
+    image = str(given.get("container_image") or "")
+    return check_images(host, given.get("images_list"), profiles, accelerator, image)
+
+
+def _powerful(reader: HostVariables, host: str) -> dict[str, str]:
+    """Return the images that run with all rights on the node, by the variable that names each."""
+    plugin = plugin_of(reader, host)
+    if not plugin or reader.true(host, "sriov_allow_tag"):
+        return {}
+    used = {}
+    if plugin == UPSTREAM:
+        used["sriov_image"] = reader.text(host, "sriov_image") or UPSTREAM_IMAGE
+    if reader.true(host, "sriov_install_wrapper"):
+        used["sriov_wrapper_image"] = reader.text(host, "sriov_wrapper_image")
+    return used
+
+
+def plugin_of(reader: HostVariables, host: str) -> str:
+    """Return the SR-IOV network plugin that a node is to have; empty for none."""
+    enabled = reader.true(host, "sriov_enabled", otherwise=reader.text(host, "network_driver") == "sriov")
+    return (
+        reader.text(host, "sriov_plugin") if enabled and reader.text(host, "sriov_state") != "absent" else ""
+    )
+
+
+def function_devices(reader: HostVariables, host: str) -> bool:
+    """Return whether a container gets the RDMA devices of just its function, where a plugin reserves that."""
+    return (
+        reader.text(host, "container_rdma") != "all" and reader.role_value(host, "container_devices") is None
+    )
+
+
+def _network_options(reader: HostVariables, host: str, parent: str = "", rail: int = 0) -> dict[str, str]:
+    """Return the options of a rail's network driver; ValueError when they make no sense together."""
+    driver = reader.text(host, "network_driver")
+    prefix, pkey = reader.text(host, "network_prefix"), reader.text(host, "network_pkey")
+    if pkey and plugin_of(reader, host) == "upstream":
+        raise ValueError(f"network_pkey {pkey} means nothing to sriov_plugin upstream: rdm-sriov has it")
+    return driver_options(
+        driver,
+        parent=parent or reader.text(host, "network_parent"),
+        mode=reader.text(host, "network_mode"),
+        vlan=int(reader.text(host, "network_vlan") or 0),
+        privileged=reader.true(host, "network_privileged"),
+        prefix=prefix_of(prefix, rail) if driver == "sriov" else prefix,
+        pkey=pkey,
+        extra=reader.role_value(host, "network_options") or {},
+    )
+
+
+def wire_addresses(reader: HostVariables, host: str, plan: Mapping[str, Any]) -> dict[str, str]:
+    """Return a node's address on the wire of each of its interfaces that can be asked who has it.
+
+    Args:
+        reader: the variables.
+        host: the node.
+        plan: what the action plan returns.
+    """
+    driver = reader.text(host, "network_driver")
+    vlan = int(reader.text(host, "network_vlan") or 0)
+    if driver not in DRIVERS_ON_A_PARENT or reader.text(host, "rdm_runtime") == RUNTIME_HOST:
+        return {}
+    if driver == "sriov" and (vlan or reader.text(host, "network_pkey")):
+        return {}  # on another wire than the physical function
+    first = IPv4Network(plan["subnet"])
+    subnets = [first, *map(IPv4Network, plan.get("rails") or ())]
+    parents = _texts(reader.role_value(host, "container_rails")) or [reader.text(host, "network_parent")]
+    return {
+        parent.partition(",")[0].strip() + (f".{vlan}" if vlan else ""): moved(
+            plan["nodes"][host]["my_ip"], first, subnet
+        )
+        for parent, subnet in zip(parents, subnets, strict=False)
+    }
+
+
+def _sriov_network(reader: HostVariables, host: str) -> Network:
+    """Return the network that the plugin is to make.
+
+    One without containers where its options are wrong, which is told elsewhere.
+    """
+    try:
+        return wanted_network(_network_options(reader, host))
+    except (ValueError, FunctionProblem):
+        return Network((), mode="")
+
+
+def bare_node_plan(reader: HostVariables, node: str, plan: ClusterPlan) -> NodePlan:
+    """Return what the cluster wants of a node whose variables are not to be trusted."""
+    return NodePlan(
+        node=node,
+        cluster=plan.inventory.cluster,
+        accelerator=plan.inventory.nodes[node].accelerator,
+        my_ip=plan.addresses.nodes[node],
+        subnet=plan.addresses.subnet,
+        gateway=plan.addresses.gateway,
+        slots=plan.inventory.nodes[node].slots,
+        network_name="",
+        network_driver="",
+        docker_socket=reader.text(node, "rdm_docker_socket"),
+        engine_install=reader.true(node, "docker_engine_install"),
+        repairs=reader.true(node, "my_ip_repair_strays"),
+    )
+
+
+def node_plan(reader: HostVariables, node: str, plan: ClusterPlan, images: Images) -> NodePlan:
+    """Return what the cluster wants of one node."""
+    return bare_node_plan(reader, node, plan)._replace(
+        network_name=reader.text(node, "network_name"),
+        network_driver=reader.text(node, "network_driver"),
+        network_parent=reader.text(node, "network_parent"),
+        network_options=_network_options(reader, node),
+        network_replace=reader.true(node, "network_replace"),
+        container_name=reader.text(node, "container_name"),
+        memlock_required=reader.true(node, "container_memlock_required", otherwise=True),
+        log_needed=reader.true(node, "container_sshd", otherwise=True),
+        own_memory=own_memory(
+            reader.role_value(node, "container_shm_size"), reader.role_value(node, "container_ipc_mode")
+        ),
+        min_free_bytes=int(reader.text(node, "images_min_free_bytes") or 0),
+        image=images.image,
+        image_listed=images.listed,
+        spare_jobs=reader.true(node, "container_spare_jobs", otherwise=True),
+        own_devices=any(
+            reader.role_value(node, f"container_{what}") is not None
+            for what in ("devices", "device_requests")
+        ),
+        groups=_texts(reader.role_value(node, "container_groups")),
+        userns_mode=reader.text(node, "container_userns_mode"),
+        unlabelled=unlabelled_volumes(
+            {name: reader.role_value(node, f"container_{name}") for name in MOUNT_OPTIONS}
+        ),
+        rdma=reader.text(node, "container_rdma"),
+        functions=plan.functions.get(node, vf_plan.NONE).wanted(vf_plan.first_of(plan.addresses, node)),
+        become=plan.inventory.nodes[node].become,
+        sriov=sriov_settings(reader, node),
+        rails=_rails(reader, node, plan),
+        function_devices=function_devices(reader, node),
+        plugin=plugin_of(reader, node),
+    )
+
+
+def _rails(reader: HostVariables, node: str, plan: ClusterPlan) -> list[Rail]:
+    parents = _texts(reader.role_value(node, "container_rails")) or []
+    first = plan.addresses.subnet
+    return [
+        Rail(
+            parent=parents[index],
+            network=network_of(reader.text(node, "network_name"), index),
+            subnet=subnet,
+            gateway=moved(plan.addresses.gateway, first, subnet),
+            my_ip=moved(plan.addresses.nodes[node], first, subnet),
+            options=_network_options(reader, node, parents[index], index),
+        )
+        for index, subnet in enumerate(plan.rails, start=1)
+    ]
+
+
+def _texts(value: Any) -> list[str] | None:
+    """Return a list of texts as Ansible takes it, None for none."""
+    if value is None:
+        return None
+    return [str(item) for item in (value.split(",") if isinstance(value, str) else value)]
+
+
+def base_of_nodes(
+    plan: ClusterPlan, previous: AddressPlan | None, images: dict[str, Images]
+) -> dict[str, dict[str, Any]]:
+    """Return what is known of every node of the inventory, reached or not."""
+    notes = address_plan.notes(plan.addresses, previous, plan.inventory.pins)
+    return {
+        name: {
+            "address": plan.inventory.ssh_addresses.get(name, name),
+            "my_ip": plan.addresses.nodes[name],
+            "note": notes[name],
+            "rank": rank,
+            "slots": node.slots,
+            "accelerator": node.accelerator,
+            "image": images[name].image,
+            "vf_mac": vf_plan.first_of(plan.addresses, name),
+        }
+        for rank, (name, node) in enumerate(plan.inventory.nodes.items())
+    }

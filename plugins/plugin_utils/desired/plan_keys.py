@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The ssh keys of the cluster that is planned: those that are there, or made with the plan."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+
+from ansible_collections.rdm.provision.plugins.module_utils.constants import STATE_DIR
+from ansible_collections.rdm.provision.plugins.plugin_utils.addresses.address_plan import AddressPlan
+from ansible_collections.rdm.provision.plugins.plugin_utils.desired.node_plan import Origin
+from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import Problem, Refused
+from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.host_variables import HostVariables
+from ansible_collections.rdm.provision.plugins.plugin_utils.ssh import cluster_keys
+
+
+def key_problems(reader: HostVariables, previous: AddressPlan | None, plan_file: str) -> list[Problem]:
+    """Return why the controller's keys are not those of the cluster; nothing when new ones are wanted.
+
+    Args:
+        reader: the variables.
+        previous: what the plan file holds.
+        plan_file: its path.
+    """
+    directories = {host: _directory(reader, host) for host in reader.hosts}
+    first = next(iter(directories.values()))
+    for host, directory in directories.items():
+        if directory != first:
+            reason = f"is not {first}, as of other nodes"
+            return [Problem(host, f"container_ssh_key_dir {directory}", reason, "give all nodes the same")]
+    if _wants_new(reader):
+        return []
+    try:
+        keys = cluster_keys.read(first)
+    except Refused as refused:
+        return refused.problems
+    return cluster_keys.problems(first, keys, previous.keys if previous else {}, plan_file)
+
+
+def keys_of(reader: HostVariables, cluster: str, writes: bool) -> cluster_keys.Keys | None:
+    """Return the cluster's keys, made where they are missing or new ones are wanted; None for none.
+
+    Args:
+        reader: the variables.
+        cluster: name of the cluster.
+        writes: whether to make keys. If not, there are none where some would have been made.
+
+    Raises:
+        Refused: they cannot be made.
+    """
+    directory = _directory(reader, reader.hosts[0])
+    anew = _wants_new(reader)
+    keys = None if anew else cluster_keys.read(directory)
+    if keys or not writes:
+        return keys
+    try:
+        return cluster_keys.make(directory, cluster, anew)
+    except OSError as error:
+        reason = f"cannot be written: {error.strerror}"
+        problem = Problem(None, f"container_ssh_key_dir {directory}", reason, "let this user write there")
+        raise Refused([problem]) from None
+
+
+def origins(reader: HostVariables, previous: AddressPlan | None) -> dict[str, Origin]:
+    """Return for each node what this inventory knows of the cluster.
+
+    Args:
+        reader: the variables.
+        previous: what the plan file holds.
+
+    Raises:
+        Refused: a key that is there cannot be used.
+    """
+    anew = _wants_new(reader)
+    keys = None if anew else cluster_keys.read(_directory(reader, reader.hosts[0]))
+    authority = keys.fingerprints[cluster_keys.AUTHORITY] if keys else ""
+    before = {**previous.removed, **previous.nodes} if previous else {}
+    replaced = previous.replaced if previous else ()
+    return {
+        host: Origin(authority, anew, previous is not None, before.get(host, ""), replaced)
+        for host in reader.hosts
+    }
+
+
+def replaced_authorities(
+    reader: HostVariables, previous: AddressPlan | None, keys: cluster_keys.Keys, carried: Iterable[str]
+) -> tuple[str, ...]:
+    """Return the fingerprints of the authorities that the cluster had before, the oldest first.
+
+    Args:
+        reader: the variables.
+        previous: what the plan file holds.
+        keys: the cluster's keys.
+        carried: fingerprints of the authorities that nodes have now, which count where new keys are wanted.
+    """
+    found = list(previous.replaced) if previous else []
+    found.append(previous.keys.get(cluster_keys.AUTHORITY, "") if previous else "")
+    if _wants_new(reader):
+        found += sorted(carried)
+    ours = keys.fingerprints[cluster_keys.AUTHORITY]
+    return tuple(dict.fromkeys(one for one in found if one and one != ours))
+
+
+def _directory(reader: HostVariables, host: str) -> str:
+    given = os.path.expanduser(reader.text(host, "container_ssh_key_dir"))
+    inventory = str(reader.written(host).get("inventory_dir") or "")
+    return os.path.join(inventory, given or os.path.join(STATE_DIR, "ssh"))
+
+
+def _wants_new(reader: HostVariables) -> bool:
+    return reader.true(reader.hosts[0], "preflight_new_ssh_keys")

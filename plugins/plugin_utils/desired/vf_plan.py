@@ -1,0 +1,303 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The virtual functions (VFs) that the cluster wants, and that no two have one address.
+
+A cluster's MACs and GUIDs begin with two bytes that the address plan keeps; the rest follows from MY_IP, so
+that they are as unique and as lasting as that (see module_utils/vf/identity.py). The two bytes are worked out
+from the cluster's name and the nodes with which it first had VFs, so that other clusters have others.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import itertools
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from ansible.module_utils.parsing.convert_bool import boolean
+from ansible_collections.rdm.provision.plugins.module_utils.sriov.state import Network
+from ansible_collections.rdm.provision.plugins.module_utils.vf.decision import Wanted
+from ansible_collections.rdm.provision.plugins.module_utils.vf.identity import (
+    ADDRESS_BITS,
+    FUNCTIONS,
+    MAC_BYTES,
+    NUMBERS,
+    addresses,
+    bytes_of,
+    first_mac,
+    guid_of,
+    normal,
+    place_of,
+)
+from ansible_collections.rdm.provision.plugins.plugin_utils.addresses.address_plan import AddressPlan
+from ansible_collections.rdm.provision.plugins.plugin_utils.addresses.ipv4 import to_int
+from ansible_collections.rdm.provision.plugins.plugin_utils.desired.sriov_settings import vf_parents
+from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import Problem
+from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.host_variables import HostVariables
+
+_DOCKERS = "02:42"  # what Docker's own MACs begin with
+
+
+class Functions(NamedTuple):
+    """What the inventory says of a node's VFs.
+
+    Attributes:
+        number: how many VFs each physical function (PF) shall have.
+        parents: the PFs.
+        pinned: PF -> MACs or GUIDs of its VFs, in order, normalised.
+        policy: of InfiniBand VFs.
+        vlan: of Ethernet VFs; this and the rest are None to leave it as it is.
+        trust: of Ethernet VFs.
+        spoof_check: of Ethernet VFs.
+    """
+
+    number: int
+    parents: list[str]
+    pinned: Mapping[str, list[str]] = {}
+    policy: str = "Follow"
+    vlan: int | None = None
+    trust: bool | None = None
+    spoof_check: bool | None = None
+
+    def wanted(self, first: str) -> list[Wanted]:
+        """Return what is wanted of each PF, from the node's first MAC."""
+        return [
+            Wanted(
+                parent,
+                self.number,
+                self.pinned.get(parent) or addresses(first, place, self.number),
+                self.policy,
+                self.vlan,
+                self.trust,
+                self.spoof_check,
+            )
+            for place, parent in enumerate(self.parents)
+        ]
+
+    def pins(self) -> Iterator[tuple[str, str]]:
+        """Yield the addresses that are pinned, and the VFs that get them."""
+        for parent, listed in self.pinned.items():
+            for number, address in enumerate(listed[: self.number]):
+                yield address, f"VF {number} of {parent}"
+
+    @property
+    def shows(self) -> list[str]:
+        """What is looked at, of each VF, to see that it is still so."""
+        given = {"vlan": self.vlan, "trust": self.trust, "spoof_check": self.spoof_check}
+        return ["address", "policy", *(name for name, value in given.items() if value is not None)]
+
+
+NONE = Functions(0, [])
+
+
+def functions_of(reader: HostVariables, host: str) -> Functions:
+    """Return what the inventory says of a node's VFs; ValueError when it makes no sense.
+
+    Values of another type than they should have count as none: they are told elsewhere.
+    """
+    try:
+        number = int(reader.text(host, "sriov_vfs") or 0)
+    except ValueError:
+        return NONE
+    enabled = reader.true(host, "sriov_enabled", otherwise=reader.text(host, "network_driver") == "sriov")
+    if not enabled or not number or reader.text(host, "sriov_state") == "absent":
+        return NONE
+    if not 0 < number <= NUMBERS:
+        raise ValueError(f"sriov_vfs {number} is not between 0 and {NUMBERS}")
+    parents = vf_parents(reader, host)
+    if not 0 < len(parents) <= FUNCTIONS or len(set(parents)) < len(parents) or not all(parents):
+        raise ValueError(
+            f"sriov_vf_parents {parents} does not name 1 to {FUNCTIONS} physical functions, each of them once"
+        )
+    return Functions(
+        number,
+        parents,
+        _pinned(reader.role_value(host, "sriov_vf_addresses"), parents, number),
+        reader.text(host, "sriov_vf_policy") or "Follow",
+        _optional(reader, host, "sriov_vf_vlan", int),
+        _optional(reader, host, "sriov_vf_trust", boolean),
+        _optional(reader, host, "sriov_vf_spoof_check", boolean),
+    )
+
+
+def refuse_undone(functions: Functions, network: Network) -> None:
+    """Raise ValueError when rdm-sriov, at each start of a container, undoes what is wanted of its VF.
+
+    Args:
+        functions: what is wanted of the node's VFs.
+        network: that of the containers.
+    """
+    if network.mode != "sriov":
+        return
+    settings = (
+        ("vlan", functions.vlan, network.vlan, "vlan", network.vlan),
+        ("trust", functions.trust, network.privileged, "privileged", network.privileged),
+        ("spoof_check", functions.spoof_check, not network.privileged, "privileged", network.privileged),
+    )
+    for name, wanted, sets, of_network, has in settings:
+        if wanted is not None and wanted != sets:
+            raise ValueError(
+                f"sriov_vf_{name} {_said(wanted)} contradicts network_{of_network} {_said(has)}, from which "
+                f"rdm-sriov sets it to {_said(sets)} at each start of a container; leave sriov_vf_{name} out"
+            )
+
+
+def settled(
+    plan: AddressPlan, wanted: Mapping[str, Functions], name: str, ssh: Mapping[str, str]
+) -> AddressPlan:
+    """Return the plan with the two bytes that MACs and GUIDs begin with, where they are needed.
+
+    Args:
+        plan: the address plan.
+        wanted: the VFs of each node.
+        name: of the cluster.
+        ssh: node -> where it is reached.
+    """
+    if plan.vf_prefix or not any(one.number for one in wanted.values()):
+        return plan
+    said = repr((name, [(node, ssh.get(node, "")) for node in plan.nodes]))
+    for attempt in itertools.count():
+        drawn = hashlib.sha256(f"{attempt} {said}".encode()).digest()
+        # Locally administered (bit 1), and of one station (bit 0); IEEE 802.
+        prefix = f"{drawn[0] & 0xFC | 2:02x}:{drawn[1]:02x}"
+        if prefix != _DOCKERS:
+            break
+    return plan._replace(vf_prefix=prefix)
+
+
+def first_of(plan: AddressPlan, node: str) -> str:
+    """Return the first MAC of a node, empty where the cluster has no VFs."""
+    return first_mac(plan.vf_prefix, to_int(plan.nodes[node])) if plan.vf_prefix else ""
+
+
+def clashes(plan: AddressPlan, wanted: Mapping[str, Functions]) -> list[Problem]:
+    """Return the VFs of different nodes that would get one address.
+
+    Args:
+        plan: the address plan.
+        wanted: the VFs of each node that has some.
+    """
+    problems = []
+    holders: dict[int, tuple[str, str]] = {}
+    for node, at in {**plan.removed, **plan.nodes}.items():
+        other, other_at = holders.setdefault(_low(at), (node, at))
+        if other != node and (node in wanted or other in wanted):
+            reason = f"and {other_at} of {other} differ in what is left out of MACs, their first bits"
+            remedy = f"choose a my_ip that differs in the last {ADDRESS_BITS} bits"
+            problems.append(Problem(node, f"its address {at}", reason, remedy))
+    owners = _Owners(plan, wanted)
+    pinned: dict[str, tuple[str, str]] = {}
+    for node, one in wanted.items():
+        for address, vf in one.pins():
+            other, other_vf = owners.by_place(address) or pinned.setdefault(_key(address), (node, vf))
+            if (other, other_vf) != (node, vf):
+                reason = f"of {vf} is that of {other_vf} of {other}"
+                remedy = "give each VF its own in sriov_vf_addresses"
+                problems.append(Problem(node, f"the address {address}", reason, remedy))
+    return problems
+
+
+def taken(
+    plan: AddressPlan, wanted: Mapping[str, Functions], facts: Mapping[str, Mapping[str, Any]]
+) -> list[Problem]:
+    """Return the addresses of a node's VFs that something else on another node has already.
+
+    Args:
+        plan: the address plan.
+        wanted: the VFs of each node that has some.
+        facts: node -> what `node_facts` found there.
+    """
+    owners = _Owners(plan, wanted)
+    pinned = {_key(address): (node, vf) for node, one in wanted.items() for address, vf in one.pins()}
+    problems = []
+    for node, found in facts.items() if wanted else ():
+        # Its own VFs get their addresses in this run.
+        for address, device in _seen(found, but_vfs=node in wanted):
+            owner, vf = pinned.get(_key(address)) or owners.by_place(address) or (node, "")
+            if owner != node:
+                reason = f"of {vf} is that of {device} of {node}"
+                remedy = "set others with sriov_vf_addresses, or change vf_prefix in the address plan"
+                problems.append(Problem(owner, f"the address {address}", reason, remedy))
+    return problems
+
+
+class _Owners:
+    """Tells whose VF has an address by its place."""
+
+    def __init__(self, plan: AddressPlan, wanted: Mapping[str, Functions]) -> None:
+        self._prefix = plan.vf_prefix
+        self._wanted = wanted
+        self._nodes = {_low(plan.nodes[node]): node for node in wanted}
+
+    def by_place(self, address: str) -> tuple[str, str] | None:
+        """Return node and VF."""
+        place = place_of(address)
+        node = self._nodes.get(place.address) if place and place.prefix == self._prefix else None
+        if place is None or node is None:
+            return None
+        one = self._wanted[node]
+        if place.function >= len(one.parents) or place.number >= one.number:
+            return None
+        parent = one.parents[place.function]
+        return None if parent in one.pinned else (node, f"VF {place.number} of {parent}")
+
+
+def _seen(found: Mapping[str, Any], but_vfs: bool) -> Iterator[tuple[str, str]]:
+    """Yield the MACs and GUIDs of a node's devices, and what a person calls these."""
+    functions = found.get("sriov") or []
+    vfs = [vf for function in functions for vf in function["vfs"]] if but_vfs else []
+    ours = {vf[key] for vf in vfs for key in ("pci", "netdev")}
+    listed: list[tuple[str, str]] = [
+        (one.get("mac") or "", f"the interface {one['name']}")
+        for one in found.get("interfaces") or []
+        if one["name"] not in ours
+    ]
+    listed += [
+        (one["node_guid"], f"the RDMA device {one['name']}")
+        for one in found.get("infiniband") or []
+        if one["pci"] not in ours
+    ]
+    for text, device in listed:
+        # The last 8 bytes of an IPoIB interface's address are its port's GUID.
+        with contextlib.suppress(ValueError):
+            yield normal(text[-23:]), device
+
+
+def _key(address: str) -> str:
+    """Return the GUID that a MAC would be on InfiniBand, so that both are one."""
+    return guid_of(address) if bytes_of(address) == MAC_BYTES else address
+
+
+def _low(address: str) -> int:
+    return to_int(address) & (1 << ADDRESS_BITS) - 1
+
+
+def _pinned(value: Any, parents: list[str], number: int) -> dict[str, list[str]]:
+    if not isinstance(value, dict):
+        return {}
+    pinned: dict[str, list[str]] = {}
+    for parent, listed in value.items():
+        if parent not in parents:
+            raise ValueError(f"sriov_vf_addresses names {parent}, which is none of {', '.join(parents)}")
+        if not isinstance(listed, list) or len(listed) < number:
+            raise ValueError(f"sriov_vf_addresses has no list of {number} addresses for {parent}")
+        pinned[parent] = []
+        for text in listed:
+            try:
+                pinned[parent].append(normal(str(text)))
+            except ValueError as error:
+                raise ValueError(f"sriov_vf_addresses {text} of {parent} {error}") from None
+    return pinned
+
+
+def _said(value: int) -> str:
+    """Return a setting as an inventory has it."""
+    return str(value).lower()
+
+
+def _optional(reader: HostVariables, host: str, name: str, kind: Any) -> Any:
+    value = reader.role_value(host, name)
+    try:
+        return None if value is None else kind(value)
+    except (TypeError, ValueError):
+        return None  # which is told elsewhere

@@ -1,0 +1,446 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Judge the fabric: from what every container measured to which node is at fault, and why.
+
+The art is in naming the fault once. Where one node of a hundred is cut off, each of the others reports it
+silent, and it reports all of them silent: 198 failing pairs, one cause. So the nodes are first sorted into
+groups that reach each other. Who is alone is cut off, a small group is split off, and only what remains
+inside a group is told pair by pair, beginning with the node that explains most.
+
+A pair that nobody measured says nothing: it is not silent. In a large cluster most are like that.
+
+Pure: it reads nothing and prints nothing. Times are in microseconds.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+
+from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import names as listed
+from ansible_collections.rdm.provision.plugins.plugin_utils.fabric.fabric import (
+    Fabric,
+    Measurement,
+    Pair,
+    Sample,
+    Verdict,
+)
+
+LOSSY_NODES = 32  # so many are listed
+
+
+LOSSY_PEERS = 3  # so many lossy links, and …
+
+
+LOSSY_SHARE = 0.125  # … this share of all that were measured, are the node's own fault
+
+
+def judge(
+    nodes: Sequence[str],
+    measurements: Mapping[str, Measurement],
+    slow_factor: float = 4.0,
+    slow_floor_us: float = 300.0,
+) -> Fabric:
+    """Judge the fabric.
+
+    Args:
+        nodes: all names of the cluster in the order of ranks.
+        measurements: of the nodes that take part in this run.
+        slow_factor: a node is slow when its links take so many times the cluster's median …
+        slow_floor_us: … and also so much longer than that.
+    """
+    return _Judge(nodes, measurements, slow_factor, slow_floor_us).judge()
+
+
+class _Judge:
+    """The steps of one judgement, and what they know of each other."""
+
+    def __init__(
+        self,
+        nodes: Sequence[str],
+        measurements: Mapping[str, Measurement],
+        slow_factor: float,
+        slow_floor_us: float,
+    ) -> None:
+        self.nodes = [name for name in nodes if name in measurements]
+        self.outside = [name for name in nodes if name not in measurements]
+        self.measurements = measurements
+        self.slow_factor = slow_factor
+        self.slow_floor_us = slow_floor_us
+        self.reasons: dict[str, list[str]] = {name: [] for name in self.nodes}
+        self.findings: list[str] = []
+        self.warnings: list[str] = []
+        self.measuring = [name for name in self.nodes if measurements[name].measured]
+        members = set(self.nodes)
+        self.rank = {name: rank for rank, name in enumerate(nodes)}
+        self.remarks: dict[str, str] = {}
+        self.silent: dict[str, set[str]] = {}
+        self.askers: dict[str, list[str]] = {name: [] for name in nodes}
+        for name in self.measuring:
+            rtts = measurements[name].rtt_us
+            self.silent[name] = {
+                peer
+                for peer, rtt in rtts.items()
+                if rtt is None and peer in members and not self._greets(name, peer)
+            }
+            for peer in rtts:
+                self.askers.setdefault(peer, []).append(name)
+
+    def judge(self) -> Fabric:
+        """Take the steps in their order: from the causes that explain most to those that explain least."""
+        failed_pairs = [(one, other) for one in self.measuring for other in self._by_rank(self.silent[one])]
+        explained = self._not_measured() | self._duplicates()
+        explained |= self._cut_off(explained)
+        self._pairs([pair for pair in failed_pairs if not explained & set(pair)])
+        self._logins(explained | self._sshd(explained))
+        medians, usual, slow = self._slow()
+        self._outside()
+        self._losses()
+        self._notes()
+        verdicts = {
+            name: Verdict(not self.reasons[name], "; ".join(self.reasons[name])) for name in self.nodes
+        }
+        for name, remark in self.remarks.items():
+            if verdicts[name].ok:
+                verdicts[name] = Verdict(True, remark)
+        methods = {self.measurements[name].method for name in self.measuring}
+        return Fabric(
+            nodes=self.nodes,
+            outside=self.outside,
+            verdicts=verdicts,
+            findings=self.findings,
+            warnings=self.warnings,
+            rtt_us={name: self.measurements[name].rtt_us for name in self.measuring},
+            median_us=medians,
+            cluster_median_us=usual,
+            slow=slow,
+            failed_pairs=failed_pairs,
+            method=methods.pop() if len(methods) == 1 else "mixed" if methods else "",
+            sample=self._sample(),
+        )
+
+    # ---- steps
+
+    def _not_measured(self) -> set[str]:
+        """Name the nodes that could not measure; return those of them that nobody reaches either."""
+        dead = set()
+        causes: dict[str, list[str]] = {}
+        for name in self.nodes:
+            own = self.measurements[name]
+            if own.measured:
+                continue
+            asked = self.askers[name]
+            if (
+                asked
+                and own.container_state == "running"
+                and not any(name in self.silent[peer] for peer in asked)
+            ):
+                self.warnings.append(f"{name} answers all that ask it, but cannot measure: {own.reason}")
+                continue
+            causes.setdefault(own.reason, []).append(name)
+            dead.add(name)
+        for reason, names in causes.items():
+            self._blame(names, reason)
+        return dead
+
+    def _duplicates(self) -> set[str]:
+        """Name and return the nodes whose address somebody else has, too: who asks meets either of them."""
+        found = {name: self.measurements[name].duplicate for name in self.measuring}
+        for name, reason in found.items():
+            if reason:
+                self._blame([name], reason)
+        return {name for name, reason in found.items() if reason}
+
+    def _cut_off(self, dead: set[str]) -> set[str]:
+        """Name the nodes, and the groups of them, that do not reach the main part of the cluster."""
+        groups = self._groups([name for name in self.nodes if name not in dead])
+        several = len(groups) > 1
+        main = groups[0] if several and len(groups[0]) > len(groups[1]) else []
+        others = [group for group in groups if group is not main]
+        groups = []
+        unknown: list[list[str]] = []
+        for group in others:
+            silent = self._asked_beyond(group, dead) or self._hears_nobody(group)
+            (groups if silent else unknown).append(group)
+        if several and unknown:
+            self.warnings.append(
+                f"{listed(name for group in unknown for name in group)}: measured with no node of the "
+                "others that could answer: nothing is known of the way there until all pairs are measured"
+            )
+        split = [group for group in groups if len(group) > 1]
+        for group in split:
+            share = f"{len(group)} of {len(self.nodes)} nodes"
+            self._blame(group, f"reaches only {share}: the fabric is split")
+        alone = [group[0] for group in groups if len(group) == 1]
+        down = [name for name in alone if self.measurements[name].link_up is False]
+        if not main and not split and len(down) == len(alone) - 1:
+            alone = down  # each of them knows that it is cut off, so the one that is left is not at fault
+        causes: dict[str, list[str]] = {}
+        for name in alone:
+            causes.setdefault(self._suspicion(name), []).append(name)
+        for cause, names in causes.items():
+            self._blame(names, f"no answer from any peer: {cause}")
+        return {*alone, *(name for group in split for name in group)}
+
+    def _pairs(self, pairs: list[Pair]) -> None:
+        """Name the causes of the other failing pairs, the node that explains most of them first."""
+        silent: dict[str, set[str]] = {}
+        for one, other in pairs:
+            silent.setdefault(one, set()).add(other)
+            silent.setdefault(other, set()).add(one)
+        left = set(pairs)
+        while left:
+            worst = max(self.nodes, key=lambda name: len(silent.get(name, ())))
+            peers = self._by_rank(silent.get(worst, ()))
+            if len(peers) < 2:
+                break
+            self._blame(
+                [worst],
+                f"no answer between it and {listed(peers)} "
+                f"({len(peers)} of {len(self._partners(worst))} peers)",
+            )
+            for peer in peers:
+                silent[peer].discard(worst)
+                left -= {(worst, peer), (peer, worst)}
+            del silent[worst]
+        for one, other in sorted(left, key=lambda pair: (self.rank[pair[0]], self.rank[pair[1]])):
+            back = (other, one) in left
+            if back and self.rank[other] < self.rank[one]:
+                continue  # told already, the other way round
+            error = self.measurements[one].errors.get(other, "")
+            one_way = not back and one in self.measurements[other].rtt_us
+            self._tell_pair(
+                one,
+                other,
+                f"{one} {'<->' if back else '->'} {other}: no answer"
+                f"{', though there is one the other way' if one_way else ''}{f' ({error})' if error else ''}",
+            )
+
+    def _sshd(self, explained: set[str]) -> set[str]:
+        """Name the sshds that do not answer on nodes that are reached; return those that answer nobody."""
+        dead = set()
+        for name in self.nodes:
+            if name in explained:
+                continue
+            asked = {
+                peer: self.measurements[peer].ssh[name]
+                for peer in self.askers[name]
+                if name in self.measurements[peer].ssh
+                and name not in self.silent[peer]
+                and peer not in explained
+            }
+            wrong = {peer: text for peer, text in asked.items() if text}
+            if not wrong:
+                continue
+            if len(wrong) == len(asked):
+                text = statistics.mode(sorted(wrong.values()))
+                self._blame([name], f"its sshd does not answer: {text}")
+                dead.add(name)
+                continue
+            for peer, text in wrong.items():
+                self._tell_pair(peer, name, f"{peer} -> {name}: the sshd does not answer: {text}")
+        return dead
+
+    def _logins(self, explained: set[str]) -> None:
+        """Name the nodes between which ssh cannot log in, though the sshd answers."""
+        failed = {
+            (name, peer): text
+            for name in self.measuring
+            for peer, text in self.measurements[name].login.items()
+            if text and not explained & {name, peer}
+        }
+        alone = [name for name, peer in failed if name == peer]
+        for name in alone:
+            self._blame([name], f"ssh from its container to itself fails: {failed[name, name]}")
+        pairs = {
+            (name, peer): text
+            for (name, peer), text in failed.items()
+            if not {name, peer} & set(alone) and self._answers(name, peer)
+        }
+        met = Counter(name for pair in pairs for name in pair)
+        for (name, peer), text in pairs.items():
+            finding = f"{name} -> {peer}: ssh fails: {text}"
+            # Whoever fails as a client and as a server is at fault, and not who met it.
+            worst = [one for one in (name, peer) if met[one] == 2 and one in self.reasons]
+            told = worst if len(worst) == 1 else [one for one in (name, peer) if one in self.reasons]
+            for one in told:
+                self.reasons[one].append(finding)
+            self.findings.append(finding)
+
+    def _slow(self) -> tuple[dict[str, float | None], float | None, list[str]]:
+        """Return what each node's links take, what is usual, and who is slow.
+
+        The lower median is used, so that in a cluster of three one slow node does not make its two
+        neighbours look slow as well.
+        """
+        links: dict[str, list[float]] = {name: [] for name in self.nodes}
+        for one in self.measuring:
+            for other, rtt in self.measurements[one].rtt_us.items():
+                if rtt is not None and other in links:
+                    links[one].append(rtt)
+                    links[other].append(rtt)
+        medians = {name: statistics.median_low(times) if times else None for name, times in links.items()}
+        known = [median for median in medians.values() if median is not None]
+        if not known:
+            return medians, None, []
+        usual = statistics.median_low(known)
+        slow = {
+            name: median
+            for name, median in medians.items()
+            if median is not None
+            and median > usual * self.slow_factor
+            and median - usual > self.slow_floor_us
+        }
+        for name, median in slow.items():
+            self.remarks[name] = f"median {median:.0f} us, cluster median {usual:.0f} us"
+            self.warnings.append(f"{name} is slow: {self.remarks[name]}")
+        return medians, usual, list(slow)
+
+    def _outside(self) -> None:
+        """Warn of nodes outside this run that nobody in it reaches, and of those that some do not reach."""
+        nobody, some = [], []
+        for name in self.outside:
+            asked = self.askers[name]
+            silent = [
+                peer
+                for peer in asked
+                if self.measurements[peer].rtt_us[name] is None and not self._greets(peer, name)
+            ]
+            if silent and len(silent) == len(asked):
+                nobody.append(name)
+            elif silent:
+                some.append(f"{name} does not answer {listed(silent)}")
+        if nobody:
+            self.warnings.append(f"no answer from nodes that are not in this run: {listed(nobody)}")
+        if some:
+            self.warnings.append(f"nodes that are not in this run: {listed(some)}")
+
+    def _losses(self) -> None:
+        """Warn of the nodes that lose packets with many peers, then of what is lost between others."""
+        losses = {
+            (one, other): share
+            for one in self.measuring
+            for other, share in self.measurements[one].loss.items()
+            if other in self.reasons
+        }
+        lossy: dict[str, set[str]] = {}
+        for one, other in losses:
+            lossy.setdefault(one, set()).add(other)
+            lossy.setdefault(other, set()).add(one)
+        bad = []
+        while lossy:
+            worst = max(self.nodes, key=lambda name: len(lossy.get(name, ())))
+            peers, of = lossy.pop(worst), len(self._partners(worst))
+            if len(peers) < max(LOSSY_PEERS, LOSSY_SHARE * of):
+                break
+            shares = []
+            for peer in peers:
+                lossy[peer].discard(worst)
+                shares += [losses.pop(pair) for pair in ((worst, peer), (peer, worst)) if pair in losses]
+            self.remarks[worst] = (
+                f"it loses {statistics.mean(shares):.0%} of the packets to and from {len(peers)} of "
+                f"{of} peers"
+            )
+            bad.append(f"{worst}: {self.remarks[worst]}")
+        if bad:
+            self.warnings.append(listed(bad, LOSSY_NODES))
+        if losses:
+            told = sorted(losses, key=lambda pair: -losses[pair])
+            self.warnings.append(
+                "lost on the way: {}".format(
+                    listed("{:.0%} from {} to {}".format(losses[pair], *pair) for pair in told)
+                )
+            )
+
+    def _notes(self) -> None:
+        """Warn of measurements of another kind."""
+        notes: dict[str, list[str]] = {}
+        for name in self.measuring:
+            if self.measurements[name].note:
+                notes.setdefault(self.measurements[name].note, []).append(name)
+        for note, names in notes.items():
+            self.warnings.append(f"{listed(names)}: {note}")
+
+    def _sample(self) -> Sample | None:
+        """Return how much was measured, None where everyone who could measure asked all others."""
+        others = len(self.nodes) - 1
+        members = set(self.nodes)
+        asked = [sum(peer in members for peer in self.measurements[name].rtt_us) for name in self.measuring]
+        if not asked or min(asked) == others:
+            return None
+        partners = [len(self._partners(name)) for name in self.nodes]
+        return Sample(min(asked), others, min(partners), sum(partners) / (others * (others + 1)))
+
+    # ---- what they share
+
+    def _by_rank(self, names: Iterable[str]) -> list[str]:
+        return sorted(names, key=self.rank.__getitem__)
+
+    def _partners(self, name: str) -> set[str]:
+        """Return the nodes of the run with which a node was measured, by itself or by them."""
+        return {*self.askers[name], *self.measurements[name].rtt_us} & self.reasons.keys()
+
+    def _asked_beyond(self, group: list[str], dead: set[str]) -> bool:
+        """Whether anything was asked between a group and the others: then it was silent, or they were one."""
+        known = dead.union(group)
+        return any(not self._partners(name) <= known for name in group)
+
+    def _hears_nobody(self, group: list[str]) -> bool:
+        """Whether this is one node, its link is down, and nobody at all answers it."""
+        own = self.measurements[group[0]]
+        lonely = len(group) == 1 and own.link_up is False and len(own.rtt_us) > 0
+        return lonely and all(rtt is None for rtt in own.rtt_us.values())
+
+    def _greets(self, one: str, other: str) -> bool:
+        """Whether the sshd of `other` greeted `one`: then they talk, even where ICMP is not let through."""
+        return self.measurements[one].ssh.get(other) == ""
+
+    def _answers(self, one: str, other: str) -> bool:
+        """Whether `other` answers `one`, and so does its sshd where it was asked."""
+        own = self.measurements[one]
+        return own.rtt_us.get(other) is not None if other not in own.ssh else self._greets(one, other)
+
+    def _groups(self, names: list[str]) -> list[list[str]]:
+        """Return the groups that reach each other, the largest first, members in the order of ranks."""
+        links: dict[str, set[str]] = {name: set() for name in names}
+        for one in names:
+            if not self.measurements[one].measured:
+                continue
+            for other in self.measurements[one].rtt_us:
+                if other in links and other not in self.silent[one]:
+                    links[one].add(other)
+                    links[other].add(one)
+        groups, seen = [], set()
+        for name in names:
+            if name in seen:
+                continue
+            group, front = {name}, [name]
+            while front:
+                fresh = links[front.pop()] - group
+                group |= fresh
+                front.extend(fresh)
+            seen |= group
+            groups.append(self._by_rank(group))
+        return sorted(groups, key=len, reverse=True)
+
+    def _suspicion(self, name: str) -> str:
+        """Return what is probably wrong with a node that reaches nobody."""
+        own = self.measurements[name]
+        if own.link_up is False:
+            return f"{own.link} in its container has no link: the interface or cable below it is down"
+        errors = sorted(own.errors.values())
+        if errors:
+            return statistics.mode(errors)
+        return "its fabric interface or the port of the switch may be down"
+
+    def _blame(self, names: list[str], reason: str) -> None:
+        """Note what is wrong with one node, or with several that share it."""
+        for name in names:
+            self.reasons[name].append(reason)
+        self.findings.append(f"{listed(names)}: {reason}")
+
+    def _tell_pair(self, one: str, other: str, finding: str) -> None:
+        """Note what is wrong between two nodes: neither is known to be the cause, so both are told."""
+        for name in (one, other):
+            self.reasons[name].append(finding)
+        self.findings.append(finding)

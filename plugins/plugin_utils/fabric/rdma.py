@@ -1,0 +1,324 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""RDMA between the containers: what each can use, what each pair measured, and the judgement on the whole.
+
+Pure: it reads nothing and prints nothing. Bandwidths are in Gb/s, latencies in microseconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import names as listed
+from ansible_collections.rdm.provision.plugins.plugin_utils.fabric import pair_evaluation as pair_judge
+from ansible_collections.rdm.provision.plugins.plugin_utils.fabric.pair_evaluation import Bounds, Pair
+
+FULL_MATRIX_NODES = 128
+RATE_SHARE = 0.7
+"""Below this share of the link's rate the usual bandwidth is told as low."""
+
+
+class Sample(NamedTuple):
+    """How much was measured, where not all pairs were.
+
+    Attributes:
+        rounds: how many rounds were carried out, …
+        of: … of how many.
+    """
+
+    rounds: int
+    of: int
+
+    def __str__(self) -> str:
+        """What was measured and how sure that makes, in one sentence."""
+        return (
+            f"Sampled: {self.rounds} of {self.of} rounds. Every node is measured with about {self.rounds} "
+            f"others, so that a bad one is found; a single bad pair is met with "
+            f"{100 * self.rounds / self.of:.2g} %."
+        )
+
+
+class Rdma(NamedTuple):
+    """The judgement on the whole cluster.
+
+    Attributes:
+        nodes: the nodes of this run in the order of ranks.
+        reasons: of each node at fault, why.
+        findings: one sentence for each cause.
+        warnings: what does not fail the run.
+        bandwidth_gbit: from the first to the second of a pair.
+        latency_us: of pairs, the lower rank first.
+        sent_gbit, received_gbit, node_latency_us: medians by node.
+        usual_gbit, usual_us: of the cluster.
+        rates: of the links by node, as far as they are known.
+        sample: how much was measured; None where every pair was.
+        bare: nodes whose kernel shows no RDMA device at all.
+    """
+
+    nodes: list[str]
+    reasons: dict[str, str]
+    findings: list[str]
+    warnings: list[str]
+    bandwidth_gbit: dict[Pair, float]
+    latency_us: dict[Pair, float]
+    sent_gbit: dict[str, float | None]
+    received_gbit: dict[str, float | None]
+    node_latency_us: dict[str, float | None]
+    usual_gbit: float | None
+    usual_us: float | None
+    rates: dict[str, float]
+    sample: Sample | None
+    bare: list[str]
+
+
+def device_problems(look: Mapping[str, Any]) -> tuple[list[str], list[str]]:
+    """Return what is wrong with a container's RDMA devices, and what is only to be told.
+
+    Args:
+        look: what rdma_probe says of it.
+    """
+    seen: Mapping[str, Any] = look.get("look") or {}
+    usable: Mapping[str, str] = seen.get("usable") or {}
+    owners = sorted({owner for owner in usable.values() if owner})
+    given = list(look.get("given") or [])
+    problems, warnings = [], []
+    closed = [path for path in given if path not in usable]
+    if closed:
+        problems.append(f"its container was given {listed(closed)}, but cannot open {_it(closed)}")
+    if look.get("given_all"):
+        if len(owners) > 1:
+            warnings.append(f"its container can use all RDMA devices of the node: {listed(owners)}")
+    else:
+        others = [path for path in usable if path not in given]
+        if others:
+            problems.append(f"its container can use {listed(others)}, which it was not given")
+        foreign = list(seen.get("foreign") or [])
+        if foreign:
+            warnings.append(f"its container has {listed(foreign)}, but not the interface of {_it(foreign)}")
+    return problems, warnings
+
+
+def judge_rdma(
+    nodes: Sequence[str],
+    looks: Mapping[str, Mapping[str, Any]],
+    results: Mapping[str, Mapping[str, Any]],
+    sample: Sample | None = None,
+    bounds: Bounds = Bounds(),  # noqa: B008  # immutable
+) -> Rdma:
+    """Judge RDMA between the containers.
+
+    Args:
+        nodes: those of this run, in the order of ranks.
+        looks: what rdma_probe said of them at first.
+        results: what their rounds came to; a node that was not asked to measure is not there.
+        sample: how much was measured, where not every pair was.
+        bounds: when a pair counts as slow.
+    """
+    reasons: dict[str, list[str]] = {name: [] for name in nodes}
+    findings: list[str] = []
+    warnings: list[str] = []
+    causes: dict[str, list[str]] = {}
+    told: dict[str, list[str]] = {}
+    for name in nodes:
+        look = looks.get(name) or {"reason": "it was not looked at"}
+        bad, odd = device_problems(look)
+        mine = str(look.get("reason") or "") or str((results.get(name) or {}).get("reason") or "")
+        for cause in [*([mine] if mine else []), *bad]:
+            causes.setdefault(cause, []).append(name)
+        for warning in odd:
+            told.setdefault(warning, []).append(name)
+    for cause, who in causes.items():
+        findings.append(f"{listed(who)}: {cause}")
+        for name in who:
+            reasons[name].append(cause)
+    warnings += [f"{listed(who)}: {warning}" for warning, who in told.items()]
+    measured = [name for name in nodes if name in results and not results[name].get("reason")]
+    bandwidth, latency, failed = pairs_of(measured, results)
+    verdict = pair_judge.judge(measured, bandwidth, latency, failed, bounds)
+    rates = {
+        name: float(rate)
+        for name in nodes
+        if (rate := (looks.get(name, {}).get("look") or {}).get("rate_gbit"))
+    }
+    usual_rate = max(rates.values(), key=list(rates.values()).count) if rates else None
+    for name, reason in verdict.nodes.items():
+        if usual_rate is not None and rates.get(name, usual_rate) != usual_rate:
+            reason = f"{reason}; its link runs at {rates[name]:g} Gb/s, the others' at {usual_rate:g}"
+        findings.append(f"{name}: {reason}")
+        reasons[name].append(reason)
+    for (one, other), reason in verdict.links.items():
+        findings.append(f"{one} <-> {other}: {reason}")
+        for name in (one, other):
+            reasons[name].append(f"{one} <-> {other}: {reason}")
+    warnings += verdict.unclear
+    usual = verdict.usual_gbit
+    if usual is not None and usual_rate is not None and usual < RATE_SHARE * usual_rate:
+        warnings.append(
+            f"the usual bandwidth is {usual:.3g} Gb/s, {usual / usual_rate:.0%} of the links' "
+            f"{usual_rate:g} Gb/s"
+        )
+    return Rdma(
+        nodes=list(nodes),
+        reasons={name: "; ".join(why) for name, why in reasons.items() if why},
+        findings=findings,
+        warnings=warnings,
+        bandwidth_gbit=bandwidth,
+        latency_us=latency,
+        sent_gbit=verdict.sent_gbit,
+        received_gbit=verdict.received_gbit,
+        node_latency_us=verdict.latency_us,
+        usual_gbit=usual,
+        usual_us=verdict.usual_us,
+        rates=rates,
+        sample=sample,
+        bare=[name for name in nodes if (looks.get(name, {}).get("look") or {}).get("shown") == []],
+    )
+
+
+def pairs_of(
+    nodes: Sequence[str], results: Mapping[str, Mapping[str, Any]]
+) -> tuple[dict[Pair, float], dict[Pair, float], dict[Pair, str]]:
+    """Return the bandwidths, latencies and failures of pairs of nodes.
+
+    Both nodes of a pair know all of it, so one of them suffices.
+    """
+    rank = {name: number for number, name in enumerate(nodes)}
+    bandwidth: dict[Pair, float] = {}
+    latency: dict[Pair, float] = {}
+    failed: dict[Pair, str] = {}
+    for one in nodes:
+        for other, (sent, received, late) in (results[one].get("pairs") or {}).items():
+            if other not in rank:
+                continue
+            if sent is not None:
+                bandwidth[one, other] = float(sent)
+            if received is not None:
+                bandwidth[other, one] = float(received)
+            if late is not None:
+                latency[_ordered(one, other, rank)] = float(late)
+        for other, why in (results[one].get("errors") or {}).items():
+            if other in rank:
+                failed.setdefault(_ordered(one, other, rank), str(why))
+    return bandwidth, latency, failed
+
+
+def as_dict(rdma: Rdma) -> dict[str, Any]:
+    """Return the judgement as plain data; beyond 128 nodes without the pairs."""
+    whole = len(rdma.nodes) <= FULL_MATRIX_NODES
+    matrix: dict[str, dict[str, float]] = {}
+    latencies: dict[str, dict[str, float]] = {}
+    if whole:
+        for (one, other), value in rdma.bandwidth_gbit.items():
+            matrix.setdefault(one, {})[other] = value
+        for (one, other), value in rdma.latency_us.items():
+            latencies.setdefault(one, {})[other] = value
+    return {
+        "ok": not rdma.reasons,
+        "nodes": rdma.nodes,
+        "verdicts": {
+            name: {"ok": name not in rdma.reasons, "reason": rdma.reasons.get(name, "")}
+            for name in rdma.nodes
+        },
+        "findings": rdma.findings,
+        "warnings": rdma.warnings,
+        "bandwidth_gbit": matrix,
+        "latency_us": latencies,
+        "by_node": {
+            name: {
+                "sent_gbit": rdma.sent_gbit.get(name),
+                "received_gbit": rdma.received_gbit.get(name),
+                "latency_us": rdma.node_latency_us.get(name),
+                "rate_gbit": rdma.rates.get(name),
+            }
+            for name in rdma.nodes
+        },
+        "usual_gbit": rdma.usual_gbit,
+        "usual_us": rdma.usual_us,
+        "without_device": rdma.bare,
+        "sample": dict(rdma.sample._asdict(), text=str(rdma.sample)) if rdma.sample else None,
+    }
+
+
+def of_rails(judged: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the judgement on several rails as plain data.
+
+    Figures are those of the first. What is said of nodes is said of all rails, and names the rail unless it
+    is the same on each; `rails` has them one by one.
+
+    Args:
+        judged: by name of the rail what as_dict() returned, the first one first; one with the name "" is the
+            only one.
+    """
+    first = next(iter(judged.values()))
+    if "" in judged:
+        return dict(first)
+    reasons = {
+        name: "; ".join(
+            _said_by(
+                {
+                    rail: [one["verdicts"][name]["reason"]]
+                    for rail, one in judged.items()
+                    if name in one["verdicts"]
+                }
+            )
+        )
+        for name in first["verdicts"]
+    }
+    return {
+        **first,
+        **{
+            what: _said_by({rail: one[what] for rail, one in judged.items()})
+            for what in ("findings", "warnings")
+        },
+        "ok": not any(reasons.values()),
+        "verdicts": {name: {"ok": not reason, "reason": reason} for name, reason in reasons.items()},
+        "rails": dict(judged),
+    }
+
+
+def _said_by(rails: Mapping[str, Sequence[str]]) -> list[str]:
+    """Return the sentences on each rail, those that are the same on every rail once and without its name."""
+    common = set.intersection(*map(set, rails.values())) if len(rails) > 1 else set()
+    said = [
+        sentence if sentence in common else f"rail {rail}: {sentence}"
+        for rail, sentences in rails.items()
+        for sentence in sentences
+        if sentence
+    ]
+    return list(dict.fromkeys(said))
+
+
+def table(rdma: Mapping[str, Any]) -> str:
+    """Return a line per node and one per finding, for people.
+
+    Args:
+        rdma: what as_dict() returned.
+    """
+    rows = [["node", "sends", "receives", "latency", "link", ""]]
+    for name in rdma["nodes"]:
+        one = rdma["by_node"][name]
+        cells = [one[key] for key in ("sent_gbit", "received_gbit", "latency_us", "rate_gbit")]
+        shown = ["--" if value is None else f"{value:.3g}" for value in cells]
+        rows.append([name, *shown, "ok" if rdma["verdicts"][name]["ok"] else "FAILED"])
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = ["RDMA between containers: medians in Gb/s, latency in microseconds:"]
+    lines += [
+        "  ".join(
+            cell.ljust(width) if column in (0, 5) else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
+    if rdma["sample"]:
+        lines.append(rdma["sample"]["text"])
+    lines += ["FAILED " + finding for finding in rdma["findings"]]
+    lines += ["warning: " + warning for warning in rdma["warnings"]]
+    return "\n".join(lines)
+
+
+def _it(items: Sequence[str]) -> str:
+    return "it" if len(items) == 1 else "them"
+
+
+def _ordered(one: str, other: str, rank: Mapping[str, int]) -> Pair:
+    return (one, other) if rank[one] < rank[other] else (other, one)

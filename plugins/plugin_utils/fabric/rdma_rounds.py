@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What each node's program is told about the rounds of RDMA measurements.
+
+Pure. Limits are in seconds.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping
+from typing import Any
+
+from ansible_collections.rdm.provision.plugins.plugin_utils.fabric.pair_schedule import (
+    chosen_rounds,
+    partners,
+    time_limit,
+)
+from ansible_collections.rdm.provision.plugins.plugin_utils.fabric.rdma import Sample
+
+PORTS = range(20000, 32000, 8)
+"""Where a node's program listens: the first that is free of eight in a row."""
+SIZE = 65536
+LATENCY_TRIES = 1000
+GATHER = 30.0
+PAIR_PATIENCES = 4
+"""A pair may take as long as so many silent partners, besides what it measures for."""
+_CALL = 2.0  # what one call of a module takes on a busy node
+
+
+def measuring(addresses: Mapping[str, str], looks: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Return the nodes that can measure, in the order of ranks; none where there is only one.
+
+    Args:
+        addresses: MY_IP by name of the whole cluster.
+        looks: what rdma_probe saw on the nodes of this run.
+    """
+    found = [name for name in addresses if name in looks and not looks[name].get("reason")]
+    return found if len(found) > 1 else []
+
+
+def parts(
+    addresses: Mapping[str, str],
+    looks: Mapping[str, Mapping[str, Any]],
+    options: Mapping[str, Any],
+    forks: int,
+    run: str,
+) -> dict[str, dict[str, Any]]:
+    """Return for each node the settings of its program; see rdma_pairs_script.py.
+
+    Args:
+        addresses: MY_IP by name of those that measure, in the order of ranks.
+        looks: what rdma_probe saw there.
+        options: of the action.
+        forks: on how many nodes at once the programs are started.
+        run: token of this run.
+    """
+    schedule = chosen_rounds(list(addresses), options["most_rounds"], options["above"])
+    rank = {name: number for number, name in enumerate(addresses)}
+    gather = options["gather"] or GATHER + _CALL * len(addresses) / forks
+    first = PORTS[zlib.crc32(run.encode()) % len(PORTS)]
+    common = {
+        "run": run,
+        "ports": list(range(first, first + PORTS.step)),
+        "seconds": options["seconds"],
+        "size": SIZE,
+        "tries": LATENCY_TRIES,
+        "patience": options["patience"],
+        "gather": gather,
+        "pair_limit": PAIR_PATIENCES * options["patience"] + 2 * options["seconds"],
+        "limit": time_limit(len(schedule), options["seconds"], gather),
+    }
+    return {
+        name: {
+            **common,
+            **{key: looks[name]["look"][key] for key in ("device", "ib_port", "gid_index")},
+            "name": name,
+            "address": addresses[name],
+            "rounds": [[peer, addresses[peer], rank[name] < rank[peer]] if peer else None for peer in met],
+        }
+        for name, met in partners(schedule).items()
+    }
+
+
+def sample_of(count: int, most: int, above: int) -> Sample | None:
+    """Return how much of all is measured; None when that is all.
+
+    Args:
+        count: how many nodes measure.
+        most: how many rounds a large cluster carries out.
+        above: up to so many nodes, all rounds.
+    """
+    of = count - 1 + count % 2
+    return Sample(most, of) if count > above and most < of else None

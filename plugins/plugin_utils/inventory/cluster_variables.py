@@ -1,0 +1,349 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What the user wrote: the cluster's variables, checked for all nodes at once.
+
+The values come from the inventory as Ansible resolved them; nothing here asks a node.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from ansible.module_utils.parsing.convert_bool import boolean
+from ansible_collections.rdm.provision.plugins.module_utils.constants import (
+    ACCELERATORS,
+    CLUSTER,
+    RUNTIME_CONTAINER,
+    RUNTIME_HOST,
+    RUNTIMES,
+)
+from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import Problem, names
+
+CLUSTER_OPTIONS: dict[str, dict[str, Any]] = {
+    "rdm_cluster": {"type": "str", "default": CLUSTER},
+    "rdm_accelerator": {"type": "str", "required": True, "choices": list(ACCELERATORS)},
+    "rdm_runtime": {"type": "str", "default": RUNTIME_CONTAINER, "choices": list(RUNTIMES)},
+    "rdm_subnet": {"type": "str", "default": ""},
+    "rdm_gateway": {"type": "str", "default": ""},
+    "rdm_slots": {"type": "int", "default": 8},
+    "rdm_gpu": {"type": "str", "default": ""},
+    "rdm_gpu_price": {"type": "float", "default": 0.0},
+    "rdm_gpu_speed": {"type": "float", "default": 1.0},
+    "rdm_become": {"type": "bool", "default": True},
+    "rdm_config_dir": {"type": "str", "default": ""},
+    "rdm_docker_socket": {"type": "str", "default": ""},
+    "my_ip": {"type": "str", "required": False},
+}
+# Ansible's own variables that say how a host is reached.
+SSH_ARGUMENTS = ("ansible_ssh_args", "ansible_ssh_common_args", "ansible_ssh_extra_args")
+CONNECTION_VARIABLES = ("ansible_host", "ansible_port", "ansible_connection", *SSH_ARGUMENTS)
+# Variables that make no sense when nodes disagree about them.
+SHARED = ("rdm_cluster", "rdm_runtime", "rdm_subnet", "rdm_gateway")
+
+NODE_GROUPS = ("master", "workers")
+# Who else has a part: where jobs are submitted to Slurm, and its controller.
+OTHER_GROUPS = ("login", "slurm_controller")
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_CLUSTER = re.compile(r"[a-z0-9][a-z0-9_.-]*")
+_CONFIG_DIR = re.compile(r"/[^\0-\x1f:]*[^\0-\x1f:/]")
+_SOCKET = re.compile(r"/[^\0-\x20:]*[^\0-\x20:/]")
+_OVER_SSH = {"ssh", "smart", "paramiko", "paramiko_ssh", "ansible.builtin.ssh"}
+
+
+class Host(NamedTuple):
+    """One host of the inventory.
+
+    Attributes:
+        name: its inventory name.
+        variables: those of CLUSTER_OPTIONS and of Ansible's own connection variables that are set.
+    """
+
+    name: str
+    variables: Mapping[str, Any]
+
+    @property
+    def address(self) -> str:
+        """Where ssh goes."""
+        return str(self.variables.get("ansible_host") or self.name)
+
+    @property
+    def over_ssh(self) -> bool:
+        """Whether the host is reached by ssh at all."""
+        return str(self.variables.get("ansible_connection") or "ssh") in _OVER_SSH
+
+
+class Node(NamedTuple):
+    """The cluster-wide variables of one node, checked."""
+
+    accelerator: str
+    slots: int
+    become: bool
+    config_dir: str
+
+
+class Inventory(NamedTuple):
+    """The cluster as the user described it.
+
+    Attributes:
+        cluster: its name.
+        subnet: the user's subnet, or empty.
+        gateway: the user's gateway, or empty.
+        nodes: node name -> its variables, the master first.
+        pins: node name -> `my_ip`.
+        ssh_addresses: node name -> `ansible_host` (or its name) of the nodes reached by ssh.
+        problems: what is wrong; values at fault are replaced by the defaults.
+        runtime: what jobs run in on the nodes.
+    """
+
+    cluster: str
+    subnet: str
+    gateway: str
+    nodes: dict[str, Node]
+    pins: dict[str, str]
+    ssh_addresses: dict[str, str]
+    problems: list[Problem]
+    runtime: str = RUNTIME_CONTAINER
+
+
+def outside(groups: Mapping[str, Sequence[str]]) -> tuple[list[Problem], list[str]]:
+    """Find the hosts that are no nodes, because they are neither in master nor in workers.
+
+    Args:
+        groups: the inventory's, with their hosts.
+
+    Returns:
+        A problem for each group whose name is nearly one of the two, and warnings of the other hosts. Those
+        of the groups that Slurm needs may be anywhere.
+    """
+    left = set(groups.get("all") or ())
+    left -= {host for group in (*NODE_GROUPS, *OTHER_GROUPS) for host in groups.get(group) or ()}
+    problems = []
+    for group, members in groups.items():
+        near = difflib.get_close_matches(group.lower(), NODE_GROUPS, n=1, cutoff=0.8)
+        lost = [host for host in members if host in left]
+        if near and group not in NODE_GROUPS and lost:
+            left -= set(lost)
+            reason = f"in neither master nor workers (group: {group})"
+            what = f"is {reason}" if len(lost) == 1 else f"are {reason}"
+            problems.append(Problem(None, names(lost), what, f"did you mean {near[0]}?"))
+    others = [host for host in groups.get("all") or () if host in left]
+    if not others:
+        return problems, []
+    what = "is no node" if len(others) == 1 else "are no nodes"
+    return problems, [f"{names(others)} {what} of this cluster: in neither master nor workers."]
+
+
+def check_inventory(
+    masters: Sequence[str], workers: Sequence[str], variables: Mapping[str, Mapping[str, Any]]
+) -> Inventory:
+    """Return the cluster and everything that is wrong with its inventory.
+
+    Args:
+        masters: the hosts of group `master`.
+        workers: the hosts of group `workers`.
+        variables: for each of these hosts the variables that are set, evaluated: those of CLUSTER_OPTIONS and
+            CONNECTION_VARIABLES count.
+    """
+    hosts = {name: Host(name, variables[name]) for name in (*masters, *workers)}
+    order = list(dict.fromkeys([*masters, *workers]))
+    problems = _check_groups(masters, workers)
+    problems += _check_names(order)
+    problems += _check_duplicates([hosts[name] for name in order])
+    shared = {option: _shared(option, [hosts[name] for name in order], problems) for option in SHARED}
+    if not _CLUSTER.fullmatch(shared["rdm_cluster"]):
+        remedy = "use small letters, digits, '_', '.' and '-', beginning with a letter or digit"
+        problems.append(
+            Problem(None, f"rdm_cluster {shared['rdm_cluster']!r}", "is not a cluster name", remedy)
+        )
+    nodes = {name: _check_node(hosts[name], problems) for name in order}
+    runtime = _check_runtime(shared["rdm_runtime"], nodes, hosts, problems)
+    return Inventory(
+        cluster=shared["rdm_cluster"],
+        subnet=shared["rdm_subnet"],
+        gateway=shared["rdm_gateway"],
+        nodes=nodes,
+        pins={
+            name: str(hosts[name].variables["my_ip"])
+            for name in order
+            if hosts[name].variables.get("my_ip") not in (None, "")
+        },
+        ssh_addresses={name: hosts[name].address for name in order if hosts[name].over_ssh},
+        problems=problems,
+        runtime=runtime,
+    )
+
+
+# --- the checks --------------------------------------------------------------------------------------
+
+
+def _check_groups(masters: Sequence[str], workers: Sequence[str]) -> list[Problem]:
+    both = [name for name in masters if name in set(workers)]
+    problems = [
+        Problem(name, "", "is in both groups, master and workers", "leave it in one of them") for name in both
+    ]
+    if not masters and not workers:
+        what = "is empty: there is no host in the groups master and workers"
+        problems.append(
+            Problem(None, "the cluster", what, "put one host into master and the others into workers")
+        )
+    elif not masters:
+        remedy = f"move one host there from workers, for example {workers[0]}"
+        problems.append(Problem(None, "the group master", "has no host", remedy))
+    elif len(masters) > 1:
+        what = f"has {len(masters)} hosts ({names(masters)})"
+        problems.append(
+            Problem(None, "the group master", what, "leave one there and move the others to workers")
+        )
+    return problems
+
+
+def _check_names(order: Sequence[str]) -> list[Problem]:
+    remedy = "use letters, digits, '.', '_' and '-', beginning with a letter or digit, and set ansible_host"
+    return [
+        Problem(
+            None, f"the host name {name!r}", "has characters that are not safe in files and commands", remedy
+        )
+        for name in order
+        if not _NAME.fullmatch(name)
+    ]
+
+
+def _check_duplicates(hosts: Sequence[Host]) -> list[Problem]:
+    """Note each host that is reached as another is: one address behind two jump hosts is two hosts."""
+    users: dict[tuple[str, ...], str] = {}
+    problems = []
+    for host in hosts:
+        if not host.over_ssh:
+            continue
+        where = f"{host.address.lower()}:{host.variables.get('ansible_port') or 22}"
+        given = (str(host.variables.get(name) or "") for name in SSH_ARGUMENTS)
+        reached = (where, *(way for text in given for way in _ways(text)))
+        if reached in users:
+            remedy = "list each node once"
+            problems.append(Problem(host.name, where, f"is the same host as {users[reached]}", remedy))
+        users.setdefault(reached, host.name)
+    return problems
+
+
+def _ways(arguments: str) -> Iterator[str]:
+    """Yield what ssh's arguments say of the way to a host: a jump host, a command, another configuration."""
+    try:
+        words = iter(shlex.split(arguments))
+    except ValueError:  # ssh will say it
+        return
+    for word in words:
+        option, value = word[:2], word[2:]
+        if option in ("-J", "-F", "-o"):
+            value = value or next(words, "")
+            name, _, target = value.replace("=", " ", 1).partition(" ")
+            if option != "-o":
+                yield value
+            elif name.lower() in ("proxyjump", "proxycommand"):
+                yield target.strip()
+
+
+def _shared(option: str, hosts: Sequence[Host], problems: list[Problem]) -> str:
+    """Return the value that all hosts agree on, or the most frequent one and a problem."""
+    default = CLUSTER_OPTIONS[option]["default"]
+    values: dict[str, list[str]] = {}
+    for host in hosts:
+        value = host.variables.get(option)
+        values.setdefault(str(default if value is None else value), []).append(host.name)
+    if len(values) > 1:
+        said = "; ".join(f"{value!r} on {names(who, 3)}" for value, who in values.items())
+        remedy = "set it once, under all: vars:"
+        problems.append(Problem(None, option, f"differs between nodes: {said}", remedy))
+    return max(values, key=lambda value: len(values[value])) if values else str(default)
+
+
+def _check_runtime(
+    runtime: str, nodes: Mapping[str, Node], hosts: Mapping[str, Host], problems: list[Problem]
+) -> str:
+    """Return what jobs run in, and add what a bare host needs beside to `problems`."""
+    if runtime not in RUNTIMES:
+        remedy = "choose container or host"
+        problems.append(Problem(None, f"rdm_runtime {runtime!r}", "is nothing that jobs run in", remedy))
+        return RUNTIME_CONTAINER
+    if runtime == RUNTIME_HOST:
+        for name, node in nodes.items():
+            if node.become:
+                reason = (
+                    "is for containers: on bare hosts jobs run as the user that ssh logs in as, not as root"
+                )
+                problems.append(Problem(name, "rdm_become true", reason, "set rdm_become: false"))
+            if hosts[name].variables.get("my_ip") in (None, ""):
+                remedy = "set it to the address that the host has on the fabric"
+                problems.append(Problem(name, "my_ip", "is not set, and a bare host is given none", remedy))
+    return runtime
+
+
+def _check_node(host: Host, problems: list[Problem]) -> Node:
+    """Return the node's variables, and add what is wrong with them to `problems`."""
+
+    def reject(option: str, value: Any, reason: str, remedy: str) -> None:
+        problems.append(Problem(host.name, f"{option} {value!r}", reason, remedy))
+
+    accelerator = host.variables.get("rdm_accelerator")
+    if accelerator is None:
+        problems.append(Problem(host.name, "rdm_accelerator", "is not set", "set it to rocm, cuda or cpu"))
+    elif accelerator not in ACCELERATORS:
+        reject("rdm_accelerator", accelerator, "is not an accelerator", "choose rocm, cuda or cpu")
+
+    slots = _positive(host.variables.get("rdm_slots", CLUSTER_OPTIONS["rdm_slots"]["default"]))
+    if slots is None:
+        remedy = "set the number of processes (GPUs) per node, 1 or more"
+        reject("rdm_slots", host.variables.get("rdm_slots"), "is not a number of processes", remedy)
+
+    price = host.variables.get("rdm_gpu_price", 0.0)
+    if not _is_price(price):
+        reject("rdm_gpu_price", price, "is no price", "set what a GPU costs for an hour, as 2.5")
+
+    speed = host.variables.get("rdm_gpu_speed", 1.0)
+    if not _is_speed(speed):
+        reject(
+            "rdm_gpu_speed", speed, "is no share of a speed", "set what part of it the node reaches, as 0.9"
+        )
+
+    become = host.variables.get("rdm_become", True)
+    try:
+        become = boolean(become)
+    except TypeError:
+        reject("rdm_become", become, "is neither true nor false", "set it to true or false")
+
+    config_dir = str(host.variables.get("rdm_config_dir") or "")
+    if config_dir and not _CONFIG_DIR.fullmatch(config_dir):
+        remedy = "give an absolute path such as /etc/rdm, without ':' and line breaks"
+        reject("rdm_config_dir", config_dir, "is not a usable directory", remedy)
+
+    docker_socket = str(host.variables.get("rdm_docker_socket") or "")
+    if docker_socket and not _SOCKET.fullmatch(docker_socket):
+        remedy = "give the path of a unix socket on the node, such as /run/docker.sock, without unix://"
+        reject("rdm_docker_socket", docker_socket, "is not the path of an engine's socket", remedy)
+
+    return Node(
+        accelerator=str(accelerator) if accelerator in ACCELERATORS else "cpu",
+        slots=slots or 1,
+        become=bool(become),
+        config_dir=config_dir,
+    )
+
+
+def _positive(value: Any) -> int | None:
+    if isinstance(value, bool) or not re.fullmatch(r"\d+", str(value)):
+        return None
+    return int(value) or None
+
+
+def _is_price(value: Any) -> bool:
+    try:
+        return not isinstance(value, bool) and 0 <= float(value) < float("inf")
+    except (TypeError, ValueError):
+        return False
+
+
+def _is_speed(value: Any) -> bool:
+    return _is_price(value) and 0 < float(value) <= 2

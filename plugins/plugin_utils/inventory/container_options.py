@@ -1,0 +1,219 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Is what the user says of the container something that the engine will take?
+
+An engine says no when the old container is gone. So the form of what it will get is checked before.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from ansible.module_utils.common.text.formatters import human_to_bytes
+from ansible_collections.rdm.provision.plugins.module_utils.constants import CONFIG_DIR, JOBS
+from ansible_collections.rdm.provision.plugins.module_utils.engine.container_spec import SHARED_MEMORY
+from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import Problem
+
+OURS_IN_ENV = re.compile(r"MY_IP(_\d+)?|MASTER_ADDR")
+"""What the plan puts into the container's environment; MY_IP_1 and so on with several rails."""
+
+HOST_NAME_MAX = 64
+"""Characters (linux/utsname.h); an engine takes more, and cannot start the container."""
+
+OUR_MOUNTS = (CONFIG_DIR, "/job", JOBS)
+"""Where the cluster's own directories are in the container."""
+
+# What the engine takes behind a volume's second colon.
+_VOLUME_MODES = (
+    *("ro", "rw", "z", "Z", "nocopy", "cached", "consistent", "delegated"),
+    *("private", "rprivate", "shared", "rshared", "slave", "rslave"),
+)
+_EXCLUSIVE = ({"ro", "rw"}, {"z", "Z"}, {"private", "rprivate", "shared", "rshared", "slave", "rslave"})
+_VOLUME_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
+_ULIMIT = re.compile(r"[a-z]+:-?[0-9]+(:-?[0-9]+)?")
+_DEVICE = re.compile(r"/[^:]+(:/[^:]+)?(:[rwm]{1,3})?")
+_DEVICE_FORM = "write path on the node[:path in the container[:rwm]]"
+_VOLUME_FORM = "write path on the node:path in the container[:ro], both absolute"
+
+
+def container_problems(node: str, options: Mapping[str, Any]) -> list[Problem]:
+    """Return what is wrong with a node's options of the container, whose types are right.
+
+    Args:
+        node: inventory name.
+        options: what the user set: name of the variable -> value.
+    """
+    problems = [
+        Problem(node, f"{name} {shown}", reason, remedy)
+        for name, check in _CHECKS.items()
+        if options.get(name) is not None
+        for shown, reason, remedy in check(_typed(options[name], check))
+    ]
+    if options.get("container_shm_size") and options.get("container_ipc_mode") == "host":
+        shown = f"container_shm_size {options['container_shm_size']}"
+        reason = "has no effect with container_ipc_mode host"
+        problems.append(Problem(node, shown, reason, "set only one of them"))
+    return problems
+
+
+def missing_over_ssh(node: str, options: Mapping[str, Any]) -> list[Problem]:
+    """Return a warning for each variable of the container that its sshd cannot give to commands.
+
+    Args:
+        node: inventory name.
+        options: as of :func:`container_problems`.
+    """
+    values = options.get("container_env")
+    if not isinstance(values, Mapping) or options.get("container_sshd") is False:
+        return []
+    # As roles/container/files/start.sh leaves out. The value may be a secret.
+    reason = "has a double quote, a backslash or a newline in its value, and commands over ssh do not get it"
+    remedy = "use `rdm-provision exec`, which gets it, or keep the value in a file"
+    return [
+        Problem(node, f"container_env {name}", reason, remedy)
+        for name, value in values.items()
+        if re.search(r'["\\\n]', str(value))
+    ]
+
+
+def _typed(value: Any, check: Any) -> Any:
+    """Return a list where Ansible takes a text with commas for one."""
+    if check in (_volumes, _ulimits, _devices):
+        return [str(item) for item in (value.split(",") if isinstance(value, str) else value)]
+    return value
+
+
+MOUNT_OPTIONS = ("volumes", "ipc_mode", "shm_size", "security_opts")
+"""The options of the container that say whether SELinux has a word in what it mounts."""
+
+
+def own_memory(shm_size: Any, ipc_mode: Any) -> int | None:
+    """Return the bytes of the container's own shared memory, None where it shares the node's.
+
+    Args:
+        shm_size: what the user has set of `container_shm_size`, in a right form, or nothing.
+        ipc_mode: and of `container_ipc_mode`.
+    """
+    if shm_size:
+        return int(human_to_bytes(str(shm_size)))
+    return None if ipc_mode in (None, "host") else SHARED_MEMORY
+
+
+def unlabelled_volumes(options: Mapping[str, Any]) -> list[str]:
+    """Return the directories of the node that SELinux, where it runs, may keep from the container.
+
+    Args:
+        options: those of MOUNT_OPTIONS, None for what the user has not set.
+    """
+    ipc_mode = options["ipc_mode"] or ("private" if options["shm_size"] else "host")
+    # Docker switches labels off for a container that shares the node's memory.
+    if ipc_mode == "host" or any(str(one).startswith("label") for one in options["security_opts"] or []):
+        return []
+    volumes = (volume.split(":") for volume in _typed(options["volumes"] or [], _volumes))
+    return [
+        parts[0]
+        for parts in volumes
+        if parts[0].startswith("/") and not {"z", "Z"} & set(parts[2].split(",") if len(parts) == 3 else ())
+    ]
+
+
+Complaint = tuple[str, str, str]
+"""The part of the value at fault, what is wrong with it, and what would work."""
+
+
+def _shm_size(value: Any) -> Iterator[Complaint]:
+    if value == "":
+        return
+    try:
+        right = human_to_bytes(str(value)) > 0
+    except ValueError:
+        right = False
+    if not right:
+        yield str(value), "is not a size", "write a number with K, M, G or T, such as 64G"
+
+
+def _hostname(value: Any) -> Iterator[Complaint]:
+    if len(str(value)) > HOST_NAME_MAX:
+        reason = f"has {len(str(value))} characters, and a host name {HOST_NAME_MAX} at most"
+        yield str(value), reason, "set container_hostname to a shorter one"
+
+
+def _port(value: Any) -> Iterator[Complaint]:
+    if not 0 < int(value) < 65536:
+        yield str(value), "is not a port", "choose one from 1 to 65535"
+
+
+def _seconds(value: Any) -> Iterator[Complaint]:
+    if int(value) < 0:
+        yield str(value), "is not a time", "give seconds, 0 or more"
+
+
+def _env(value: Any) -> Iterator[Complaint]:
+    if not isinstance(value, Mapping):
+        return  # Ansible reads `A=B C=D` as a dictionary of texts
+    for name, content in value.items():
+        if not isinstance(name, str) or not name or re.search(r"[=\s\0]", name):
+            remedy = "give it a name without '=' and white space, in quotes where YAML sees something else"
+            yield repr(name), "is not the name of an environment variable", remedy
+        elif OURS_IN_ENV.fullmatch(name):
+            whose = "a node's" if name.startswith("MY_IP") else "the master's"
+            remedy = f"leave it out; to choose it, pin {whose} my_ip in the inventory"
+            yield name, "is what the plan gives each container", remedy
+        elif not isinstance(content, (str, int, float)) or isinstance(content, bool):
+            kind = {bool: "a truth value", type(None): "nothing"}.get(type(content), "a structure")
+            remedy = "say in quotes what programs shall see, such as '1', 'true' or ''"
+            yield name, f"has {kind} for a value, and programs get a text", remedy
+        elif "\0" in str(content):
+            yield name, "has a null character in its value", "take it out"
+
+
+def _volumes(value: Sequence[str]) -> Iterator[Complaint]:
+    seen = dict.fromkeys(OUR_MOUNTS, "the cluster's own files")
+    for volume in value:
+        parts = volume.split(":")
+        if len(parts) not in (2, 3) or not parts[1].startswith("/"):
+            yield repr(volume), "is not a mount", _VOLUME_FORM
+            continue
+        source, target = parts[0], parts[1].rstrip("/") or "/"
+        if not (source.startswith(("/", "~")) or _VOLUME_NAME.fullmatch(source)):
+            yield (
+                repr(volume),
+                f"mounts {source!r}, which is neither a path nor a volume's name",
+                _VOLUME_FORM,
+            )
+        modes = parts[2].split(",") if len(parts) == 3 else []
+        unknown = [mode for mode in modes if mode not in _VOLUME_MODES]
+        if unknown or any(len(one.intersection(modes)) > 1 for one in _EXCLUSIVE):
+            yield repr(volume), f"has the mode {parts[2]!r}", "use ro or rw, and z or Z for SELinux"
+        if target == "/":
+            yield repr(volume), "would hide the whole image", "mount it on a directory"
+        elif target in seen:
+            yield repr(volume), f"mounts on {target}, where {seen[target]} are", "choose another directory"
+        else:
+            seen[target] = f"those of {volume!r}"
+
+
+def _ulimits(value: Sequence[str]) -> Iterator[Complaint]:
+    for limit in value:
+        if not _ULIMIT.fullmatch(limit):
+            yield repr(limit), "is not a limit", "write name:soft:hard, such as memlock:-1:-1"
+
+
+def _devices(value: Sequence[str]) -> Iterator[Complaint]:
+    for device in value:
+        if not _DEVICE.fullmatch(device):
+            yield repr(device), "is not a device", _DEVICE_FORM
+
+
+_CHECKS = {
+    "container_hostname": _hostname,
+    "container_shm_size": _shm_size,
+    "container_ssh_port": _port,
+    "container_stop_timeout": _seconds,
+    "container_ready_timeout": _seconds,
+    "container_env": _env,
+    "container_volumes": _volumes,
+    "container_ulimits": _ulimits,
+    "container_devices": _devices,
+}

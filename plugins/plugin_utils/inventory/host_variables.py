@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The variables of the inventory's hosts, and those that the collection's roles have, for the controller."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+from ansible.errors import AnsibleError
+from ansible.module_utils.parsing.convert_bool import boolean
+from ansible.vars.hostvars import HostVarsVars
+from ansible_collections.rdm.provision.plugins.module_utils.constants import PLAN_FILE
+from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import Problem, Refused
+from ansible_collections.rdm.provision.plugins.plugin_utils.errors.task_failure import reason
+from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.registered import answer
+
+ROLES = Path(__file__).resolve().parents[3] / "roles"
+REGISTERED = frozenset(
+    {
+        "preflight_facts",
+        "preflight_facts_all",
+        "preflight_plan",
+        "preflight_rest",
+        "preflight_work",
+        "images_inspection",
+        "verify_out_of_fabric",
+        "verify_rest",
+    }
+)
+"""What the roles themselves register: not variables for users, and no misspelt ones either."""
+
+
+class HostVariables:
+    """Reads variables of the inventory's hosts, one by one.
+
+    To evaluate all of them takes minutes on a large cluster.
+
+    Args:
+        task_vars: of the task.
+        raw: what gives a host's variables as they are written; default: the inventory's.
+        loader: Ansible's loader of data.
+
+    Attributes:
+        groups: the inventory's, with their hosts.
+        masters: the hosts of the group master.
+        workers: the hosts of the group workers.
+        hosts: all of them, the masters first.
+    """
+
+    def __init__(
+        self,
+        task_vars: Mapping[str, Any],
+        raw: Callable[[str], dict[str, Any]] | None = None,
+        loader: Any = None,
+    ) -> None:
+        raw = raw or task_vars["hostvars"].raw_get
+        groups = self.groups = task_vars["groups"]
+        self.masters = [str(name) for name in groups.get("master", [])]
+        self.workers = [str(name) for name in groups.get("workers", [])]
+        self.hosts = list(dict.fromkeys([*self.masters, *self.workers]))
+        self._raw = {host: raw(host) for host in self.hosts}
+        self._by_host = {host: HostVarsVars(raw, loader, host) for host, raw in self._raw.items()}
+        self._written: dict[str, Mapping[str, Any]] = {}
+        self.written_defaults = dict(role_defaults())
+        self._defaults = {
+            name: value for name, value in self.written_defaults.items() if not _is_template(value)
+        }
+
+    def variables(self, host: str) -> Iterator[str]:
+        """Yield the names of all variables of a host."""
+        yield from self._by_host[host]
+
+    def written(self, host: str) -> Mapping[str, Any]:
+        """Return a host's variables as they are written, templates and all, without what roles registered."""
+        if host not in self._written:
+            raw = self._raw[host]
+            self._written[host] = {name: value for name, value in raw.items() if name not in REGISTERED}
+        return self._written[host]
+
+    def evaluate(self, host: str, name: str) -> Any:
+        """Return a variable's value; AnsibleError when it refers to something undefined."""
+        return self._by_host[host][name]
+
+    def role_value(self, host: str, name: str) -> Any:
+        """Return a role's variable as the host has it, else the role's default, else None."""
+        if name in self._by_host[host]:
+            try:
+                return self.evaluate(host, name)
+            except AnsibleError:
+                return None
+        return self.default(name)
+
+    def default(self, name: str) -> Any:
+        """Return the default of a role's variable, None when it has to be evaluated."""
+        return self._defaults.get(name)
+
+    def text(self, host: str, name: str) -> str:
+        """Return a role's variable as text, empty when it has no value."""
+        value = self.role_value(host, name)
+        return "" if value is None else str(value)
+
+    def true(self, host: str, name: str, otherwise: bool = False) -> bool:
+        """Return a role's variable as a truth value."""
+        value = self.role_value(host, name)
+        return otherwise if value is None else bool(boolean(value, strict=False))
+
+    def facts(self, name: str, hosts: Mapping[str, str]) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Yield what `node_facts` registered as `name`, for the hosts that answered."""
+        for host in hosts:
+            # Raw, because results of modules hold no templates.
+            registered = answer(name, host, self._raw[host]) or {}
+            if isinstance(registered.get("node"), dict):
+                yield host, registered["node"]
+
+    def failed(self, name: str, hosts: Mapping[str, str]) -> dict[str, str]:
+        """Return the hosts on which `node_facts`, registered as `name`, has failed, and why, in one line."""
+        found = {}
+        for host in hosts:
+            registered = answer(name, host, self._raw[host]) or {}
+            if registered.get("failed") and not registered.get("unreachable"):
+                found[host] = reason(registered).rstrip(".: ")
+        return found
+
+    def archives(self, name: str, host: str) -> list[dict[str, Any]]:
+        """Return what the inspections of image archives registered as `name`; none where there was none."""
+        registered = self._raw[host].get(name) or {}
+        return [one for one in registered.get("results") or [] if "problem" in one]
+
+    def plan_file(self) -> Path:
+        """Return the path of the plan file; Refused when the inventory is not a file or directory."""
+        host = self._by_host[self.hosts[0]]
+        directory = host.get("inventory_dir")
+        if not directory:
+            raise Refused(
+                [
+                    Problem(
+                        None,
+                        "the inventory",
+                        f"is not a file, so there is no place for {PLAN_FILE} beside it",
+                        "write the hosts into inventory/mine/hosts.yml and pass -i inventory/mine",
+                    )
+                ]
+            )
+        return Path(str(directory)) / PLAN_FILE
+
+    def real_plan_file(self) -> Path | None:
+        """Return what the plan file is a link to, or itself; None when there is no place for it."""
+        try:
+            return Path(os.path.realpath(self.plan_file()))
+        except (Refused, IndexError):
+            return None
+
+
+def role_options() -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """Yield every option of every role's argument_specs: role, variable, what it is."""
+    for role, specs in _role_files("meta/argument_specs.yml"):
+        for entry_point in specs["argument_specs"].values():
+            for name, option in (entry_point.get("options") or {}).items():
+                yield role, name, option
+
+
+def role_defaults() -> Iterator[tuple[str, Any]]:
+    """Yield the defaults of all roles as they are written."""
+    for _, defaults in _role_files("defaults/main.yml"):
+        yield from (defaults or {}).items()
+
+
+def _role_files(name: str) -> Iterator[tuple[str, Any]]:
+    for path in sorted(ROLES.glob(f"*/{name}")):
+        # Both loaders are the safe one.
+        yield path.parents[1].name, yaml.load(path.read_text(encoding="utf-8"), Loader=_YAML)  # noqa: S506
+
+
+def _is_template(value: Any) -> bool:
+    return isinstance(value, str) and "{{" in value
+
+
+_YAML = getattr(yaml, "CSafeLoader", yaml.SafeLoader)

@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The images that a node needs, as the user listed them: what is wrong with the list, and which one runs.
+
+Nothing here asks a node; whether archives are sound is seen there.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from ansible_collections.rdm.provision.plugins.module_utils.archive.images import ArchiveProblem, short_name
+from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import Problem, names
+
+SOURCES = ("registry", "archive", "build")
+
+_SHA256 = re.compile("[0-9a-fA-F]{64}")
+_DIGEST = re.compile("sha256:[0-9a-f]{64}")
+_EXAMPLE = "{name: training:1, source: archive, path: /shared/training.tar}"
+
+
+class Images(NamedTuple):
+    """The images of one node.
+
+    Attributes:
+        image: what the training container runs; empty when there is none.
+        listed: whether the list brings it; otherwise the node must have it already.
+        problems: what is wrong.
+    """
+
+    image: str
+    listed: bool
+    problems: list[Problem]
+
+
+def check_images(
+    node: str, images: Any, profiles: Mapping[str, Any], accelerator: str, container_image: str
+) -> Images:
+    """Return what a node's container runs, and everything that is wrong with the list of images.
+
+    Args:
+        node: inventory name.
+        images: `images_list` as the user wrote it; empty means those of the profile.
+        profiles: `images_profiles`: accelerator -> list.
+        accelerator: the node's.
+        container_image: the image that the user chose for the container, or empty.
+    """
+    problems: list[Problem] = []
+    source = "images_list" if images else "images_profiles"
+    found = _entries(node, images or profiles.get(accelerator) or [], source, problems)
+    if problems:
+        return Images(container_image, False, problems)
+    if container_image:
+        listed = canonical(container_image) in found
+        if found and not listed:
+            what = f"container_image {container_image}"
+            remedy = f"list it in images_list, or choose one of {names(found.values())}"
+            problems.append(Problem(node, what, f"is not in {source}", remedy))
+        return Images(container_image, listed, problems)
+    if not found:
+        remedy = f"list the image to run, such as {_EXAMPLE}"
+        reason = f"is empty, and images_profiles has nothing for {accelerator}"
+        problems.append(Problem(node, "images_list", reason, remedy))
+    return Images(next(iter(found.values()), ""), bool(found), problems)
+
+
+def unpinned(node: str, powerful: Mapping[str, str], images: Any) -> list[Problem]:
+    """Return a problem for each image that runs with all rights on the node and could become another one.
+
+    A registry gives a tag to whatever its owner, or who has taken the owner's place, says.
+
+    Args:
+        node: inventory name.
+        powerful: variable that names such an image -> the image.
+        images: `images_list`; an archive with a sha256, or a build on the node, is as good as a digest.
+    """
+    bound = {
+        canonical(str(entry.get("name")))
+        for entry in (images if isinstance(images, (list, tuple)) else ())
+        if isinstance(entry, dict)
+        if entry.get("source") == "build" or (entry.get("source") == "archive" and entry.get("sha256"))
+    }
+    problems = []
+    for variable, image in powerful.items():
+        repository, _, digest = image.partition("@")
+        if _DIGEST.fullmatch(digest) or canonical(image) in bound:
+            continue
+        reason = "names no digest, and what it names runs with all rights on the node"
+        remedy = (
+            f"write {_without_tag(repository)}@sha256:…, which `docker images --digests` shows, list it in "
+            "images_list as an archive with sha256, or set sriov_allow_tag: true"
+        )
+        problems.append(Problem(node, f"{variable} {image}", reason, remedy))
+    return problems
+
+
+def canonical(name: str) -> str:
+    """Return an image name in the form that Docker shows, to compare it with others."""
+    repository, at, digest = name.partition("@")
+    try:
+        return short_name(repository) + at + digest
+    except ArchiveProblem:
+        return name
+
+
+def _without_tag(repository: str) -> str:
+    registry, slash, name = repository.rpartition("/")
+    return f"{registry}{slash}{name.partition(':')[0]}"
+
+
+# --- the entries -------------------------------------------------------------------------------------
+
+
+def _entries(node: str, images: Any, source: str, problems: list[Problem]) -> dict[str, str]:
+    """Return the listed images, canonical name -> name as written, and add what is wrong with them."""
+    if not isinstance(images, (list, tuple)):
+        problems.append(Problem(node, source, "is not a list", f"write a list of {_EXAMPLE}"))
+        return {}
+    found: dict[str, str] = {}
+    known: dict[str, Mapping[str, Any]] = {}
+    for number, entry in enumerate(images, start=1):
+        if not isinstance(entry, dict) or not isinstance(entry.get("name"), str) or not entry["name"]:
+            problems.append(
+                Problem(node, f"entry {number} of {source}", "has no name", f"write it like {_EXAMPLE}")
+            )
+            continue
+        what = f"{entry['name']} in {source}"
+        wrong = _wrong(entry)
+        if wrong:
+            problems.append(Problem(node, what, *wrong))
+            continue
+        name = canonical(entry["name"])
+        before = known.setdefault(name, entry)
+        if before != entry:
+            origins = {_origin(before): None, _origin(entry): None}
+            how = "from " + " and from ".join(origins) if len(origins) > 1 else "with different settings"
+            reason = f"is there twice, {how}"
+            problems.append(Problem(node, what, reason, "leave one of them"))
+        found.setdefault(name, entry["name"])
+    return found
+
+
+def _wrong(entry: Mapping[str, Any]) -> list[str]:
+    """Return the first thing that is wrong with an entry, reason and remedy; empty when nothing is."""
+    repository, at, digest = entry["name"].partition("@")
+    source = entry.get("source")
+    try:
+        short_name(repository)
+    except ArchiveProblem:
+        return ["is not an image name", "write repository:tag"]
+    if source not in SOURCES:
+        reason = f"has the source {source!r}" if source else "has no source"
+        return [reason, f"choose one of {', '.join(SOURCES)}"]
+    if at and (source != "registry" or not _DIGEST.fullmatch(digest)):
+        return ["is not an image name", "write repository:tag, or for a registry repository@sha256:digest"]
+    if source == "archive":
+        if not entry.get("path"):
+            return ["is an archive without path", "say where it is, such as path: /shared/training.tar"]
+        sha256 = entry.get("sha256")
+        if sha256 and not _SHA256.fullmatch(str(sha256)):
+            return [
+                f"has the sha256 {sha256}, which is not 64 hexadecimal digits",
+                "give what sha256sum prints",
+            ]
+    build = entry.get("build")
+    if source == "build" and not (isinstance(build, dict) and build.get("path")):
+        return ["is a build without build.path", "say from what, such as build: {path: /shared/training}"]
+    return []
+
+
+def _origin(entry: Mapping[str, Any]) -> str:
+    if entry["source"] == "archive":
+        return f"the archive {entry['path']}"
+    return f"the build of {entry['build']['path']}" if entry["source"] == "build" else "a registry"

@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Which Python a bare host's environment has, and where git gets what comes into it, or beside it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from ansible_collections.rdm.provision.plugins.module_utils.node.apex import SAFE_WAYS, has_credentials
+from ansible_collections.rdm.provision.plugins.module_utils.node.local_path import HOST_NAME
+from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import Problem
+
+APEX = "python_env_apex"
+MEGATRON = "python_env_megatron"
+REPOSITORY = "python_env_megatron_repository"
+VERSION = "python_env_version"
+OLDEST = (3, 11)
+"""The first Python that the trainer runs on, as its pyproject.toml has it."""
+
+
+def source_problems(host: str, given: Mapping[str, Any]) -> list[Problem]:
+    """Return what is wrong with a host's addresses for git, in words that do not repeat a secret.
+
+    Args:
+        host: its name.
+        given: its variables of the role python_env, evaluated.
+    """
+    problems = []
+    for name in (APEX, REPOSITORY):
+        if has_credentials(str(given.get(name) or "")):
+            reason = "has a user or a password in its address, which logs and git's own files would show"
+            problems.append(Problem(host, name, reason, SAFE_WAYS))
+    directory = str(given.get(MEGATRON) or "")
+    if given.get(REPOSITORY) and HOST_NAME in directory:
+        reason = f"is {directory}, and git knows no {HOST_NAME}"
+        remedy = f"give a directory without it, or check it out yourself and leave {REPOSITORY} empty"
+        problems.append(Problem(host, MEGATRON, reason, remedy))
+    return problems
+
+
+def version_problems(host: str, given: Mapping[str, Any]) -> list[Problem]:
+    """Return what is wrong with the version of a host's Python.
+
+    Args:
+        host: its name.
+        given: its variables of the role python_env, evaluated.
+    """
+    version = str(given.get(VERSION, ""))
+    numbers = re.fullmatch(r"([0-9]+)\.([0-9]+)(\.[0-9]+)?", version)
+    if VERSION not in given or (numbers and (int(numbers[1]), int(numbers[2])) >= OLDEST):
+        return []
+    oldest = ".".join(map(str, OLDEST))
+    reason = f"is older than {oldest}, and the trainer needs that" if numbers else "is no version of Python"
+    return [Problem(host, f"{VERSION} {version}", reason, f"give {oldest} or newer, in quotes")]

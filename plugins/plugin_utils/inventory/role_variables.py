@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The variables of the roles, checked against the roles' argument_specs for every node at once.
+
+Ansible checks a role's variables only when the role begins, one node at a time, when other roles have
+already changed things.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
+from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import Problem
+
+Options = Mapping[str, Mapping[str, Any]]
+
+# Docker says no to other names only when the thing is made, after other things have been changed.
+DOCKER_NAMES = frozenset({"container_name", "network_name", "sriov_container_name"})
+# Modes of a container's network. With the host's, Docker refuses the sysctls that several rails need, too.
+_OF_DOCKER = frozenset({"bridge", "default", "host", "none"})
+_DOCKER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]+")
+
+
+class RoleVariables:
+    """Checks the variables that a user set; what is left out is the role's business.
+
+    Args:
+        options: every option of every role, by variable name, as in argument_specs.
+    """
+
+    def __init__(self, options: Options) -> None:
+        self._validators = {
+            name: ArgumentSpecValidator(
+                {name: {key: item for key, item in option.items() if key != "required"}}
+            )
+            for name, option in options.items()
+        }
+        self._options = options
+        # Nodes mostly share their variables, and validating one costs more than looking it up.
+        self._known: dict[str, list[str]] = {}
+
+    def problems(self, node: str, variables: Mapping[str, Any]) -> list[Problem]:
+        """Return what is wrong with the variables of a node; names of no role are passed over."""
+        found = []
+        for name, value in variables.items():
+            if name not in self._validators or value is None:
+                continue
+            option = self._options[name]
+            key = f"{name}={value!r}"
+            if key not in self._known:
+                self._known[key] = self._validators[name].validate({name: value}).error_messages
+            said = self._known[key]
+            if said and option.get("choices"):
+                # Ansible's own words list the choices, as the remedy does.
+                said = [repr(value)]
+            secret = " (not shown here)" if option.get("no_log") else ""
+            found += [
+                Problem(node, name, "has a wrong value" + (secret or f": {message}"), _remedy(option))
+                for message in said
+            ]
+            if name in DOCKER_NAMES and not _DOCKER_NAME.fullmatch(str(value)):
+                remedy = "use letters, digits, '_', '.' and '-', beginning with a letter or digit"
+                found.append(Problem(node, f"{name} {value!r}", "is not a name that Docker takes", remedy))
+            if name in ("network_name", "container_network") and str(value) in _OF_DOCKER:
+                reason = "is a word of Docker's own, and not a network on which a container has MY_IP"
+                found.append(Problem(node, f"{name} {value!r}", reason, "choose another name, such as ibnet"))
+        return found
+
+
+def _remedy(option: Mapping[str, Any]) -> str:
+    if option.get("choices"):
+        return "choose " + ", ".join(str(choice) or "''" for choice in option["choices"])
+    elements = f" of {option['elements']}" if option.get("elements") else ""
+    return f"give it a {option.get('type', 'str')}{elements} as docs/variables.md says"
+
+
+def unknown_variables(variables: Iterable[str], known: set[str], prefixes: Sequence[str]) -> list[str]:
+    """Return a warning for each variable that looks like ours and is not.
+
+    Args:
+        variables: names of variables that the user set.
+        known: names that mean something.
+        prefixes: prefixes of our names, such as `rdm_` and `network_`. A name that starts with another one
+            than `rdm_` is reported only when it resembles a known one: it may be the user's own.
+    """
+    variables = set(variables)
+    warnings = []
+    for name in sorted({one for one in variables if one.startswith(tuple(prefixes))} - known):
+        prefix = max((one for one in prefixes if name.startswith(one)), key=len)
+        # Without the prefix, which would make any two names alike.
+        rests = [one[len(prefix) :] for one in sorted(known) if one.startswith(prefix)]
+        near = difflib.get_close_matches(name[len(prefix) :], rests, n=1, cutoff=0.75)
+        if near:
+            warnings.append(f"The variable {name} means nothing here. Did you mean {prefix}{near[0]}?")
+        elif prefix == "rdm_":
+            warnings.append(f"The variable {name} means nothing here.")
+    # A prefix can be misspelt as well. Others' names may resemble ours, so these have to be very near.
+    for name in sorted(one for one in variables if not one.startswith((*prefixes, "ansible_"))):
+        if name not in known and (near := difflib.get_close_matches(name, known, n=1, cutoff=0.9)):
+            warnings.append(f"The variable {name} means nothing here. Did you mean {near[0]}?")
+    return warnings

@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Variables that Ansible Vault encrypts, for the controller."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from ansible.constants import INTERNAL_STATIC_VARS
+from ansible.errors import AnsibleError
+from ansible.parsing.vault import EncryptedString
+from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import Problem
+
+# What Ansible itself sets: other variables once more, and nothing that a user encrypts.
+_MAGIC = INTERNAL_STATIC_VARS | {"vars"}
+
+
+def undecryptable(hosts: Mapping[str, Mapping[str, Any]]) -> list[Problem]:
+    """Return a problem for each variable that is encrypted and cannot be read.
+
+    Ansible says so only where a variable is used, without its name. To decrypt takes some milliseconds, so
+    where one succeeds, others with the same vault ID are taken to do so as well.
+
+    Args:
+        hosts: host -> its variables as they are written.
+    """
+    readable: set[str] = set()
+    known: dict[str, str] = {}
+    found = []
+    for host, variables in hosts.items():
+        for name, value in variables.items():
+            for secret in _secrets(value) if name not in _MAGIC else ():
+                text = secret._ciphertext
+                vault_id = text.partition("\n")[0]
+                if vault_id in readable:
+                    continue
+                if text not in known:
+                    known[text] = _why_not(secret)
+                if not known[text]:
+                    readable.add(vault_id)
+                    continue
+                reason = f"is encrypted and cannot be read: {known[text]}"
+                remedy = "give its password with --ask-vault-pass or --vault-password-file FILE"
+                found.append(Problem(host, name, reason, remedy))
+    return found
+
+
+def _why_not(secret: EncryptedString) -> str:
+    try:
+        str(secret)
+    except AnsibleError as error:
+        return error.message.rstrip(". ")
+    return ""
+
+
+def _secrets(value: Any) -> Iterator[EncryptedString]:
+    if isinstance(value, EncryptedString):
+        yield value
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from _secrets(item)
+    elif isinstance(value, list):
+        for item in value:
+            yield from _secrets(item)

@@ -1,0 +1,394 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What a training job is to be, decided on the controller from the inventory and the job's configuration.
+
+The configuration itself is checked in the container, where its program is. Here only those keys are read that
+say which nodes take part and what the job is called.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+import time
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import yaml
+from ansible_collections.rdm.provision.plugins.module_utils.constants import LAUNCHERS
+from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import Problem, Refused, names
+from ansible_collections.rdm.provision.plugins.plugin_utils.errors.task_failure import not_reached
+from ansible_collections.rdm.provision.plugins.plugin_utils.jobs import job_image
+
+JOB_NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,62}")
+_CORRECT = "correct the configuration"
+# What has to be the same on all nodes of a job, by what the agents' checks report.
+_VERSIONS = ("python", "torch", "deepspeed", "rdm_trainer")
+
+
+class Node(NamedTuple):
+    """One node of a job.
+
+    Attributes:
+        name: its name in the inventory.
+        address: its MY_IP.
+        slots: how many processes it may run.
+    """
+
+    name: str
+    address: str
+    slots: int
+
+
+class Wanted(NamedTuple):
+    """What the user asked for.
+
+    Attributes:
+        text: the configuration, YAML; empty when a job goes on.
+        source: where it came from, for messages.
+        overrides: `key.sub=value`, the last one counts.
+        name: the job's name; empty means one made of the configuration's and the time.
+        resume: name of the job that is to go on; empty for a new one.
+    """
+
+    text: str
+    source: str
+    overrides: Sequence[str] = ()
+    name: str = ""
+    resume: str = ""
+
+
+class Slurm(NamedTuple):
+    """The way through Slurm.
+
+    Attributes:
+        login: the host that jobs are submitted from, the inventory's name; empty when it has none.
+        here: whether this machine has sbatch.
+        images: `images_list` of the inventory, whose names a job's image may have.
+    """
+
+    login: str = ""
+    here: bool = False
+    images: Sequence[Mapping[str, Any]] = ()
+
+
+NO_SLURM = Slurm()
+"""An inventory without a login host."""
+
+
+class Past(NamedTuple):
+    """How a job ran that is to go on.
+
+    Attributes:
+        slurm: whether Slurm ran it.
+        nodes: the names of its nodes, by rank; none where that is not known.
+    """
+
+    slurm: bool = False
+    nodes: Sequence[str] = ()
+
+
+NO_PAST = Past()
+"""Of a new job, and of one of which no host knows."""
+
+
+def past(answers: Mapping[str, Mapping[str, Any]]) -> Past:
+    """Return how a job ran, by what the hosts that have it answered.
+
+    A node that was left out of its last run still has the run before: the newest answer counts.
+
+    Args:
+        answers: for each host that was asked, what the module returned for C(verb=past).
+    """
+    told = [answer["past"] for answer in answers.values() if answer.get("past")]
+    newest: Mapping[str, Any] = max(told, key=lambda one: float(one["time"]), default={})
+    return Past(bool(newest.get("slurm")), tuple(newest.get("nodes") or ()))
+
+
+class JobPlan(NamedTuple):
+    """A job that can be asked for on the nodes.
+
+    Attributes:
+        name: the job's name, the same on every node.
+        resume: whether it goes on from what is there under that name.
+        config: the configuration, YAML; empty when it is what the job has.
+        overrides: `key.sub=value`.
+        nodes: those that take part; rank 0 is on the first. Through Slurm, the host that submits it.
+        slurm: whether it goes through Slurm.
+        problems: why it cannot be all the same, put off until the nodes have been asked for more.
+    """
+
+    name: str
+    resume: bool
+    config: str
+    overrides: list[str]
+    nodes: list[Node]
+    slurm: bool = False
+    problems: Sequence[Problem] = ()
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the plan as plain data."""
+        nodes, problems = ([one._asdict() for one in many] for many in (self.nodes, self.problems))
+        return dict(self._asdict(), nodes=nodes, master=self.nodes[0].name, problems=problems)
+
+
+def plan_job(
+    wanted: Wanted,
+    nodes: Sequence[Node],
+    in_run: Iterable[str],
+    now: float,
+    slurm: Slurm = NO_SLURM,
+    before: Past = NO_PAST,
+    *,
+    put_off: bool = False,
+) -> JobPlan:
+    """Return what the job is to be.
+
+    Args:
+        wanted: what the user asked for.
+        nodes: the cluster's, by rank; none where there is only Slurm, which then runs every job.
+        in_run: names of the nodes that the run is limited to.
+        now: seconds since 1970, for the job's name.
+        slurm: the way through Slurm, which a job goes whose launcher it is.
+        before: how the job ran that is to go on.
+        put_off: whether to return problems with which the nodes can still be asked for others.
+
+    Raises:
+        Refused: something cannot be; with every problem.
+    """
+    problems: list[Problem] = []
+    config = _config(wanted, problems)
+    launcher = config.get("launcher") or {}
+    kind = _chosen("launcher.kind", launcher, wanted.overrides)
+    overrides, minor = _judged(wanted.overrides, kind)
+    chosen = set(in_run)
+    only = bool(slurm.login) and not nodes
+    through = kind == "slurm" or (kind is None and (only or before.slurm))
+    problems += _way(kind, through, only, slurm, chosen)
+    taking_part = [node for node in nodes if node.name in chosen]
+    # A job goes on where it was, unless the user names nodes.
+    again = set(before.nodes) if len(taking_part) == len(nodes) else set()
+    if through:
+        # It is no node of the job, also where it is one of the inventory's.
+        taking_part = [Node(slurm.login, "127.0.0.1", 1)]
+        overrides += ["launcher.kind=slurm"] if kind is None and wanted.text else []
+        image = _chosen(job_image.KEY, _section(launcher, "slurm"), wanted.overrides)
+        sha256 = _chosen(job_image.DIGEST, _section(launcher, "slurm"), wanted.overrides)
+        where, wrong = job_image.from_list(image, slurm.images, sha256)
+        overrides += where
+        problems += wrong
+    listed, wrong = _listed(_chosen("launcher.nodelist", launcher, wanted.overrides), taking_part, through)
+    problems += wrong
+    if listed or wrong:
+        taking_part, again = listed or taking_part, set()
+    elif not through:
+        taking_part = _in_order(taking_part, before.nodes)
+    count = _chosen("launcher.nodes", launcher, wanted.overrides)
+    if count is None and again and not through:
+        # In place of one that has left the inventory another one takes part.
+        taking_part = _first(len(before.nodes), taking_part, again)
+    elif count is not None:
+        what = f"launcher.nodes {count}"
+        if not isinstance(count, int) or isinstance(count, bool) or count < 1:
+            problems.append(Problem(None, what, "is no number of nodes", "give 1 or more"))
+        elif count > len(taking_part) and not through:
+            reason = f"is more than the {len(taking_part)} nodes of this run"
+            problems.append(Problem(None, what, reason, "give fewer, or add nodes to the inventory"))
+        elif not through:
+            taking_part = _first(count, taking_part, again)
+    name = wanted.resume or wanted.name or _new_name(config, wanted.source, now)
+    if not JOB_NAME.fullmatch(name):
+        reason = "is no name for a job"
+        remedy = "use lower-case letters, digits, '-', '_' and '.', and begin with a letter or digit"
+        problems.append(Problem(None, repr(name), reason, remedy))
+    # Slurm may give other nodes, whose number other problems depend on.
+    slurm_meant = bool(difflib.get_close_matches(str(kind), ["slurm"]))
+    if problems or (minor and not (put_off and taking_part and not through and not slurm_meant)):
+        raise Refused([*minor, *problems])
+    return JobPlan(name, bool(wanted.resume), wanted.text, overrides, taking_part, through, minor)
+
+
+def _listed(value: Any, nodes: Sequence[Node], through: bool) -> tuple[list[Node], list[Problem]]:
+    """Return the nodes that the configuration names in the order of ranks, and what is wrong with them."""
+    if value is None or value == []:
+        return [], []
+    what = "launcher.nodelist"
+    if through:
+        reason = "names nodes of the inventory, and Slurm chooses this job's"
+        return [], [Problem(None, what, reason, "use launcher.slurm.nodelist")]
+    if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
+        return [], [Problem(None, what, "is no list of nodes", "write it as [n2, n1]")]
+    known = {node.name: node for node in nodes}
+    problems = []
+    for name in dict.fromkeys(value):
+        if name not in known:
+            close = difflib.get_close_matches(name, known, n=1)
+            remedy = f"did you mean {close[0]}?" if close else "they are " + names(list(known))
+            problems.append(Problem(None, f"{what} {name}", "is no node of this run", remedy))
+        elif value.count(name) > 1:
+            problems.append(Problem(None, f"{what} {name}", "is named twice", "name each node once"))
+    return ([] if problems else [known[name] for name in value]), problems
+
+
+def _in_order(nodes: Sequence[Node], before: Sequence[str]) -> list[Node]:
+    """Return the nodes, where all of a job that goes on are there in the order that they had."""
+    place = {name: rank for rank, name in enumerate(before)}
+    if not place.keys() <= {node.name for node in nodes}:
+        return list(nodes)
+    ranked = iter(sorted((node for node in nodes if node.name in place), key=lambda node: place[node.name]))
+    return [next(ranked) if node.name in place else node for node in nodes]
+
+
+def _first(count: int, nodes: Sequence[Node], before: Container[str]) -> list[Node]:
+    """Return so many of the nodes by rank, those first that had the job before."""
+    chosen = sorted(nodes, key=lambda node: node.name not in before)[:count]
+    return [node for node in nodes if node in chosen]
+
+
+def _judged(overrides: Sequence[str], kind: Any) -> tuple[list[str], list[Problem]]:
+    """Return the overrides, and what is wrong with them and with the launcher.
+
+    What is wrong is not in them any more, so that the nodes, which are asked for other problems, do not find
+    it again.
+    """
+    problems: list[Problem] = []
+    sound = []
+    for override in overrides:
+        if re.match(r"[A-Za-z_][\w.]*=", override):
+            sound.append(override)
+        else:
+            problems.append(Problem(None, repr(override), "is no override", "write key.sub=value"))
+    if kind is not None and kind not in LAUNCHERS:
+        close = difflib.get_close_matches(str(kind), LAUNCHERS, n=1)
+        remedy = f"did you mean {close[0]}?" if close else "use one of " + ", ".join(LAUNCHERS)
+        problems.append(Problem(None, f"launcher.kind {kind}", "is not known", remedy))
+        sound.append(f"launcher.kind={LAUNCHERS[0]}")
+    return sound, problems
+
+
+def _way(kind: Any, through: bool, only: bool, slurm: Slurm, in_run: Container[str]) -> Iterator[Problem]:
+    """Yield a problem when the job cannot go the way of its launcher."""
+    what = f"launcher.kind {kind}" if kind is not None else "Slurm"
+    if through and not slurm.login:
+        remedy = "put it into the group login of the inventory"
+        if slurm.here:
+            here = "login: {hosts: {localhost: {ansible_connection: local}}}"
+            remedy += f", as {here}, since this machine has sbatch"
+        yield Problem(None, what, "needs a host that jobs are submitted to Slurm from", remedy)
+    elif through and slurm.login not in in_run:
+        reason = f"needs {slurm.login}, from which jobs are submitted"
+        yield Problem(None, what, reason, "do not leave it out of --limit")
+    elif only and kind in LAUNCHERS and kind != "slurm":
+        reason = f"needs nodes, and this inventory has only Slurm (group login: {slurm.login})"
+        yield Problem(None, what, reason, "leave it out, or name the nodes in the groups master and workers")
+
+
+def verdict(plan: Mapping[str, Any], answers: Mapping[str, Mapping[str, Any]]) -> list[Problem]:
+    """Return every problem that stands in the way of a job; none when it may start.
+
+    Args:
+        plan: what plan_job() decided, as plain data.
+        answers: for each node that was asked, what its check returned; `unreachable` when it was not reached.
+    """
+    problems = []
+    for node in plan["nodes"]:
+        name = node["name"]
+        answer = answers.get(name)
+        if answer is None or answer.get("unreachable"):
+            said = str((answer or {}).get("msg") or "")
+            reason = "cannot be reached" + (": " + not_reached(said) if said else "")
+            remedy = "mend it, or leave it out with --limit or launcher.nodes"
+            problems.append(Problem(name, "", reason, remedy))
+        elif answer.get("failed"):
+            problems.append(Problem(name, "", _first_line(str(answer.get("msg") or "it failed")), ""))
+        else:
+            problems += [Problem(name, "", str(said), "") for said in answer.get("problems") or []]
+    # What is wrong with the configuration every node says; it is told once.
+    everywhere = [set(_said(problems, node["name"])) for node in plan["nodes"]]
+    common = set.intersection(*everywhere) if len(everywhere) > 1 else set()
+    told: dict[str, Problem] = {}
+    for problem in problems:
+        if problem.reason in common:
+            told.setdefault(problem.reason, problem._replace(node=None))
+    problems = list(told.values()) + [problem for problem in problems if problem.reason not in common]
+    return problems + _differences(plan["nodes"], answers)
+
+
+def _differences(
+    nodes: Iterable[Mapping[str, Any]], answers: Mapping[str, Mapping[str, Any]]
+) -> list[Problem]:
+    """Return which nodes have other versions than most."""
+    problems = []
+    for what in _VERSIONS:
+        found: dict[str, list[str]] = {}
+        for name in (node["name"] for node in nodes):
+            version = (answers.get(name) or {}).get("facts", {}).get(what)
+            if version:
+                found.setdefault(str(version), []).append(name)
+        most = max(found, key=lambda version: len(found[version]), default="")
+        for version, having in found.items():
+            if version != most:
+                reason = f"is not {most}, as on {found[most][0]}"
+                remedy = "give all nodes the same image, or the same environment (rdm-provision env up)"
+                problems += [Problem(name, f"{what} {version}", reason, remedy) for name in having]
+    return problems
+
+
+def _said(problems: Iterable[Problem], node: str) -> list[str]:
+    return [problem.reason for problem in problems if problem.node == node]
+
+
+def _first_line(text: str) -> str:
+    return (text.strip().splitlines() or [""])[0].rstrip(". ")
+
+
+def _config(wanted: Wanted, problems: list[Problem]) -> Mapping[str, Any]:
+    """Return the configuration as data, empty when a job goes on with what it has."""
+    if wanted.resume and not wanted.text:
+        return {}
+    try:
+        config = yaml.safe_load(wanted.text)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        where = f":{mark.line + 1}:{mark.column + 1}" if mark else ""
+        what = wanted.source + where
+        problems.append(Problem(None, what, f"is not YAML: {error.problem}", _CORRECT))
+        return {}
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        reason = f"is not YAML: {' '.join(str(error).split())}"
+        problems.append(Problem(None, wanted.source, reason, _CORRECT))
+        return {}
+    if not isinstance(config, dict) or not config:
+        what = "is empty" if not config else "is a list" if isinstance(config, list) else "holds no keys"
+        reason = f"{what}, and no configuration of a job"
+        remedy = "write keys with values, such as model: {kind: gpt, layers: 4}"
+        problems.append(Problem(None, wanted.source, reason, remedy))
+        return {}
+    if not isinstance(config.get("launcher") or {}, dict):
+        problems.append(Problem(None, "launcher", "holds no keys", _CORRECT))
+        return {}
+    return config
+
+
+def _chosen(key: str, section: Mapping[str, Any], overrides: Sequence[str]) -> Any:
+    """Return the value of a key of a section, as the last override has it."""
+    value: Any | None = section.get(key.rpartition(".")[2])
+    for override in overrides:
+        name, _, text = override.partition("=")
+        if name == key:
+            try:
+                value = yaml.safe_load(text)
+            except (yaml.YAMLError, ValueError, RecursionError):
+                value = text
+    return value
+
+
+def _section(section: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    """Return a section of a section, empty where it holds no keys: the trainer says so."""
+    found = section.get(key)
+    return found if isinstance(found, dict) else {}
+
+
+def _new_name(config: Mapping[str, Any], source: str, now: float) -> str:
+    base = str(config.get("name") or re.sub(r"\.ya?ml$", "", source.rpartition("/")[2]) or "job")
+    base = re.sub(r"[^a-z0-9_.-]+", "-", base.lower()).strip("-._") or "job"
+    return "{}-{}".format(base[:40], time.strftime("%m%d-%H%M%S", time.localtime(now)))

@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Whether a program that launchers run is the same on all hosts. The decision is pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import Problem
+
+NEEDED_BY = {"pdsh": "deepspeed", "openmpi": "mpirun"}
+"""The launcher that each program is for."""
+
+
+def judge(name: str, found: Mapping[str, Mapping[str, Any]]) -> tuple[list[Problem], list[Problem]]:
+    """Return what is to be refused, and what is worth a warning.
+
+    Args:
+        name: the program.
+        found: for each host its `version` and `problem`.
+    """
+    launcher, remedy = NEEDED_BY[name], f"install it, or set {name}_install: true"
+    warnings = [
+        Problem(host, "it", str(one["problem"]), f"for the launcher {launcher}, {remedy}")
+        for host, one in found.items()
+        if one["problem"]
+    ]
+    by_version: dict[str, list[str]] = {}
+    for host, one in found.items():
+        if one["version"]:
+            by_version.setdefault(str(one["version"]), []).append(host)
+    most = max(by_version, key=lambda version: len(by_version[version]), default="")
+    problems = [
+        Problem(host, f"{name} {version}", f"is not {most}, as on {by_version[most][0]}", "install the same")
+        for version, hosts in by_version.items()
+        if version != most
+        for host in hosts
+    ]
+    return problems, warnings

@@ -1,0 +1,243 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What the Python environments of bare hosts are made of: a lock file and a wheel, made on the controller.
+
+The lock has every package of the trainer's requirements with the version that is pinned there, what torch
+needs beside, and the digests of their files. uv makes it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from ansible_collections.rdm.provision.plugins.module_utils.node.whole_file import write_whole
+from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import Problem, Refused
+
+LOCK_FILE = "python_env.lock"
+"""Beside the inventory, so that everybody who uses that makes the same environments."""
+_LIMIT_S = 1800.0
+"""How long uv and hatchling may take: an index can be slow, and a package have to be built to be known."""
+_NEEDS = "install it: pip install 'rdm-provision[env]'"
+_SOURCES = ("pyproject.toml", "README.md", "rdm_core", "rdm_job", "rdm_log", "rdm_planner", "rdm_trainer")
+
+
+class Sources(NamedTuple):
+    """Where the controller looks for packages; what is empty is uv's own.
+
+    Attributes:
+        index_url: the index.
+        extra_index_urls: further ones.
+        find_links: directories, or addresses of pages, with packages.
+        torch_backend: of uv, such as cpu or cu128.
+        proxy: for HTTP and HTTPS.
+    """
+
+    index_url: str = ""
+    extra_index_urls: Sequence[str] = ()
+    find_links: Sequence[str] = ()
+    torch_backend: str = ""
+    proxy: str = ""
+
+    def variables(self) -> dict[str, str]:
+        """Return them as uv reads them."""
+        found = {
+            "UV_DEFAULT_INDEX": self.index_url,
+            "UV_INDEX": " ".join(self.extra_index_urls),
+            "UV_FIND_LINKS": ",".join(self.find_links),
+            "UV_TORCH_BACKEND": self.torch_backend,
+            "HTTP_PROXY": self.proxy,
+            "HTTPS_PROXY": self.proxy,
+        }
+        return {name: value for name, value in found.items() if value}
+
+
+def lock_file(build: str) -> str:
+    """Return the name of the lock file, which nodes that each may have another build have one for each of."""
+    return LOCK_FILE.replace(".lock", f".{build}.lock") if build else LOCK_FILE
+
+
+def find_uv() -> str:
+    """Return the path of uv beside this Python, or on the PATH.
+
+    Raises:
+        Refused: there is none.
+    """
+    beside = os.path.join(os.path.dirname(sys.executable), "uv")
+    found = beside if os.access(beside, os.X_OK) else shutil.which("uv")
+    if found is None:
+        raise Refused([Problem(None, "uv", "is not on this machine, and makes the lock file", _NEEDS)])
+    return found
+
+
+def requirements_of(trainer: Path, torch: str, extras: Iterable[str] = ()) -> str:
+    """Return the trainer's pins.
+
+    Args:
+        trainer: the directory `trainer` of the project.
+        torch: another requirement of torch than its own; may be empty.
+        extras: what else than a training the environments are for, such as ``finetune``.
+    """
+    names = ["runtime", *sorted(set(extras))]
+    text = "".join((trainer / f"requirements/{name}.txt").read_text(encoding="utf-8") for name in names)
+    lines = [line for line in text.splitlines() if line and line[0] != "#"]
+    return "".join(f"{torch if torch and line.startswith('torch==') else line}\n" for line in lines)
+
+
+def first_line(requirements: str, python: str, torch_backend: str) -> str:
+    """Return the first line of a lock file, which says by a digest what it was made of."""
+    of = hashlib.sha256("\0".join([requirements, python, torch_backend]).encode()).hexdigest()[:16]
+    why = "Commit it: what it names is all that goes into the environments."
+    return f"# Made by rdm-provision of {of}. {why}\n"
+
+
+def lock(
+    file: Path, requirements: str, python: str, sources: Sources, write: bool, keep: bool = False
+) -> tuple[str, bool]:
+    """Return the text of the lock file, and whether it was made anew.
+
+    Args:
+        file: where it is kept.
+        requirements: the pins.
+        python: the version of the environments' Python.
+        sources: where packages come from.
+        write: keep it when it is new.
+        keep: leave one that is there as it is, because it is also for nodes that are not asked now.
+
+    Raises:
+        Refused: it cannot be made, or would have to be made anew.
+    """
+    head = first_line(requirements, python, sources.torch_backend)
+    try:
+        text = file.read_text(encoding="utf-8")
+    except OSError:
+        text = ""
+    if text.startswith(head):
+        return text, False
+    if text and keep:
+        raise Refused(
+            [
+                Problem(
+                    None,
+                    file.name,
+                    "was made of other requirements, another Python or build of torch, and is for all nodes",
+                    "run without --limit, or give these nodes what the others have",
+                )
+            ]
+        )
+    with tempfile.TemporaryDirectory() as work:
+        pins = Path(work, "requirements.txt")
+        pins.write_text(requirements, encoding="utf-8")
+        argv = [
+            find_uv(),
+            "pip",
+            "compile",
+            "--quiet",
+            "--color",
+            "never",
+            "--generate-hashes",
+            "--no-header",
+            "--no-annotate",
+        ]
+        # The pins are tested together, whatever the packages say about each other.
+        argv += ["--python-version", python, "--override", str(pins), str(pins)]
+        done = run_program(argv, "the lock file", env={"UV_NO_CONFIG": "1", **sources.variables()})
+    if done.returncode:
+        said = " ".join(done.stderr.split())
+        remedy = (
+            "set python_env_index_url, python_env_controller_find_links, python_env_torch_backend or "
+            "python_env_torch"
+        )
+        raise Refused([Problem(None, "the lock file", f"cannot be made: {said[-600:]}", remedy)])
+    text = head + done.stdout
+    if write:
+        write_whole(str(file), text.encode(), 0o644)
+    return text, True
+
+
+def run_program(
+    argv: Sequence[str],
+    makes: str,
+    env: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+    text: str = "",
+) -> subprocess.CompletedProcess[str]:
+    """Run a program on the controller to its end.
+
+    Args:
+        argv: the program and its arguments.
+        makes: what it makes, for the sentence.
+        env: more environment.
+        cwd: where it runs.
+        text: what it reads.
+
+    Raises:
+        Refused: it is late.
+    """
+    try:
+        return subprocess.run(
+            argv,
+            input=text,
+            capture_output=True,
+            text=True,
+            env={**os.environ, **(env or {})},
+            cwd=cwd,
+            timeout=_LIMIT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        reason = f"was not there after {_LIMIT_S:.0f} s of {' '.join(argv[:3])}"
+        remedy = "see that this machine reaches the package index (python_env_index_url, python_env_proxy)"
+        raise Refused([Problem(None, makes, reason, remedy)]) from None
+
+
+def trainer_digest(trainer: Path) -> str:
+    """Return the digest of the trainer's sources."""
+    state = hashlib.sha256()
+    for name in _SOURCES:
+        top = trainer / name
+        for path in sorted(top.rglob("*")) if top.is_dir() else [top]:
+            if path.is_file() and "__pycache__" not in path.parts:
+                state.update(
+                    f"{path.relative_to(trainer)}\0".encode() + hashlib.sha256(path.read_bytes()).digest()
+                )
+    return state.hexdigest()[:16]
+
+
+def trainer_wheel(trainer: Path, directory: Path) -> Path:
+    """Return a wheel of the trainer, made by hatchling where there is none of the same sources.
+
+    Args:
+        trainer: the directory `trainer` of the project.
+        directory: where wheels are kept.
+
+    Raises:
+        Refused: it cannot be made.
+    """
+    place = directory / trainer_digest(trainer)
+    if found := sorted(place.glob("*.whl")):
+        return found[0]
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=directory) as work:
+        source, made = Path(work, "source"), Path(work, "made")
+        source.mkdir()
+        for name in _SOURCES:
+            if (trainer / name).is_dir():
+                ignore = shutil.ignore_patterns("__pycache__")
+                shutil.copytree(trainer / name, source / name, ignore=ignore)
+            else:
+                shutil.copy(trainer / name, source / name)
+        build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(made)]
+        done = run_program(build, "the trainer's wheel", cwd=source)
+        if done.returncode:
+            said = (done.stderr.strip().splitlines() or ["it says nothing"])[-1]
+            raise Refused([Problem(None, "the trainer's wheel", f"cannot be built: {said}", _NEEDS)])
+        if not place.exists():
+            made.rename(place)
+    return sorted(place.glob("*.whl"))[0]

@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Which build of torch fits a node's driver or GPU: uv knows. Decided here is whether the nodes agree."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import Problem, Refused
+from ansible_collections.rdm.provision.plugins.plugin_utils.python_env.lock import (
+    Sources,
+    find_uv,
+    run_program,
+)
+
+AUTO = "auto"
+_SET = "set python_env_torch_backend"
+# Of the index that uv names: in a lock that it made, or in its words when the index is out of reach.
+_INDEX = re.compile(r"https?://\S+/whl/(cpu|xpu|cu[0-9]+|rocm[0-9.]+)\b")
+
+
+def variable_of(host: str, accelerator: str, found: Mapping[str, Any]) -> tuple[str, str]:
+    """Return the variable that tells uv what a node has, and its value.
+
+    Args:
+        host: the node.
+        accelerator: of the node, `cuda`, `rocm` or `cpu`.
+        found: what rdm.provision.gpu_driver returned.
+
+    Raises:
+        Refused: it has nothing that would decide.
+    """
+    if accelerator == "cuda":
+        if found["nvidia"]:
+            return "UV_CUDA_DRIVER_VERSION", str(found["nvidia"])
+        reason, remedy = "has no NVIDIA driver in use (/sys/module/nvidia/version)", f"load it, or {_SET}"
+    else:
+        if len(found["amd"]) == 1:
+            return "UV_AMD_GPU_ARCHITECTURE", str(found["amd"][0])
+        what = (
+            f"has GPUs of several kinds ({', '.join(found['amd'])})" if found["amd"] else "shows no AMD GPU"
+        )
+        reason, remedy = f"{what} in /sys/class/kfd", f"{_SET}, such as rocm6.4"
+    raise Refused([Problem(host, "it", reason, remedy)])
+
+
+def ask_uv(variable: str, value: str, requirement: str, sources: Sources) -> str:
+    """Return the backend that uv takes for a driver or an architecture.
+
+    Args:
+        variable: which of both it is, as uv reads it.
+        value: it.
+        requirement: of torch.
+        sources: where packages come from.
+
+    Raises:
+        Refused: uv names none.
+    """
+    argv = [find_uv(), "pip", "compile", "--quiet", "--color", "never", "--no-deps", "--no-header", "-"]
+    env = {
+        "UV_NO_CONFIG": "1",
+        "UV_HTTP_RETRIES": "0",
+        **sources._replace(torch_backend=AUTO).variables(),
+        variable: value,
+    }
+    argv.append("--emit-index-annotation")
+    done = run_program(argv, "the build of torch", env=env, text=f"{requirement}\n")
+    named = _INDEX.search(done.stdout) or _INDEX.search(done.stderr)
+    if named is None:
+        said = " ".join(done.stderr.split())[-300:]
+        reason = f"names no build of torch for {variable}={value}: {said or 'it says nothing'}"
+        raise Refused([Problem(None, "uv", reason, f"{_SET}, such as cu128 or rocm6.4")])
+    return named.group(1)
+
+
+def agree(backends: Mapping[str, str], per_node: bool) -> list[Problem]:
+    """Return which nodes need another build than most; none when each may have its own.
+
+    Args:
+        backends: {node: its backend}.
+        per_node: each may.
+    """
+    by_backend: dict[str, list[str]] = {}
+    for host, backend in backends.items():
+        by_backend.setdefault(backend, []).append(host)
+    most = max(by_backend, key=lambda backend: len(by_backend[backend]), default="")
+    remedy = "give all nodes the same driver, set python_env_torch_backend, or python_env_per_node: true"
+    return [
+        Problem(
+            host, f"torch for {backend}", f"fits its driver, and {most} that of {by_backend[most][0]}", remedy
+        )
+        for backend, hosts in by_backend.items()
+        if backend != most and not per_node
+        for host in hosts
+    ]

@@ -1,0 +1,630 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""A cluster's Slurm: who does what, and the text of each configuration file. Pure decisions.
+
+Formats and meanings: slurm.conf(5), gres.conf(5), cgroup.conf(5), slurmdbd.conf(5) of Slurm 22.05 to 24.11.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import ipaddress
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ansible_collections.rdm.provision.plugins.module_utils.slurm.look import CONFIG_DIR
+from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import Problem, names
+from ansible_collections.rdm.provision.plugins.plugin_utils.slurm.changes import HARDWARE
+
+STATE_DIR = "/var/lib/slurm"
+TOKEN_KEY = f"{CONFIG_DIR}/rdm/jwt.key"
+TOKENS = {"AuthAltTypes": "auth/jwt", "AuthAltParameters": f"jwt_key={TOKEN_KEY}"}
+PORTS = {"slurmctld": 6817, "slurmd": 6818, "slurmdbd": 6819}
+SRUN_PORTS = "60001-63000"
+DATABASE_PREFIX = "rdm_slurm_"
+DEFAULT_PARTITION = "main"
+# The kernel keeps some for itself, and another amount after each update: a node that has less than its
+# configuration says is drained.
+MEMORY_SHARE = 0.97
+MEMORY_STEP_MIB = 100
+_CGROUP_2 = 2
+CGROUP_2_SINCE = "22.05"
+# What cgroup.conf's options and proctrack/cgroup need. Devices are no controller in version 2, but a program.
+_CONTROLLERS = {1: {"cpuset", "devices", "freezer", "memory"}, _CGROUP_2: {"cpuset", "memory"}}
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
+_KEY = re.compile(r"[A-Za-z][A-Za-z0-9]*")
+_VALUE = re.compile(r"[^\0-\x1f#]+")
+_TIME = re.compile(r"UNLIMITED|\d+|\d+:\d\d(:\d\d)?|\d+-\d+(:\d\d){0,2}", re.IGNORECASE)
+_LISTEN = re.compile(r"(\[[0-9A-Fa-f:]+\]|[A-Za-z0-9.-]+):([1-9]\d{0,4})")
+_LAST_PORT = 65535
+_DEVICE = re.compile(r"/dev/[A-Za-z0-9_/.-]+")
+
+# What the role itself decides: from the inventory, or because daemons and files depend on it.
+_OWN = frozenset(
+    name.lower()
+    for name in (
+        *("AccountingStorageHost", "AccountingStoragePort", "AccountingStorageType", "AuthType"),
+        *(
+            "ClusterName",
+            "GresTypes",
+            "Include",
+            "NodeName",
+            "PartitionName",
+            "Prolog",
+            "Epilog",
+            "ProctrackType",
+        ),
+        *("SlurmctldHost", "SlurmctldLogFile", "SlurmctldPidFile", "SlurmctldPort", "SlurmdLogFile"),
+        *("SlurmdPidFile", "SlurmdPort", "SlurmdSpoolDir", "SlurmUser", "SlurmdUser", "SrunPortRange"),
+        *("StateSaveLocation", "TaskPlugin"),
+    )
+)
+# Slurm's daemons take these, and partitions, from `scontrol reconfigure`; for all others they start again.
+# Either way running jobs go on.
+_RELOADED = frozenset(
+    name.lower()
+    for name in (
+        *("DefMemPerCPU", "DefMemPerNode", "MaxMemPerCPU", "MaxMemPerNode", "InactiveLimit", "KillWait"),
+        *("MessageTimeout", "MinJobAge", "PrologEpilogTimeout", "ResumeTimeout", "ReturnToService"),
+        *("SchedulerParameters", "SlurmctldDebug", "SlurmctldTimeout", "SlurmdDebug", "SlurmdTimeout"),
+        *("UnkillableStepTimeout", "PriorityDecayHalfLife", "PriorityWeightAge", "PriorityWeightFairshare"),
+        *(
+            "PriorityWeightJobSize",
+            "PriorityWeightPartition",
+            "PriorityWeightQOS",
+            "PartitionName",
+            "DebugFlags",
+        ),
+    )
+)
+
+
+@dataclass(frozen=True)
+class Host:
+    """A host of the cluster.
+
+    Attributes:
+        name: in the inventory, and in Slurm.
+        address: at which the others reach it.
+        facts: what rdm.provision.slurm_facts found.
+        cpus: as the user says; 0 for what was found.
+        memory: MiB, as the user says; 0 for what was found.
+        gpu_type: the second word of `gpu:TYPE:NUMBER`; empty for none.
+        gpu_devices: their device files, as the user says; empty for those of the GPUs that were found.
+        options: further ones of its line in slurm.conf.
+        health_disk: MiB that have to be free where slurmd keeps its jobs; 0 for any.
+        health_ignored_ports: of its fabric, as `mlx5_0/1`, which may be down.
+    """
+
+    name: str
+    address: str
+    facts: Mapping[str, Any]
+    cpus: int = 0
+    memory: int = 0
+    gpu_type: str = ""
+    gpu_devices: Sequence[str] = ()
+    options: Mapping[str, Any] = field(default_factory=dict)
+    health_disk: int = 0
+    health_ignored_ports: Sequence[str] = ()
+
+    @property
+    def devices(self) -> list[str]:
+        """The device files of its GPUs."""
+        return list(self.gpu_devices) or gpu_devices(self.facts.get("gpus") or [])
+
+    @property
+    def gres(self) -> str:
+        """`gpu:TYPE:NUMBER`, or nothing."""
+        kind = f"gpu:{self.gpu_type}" if self.gpu_type else "gpu"
+        return f"{kind}:{len(self.devices)}" if self.devices else ""
+
+
+@dataclass(frozen=True)
+class Partition:
+    """A partition: its nodes in the inventory's order, and how it is used."""
+
+    name: str
+    nodes: tuple[str, ...]
+    default: bool = False
+    max_time: str = "UNLIMITED"
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """A Slurm cluster as the inventory describes it.
+
+    Attributes:
+        name: of the cluster.
+        controller: the host of slurmctld, slurmdbd and MariaDB.
+        login: the host that jobs are submitted from.
+        partitions: in the inventory's order.
+        hosts: all of them, by name.
+        options: the user's own of slurm.conf.
+        cgroups: whether cgroups hold a job's processes together, and to what it was given.
+        hooks: what runs on a node before and after each job, by the name of its option.
+        rest: where slurmrestd listens on the controller, HOST:PORT; empty for no slurmrestd.
+    """
+
+    name: str
+    controller: str
+    login: str
+    partitions: tuple[Partition, ...]
+    hosts: Mapping[str, Host]
+    options: Mapping[str, Any] = field(default_factory=dict)
+    cgroups: bool = False
+    hooks: Mapping[str, str] = field(default_factory=dict)
+    rest: str = ""
+
+    @property
+    def nodes(self) -> list[str]:
+        """The compute nodes."""
+        return list(dict.fromkeys(node for partition in self.partitions for node in partition.nodes))
+
+
+# --- who does what ---------------------------------------------------------------------------------------
+
+
+def controller_of(groups: Mapping[str, Sequence[str]], problems: list[Problem]) -> tuple[str, str]:
+    """Return the controller and the login host.
+
+    Args:
+        groups: the inventory's, with their hosts.
+        problems: what is wrong is added here.
+    """
+    chosen = []
+    for group in ("slurm_controller", "login"):
+        hosts = list(groups.get(group) or [])
+        if len(hosts) > 1:
+            reason = f"has {len(hosts)} hosts ({names(hosts)})"
+            problems.append(Problem(None, f"the group {group}", reason, "leave one of them there"))
+        if group in groups and not hosts:
+            reason = "is in the inventory and has no host"
+            problems.append(Problem(None, f"the group {group}", reason, "put one there, or remove the group"))
+        chosen.append(hosts[0] if hosts else "")
+    master = next(iter(groups.get("master") or []), "")
+    controller = chosen[0] or chosen[1] or master
+    return controller, chosen[1] or controller
+
+
+def partitions_of(
+    wanted: Mapping[str, Any],
+    groups: Mapping[str, Sequence[str]],
+    nodes: Sequence[str],
+    problems: list[Problem],
+) -> tuple[Partition, ...]:
+    """Return the partitions.
+
+    Args:
+        wanted: `slurm_partitions`; empty for one of all nodes.
+        groups: the inventory's, with their hosts.
+        nodes: the cluster's, in the inventory's order.
+        problems: what is wrong is added here.
+    """
+    if not wanted:
+        return (Partition(DEFAULT_PARTITION, tuple(nodes), default=True),)
+    found = []
+    for name, value in wanted.items():
+        what = f"slurm_partitions: {name}"
+        if not _NAME.fullmatch(str(name)):
+            remedy = "use letters, digits, '_' and '-', beginning with a letter or digit"
+            problems.append(Problem(None, what, "is no name for a partition", remedy))
+            continue
+        if not isinstance(value, Mapping) or not isinstance(value.get("groups"), list) or not value["groups"]:
+            remedy = f"write {name}: {{groups: [GROUP]}}"
+            problems.append(Problem(None, what, "names no groups of hosts", remedy))
+            continue
+        members: list[str] = []
+        for group in value["groups"]:
+            if group in groups:
+                members += groups[group]
+                continue
+            close = difflib.get_close_matches(str(group), [*groups], n=1)
+            remedy = f"did you mean {close[0]}?" if close else f"the groups are {names(sorted(groups))}"
+            problems.append(
+                Problem(None, what, f"is of the group {group!r}, which the inventory lacks", remedy)
+            )
+        strangers = [host for host in dict.fromkeys(members) if host not in nodes]
+        if strangers:
+            remedy = "put them into workers as well"
+            problems.append(Problem(None, what, f"has hosts that are no nodes: {names(strangers)}", remedy))
+        max_time = str(value.get("max_time") or "UNLIMITED")
+        if not _TIME.fullmatch(max_time):
+            remedy = "write minutes, hours:minutes:seconds, or days-hours:minutes:seconds"
+            problems.append(Problem(None, what, f"has the max_time {max_time!r}, which is no time", remedy))
+        options = value.get("options") or {}
+        _check_options(
+            f"{what}: options", options, problems, {"nodes", "default", "maxtime", "partitionname"}
+        )
+        unknown = [key for key in value if key not in ("groups", "default", "max_time", "options")]
+        if unknown:
+            remedy = "it has groups, default, max_time and options"
+            problems.append(Problem(None, what, f"has {names(map(str, unknown))}, which is unknown", remedy))
+        chosen = tuple(node for node in nodes if node in members)
+        if not chosen and all(group in groups for group in value["groups"]):
+            remedy = "put nodes into its groups, or remove it"
+            problems.append(Problem(None, what, "has no nodes", remedy))
+        found.append(Partition(str(name), chosen, bool(value.get("default")), max_time, options))
+    several = [partition.name for partition in found if partition.default]
+    if len(several) > 1:
+        reason = f"has {len(several)} defaults ({names(several)})"
+        problems.append(Problem(None, "slurm_partitions", reason, "leave one of them"))
+    inside = {node for partition in found for node in partition.nodes}
+    for node in nodes:
+        if node not in inside and not problems:
+            remedy = "name one of its groups in slurm_partitions"
+            problems.append(Problem(node, "", "is in no partition, so no job could ever run there", remedy))
+    return tuple(found)
+
+
+def _check_options(what: str, options: Any, problems: list[Problem], own: Iterable[str] = ()) -> None:
+    if not isinstance(options, Mapping):
+        problems.append(Problem(None, what, "is no dictionary", "write NAME: value, one a line"))
+        return
+    for key, value in options.items():
+        if not _KEY.fullmatch(str(key)):
+            problems.append(Problem(None, f"{what}: {key}", "is no name of an option", "see man slurm.conf"))
+        elif str(key).lower() in own:
+            remedy = "leave it out: it follows from the inventory"
+            problems.append(Problem(None, f"{what}: {key}", "is the role's own", remedy))
+        elif not _VALUE.fullmatch(str(value)):
+            remedy = "write it in one line, without '#'"
+            problems.append(Problem(None, f"{what}: {key}", "has a value that cannot be written", remedy))
+
+
+def check(cluster: Cluster) -> list[Problem]:
+    """Return what is wrong with a cluster, by what its hosts say."""
+    problems: list[Problem] = []
+    own = {*_OWN, *(name.lower() for name in TOKENS)} if cluster.rest else _OWN
+    _check_options("slurm_options", cluster.options, problems, own)
+    problems += _check_rest(cluster)
+    for host in cluster.hosts.values():
+        foreign = host.facts.get("foreign")
+        if foreign:
+            remedy = "use that one as it is; or remove it from the host, or the host from the inventory"
+            problems.append(
+                Problem(host.name, foreign, "and is not of rdm-provision, so it is not touched", remedy)
+            )
+        claim = host.facts.get("claim") or cluster.name
+        if claim != cluster.name:
+            remedy = f"take that down first, or set rdm_cluster: {claim}"
+            problems.append(Problem(host.name, "its Slurm", f"is of the cluster {claim}", remedy))
+    versions: dict[str, list[str]] = {}
+    for host in cluster.hosts.values():
+        version = release(host.facts.get("version") or host.facts.get("candidate") or "")
+        if not version:
+            remedy = "add the package sources that have it"
+            problems.append(
+                Problem(host.name, "", "has no package of Slurm and finds none to install", remedy)
+            )
+        else:
+            versions.setdefault(version, []).append(host.name)
+    if len(versions) > 1:
+        said = "; ".join(f"{version} on {names(who, 3)}" for version, who in sorted(versions.items()))
+        remedy = "give all hosts the same release"
+        problems.append(Problem(None, "Slurm", f"differs between hosts: {said}", remedy))
+    for name in cluster.nodes:
+        problems += _check_node(cluster.hosts[name])
+        if cluster.cgroups and (why := without_cgroups(cluster.hosts[name].facts)):
+            remedy = "leave slurm_cgroups at auto, or set it to false"
+            problems.append(Problem(name, "", f"{why} (slurm_cgroups is true)", remedy))
+    return problems
+
+
+def _check_rest(cluster: Cluster) -> list[Problem]:
+    if not cluster.rest:
+        return []
+    problems = []
+    listens = _LISTEN.fullmatch(cluster.rest)
+    if not listens or int(listens[2]) > _LAST_PORT:
+        what = f"slurm_rest_address {cluster.rest!r}"
+        problems.append(Problem(None, what, "is no address", "write HOST:PORT, such as 127.0.0.1:6820"))
+    if not cluster.hosts[cluster.controller].facts["systemd"]:
+        remedy = "leave slurm_rest out"
+        reason = "needs systemd, which keeps slurmrestd running, and the host has none"
+        problems.append(Problem(cluster.controller, "slurm_rest", reason, remedy))
+    return problems
+
+
+def _check_node(host: Host) -> list[Problem]:
+    problems: list[Problem] = []
+    own = {key.lower() for key in (*HARDWARE, "NodeName", "NodeAddr", "NodeHostname", "State")}
+    _check_options("slurm_node_options", host.options, problems, own)
+    if host.gpu_type and not _NAME.fullmatch(host.gpu_type):
+        remedy = "use letters, digits, '_' and '-'"
+        problems.append(Problem(None, f"slurm_gpu_type {host.gpu_type!r}", "is no name of a type", remedy))
+    if host.gpu_type and not host.devices:
+        reason = f"is set, and no GPU with a driver was found (slurm_gpu_type: {host.gpu_type})"
+        remedy = "install its driver, or set slurm_gpu_devices to the device files"
+        problems.append(Problem(None, "GRES gpu", reason, remedy))
+    bad = [device for device in host.devices if not _DEVICE.fullmatch(str(device))]
+    if bad:
+        remedy = "write paths such as /dev/nvidia0"
+        problems.append(
+            Problem(None, "slurm_gpu_devices", f"has {names(map(str, bad))}, no device file", remedy)
+        )
+    missing = [device for device in host.devices if device in (host.facts.get("missing_devices") or [])]
+    if missing:
+        remedy = "load the driver that makes it, or leave it out of slurm_gpu_devices"
+        problems.append(
+            Problem(None, "GRES gpu", f"has a device that is not there: {names(missing)}", remedy)
+        )
+    return [Problem(host.name, *problem[1:]) for problem in problems]
+
+
+def gpu_devices(gpus: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the device files of the GPUs that a compute driver serves, in the order of their PCI addresses.
+
+    Args:
+        gpus: as rdm.provision.node_facts has them.
+    """
+    amd = [gpu["render_node"] for gpu in gpus if gpu["driver"] == "amdgpu" and gpu["render_node"]]
+    nvidia = [gpu for gpu in gpus if gpu["driver"] == "nvidia"]
+    return amd if len(amd) > len(nvidia) else [f"/dev/nvidia{number}" for number, _ in enumerate(nvidia)]
+
+
+def release(version: str) -> str:
+    """Return the release of a version of Slurm, `22.05` for `22.05.8-4`: daemons of one work together."""
+    match = re.match(r"(?:\d+:)?(\d+\.\d+)", version)
+    return match[1] if match else ""
+
+
+def cgroups_work(facts: Iterable[Mapping[str, Any]]) -> bool:
+    """Whether slurmd can use control groups on all nodes."""
+    return not any(map(without_cgroups, facts))
+
+
+def without_cgroups(facts: Mapping[str, Any]) -> str:
+    """Return why slurmd cannot hold jobs in control groups on a node; empty where it can.
+
+    Args:
+        facts: what rdm.provision.slurm_facts found.
+    """
+    found = facts.get("cgroup") or {}
+    version, controllers = found.get("version") or 0, set(found.get("controllers") or [])
+    slurm = release(facts.get("version") or facts.get("candidate") or "")
+    if not facts.get("systemd"):
+        return "has no systemd, which gives slurmd a control group"
+    if version not in _CONTROLLERS:
+        return "has no control groups"
+    if version == _CGROUP_2 and slurm and _number(slurm) < _number(CGROUP_2_SINCE):
+        return f"has control groups of version 2, which Slurm knows since {CGROUP_2_SINCE}, and Slurm {slurm}"
+    if missing := sorted(_CONTROLLERS[version] - controllers):
+        return f"has no controller {', '.join(missing)} among its control groups (version {version})"
+    return ""
+
+
+def cgroup_plugin(facts: Iterable[Mapping[str, Any]]) -> str:
+    """Return the plugin for the control groups of all nodes: slurmd finds it out where they differ.
+
+    Args:
+        facts: what rdm.provision.slurm_facts found on each node.
+    """
+    there = list(facts)
+    versions = {(one.get("cgroup") or {}).get("version") for one in there}
+    if any(
+        _number(release(one.get("version") or one.get("candidate") or "")) < _number(CGROUP_2_SINCE)
+        for one in there
+    ):
+        # Which has one only, and no option for it.
+        return ""
+    return f"cgroup/v{versions.pop()}" if len(versions) == 1 and versions <= {1, 2} else "autodetect"
+
+
+def _number(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split(".")) if version else ()
+
+
+# --- the files -------------------------------------------------------------------------------------------
+
+
+def header(cluster: Cluster) -> str:
+    """Return the first line of each file, by which it is known as ours."""
+    return f"# Written by rdm-provision for the cluster {cluster.name}; `slurm up` writes it again.\n"
+
+
+def slurm_conf(cluster: Cluster) -> str:
+    """Return the text of slurm.conf."""
+    hosts = [cluster.hosts[name] for name in cluster.nodes]
+    controller = cluster.hosts[cluster.controller]
+    kinds = sorted({host.gpu_type for host in hosts if host.devices and host.gpu_type})
+    tracked = (
+        ["gres/gpu", *(f"gres/gpu:{kind}" for kind in kinds)] if any(host.devices for host in hosts) else []
+    )
+    settings: dict[str, Any] = {
+        "ClusterName": cluster.name,
+        "SlurmctldHost": f"{controller.facts['hostname']}({controller.address})",
+        "SlurmUser": "slurm",
+        "AuthType": "auth/munge",
+        **(TOKENS if cluster.rest else {}),
+        "StateSaveLocation": f"{STATE_DIR}/slurmctld",
+        "SlurmdSpoolDir": f"{STATE_DIR}/slurmd",
+        "SlurmctldPidFile": "/run/slurmctld.pid",
+        "SlurmdPidFile": "/run/slurmd.pid",
+        "SlurmctldLogFile": "/var/log/slurm/slurmctld.log",
+        "SlurmdLogFile": "/var/log/slurm/slurmd.log",
+        "SlurmctldPort": PORTS["slurmctld"],
+        "SlurmdPort": PORTS["slurmd"],
+        "SrunPortRange": SRUN_PORTS,
+        "SlurmctldParameters": "enable_configless",
+        "ReturnToService": 2,
+        "MpiDefault": "none",
+        "ProctrackType": "proctrack/cgroup" if cluster.cgroups else "proctrack/linuxproc",
+        "TaskPlugin": "task/cgroup,task/affinity" if cluster.cgroups else "task/affinity",
+        "SelectType": "select/cons_tres",
+        "SelectTypeParameters": "CR_Core_Memory",
+        "DefMemPerCPU": min((memory(host) // max(1, cpus(host)) for host in hosts), default=0),
+        "PrologFlags": "Alloc",
+        **cluster.hooks,
+        "GresTypes": "gpu" if tracked else "",
+        "JobAcctGatherType": "jobacct_gather/linux",
+        "AccountingStorageType": "accounting_storage/slurmdbd",
+        "AccountingStorageHost": controller.address,
+        "AccountingStorageTRES": ",".join(tracked),
+        "AccountingStoreFlags": "job_comment,job_script",
+        "JobCompType": "jobcomp/none",
+    }
+    own = {name.lower(): name for name in settings}
+    for name, value in cluster.options.items():
+        settings[own.get(str(name).lower(), str(name))] = value
+    if "enable_configless" not in str(settings["SlurmctldParameters"]):
+        settings["SlurmctldParameters"] = f"enable_configless,{settings['SlurmctldParameters']}"
+    lines = [f"{name}={value}" for name, value in settings.items() if str(value) != ""]
+    lines += ["", *(node_line(host) for host in hosts), ""]
+    lines += [partition_line(partition) for partition in cluster.partitions]
+    return header(cluster) + "\n".join(lines) + "\n"
+
+
+def node_line(host: Host) -> str:
+    """Return the line of a node."""
+    found = host.facts["cpus"]
+    words: dict[str, Any] = {
+        "NodeName": host.name,
+        "NodeHostname": host.facts["hostname"],
+        "NodeAddr": host.address,
+        "CPUs": cpus(host),
+    }
+    if not host.cpus and found["sockets"] * found["cores"] * found["threads"] == found["cpus"]:
+        words["Sockets"], words["CoresPerSocket"] = found["sockets"], found["cores"]
+        words["ThreadsPerCore"] = found["threads"]
+    words["RealMemory"] = memory(host)
+    words.update({"Gres": host.gres} if host.gres else {})
+    words.update({str(name): value for name, value in host.options.items()})
+    return " ".join(f"{name}={value}" for name, value in words.items())
+
+
+def partition_line(partition: Partition) -> str:
+    """Return the line of a partition."""
+    words: dict[str, Any] = {
+        "PartitionName": partition.name,
+        "Nodes": ",".join(partition.nodes),
+        "Default": "YES" if partition.default else "NO",
+        "MaxTime": partition.max_time,
+    }
+    words.update({"State": "UP", **{str(name): value for name, value in partition.options.items()}})
+    return " ".join(f"{name}={value}" for name, value in words.items())
+
+
+def gres_conf(cluster: Cluster) -> str:
+    """Return the text of gres.conf, which slurmctld hands to all nodes."""
+    lines = ["AutoDetect=off"]
+    for name in cluster.nodes:
+        host = cluster.hosts[name]
+        if not host.devices:
+            continue
+        kind = f" Type={host.gpu_type}" if host.gpu_type else ""
+        flags = "amd_gpu_env" if "/dev/dri/" in host.devices[0] else "nvidia_gpu_env"
+        lines.append(f"NodeName={name} Name=gpu{kind} File={device_list(host.devices)} Flags={flags}")
+    return header(cluster) + "\n".join(lines) + "\n"
+
+
+def cgroup_conf(cluster: Cluster) -> str:
+    """Return the text of cgroup.conf, which all nodes share, of either version of control groups."""
+    hold = "yes" if cluster.cgroups else "no"
+    plugin = cgroup_plugin(cluster.hosts[name].facts for name in cluster.nodes) if cluster.cgroups else ""
+    settings = {
+        **({"CgroupPlugin": plugin} if plugin else {}),
+        **dict.fromkeys(("ConstrainCores", "ConstrainDevices", "ConstrainRAMSpace"), hold),
+    }
+    return header(cluster) + "".join(f"{name}={value}\n" for name, value in settings.items())
+
+
+def slurmdbd_conf(cluster: Cluster) -> str:
+    """Return the text of slurmdbd.conf. The database knows slurmdbd by its user: there is no password."""
+    controller = cluster.hosts[cluster.controller]
+    settings = {
+        "AuthType": "auth/munge",
+        **(TOKENS if cluster.rest else {}),
+        "DbdHost": controller.facts["hostname"],
+        "DbdAddr": controller.address,
+        "DbdPort": PORTS["slurmdbd"],
+        "SlurmUser": "slurm",
+        "LogFile": "/var/log/slurm/slurmdbd.log",
+        "PidFile": "/run/slurmdbd.pid",
+        "StorageType": "accounting_storage/mysql",
+        "StorageHost": "localhost",
+        "StorageUser": "slurm",
+        "StorageLoc": database(cluster.name),
+    }
+    return header(cluster) + "".join(f"{name}={value}\n" for name, value in settings.items())
+
+
+def slurmrestd_unit(cluster: Cluster) -> str:
+    """Return what goes over the package's unit of slurmrestd: a user without rights, and tokens only.
+
+    SLURM_JWT is no token here (slurmrestd(8)): with it slurmrestd takes those of its users, and has none of
+    its own.
+    """
+    return header(cluster) + (
+        "[Service]\n"
+        "DynamicUser=yes\n"
+        "Environment=SLURM_JWT=daemon\n"
+        "ExecStart=\n"
+        f"ExecStart=/usr/sbin/slurmrestd -a rest_auth/jwt {cluster.rest}\n"
+        "Restart=on-failure\n"
+        "RestartSec=5\n"
+    )
+
+
+def database(cluster: str) -> str:
+    """Return the name of a cluster's accounting database."""
+    return DATABASE_PREFIX + re.sub(r"[^a-z0-9]", "_", cluster)
+
+
+def cpus(host: Host) -> int:
+    """Return the number of CPUs that a node has for jobs."""
+    return host.cpus or int(host.facts["cpus"]["cpus"])
+
+
+def memory(host: Host) -> int:
+    """Return the memory that a node has for jobs, in MiB."""
+    if host.memory:
+        return host.memory
+    return max(1, int(host.facts["memory"] * MEMORY_SHARE) // MEMORY_STEP_MIB * MEMORY_STEP_MIB)
+
+
+def device_list(devices: Sequence[str]) -> str:
+    """Return device files as gres.conf has them, `/dev/nvidia[0-3]` for four in a row."""
+    numbered = [re.fullmatch(r"(.*?)(\d+)", device) for device in devices]
+    stems = {match[1] for match in numbered if match}
+    numbers = [int(match[2]) for match in numbered if match]
+    row = list(range(numbers[0], numbers[0] + len(numbers))) if numbers else []
+    if len(devices) > 1 and len(stems) == 1 and numbers == row:
+        return f"{stems.pop()}[{numbers[0]}-{numbers[-1]}]"
+    return ",".join(devices)
+
+
+def digests(cluster: Cluster) -> dict[str, str]:
+    """Return what of the configuration the daemons were started with (`restart`) and have read (`reload`)."""
+    text = slurm_conf(cluster)
+    kept = [line for line in text.splitlines() if line.partition("=")[0].lower() not in _RELOADED]
+    fixed = "\n".join([*kept, gres_conf(cluster), cgroup_conf(cluster)])
+    return {"restart": digest(fixed), "reload": digest(text)}
+
+
+def digest(text: str) -> str:
+    """Return what a text is known by."""
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def hints(cluster: Cluster) -> list[str]:
+    """Return what a firewall has to let through, one sentence each."""
+    rest = f"from where jobs are submitted to {cluster.controller}: TCP {cluster.rest} (slurmrestd)"
+    return [
+        f"from all hosts to {cluster.controller}: TCP {PORTS['slurmctld']} (slurmctld)",
+        f"between all hosts: TCP {PORTS['slurmd']} (slurmd) and {SRUN_PORTS} (srun)",
+        f"on {cluster.controller} itself: TCP {PORTS['slurmdbd']} (slurmdbd)",
+        *([rest] if cluster.rest and not _is_loopback(cluster.rest) else ()),
+    ]
+
+
+def _is_loopback(listens: str) -> bool:
+    """Return whether HOST:PORT is reached from its own host alone."""
+    host = listens.rpartition(":")[0].strip("[]")
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""ssh between bare hosts: the client's configuration, and the host keys that are believed.
+
+A host is believed by what the file beside the inventory says, under its name there, whatever address ssh
+takes. The file is filled with the keys by which the controller's own ssh knows the hosts.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import re
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import Problem
+
+KEYS_FILE = "ssh_host_keys"
+"""Beside the inventory. Who commits it tells everybody else which hosts are the right ones."""
+_HEAD = "# Written by rdm-provision, in the form of ssh's known_hosts. Commit it.\n"
+_USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*\$?")
+_HOP = r"(?:[A-Za-z0-9_][A-Za-z0-9_.-]*@)?[A-Za-z0-9][A-Za-z0-9.-]*(?::[0-9]{1,5})?"
+_JUMP = re.compile(f"{_HOP}(?:,{_HOP})*")
+_KEY = re.compile(r"(?:ssh|ecdsa|sk-ssh|sk-ecdsa)-[a-z0-9@.-]+")
+_FILE = re.compile(r"[^\s\"'%]+")
+_PATTERNS_PER_LINE = 50  # old versions of ssh limit the length of a line
+
+
+class Host(NamedTuple):
+    """One host, as ssh finds it.
+
+    Attributes:
+        name: its name in the inventory.
+        address: where ssh goes.
+        user: who logs in; empty for the same name as on the machine that asks.
+        port: of sshd.
+        identity: file with the private key; empty for the one of all hosts.
+    """
+
+    name: str
+    address: str
+    user: str = ""
+    port: int = 22
+    identity: str = ""
+
+
+def check(hosts: Sequence[Host], jump: str, keep_alive: int) -> list[Problem]:
+    """Return what of the inventory cannot be written into a configuration of ssh."""
+    problems = []
+    if jump and not _JUMP.fullmatch(jump):
+        remedy = "give [user@]host[:port], or several of them with commas"
+        problems.append(Problem(None, f"ssh_config_jump_host {jump!r}", "is no host to go through", remedy))
+    if not 0 <= keep_alive <= 3600:
+        remedy = "give seconds up to 3600; 0 sends nothing"
+        problems.append(Problem(None, f"ssh_config_keep_alive {keep_alive}", "is no such interval", remedy))
+    for host in hosts:
+        if host.user and not _USER.fullmatch(host.user):
+            reason, remedy = "is no name of a user", "set ansible_user or ssh_config_user"
+            problems.append(Problem(host.name, f"ssh_config_user {host.user!r}", reason, remedy))
+        if not 0 < host.port < 65536:
+            reason, remedy = "is no port", "set ssh_config_port to where its sshd listens on the fabric"
+            problems.append(Problem(host.name, f"ssh_config_port {host.port}", reason, remedy))
+        if host.identity and not _FILE.fullmatch(host.identity):
+            reason, remedy = "cannot be written into ssh's configuration", "rename the file, without spaces"
+            problems.append(
+                Problem(host.name, f"ansible_ssh_private_key_file {host.identity!r}", reason, remedy)
+            )
+    return problems
+
+
+def client_config(
+    hosts: Sequence[Host], cluster: str, known_hosts: str, keep_alive: int, identity: str = "", jump: str = ""
+) -> str:
+    """Return an ssh_config with which every host is reached by its name or its address, its key checked.
+
+    Args:
+        hosts: them.
+        cluster: the cluster's name.
+        known_hosts: the file that names their keys.
+        keep_alive: seconds between signs of life.
+        identity: file with the private key; empty for ssh's own.
+        jump: what the way goes through, as after ProxyJump; empty for a direct one.
+    """
+    parts = [f"# Written by rdm-provision for the cluster {cluster}.\n"]
+    for host in hosts:
+        lines = [f"HostName {host.address}", f"HostKeyAlias {host.name}", f"Port {host.port}"]
+        lines += [f"User {host.user}"] if host.user else []
+        lines += [f"IdentityFile {host.identity}"] if host.identity else []
+        parts.append("".join([f"Host {_names(host)}\n", *(f"  {line}\n" for line in lines)]))
+    common = [
+        *([f"IdentityFile {identity}", "IdentitiesOnly yes"] if identity else []),
+        *([f"ProxyJump {jump}"] if jump else []),
+        "StrictHostKeyChecking yes",
+        f"UserKnownHostsFile {known_hosts}",
+        "GlobalKnownHostsFile /dev/null",
+        "CheckHostIP no",
+        "UpdateHostKeys no",
+        *([f"ServerAliveInterval {keep_alive}"] if keep_alive else []),
+    ]
+    for start in range(0, len(hosts), _PATTERNS_PER_LINE):
+        some = " ".join(map(_names, hosts[start : start + _PATTERNS_PER_LINE]))
+        parts.append("".join([f"Host {some}\n", *(f"  {line}\n" for line in common)]))
+    return "".join(parts)
+
+
+def _names(host: Host) -> str:
+    return " ".join(dict.fromkeys((host.name, host.address)))
+
+
+def format_keys(keys: Mapping[str, Sequence[str]], head: str = _HEAD) -> str:
+    """Return a known_hosts of {host: [`type key`]}."""
+    return head + "".join(f"{host} {key}\n" for host, some in keys.items() for key in some)
+
+
+def parse_keys(text: str, file: str) -> tuple[dict[str, list[str]], list[Problem]]:
+    """Return {host: [`type key`]} of a known_hosts, and the lines that are none."""
+    found: dict[str, list[str]] = {}
+    problems = []
+    for number, line in enumerate(text.splitlines(), 1):
+        words = line.split()
+        if not words or words[0].startswith("#"):
+            continue
+        if len(words) < 3 or not _KEY.fullmatch(words[1]) or not fingerprint(words[2]):
+            remedy = "write `name type key`, as ssh-keyscan prints it, or remove the line"
+            problems.append(Problem(None, f"{file}:{number}", "names no host key", remedy))
+            continue
+        for name in words[0].split(","):
+            found.setdefault(name, []).append(" ".join(words[1:3]))
+    return found, problems
+
+
+def believe(
+    known: Mapping[str, Sequence[str]], met: Mapping[str, Sequence[str]], file: str
+) -> tuple[dict[str, list[str]], list[Problem]]:
+    """Return the keys to believe from now on, and what does not fit.
+
+    A host of which the file has keys is believed by these: it must not have another one of the same type.
+
+    Args:
+        known: {host: [`type key`]} of the file.
+        met: the same, by the controller's own ssh, for all hosts in their order.
+        file: its path, for messages.
+    """
+    problems = []
+    for host, keys in met.items():
+        of_type = dict(key.split()[:2] for key in known.get(host, ()))
+        for kind, key in (one.split()[:2] for one in keys):
+            if of_type.get(kind, key) != key:
+                other = fingerprint(of_type[kind])
+                reason = f"is {fingerprint(key)} for this machine's ssh, and {other} in {file}"
+                remedy = "if the host was made anew, remove its lines there"
+                problems.append(Problem(host, f"its host key of type {kind}", reason, remedy))
+        if not keys and host not in known:
+            reason = "is not in the known_hosts of this machine"
+            remedy = f"log in once by hand and compare the fingerprint, or write its keys into {file}"
+            problems.append(Problem(host, "its host key", reason, remedy))
+    merged = {host: list(known.get(host) or keys) for host, keys in met.items()}
+    return {host: keys for host, keys in merged.items() if keys}, problems
+
+
+def fingerprint(key: str) -> str:
+    """Return what `ssh-keygen -l` says of a key in base64; empty when it is none."""
+    try:
+        blob = base64.b64decode(key, validate=True)
+    except (binascii.Error, ValueError):
+        return ""
+    return "SHA256:" + base64.b64encode(hashlib.sha256(blob).digest()).decode().rstrip("=") if blob else ""

@@ -1,0 +1,97 @@
+"""Whose answer is taken, who is lost, and who gets a task of his own."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from ansible.errors import AnsibleConnectionFailure
+from ansible.template import is_trusted_as_template, trust_as_template
+from ansible_collections.rdm.provision.plugins.plugin_utils.controller.query_results import Asked, sort
+from ansible_collections.rdm.provision.plugins.plugin_utils.controller.thread_pool import Outcome
+from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.registered import answer, registered
+
+PARSED = {"_ansible_parsed": True, "changed": False}
+
+
+def asked(value: Any = None, error: BaseException | None = None) -> Asked:
+    return sort([Outcome("a", value, error)], 7.0)
+
+
+def test_an_answer_is_taken_without_what_ansible_adds() -> None:
+    value = {**PARSED, "node": {"x": 1}, "invocation": {"module_args": {}}, "ansible_facts": {}}
+    assert asked(value) == Asked({"a": {"changed": False, "node": {"x": 1}}}, {}, {}, {})
+
+
+def test_what_nodes_say_in_the_same_words_is_kept_once() -> None:
+    text = '{"_ansible_parsed": true, "node": {"networks": [{"driver": "macvlan"}], "memory": 7}}'
+    outcomes = [Outcome(name, json.loads(text), None) for name in "ab"]
+    one, other = sort(outcomes, 7.0).answers.values()
+    assert one == other == {"node": {"networks": [{"driver": "macvlan"}], "memory": 7}}
+    (mine,), (theirs,) = one["node"]["networks"], other["node"]["networks"]
+    assert mine is not theirs
+    assert mine["driver"] is theirs["driver"]
+    assert all(left is right for left, right in zip(mine, theirs, strict=True))
+
+
+def test_a_string_that_ansible_has_marked_stays_marked() -> None:
+    outcomes = [Outcome("a", {**PARSED, "x": "same"}, None)]
+    outcomes.append(Outcome("b", {**PARSED, "x": trust_as_template("same")}, None))
+    answers = sort(outcomes, 7.0).answers
+    assert [is_trusted_as_template(answers[name]["x"]) for name in "ab"] == [False, True]
+
+
+def test_an_interpreter_that_had_to_be_found_is_remembered() -> None:
+    found = asked({**PARSED, "ansible_facts": {"discovered_interpreter_python": "/usr/bin/python3"}})
+    assert found.interpreters == {"a": "/usr/bin/python3"}
+
+
+@pytest.mark.parametrize(
+    ("value", "why"),
+    [
+        ({**PARSED, "failed": True, "msg": "no disk"}, "no disk"),
+        ({**PARSED, "warnings": ["odd"]}, "the module has more to tell"),
+        ({**PARSED, "deprecations": [{"msg": "old"}]}, "the module has more to tell"),
+        ({**PARSED, "changed": True}, "the module has more to tell"),
+        ({"changed": False, "module_stdout": "bash: python: not found"}, "the module has more to tell"),
+    ],
+)
+def test_what_is_not_a_plain_answer_is_left_to_an_ordinary_task(value: dict[str, Any], why: str) -> None:
+    assert asked(value) == Asked({}, {}, {"a": why}, {})
+
+
+def test_only_the_connection_plugin_says_that_a_host_is_lost() -> None:
+    assert asked(error=AnsibleConnectionFailure("no route")).lost == {"a": "no route"}
+    assert asked(error=TimeoutError()).others == {"a": "it has not answered within 7 s"}
+    assert asked(error=ValueError("odd")).others == {"a": "ValueError: odd"}
+
+
+def test_a_play_of_the_rest_ends_with_one_that_was_reached() -> None:
+    hosts = list("abcde")
+    some = Asked({"c": {}, "d": {}}, {"b": "no", "a": "no"}, {"e": "odd"}, {})
+    assert some.plays(hosts) == {"lost": ["a", "b", "c"], "others": ["e", "c"]}
+    none_answered = Asked({}, {"a": "no"}, {"e": "odd"}, {})
+    assert none_answered.plays(["a", "e"]) == {"lost": ["a", "e"], "others": ["e"]}
+    assert Asked({}, {"a": "no"}, {}, {}).plays(["a"]) == {"lost": ["a"], "others": []}
+    assert Asked({"a": {}}, {}, {}, {}).plays(["a"]) == {"lost": [], "others": []}
+
+
+def test_a_task_of_its_own_has_the_last_word_unless_it_was_skipped() -> None:
+    everybody = {"answers": {"a": {"node": 1}}}
+    assert answer("x", "a", {"x_all": everybody}) == {"node": 1}
+    assert answer("x", "a", {"x_all": everybody, "x": {"node": 2}}) == {"node": 2}
+    assert answer("x", "a", {"x_all": everybody, "x": {"skipped": True}}) == {"node": 1}
+    assert answer("x", "b", {"x_all": everybody, "x": {"skipped": True}}) == {"skipped": True}
+    assert answer("x", "b", {"x_all": everybody}) is None
+    assert answer("x", "a", {"x_all": {"skipped": True}}) is None
+
+
+def test_registered_reads_hosts_of_the_play_or_those_that_are_named() -> None:
+    class HostVars:
+        def raw_get(self, host: str) -> dict[str, Any]:
+            return {"a": {"x": {"node": 1}}, "b": {"x": {"node": 2}}, "c": {}}[host]
+
+    variables = {"hostvars": HostVars(), "ansible_play_hosts_all": ["a", "c"]}
+    assert registered("x", variables) == {"a": {"node": 1}}
+    assert registered("x", variables, ["b"]) == {"b": {"node": 2}}

@@ -1,0 +1,103 @@
+"""Who works: those with a reason, those that follow, and one more, so that a failure ends no other's run."""
+
+from __future__ import annotations
+
+from ansible_collections.rdm.provision.plugins.plugin_utils.desired.work import (
+    BESIDE,
+    FOLLOWERS,
+    ROLES,
+    decide,
+)
+from hypothesis import given
+from hypothesis import strategies as st
+
+roles = st.sets(st.sampled_from(ROLES))
+clusters = st.integers(1, 6).flatmap(
+    lambda count: st.fixed_dictionaries({f"n{i}": st.tuples(roles, roles) for i in range(count)})
+)
+
+
+@given(clusters, st.booleans())
+def test_every_reason_becomes_work_where_the_role_is_wanted_and_nothing_else(
+    cluster: dict[str, tuple[set[str], set[str]]], recheck: bool
+) -> None:
+    found = {node: {role: ["a reason"] for role in has} for node, (has, _) in cluster.items()}
+    wanted = {node: sorted(wants) for node, (_, wants) in cluster.items()}
+    work = decide(found, wanted, {node: [] for node in cluster}, recheck=recheck)
+    for node, (has, wants) in cluster.items():
+        started = {role for role in (wants if recheck else has) if role in wants}
+        moved = started | ({"images"} & has)
+        expected = started | {
+            follower for role in moved for follower in _all_followers(role, wants) if follower in wants
+        }
+        assert set(work.why.get(node, {})) == expected
+        assert list(work.why.get(node, {})) == [role for role in ROLES if role in expected]
+        assert all(work.why.get(node, {}).values())
+
+
+def _all_followers(role: str, wants: set[str]) -> set[str]:
+    found: set[str] = set()
+    for follower in FOLLOWERS.get(role, ()):
+        found |= {follower} | (_all_followers(follower, wants) if follower in wants else set())
+    return found
+
+
+def test_a_container_follows_an_image_that_is_nobodys_to_bring() -> None:
+    found = {"a": {"images": ["the image training:1 is another one"]}}
+    work = decide(found, {"a": ["network", "container"]}, {"a": []})
+    assert work.why == {"a": {"container": ["it follows images"]}}
+
+
+@given(clusters)
+def test_a_play_has_the_nodes_with_work_and_at_most_one_other_at_its_end(
+    cluster: dict[str, tuple[set[str], set[str]]],
+) -> None:
+    found = {node: {role: ["a reason"] for role in has} for node, (has, _) in cluster.items()}
+    work = decide(found, {node: list(ROLES) for node in cluster}, {node: [] for node in cluster})
+    assert work.plays["verify"] == list(cluster)
+    for role in ROLES:
+        with_work = [node for node in cluster if role in work.why.get(node, {})]
+        hosts = work.plays[role]
+        assert hosts[: len(with_work)] == with_work
+        assert len(hosts) == (0 if not with_work else min(len(with_work) + 1, len(cluster)))
+        assert len(set(hosts)) == len(hosts)
+
+
+def test_nodes_that_are_right_are_in_no_play_but_the_verification() -> None:
+    work = decide({"a": {}, "b": {}}, {"a": ROLES, "b": ROLES}, {"a": [], "b": []})
+    assert work.why == {}
+    assert {play: hosts for play, hosts in work.plays.items() if hosts} == {"verify": ["a", "b"]}
+
+
+def test_where_nothing_is_changed_a_node_without_an_engine_is_asked_for_nothing_else() -> None:
+    found = {"a": {role: ["no engine"] for role in ROLES}, "b": {}}
+    work = decide(found, {"a": ROLES, "b": ROLES}, {"a": ["container"], "b": []}, engineless=["a"])
+    assert list(work.why["a"]) == ["docker_engine"]
+    assert work.plays["absent"] == []
+    assert work.plays["verify"] == ["b"]
+
+
+def test_what_is_to_be_absent_is_taken_away_in_a_play_of_its_own() -> None:
+    work = decide({"a": {}, "b": {}}, {"a": [], "b": []}, {"a": ["container"], "b": []})
+    assert work.plays["absent"] == ["a", "b"]
+
+
+@given(clusters)
+def test_what_is_written_with_a_container_has_no_play_and_all_else_has_one(
+    cluster: dict[str, tuple[set[str], set[str]]],
+) -> None:
+    found = {node: {role: ["a reason"] for role in has} for node, (has, _) in cluster.items()}
+    wanted = {node: list(ROLES) for node in cluster}
+    absent: dict[str, list[str]] = {node: [] for node in cluster}
+    apart = decide(found, wanted, absent)
+    work = decide(found, wanted, absent, beside=BESIDE)
+    assert apart.beside == {}
+    assert work.why == apart.why
+    assert set(work.beside) == {node for node, mine in work.why.items() if "container" in mine}
+    for part in (*ROLES, "receipt"):
+        due = [node for node, mine in work.why.items() if part in mine or part == "receipt"]
+        passing = [node for node in due if part in work.beside.get(node, ())]
+        alone = [node for node in due if node not in passing]
+        assert work.plays[part][: len(alone)] == alone
+        assert set(passing).isdisjoint(work.plays[part][: len(alone)])
+        assert passing == ([node for node in due if node in work.beside] if part in BESIDE else [])

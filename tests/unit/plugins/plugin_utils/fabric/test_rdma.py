@@ -1,0 +1,245 @@
+"""What each node is told to measure, and what the judgement says of devices, nodes and links."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from ansible_collections.rdm.provision.plugins.plugin_utils.fabric.rdma import (
+    Sample,
+    as_dict,
+    device_problems,
+    judge_rdma,
+    of_rails,
+    table,
+)
+from ansible_collections.rdm.provision.plugins.plugin_utils.fabric.rdma_rounds import (
+    measuring,
+    parts,
+    sample_of,
+)
+
+OPTIONS = {"most_rounds": 16, "above": 128, "seconds": 1, "patience": 5.0, "gather": 0}
+
+
+def look(**changes: Any) -> dict[str, Any]:
+    return {
+        "reason": "",
+        "look": {
+            "device": "mlx5_2",
+            "ib_port": 1,
+            "gid_index": 3,
+            "rate_gbit": 200.0,
+            "usable": {"/dev/infiniband/uverbs2": "mlx5_2", "/dev/infiniband/rdma_cm": ""},
+            "foreign": [],
+        },
+        "given": ["/dev/infiniband/rdma_cm", "/dev/infiniband/uverbs2"],
+        "given_all": False,
+        **changes,
+    }
+
+
+def names(count: int) -> list[str]:
+    return [f"n{number}" for number in range(1, count + 1)]
+
+
+def results(nodes: list[str], slow: str = "") -> dict[str, dict[str, Any]]:
+    found: dict[str, dict[str, Any]] = {}
+    for one in nodes:
+        pairs = {
+            other: [20.0 if slow in (one, other) else 180.0, 20.0 if slow in (one, other) else 181.0, 2.0]
+            for other in nodes
+            if other != one
+        }
+        found[one] = {"reason": "", "pairs": pairs, "errors": {}}
+    return found
+
+
+def test_each_node_gets_its_partners_and_one_of_a_pair_calls() -> None:
+    addresses = {name: f"10.0.0.{number}" for number, name in enumerate(names(4), 1)}
+    found = parts(addresses, dict.fromkeys(addresses, look()), OPTIONS, forks=4, run="abc")
+    assert list(found) == names(4)
+    mine = found["n2"]
+    assert (mine["address"], mine["device"], mine["gid_index"], mine["run"]) == (
+        "10.0.0.2",
+        "mlx5_2",
+        3,
+        "abc",
+    )
+    assert len(mine["ports"]) == 8
+    assert mine["ports"] == found["n4"]["ports"]
+    assert mine["gather"] == 32.0
+    assert mine["limit"] == 32 + 60 + 3 * 6
+    assert {(peer, calls) for peer, _, calls in mine["rounds"]} == {("n1", False), ("n3", True), ("n4", True)}
+    for name, part in found.items():
+        for number, (peer, address, calls) in enumerate(part["rounds"]):
+            assert address == addresses[peer]
+            assert found[peer]["rounds"][number] == [name, addresses[name], not calls]
+
+
+def test_a_spread_that_nobody_explains_is_a_warning_and_nodes_without_devices_are_named() -> None:
+    nodes = names(4)
+    found = results(nodes)
+    for one in nodes:
+        for other, figures in found[one]["pairs"].items():
+            if {one, other} != {"n1", "n2"}:
+                figures[:2] = [20.0, 20.0]
+    rdma = as_dict(judge_rdma(nodes, dict.fromkeys(nodes, look()), found))
+    assert rdma["ok"] is True
+    assert any(one.startswith("the bandwidths go from 20 to 180 Gb/s, and no") for one in rdma["warnings"])
+    bare = look(reason="it has no RDMA device: the node shows none", look={"shown": []}, given=[])
+    assert as_dict(judge_rdma(["n1"], {"n1": bare}, {}))["without_device"] == ["n1"]
+
+
+def test_a_thousand_nodes_carry_out_a_sample_and_start_in_their_time() -> None:
+    addresses = {name: f"10.0.{number // 250}.{number % 250}" for number, name in enumerate(names(1000))}
+    found = parts(addresses, dict.fromkeys(addresses, look()), OPTIONS, forks=50, run="abc")
+    assert len(found) == 1000
+    assert {len(part["rounds"]) for part in found.values()} == {16}
+    assert found["n1"]["gather"] == 70.0
+    sample = sample_of(1000, 16, 128)
+    assert sample == Sample(16, 999)
+    assert str(sample) == (
+        "Sampled: 16 of 999 rounds. Every node is measured with about 16 others, so that a bad one is found; "
+        "a single bad pair is met with 1.6 %."
+    )
+    assert sample_of(128, 16, 128) is None
+
+
+def test_whoever_cannot_measure_is_left_out_of_the_rounds() -> None:
+    addresses = dict.fromkeys(names(4), "10.0.0.1")
+    looks = {"n1": look(), "n2": look(reason="it has no RDMA device"), "n3": look()}
+    assert measuring(addresses, looks) == ["n1", "n3"]
+    assert measuring(addresses, {"n1": look(), "n2": looks["n2"]}) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "problems", "warnings"),
+    [
+        ({}, [], []),
+        (
+            {"given": ["/dev/infiniband/uverbs2", "/dev/infiniband/uverbs3", "/dev/infiniband/rdma_cm"]},
+            ["its container was given /dev/infiniband/uverbs3, but cannot open it"],
+            [],
+        ),
+        (
+            {"given": ["/dev/infiniband/rdma_cm"]},
+            ["its container can use /dev/infiniband/uverbs2, which it was not given"],
+            [],
+        ),
+        ({"given": [], "given_all": True}, [], []),
+        (
+            {
+                "given": [],
+                "given_all": True,
+                "look": {
+                    "usable": {"/dev/infiniband/uverbs0": "mlx5_0", "/dev/infiniband/uverbs1": "mlx5_1"}
+                },
+            },
+            [],
+            ["its container can use all RDMA devices of the node: mlx5_0, mlx5_1"],
+        ),
+        (
+            {"look": {**look()["look"], "foreign": ["mlx5_2"]}},
+            [],
+            ["its container has mlx5_2, but not the interface of it"],
+        ),
+    ],
+)
+def test_a_container_has_what_it_was_given_and_no_more(
+    changes: dict[str, Any], problems: list[str], warnings: list[str]
+) -> None:
+    assert device_problems(look(**changes)) == (problems, warnings)
+
+
+def test_the_slow_node_fails_with_its_reason_and_its_links_rate() -> None:
+    nodes = names(6)
+    looks = {name: look() for name in nodes}
+    looks["n3"]["look"]["rate_gbit"] = 25.0
+    judged = as_dict(judge_rdma(nodes, looks, results(nodes, slow="n3")))
+    assert not judged["ok"]
+    assert [name for name, verdict in judged["verdicts"].items() if not verdict["ok"]] == ["n3"]
+    assert judged["findings"] == [
+        "n3: it sends 20 and receives 20 Gb/s where 180 are usual; its link runs at 25 Gb/s, the others' "
+        "at 200"
+    ]
+    assert judged["warnings"] == []
+    assert judged["by_node"]["n3"] == {
+        "sent_gbit": 20.0,
+        "received_gbit": 20.0,
+        "latency_us": 2.0,
+        "rate_gbit": 25.0,
+    }
+    text = table(judged)
+    assert "n3       20        20        2    25  FAILED" in text
+    assert "FAILED n3: it sends 20" in text
+    assert "rail" not in text
+
+
+def test_of_several_rails_each_is_judged_and_named() -> None:
+    nodes = names(6)
+    closed = look(given=["/dev/infiniband/rdma_cm", "/dev/infiniband/uverbs2", "/dev/infiniband/uverbs9"])
+    looks = {**{name: look() for name in nodes}, "n5": closed}
+    rails = {
+        "ib0": as_dict(judge_rdma(nodes, looks, results(nodes))),
+        "ib1": as_dict(judge_rdma(nodes, looks, results(nodes, slow="n3"))),
+    }
+    judged = of_rails(rails)
+    slow = "it sends 20 and receives 20 Gb/s where 180 are usual"
+    shut = "its container was given /dev/infiniband/uverbs9, but cannot open it"
+    assert judged["findings"] == [f"n5: {shut}", f"rail ib1: n3: {slow}"], (
+        "what holds everywhere is said once"
+    )
+    assert {name: one["reason"] for name, one in judged["verdicts"].items() if not one["ok"]} == {
+        "n3": f"rail ib1: {slow}",
+        "n5": shut,
+    }
+    assert not judged["ok"]
+    assert judged["by_node"] == rails["ib0"]["by_node"]
+    assert judged["rails"] == rails
+    assert of_rails({"ib0": rails["ib0"]})["findings"] == [f"rail ib0: n5: {shut}"], (
+        "until the next is measured"
+    )
+
+
+def test_the_only_rail_has_no_name() -> None:
+    judged = as_dict(judge_rdma(["n1"], {"n1": look()}, {}))
+    assert of_rails({"": judged}) == judged
+
+
+def test_what_one_of_a_pair_did_not_tell_the_other_does() -> None:
+    nodes = names(3)
+    found = results(nodes)
+    found["n2"] = {"reason": "", "pairs": {}, "errors": {}}
+    judged = as_dict(judge_rdma(nodes, {name: look() for name in nodes}, found))
+    assert judged["ok"]
+    assert judged["bandwidth_gbit"]["n2"] == {"n1": 181.0, "n3": 181.0}
+
+
+def test_a_reason_that_several_share_is_told_once() -> None:
+    nodes = names(3)
+    reason = "it has no RDMA device: the node shows none"
+    judged = as_dict(
+        judge_rdma(nodes, {name: look(reason=reason, given=[], given_all=True) for name in nodes}, {})
+    )
+    assert judged["findings"] == [f"n1, n2, n3: {reason}"]
+    assert [verdict["ok"] for verdict in judged["verdicts"].values()] == [False] * 3
+    assert judged["usual_gbit"] is None
+
+
+def test_a_usual_bandwidth_far_below_the_links_rate_is_told() -> None:
+    nodes = names(4)
+    looks = {name: look() for name in nodes}
+    for one in looks.values():
+        one["look"]["rate_gbit"] = 400.0
+    judged = as_dict(judge_rdma(nodes, looks, results(nodes)))
+    assert judged["ok"]
+    assert judged["warnings"] == ["the usual bandwidth is 181 Gb/s, 45% of the links' 400 Gb/s"]
+
+
+def test_beyond_128_nodes_the_pairs_are_left_out() -> None:
+    nodes = names(129)
+    judged = as_dict(judge_rdma(nodes, {name: look() for name in nodes}, results(nodes), Sample(16, 129)))
+    assert judged["bandwidth_gbit"] == {}
+    assert judged["by_node"]["n129"]["sent_gbit"] == 180.0
+    assert judged["sample"]["rounds"] == 16

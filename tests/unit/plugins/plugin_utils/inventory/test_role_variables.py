@@ -1,0 +1,106 @@
+"""The variables of the roles, checked before any role begins."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.role_variables import (
+    RoleVariables,
+    unknown_variables,
+)
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "network_driver": {"type": "str", "choices": ["sriov", "bridge"], "default": "sriov"},
+    "network_vlan": {"type": "int", "default": 0},
+    "images_list": {
+        "type": "list",
+        "elements": "dict",
+        "required": True,
+        "options": {"name": {"type": "str", "required": True}},
+    },
+    "images_password": {"type": "int", "no_log": True},
+    "container_name": {"type": "str", "default": "rdm"},
+    "network_name": {"type": "str", "default": "ibnet"},
+    "container_network": {"type": "str", "default": "ibnet"},
+    "userns": {"type": "str", "choices": ["", "host"]},
+    "level": {"type": "int", "choices": [1, 2]},
+}
+
+
+def sentences(**variables: Any) -> list[str]:
+    return [problem.sentence for problem in RoleVariables(OPTIONS).problems("n1", variables)]
+
+
+def test_right_values_and_other_peoples_variables_pass() -> None:
+    assert sentences(network_driver="bridge", network_vlan="7", images_list=[{"name": "x"}], other=1) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("network_driver", "token-ring", "'token-ring': choose sriov, bridge"),
+        ("network_vlan", "many", "give it a int"),
+        ("images_list", [{"nmae": "x"}], "give it a list of dict"),
+        ("images_list", "x", "give it a list of dict"),
+    ],
+)
+def test_wrong_value_names_variable_and_remedy(name: str, value: Any, words: str) -> None:
+    found = sentences(**{name: value})
+    assert found
+    assert all(sentence.startswith(f"{name} has a wrong value") for sentence in found)
+    assert words in found[0]
+
+
+def test_choices_are_said_once() -> None:
+    assert sentences(network_driver="x") == ["network_driver has a wrong value: 'x': choose sriov, bridge"]
+    assert sentences(userns="x") == ["userns has a wrong value: 'x': choose '', host"]
+    assert len(sentences(level="x")) == 1, "neither a number nor one of the choices"
+
+
+@pytest.mark.parametrize("name", ["x'; touch y", "", "-x", "x", "a b", "a\nb"])
+def test_name_that_docker_would_not_take_is_refused(name: str) -> None:
+    (said,) = sentences(container_name=name)
+    assert said.startswith(f"container_name {name!r} is not a name that Docker takes: use letters")
+    assert sentences(container_name="rdm-2.x_y") == []
+
+
+@pytest.mark.parametrize("variable", ["network_name", "container_network"])
+@pytest.mark.parametrize("name", ["bridge", "default", "host", "none"])
+def test_a_network_that_has_no_address_for_a_container_is_refused(variable: str, name: str) -> None:
+    (said,) = sentences(**{variable: name})
+    assert said.startswith(f"{variable} {name!r} is a word of Docker's own, and not a network on which")
+    assert sentences(container_name=name, network_name=f"{name}net") == []
+
+
+def test_secret_value_is_not_shown() -> None:
+    assert "hunter2" not in str(sentences(images_password="hunter2"))
+
+
+def test_only_what_is_set_counts() -> None:
+    assert sentences() == []
+    assert sentences(images_list=None) == []
+
+
+def test_unknown_variables_are_told_with_the_nearest_known_one() -> None:
+    known = {"rdm_slots", "network_driver", "network_name"}
+    found = unknown_variables(
+        [
+            "rdm_slot",
+            "rdm_zzz",
+            "network_drivr",
+            "network_of_mine",
+            "rdm_slots",
+            "other",
+            "netwrk_driver",
+            "ansible_x",
+        ],
+        known,
+        ["rdm_", "network_"],
+    )
+    assert found == [
+        "The variable network_drivr means nothing here. Did you mean network_driver?",
+        "The variable rdm_slot means nothing here. Did you mean rdm_slots?",
+        "The variable rdm_zzz means nothing here.",
+        "The variable netwrk_driver means nothing here. Did you mean network_driver?",
+    ]

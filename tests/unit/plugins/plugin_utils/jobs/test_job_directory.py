@@ -1,0 +1,32 @@
+"""Where a node's jobs are, by its variables."""
+
+from __future__ import annotations
+
+from ansible_collections.rdm.provision.plugins.plugin_utils.jobs.job_directory import job_place
+
+
+def place(**variables: str) -> dict[str, str]:
+    return job_place(variables.get)
+
+
+def test_jobs_are_in_the_container_unless_the_inventory_says_otherwise() -> None:
+    assert place() == place(rdm_runtime="container") == {"runtime": "container"}
+
+
+def test_the_hosts_directories_follow_its_configuration_directory() -> None:
+    assert place(rdm_runtime="host", my_ip="10.2.72.135") == {
+        "runtime": "host",
+        "environment": "~/.rdm/%n/python",
+        "directory": "~/.rdm/%n/jobs",
+        "key": "~/.rdm/%n/ssh/id_ed25519",
+        "my_ip": "10.2.72.135",
+    }
+    found = place(rdm_runtime="host", rdm_config_dir="/a", python_env_directory="/b", job_directory="/c")
+    assert (found["key"], found["environment"], found["directory"]) == ("/a/ssh/id_ed25519", "/b", "/c")
+
+
+def test_jobs_that_are_submitted_to_slurm_are_on_the_host_and_have_keys_of_their_own() -> None:
+    variables = {"job_directory": "/shared/jobs", "python_env_directory": "/shared/python"}
+    found = job_place(variables.get, submits=True)
+    assert (found["runtime"], found["key"]) == ("host", "")
+    assert (found["directory"], found["environment"]) == ("/shared/jobs", "/shared/python")
