@@ -15,15 +15,22 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rdm_provision.cluster import Cluster, Node
-    from rdm_provision.errors import ClusterBusyError, InputError, InventoryError, RdmError, ToolMissingError
-    from rdm_provision.events import (
+    from rdm_provision.api.cluster import Cluster, Node
+    from rdm_provision.api.lab import Lab, LabNode
+    from rdm_provision.errors import (
+        ClusterBusyError,
+        InputError,
+        InventoryError,
+        Problem,
+        RdmError,
+        ToolMissingError,
+    )
+    from rdm_provision.results.events import (
         Event,
         NodeRecap,
         NodeResult,
         Notice,
         PhaseStarted,
-        Problem,
         Progress,
         RunFinished,
         RunResult,
@@ -32,9 +39,8 @@ if TYPE_CHECKING:
         TaskGoesOn,
         TaskStarted,
     )
-    from rdm_provision.job_state import JobFailure, JobLines, JobNode, JobState, JobUpdate
-    from rdm_provision.lab import Lab, LabNode
-    from rdm_provision.run import Run
+    from rdm_provision.results.job_state import JobFailure, JobLines, JobNode, JobState, JobUpdate
+    from rdm_provision.runner.run import Run
 
 __all__ = [
     "Cluster",
@@ -68,19 +74,20 @@ __all__ = [
 ]
 
 _HOME = {
-    "Cluster": "cluster",
-    "Node": "cluster",
-    "JobFailure": "job_state",
-    "JobLines": "job_state",
-    "JobNode": "job_state",
-    "JobState": "job_state",
-    "JobUpdate": "job_state",
-    "Lab": "lab",
-    "LabNode": "lab",
-    "Run": "run",
+    "Cluster": "api.cluster",
+    "Node": "api.cluster",
+    "JobFailure": "results.job_state",
+    "JobLines": "results.job_state",
+    "JobNode": "results.job_state",
+    "JobState": "results.job_state",
+    "JobUpdate": "results.job_state",
+    "Lab": "api.lab",
+    "LabNode": "api.lab",
+    "Run": "runner.run",
     "ClusterBusyError": "errors",
     "InputError": "errors",
     "InventoryError": "errors",
+    "Problem": "errors",
     "RdmError": "errors",
     "ToolMissingError": "errors",
 }
@@ -89,4 +96,4 @@ _HOME = {
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'rdm_provision' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"rdm_provision.{_HOME.get(name, 'events')}"), name)
+    return getattr(importlib.import_module(f"rdm_provision.{_HOME.get(name, 'results.events')}"), name)

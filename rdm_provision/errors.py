@@ -1,12 +1,57 @@
-"""What can go wrong before a run begins. Each error's text is one clear sentence for the user."""
+"""What can go wrong before a run begins, and the exit codes. Each error's text is one clear sentence."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from rdm_provision.events import BAD_INPUT, FAILED, REFUSED, Problem
+__all__ = [
+    "BAD_INPUT",
+    "CANCELLED",
+    "DONE",
+    "FAILED",
+    "REFUSED",
+    "ClusterBusyError",
+    "InputError",
+    "InventoryError",
+    "Problem",
+    "RdmError",
+    "ToolMissingError",
+]
 
-__all__ = ["ClusterBusyError", "InputError", "InventoryError", "RdmError", "ToolMissingError"]
+DONE = 0
+"""Exit code: everything asked for is done."""
+FAILED = 1
+"""Exit code: it failed, or could not be reached, on some node."""
+REFUSED = 2
+"""Exit code: the nodes do not allow it; nothing was changed."""
+BAD_INPUT = 3
+"""Exit code: the inventory or the command line is wrong; nothing was changed."""
+CANCELLED = 130
+"""Exit code: stopped by the user, as shells report Ctrl-C."""
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One reason why a run was refused.
+
+    Attributes:
+        node: the node it is about, or None when it is about the whole cluster.
+        value: the value that is wrong, as it was written or found; may be empty.
+        reason: what is wrong with it.
+        remedy: what would work.
+    """
+
+    node: str | None
+    value: str
+    reason: str
+    remedy: str
+
+    def __str__(self) -> str:
+        """The problem as one sentence: ``node: value reason: remedy``."""
+        what = " ".join(part for part in (self.value, self.reason) if part)
+        head = f"{self.node}: {what}" if self.node else what
+        return f"{head}: {self.remedy}" if self.remedy else head
 
 
 class RdmError(Exception):

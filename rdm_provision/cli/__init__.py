@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from rdm_provision.events import BAD_INPUT, CANCELLED, FAILED
+from rdm_provision.errors import BAD_INPUT, CANCELLED, FAILED
 
 __all__ = ["cli", "main"]
 
@@ -57,7 +57,7 @@ class Verbs(click.Group):
         if cmd_name not in VERBS:
             return None
         module, _, attribute = VERBS[cmd_name][0].partition(":")
-        command: click.Command = getattr(importlib.import_module(f"{__name__}.{module}"), attribute)
+        command: click.Command = getattr(importlib.import_module(f"{__name__}.verbs.{module}"), attribute)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -181,17 +181,17 @@ def _report(
     if "--json" in own:
         import json
 
-        from rdm_provision.events import to_json
+        from rdm_provision.results.events import to_json
 
         data = {"ok": False, "exit_code": code, "error": message, "hint": hint, "problems": to_json(problems)}
         click.echo(json.dumps({**data, "warnings": list(warnings)}, indent=2))
         return code
-    from rdm_provision.cli.printable import printable
+    from rdm_provision.cli.render.printable import printable
 
     click.secho("Error: ", fg="red", bold=True, nl=False, err=True)
     click.echo(printable(message), err=True)
     if problems:
-        from rdm_provision.cli import view
+        from rdm_provision.cli.render import view
 
         view.problems(view.err(), problems)
     for warning in warnings:

@@ -17,10 +17,10 @@ from click.core import ParameterSource
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
-    from rdm_provision.cluster import Cluster
+    from rdm_provision.api.cluster import Cluster
     from rdm_provision.errors import InputError
-    from rdm_provision.events import RunResult
-    from rdm_provision.run import Run
+    from rdm_provision.results.events import RunResult
+    from rdm_provision.runner.run import Run
 
 __all__ = [
     "Options",
@@ -77,7 +77,7 @@ class Options:
 
     def cluster(self) -> Cluster:
         """Load the inventory."""
-        from rdm_provision.cluster import Cluster
+        from rdm_provision.api.cluster import Cluster
 
         vault, become = (
             click.prompt(what, hide_input=True, err=True) if wanted else ""
@@ -96,7 +96,7 @@ class Options:
 
     @property
     def run(self) -> dict[str, Any]:
-        """The arguments that every run verb of :class:`~rdm_provision.cluster.Cluster` takes."""
+        """The arguments that every run verb of :class:`~rdm_provision.api.cluster.Cluster` takes."""
         # The first -v is our own: a line per task. The others are ansible-playbook's.
         return {"limit": self.limit, "forks": self.forks, "verbosity": max(0, self.verbose - 1)}
 
@@ -116,7 +116,7 @@ class Options:
         if self.show_command:
             click.echo(run.command)
             return None
-        from rdm_provision.cli.live import watch
+        from rdm_provision.cli.render.live import watch
 
         return watch(run, title=cluster.name, verbose=self.verbose, silent=self.as_json, brief=brief)
 
@@ -133,7 +133,7 @@ class Options:
         if self.as_json:
             emit_json(result.to_json())
             raise click.exceptions.Exit(result.exit_code)
-        from rdm_provision.cli import view
+        from rdm_provision.cli.render import view
 
         if view.unhappy_end(result):
             raise click.exceptions.Exit(result.exit_code)
@@ -212,7 +212,7 @@ def _complete_limit(ctx: click.Context, _param: click.Parameter, incomplete: str
 
     before, comma, last = incomplete.rpartition(",")
     try:
-        from rdm_provision.cluster import Cluster
+        from rdm_provision.api.cluster import Cluster
 
         names = Cluster.load(ctx.params.get("inventory")).names
     except Exception:

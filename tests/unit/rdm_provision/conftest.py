@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 import yaml
 
-from rdm_provision import cluster
-from rdm_provision.inventory import read_inventory
-from rdm_provision.run import Run, RunSpec
+from rdm_provision.api import cluster
+from rdm_provision.runner.inventory import read_inventory
+from rdm_provision.runner.run import Run
+from rdm_provision.runner.run_spec import RunSpec
 
 LOCAL = {
     "ansible_connection": "local",

@@ -11,7 +11,7 @@ from ansible_collections.rdm.provision.plugins.filter.environment_users import (
     limit_without,
 )
 
-from rdm_provision.selection import select
+from rdm_provision.runner.selection import select
 
 NODES = ("n1", "n2", "n3", "n4")
 GROUPS = {"master": ["n1"], "workers": ["n2", "n3", "n4"]}

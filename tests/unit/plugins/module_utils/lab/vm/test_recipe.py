@@ -10,7 +10,7 @@ import yaml
 from ansible_collections.rdm.provision.plugins.module_utils.lab.spec import LabProblem
 from ansible_collections.rdm.provision.plugins.module_utils.lab.vm import recipe
 
-from rdm_provision.cli.lab import lab
+from rdm_provision.cli.verbs.lab import lab
 
 FILES = Path(__file__).parents[6] / "roles/lab/files"
 OWN = [

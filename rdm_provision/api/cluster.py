@@ -1,0 +1,654 @@
+"""A cluster: the nodes of one inventory, their address plan, and what can be done with them."""
+
+from __future__ import annotations
+
+import base64
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rdm_provision import environment
+from rdm_provision.api.jobs import JobVerbs
+from rdm_provision.constants import CLUSTER, PLAN_FILE, RUNTIME_CONTAINER, RUNTIME_HOST, STATE_DIR
+from rdm_provision.errors import InputError, InventoryError
+from rdm_provision.results import outcomes
+from rdm_provision.results.events import RunResult
+from rdm_provision.results.node_state import NodeState
+from rdm_provision.results.outcomes import (
+    CONTAINER_MODULE,
+    EXEC_MODULE,
+    FACTS_MODULE,
+    FILES_MODULE,
+    SLURM_NODES_MODULE,
+    SLURM_PLAN_MODULE,
+    CommandOutput,
+    SlurmAnswer,
+)
+from rdm_provision.results.plan_table import PlanTable, planned_nodes
+from rdm_provision.runner.inventory import find_inventory, members_of, read_inventory, similar_inventories
+from rdm_provision.runner.parts import check_tags
+from rdm_provision.runner.run import Run
+from rdm_provision.runner.run_spec import RunSpec
+from rdm_provision.runner.selection import nearest_node, select
+from rdm_provision.runner.vault import password_file, password_in_memory
+
+if TYPE_CHECKING:
+    from ansible_collections.rdm.provision.plugins.plugin_utils.addresses.address_plan import AddressPlan
+
+__all__ = ["Cluster", "Node"]
+
+DEFAULT_TIMEOUT_S = 600
+"""How long ``exec`` waits for a command, in seconds."""
+
+_WITHOUT_NODES = frozenset(
+    {"train", "job_config", "job_data", "jobs", "logs", "prune", "slurm_status", "stop"}
+)
+"""The playbooks for a cluster whose Slurm somebody else runs."""
+
+_SIZE = re.compile(r"[1-9][0-9]*[MG]")
+_USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*(:[A-Za-z0-9_.-]+)?")
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One managed host.
+
+    Attributes:
+        name: its name in the inventory.
+        address: where ssh goes (``ansible_host``, or the name).
+        rank: 0 for the master, then 1, 2… in the inventory's order.
+        my_ip: its address on the container network by the plan file, or None when it has none yet.
+        variables: what the inventory says about it, groups included, untemplated.
+    """
+
+    name: str
+    address: str
+    rank: int
+    my_ip: str | None
+    variables: Mapping[str, Any] = field(repr=False, compare=False)
+
+
+class Cluster(JobVerbs):
+    """The nodes of one inventory and everything that can be done with them.
+
+    >>> cluster = Cluster.load("inventory/lab")  # doctest: +SKIP
+    >>> [node.name for node in cluster.nodes]  # doctest: +SKIP
+    ['node1', 'node2', 'node3']
+    >>> with cluster.up() as run:  # doctest: +SKIP
+    ...     for event in run:
+    ...         print(event)
+    >>> run.result().exit_code  # doctest: +SKIP
+    0
+
+    Attributes:
+        name: the cluster's name (``rdm_cluster``).
+        inventory: the inventory's path.
+        home: the inventory's folder, where the address plan and ``.rdm`` lie.
+        nodes: the master, then the workers in the inventory's order; without any, the host in ``login``.
+        only_submits: there are none, only the host in ``login`` that submits jobs to Slurm.
+    """
+
+    def __init__(
+        self,
+        inventory: Path,
+        groups: Mapping[str, Sequence[str]],
+        hostvars: Mapping[str, Mapping[str, Any]],
+        extra_vars: Mapping[str, Any] | None = None,
+        vault: str = "",
+        become: str = "",
+    ) -> None:
+        """Make a cluster of an inventory that is already read; :meth:`load` reads one.
+
+        Args:
+            inventory: its path.
+            groups: the hosts of each group, those of the groups in it included.
+            hostvars: each host's variables, as they are written.
+            extra_vars: variables over all others.
+            vault: file with the password of what is encrypted in it; empty for none.
+            become: the password of sudo on the nodes; empty for none.
+        """
+        self._vault, self._become = vault, become
+        self.inventory = inventory
+        self.home = inventory if inventory.is_dir() else inventory.parent
+        self.extra_vars = dict(extra_vars or {})
+        self._groups = groups
+        self._hostvars = {name: {**values, **self.extra_vars} for name, values in hostvars.items()}
+        order = list(dict.fromkeys([*groups.get("master", ()), *groups.get("workers", ())]))
+        self.only_submits = not order
+        # Without nodes Slurm runs every job, and chooses where.
+        order = order or [*groups.get("login", ())][:1]
+        previous = self._plan_file()
+        self.nodes: tuple[Node, ...] = tuple(
+            Node(
+                name=name,
+                address=str(self._hostvars[name].get("ansible_host", name)),
+                rank=rank,
+                my_ip=previous.nodes.get(name) if previous else None,
+                variables=self._hostvars[name],
+            )
+            for rank, name in enumerate(order)
+        )
+        first = self.nodes[0].variables if self.nodes else {}
+        self.name = str(first.get("rdm_cluster", CLUSTER))
+
+    # --- reading ---------------------------------------------------------------------------------------
+
+    @classmethod
+    def load(
+        cls,
+        inventory: str | Path | None = None,
+        *,
+        extra_vars: Mapping[str, Any] | None = None,
+        vault_password_file: str | Path = "",
+        vault_password: str = "",
+        become_password: str = "",
+    ) -> Cluster:
+        """Read an inventory. No node is touched.
+
+        Args:
+            inventory: path of an inventory folder or file; default: see :func:`find_inventory`.
+            extra_vars: variables that win over the inventory's.
+            vault_password_file: file with the password of encrypted variables, or a program that prints it.
+            vault_password: the password itself.
+            become_password: what sudo asks for on the nodes; empty where it asks for none.
+
+        Raises:
+            InputError: no inventory was named and none was found, or there is no such password file.
+            InventoryError: it is missing, cannot be parsed, or has no nodes.
+
+        >>> Cluster.load("inventory/lab").name  # doctest: +SKIP
+        'rdm'
+        """
+        path = Path(inventory) if inventory is not None else find_inventory()
+        if not path.exists():
+            raise InventoryError(f"there is no inventory at {path}", hint=similar_inventories(path))
+        vault = password_file(vault_password_file) if vault_password_file else ""
+        if vault_password:
+            vault = password_in_memory(vault_password)
+        listing = read_inventory(path, vault)
+        hostvars: dict[str, dict[str, Any]] = listing.pop("_meta", {}).get("hostvars", {})
+        groups = {name: members_of(name, listing) for name in listing}
+        for name in {host for hosts in groups.values() for host in hosts}:
+            hostvars.setdefault(name, {})
+        cluster = cls(path, groups, hostvars, extra_vars, vault, become_password)
+        if not cluster.nodes:
+            raise InventoryError(
+                f"{path} has no host in the groups master and workers",
+                hint="put one host into the group master and the others into workers, or into login the one "
+                "that submits jobs to Slurm",
+            )
+        return cluster
+
+    def _plan_file(self) -> AddressPlan | None:
+        """Return the plan in the plan file, None also when that is broken: a run refuses it, and says why."""
+        environment.make_importable()
+        from ansible_collections.rdm.provision.plugins.plugin_utils.addresses import address_plan
+
+        file = self.home / PLAN_FILE
+        try:
+            return address_plan.read_plan(str(file))
+        except address_plan.PlanFileError:
+            return None
+
+    def node(self, name: str) -> Node:
+        """Return a node by its name.
+
+        Raises:
+            InputError: there is none; the message names the closest.
+        """
+        for node in self.nodes:
+            if node.name == name:
+                return node
+        hint = nearest_node(name, [node.name for node in self.nodes], self._groups)
+        raise InputError(f"there is no node {name!r} in {self.inventory}", hint=hint)
+
+    def select(self, limit: str) -> tuple[str, ...]:
+        """Return the names of the nodes that a pattern (Ansible's ``--limit``) selects, by rank.
+
+        Every part of the pattern must match something: a part with a typo is an error, not a warning.
+
+        Raises:
+            InputError: a part, or the whole, matches no node.
+        """
+        return select(limit, [node.name for node in self.nodes], self._groups)
+
+    @property
+    def login(self) -> str:
+        """The host that jobs are submitted to Slurm from; empty where the inventory has none."""
+        return next(iter(self._groups.get("login", ())), "")
+
+    # --- the address plan ------------------------------------------------------------------------------
+
+    def plan(self, *, save: bool = False, release: Iterable[str] = ()) -> PlanTable:
+        """Return the address plan, without touching any node.
+
+        Args:
+            save: write it to the plan file.
+            release: removed nodes whose reserved addresses may be given away again; saves as well.
+
+        Raises:
+            InventoryError: the plan cannot be made, or a node to release has no reserved address.
+                Nothing is written; ``problems`` has every reason.
+            ClusterBusyError: another run is changing this cluster.
+
+        >>> table = Cluster.load("inventory/lab").plan()  # doctest: +SKIP
+        >>> table.nodes[0].my_ip  # doctest: +SKIP
+        '192.169.16.100'
+        """
+        release = list(release)
+        save = save or bool(release)
+        literal = {"plan_release": release} if release else {}
+        run = self._run(
+            "plan", "plan", "", None, 0, 0, exclusive=save, extra={"plan_write": save}, literal=literal
+        )
+        result = run.result()
+        if result.refused:
+            undone = ", so nothing was released" if release else ""
+            raise InventoryError(
+                f"the address plan cannot be made{undone}",
+                problems=result.problems,
+                warnings=result.warnings,
+            )
+        if result.plan is None:
+            why = next((recap.why for recap in result.nodes.values() if recap.why), result.message)
+            raise InventoryError(f"the address plan cannot be made: {why}")
+        return PlanTable(
+            cluster=str(result.plan["cluster"]),
+            subnet=str(result.plan["subnet"]),
+            gateway=str(result.plan["gateway"]),
+            file=self.home / PLAN_FILE,
+            nodes=tuple(planned_nodes(result.plan)),
+            saved=bool(result.plan["saved"]),
+            warnings=tuple(result.warnings),
+        )
+
+    @property
+    def is_lab(self) -> bool:
+        """Whether this is a miniature cluster made by ``rdm-provision lab up``."""
+        return (self.home / STATE_DIR / "lab").is_dir()
+
+    @property
+    def is_bare(self) -> bool:
+        """Whether jobs run on the hosts themselves: ``rdm_runtime: host``, as it is written there."""
+        return bool(self.nodes) and self.nodes[0].variables.get("rdm_runtime") == RUNTIME_HOST
+
+    def _refuse_bare(self, verb: str, instead: str) -> None:
+        """Refuse a verb that is for containers, with what works on bare hosts instead."""
+        if self.is_bare:
+            raise InputError(
+                f"{verb} is for containers, and {self.inventory} has bare hosts (rdm_runtime: host)",
+                hint=instead,
+            )
+
+    def _refuse_containers(self, verb: str, instead: str) -> None:
+        """Refuse a verb that is for bare hosts. What is misspelt the plan refuses."""
+        if self.only_submits:
+            return  # for the want of nodes
+        if self.nodes and self.nodes[0].variables.get("rdm_runtime", RUNTIME_CONTAINER) == RUNTIME_CONTAINER:
+            raise InputError(
+                f"{verb} is for bare hosts (rdm_runtime: host), and {self.inventory} has containers",
+                hint=instead,
+            )
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names that ``limit`` understands: nodes, then groups."""
+        groups = [name for name in self._groups if name not in ("all", "ungrouped")]
+        return (*(node.name for node in self.nodes), *groups)
+
+    # --- runs ------------------------------------------------------------------------------------------
+
+    def up(
+        self,
+        *,
+        limit: str = "",
+        tags: str | None = None,
+        recheck: bool = False,
+        forks: int = 0,
+        verbosity: int = 0,
+    ) -> Run:
+        """Bring the cluster up: images, network, MY_IP, containers, hostfile, and a check of the fabric.
+
+        Refused where it would end a training job; so is :meth:`down`.
+
+        Args:
+            limit: only these nodes (Ansible's ``--limit`` pattern).
+            tags: only the parts with one of these tags; None for all.
+            recheck: look at everything anew, also on nodes whose receipt says that nothing is to be done.
+            forks: how many nodes at once; 0 for min(50, nodes).
+            verbosity: how much ansible-playbook says in the record.
+
+        Raises:
+            InputError: the pattern matches no node, or a tag no part, or there is no tag in ``tags``.
+            ClusterBusyError: (when started) another run is changing this cluster.
+
+        >>> Cluster.load("inventory/lab").up().result().exit_code  # doctest: +SKIP
+        0
+        """
+        keep = frozenset({CONTAINER_MODULE})
+        extra = {"preflight_recheck": True} if recheck else {}
+        return self._run(
+            "up", "site", limit, tags, forks, verbosity, exclusive=True, diff=True, keep=keep, extra=extra
+        )
+
+    def check(
+        self,
+        *,
+        limit: str = "",
+        tags: str | None = None,
+        recheck: bool = False,
+        forks: int = 0,
+        verbosity: int = 0,
+    ) -> Run:
+        """Find out what :meth:`up` would change on each node, down to the lines of files. Changes nothing.
+
+        The result's ``changed`` names the nodes that drifted, and each node's ``changes`` say how.
+        The errors are those of :meth:`up`.
+
+        Args:
+            limit: only these nodes (Ansible's ``--limit`` pattern).
+            tags: only the parts with one of these tags; None for all.
+            recheck: look at everything anew, also on nodes whose receipt says that nothing is to be done.
+            forks: how many nodes at once; 0 for min(50, nodes).
+            verbosity: how much ansible-playbook says in the record.
+
+        >>> Cluster.load("inventory/lab").check().result().changed  # doctest: +SKIP
+        ()
+        """
+        extra = {"preflight_recheck": True} if recheck else {}
+        return self._run("check", "site", limit, tags, forks, verbosity, check=True, diff=True, extra=extra)
+
+    def verify(
+        self,
+        *,
+        all_pairs: bool = False,
+        rdma: bool = False,
+        collective: bool = False,
+        max_size: str = "",
+        limit: str = "",
+        forks: int = 0,
+        verbosity: int = 0,
+    ) -> Run:
+        """Measure the fabric between the containers. The result's ``fabric`` is the table.
+
+        Args:
+            all_pairs: measure every pair also in a cluster so large that a sample would do.
+            rdma: measure RDMA bandwidth and latency, too: the result's ``rdma``.
+            collective: time an all-reduce over all nodes, too, for which their image needs the trainer: the
+                result's ``collective``.
+            max_size: its largest tensor, from ``1M`` up, such as ``256M``; default: ``1G``.
+            limit: only these nodes (Ansible's ``--limit`` pattern).
+            forks: how many nodes at once; 0 for min(50, nodes).
+            verbosity: how much ansible-playbook says in the record.
+
+        Raises:
+            InputError: RDMA or a collective is asked of a single node, ``max_size`` is no size, or the nodes
+                are bare hosts.
+
+        >>> Cluster.load("inventory/lab").verify().result().fabric["verdicts"]  # doctest: +SKIP
+        {'node1': {'ok': True, 'reason': ''}}
+        """
+        self._refuse_bare("verify", "rdm-provision train looks at every node before a job starts")
+        nodes = self.select(limit)
+        if (rdma or collective) and len(nodes) < 2:
+            what = "RDMA is measured between nodes" if rdma else "an all-reduce takes at least two nodes"
+            raise InputError(f"{what}, and this run has only {nodes[0]}", hint="choose more with --limit")
+        if max_size and not _SIZE.fullmatch(max_size):
+            raise InputError(
+                f"{max_size!r} is no size of a tensor", hint="give one from 1M up, such as 256M or 1G"
+            )
+        extra: dict[str, Any] = {"verify_all_pairs": True} if all_pairs else {}
+        extra |= {"verify_rdma": True} if rdma else {}
+        extra |= {"verify_collective": True} if collective else {}
+        extra |= {"verify_collective_max_size": max_size} if max_size else {}
+        return self._run(
+            "verify", "verify", limit, None, forks, verbosity, exclusive=rdma or collective, extra=extra
+        )
+
+    def down(
+        self,
+        *,
+        images: bool = False,
+        limit: str = "",
+        tags: str | None = None,
+        forks: int = 0,
+        verbosity: int = 0,
+    ) -> Run:
+        """Take away what :meth:`up` made, and nothing else: what does not carry our label stays.
+
+        Args:
+            images: remove the images as well.
+            limit: only these nodes (Ansible's ``--limit`` pattern).
+            tags: only the parts with one of these tags; None for all.
+            forks: how many nodes at once; 0 for min(50, nodes).
+            verbosity: how much ansible-playbook says in the record.
+
+        The errors are those of :meth:`up`.
+
+        >>> Cluster.load("inventory/lab").down().result().exit_code  # doctest: +SKIP
+        0
+        """
+        self._refuse_bare("down", "rdm-provision env down takes away what up and env up have made there")
+        extra = {"images_remove": True} if images else {}
+        keep = frozenset({FILES_MODULE})
+        return self._run(
+            "down", "clean", limit, tags, forks, verbosity, exclusive=True, extra=extra, keep=keep
+        )
+
+    def env_up(self, *, limit: str = "", tags: str | None = None, forks: int = 0, verbosity: int = 0) -> Run:
+        """Make bare hosts (``rdm_runtime: host``) ready to train: Python environment, MY_IP, hostfile, ssh.
+
+        The errors are those of :meth:`up`.
+
+        Args:
+            limit: only these nodes (Ansible's ``--limit`` pattern).
+            tags: only the parts with one of these tags; None for all.
+            forks: how many nodes at once; 0 for min(50, nodes).
+            verbosity: how much ansible-playbook says in the record.
+
+        >>> Cluster.load("inventory/mdx").env_up().result().exit_code  # doctest: +SKIP
+        0
+        """
+        self._refuse_containers("env up", "rdm-provision up makes a cluster of them")
+        return self._run("env-up", "env_up", limit, tags, forks, verbosity, exclusive=True, diff=True)
+
+    def env_down(
+        self, *, limit: str = "", tags: str | None = None, forks: int = 0, verbosity: int = 0
+    ) -> Run:
+        """Take away what :meth:`env_up` made, and nothing else.
+
+        Refused while a job uses the environment, or a node does not say whether one does.
+
+        The errors are those of :meth:`up`.
+
+        Args:
+            limit: only these nodes (Ansible's ``--limit`` pattern).
+            tags: only the parts with one of these tags; None for all.
+            forks: how many nodes at once; 0 for min(50, nodes).
+            verbosity: how much ansible-playbook says in the record.
+
+        >>> Cluster.load("inventory/mdx").env_down().result().exit_code  # doctest: +SKIP
+        0
+        """
+        self._refuse_containers("env down", "rdm-provision down takes a cluster of them away")
+        keep = frozenset({FILES_MODULE})
+        return self._run("env-down", "env_down", limit, tags, forks, verbosity, exclusive=True, keep=keep)
+
+    def slurm_up(self, *, forks: int = 0, verbosity: int = 0) -> Run:
+        """Make a Slurm cluster of the hosts, with accounting. A Slurm that is not ours is never touched.
+
+        Args:
+            forks: how many hosts at a time.
+            verbosity: ansible-playbook's number of ``-v``.
+
+        >>> Cluster.load("inventory/lab").slurm_up().result().exit_code  # doctest: +SKIP
+        0
+        """
+        return self._slurm("slurm-up", "slurm_up", forks, verbosity, exclusive=True, diff=True)
+
+    def slurm_down(self, *, purge: bool = False, forks: int = 0, verbosity: int = 0) -> Run:
+        """Take away what :meth:`slurm_up` made, and nothing else. Refused while jobs are in the queue.
+
+        Args:
+            purge: also remove the accounting database, with what is known of past jobs.
+            forks: how many hosts at a time.
+            verbosity: ansible-playbook's number of ``-v``.
+        """
+        extra = {"slurm_purge": True} if purge else {}
+        return self._slurm("slurm-down", "slurm_down", forks, verbosity, exclusive=True, extra=extra)
+
+    def slurm_status(self, *, forks: int = 0, verbosity: int = 0) -> Run:
+        """Ask slurmctld for its nodes and its queue, read-only. :meth:`slurm_answer` has what it said.
+
+        Args:
+            forks: how many hosts at a time.
+            verbosity: ansible-playbook's number of ``-v``.
+        """
+        return self._slurm("slurm-status", "slurm_status", forks, verbosity)
+
+    def _slurm(self, verb: str, playbook: str, forks: int, verbosity: int, **more: Any) -> Run:
+        keep = frozenset({SLURM_PLAN_MODULE, SLURM_NODES_MODULE})
+        return self._run(verb, playbook, "", None, forks, verbosity, keep=keep, **more)
+
+    def status(self, *, limit: str = "", forks: int = 0, verbosity: int = 0) -> Run:
+        """Look at what runs where, read-only. :meth:`states` turns the result into one record per node.
+
+        The errors are those of :meth:`up`.
+
+        Args:
+            limit: only these nodes (Ansible's ``--limit`` pattern).
+            forks: how many nodes at once; 0 for min(50, nodes).
+            verbosity: how much ansible-playbook says in the record.
+
+        >>> cluster = Cluster.load("inventory/lab")  # doctest: +SKIP
+        >>> [(s.node, s.container) for s in cluster.states(cluster.status().result())]  # doctest: +SKIP
+        [('node1', 'rdm (running)')]
+        """
+        self._refuse_bare("status", "rdm-provision jobs shows what runs there")
+        return self._run("status", "status", limit, None, forks, verbosity, keep=frozenset({FACTS_MODULE}))
+
+    def exec(
+        self,
+        argv: Sequence[str],
+        *,
+        limit: str = "",
+        user: str = "",
+        timeout: float = DEFAULT_TIMEOUT_S,
+        stdin: bytes | None = None,
+        forks: int = 0,
+        verbosity: int = 0,
+    ) -> Run:
+        r"""Run a command in the training containers. :meth:`outputs` turns the result into one per node.
+
+        Args:
+            argv: the command and its arguments, a list; no shell looks at them.
+            limit: only on these nodes.
+            user: as this user of the container; default: the container's own.
+            timeout: seconds after which the wait ends and the node counts as failed.
+            stdin: what the command reads, the same on every node; None means that it has no standard input.
+            forks: how many nodes at once; 0 for min(50, nodes).
+            verbosity: how much ansible-playbook says in the record.
+
+        The errors are those of :meth:`up`.
+
+        >>> cluster = Cluster.load("inventory/lab")  # doctest: +SKIP
+        >>> [o.stdout for o in cluster.outputs(cluster.exec(["hostname"]).result())]  # doctest: +SKIP
+        ['node1\n']
+        """
+        self._refuse_bare("exec", f"ansible master:workers -i {self.inventory} -a 'COMMAND' runs one there")
+        if isinstance(argv, str):
+            # A list of it would be its letters.
+            words = f"exec({argv.split()!r})"
+            raise InputError(f"the command {argv!r} is a text, and exec takes a list of words", hint=words)
+        if not argv:
+            raise InputError("there is no command to run", hint="rdm-provision exec -- COMMAND ARGUMENT…")
+        if user and not _USER.fullmatch(user):
+            raise InputError(f"{user!r} is not a user of a container", hint="give a name, or uid:gid")
+        extra: dict[str, Any] = {"exec_timeout": timeout}
+        if user:
+            extra["exec_user"] = user
+        if stdin is not None:
+            extra["exec_stdin"] = base64.b64encode(stdin).decode()
+        return self._run(
+            "exec",
+            "exec",
+            limit,
+            None,
+            forks,
+            verbosity,
+            keep=frozenset({EXEC_MODULE}),
+            extra=extra,
+            literal={"exec_argv": list(argv)},
+        )
+
+    def _run(
+        self,
+        verb: str,
+        playbook: str,
+        limit: str,
+        tags: str | None,
+        forks: int,
+        verbosity: int,
+        *,
+        check: bool = False,
+        diff: bool = False,
+        exclusive: bool = False,
+        onlooking: str = "",
+        keep: frozenset[str] = frozenset(),
+        extra: Mapping[str, Any] | None = None,
+        literal: Mapping[str, list[str]] | None = None,
+    ) -> Run:
+        if self.only_submits and playbook not in _WITHOUT_NODES:
+            raise InputError(
+                f"{verb} needs nodes, and {self.inventory} has only {self.login}, which submits jobs to "
+                "Slurm (group login)",
+                hint="put the nodes into the groups master and workers",
+            )
+        if tags is not None:
+            check_tags(playbook, tags)
+        return Run(
+            RunSpec(
+                verb=verb,
+                playbook=playbook,
+                inventory=str(self.inventory),
+                nodes=self.select(limit),
+                limit=limit,
+                tags=tags or "",
+                extra_vars={**self.extra_vars, **(extra or {})},
+                literal_vars=literal or {},
+                check=check,
+                diff=diff,
+                forks=forks,
+                verbosity=verbosity,
+                home=self.home,
+                exclusive=exclusive,
+                onlooking=onlooking,
+                keep=keep,
+                vault=self._vault,
+                become=self._become,
+            )
+        )
+
+    # --- what runs found -------------------------------------------------------------------------------
+
+    def states(self, result: RunResult) -> tuple[NodeState, ...]:
+        """Return the state of each node that a :meth:`status` run looked at."""
+        return outcomes.states(result, self.name)
+
+    def containers(self, result: RunResult) -> tuple[tuple[str, str, str, str], ...]:
+        """Return what an :meth:`up` run left running: node, container with its state, image, address."""
+        return outcomes.containers(result, [node.name for node in self.nodes])
+
+    def kept(self, result: RunResult) -> dict[str, tuple[str, ...]]:
+        """Return what a :meth:`down` run left because of what is in it: directory → nodes."""
+        return outcomes.kept(result)
+
+    def slurm_answer(self, result: RunResult) -> SlurmAnswer:
+        """Return what slurmctld said in a :meth:`slurm_status` run, or at the end of :meth:`slurm_up`."""
+        return outcomes.slurm_answer(result)
+
+    def outputs(self, result: RunResult) -> tuple[CommandOutput, ...]:
+        """Return what the command of an :meth:`exec` run wrote, by node."""
+        return outcomes.outputs(result)

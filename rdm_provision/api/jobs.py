@@ -1,0 +1,452 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Training jobs: what is known of one, and the part of ``Cluster`` that runs them."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rdm_provision.constants import JOB_MODULE
+from rdm_provision.errors import InputError
+from rdm_provision.results.events import RunResult
+from rdm_provision.results.job_sections import LogSection, merged
+from rdm_provision.results.job_state import JobState
+from rdm_provision.results.pruning import Removal
+
+if TYPE_CHECKING:
+    from rdm_provision.runner.run import Run
+
+__all__ = ["JobVerbs"]
+
+STREAMS = ("out", "err", "gpu")
+
+
+def _wanted(
+    config: str | Path | None, overrides: Iterable[str], **words: str
+) -> tuple[dict[str, Any], dict[str, list[str]]]:
+    """Return the variables that ask for a job: those with types, and those that are never templated."""
+    if config is not None and not Path(config).is_file():
+        raise InputError(f"there is no file {config}", hint="give the path of a job's configuration")
+    given = {"job_config": str(config or ""), **words}
+    literal = {"job_overrides": list(overrides)}
+    return {name: word for name, word in given.items() if word}, {k: v for k, v in literal.items() if v}
+
+
+class JobVerbs:
+    """The verbs for jobs. :class:`~rdm_provision.api.cluster.Cluster` has them; nothing else does."""
+
+    inventory: Path
+
+    _run: Callable[..., Run]
+
+    def train(
+        self,
+        config: str | Path | None = None,
+        overrides: Iterable[str] = (),
+        *,
+        name: str = "",
+        resume: str = "",
+        watch: bool = True,
+        check: bool = False,
+        limit: str = "",
+        forks: int = 0,
+        verbosity: int = 0,
+    ) -> Run:
+        """Check every node, start a training job on all of them, and watch it to its end.
+
+        The run yields a :class:`JobUpdate` whenever there is news. Cancelling it ends the watching; the job
+        goes on. :meth:`job_states` of the result has the job's last state.
+
+        Args:
+            config: the job's configuration, a YAML file here; not needed to resume one.
+            overrides: values over the configuration's, each ``key.sub=value``.
+            name: what to call the job; default: made of the configuration's name and the time.
+            resume: name of a job that is to go on from its newest checkpoint.
+            watch: stay until the job has ended; otherwise the run ends when it has started.
+            check: only check.
+            limit: only these nodes (Ansible's ``--limit`` pattern).
+            forks: how many nodes at once; 0 for min(50, nodes).
+            verbosity: how much ansible-playbook says in the record.
+
+        Raises:
+            InputError: there is neither a configuration nor a job to resume, or the pattern matches no node.
+            ClusterBusyError: (when started) another run is changing this cluster, or starting a job on it.
+
+        >>> run = Cluster.load("inventory/lab").train("gpt.yaml", ["parallel.pipeline=2"])  # doctest: +SKIP
+        >>> run.result().exit_code  # doctest: +SKIP
+        0
+        """
+        if config is None and not resume:
+            raise InputError(
+                "there is no configuration to train with", hint="rdm-provision train CONFIG.yaml"
+            )
+        extra, literal = _wanted(config, overrides, job_name=name, job_resume=resume)
+        if not watch:
+            extra["job_watch"] = False
+        return self._run(
+            "train",
+            "train",
+            limit,
+            None,
+            forks,
+            verbosity,
+            check=check,
+            exclusive=not check,
+            onlooking="Watch the job",
+            keep=frozenset({JOB_MODULE}),
+            extra=extra,
+            literal=literal,
+        )
+
+    def profile(
+        self,
+        config: str | Path,
+        overrides: Iterable[str] = (),
+        *,
+        options: Iterable[str] = (),
+        name: str = "",
+        check: bool = False,
+        limit: str = "",
+        forks: int = 0,
+        verbosity: int = 0,
+    ) -> Run:
+        """Measure what layouts are predicted from, as a job on all nodes; :meth:`measured` has what it found.
+
+        The nodes must be of one kind. Cancelling the run ends the watching, and not the job.
+
+        Args:
+            config: the job whose layers are measured, a YAML file here.
+            overrides: values over the configuration's, each ``key.sub=value``.
+            options: those of ``rdm-trainer profile``, such as ``--links-only``.
+            name: what to call the job; default: made of the configuration's name and the time.
+            check: only check; :meth:`devices` has which GPUs there are.
+            limit: only these nodes (Ansible's ``--limit`` pattern).
+            forks: how many nodes at once; 0 for min(50, nodes).
+            verbosity: how much ansible-playbook says in the record.
+
+        The errors are those of :meth:`train`.
+
+        >>> cluster = Cluster.load("inventory/lab")  # doctest: +SKIP
+        >>> cluster.measured(cluster.profile("gpt.yaml", limit="n1").result())["gpu"]  # doctest: +SKIP
+        'cpu'
+        """
+        program = ["-m", "rdm_trainer", "profile", "resolved.yaml", *options]
+        ours = [
+            "launcher.nodes=null",
+            "launcher.nodelist=[]",
+            "launcher.devices_per_node=null",
+            "launcher.max_restarts=0",
+            f"launcher.program={json.dumps(program)}",
+        ]
+        words = [*overrides, *ours]
+        return self.train(
+            config, words, name=name, check=check, limit=limit, forks=forks, verbosity=verbosity
+        )
+
+    def measured(self, result: RunResult) -> dict[str, Any]:
+        """Return what a :meth:`profile` run found, in the words of ``rdm-trainer profile``; empty if none."""
+        for results in result.returned.get(JOB_MODULE, {}).values():
+            for one in reversed(results):
+                progress = (one.get("job") or {}).get("progress") or {}
+                if progress.get("measured"):
+                    return dict(progress["measured"])
+        return {}
+
+    def devices(self, result: RunResult) -> dict[str, str]:
+        """Return what the nodes called their GPUs in a :meth:`train` run that only checked them."""
+        told = result.returned.get(JOB_MODULE, {})
+        return {
+            name: str(one["facts"]["gpu"])
+            for name in result.nodes
+            for one in told.get(name, ())
+            if (one.get("facts") or {}).get("gpu")
+        }
+
+    def job_config(
+        self,
+        config: str | Path,
+        overrides: Iterable[str] = (),
+        *,
+        limit: str = "",
+        forks: int = 0,
+        verbosity: int = 0,
+    ) -> Run:
+        """Have a configuration checked and resolved, on the job's master. Starts nothing.
+
+        :meth:`resolved_config` of the result is the configuration with every key.
+
+        Args:
+            config: the job's configuration, a YAML file here.
+            overrides: values over the configuration's, each ``key.sub=value``.
+            limit: only these nodes (Ansible's ``--limit`` pattern).
+            forks: how many nodes at once; 0 for min(50, nodes).
+            verbosity: how much ansible-playbook says in the record.
+        """
+        extra, literal = _wanted(config, overrides)
+        keep = frozenset({JOB_MODULE})
+        return self._run(
+            "train", "job_config", limit, None, forks, verbosity, keep=keep, extra=extra, literal=literal
+        )
+
+    def resolved_config(self, result: RunResult) -> str:
+        """Return the YAML that a :meth:`job_config` run found; empty when it did not end well."""
+        returned = result.returned.get(JOB_MODULE, {})
+        return next((str(one["config"]) for told in returned.values() for one in told if "config" in one), "")
+
+    def bring_data(
+        self, directory: str | Path, *, limit: str = "", forks: int = 0, verbosity: int = 0
+    ) -> Run:
+        """Copy a directory from here to every node, where it is ``/jobs/data`` in the container.
+
+        Args:
+            directory: what to copy. A file that a node has already, with the same content, is not copied.
+            limit: only these nodes (Ansible's ``--limit`` pattern).
+            forks: how many nodes at once; 0 for min(50, nodes).
+            verbosity: how much ansible-playbook says in the record.
+
+        Raises:
+            InputError: there is no such directory.
+
+        >>> Cluster.load("inventory/lab").bring_data("tokens").result().changed  # doctest: +SKIP
+        ('n1', 'n2')
+        """
+        if not Path(directory).is_dir():
+            raise InputError(f"there is no directory {directory}")
+        extra = {"job_data": str(Path(directory).resolve())}
+        return self._run("data", "job_data", limit, None, forks, verbosity, extra=extra)
+
+    def jobs(
+        self,
+        job: str = "",
+        *,
+        watch: bool = False,
+        sections: bool = False,
+        report: bool = False,
+        limit: str = "",
+        forks: int = 0,
+        verbosity: int = 0,
+    ) -> Run:
+        """Look at the jobs of the cluster, or at one. :meth:`job_states` turns the result into records.
+
+        Args:
+            job: only this one, with all that is known of it.
+            watch: stay until it has ended, as :meth:`train` does.
+            sections: read what its logs say, for :meth:`job_sections`, instead of its state.
+            report: read what they tell a report, for :meth:`report_parts`, instead of its state.
+            limit: only these nodes (Ansible's ``--limit`` pattern).
+            forks: how many nodes at once; 0 for min(50, nodes).
+            verbosity: how much ansible-playbook says in the record.
+
+        >>> cluster = Cluster.load("inventory/lab")  # doctest: +SKIP
+        >>> [job.state for job in cluster.job_states(cluster.jobs().result())]  # doctest: +SKIP
+        ['running', 'finished']
+        """
+        asked = [
+            word
+            for given, word in ((watch, "watched"), (sections, "shown in sections"), (report, "reported"))
+            if given
+        ]
+        if asked and not job:
+            raise InputError(f"which job is to be {asked[0]}?", hint="rdm-provision jobs lists them")
+        if len(asked) > 1:
+            raise InputError(f"a job is {' or '.join(asked)}, not both")
+        extra: dict[str, Any] = {"job_name": job} if job else {}
+        if watch:
+            extra["job_watch"] = True
+        if sections:
+            extra["job_sections"] = True
+        if report:
+            extra["job_report"] = True
+        return self._run(
+            "jobs", "jobs", limit, None, forks, verbosity, keep=frozenset({JOB_MODULE}), extra=extra
+        )
+
+    def logs(
+        self,
+        job: str,
+        *,
+        stream: str = "out",
+        tail: int = 20,
+        follow: bool = False,
+        grep: str = "",
+        rank: int | None = None,
+        limit: str = "",
+        forks: int = 0,
+        verbosity: int = 0,
+    ) -> Run:
+        """Read what a job wrote. The run yields :class:`JobLines`.
+
+        Args:
+            job: its name.
+            stream: ``out``, ``err`` or ``gpu``.
+            tail: how many of the last lines of each node; 0 for all.
+            follow: go on with what it writes, until it has ended.
+            grep: only lines in which this regular expression is found, of the whole log.
+            rank: only lines that this rank wrote: those with its mark, of the program or of its launcher
+                (``[rank3]:``, ``[Rank 3]``, ``3: ``, ``[1,3]<stdout>:``, ``[default3]:``), the rest of a
+                traceback that begins with one, and all of a node that has no other rank.
+            limit: only these nodes (Ansible's ``--limit`` pattern).
+            forks: how many nodes at once; 0 for min(50, nodes).
+            verbosity: how much ansible-playbook says in the record.
+
+        >>> for event in Cluster.load("inventory/lab").logs("demo-1121-081512"):  # doctest: +SKIP
+        ...     print(event)
+        """
+        if stream not in STREAMS:
+            raise InputError(f"there is no log {stream!r}", hint=f"the logs are {', '.join(STREAMS)}")
+        try:
+            re.compile(grep)
+        except re.error as error:
+            raise InputError(f"{grep!r} is no regular expression: {error}") from None
+        extra: dict[str, Any] = {
+            "job_name": job,
+            "logs_stream": stream,
+            "logs_tail": tail,
+            "logs_follow": follow,
+        }
+        if rank is not None:
+            extra["logs_rank"] = rank
+        literal: dict[str, list[str]] = {"logs_grep": [grep]} if grep else {}
+        keep = frozenset({JOB_MODULE})
+        return self._run(
+            "logs", "logs", limit, None, forks, verbosity, keep=keep, extra=extra, literal=literal
+        )
+
+    def stop(
+        self, job: str, *, now: bool = False, limit: str = "", forks: int = 0, verbosity: int = 0
+    ) -> Run:
+        """Stop a job: its own processes on every node, after a checkpoint.
+
+        Args:
+            job: its name.
+            now: at once, without a checkpoint.
+            limit: only these nodes (Ansible's ``--limit`` pattern).
+            forks: how many nodes at once; 0 for min(50, nodes).
+            verbosity: how much ansible-playbook says in the record.
+
+        >>> Cluster.load("inventory/lab").stop("demo-1121-081512").result().changed  # doctest: +SKIP
+        ('n1', 'n2')
+        """
+        extra: dict[str, Any] = {"job_name": job}
+        if now:
+            extra["job_stop_now"] = True
+        return self._run(
+            "stop", "stop", limit, None, forks, verbosity, keep=frozenset({JOB_MODULE}), extra=extra
+        )
+
+    def prune(
+        self, jobs: Sequence[str], *, check: bool = False, limit: str = "", forks: int = 0, verbosity: int = 0
+    ) -> Run:
+        """Remove the directories of jobs that have ended from all nodes; see :func:`pruning.prunable`.
+
+        :meth:`removals` of the result says what went.
+
+        Args:
+            jobs: their names. One that runs on a node is kept there. What is left of jobs whose removal was
+                killed goes in any case.
+            check: only say what would go.
+            limit: only these nodes (Ansible's ``--limit`` pattern).
+            forks: how many nodes at once; 0 for min(50, nodes).
+            verbosity: how much ansible-playbook says in the record.
+
+        >>> cluster = Cluster.load("inventory/lab")  # doctest: +SKIP
+        >>> known = cluster.heard_jobs(cluster.jobs().result())  # doctest: +SKIP
+        >>> old = prunable(known, age("30d"), time.time())  # doctest: +SKIP
+        >>> cluster.prune([job.job for job in old]).result().changed  # doctest: +SKIP
+        ('n1', 'n2')
+        """
+        return self._run(
+            "prune",
+            "prune",
+            limit,
+            None,
+            forks,
+            verbosity,
+            check=check,
+            exclusive=not check,
+            keep=frozenset({JOB_MODULE}),
+            literal={"job_names": list(jobs)},
+        )
+
+    def removals(self, result: RunResult) -> tuple[Removal, ...]:
+        """Return what a :meth:`prune` run removed, or would remove, in the order of the nodes.
+
+        A directory that nodes share is there once, with the first of them.
+        """
+        told = result.returned.get(JOB_MODULE, {})
+        found: dict[tuple[str, str], Removal] = {}
+        for node in result.nodes:
+            for answer in told.get(node, ()):
+                for one in (*answer.get("removed", ()), *answer.get("kept", ())):
+                    removal = Removal(one["job"], node, int(one.get("bytes", 0)), str(one.get("reason", "")))
+                    which = (removal.job, str(one.get("identity") or node))
+                    # Who comes late finds less of it.
+                    if which not in found or found[which].bytes < removal.bytes:
+                        found[which] = removal
+        return tuple(found.values())
+
+    def heard_jobs(self, result: RunResult) -> tuple[JobState, ...]:
+        """Return the jobs of a :meth:`jobs` run of which the master answered, or who submitted them."""
+        told = result.returned.get(JOB_MODULE, {})
+        return tuple(
+            state for state in self.job_states(result) if state.launcher == "slurm" or state.master in told
+        )
+
+    def job_states(self, result: RunResult) -> tuple[JobState, ...]:
+        """Return the jobs that a :meth:`jobs` or :meth:`train` run found, the newest first.
+
+        Of each job the word of its master counts, where the master was heard.
+        """
+        now = time.time()
+        found: dict[str, JobState] = {}
+        for node, results in result.returned.get(JOB_MODULE, {}).items():
+            for one in results:
+                told = [one["job"]] if one.get("job") else one.get("jobs") or ()
+                for data in told:
+                    state = JobState.of(data, str(one.get("directory", "")), now)
+                    if state.master == node or state.job not in found:
+                        found[state.job] = state
+        return tuple(sorted(found.values(), key=lambda state: state.started or 0.0, reverse=True))
+
+    def job_sections(self, result: RunResult) -> tuple[LogSection, ...]:
+        """Return what a :meth:`jobs` run with ``sections`` found of all nodes, in the order of the nodes."""
+        told = result.returned.get(JOB_MODULE, {})
+        order = [name for name in result.nodes if name in told]
+        return merged(one["sections"] for name in order for one in told[name] if one.get("sections"))
+
+    def report_parts(self, result: RunResult) -> list[dict[str, Any]]:
+        """Return what each node told of a job in a :meth:`jobs` run with ``report``, in the nodes' order."""
+        told = result.returned.get(JOB_MODULE, {})
+        order = [name for name in result.nodes if name in told]
+        return [one["report"] for name in order for one in told[name] if one.get("report")]
+
+    def knows_job(self, result: RunResult) -> bool:
+        """Return whether any node that answered in a run about one job has that job."""
+        return any(
+            one.get("known") for results in result.returned.get(JOB_MODULE, {}).values() for one in results
+        )
+
+    def ranks_instead(self, result: RunResult) -> int:
+        """Return how many ranks a job has, where no node has a line of the one that :meth:`logs` wanted.
+
+        0 where a node has one, or may come to have one.
+        """
+        told = result.returned.get(JOB_MODULE, {}).values()
+        found = [int(one.get("ranks") or 0) for results in told for one in results if one.get("known")]
+        return max(found) if found and all(found) else 0
+
+    def untold_ranks(self, result: RunResult) -> tuple[str, ...]:
+        """Return why no line is there of the rank that :meth:`logs` wanted, a sentence for each log."""
+        told = result.returned.get(JOB_MODULE, {}).values()
+        return tuple(str(one["untold"]) for results in told for one in results if one.get("untold"))
+
+    def near_jobs(self, result: RunResult) -> tuple[str, ...]:
+        """Return the jobs that are spelt nearly like the one that no node knew in a run about one job."""
+        told = result.returned.get(JOB_MODULE, {}).values()
+        return tuple(
+            dict.fromkeys(near for results in told for one in results for near in one.get("near") or ())
+        )

@@ -1,0 +1,71 @@
+"""``rdm-provision env``: the Python environment of bare hosts."""
+
+from __future__ import annotations
+
+import click
+
+from rdm_provision.api.cluster import Cluster
+from rdm_provision.cli.common import Options, again, inventory_flag, run_options
+from rdm_provision.runner.run import Run
+
+__all__ = ["env"]
+
+
+@click.group(
+    epilog="""\b
+Examples:
+  rdm-provision env up -i inventory/mdx
+  rdm-provision env up -i inventory/mdx -e python_env_method=uv
+  rdm-provision env down -i inventory/mdx
+"""
+)
+def env() -> None:
+    """Make the Python environment of bare hosts, or take it away.
+
+    For an inventory with `rdm_runtime: host`, whose nodes train without containers.
+    """
+
+
+@env.command()
+@run_options
+def up(options: Options) -> int:
+    """Make bare hosts ready to train: environment, MY_IP, hostfile, ssh between them.
+
+    The environment is made from a lock file with hashes beside the inventory, the same on every node. A
+    second run changes nothing. Nothing needs Docker on the nodes, and root only what is to be installed
+    (pdsh_install, openmpi_install).
+    """
+    cluster = options.cluster()
+    flag = inventory_flag()
+    slurm = [("or through Slurm", f"rdm-provision train{flag} CONFIG.yaml --launcher slurm")]
+    steps = [
+        ("train there", f"rdm-provision train{flag} CONFIG.yaml"),
+        *(slurm if cluster.login else ()),
+        ("take it away", f"rdm-provision env down{flag}"),
+    ]
+    return _carry_out(options, cluster, cluster.env_up(tags=options.tags, **options.run), steps)
+
+
+@env.command()
+@run_options
+def down(options: Options) -> int:
+    """Take away what `env up` made, and nothing else.
+
+    What training jobs have left stays. Refused while a job uses the environment,
+    or a node does not say whether one does.
+    """
+    cluster = options.cluster()
+    return _carry_out(options, cluster, cluster.env_down(tags=options.tags, **options.run), [])
+
+
+def _carry_out(options: Options, cluster: Cluster, run: Run, steps: list[tuple[str, str]]) -> int:
+    result = options.carry_out_to_tell(cluster, run)
+
+    from rdm_provision.cli.render import view
+
+    console = view.out()
+    view.recap(console, result)
+    for path, nodes in cluster.kept(result).items():
+        console.print(f"  Kept, because something is in it: {path} ({view.names(nodes)})", soft_wrap=True)
+    view.next_steps(console, steps if result.ok else view.mend(result, again(), options.limit))
+    return result.exit_code

@@ -1,0 +1,239 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""``rdm-provision jobs``: the training jobs of the cluster, and one in full."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from rdm_provision.cli.common import (
+    Options,
+    emit_json,
+    inventory_flag,
+    is_here,
+    limited_run_options,
+    unknown_job,
+    untold_options,
+)
+from rdm_provision.cli.render.printable import printable
+from rdm_provision.cli.verbs.prune import prune
+from rdm_provision.errors import InputError
+from rdm_provision.results.events import to_json
+
+if TYPE_CHECKING:
+    from rdm_provision.api.cluster import Cluster
+    from rdm_provision.results.events import RunResult
+    from rdm_provision.results.job_state import JobState
+    from rdm_provision.runner.run import Run
+
+__all__ = ["jobs"]
+
+_RULE = "*" * 19
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  rdm-provision jobs                             all of them, the newest first
+  rdm-provision jobs gpt-1121-081512             one, with its nodes, curve and failures
+  rdm-provision jobs gpt-1121-081512 --watch     until it has ended
+  rdm-provision jobs gpt-1121-081512 --verdict || mail -s "look at it" me@example.org < /dev/null
+  rdm-provision jobs gpt-1121-081512 --sections  the ends of its logs, as get_result shows them
+  rdm-provision jobs log2/10932251 --sections    those of a directory here, of anybody's job
+  rdm-provision jobs log2/10932251 --verdict     likewise, whether that job is well; or of one log
+  rdm-provision jobs --prune 30d                 remove those that ended a month ago
+  rdm-provision jobs --json | jq -r '.jobs[] | select(.state == "running").job'
+"""
+)
+@click.argument("job", required=False, default="", metavar="[JOB]")
+@click.option("-w", "--watch", is_flag=True, help="Watch the job until it has ended.")
+@click.option("--verdict", is_flag=True, help="Say only whether it is well, and exit with 0, 1 or 4.")
+@untold_options("With --verdict of a directory or log")
+@click.option("--sections", is_flag=True, help="Show the ends of its logs, and the times of its steps.")
+@click.option(
+    "--prune", "older", default="", metavar="OLDER", help="Remove jobs that ended so long ago: 30d, 12h."
+)
+@click.option("--yes", is_flag=True, help="With --prune: do not ask.")
+@limited_run_options
+def jobs(
+    options: Options,
+    job: str,
+    watch: bool,
+    verdict: bool,
+    state: str,
+    conf: Path | None,
+    sections: bool,
+    older: str,
+    yes: bool,
+) -> int:
+    """Show the jobs of the cluster, or all about JOB. The nodes know them: nothing is kept here.
+
+    About JOB the cluster's master is asked, whose agent hears the job's nodes, and the host that jobs are
+    submitted to Slurm from; the others only when these do not answer or do not have the job.
+
+    With --watch it exits with 1 when the job failed or was stopped, and says when the verdict changes. Ctrl-C
+    ends the watching, not the job.
+
+    With --verdict it exits with 0 when the job is healthy, starting or finished, with 1 when it has failed,
+    with 4 when it stalls or is suspect.
+
+    With --prune the directories of jobs that ended so long ago go from all nodes, with their checkpoints; it
+    shows them and asks. With --json it removes only with --yes. A job that runs, or whose master does not
+    answer, stays.
+
+    With --sections and --verdict JOB may be a directory here that has NODE.out, NODE.err and NODE.gpu, or a
+    job's, and with --verdict a log; it needs neither a cluster nor a trainer. What has a `/`, or is a file or
+    directory here, is one. With --state and --conf the verdict knows what stands in none of its logs: the
+    scheduler's word, and what was asked for.
+    """
+    # An empty name is this directory's.
+    is_path = "/" in job or bool(job and is_here(job))
+    is_read_here = (sections or verdict) and is_path and not (sections and verdict) and not watch
+    if (state or conf) and not (is_read_here and verdict and not older):
+        raise click.UsageError("--state and --conf are for --verdict of a directory, such as log2/10932251.")
+    if older:
+        if job or watch or verdict or sections:
+            raise click.UsageError(
+                "--prune is of all jobs, and not with JOB, --watch, --verdict or --sections."
+            )
+        return prune(options, older, yes=yes)
+    if is_read_here:
+        words = ["sections"] if sections else ["verdict", f"--state={state}"]
+        words += [f"--conf={conf}"] if conf else []
+        return _read_here(Path(job), words, as_json=options.as_json)
+    if verdict and (watch or sections or not job):
+        raise click.UsageError("--verdict is of one JOB, and neither with --watch nor with --sections.")
+    if "/" in job:
+        what = "is a path here, and no job of the cluster" if is_here(job) else "is no name of a job"
+        hint = (
+            f"a directory goes with --verdict or --sections, a log with --verdict; a page of it: "
+            f"rdm-provision report {job}"
+        )
+        raise InputError(f"{job} {what}", hint=hint)
+    cluster = options.cluster()
+    if sections:
+        return _sections(cluster, options, job)
+    run = cluster.jobs(job, watch=watch, **options.run)
+    if options.show_command:
+        click.echo(run.command)
+        return 0
+    from rdm_provision.cli.render import job_view, view
+
+    result, known = _look(cluster, options, job, run, watch=watch)
+    found = cluster.job_states(result) if known is None or not watch else (known,)
+    if job and result.ok and not found:
+        raise unknown_job(cluster, result, job)
+    if verdict and result.ok:
+        return _verdict(found[0], as_json=options.as_json)
+    if options.as_json:
+        emit_json({**result.to_json(), "jobs": [one.to_json() for one in found]})
+        return result.exit_code
+    console = view.out()
+    flag = inventory_flag()
+    if watch and found and result.cancelled:
+        job_view.left(console, found[0], flag)
+        return result.exit_code
+    if view.unhappy_end(result):
+        return result.exit_code
+    if job and found:
+        job_view.ending(console, found[0])
+        view.next_steps(console, job_view.next_steps(found[0], flag))
+    elif found:
+        job_view.table(console, found, time.time())
+    elif result.ok:
+        console.print("There is no job.")
+    if not result.ok:
+        job_view.unheard(console, result)
+    return result.exit_code
+
+
+def _look(
+    cluster: Cluster, options: Options, job: str, everywhere: Run, *, watch: bool
+) -> tuple[RunResult, JobState | None]:
+    """Ask about jobs; about one first who may know all of it, and everybody only when they do not.
+
+    That is the cluster's master, whose agent hears all nodes of a job that begins there, and the host that
+    jobs are submitted to Slurm from.
+    """
+    from rdm_provision.cli.render import job_view
+
+    def look(run: Run) -> tuple[RunResult, JobState | None]:
+        return job_view.watch(run, cluster.name, silent=options.as_json, brief=not watch)
+
+    if job and not options.limit and len(cluster.nodes) > 1:
+        first = ",".join(dict.fromkeys(filter(None, (cluster.nodes[0].name, cluster.login))))
+        result, state = look(cluster.jobs(job, watch=watch, **{**options.run, "limit": first}))
+        if result.cancelled or cluster.heard_jobs(result):
+            return result, state
+    return look(everywhere)
+
+
+def _verdict(state: JobState, *, as_json: bool) -> int:
+    """Print the verdict on a job, and return its exit code."""
+    found = state.verdict
+    if found is None:
+        hint = "its agent is of an earlier version, or has only begun; rdm-provision jobs JOB shows its state"
+        raise InputError(f"there is no verdict on {state.job}", hint=hint)
+    if as_json:
+        emit_json({"job": state.job, "state": state.state, **to_json(found)})
+    else:
+        click.echo(printable(f"{found.verdict}: {found.reason}"))
+        for sentence in found.evidence[1:]:
+            click.echo(printable(f"  {sentence}"))
+    return found.exit_code
+
+
+def _sections(cluster: Cluster, options: Options, job: str) -> int:
+    """Print what the job's logs say on all nodes."""
+    run = cluster.jobs(job, sections=True, **options.run)
+    if options.show_command:
+        click.echo(run.command)
+        return 0
+    from rdm_provision.cli.render import job_view, view
+
+    result, _ = job_view.watch(run, cluster.name, silent=options.as_json, brief=True)
+    if result.ok and not cluster.knows_job(result):
+        raise unknown_job(cluster, result, job)
+    found = cluster.job_sections(result)
+    if options.as_json:
+        emit_json({**result.to_json(), "sections": [to_json(section) for section in found]})
+        return result.exit_code
+    for section in found:
+        click.echo(printable(f"{_RULE} {section.title} {_RULE}"))
+        for line in section.lines:
+            click.echo(printable(line))
+        if section.total is not None:
+            click.echo(f"{section.total} lines..")
+    if not view.unhappy_end(result) and not result.ok:
+        job_view.unheard(view.err(), result)
+    return result.exit_code
+
+
+def _read_here(path: Path, words: Sequence[str], *, as_json: bool) -> int:
+    """Have a directory or a log read by the program that knows logs; nothing of it is imported here.
+
+    Args:
+        path: A directory with NODE.out files, or a job's; for a verdict also a log.
+        words: The verb of `rdm-trainer log`, and its options.
+        as_json: Whether to print JSON.
+    """
+    from rdm_provision import environment
+
+    # Unlike Path.is_file, it raises nothing where the directory above may not be searched.
+    if words[0] == "sections" and os.path.isfile(path):  # noqa: PTH113
+        hint = f"give the directory that it is in, or make a page of it: rdm-provision report {path}"
+        raise InputError(f"{path} is a file, and --sections is of a directory", hint=hint)
+    if not is_here(path):
+        hint = "give one with NODE.out files" + (", or a log" if words[0] == "verdict" else "")
+        raise InputError(f"there is no directory {path}", hint=hint)
+    options = [*words, *(["--json"] if as_json else [])]
+    command = [sys.executable, "-P", "-m", "rdm_trainer", "log", *options, "--", str(path)]
+    env = {**os.environ, "PYTHONPATH": str(environment.collection() / "trainer")}
+    return subprocess.run(command, env=env, check=False).returncode

@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""``rdm-provision jobs --prune OLDER``: what goes, the question, and the removal."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import click
+
+from rdm_provision.cli.common import Options, emit_json
+from rdm_provision.results.events import to_json
+from rdm_provision.results.pruning import Removal, age, ended, prunable
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from rdm_provision.results.events import RunResult
+    from rdm_provision.results.job_state import JobState
+    from rdm_provision.runner.run import Run
+
+__all__ = ["prune"]
+
+
+def prune(options: Options, older: str, *, yes: bool) -> int:
+    """Remove the directories of jobs that ended some time ago.
+
+    Args:
+        options: of every verb.
+        older: how long ago at least, as ``30d``.
+        yes: remove them at once; without it, show them and ask first.
+
+    Returns:
+        The exit code.
+    """
+    seconds = age(older)
+    cluster = options.cluster()
+    look = cluster.jobs(**options.run)
+    if options.show_command:
+        click.echo(look.command)
+        return 0
+    from rdm_provision.cli.render import job_view, view
+
+    result = _carried_out(options, look, cluster.name)
+    now = time.time()
+    old = prunable(cluster.heard_jobs(result), seconds, now)
+    names = [state.job for state in old]
+    unheard = not result.ok
+    removed = False
+    console = view.out()
+    # Also without a name: there may be what is left of a removal that was killed.
+    result = _carried_out(options, cluster.prune(names, check=True, **options.run), cluster.name)
+    removals = cluster.removals(result)
+    goes = sorted({*names, *(one.job for one in removals)})
+    if goes:
+        if not options.as_json:
+            _show(console, old, removals, now)
+        # For a program nobody answers a question.
+        if yes or (
+            not options.as_json and click.confirm(f"Remove {view.count(len(goes), 'job')} from the nodes?")
+        ):
+            result = _carried_out(options, cluster.prune(names, **options.run), cluster.name)
+            removals, removed = cluster.removals(result), True
+    code = result.exit_code or int(unheard or (removed and any(one.reason for one in removals)))
+    if options.as_json:
+        told = [{**to_json(state), "ended": ended(state)} for state in old]
+        found = {"jobs": told, "removed": removed, "directories": [to_json(one) for one in removals]}
+        emit_json({**result.to_json(), **found})
+        return code
+    if unheard or not result.ok:
+        job_view.unheard(console, result)
+    if not goes:
+        console.print(f"No job ended {older} ago, or earlier.")
+    elif removed:
+        _report(console, removals)
+    else:
+        console.print("Nothing was removed.")
+    return code
+
+
+def _carried_out(options: Options, run: Run, title: str) -> RunResult:
+    """Carry one of the runs out to its end, and return its result.
+
+    Raises:
+        click.exceptions.Exit: it was broken off or refused, or could not be done as a whole: nothing may
+            follow it. All is said, and it has the exit code.
+    """
+    from rdm_provision.cli.render import job_view, view
+
+    result, _ = job_view.watch(run, title, silent=options.as_json, brief=True)
+    if not (result.cancelled or result.refused or result.message):
+        return result
+    if options.as_json:
+        emit_json(result.to_json())
+    else:
+        view.unhappy_end(result)
+    raise click.exceptions.Exit(result.exit_code)
+
+
+def _show(console: Console, jobs: Sequence[JobState], removals: Sequence[Removal], now: float) -> None:
+    """Print what would go."""
+    from rdm_provision.cli.render import view
+
+    def sizes(job: str) -> str:
+        own = [one for one in removals if one.job == job]
+        return (
+            ", ".join(
+                f"{one.node} {f'keeps it: {one.reason}' if one.reason else _size(one.bytes)}" for one in own
+            )
+            or "-"
+        )
+
+    made = view.table("job", "state", "ended", "on the nodes")
+    for state in jobs:
+        end = ended(state)
+        made.add_row(state.job, state.state, f"{view.age(now - end)} ago" if end else "-", sizes(state.job))
+    known = {state.job for state in jobs}
+    for job in sorted({one.job for one in removals} - known):
+        made.add_row(job, "half removed", "-", sizes(job))
+    view.show(console, made)
+
+
+def _report(console: Console, removals: Sequence[Removal]) -> None:
+    from rdm_provision.cli.render import view
+
+    for one in removals:
+        if one.reason:
+            console.print(f"{one.node} keeps {one.job}: {one.reason}.", highlight=False)
+    gone = [one for one in removals if not one.reason]
+    names = sorted({one.job for one in gone})
+    size = _size(sum(one.bytes for one in gone))
+    nodes = view.count(len({one.node for one in gone}), "node")
+    console.print(f"Removed {view.count(len(names), 'job')}, {size} on {nodes}.")
+
+
+def _size(count: int) -> str:
+    size = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} TiB"

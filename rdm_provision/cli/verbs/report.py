@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""``rdm-provision report``: one HTML page of what a job wrote, or of several."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from rdm_provision.cli.common import (
+    Options,
+    emit_json,
+    is_here,
+    limited_run_options,
+    unknown_job,
+    untold_options,
+)
+from rdm_provision.cli.render.printable import printable
+
+if TYPE_CHECKING:
+    from rdm_provision.api.cluster import Cluster
+
+__all__ = ["report"]
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  rdm-provision report gpt-1121-081512            into gpt-1121-081512.html
+  rdm-provision report gpt-1 gpt-2 -o both.html   two, and how their configurations differ
+  rdm-provision report ./log2/10932251            a directory here, of anybody's job
+  rdm-provision report ./before.log ./after.log
+  rdm-provision report ./log2/1093 --state "$(sacct -nXo state -j 1093)" --conf _00_conf.sh
+"""
+)
+@click.argument("targets", nargs=-1, required=True, metavar="JOB|PATH...")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="The page.  [default: NAME.html here, comparison.html of several]",
+)
+@untold_options("Of one PATH")
+@limited_run_options
+def report(
+    options: Options, targets: tuple[str, ...], output: Path | None, state: str, conf: Path | None
+) -> int:
+    """Make one HTML page of what a JOB wrote: verdict, loss, speed, memory, GPUs, timeline.
+
+    Several are compared. The nodes read their own logs, and only what is shown comes here. What has a `/`, or
+    is a file or directory here, is a PATH: a job's directory, one with NODE.out, NODE.err and NODE.gpu, or a
+    single log. The page needs no network.
+    With --state and --conf the verdict knows what stands in no log, as that of `rdm-provision jobs PATH
+    --verdict`.
+    """
+    from rdm_provision.api import report as reports
+    from rdm_provision.cli.render import view
+
+    for target in targets:
+        if "/" in target and not is_here(target):
+            from rdm_provision.errors import InputError
+
+            hint = "give a job's directory, one with NODE.out files, a log, or the name of a job"
+            raise InputError(f"there is no file {Path(target)}", hint=hint)
+    jobs = [target for target in targets if "/" not in target and not is_here(target)]
+    if (state or conf) and (jobs or len(targets) > 1):
+        raise click.UsageError("--state and --conf are for one PATH, such as ./log2/10932251.")
+    first = Path(targets[0]).resolve().name if targets[0] not in jobs else targets[0]
+    output = output or Path(f"{first}.html" if len(targets) == 1 else "comparison.html")
+    with tempfile.TemporaryDirectory(prefix="rdm-report-") as folder:
+        gathered = {job: Path(folder, job) for job in jobs}
+        cluster = options.cluster() if jobs else None
+        missing: dict[str, None] = {}
+        for job, place in gathered.items():
+            assert cluster is not None
+            code, unheard = _gather(cluster, options, job, place)
+            if code is not None:
+                return code
+            missing.update(dict.fromkeys(unheard))
+        if options.show_command:
+            return 0
+        paths = [gathered.get(target, Path(target)) for target in targets]
+        verdicts = reports.write(paths, output, state=state, conf=conf)
+    if options.as_json:
+        told = {"ok": True, "exit_code": 0, "output": str(output), "missing": [*missing], "jobs": verdicts}
+        emit_json(told)
+        return 0
+    for name, verdict in verdicts.items():
+        click.echo(printable(f"{name}: {verdict['verdict']}. {verdict['reason']}"))
+    without = f", without {view.names(list(missing))}, which could not be asked" if missing else ""
+    click.echo(f"Written to {output}{without}.")
+    return 0
+
+
+def _gather(cluster: Cluster, options: Options, job: str, place: Path) -> tuple[int | None, list[str]]:
+    """Ask the nodes for what they know of a job.
+
+    Returns:
+        An exit code when there is nothing to go on with, and the names of nodes that could not be asked.
+    """
+    from rdm_provision.api import report as reports
+    from rdm_provision.cli.render import job_view, view
+
+    run = cluster.jobs(job, report=True, **options.run)
+    if options.show_command:
+        click.echo(run.command)
+        return None, []
+    result, _ = job_view.watch(run, cluster.name, silent=options.as_json, brief=True)
+    if view.unhappy_end(result):
+        return result.exit_code, []
+    parts = cluster.report_parts(result)
+    if not cluster.knows_job(result) and result.ok:
+        raise unknown_job(cluster, result, job)
+    if not parts:
+        from rdm_provision.errors import InputError
+
+        raise InputError(f"the job {job} has written nothing yet", hint=f"rdm-provision jobs {job}")
+    if not result.ok:
+        # A page without some nodes is better than none.
+        job_view.unheard(view.err(), result)
+    unheard = [name for name, node in result.nodes.items() if node.why]
+    reports.write_parts(place, parts, reports.last_known(cluster.home), unheard)
+    return None, unheard

@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""``rdm-provision stop``: stop a training job."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from rdm_provision.cli.common import Options, emit_json, inventory_flag, limited_run_options, unknown_job
+from rdm_provision.constants import JOB_MODULE
+
+if TYPE_CHECKING:
+    from rdm_provision.results.events import RunResult
+    from rdm_provision.results.job_state import JobState
+
+__all__ = ["stop"]
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  rdm-provision stop gpt-1121-081512          after a checkpoint
+  rdm-provision stop gpt-1121-081512 --now    at once
+"""
+)
+@click.argument("job", metavar="JOB")
+@click.option("--now", is_flag=True, help="At once: without a checkpoint.")
+@limited_run_options
+def stop(options: Options, job: str, now: bool) -> int:
+    """Stop JOB on every node: its own processes and no others. Its files stay.
+
+    It saves a checkpoint first, from which `rdm-provision train --resume JOB` goes on.
+    """
+    cluster = options.cluster()
+    result = options.carry_out(cluster, cluster.stop(job, now=now, **options.run), brief=True)
+    if result is None:
+        return 0
+    if result.ok and not cluster.knows_job(result):
+        raise unknown_job(cluster, result, job)
+    state = next(iter(cluster.job_states(result)), None)
+    if options.as_json:
+        emit_json({**result.to_json(), "job": state.to_json() if state else None})
+        return result.exit_code
+    from rdm_provision.cli.render import job_view, view
+
+    if view.unhappy_end(result):
+        return result.exit_code
+    console = view.out()
+    if not result.ok:
+        job_view.unheard(console, result)
+        return result.exit_code
+    flag = inventory_flag()
+    said = f"{job} is stopped." if result.changed else f"{job} had ended already."
+    console.print(f"{said}{_saved(result, state)}", soft_wrap=True)
+    view.next_steps(
+        console,
+        [
+            ("go on with it", f"rdm-provision train{flag} --resume {job}"),
+            ("what it wrote", f"rdm-provision logs{flag} {job}"),
+        ],
+    )
+    return result.exit_code
+
+
+def _saved(result: RunResult, state: JobState | None) -> str:
+    """Return from where a job can go on; empty where nobody who was heard knows of its checkpoints.
+
+    Other nodes than the master do not, and a program of one's own saves where and what it likes.
+    """
+    if state is None:
+        return ""
+    told = result.returned.get(JOB_MODULE, {})
+    # Of a job of Slurm, who submitted it is asked, and that is no node of it.
+    heard = [one for node in told if state.launcher == "slurm" or node == state.master for one in told[node]]
+    if not any("checkpoint" in ((one.get("job") or {}).get("progress") or {}) for one in heard):
+        return ""
+    if state.checkpoint is None:
+        return " It has no checkpoint: it would begin anew."
+    return f" Its newest checkpoint is of iteration {state.checkpoint}."

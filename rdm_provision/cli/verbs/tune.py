@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""``rdm-provision tune``: the fastest layout of a job on the cluster."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from rdm_provision.api import tuning
+from rdm_provision.api.tuning import TuneOptions, tune_options
+from rdm_provision.cli.common import Options, inventory_flag, search_options
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from rdm_provision.api.cluster import Cluster
+
+__all__ = ["measuring", "tune"]
+
+_ALL = 1000
+"""More than there are degrees of any cluster that is searched."""
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  rdm-provision tune gpt2-xl.yaml
+  rdm-provision tune gpt2-xl.yaml --write               and put the winner into the file
+  rdm-provision tune gpt2-xl.yaml --limit node1,node2   on some of the nodes
+  rdm-provision tune gpt2-xl.yaml --pareto --price H100=2.5 --price A10=0.6
+  rdm-provision tune gpt2-xl.yaml --validate 3          how true is it? Runs six short jobs
+  rdm-provision tune gpt2-xl.yaml optimisation.global_batch_size=512 --json | jq '.best[0]'
+"""
+)
+@click.option(
+    "--validate",
+    "best",
+    type=click.IntRange(1, 50),
+    metavar="N",
+    help="Run the N best layouts and N others for a few steps each, and compare.",
+)
+@click.option("--guess", is_flag=True, help="Leave out what was measured; use published peaks.")
+@search_options
+@tune_options  # type: ignore[untyped-decorator]  # it is the trainer's
+def tune(options: Options, wanted: TuneOptions, best: int | None, guess: bool) -> int:
+    """Say which layout of CONFIG.yaml is the fastest on the cluster. Touches no node, but for --validate.
+
+    That is the tensor, data and pipeline degree, the micro-batch, which blocks are on which stage, and which
+    node is at which place. Which GPUs a node has says the inventory (rdm_gpu, rdm_slots, rdm_gpu_price), or
+    what `rdm-provision profile` found. Times are what that has measured, beside the inventory; without it
+    they are guesses from published peaks.
+    """
+    cluster = options.cluster()
+    wanted = replace(wanted, as_json=options.as_json)
+    with tuning.user_errors():
+        job = tuning.read_job(wanted)
+        fleet = tuning.fleet(cluster, options.limit, job, measuring(wanted.config), guess=guess)
+        tuning.tune(
+            wanted,
+            job,
+            fleet,
+            lambda winner: _training(options, wanted, winner),
+            more=lambda: _validated(options, cluster, wanted, job, fleet, best) if best else {},
+        )
+    return 0
+
+
+def _validated(
+    options: Options, cluster: Cluster, wanted: TuneOptions, job: Any, fleet: tuning.Fleet, best: int
+) -> dict[str, Any]:
+    """Run layouts, say how far predictions are off, and keep that; return it for JSON."""
+    from rdm_provision.cli.render import view
+    from rdm_provision.cli.verbs import validate
+
+    rows = tuning.searched(wanted, job, fleet, keep=_ALL).rows
+    found = validate.validate(options, cluster, wanted, rows, best)
+    path = tuning.keep_profile(cluster, tuning.profile_of(cluster).with_validation(found))
+    if not options.as_json:
+        validate.show(view.out(), found)
+        click.echo(f"Kept in {path}.")
+    return {"validation": found}
+
+
+def measuring(config: Path) -> str:
+    """Return the command that measures for a job, as the user names the cluster."""
+    return f"rdm-provision profile{inventory_flag()} {shlex.quote(str(config))}"
+
+
+def _training(options: Options, wanted: TuneOptions, winner: Sequence[str]) -> str:
+    """Return the command that trains with a layout, as the user names the cluster and its nodes."""
+    limit = f" --limit {shlex.quote(options.limit)}" if options.limit else ""
+    values = [] if wanted.write else [*wanted.overrides, *winner]
+    return f"rdm-provision train{inventory_flag()}{limit} {shlex.join([str(wanted.config), *values])}"

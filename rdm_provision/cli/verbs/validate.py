@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""``rdm-provision tune --validate``: run layouts for a few steps, and compare with what was predicted."""
+
+from __future__ import annotations
+
+import datetime
+import re
+import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from rdm_provision.api import tuning
+from rdm_provision.cli.common import Options
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from rdm_provision.api.cluster import Cluster
+
+__all__ = ["show", "validate"]
+
+_STEPS, _TIMED = 15, 5
+_RUN = (
+    f"checkpoint.exit_interval={_STEPS}",
+    f"logging.interval={_TIMED}",
+    "logging.eval_interval=0",
+    "logging.tensorboard=false",
+    "logging.trackers=[]",
+    "checkpoint.interval=0",
+    "launcher.max_restarts=0",
+)
+"""The last steps are timed: those before warm up."""
+
+
+def validate(
+    options: Options,
+    cluster: Cluster,
+    wanted: tuning.TuneOptions,
+    rows: Sequence[Mapping[str, Any]],
+    best: int,
+) -> dict[str, Any]:
+    """Run some layouts as jobs, one after the other, and return what they took: the profile keeps it.
+
+    Args:
+        options: the common ones.
+        cluster: where.
+        wanted: what was asked.
+        rows: all layouts, the fastest first.
+        best: how many of the best; as many others.
+    """
+    name = re.sub(r"[^a-z0-9_.-]+", "-", wanted.config.stem.lower()).strip("-._")[:24]
+    stem = f"tune-{name}-{time.strftime('%m%d-%H%M%S')}"
+    ran = []
+    for place in tuning.chosen(len(rows), best):
+        row = rows[place]
+        layout = [*wanted.overrides, *row["overrides"]]
+        measured, why = _run(options, cluster, wanted, layout, f"{stem}-{place}")
+        told = {
+            "place": place + 1,
+            "layout": row["overrides"],
+            "predicted": row["seconds"],
+            "measured": measured,
+        }
+        ran.append(told | ({"reason": why} if why else {}))
+    return {
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "config": wanted.config.name,
+        **tuning.compared(ran),
+        "rows": ran,
+    }
+
+
+def _run(
+    options: Options, cluster: Cluster, wanted: tuning.TuneOptions, layout: Sequence[str], name: str
+) -> tuple[float | None, str]:
+    """Return the seconds of a step, or None and why there are none."""
+    from rdm_provision.cli.render import job_view, view
+
+    run = cluster.train(wanted.config, [*layout, *_RUN], name=name, **options.run)
+    result, state = job_view.watch(run, cluster.name, silent=options.as_json, brief=False)
+    if result.cancelled:
+        view.unhappy_end(result)
+        raise click.exceptions.Exit(result.exit_code)
+    if state is None:
+        return None, str(result.problems[0]) if result.problems else result.message or "it did not start"
+    if state.state != "finished":
+        return None, state.reason or state.state
+    # Its checkpoint is not needed.
+    cluster.prune([name], **options.run).result()
+    return state.step_seconds, ""
+
+
+def show(console: Console, found: Mapping[str, Any]) -> None:
+    """Print what was predicted beside what was measured."""
+    from rdm_provision.cli.render import view
+
+    view.heading(console, "Predicted and measured", "seconds of a step")
+    figures = ("place", "predicted", "measured", "error")
+    made = view.table(*figures, "layout", right=figures)
+    for row in found["rows"]:
+        measured = row["measured"]
+        error = f"{row['predicted'] / measured - 1:+.1%}" if measured else ""
+        cell = f"{measured:.3f}" if measured else "-"
+        layout = ", ".join(word.partition(".")[2] for word in row["layout"])
+        made.add_row(str(row["place"]), f"{row['predicted']:.3f}", cell, error, row.get("reason", layout))
+    view.show(console, made)
+    if found["mean_absolute_error"] is None:
+        console.print("None of them ran to its end.")
+        return
+    line = f"Mean absolute error {found['mean_absolute_error']:.1%} over {found['layouts']} layouts"
+    if found["rank_correlation"] is not None:
+        line += f", rank correlation {found['rank_correlation']:.2f}"
+    console.print(f"{line}.")

@@ -1,0 +1,230 @@
+"""What is known of a training job."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from rdm_provision.constants import FINAL_STATES
+from rdm_provision.results.events import Event, to_json
+
+__all__ = ["JobFailure", "JobLines", "JobNode", "JobState", "JobUpdate", "JobVerdict", "job_news"]
+
+
+@dataclass(frozen=True, slots=True)
+class JobNode:
+    """A node of a job, and how it is there: ``waiting``, ``running``, ``done``, ``failed`` or ``lost``."""
+
+    name: str
+    state: str
+
+
+@dataclass(frozen=True, slots=True)
+class JobFailure:
+    """Something that ended a job, or made it restart.
+
+    Attributes:
+        node: where it happened.
+        rank: the process it happened to, or None when it was the node.
+        reason: one sentence.
+        lines: the last lines of its errors.
+    """
+
+    node: str
+    rank: int | None
+    reason: str
+    lines: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class JobVerdict:
+    """How a job is, as its master's agent judges it; docs/watching-jobs.md says by what.
+
+    Attributes:
+        verdict: ``healthy``, ``starting``, ``stalled``, ``suspect``, ``failed`` or ``finished``.
+        reason: why, in one sentence.
+        evidence: all that speaks for it, a sentence each; the first one is the reason.
+        culprits: nodes and ranks that are named, and for what: ``{"kind": "slow", "node": "n2", "rank": 5}``.
+        since: when it became this one, in seconds since 1970.
+        exit_code: for scripts: 0 when all is well, 1 when the job has failed, 4 when somebody should look.
+    """
+
+    verdict: str
+    reason: str = ""
+    evidence: tuple[str, ...] = ()
+    culprits: tuple[Mapping[str, Any], ...] = ()
+    since: float | None = None
+    exit_code: int = 0
+
+    @classmethod
+    def of(cls, data: Mapping[str, Any]) -> JobVerdict | None:
+        """Return the verdict that an agent told; None when it told none, as an older one."""
+        if not data.get("verdict"):
+            return None
+        return cls(
+            str(data["verdict"]),
+            str(data.get("reason") or ""),
+            tuple(map(str, data.get("evidence") or ())),
+            tuple(data.get("culprits") or ()),
+            data.get("since"),
+            int(data.get("exit_code") or 0),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class JobState:
+    """A training job as it is, or as it was when it ended.
+
+    Attributes:
+        job: its name.
+        state: ``queued`` (under Slurm), ``starting``, ``running``, ``restarting``, ``stopping``, or final:
+            ``finished``, ``failed`` or ``stopped``.
+        reason: why, or why it waits, in a sentence or two; empty when it runs, or has finished.
+        launcher: how its processes are started.
+        master: the node with rank 0.
+        nodes: its nodes, by rank.
+        failures: what went wrong so far, the newest last.
+        restarts: how often it was restarted.
+        started: seconds since 1970.
+        seconds: how long it has run, or ran.
+        iteration: steps done.
+        train_iterations: steps of the whole training, 0 while that is not known.
+        loss: the last one.
+        lr: learning rate of the last step.
+        step_seconds: how long a step takes.
+        tokens_per_second: of all processes together.
+        tflops: of each accelerator.
+        losses: points (iteration, loss) of the curve.
+        checkpoint: iteration of the newest checkpoint.
+        phase: what the training does: ``starting``, ``training``, ``evaluating``…
+        gpu: how busy the accelerators are: a line of each, by node.
+        directory: its directory on each node.
+        verdict: whether it is well; None while that is not known.
+    """
+
+    job: str
+    state: str
+    reason: str = ""
+    launcher: str = ""
+    master: str = ""
+    nodes: tuple[JobNode, ...] = ()
+    failures: tuple[JobFailure, ...] = ()
+    restarts: int = 0
+    started: float | None = None
+    seconds: float | None = None
+    iteration: int = 0
+    train_iterations: int = 0
+    loss: float | None = None
+    lr: float | None = None
+    step_seconds: float | None = None
+    tokens_per_second: float | None = None
+    tflops: float | None = None
+    losses: tuple[tuple[int, float], ...] = field(default=(), repr=False)
+    checkpoint: int | None = None
+    phase: str = ""
+    gpu: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    directory: str = ""
+    verdict: JobVerdict | None = None
+
+    @classmethod
+    def of(cls, data: Mapping[str, Any], jobs_directory: str, now: float) -> JobState:
+        """Return the state that a node told.
+
+        Args:
+            data: what the job's agent answered; docs/launchers.md describes it.
+            jobs_directory: where the jobs' directories are on the node.
+            now: seconds since 1970.
+        """
+        progress: Mapping[str, Any] = data.get("progress") or {}
+        started, ended = data.get("started") or None, data.get("ended")
+        # Jobs of Slurm are at the same path on all hosts, and may have one of their own beside other jobs.
+        own = str(data.get("directory") or "") if data.get("launcher") == "slurm" else ""
+        directory = own or f"{jobs_directory}/{data['job']}"
+        return cls(
+            job=str(data["job"]),
+            state=str(data["state"]),
+            reason=str(data.get("reason") or ""),
+            launcher=str(data.get("launcher") or ""),
+            master=str(data.get("master") or ""),
+            nodes=tuple(JobNode(name, str(state)) for name, state in (data.get("nodes") or {}).items()),
+            failures=tuple(
+                JobFailure(
+                    str(one["node"]), one.get("rank"), str(one["reason"]), tuple(one.get("lines") or ())
+                )
+                for one in data.get("failures") or ()
+            ),
+            restarts=int(data.get("restarts") or 0),
+            started=started,
+            seconds=max(0.0, (ended or now) - started) if started else None,
+            iteration=int(progress.get("iteration") or 0),
+            train_iterations=int(progress.get("train_iterations") or 0),
+            loss=progress.get("loss"),
+            lr=progress.get("lr"),
+            step_seconds=progress.get("step_seconds"),
+            tokens_per_second=progress.get("tokens_per_second"),
+            tflops=progress.get("tflops"),
+            losses=tuple((int(step), float(loss)) for step, loss in progress.get("losses") or ()),
+            checkpoint=progress.get("checkpoint"),
+            phase=str(progress.get("phase") or ""),
+            gpu={node: tuple(lines) for node, lines in (data.get("gpu") or {}).items()},
+            directory=directory,
+            verdict=JobVerdict.of(data.get("verdict") or {}),
+        )
+
+    @property
+    def ended(self) -> bool:
+        """It will not go on by itself."""
+        return self.state in FINAL_STATES
+
+    @property
+    def remaining(self) -> float | None:
+        """Seconds until the training is over at the speed of the last steps; None when there is none.
+
+        How many of its steps this run has made is not known: it may go on with an earlier one's.
+        """
+        if not (self.step_seconds and self.train_iterations):
+            return None
+        return self.step_seconds * max(0, self.train_iterations - self.iteration)
+
+    def places(self) -> list[tuple[str, str]]:
+        """Return where its files are on the nodes: (what, path)."""
+        found = [("logs", f"{self.directory}/logs on each node: <node>.out, .err, .gpu")]
+        if self.checkpoint is not None:
+            where = f"{self.directory}/checkpoints on each node, the newest of iteration {self.checkpoint}"
+            found.append(("checkpoints", where))
+        return found
+
+    def to_json(self) -> dict[str, Any]:
+        """The state as what ``--json`` prints."""
+        return {field.name: to_json(getattr(self, field.name)) for field in dataclasses.fields(self)}
+
+
+@dataclass(frozen=True, slots=True)
+class JobUpdate(Event):
+    """News of a job that is watched. ``node`` is who told it."""
+
+    node: str
+    job: JobState
+
+
+@dataclass(frozen=True, slots=True)
+class JobLines(Event):
+    """What a job wrote on a node, as one or more whole lines or the end of one."""
+
+    node: str
+    stream: str
+    text: str
+
+
+def job_news(at: float, node: str, result: Mapping[str, Any]) -> Iterator[Event]:
+    """Yield what a result of the module for jobs says of a job."""
+    if isinstance(result.get("job"), Mapping):
+        yield JobUpdate(at, node, JobState.of(result["job"], str(result.get("directory", "")), time.time()))
+    if result.get("text"):
+        yield JobLines(at, node, str(result.get("stream", "")), str(result["text"]))
+    # Under Slurm one host has the logs of all nodes.
+    for name, text in (result.get("parts") or {}).items():
+        yield JobLines(at, str(name), str(result.get("stream", "")), str(text))

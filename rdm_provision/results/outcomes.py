@@ -1,0 +1,169 @@
+"""What a run found on each node, told from what the modules returned."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rdm_provision.errors import Problem
+from rdm_provision.results.events import RunResult
+from rdm_provision.results.node_state import NodeState, node_state
+
+__all__ = [
+    "CONTAINER_MODULE",
+    "EXEC_MODULE",
+    "FACTS_MODULE",
+    "FILES_MODULE",
+    "SLURM_NODES_MODULE",
+    "SLURM_PLAN_MODULE",
+    "CommandOutput",
+    "SlurmAnswer",
+    "containers",
+    "kept",
+    "outputs",
+    "slurm_answer",
+    "states",
+]
+
+
+FACTS_MODULE = "rdm.provision.node_facts"
+
+
+CONTAINER_MODULE = "rdm.provision.container"
+
+
+FILES_MODULE = "rdm.provision.node_files"
+
+
+EXEC_MODULE = "rdm.provision.container_exec"
+
+
+SLURM_PLAN_MODULE = "rdm.provision.slurm_plan"
+
+
+SLURM_NODES_MODULE = "rdm.provision.slurm_nodes"
+
+
+@dataclass(frozen=True, slots=True)
+class CommandOutput:
+    """How a command ended in the container of one node.
+
+    Attributes:
+        node: its name.
+        rc: the exit code, or None when it did not run.
+        stdout: what it wrote.
+        stderr: what it wrote to stderr.
+        error: why it failed or did not run, in one line.
+    """
+
+    node: str
+    rc: int | None
+    stdout: str = ""
+    stderr: str = ""
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SlurmAnswer:
+    """What slurmctld says.
+
+    Attributes:
+        nodes: for each node and partition ``node``, ``partition``, ``state``, ``reason`` and ``gres``.
+        jobs: the queue: ``id``, ``state``, ``partition`` and ``nodes``.
+        hints: what a firewall has to let through, after a run that made the cluster.
+    """
+
+    nodes: tuple[Mapping[str, str], ...] = ()
+    jobs: tuple[Mapping[str, str], ...] = ()
+    hints: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as JSON has it."""
+        return {name: [*getattr(self, name)] for name in ("nodes", "jobs", "hints")}
+
+
+def slurm_answer(result: RunResult) -> SlurmAnswer:
+    """Return what slurmctld said last."""
+
+    def last(module: str, key: str) -> Mapping[str, Any]:
+        told = [one for results in result.returned.get(module, {}).values() for one in results]
+        return _last([one for one in told if key in one])
+
+    asked, planned = last(SLURM_NODES_MODULE, "nodes"), last(SLURM_PLAN_MODULE, "plan")
+    return SlurmAnswer(
+        tuple(asked.get("nodes") or ()),
+        tuple(asked.get("jobs") or ()),
+        tuple((planned.get("plan") or {}).get("hints") or ()),
+    )
+
+
+def states(result: RunResult, cluster: str) -> tuple[NodeState, ...]:
+    """Return the state of each node that a run of ``status`` looked at, in the cluster of this name."""
+    facts = result.returned.get(FACTS_MODULE, {})
+    plan = result.plan or {"cluster": cluster, "nodes": {}}
+    problems = [Problem(**problem) for problem in plan.get("problems", ())]
+    return tuple(
+        node_state(name, plan, recap.why, _last(facts.get(name)).get("node"), problems)
+        for name, recap in result.nodes.items()
+    )
+
+
+def containers(result: RunResult, nodes: Sequence[str]) -> tuple[tuple[str, str, str, str], ...]:
+    """Return what a run of ``up`` left running.
+
+    What the run itself did to a container counts more than what it saw before; of a node that was lost, or
+    failed before that, the state is not known.
+
+    Args:
+        result: of the run.
+        nodes: in the order of ranks.
+
+    Returns:
+        Per node, in the same order: its name, its container with the state, image, address.
+    """
+    plan = (result.plan or {}).get("nodes", {})
+    returned = result.returned.get(CONTAINER_MODULE, {})
+    lines = []
+    for name in nodes:
+        planned, recap = plan.get(name) or {}, result.nodes.get(name)
+        # The last counts: where a job runs, it was looked at before.
+        made = _last(returned.get(name)).get("container")
+        known = made or (planned.get("seen") if recap else None)
+        if not known:
+            continue
+        state, image = str(known["state"]), str(known["image"])
+        if recap and (recap.unreachable or (recap.failed and not made)):
+            state, image = "not known since it failed", ""
+        lines.append((name, f"{known['name']} ({state})", image, str(planned.get("my_ip", ""))))
+    return tuple(lines)
+
+
+def kept(result: RunResult) -> dict[str, tuple[str, ...]]:
+    """Return what a run of ``down`` left because of what is in it: directory → nodes."""
+    found: dict[str, list[str]] = {}
+    for name, results in result.returned.get(FILES_MODULE, {}).items():
+        removed = {path for res in results for path in res.get("paths", ())}
+        kept = dict.fromkeys(path for res in results for path in res.get("kept", ()))
+        for path in kept:
+            # A directory counts, not the ones above it.
+            if path not in removed and not any(other.startswith(f"{path}/") for other in kept):
+                found.setdefault(path, []).append(name)
+    return {path: tuple(nodes) for path, nodes in found.items()}
+
+
+def outputs(result: RunResult) -> tuple[CommandOutput, ...]:
+    """Return what the command of a run of ``exec`` wrote, by node."""
+    returned = result.returned.get(EXEC_MODULE, {})
+    return tuple(_output(name, recap.why, _last(returned.get(name))) for name, recap in result.nodes.items())
+
+
+def _last(results: Sequence[Mapping[str, Any]] | None) -> Mapping[str, Any]:
+    return results[-1] if results else {}
+
+
+def _output(name: str, why: str, res: Mapping[str, Any]) -> CommandOutput:
+    if res.get("rc") is None:
+        return CommandOutput(name, None, error=why or "it did not run")
+    stdout, stderr = str(res.get("stdout", "")), str(res.get("stderr", ""))
+    return CommandOutput(name, int(res["rc"]), stdout, stderr, error=why)

@@ -1,0 +1,221 @@
+"""Reading an inventory as Ansible reads it, and saying in one sentence why it cannot be read."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import json
+import os
+import re
+import signal
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rdm_provision import environment
+from rdm_provision.errors import InputError, InventoryError
+from rdm_provision.runner.translator import error_sentence, plain
+from rdm_provision.runner.vault import vault_environment
+
+__all__ = ["find_inventory", "members_of", "read_inventory", "similar_inventories"]
+
+_VAULT = b"$ANSIBLE_VAULT;"
+_LIMIT_S = 300.0
+"""How long an inventory may take that asks a cloud or a database."""
+_INVENTORY_SUFFIXES = (".yml", ".yaml", ".json", ".ini", ".toml")
+
+
+def find_inventory(start: Path | None = None) -> Path:
+    """Return the inventory to use when none is named: ``inventory/lab``, or the only one in ``inventory/``.
+
+    Args:
+        start: folder to look from; default: the current one.
+
+    Raises:
+        InputError: there is none, or more than one.
+    """
+    folder = (start or Path.cwd()) / "inventory"
+    if (folder / "lab").is_dir() and _holds_hosts(folder / "lab"):
+        return folder / "lab"
+    found = sorted(p for p in folder.iterdir() if _holds_hosts(p)) if folder.is_dir() else []
+    if len(found) == 1:
+        return found[0]
+    if not found:
+        raise InputError(
+            "no inventory: there is none in ./inventory",
+            hint="name yours with -i PATH, or make a lab: rdm-provision lab up",
+        )
+    names = ", ".join(f"inventory/{path.name}" for path in found)
+    raise InputError(f"which inventory? There are {names}", hint="name one with -i PATH or RDM_INVENTORY")
+
+
+def _holds_hosts(path: Path) -> bool:
+    return path.is_dir() and not path.name.startswith(".") and any(path.glob("hosts*"))
+
+
+def similar_inventories(path: Path) -> str:
+    """Return a hint for who named an inventory that is not there."""
+    with contextlib.suppress(OSError):
+        beside = [entry.name for entry in path.parent.iterdir() if not entry.name.startswith(".")]
+        if close := difflib.get_close_matches(path.name, beside, n=1):
+            return f"did you mean {path.parent / close[0]}?"
+    return "make a lab with: rdm-provision lab up" if path.name == "lab" else "check the path after -i"
+
+
+def read_inventory(path: Path, vault: str = "") -> dict[str, Any]:
+    """Return what ``ansible-inventory --list`` says.
+
+    Args:
+        path: of the inventory.
+        vault: file with the password of encrypted files, if any.
+
+    Raises:
+        InventoryError: a part of it cannot be read.
+    """
+    argv = [environment.program("ansible-inventory"), "-i", str(path.resolve()), "--list"]
+    env = {**os.environ, **environment.ansible_environment(), **vault_environment(vault)}
+    try:
+        done = _bounded(argv, env, _LIMIT_S)
+    except subprocess.TimeoutExpired:
+        raise InventoryError(
+            f"{path} cannot be read: ansible-inventory has not ended within {_LIMIT_S:.0f} s",
+            hint=f"see what it waits for: ansible-inventory -i {path} --list",
+        ) from None
+    unparsed = list(_unparsed(plain(done.stderr)))
+    if done.returncode != 0:
+        said = _parse_error(*unparsed[0]) if unparsed else _other_error(done.stderr, path)
+        if "decrypt" in said.lower() and (encrypted := next(_encrypted(path), None)):
+            what = f"{path} cannot be read: {encrypted} is encrypted: {said.rstrip('.')}"
+            raise InventoryError(
+                what, hint="give its password: --ask-vault-pass or --vault-password-file FILE"
+            )
+        empty = path.is_dir() and not any(path.iterdir())
+        hint = (
+            f"put the hosts into {path / 'hosts.yml'}, or make a lab: rdm-provision lab up" if empty else ""
+        )
+        raise InventoryError(f"{path} {'is empty' if empty else f'cannot be read: {said}'}", hint=hint)
+    for file, complaints in unparsed:
+        # Ansible would go on without the nodes of this file. A key or a note that lies about is no matter.
+        if file.is_file() and (file.suffix in _INVENTORY_SUFFIXES or file.stem == "hosts"):
+            raise InventoryError(f"{path} cannot be read: {_parse_error(file, complaints)}")
+    listing: dict[str, Any] = json.loads(done.stdout)
+    return listing
+
+
+def _bounded(argv: Sequence[str], env: Mapping[str, str], seconds: float) -> subprocess.CompletedProcess[str]:
+    """Run a program; when it is late, end it and what it has started, such as an inventory's own script.
+
+    It stays in this process's session, since a script may ask for a password on the terminal.
+
+    Raises:
+        subprocess.TimeoutExpired: it was late.
+    """
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        argv, env=env, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True
+    ) as process:
+        try:
+            said = process.communicate(timeout=seconds)
+        except BaseException:
+            children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+            with contextlib.suppress(OSError):
+                for pid in children.read_text().split():
+                    os.kill(int(pid), signal.SIGTERM)
+            process.kill()
+            raise
+    return subprocess.CompletedProcess(argv, process.returncode, *said)
+
+
+def _unparsed(stderr: str) -> Iterator[tuple[Path, str]]:
+    """Yield each file that no inventory plugin could read, with what the plugins said about it."""
+    begin = 0
+    for found in re.finditer(r"Unable to parse (.+) as an inventory source", stderr):
+        yield Path(found.group(1)), stderr[begin : found.start()]
+        begin = found.end()
+
+
+def _parse_error(file: Path, complaints: str) -> str:
+    """Return the one sentence that helps among the complaints of all inventory plugins about a file.
+
+    Every plugin that gives up has its say, and most of them were never meant: what counts is the one for the
+    file's kind. The plugin ``auto`` is the only one that knows the line of a YAML error.
+    """
+    said = {
+        plugin: (" ".join(message.split()).rstrip("."), origin)
+        for plugin, message, origin in re.findall(
+            r"Failed to parse inventory with '(\w+)' plugin: (.+?)\n\n.+?Origin: ([^\n]+)",
+            complaints,
+            re.DOTALL,
+        )
+    }
+    message, origin = said.get("auto", ("", ""))
+    if not message.startswith("YAML parsing failed"):
+        plugin = "yaml" if file.suffix in (".yml", ".yaml", ".json") else "ini"
+        message, origin = said.get(plugin, (message, ""))
+    message = message.removeprefix("Failed to parse inventory: ")
+    if "invalid structure" in message:
+        # Ansible names the class that it keeps the value in.
+        what = (
+            "a list" if "List'>" in message else "a single value" if "Str'>" in message else "no dictionary"
+        )
+        message = f"it is {what}, and an inventory has groups, such as master: {{hosts: {{node1: }}}}"
+    if "values to unpack" in message:
+        message = "a line is neither a [group], a host nor a variable"
+    where = origin if re.search(r":\d+:\d+$", origin) else str(file)
+    return f"{message or 'it is no inventory'} ({where})"
+
+
+def _other_error(stderr: str, path: Path) -> str:
+    sentence = error_sentence(stderr) or "ansible-inventory does not say why"
+    where = _bad_yaml(path) if sentence.startswith("YAML parsing failed") else ""
+    return f"{sentence.rstrip('.')} ({where})" if where else sentence
+
+
+def _encrypted(path: Path) -> Iterator[Path]:
+    """Yield the encrypted files of an inventory; Ansible does not say which one it could not read."""
+    home = path if path.is_dir() else path.parent
+    for file in sorted(home.rglob("*")):
+        with contextlib.suppress(OSError):
+            if file.is_file() and file.open("rb").read(len(_VAULT)) == _VAULT:
+                yield file
+
+
+def _bad_yaml(path: Path) -> str:
+    """Return file, line and column of the first YAML error in the variables beside an inventory.
+
+    Ansible does not say where it is.
+    """
+    import yaml
+
+    home = path if path.is_dir() else path.parent
+    for folder in ("group_vars", "host_vars"):
+        for file in sorted((home / folder).rglob("*")):
+            if not file.is_file() or file.suffix not in ("", ".yml", ".yaml", ".json"):
+                continue
+            try:
+                for _ in yaml.parse(file.read_text(encoding="utf-8")):
+                    pass
+            except yaml.MarkedYAMLError as error:
+                mark = error.problem_mark
+                return f"{file}:{mark.line + 1}:{mark.column + 1}" if mark else str(file)
+            except (OSError, UnicodeError, yaml.YAMLError):
+                return str(file)
+    return ""
+
+
+def members_of(group: str, listing: Mapping[str, Any], seen: frozenset[str] = frozenset()) -> tuple[str, ...]:
+    """Return the hosts of a group and of the groups in it.
+
+    Args:
+        group: its name.
+        listing: what ``ansible-inventory --list`` says.
+        seen: the groups that led here, for those that contain each other.
+    """
+    if group in seen:
+        return ()
+    entry = listing.get(group) or {}
+    hosts = list(entry.get("hosts", ()))
+    for child in entry.get("children", ()):
+        hosts += members_of(child, listing, seen | {group})
+    return tuple(dict.fromkeys(hosts))

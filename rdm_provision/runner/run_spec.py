@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Which playbook runs, on what and how, and the ansible-playbook line that does the same."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rdm_provision import environment
+from rdm_provision.runner.vault import vault_arguments
+
+__all__ = ["MAX_FORKS", "RunSpec"]
+
+MAX_FORKS = 50
+"""Ansible gains nothing beyond this on one machine, and each fork takes some 50 MB."""
+_YAML_ESCAPED = re.compile("[\x7f-\x9f\u2028\u2029\ud800-\udfff\ufeff\ufffe\uffff]")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSpec:
+    """What to run.
+
+    Attributes:
+        verb: the word for it in messages and records.
+        playbook: a name in the collection (``site``), or a path.
+        inventory: path of the inventory, or a comma-separated host list such as ``localhost,``.
+        nodes: the nodes it is about, in the inventory's order; for progress and the default of ``forks``.
+        limit: Ansible's ``--limit`` pattern; empty for all.
+        tags: only tasks with one of these tags; empty for all.
+        extra_vars: extra variables, with their types. They go through a private file, not the command line.
+        literal_vars: the same for lists of words that are never templated: what was typed stays as typed.
+        check: change nothing, say what would be changed.
+        diff: show what changes inside files.
+        forks: how many nodes at once; 0 for min(50, nodes).
+        verbosity: ansible-playbook's number of ``-v``.
+        home: folder of the inventory, for the record and the lock; None for neither.
+        exclusive: take the cluster's lock; others that want it are refused meanwhile.
+        onlooking: the play from which on the run only looks on; it lets go of the lock there.
+        keep: modules whose results the caller wants in ``RunResult.returned``.
+        env: more environment variables.
+        vault: file with the password of encrypted variables; empty for none but the user's own settings.
+        become: the password that sudo asks for on the nodes; empty as above.
+    """
+
+    verb: str
+    playbook: str
+    inventory: str
+    nodes: tuple[str, ...] = ()
+    limit: str = ""
+    tags: str = ""
+    extra_vars: Mapping[str, Any] = field(default_factory=dict)
+    literal_vars: Mapping[str, list[str]] = field(default_factory=dict)
+    check: bool = False
+    diff: bool = False
+    forks: int = 0
+    verbosity: int = 0
+    home: Path | None = None
+    exclusive: bool = False
+    onlooking: str = ""
+    keep: frozenset[str] = frozenset()
+    env: Mapping[str, str] = field(default_factory=dict)
+    vault: str = ""
+    become: str = field(default="", repr=False)
+
+    @property
+    def effective_forks(self) -> int:
+        """How many nodes are worked on at once."""
+        return self.forks or max(1, min(MAX_FORKS, len(self.nodes) or 5))
+
+    def command(self, *, show_values: bool = True) -> str:
+        """Return the ansible-playbook line that does the same, ready to paste into a shell here."""
+        env = dict(self.env)
+        book = environment.playbook(self.playbook)
+        root = environment.checkout()
+        cwd = Path.cwd()
+        if root is not None and cwd != root:
+            env["ANSIBLE_CONFIG"] = str(root / "ansible.cfg")
+            env["ANSIBLE_COLLECTIONS_PATH"] = str(root / ".collections")
+        argv = ["ansible-playbook", "-i", _short(self.inventory, cwd), _short(book, cwd)]
+        argv += [
+            part
+            for flag, value in (("--limit", self.limit), ("--tags", self.tags))
+            if value
+            for part in (flag, value)
+        ]
+        argv += [flag for flag, wanted in (("--check", self.check), ("--diff", self.diff)) if wanted]
+        argv += ["--forks", str(self.effective_forks), *vault_arguments(self.vault)]
+        argv += ["--ask-become-pass"] if self.become else []
+        if self.verbosity:
+            argv.append("-" + "v" * self.verbosity)
+        if variables := self.variables(show_values=show_values):
+            argv += ["-e", variables]
+        return environment.shell_line(argv, env)
+
+    def variables(self, *, show_values: bool = True) -> str:
+        """Return the extra variables as YAML that Ansible reads after ``-e``; empty when there are none."""
+        items = [(name, _flow_yaml(value)) for name, value in self.extra_vars.items()]
+        # The tag holds for all that is in the list. A scalar "010" it would turn into a number.
+        items += [(name, f"!unsafe {_flow_yaml(values)}") for name, values in self.literal_vars.items()]
+        if not show_values:
+            items = [(name, '"…"') for name, _ in items]
+        pairs = ", ".join(f"{_flow_yaml(name)}: {value}" for name, value in items)
+        return f"{{{pairs}}}" if items else ""
+
+
+def _flow_yaml(value: Any) -> str:
+    """Return a value as YAML on one line."""
+    # JSON is YAML, but for characters that YAML wants escaped, and pairs of surrogates, which it refuses.
+    return _YAML_ESCAPED.sub(lambda m: f"\\u{ord(m.group()):04x}", json.dumps(value, ensure_ascii=False))
+
+
+def _short(path: str, cwd: Path) -> str:
+    """Return a path relative to the working directory when it lies under it."""
+    with contextlib.suppress(ValueError):
+        if Path(path).is_absolute():
+            return str(Path(path).relative_to(cwd))
+    return path

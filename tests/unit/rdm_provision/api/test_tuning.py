@@ -1,0 +1,360 @@
+"""Layouts of a job on a cluster: what the planner is told of the nodes, and what becomes of its answer."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from rdm_provision.api import tuning
+from rdm_provision.api.cluster import Cluster
+from rdm_provision.cli import main
+from rdm_provision.cli.render import job_view
+from rdm_provision.constants import JOB_MODULE
+from rdm_provision.results.events import NodeRecap, RunResult
+from rdm_provision.results.job_state import JobState
+from rdm_provision.runner.run import Run
+from tests.conftest import ROOT
+from tests.unit.rdm_provision.conftest import MakeInventory
+
+JOB = {
+    "name": "tiny",
+    "model": {"layers": 8, "hidden_size": 512, "attention_heads": 8, "seq_length": 512, "vocab_size": 1000},
+    "optimisation": {"micro_batch_size": 1, "global_batch_size": 16, "train_iterations": 4},
+    "data": {"mock": True},
+}
+MIXED = {"node1": {"rdm_gpu": "A10", "rdm_gpu_price": 1}, "node2": {"rdm_gpu": "NVIDIA H100 80GB HBM3"}}
+Call = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Path:
+    path = tmp_path / "tiny.yaml"
+    path.write_text(yaml.safe_dump(JOB), encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def call(capfd: pytest.CaptureFixture[str]) -> Call:
+    def run(*argv: str | Path) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as ended:
+            main([str(word) for word in argv])
+        captured = capfd.readouterr()
+        assert isinstance(ended.value.code, int)
+        return ended.value.code, captured.out, captured.err
+
+    return run
+
+
+def profiled(gpu: str, **changed: Any) -> dict[str, Any]:
+    """Return what `rdm-trainer profile` measures of the job."""
+    from rdm_core import config as configuration
+    from rdm_planner.profile import shape_of
+
+    times = {"forward": 1e-3, "backward": 2e-3, "checkpointed": 3e-3}
+    kinds = {kind: {"1": times} for kind in ("Block", "Embedding", "Head")}
+    found = {
+        "format": 1,
+        "gpu": gpu,
+        "shape": shape_of(configuration.from_dict(JOB)),
+        "versions": {"torch": "2.9.0", "deepspeed": "0.18.0"},
+        "date": "2026-11-26T11:00:00+00:00",
+        "memory_gib": 20.0,
+        "optimiser": 1e-11,
+        "layers": {"1": kinds},
+        "links": {},
+    }
+    return found | changed
+
+
+def test_nodes_are_placed_by_their_gpus_and_the_file_gets_their_order(
+    call: Call, job: Path, make_inventory: MakeInventory
+) -> None:
+    inventory = make_inventory("node1", "node2", rdm_slots=2, hosts=MIXED)
+    code, out, err = call("tune", job, "-i", inventory, "--json", "--write")
+    assert code == 0, err
+    best = json.loads(out)["best"][0]
+    assert sorted(zip(best["placement"], best["nodes"], strict=True)) == [("node1", "A10"), ("node2", "H100")]
+    assert yaml.safe_load(job.read_text())["launcher"]["nodelist"] == best["placement"]
+
+
+def test_a_slower_node_is_a_kind_of_its_own(call: Call, job: Path, make_inventory: MakeInventory) -> None:
+    inventory = make_inventory(
+        rdm_slots=1, rdm_gpu="A10", rdm_gpu_price=2, hosts={"node2": {"rdm_gpu_speed": 0.5}}
+    )
+    (inventory / tuning.PROFILE_FILE).write_text(
+        yaml.safe_dump({"nodes": {}, "profiles": [profiled("A10")]}), encoding="utf-8"
+    )
+    for more in [], ["--guess"]:
+        options = ["-i", inventory, "--json", "--pareto", "--top", "50", *more]
+        code, out, err = call("tune", job, *options)
+        assert code == 0, err
+        found = json.loads(out)
+        row = next(row for row in found["best"] if row["pipeline"] == 3)
+        slow = row["placement"].index("node2")
+        assert row["nodes"][slow] == "A10 (speed 0.5)"
+        assert sorted(row["nodes"])[:2] == ["A10", "A10"]
+        cut = [*map(int, row["partition"].split("-"))]
+        assert cut[slow] < min(blocks for stage, blocks in enumerate(cut) if stage != slow)
+        assert found["orders"] == {"tried": 3, "all": 3}
+        # It costs as much; what it has is a share of the GPU's published peak.
+        assert all(point["price"] == pytest.approx(2 * point["gpu_hours"]) for point in found["pareto"])
+        assert row["mfu"] is not None
+
+
+def test_the_next_command_trains_on_the_nodes_that_were_looked_at(
+    call: Call, job: Path, make_inventory: MakeInventory
+) -> None:
+    inventory = make_inventory(rdm_gpu="A10", rdm_slots=2)
+    code, out, _ = call(
+        "tune", job, "-i", inventory, "--limit", "node2,node3", "--pareto", "--price", "A10=2"
+    )
+    assert code == 0
+    assert "nothing has been measured" in out
+    assert f"rdm-provision profile -i {inventory} {job}" in out
+    assert f"Next: rdm-provision train -i {inventory} --limit node2,node3 {job} parallel.tensor=" in out
+    assert "price of 1,000 steps" in out
+    assert "2 x A10" in out
+
+
+def test_what_was_measured_counts_for_the_job_it_is_of(
+    call: Call, job: Path, make_inventory: MakeInventory
+) -> None:
+    inventory = make_inventory("node1", "node2", rdm_accelerator="cuda", rdm_slots=2)
+    file = inventory / tuning.PROFILE_FILE
+    other = profiled("A10", shape={**profiled("A10")["shape"], "hidden_size": 64})
+    gpus = {"node1": "A10", "node2": "A10"}
+    file.write_text(yaml.safe_dump({"nodes": gpus, "profiles": [other, profiled("A10")]}))
+    code, out, err = call("tune", job, "-i", inventory, "--json")
+    assert code == 0, err
+    assert json.loads(out)["measured"] is True
+    assert json.loads(call("tune", job, "-i", inventory, "--json", "--guess")[1])["measured"] is False
+    file.write_text(yaml.safe_dump({"nodes": gpus, "profiles": [other]}))
+    code, _, err = call("tune", job, "-i", inventory)
+    assert code == 3
+    assert "was measured for hidden_size 64, and the job has 512" in err
+    assert f"rdm-provision profile -i {inventory} {job}" in err
+
+
+def test_the_file_of_a_cluster_is_read_as_it_was_written(make_inventory: MakeInventory) -> None:
+    from rdm_planner.profile import Profile
+
+    cluster = Cluster.load(make_inventory())
+    old, new = (Profile.of(profiled("A10", date=date), "here") for date in ("2026-11-25", "2026-11-26"))
+    found = tuning.profile_of(cluster).with_measured({"node1": "A10"}, old).with_measured({}, new)
+    tuning.keep_profile(cluster, found.with_validation({"error": 0.01}))
+    again = tuning.profile_of(cluster)
+    assert again == found.with_validation({"error": 0.01})
+    assert again.profiles == (new,)
+    # Ansible does not take it for an inventory.
+    assert Cluster.load(cluster.inventory).names == cluster.names
+
+
+@pytest.mark.parametrize(
+    ("variables", "arguments", "words"),
+    [
+        ({"rdm_accelerator": "cuda"}, [], ["which GPUs node1 has", "rdm_gpu", "rdm-provision profile"]),
+        ({"rdm_gpu": "A11"}, [], ["'A11' is not known", "rdm-provision profile"]),
+        ({"rdm_gpu": "{{ x }}"}, [], ["rdm_gpu of node1 is a template"]),
+        ({"rdm_gpu": "A10", "rdm_slots": "two"}, [], ["rdm_slots of node1 is 'two'"]),
+        ({"rdm_gpu": "A10", "rdm_slots": 0}, [], ["rdm_slots of node1 is 0"]),
+        ({"rdm_gpu": "A10", "rdm_gpu_price": -1}, [], ["rdm_gpu_price of node1 is -1"]),
+        ({"rdm_gpu": "A10", "rdm_gpu_speed": 90}, [], ["rdm_gpu_speed of node1 is 90", "rdm_gpu_speed: 0.9"]),
+        ({"rdm_gpu": "A10"}, ["parallel.tensor=2"], ["parallel.tensor=2", "leave it out"]),
+        ({"rdm_gpu": "A10"}, ["--limit", "node9"], ["node9"]),
+        ({"rdm_gpu": "A10"}, ["model.hiden_size=2"], ["model.hiden_size", "hidden_size"]),
+    ],
+)
+def test_what_cannot_be_searched_is_one_sentence(
+    call: Call,
+    job: Path,
+    make_inventory: MakeInventory,
+    variables: dict[str, Any],
+    arguments: list[str],
+    words: list[str],
+) -> None:
+    code, out, err = call("tune", job, "-i", make_inventory(**variables), *arguments)
+    assert (code, out) == (3, "")
+    for word in words:
+        assert word in err
+
+
+@pytest.mark.parametrize("text", ["[1", "nodes: {}", "nodes: 3\nprofiles: []", "nodes: {}\nprofiles: [{}]"])
+def test_a_broken_profile_is_one_sentence(
+    call: Call, job: Path, make_inventory: MakeInventory, text: str
+) -> None:
+    inventory = make_inventory(rdm_gpu="A10")
+    (inventory / tuning.PROFILE_FILE).write_text(text)
+    code, out, err = call("tune", job, "-i", inventory)
+    assert (code, out) == (3, "")
+    assert f"{inventory / tuning.PROFILE_FILE} is no profile" in err
+
+
+def test_train_takes_the_fastest_layout(call: Call, job: Path, make_inventory: MakeInventory) -> None:
+    inventory = make_inventory("node1", "node2", rdm_slots=2, hosts=MIXED)
+    code, out, err = call("train", job, "-i", inventory, "--layout", "auto", "--show-command")
+    assert code == 0, err
+    assert "predicted" in err
+    assert "parallel.partition=" in out
+    assert "launcher.nodelist=[node" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [
+        (["--resume", "tiny-1"], "new job"),
+        ([ROOT / "trainer/configs/gpt2-xl.yaml", "--launcher", "slurm"], "rdm-trainer tune"),
+        (["nosuch.yaml"], "nosuch.yaml cannot be read: No such file or directory"),
+    ],
+)
+def test_a_layout_that_cannot_be_searched_starts_nothing(
+    call: Call, make_inventory: MakeInventory, arguments: list[str], word: str
+) -> None:
+    code, out, err = call("train", *arguments, "-i", make_inventory(rdm_gpu="A10"), "--layout", "auto")
+    assert (code, out) == (3, "")
+    assert word in err
+
+
+class Nodes:
+    """Nodes that run jobs: what `job_view.watch` would have seen of each run.
+
+    Attributes:
+        gpus: what each node calls its GPUs.
+        runs: node names and overrides of each run, checks left out.
+    """
+
+    def __init__(self, gpus: dict[str, str]) -> None:
+        self.gpus = gpus
+        self.runs: list[tuple[list[str], list[str]]] = []
+
+    def watch(self, run: Run, _title: str, **_how: Any) -> tuple[RunResult, JobState | None]:
+        nodes, words = [*run.spec.nodes], [*run.spec.literal_vars.get("job_overrides", ())]
+        recaps = {name: NodeRecap(ok=1) for name in nodes}
+        if run.spec.check:
+            told = {name: [{"facts": {"gpu": self.gpus[name]}}] for name in nodes}
+            return RunResult(verb="train", check=True, nodes=recaps, returned={JOB_MODULE: told}), None
+        self.runs.append((nodes, words))
+        link = {
+            "point_to_point": {"latency": 1e-5, "bandwidth": 1e10},
+            "all_reduce": {"latency": 1e-5, "bandwidth": 2e10},
+        }
+        program = next((word for word in words if word.startswith("launcher.program=")), "")
+        progress: dict[str, Any] = {"step_seconds": 0.5 + 0.1 * len(self.runs)}
+        if "--links-only" in program:
+            progress = {"measured": {"links": {"within": link, "across": link}}}
+        elif program:
+            gpu = self.gpus[nodes[0]].removeprefix("NVIDIA ")
+            progress = {"measured": profiled(gpu, links={"within": link})}
+        job = {"job": "x", "state": "finished", "master": nodes[0], "progress": progress}
+        result = RunResult(verb="train", nodes=recaps, returned={JOB_MODULE: {nodes[0]: [{"job": job}]}})
+        return result, JobState.of(job, "/jobs", 0.0)
+
+
+@pytest.fixture
+def nodes(monkeypatch: pytest.MonkeyPatch) -> Nodes:
+    found = Nodes({"node1": "NVIDIA A10", "node2": "NVIDIA A10", "node3": "NVIDIA A30"})
+    monkeypatch.setattr(job_view, "watch", found.watch)
+    return found
+
+
+def test_a_node_of_each_kind_is_measured_and_the_links_of_all(
+    call: Call, job: Path, make_inventory: MakeInventory, nodes: Nodes
+) -> None:
+    inventory = make_inventory(rdm_accelerator="cuda", rdm_slots=2)
+    code, out, err = call("profile", job, "-i", inventory, "--micro-batch", "4", "--blocks", "1", "2")
+    assert code == 0, err
+    # Of a kind with one node, the links to nodes of the other.
+    assert [of for of, _ in nodes.runs] == [
+        ["node1"],
+        ["node1", "node2"],
+        ["node3"],
+        ["node1", "node2", "node3"],
+    ]
+    program = next(word for word in nodes.runs[0][1] if word.startswith("launcher.program="))
+    asked = ["-m", "rdm_trainer", "profile", "resolved.yaml", "--micro-batch", "4", "--blocks", "1", "2"]
+    assert yaml.safe_load(program.partition("=")[2]) == asked
+    found = tuning.profile_of(Cluster.load(inventory))
+    assert found.nodes == {"node1": "A10", "node2": "A10", "node3": "A30"}
+    assert [(one.gpu, sorted(one.links)) for one in found.profiles] == [
+        ("A10", ["across", "within"]),
+        ("A30", ["across", "within"]),
+    ]
+    assert "A10 (node1, node2): tensor degree 1, micro-batches up to 1; 20.0 Gbit/s within a node" in out
+    assert f"Next: rdm-provision tune -i {inventory} {job}" in out
+    # And that is what is asked: no inventory says which GPUs there are.
+    assert json.loads(call("tune", job, "-i", inventory, "--json", "--top", "1")[1])["measured"] is True
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [
+        (["nosuch.yaml"], "nosuch.yaml cannot be read"),
+        ([ROOT / "trainer/configs/qwen3-8b-finetune.yaml"], "'finetune'; it must be train"),
+        ([ROOT / "trainer/configs/gpt2-xl.yaml", "model.hiden_size=2"], "did you mean model.hidden_size?"),
+        ([ROOT / "trainer/configs/gpt2-xl.yaml", "--blocks", "3", "3"], "the second must be larger"),
+    ],
+)
+def test_what_cannot_be_measured_is_one_sentence_and_starts_nothing(
+    call: Call, make_inventory: MakeInventory, nodes: Nodes, arguments: list[str], word: str
+) -> None:
+    code, out, err = call("profile", *arguments, "-i", make_inventory())
+    assert (code, out, nodes.runs) == (3, "", [])
+    assert word in err
+
+
+def test_nothing_is_kept_of_a_job_that_has_measured_nothing(
+    call: Call, job: Path, make_inventory: MakeInventory, nodes: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def watch(run: Run, title: str, **how: Any) -> tuple[RunResult, JobState | None]:
+        result, state = nodes.watch(run, title, **how)
+        if state is None:
+            return result, state
+        failed = JobState("x", "failed", "rank 0 on node1 ended with exit code 1.")
+        return RunResult(verb="train", nodes=result.nodes), failed
+
+    monkeypatch.setattr(job_view, "watch", watch)
+    inventory = make_inventory()
+    code, out, err = call("profile", job, "-i", inventory)
+    assert (code, out) == (1, "")
+    assert "has measured nothing: rank 0 on node1 ended with exit code 1" in err
+    assert "rdm-provision logs" in err
+    assert not (inventory / tuning.PROFILE_FILE).exists()
+
+
+def test_layouts_are_run_and_what_they_took_is_kept(
+    call: Call,
+    job: Path,
+    make_inventory: MakeInventory,
+    nodes: Nodes,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pruned: list[str] = []
+
+    class Pruning:
+        def __init__(self, names: list[str]) -> None:
+            pruned.extend(names)
+
+        def result(self) -> None:
+            return None
+
+    monkeypatch.setattr(Cluster, "prune", lambda _self, names, **_how: Pruning(names))
+    inventory = make_inventory("node1", "node2", rdm_gpu="A10", rdm_slots=2)
+    code, out, err = call("tune", job, "-i", inventory, "--validate", "2", "--json")
+    assert code == 0, err
+    told = json.loads(out)
+    found = told["validation"]
+    rows = found["rows"]
+    assert [row["place"] for row in rows][:2] == [1, 2]
+    assert len({row["place"] for row in rows}) == len(rows) == 4
+    assert [row["measured"] for row in rows] == pytest.approx([0.6, 0.7, 0.8, 0.9])
+    assert found["rank_correlation"] == pytest.approx(1.0)
+    errors = [abs(row["predicted"] / row["measured"] - 1) for row in rows]
+    assert found["mean_absolute_error"] == pytest.approx(sum(errors) / 4)
+    assert len(pruned) == 4
+    for (_, words), row in zip(nodes.runs, rows, strict=True):
+        assert words[: len(row["layout"])] == row["layout"]
+    assert list(tuning.profile_of(Cluster.load(inventory)).validations) == [found]

@@ -1,0 +1,274 @@
+"""A hint is a promise: the commands that our sentences and pages name exist, with their options."""
+
+from __future__ import annotations
+
+import ast
+import re
+import shlex
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import click
+import pytest
+import yaml
+
+from rdm_provision import Cluster
+from rdm_provision.api import doctor
+from rdm_provision.cli import cli, main
+from rdm_provision.cli.render import live
+from rdm_provision.errors import InputError
+from rdm_provision.results.events import NodeRecap, RunResult
+from rdm_provision.results.outcomes import CommandOutput
+from tests.conftest import ROOT
+from tests.unit.rdm_provision.conftest import MakeInventory
+
+SOURCES = (
+    "rdm_provision",
+    "plugins",
+    "rdm_sriov",
+    "trainer/rdm_core",
+    "trainer/rdm_job",
+    "trainer/rdm_log",
+    "trainer/rdm_trainer",
+)
+PAGES = ("README.md", "CONTRIBUTING.md", "docs/*.md", "roles/*/README.md")
+COMMAND = re.compile(r"(?<![\w/.-])rdm-provision +((?:[\w-][^\s`,;:()\"]* *)+)")
+GAP = "VALUE"
+"""Stands for what is filled in."""
+PROSE = {"MY_IP", "and", "authors", "by", "developers", "for", "has", "in", "is", "of", "on", "that", "wrote"}
+"""What follows the program's name in sentences about it."""
+
+
+class Hint(NamedTuple):
+    where: str
+    words: list[str]
+
+
+def texts(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Every text of a program but its documentation, with what is filled in as GAP; flags as nothing."""
+    documentation = {
+        id(node.body[0].value)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+        if node.body and isinstance(node.body[0], ast.Expr)
+    }
+    parts = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.JoinedStr):
+            filled = [
+                str(part.value)
+                if isinstance(part, ast.Constant)
+                else ""
+                if "flag" in ast.unparse(part)
+                else GAP
+                for part in node.values
+            ]
+            yield node.lineno, "".join(filled)
+        elif isinstance(node, ast.Constant) and id(node) not in documentation | parts:
+            yield node.lineno, re.sub(r"\{\w*\}", GAP, str(node.value))
+
+
+def strings(data: Any) -> Iterator[str]:
+    """Every text of a YAML file."""
+    if isinstance(data, str):
+        yield data
+    for item in data.values() if isinstance(data, dict) else data if isinstance(data, list) else ():
+        yield from strings(item)
+
+
+def hints() -> Iterator[Hint]:
+    """Every command of ours that the code, the roles and the pages name."""
+    found: list[tuple[str, str]] = []
+    for source in SOURCES:
+        for path in sorted((ROOT / source).rglob("*.py")):
+            tree = ast.parse(path.read_text(encoding="utf-8"))
+            found += [(f"{path.relative_to(ROOT)}:{line}", text) for line, text in texts(tree)]
+    for path in sorted([*ROOT.glob("roles/*/tasks/*.yml"), *ROOT.glob("playbooks/**/*.yml")]):
+        read = yaml.safe_load(path.read_text(encoding="utf-8"))
+        found += [(str(path.relative_to(ROOT)), text) for text in strings(read)]
+    for pattern in PAGES:
+        for path in sorted(ROOT.glob(pattern)):
+            for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+                found += [(f"{path.relative_to(ROOT)}:{number}", line)]
+    for where, text in found:
+        if text == "rdm-provision lab":
+            continue  # in the history of the lab's images
+        for match in COMMAND.finditer(text):
+            words = re.split(r" +", match[1].split("\n")[0].partition(" #")[0].strip())
+            if words[0].rstrip(".") not in PROSE:
+                yield Hint(where, words)
+
+
+def wrong(words: list[str]) -> str:
+    """Say why the program would not take a command; what else a sentence says after it is not looked at."""
+    command: click.Command = cli
+    ctx = click.Context(cli)
+    while isinstance(command, click.Group) and words:
+        name, *words = words
+        # What is filled in right behind a word are options.
+        name = name.partition(GAP)[0].rstrip(".'")
+        if name in ("", "--help", "--version", "VERB"):
+            return ""
+        known = command.get_command(ctx, name)
+        if known is None:
+            return f"there is no {command.name} {name}"
+        command = known
+    if isinstance(command, click.Group):
+        return f"{command.name} needs a verb"
+    known_options = {option for param in command.params for option in (*param.opts, *param.secondary_opts)}
+    for word in words:
+        if word in ("--", "&&", "||", "|", "…"):
+            break
+        option = re.match(r"-[a-zA-Z]$|--[a-z][a-z-]*", word)
+        if option and option[0] not in known_options | {"--help"}:
+            return f"{command.name} has no option {option[0]}"
+    return ""
+
+
+def test_every_command_that_is_named_exists_with_its_options() -> None:
+    found = list(hints())
+    assert len(found) > 300, "the texts are not found any more"
+    refused = [
+        f"{hint.where}: rdm-provision {' '.join(hint.words)}: {why}"
+        for hint in found
+        if (why := wrong(hint.words))
+    ]
+    assert not refused, "\n".join(refused)
+
+
+@pytest.mark.parametrize(
+    "command", ["upp", "up --recheks", "env", "lab up --slrum", "slurm status --limit n1", "jobs --wach x"]
+)
+def test_a_command_that_there_is_not_is_found(command: str) -> None:
+    assert wrong(command.split())
+
+
+NODES_OF: dict[str, dict[str, Any]] = {
+    "containers": {},
+    "bare hosts": {
+        "rdm_runtime": "host",
+        "rdm_become": False,
+        "my_ip": "10.77.0.100",
+        "rdm_subnet": "10.77.0.0/24",
+    },
+}
+VERBS: dict[str, Callable[[Cluster], object]] = {
+    "up": Cluster.up,
+    "down": Cluster.down,
+    "check": Cluster.check,
+    "status": Cluster.status,
+    "verify": Cluster.verify,
+    "env up": Cluster.env_up,
+    "env down": Cluster.env_down,
+    "exec": lambda cluster: cluster.exec(["true"]),
+    "jobs": Cluster.jobs,
+    "train": lambda cluster: cluster.train(resume="x"),
+    "slurm up": Cluster.slurm_up,
+}
+
+
+def advised_instead(verb: str, cluster: Cluster) -> list[str]:
+    """The verbs that the refusal of one names; none where it is not refused."""
+    try:
+        VERBS[verb](cluster)
+    except InputError as refused:
+        return [name for name in VERBS if f"rdm-provision {name} " in refused.hint]
+    return []
+
+
+def test_verbs_for_the_other_kind_of_nodes_advise_something(make_inventory: MakeInventory) -> None:
+    bare = Cluster.load(make_inventory("node1", **NODES_OF["bare hosts"]))
+    assert {verb: advised_instead(verb, bare) for verb in ("down", "exec", "status", "verify")} == {
+        "down": ["env down"],
+        "exec": [],
+        "status": ["jobs"],
+        "verify": ["train"],
+    }
+    assert advised_instead("env up", Cluster.load(make_inventory("node1"))) == ["up"]
+
+
+@pytest.mark.parametrize("kind", NODES_OF)
+@pytest.mark.parametrize("verb", VERBS)
+def test_what_is_advised_instead_of_a_verb_is_not_refused_there(
+    verb: str, kind: str, make_inventory: MakeInventory
+) -> None:
+    cluster = Cluster.load(make_inventory("node1", **NODES_OF[kind]))
+    for name in advised_instead(verb, cluster):
+        VERBS[name](cluster)
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("verify --rdma --all-pairs", "verify --all-pairs --rdma"),
+        ("verify --collective --max-size 64M", "verify --collective --max-size 64M"),
+        ("up --recheck --tags network -f 2 -v", "up --recheck -t network -f 2"),
+        ("up -e 'rdm_slots=[1, 2]' -e a=b", "up -e 'rdm_slots=[1, 2]' -e a=b"),
+        # Both nodes failed of those that it was limited to.
+        ("up --limit node1,node2", "up --limit node1,node2"),
+        ("down --images", "down --images"),
+        ("slurm down --purge", "slurm down --purge"),
+    ],
+)
+def test_what_is_to_be_run_again_keeps_its_options(
+    given: str,
+    expected: str,
+    make_inventory: MakeInventory,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    nodes = {name: NodeRecap(failed=1) for name in ("node1", "node2")}
+    monkeypatch.setattr(live, "watch", lambda run, **_: RunResult(verb=run.spec.verb, nodes=nodes))
+    inventory = ["-i", str(make_inventory("node1", "node2", "node3"))]
+    with pytest.raises(SystemExit) as ended:
+        main([*shlex.split(given), *inventory])
+    assert ended.value.code == 1
+    (again,) = [line for line in capsys.readouterr().out.splitlines() if "when it is mended, again" in line]
+    words = shlex.split(again.partition("when it is")[0])
+    for word in inventory:
+        words.remove(word)
+    assert words == ["rdm-provision", *shlex.split(expected)]
+
+
+def test_what_was_checked_is_what_is_brought_up(
+    make_inventory: MakeInventory, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    nodes = {"node1": NodeRecap(changed=1)}
+    monkeypatch.setattr(live, "watch", lambda run, **_: RunResult(verb="check", check=True, nodes=nodes))
+    path = str(make_inventory("node1", "node2"))
+    with pytest.raises(SystemExit):
+        main(["check", "-i", path, "--limit", "node1", "-e", "network_replace=true", "--tags", "network"])
+    (step,) = [line for line in capsys.readouterr().out.splitlines() if "make it so" in line]
+    assert shlex.split(step.partition("make it so")[0]) == [
+        *("rdm-provision", "up", "-i", path, "-e", "network_replace=true"),
+        *("--limit", "node1", "--tags", "network"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("words", "shell"),
+    [(["hostname; date"], "-- sh -c 'hostname; date'"), (["false"], ""), (["sh", "-c", "a b"], "")],
+)
+def test_a_line_for_a_shell_that_no_shell_has_seen_is_given_one(
+    words: list[str],
+    shell: str,
+    make_inventory: MakeInventory,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    result = RunResult(verb="exec", nodes={"node1": NodeRecap(failed=1)})
+    monkeypatch.setattr(live, "watch", lambda *_, **__: result)
+    monkeypatch.setattr(Cluster, "outputs", lambda *_: (CommandOutput("node1", 127),))
+    with pytest.raises(SystemExit):
+        main(["exec", "-i", str(make_inventory("node1")), "--", *words])
+    said = capsys.readouterr().err
+    assert (shell in said) if shell else ("shell" not in said)
+
+
+def test_doctor_does_not_say_no_inventory_of_an_inventory(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    well, said = doctor._inventory(None)
+    assert (well, said.startswith("there is none in ./inventory"), "-i PATH" in said) == (True, True, True)

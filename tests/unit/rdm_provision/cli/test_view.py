@@ -1,0 +1,389 @@
+"""How progress, recaps and tables look, away from and on a terminal."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from rdm_provision.cli.render import live, view
+from rdm_provision.cli.render.fabric import show_fabric
+from rdm_provision.cli.render.measured import show_collective, show_rdma
+from rdm_provision.errors import Problem
+from rdm_provision.results.events import (
+    Change,
+    Event,
+    NodeRecap,
+    NodeResult,
+    NodeStarted,
+    PhaseStarted,
+    PhaseTime,
+    Progress,
+    RunFinished,
+    RunResult,
+    RunStarted,
+    Status,
+    TaskGoesOn,
+    TaskStarted,
+)
+
+
+def console(width: int = 120, *, terminal: bool = False) -> Console:
+    return Console(
+        width=width,
+        record=True,
+        force_terminal=terminal,
+        highlight=False,
+        markup=False,
+        quiet=False,
+        color_system=None,
+    )
+
+
+def text(made: Console) -> str:
+    return made.export_text()
+
+
+def result(node: str, status: Status, phase: str = "images", message: str = "", **more: Any) -> NodeResult:
+    return NodeResult(1.0, node, phase, "Load", status, status is Status.CHANGED, message, "", 0.1, **more)
+
+
+def run_of(*nodes: str) -> list[Event]:
+    return [
+        RunStarted(0.0, "up", nodes, False),
+        PhaseStarted(0.0, "images"),
+        TaskStarted(0.0, "images", "Load"),
+        *(NodeStarted(0.1, node, "images", "Load") for node in nodes),
+    ]
+
+
+def show(events: list[Event], **options: Any) -> str:
+    made = console()
+    progress = live.View(made, "demo", **options)
+    for event in events:
+        progress.handle(event)
+    return text(made)
+
+
+def test_without_a_terminal_each_phase_is_a_line() -> None:
+    events = [
+        *run_of("a", "b"),
+        result("a", Status.OK),
+        result("b", Status.CHANGED),
+        PhaseStarted(3.0, "network"),
+        RunFinished(4.0, RunResult(verb="up")),
+    ]
+    lines = show(events).splitlines()
+    assert lines[0].split() == ["up", "demo", "2", "nodes"]
+    assert lines[1].split() == ["images", "3.0", "s", "✔", "a", "✱", "b"]
+    assert lines[2].split()[:3] == ["network", "1.0", "s"]
+
+
+def test_a_failure_is_told_at_once_with_its_reason() -> None:
+    lines = show([*run_of("a", "b"), result("b", Status.FAILED, message="no space left")]).splitlines()
+    assert "b failed" in lines[1]
+    assert "no space left" in lines[2]
+
+
+def test_a_phase_that_a_failed_node_never_ran_says_nothing_of_it() -> None:
+    events = [
+        *run_of("a", "b"),
+        result("a", Status.FAILED, message="no space left"),
+        result("b", Status.OK),
+        PhaseStarted(3.0, "network"),
+        result("b", Status.CHANGED, phase="network"),
+        RunFinished(4.0, RunResult(verb="up")),
+    ]
+    images, network = (line for line in show(events).splitlines() if " s " in line)
+    assert images.split()[3:] == ["✘", "a", "✔", "b"]
+    assert network.split()[3:] == ["a", "✱", "b"]
+
+
+def test_a_refusal_is_left_to_the_end() -> None:
+    assert "failed" not in show([*run_of("a"), result("a", Status.FAILED, message="no", refused=True)])
+
+
+def test_many_nodes_are_counted() -> None:
+    nodes = [f"n{number}" for number in range(30)]
+    events = [
+        *run_of(*nodes),
+        *(result(node, Status.OK) for node in nodes[1:]),
+        result("n0", Status.UNREACHABLE),
+    ]
+    shown = show([*events, PhaseStarted(2.0, "network")])
+    assert "1 unreachable, 29 ok" in shown
+    assert "n17" not in shown
+
+
+def test_long_names_do_not_repeat_in_every_phase() -> None:
+    long = "node-17.rack-4.row-b.hall-2.cluster.research.example.org"
+    events = [*run_of(long), result(long, Status.FAILED, message="no space"), PhaseStarted(2.0, "network")]
+    shown = show(events)
+    assert shown.count(long) == 1
+    assert "1 failed" in shown
+
+
+def test_the_live_display_says_who_is_still_busy() -> None:
+    made = console(terminal=True)
+    progress = live.View(made, "demo")
+    for event in [*run_of("a", "b"), result("a", Status.OK)]:
+        progress.handle(event)
+    made.print(progress)
+    shown = text(made)
+    assert "✔ a" in shown
+    assert "… b" in shown
+    assert "Load" in shown
+
+
+def test_a_run_of_one_step_leaves_no_lines() -> None:
+    events = [*run_of("a"), result("a", Status.FAILED, message="x"), RunFinished(1.0, RunResult(verb="exec"))]
+    assert show(events, brief=True) == ""
+
+
+def test_brackets_of_users_are_no_markup() -> None:
+    assert "[bold]x[/bold]" in show([*run_of("a"), result("a", Status.FAILED, message="[bold]x[/bold]")])
+
+
+# --- after the run --------------------------------------------------------------------------------------
+
+
+def recap(nodes: dict[str, NodeRecap], **more: Any) -> str:
+    made = console()
+    view.recap(
+        made, RunResult(verb="up", nodes=nodes, phases=(PhaseTime("images", 75.2),), seconds=80, **more)
+    )
+    return text(made)
+
+
+def test_the_recap_has_a_line_per_node_with_the_reason() -> None:
+    plan = {"nodes": {"a": {"my_ip": "10.0.0.1"}, "b": {"my_ip": "10.0.0.2"}}}
+    nodes = {"a": NodeRecap(ok=3, changed=1), "b": NodeRecap(ok=1, failed=1, phase="images", why="no space")}
+    shown = recap(nodes, plan=plan, warnings=("careful",))
+    assert "up: 1 node failed  in 1 min 20 s" in shown
+    (line,) = [line for line in shown.splitlines() if " b " in f" {line} "]
+    assert line.split() == ["b", "10.0.0.2", "✘", "failed", "2", "0", "images:", "no", "space"]
+    assert "images 1 min 15 s" in shown
+    assert "- careful" in shown
+
+
+def test_a_recap_without_changes_says_so() -> None:
+    assert "nothing to change" in recap({"a": NodeRecap(ok=3)})
+
+
+def test_a_recap_of_a_check_speaks_of_what_would_be() -> None:
+    shown = recap({"a": NodeRecap(ok=3, changed=1)}, check=True)
+    assert "1 node would change" in shown
+    assert "✱ would change" in shown
+
+
+def test_a_large_recap_lists_only_what_went_wrong() -> None:
+    nodes = {f"n{number}": NodeRecap(ok=1) for number in range(99)} | {
+        "bad": NodeRecap(unreachable=True, why="gone")
+    }
+    shown = recap(nodes)
+    assert "99 nodes are well" in shown
+    assert "bad" in shown
+    assert "n17" not in shown
+
+
+def test_problems_shared_by_nodes_share_a_line() -> None:
+    made = console()
+    shared = [Problem(node, "x", "is bad", "mend it") for node in "abc"]
+    view.problems(made, [*shared, Problem(None, "y", "is worse", "")])
+    assert text(made).splitlines() == ["  - a, b, c: x is bad: mend it", "  - y is worse"]
+
+
+def test_a_terminal_gets_hanging_lines_and_a_log_whole_ones() -> None:
+    problem = [Problem("a", "x", "is " + "very " * 20 + "bad", "mend it")]
+    log, screen = console(60), console(60, terminal=True)
+    view.problems(log, problem)
+    view.problems(screen, problem)
+    assert len(text(log).splitlines()) == 1
+    assert all(line.startswith("    ") for line in text(screen).splitlines()[1:])
+
+
+@pytest.mark.parametrize(
+    ("ended", "words"),
+    [
+        (RunResult(verb="up", cancelled=True), ["Stopped", "go on"]),
+        (
+            RunResult(
+                verb="up", refused="nodes", problems=tuple(Problem(n, "x", "is bad", "") for n in "ab")
+            ),
+            ["Refused", "1 problem\n", "a, b: x is bad"],
+        ),
+        (RunResult(verb="up", message="no luck"), ["Error", "no luck"]),
+    ],
+)
+def test_unhappy_ends(ended: RunResult, words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert view.unhappy_end(ended)
+    shown = capsys.readouterr().err
+    for word in words:
+        assert word in shown
+
+
+def test_drift_is_grouped_in_the_order_of_the_run() -> None:
+    write = Change("my_ip", "Write", "-old\n+new\n")
+    start = Change("container", "Start", "")
+    long = Change("my_ip", "Write", "".join(f"+{number}\n" for number in range(100)))
+    nodes = {
+        "a": NodeRecap(changed=2, changes=(start, write)),
+        "b": NodeRecap(changed=1, changes=(write,)),
+        "c": NodeRecap(changed=1, changes=(long,)),
+        "d": NodeRecap(changed=1, changes=(Change("my_ip", "Write", "+d\n"),)),
+    }
+    ended = RunResult(verb="check", nodes=nodes, phases=(PhaseTime("my_ip", 1), PhaseTime("container", 1)))
+    short, whole = console(), console()
+    view.drift(short, ended)
+    view.drift(whole, ended, everything=True)
+    lines = text(short).splitlines()
+    assert lines[1:4] == ["a, b  my_ip: Write", "  -old", "  +new"]
+    assert lines.index("a  container: Start") > lines.index("a, b  my_ip: Write")
+    assert "  … 60 more lines" in lines
+    assert "d  likewise" in lines
+    complete = text(whole)
+    assert "  +99" in complete
+    assert "likewise" not in complete
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [(0.04, "0.0 s"), (9.94, "9.9 s"), (59.4, "59 s"), (60, "1 min 00 s"), (3671, "61 min 11 s")],
+)
+def test_durations(value: float, words: str) -> None:
+    assert view.seconds(value) == words
+
+
+# --- the fabric ---------------------------------------------------------------------------------------------
+
+
+def fabric(size: int, **more: Any) -> dict[str, Any]:
+    nodes = [f"n{number}" for number in range(size)]
+    return {
+        "nodes": nodes,
+        "rtt_us": {a: {b: 10.0 + i + j for j, b in enumerate(nodes) if a != b} for i, a in enumerate(nodes)},
+        "verdicts": {node: {"ok": True, "reason": ""} for node in nodes},
+        "slow": [],
+        **more,
+    }
+
+
+def drawn(data: dict[str, Any]) -> list[str]:
+    made = console()
+    show_fabric(made, data)
+    return text(made).splitlines()
+
+
+def test_each_rail_has_a_table_of_its_own() -> None:
+    other = fabric(2, findings=["n1: no answer from any peer"])
+    lines = drawn({**fabric(2), "findings": ["rail ib1: n1: x"], "rails": {"ib0": fabric(2), "ib1": other}})
+    titles = [number for number, line in enumerate(lines) if "Fabric, rail ib" in line]
+    assert len(titles) == 2
+    assert titles[1] < lines.index("  failed: n1: no answer from any peer")
+    assert not any("rail ib1: n1: x" in line for line in lines)
+
+
+def test_a_small_fabric_is_a_matrix() -> None:
+    data = fabric(3)
+    data["rtt_us"]["n0"]["n2"] = None
+    data["verdicts"]["n2"] = {"ok": False, "reason": "no answer"}
+    lines = drawn(data)
+    assert lines[2].split() == ["from", "\\", "to", "n0", "n1", "n2"]
+    assert lines[3].split() == ["n0", "-", "11", "silent"]
+    assert "  failed: n2: no answer" in lines
+    assert not any("reaches every other" in line for line in lines)
+
+
+def test_a_whole_fabric_says_so() -> None:
+    assert any("reaches every other" in line for line in drawn(fabric(2)))
+
+
+def test_a_sample_says_how_sure_it_is_and_shows_only_what_was_measured() -> None:
+    data = fabric(3, sample={"text": "Sampled: 1 of 2 peers each."})
+    del data["rtt_us"]["n0"]["n2"]
+    lines = drawn(data)
+    assert lines[3].split() == ["n0", "-", "11"]
+    assert "  Sampled: 1 of 2 peers each." in lines
+    assert "  Every container of this run reaches every other that it was measured with." in lines
+
+
+def test_a_large_fabric_is_a_line_per_node_and_the_longest_pairs() -> None:
+    data = fabric(20, slow=["n19"])
+    lines = drawn(data)
+    (n5,) = [line for line in lines if line.split()[:1] == ["n5"]]
+    assert n5.split() == ["n5", "15", "25", "34", "0", "ok"]
+    assert any(line.split()[:1] == ["n19"] and line.split()[-1] == "slow" for line in lines)
+    assert any(line.strip().startswith("Longest: n19 → n18 47") for line in lines)
+
+
+def test_a_huge_fabric_without_its_matrix_still_has_its_medians() -> None:
+    data = fabric(20, median_us={f"n{number}": 33.0 for number in range(20)})
+    data["rtt_us"] = {}
+    (n5,) = [line for line in drawn(data) if line.split()[:1] == ["n5"]]
+    assert n5.split() == ["n5", "?", "33", "?", "?", "ok"]
+
+
+# --- RDMA and the all-reduce --------------------------------------------------------------------------------
+
+
+def test_rdma_is_a_line_per_node_and_each_finding() -> None:
+    figures = {"sent_gbit": 181.4, "received_gbit": None, "latency_us": 2.071, "rate_gbit": 200.0}
+    made = console()
+    rdma = {
+        "ok": False,
+        "nodes": ["n1", "n2"],
+        "by_node": dict.fromkeys(("n1", "n2"), figures),
+        "usual_gbit": 181.0,
+        "verdicts": {"n1": {"ok": True, "reason": ""}, "n2": {"ok": False, "reason": "x"}},
+        "findings": ["n2: it sends 20 Gb/s"],
+        "warnings": ["odd"],
+        "sample": {"text": "Sampled: 16 of 999 rounds."},
+    }
+    show_rdma(made, rdma)
+    lines = text(made).splitlines()
+    assert ["n1", "181", "--", "2.07", "200", "ok"] in [line.split() for line in lines]
+    assert lines[-3:] == ["  Sampled: 16 of 999 rounds.", "  failed: n2: it sends 20 Gb/s", "  warning: odd"]
+    made = console()
+    show_rdma(made, {**rdma, "usual_gbit": None})
+    assert "181" not in text(made)
+    made = console()
+    slower = {**rdma, "by_node": {name: {**figures, "sent_gbit": 90.0} for name in ("n1", "n2")}}
+    show_rdma(made, {**rdma, "findings": ["rail ib1: n2: slow"], "rails": {"ib0": rdma, "ib1": slower}})
+    shown = text(made)
+    assert shown.index("RDMA on ib0") < shown.index("181") < shown.index("RDMA on ib1") < shown.index("90")
+    assert shown.count("failed: ") == 1, "each finding names its rail, and is told once"
+
+
+def test_the_all_reduce_is_a_line_per_size() -> None:
+    size = {"bytes": 64 * 1024**2, "seconds": 0.01234, "algbw": 5.4, "busbw": 8.1}
+    made = console()
+    told = {"ok": True, "nodes": ["n1", "n2"], "ranks": 16, "backend": "nccl", "sizes": [size]}
+    show_collective(made, {**told, "findings": [], "warnings": []})
+    lines = text(made).splitlines()
+    assert any("16 ranks on 2 nodes, nccl" in line for line in lines)
+    assert ["64", "MiB", "12.34", "ms", "5.40", "8.10"] in [line.split() for line in lines]
+    assert lines[-1] == "  No node makes it slow."
+
+
+def test_how_far_a_task_is_is_a_line_each_away_from_a_terminal() -> None:
+    made = console()
+    progress = live.View(made, "demo")
+    progress.handle(TaskStarted(0.0, "verify", "Measure"))
+    for round_ in ("round 1 of 3", "round 1 of 3", "round 3 of 3"):
+        progress.handle(Progress(0.0, round_))
+    assert [line.strip() for line in text(made).splitlines()] == ["round 1 of 3", "round 3 of 3"]
+
+
+def test_a_task_that_takes_long_is_named_away_from_a_terminal() -> None:
+    long = TaskGoesOn(10.0, "lab", "Make the images")
+    assert show([*run_of("a"), long]).splitlines()[-1] == "    Make the images…"
+    assert show([*run_of("a"), long], brief=True) == "    Make the images…\n"
+    of_a_command = [RunStarted(0.0, "exec", ("a",), False), long]
+    for quiet, events in (({"verbose": 2}, [*run_of("a"), long]), ({"brief": True}, of_a_command)):
+        assert "Make the images" not in show(events, **quiet)
+
+
+def test_what_a_run_is_about_may_be_more_than_the_machine_that_it_is_on() -> None:
+    head = show(run_of("localhost"), about="5 nodes").splitlines()[0]
+    assert head.split() == ["up", "demo", "5", "nodes"]

@@ -1,0 +1,64 @@
+"""A tag that chooses nothing is refused, and the nearest is named."""
+
+from __future__ import annotations
+
+import pytest
+
+from rdm_provision.api.cluster import Cluster
+from rdm_provision.errors import InputError
+from rdm_provision.runner.parts import check_tags, tags_of
+from tests.unit.rdm_provision.conftest import MakeInventory
+
+
+def test_the_parts_are_those_of_the_playbook_in_the_order_of_the_run() -> None:
+    site = tags_of("site")
+    roles = [tag for tag in site if "_" not in tag or tag == "my_ip"]
+    assert roles == [
+        "preflight",
+        "images",
+        "sriov",
+        "network",
+        "my_ip",
+        "container",
+        "hostfile",
+        "receipt",
+        "verify",
+    ]
+    assert {"images_install", "network_run", "container_run", "my_ip_configure"} <= set(site)
+    assert {"container", "container_run", "network"} <= set(tags_of("clean"))
+    assert "always" not in site
+
+
+@pytest.mark.parametrize("tags", ["network", "network_run,hostfile", " images , my_ip ", "all"])
+def test_parts_that_are_there_are_chosen(tags: str) -> None:
+    check_tags("site", tags)
+
+
+@pytest.mark.parametrize(
+    ("tags", "word", "hint"),
+    [
+        ("netwrk", "netwrk", "did you mean network"),
+        ("network,hostfle", "hostfle", "hostfile"),
+        ("xyzzy", "xyzzy", "the parts are preflight, "),
+    ],
+)
+def test_a_part_that_is_not_there_is_refused(tags: str, word: str, hint: str) -> None:
+    with pytest.raises(InputError, match=f"there is no part '{word}'") as caught:
+        check_tags("site", tags)
+    assert hint in caught.value.hint
+
+
+def test_what_only_the_way_up_has_is_no_part_of_the_way_down() -> None:
+    with pytest.raises(InputError, match="no part 'verify'"):
+        check_tags("clean", "verify")
+
+
+@pytest.mark.parametrize("tags", ["", " , "])
+@pytest.mark.parametrize("verb", ["up", "check", "down", "env_up", "env_down"])
+def test_no_tag_at_all_is_not_all_of_them(make_inventory: MakeInventory, verb: str, tags: str) -> None:
+    bare = {"rdm_runtime": "host"} if verb.startswith("env") else {}
+    ask = getattr(Cluster.load(make_inventory(**bare)), verb)
+    with pytest.raises(InputError, match="--tags is empty") as caught:
+        ask(tags=tags)
+    assert caught.value.hint.startswith("the parts are ")
+    assert ask().spec.tags == ""

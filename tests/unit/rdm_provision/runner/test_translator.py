@@ -1,0 +1,533 @@
+"""What single dictionaries of ansible-runner mean, where a real run would cost more than it tells."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rdm_provision.results.diffs import unified_diff
+from rdm_provision.results.events import (
+    NodeResult,
+    NodeStarted,
+    Notice,
+    PhaseStarted,
+    Progress,
+    RunResult,
+    Status,
+    TaskGoesOn,
+    TaskStarted,
+)
+from rdm_provision.runner.run_spec import RunSpec
+from rdm_provision.runner.translator import LONG_S, Translator, error_sentence
+
+NODES = ("a", "b", "c", "d", "e")
+
+
+def translator(**spec: Any) -> Translator:
+    return Translator(RunSpec(**{"verb": "up", "playbook": "site", "inventory": "x", "nodes": NODES, **spec}))
+
+
+def task(role: str, name: str, action: str = "rdm.provision.node_facts") -> dict[str, Any]:
+    return {
+        "event": "playbook_on_task_start",
+        "event_data": {"resolved_role": role, "name": f"{role} : {name}", "task_action": action},
+    }
+
+
+def outcome(kind: str, node: str, res: dict[str, Any], action: str = "x.y.z") -> dict[str, Any]:
+    return {"event": f"runner_on_{kind}", "event_data": {"host": node, "task_action": action, "res": res}}
+
+
+def feed(made: Translator, *events: dict[str, Any]) -> list[Any]:
+    return [event for data in events for event in made.translate(data)]
+
+
+def end(made: Translator, rc: int = 0) -> RunResult:
+    return made.end(rc, cancelled=False, record=None)
+
+
+def test_roles_are_phases_by_their_short_name() -> None:
+    made = translator()
+    events = feed(
+        made,
+        task("rdm.provision.images", "Load"),
+        task("rdm.provision.images", "Pull"),
+        task("rdm.provision.network", "Make"),
+    )
+    assert [(type(event), event.phase) for event in events] == [
+        (PhaseStarted, "images"),
+        (TaskStarted, "images"),
+        (TaskStarted, "images"),
+        (PhaseStarted, "network"),
+        (TaskStarted, "network"),
+    ]
+    assert [event.task for event in events if isinstance(event, TaskStarted)] == ["Load", "Pull", "Make"]
+    assert [phase.phase for phase in end(made).phases] == ["images", "network"]
+
+
+def test_that_a_task_takes_long_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr("rdm_provision.runner.translator.time.monotonic", lambda: now)
+    made = translator()
+    assert list(made.waited()) == []
+    for name in ("Make the images", "Make the lab"):
+        feed(made, task("rdm.provision.lab", name))
+        now += LONG_S - 1
+        assert list(made.waited()) == []
+        now += 1
+        (told,) = made.waited()
+        assert isinstance(told, TaskGoesOn)
+        assert told.task == name
+        now += LONG_S
+        assert list(made.waited()) == []
+
+
+@pytest.mark.parametrize("end", ["playbook_on_play_start", "playbook_on_stats"])
+def test_a_task_that_has_ended_takes_no_longer(end: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr("rdm_provision.runner.translator.time.monotonic", lambda: now)
+    made = translator()
+    feed(made, task("rdm.provision.lab", "Make the lab"), {"event": end, "event_data": {}})
+    now += 2 * LONG_S
+    assert list(made.waited()) == []
+
+
+def test_a_task_that_asks_all_nodes_is_told_as_a_task_on_each_that_answers() -> None:
+    made = translator()
+    ask = {"host": "a", "task_action": "rdm.provision.ask_all"}
+    started = feed(
+        made,
+        task("rdm.provision.preflight", "Look at the nodes", "rdm.provision.ask_all"),
+        {"event": "runner_on_start", "event_data": ask},
+    )
+    assert [event.node for event in started if isinstance(event, NodeStarted)] == list(NODES)
+    res = {"answers": {"a": {}, "b": {}, "d": {}}, "lost": {"c": "no route"}, "others": {"e": "odd"}}
+    told = feed(made, {"event": "runner_on_ok", "event_data": {**ask, "res": res, "duration": 2}})
+    assert [(event.node, event.status) for event in told] == [("a", "ok"), ("b", "ok"), ("d", "ok")]
+    assert {(event.phase, event.task) for event in told} == {("preflight", "Look at the nodes")}
+    result = made.end(0, cancelled=True, record=None)
+    assert [name for name, recap in result.nodes.items() if recap.ok] == ["a", "b", "d"]
+    assert result.in_progress == ()
+
+
+def test_a_task_that_asks_all_nodes_is_in_progress_on_all_until_it_ends() -> None:
+    made = translator()
+    feed(
+        made,
+        task("rdm.provision.preflight", "Look at the nodes", "rdm.provision.ask_all"),
+        {"event": "runner_on_start", "event_data": {"host": "a", "task_action": "rdm.provision.ask_all"}},
+    )
+    cancelled = made.end(1, cancelled=True, record=None)
+    assert [doing.node for doing in cancelled.in_progress] == list(NODES)
+
+
+def test_an_inspection_belongs_to_the_phase_that_asks_for_it() -> None:
+    made = translator()
+    inspection = task("rdm.provision.images", "Inspect")
+    inspection["event_data"]["task_path"] = "/x/roles/images/tasks/inspect.yml:3"
+    events = feed(
+        made,
+        task("rdm.provision.preflight", "Look"),
+        inspection,
+        task("rdm.provision.preflight", "Check"),
+        task("rdm.provision.images", "Load"),
+        inspection,
+    )
+    assert [event.phase for event in events if isinstance(event, PhaseStarted)] == ["preflight", "images"]
+    assert [event.task for event in events if isinstance(event, TaskStarted)][1] == "Inspect"
+
+
+def test_a_rescue_that_fails_has_the_last_word() -> None:
+    made = translator()
+    feed(
+        made,
+        task("rdm.provision.images", "Pull"),
+        outcome("failed", "a", {"msg": "500 Server Error for http+docker://localhost"}),
+        outcome("failed", "b", {"msg": "500 Server Error for http+docker://localhost"}),
+        task("rdm.provision.images", "Say why"),
+        outcome("failed", "a", {"msg": "registry r cannot be reached"}),
+        {"event": "playbook_on_stats", "event_data": {"failures": {"a": 1}, "rescued": {"a": 1, "b": 1}}},
+    )
+    nodes = end(made, rc=2).nodes
+    assert (nodes["a"].phase, nodes["a"].why) == ("images", "registry r cannot be reached")
+    assert nodes["b"].why == ""
+
+
+def test_a_refusal_by_the_nodes_is_not_the_failure_of_one() -> None:
+    made = translator()
+    refusal = {
+        "rdm_refused": "nodes",
+        "problems": [
+            {"node": "a", "value": "192.169.16.0/24", "reason": "overlaps ib0", "remedy": "choose another"},
+            {"node": None, "value": "", "reason": "too old", "remedy": ""},
+        ],
+        "msg": "…",
+    }
+    (event,) = feed(made, outcome("failed", "a", refusal, "rdm.provision.plan"))
+    assert event.refused
+    result = end(made, 2)
+    assert result.exit_code == 2
+    assert [str(problem) for problem in result.problems] == [
+        "a: 192.169.16.0/24 overlaps ib0: choose another",
+        "too old",
+    ]
+    assert result.failed == ()
+
+
+def test_what_several_nodes_refuse_alike_is_one_problem() -> None:
+    made = translator()
+    problem = {"node": None, "value": "rank 99", "reason": "is none of the job x", "remedy": ""}
+    refusal = {"rdm_refused": "input", "problems": [problem], "msg": "…"}
+    feed(made, *(outcome("failed", node, refusal, "rdm.provision.job") for node in ("a", "b")))
+    result = end(made, 2)
+    assert result.exit_code == 3
+    assert [str(one) for one in result.problems] == ["rank 99 is none of the job x"]
+
+
+def test_wrong_arguments_of_a_role_are_bad_input_before_any_change() -> None:
+    made = translator()
+    errors = {"argument_errors": ["value of x must be one of: a, b, got: c"], "msg": "Validation failed"}
+    feed(made, outcome("failed", "a", errors, "ansible.builtin.validate_argument_spec"))
+    result = end(made, 2)
+    assert result.exit_code == 3
+    assert result.problems[0].reason == errors["argument_errors"][0]
+
+
+def test_wrong_arguments_of_a_role_after_a_change_are_a_failure() -> None:
+    made = translator()
+    errors = {"argument_errors": ["value of x is bad"], "msg": "Validation failed"}
+    feed(
+        made,
+        outcome("ok", "b", {"changed": True}),
+        outcome("failed", "a", errors, "ansible.builtin.validate_argument_spec"),
+    )
+    assert end(made, 2).exit_code == 1
+
+
+def test_what_takes_long_tells_how_far_it_is_with_each_try() -> None:
+    made = translator(verb="verify")
+    said = {
+        "host": "a",
+        "resolved_action": "rdm.provision.rdma_probe",
+        "res": {"progress": "round 3 of 7", "done": False},
+    }
+    (event,) = feed(made, {"event": "runner_retry", "event_data": said})
+    assert isinstance(event, Progress)
+    assert event.text == "round 3 of 7"
+
+
+def test_the_plan_and_the_fabric_are_kept() -> None:
+    made = translator(keep=frozenset({"rdm.provision.container_exec"}))
+    plan = {"changed": True, "nodes": {"a": {"my_ip": "10.0.0.1"}}, "hostfile": "x", "_ansible_no_log": False}
+    feed(
+        made,
+        outcome("ok", "a", plan, "rdm.provision.plan"),
+        outcome("ok", "a", {"fabric": {"nodes": ["a"]}, "msg": "table"}, "rdm.provision.fabric_verdict"),
+        outcome("ok", "c", {"rc": 1}, "rdm.provision.container_exec"),
+        outcome("ok", "b", {"rc": 0, "invocation": {}}, "rdm.provision.container_exec"),
+    )
+    feed(
+        made,
+        outcome("ok", "a", {"parts": {}, "msg": "2 nodes"}, "rdm.provision.rdma_pairs"),
+        outcome("ok", "a", {"rdma": {"nodes": ["a"]}}, "rdm.provision.rdma_pairs"),
+        outcome("ok", "a", {"collective": {"busbw": 21.5}}, "rdm.provision.collective_verdict"),
+    )
+    result = end(made)
+    assert result.plan == {"nodes": {"a": {"my_ip": "10.0.0.1"}}, "hostfile": "x"}
+    assert result.fabric == {"nodes": ["a"]}
+    assert result.rdma == {"nodes": ["a"]}
+    assert result.collective == {"busbw": 21.5}
+    # In the inventory's order, in whatever order they answered.
+    assert [*result.returned["rdm.provision.container_exec"].items()] == [
+        ("b", [{"rc": 0}]),
+        ("c", [{"rc": 1}]),
+    ]
+
+
+def test_a_diff_that_many_nodes_have_is_kept_once() -> None:
+    made = translator()
+    for node in NODES:
+        diff = {"before": "", "after": "".join(f"line {number}\n" for number in range(100))}
+        feed(made, outcome("ok", node, {"changed": True, "diff": diff}))
+    diffs = [recap.changes[0].diff for recap in end(made).nodes.values()]
+    assert len(diffs[0].splitlines()) == 103
+    assert all(diff is diffs[0] for diff in diffs)
+
+
+def test_a_warning_is_told_once_and_names_its_nodes() -> None:
+    made = translator()
+    events = feed(
+        made, *(outcome("ok", node, {"warnings": ["the disk is  nearly\nfull"]}) for node in "bdca")
+    )
+    notices = [event for event in events if isinstance(event, Notice)]
+    assert [notice.text for notice in notices] == ["b: the disk is nearly full"]
+    assert end(made).warnings == ("a, b, c and 1 more: the disk is nearly full",)
+
+
+@pytest.mark.parametrize("action", ["plan", "spare_jobs", "launch_programs"])
+def test_a_warning_about_the_cluster_names_no_node(action: str) -> None:
+    made = translator()
+    feed(made, outcome("ok", "a", {"nodes": {}, "warnings": ["not private"]}, f"rdm.provision.{action}"))
+    assert end(made).warnings == ("not private",)
+
+
+def test_a_group_of_workers_that_is_empty_is_no_reason_to_warn() -> None:
+    made = translator()
+    text = "[WARNING]: Could not match supplied host pattern, ignoring: workers"
+    feed(made, {"event": "warning", "stdout": text})
+    assert end(made).warnings == ()
+
+
+def test_ansible_has_the_last_word_on_what_failed() -> None:
+    made = translator()
+    feed(
+        made,
+        outcome("failed", "a", {"msg": "oops"}),
+        outcome("failed", "b", {"msg": "oops"}),
+        {"event": "playbook_on_stats", "event_data": {"failures": {"b": 1}, "rescued": {"a": 1}, "dark": {}}},
+    )
+    result = end(made, 2)
+    assert result.failed == ("b",)
+    assert result.nodes["a"].why == ""
+
+
+def test_an_end_without_a_culprit_is_told() -> None:
+    made = translator()
+    feed(
+        made,
+        {"event": "playbook_on_play_start"},
+        {"event": "error", "stdout": "[ERROR]: Unexpected thing.\n"},
+    )
+    result = end(made, 250)
+    assert result.exit_code == 1
+    assert result.message == "Unexpected thing."
+
+
+@pytest.mark.parametrize(
+    ("kind", "res", "why"),
+    [
+        ("failed", {"msg": "Task failed: Module failed: no space left"}, "no space left"),
+        (
+            "failed",
+            {"msg": "non-zero return code", "rc": 3, "stderr": "a\nlast words\n"},
+            "exit code 3: last words",
+        ),
+        ("failed", {"rc": 3}, "exit code 3"),
+        (
+            "failed",
+            {
+                "msg": "Error creating network: 500 Server Error for http+docker://localhost/v1.41/networks/"
+                'create: Internal Server Error ("network dm-1 is already using parent interface ib0")'
+            },
+            "Error creating network: network dm-1 is already using parent interface ib0",
+        ),
+        # ansible-core's words since 2.19, which hide those of a shell, of sudo, or of Python.
+        (
+            "failed",
+            {
+                "msg": "Module result deserialization failed: No start of json char found",
+                "rc": 1,
+                "module_stderr": "sudo: a password is required\n",
+            },
+            "exit code 1: sudo: a password is required",
+        ),
+        (
+            "failed",
+            {"msg": "Task failed: Timed out after 180 second(s)."},
+            "it did not answer within 180 s: a file that the shell reads at login (.bashrc, .zshenv) may "
+            "wait there, or a file system hangs",
+        ),
+        (
+            "failed",
+            {"msg": "Timeout (12s) waiting for privilege escalation prompt: "},
+            "sudo did not begin within 12 s: it asks for a password, or a file that the shell reads at login "
+            "(.bashrc, .zshenv) may wait there, or a file system hangs",
+        ),
+        (
+            "failed",
+            {"msg": "Task failed: Missing sudo password"},
+            "sudo asks for a password there: give it with --ask-become-pass, or as "
+            "ansible_become_password, encrypted with ansible-vault, or let the user do without one",
+        ),
+        ("failed", {"msg": "two\n  lines"}, "two lines"),
+        (
+            "unreachable",
+            {"msg": "Task failed: Failed to connect to the host via ssh: ssh: connect to host h: No route"},
+            "connect to host h: No route",
+        ),
+        ("unreachable", {"msg": ""}, "no connection"),
+        (
+            "unreachable",
+            {"msg": 'Data could not be sent to remote host "h". Make sure it can be reached over ssh: '},
+            "ssh to it ended without a word: its connection or the program there was killed, or sshd did not "
+            "answer in time; run the same again",
+        ),
+        (
+            "unreachable",
+            {"msg": "Task failed: Failed to connect to the host via ssh: "},
+            "ssh to it ended without a word: its connection or the program there was killed, or sshd did not "
+            "answer in time; run the same again",
+        ),
+        (
+            "unreachable",
+            {
+                "msg": 'Data could not be sent to remote host "h". Make sure this host can be reached over '
+                "ssh: ssh: connect to host h port 22: Connection refused"
+            },
+            "connect to host h port 22: Connection refused",
+        ),
+        (
+            "failed",
+            {
+                "msg": "One or more items failed",
+                "results": [{"item": 1}, {"item": 2, "failed": True, "msg": "bad"}],
+            },
+            "2: bad",
+        ),
+    ],
+)
+def test_why_a_task_went_wrong_is_one_line(kind: str, res: dict[str, Any], why: str) -> None:
+    (event,) = feed(translator(), outcome(kind, "a", res))
+    assert isinstance(event, NodeResult)
+    assert event.message == why
+
+
+def test_a_hidden_result_shows_its_status_and_nothing_else() -> None:
+    data = {**outcome("ok", "a", {"censored": "hidden"}), "stdout": "\x1b[0;33mchanged: [a]\x1b[0m\r\n"}
+    events = [event for event in feed(translator(), data) if isinstance(event, NodeResult)]
+    assert [event.status for event in events] == [Status.CHANGED]
+
+
+@pytest.mark.parametrize(
+    ("diff", "text"),
+    [
+        (None, ""),
+        (
+            {"before": "a\n", "after": "b\n", "before_header": "x", "after_header": "x"},
+            "--- x\n+++ x\n@@ -1 +1 @@\n-a\n+b\n",
+        ),
+        ({"before": "a", "after": "a"}, ""),
+        ({"prepared": "whatever"}, "whatever\n"),
+        ([{"before": {"exists": False}, "after": {"exists": True}}], "-exists: false\n+exists: true\n"),
+        (
+            {
+                "before": {"same": 1, "env": {"A": "x", "B": "y"}},
+                "after": {"same": 1, "env": {"A": "z", "B": "y"}},
+            },
+            "-env.A: (hidden)\n+env.A: (another value)\n",
+        ),
+        (
+            {
+                "before": {"env": ["MY_IP=10.0.0.1", "OLD=o=ld", "SAME=same"], "image": "a"},
+                "after": {"env": ["MY_IP=10.0.0.2", "NEW=new", "SAME=same"], "image": "b"},
+            },
+            "-image: a\n+image: b\n-env.MY_IP: 10.0.0.1\n+env.MY_IP: 10.0.0.2\n"
+            "-env.OLD: (hidden)\n+env.NEW: (hidden)\n",
+        ),
+        ({"before": {"env": None}, "after": {"env": ["A=hush"]}}, "+env.A: (hidden)\n"),
+        ({"before": {}, "after": {"new": [1]}}, "+new: [1]\n"),
+        ({"src_binary": 1, "before": "a", "after": "b"}, ""),
+    ],
+)
+def test_diffs_of_all_shapes(diff: Any, text: str) -> None:
+    assert unified_diff({"diff": diff}) == text
+
+
+def test_what_the_log_must_not_show_is_noted() -> None:
+    into = translator()
+    diff = {"before": {"env": ["MY_IP=10.0.0.1", "KEY=old"]}, "after": {"env": ["KEY=hush"], "image": "a"}}
+    feed(into, outcome("ok", "a", {"changed": True, "diff": diff}))
+    assert into.hidden == {"KEY=old", "KEY=hush"}
+
+
+BANNER = """Task failed: Failed to connect to the host via ssh: @@@@@@@@@@@@@@@@@\r
+@    WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED!     @\r\n@@@@@@@@@@@@@@@@@\r
+IT IS POSSIBLE THAT SOMEONE IS DOING SOMETHING NASTY!\r
+Add correct host key in /my keys/known_hosts to get rid of this message.\r
+Offending ED25519 key in /my keys/known_hosts:3\r
+  remove with:\r\n  ssh-keygen -f "/my keys/known_hosts" -R "[10.0.0.1]:2222"\r
+Host key for [10.0.0.1]:2222 has changed and you have requested strict checking.\r
+Host key verification failed."""
+
+
+def test_sshs_banner_about_a_changed_host_key_is_one_line() -> None:
+    made = translator()
+    feed(made, outcome("unreachable", "a", {"msg": BANNER}))
+    assert end(made, rc=4).nodes["a"].why == (
+        "the ssh host key of [10.0.0.1]:2222 is not the one in /my keys/known_hosts:3. If the host was made "
+        "anew: ssh-keygen -f '/my keys/known_hosts' -R '[10.0.0.1]:2222'; if not, somebody else answers there"
+    )
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "Host key verification failed.",
+        "No ED25519 host key is known for [10.0.0.1]:2222 and you have requested strict checking.\r\n"
+        "Host key verification failed.",
+    ],
+)
+def test_an_unknown_host_key_says_what_to_do(said: str) -> None:
+    made = translator()
+    feed(
+        made,
+        outcome("unreachable", "a", {"msg": f"Task failed: Failed to connect to the host via ssh: {said}"}),
+    )
+    assert end(made, rc=4).nodes["a"].why.startswith("ssh knows no key of this host: log in once by hand")
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        (
+            "ssh: connect to host login port 22: Connection refused\r\n"
+            "kex_exchange_identification: Connection closed by remote host\r\n",
+            "its jump host cannot be reached: connect to host login port 22: Connection refused",
+        ),
+        (
+            "ssh: Could not resolve hostname login: Name or service not known\r\n",
+            "its jump host cannot be reached: Could not resolve hostname login: Name or service not known",
+        ),
+        (
+            "ops@login: Permission denied (publickey).\r\n",
+            "its jump host does not let it through: ops@login: Permission denied (publickey)",
+        ),
+        (
+            "channel 0: open failed: connect failed: No route to host\r\nstdio forwarding failed\r\n",
+            "its jump host does not let it through: channel 0: open failed: connect failed: No route to host",
+        ),
+        (
+            "Host key verification failed.\r\n",
+            "its jump host does not let it through: Host key verification failed",
+        ),
+        *(
+            (
+                said,
+                "its jump host cannot be reached or does not let it through, and ssh does not tell why: "
+                "log in to the jump host by hand, and from there to the node",
+            )
+            for said in ("", "kex_exchange_identification: Connection closed by remote host\r\n")
+        ),
+    ],
+)
+def test_a_jump_host_in_the_way_is_named_instead_of_the_node(said: str, why: str) -> None:
+    made = translator()
+    head = "Failed to connect to the host via ssh: "
+    text = f"Task failed: {head}{said}Connection closed by UNKNOWN port 65535"
+    feed(made, outcome("unreachable", "a", {"msg": text}))
+    assert end(made, rc=4).nodes["a"].why == why
+
+
+@pytest.mark.parametrize(
+    ("said", "sentence"),
+    [
+        ("[WARNING]: x\n[ERROR]: no such thing.\n", "no such thing."),
+        ("[ERROR]: bad colon\nOrigin: /x/y.yml:3:7\n\n3 - a: b: c\n", "bad colon (/x/y.yml:3:7)"),
+        ("ERROR! old\nstyle\n\nmore", "old style"),
+        ("ERROR: Error reading config file (a.cfg)\n\nTraceback", "Error reading config file (a.cfg)"),
+        ("", ""),
+    ],
+)
+def test_errors_are_cut_to_a_sentence(said: str, sentence: str) -> None:
+    assert error_sentence(said) == sentence
