@@ -32,7 +32,7 @@ export ANSIBLE_CONFIG := $(CURDIR)/ansible.cfg
 
 .DEFAULT_GOAL := help
 SHELL := bash
-.PHONY: help demo demo-down test test-long test-gpu test-stress lint lint-trainer unit trainer integration molecule e2e machines \
+.PHONY: help demo demo-down test test-long test-times test-gpu test-stress lint lint-trainer unit trainer integration molecule e2e machines \
 	bench docs lock wheel packages setup setup-dev setup-trainer clean
 
 help: ## list these verbs
@@ -62,8 +62,11 @@ test: packages ## everything that CI runs
 	exit $$status
 
 test-long: setup-dev setup-trainer ## what is too long for `make test`, on a machine that is for nothing else
-	pytest -m long tests
-	$(TRAINER)/bin/pytest -m long trainer/tests
+	pytest -m long tests --junit-xml=$(TIMES)/long.xml
+	$(TRAINER)/bin/pytest -m long trainer/tests --junit-xml=$(TIMES)/trainer-long.xml
+
+test-times: ## write docs/development/test-times.md from the suites that ran here last
+	$(PYTHON) docs/generate_test_times.py
 
 test-gpu: ## the trainer's tests on an NVIDIA GPU, with the Python that has its torch (PYTHON=python3)
 	cd trainer && $(PYTHON) -m pytest -m gpu tests/gpu
@@ -74,6 +77,8 @@ test-stress: setup-dev setup-trainer ## the suites ten times beside a CPU burner
 ROUNDS ?= 10
 SUITES ?= e2e trainer integration unit molecule
 MACHINES := tests/e2e/test_vm.py
+# What each suite leaves for `make test-times`.
+TIMES := .artifacts/times
 
 suite-e2e: SUITE = pytest tests/e2e --ignore=$(MACHINES)
 suite-integration: SUITE = pytest tests/integration
@@ -84,7 +89,7 @@ suite-unit: SUITE = pytest tests/unit
 
 # Each line with the name of its suite.
 suite-%: setup-dev setup-trainer
-	@set -o pipefail; $(SUITE) 2>&1 | (trap '' INT; sed -u 's/^/$*: /')
+	@set -o pipefail; $(SUITE) --junit-xml=$(TIMES)/$*.xml 2>&1 | (trap '' INT; sed -u 's/^/$*: /')
 
 lint: setup-dev ## style, types and Ansible rules
 	ruff check .
@@ -120,11 +125,10 @@ bench: setup-dev ## print the tables of docs/performance.md, measured here and n
 	python benchmarks/scale.py
 	python benchmarks/sriov_plugin.py
 
-docs: setup-dev ## write docs/variables.md, docs/*-configuration.md, docs/megatron-flags.md and the pictures of CONTRIBUTING.md
+docs: setup-dev ## write docs/variables.md, docs/*-configuration.md and docs/megatron-flags.md
 	python docs/generate_variables.py
 	python docs/generate_training_configuration.py
 	python docs/generate_megatron_flags.py
-	python docs/generate_pictures.py
 
 wheel: setup-dev ## build the wheel that carries the CLI, the API and the collection
 	python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .

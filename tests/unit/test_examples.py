@@ -47,14 +47,32 @@ def test_the_list_of_variables_is_up_to_date() -> None:
     assert written == program("generate_variables").page(), "run make docs"
 
 
-def test_the_pictures_are_up_to_date_and_name_what_there_is() -> None:
-    drawing = program("generate_pictures")
-    modules = {path.stem for path in (ROOT / "plugins" / "modules").glob("*.py")}
-    for name, picture in drawing.PICTURES.items():
-        assert (ROOT / "docs" / name).read_text(encoding="utf-8") == drawing.svg(picture), "run make docs"
-        assert name in (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-        said = " ".join(f"{hop.text} {hop.note}" for hop in picture.hops)
-        for file in re.findall(r"[\w/]+\.py", said):
-            assert [*ROOT.glob(f"rdm_provision/**/{file}"), *ROOT.glob(f"trainer/rdm_*/**/{file}")], file
-    called = {hop.text.partition(",")[0] for hop in drawing.UP.hops if hop.start == 1 and hop.end in (1, 2)}
-    assert called - {"docker_network"} <= modules
+def test_the_architecture_names_files_modules_and_playbooks_that_exist() -> None:
+    page = (ROOT / "docs" / "development" / "architecture.md").read_text(encoding="utf-8")
+    files = set(re.findall(r"[\w/]+\.(?:py|yml)\b", page)) - {"hosts.yml"}
+    assert len(files) > 30
+    folders = ("", "rdm_provision/**/", "playbooks/**/", "plugins/**/", "trainer/rdm_*/**/")
+    there = {file for file in files for folder in folders if any(ROOT.glob(f"{folder}{file}"))}
+    assert files - there == set()
+    modules = {path.stem for path in (ROOT / "plugins" / "modules").glob("*.py")} | {"docker_network"}
+    assert set(re.findall(r"A->>M: (\w+_\w+)", page)) - {"job_plan"} <= modules
+
+
+def test_times_of_a_suite_that_ran_replace_its_section_and_others_stay() -> None:
+    times = program("generate_test_times")
+    cases = "".join(
+        f'<testcase classname="{name}" name="test_it" time="{seconds}"/>'
+        for name, seconds in (
+            ("tests.unit.test_a", 4),
+            ("tests.unit.test_a.TestIt", 3),
+            ("tests.unit.test_b", 2),
+        )
+    )
+    suite = f'<testsuite tests="3" time="90" timestamp="2026-11-26T1">{cases}</testsuite>'
+    report = f"<testsuites>{suite}</testsuites>"
+    before = times.page("", {"e2e": report, "unit": report.replace('"4"', '"8"')})
+    after = times.page(before, {"unit": report})
+    assert "tests/unit/test_a.py` | 2 | 11 |" in before
+    assert after == times.page("", {"e2e": report, "unit": report})
+    assert "3 tests in 1.5 min." in after
+    assert "| `tests/unit/test_a.py` | 2 | 7 |\n| 1 files below 5 s each | 1 | 2 |" in after
