@@ -6,8 +6,12 @@ import json
 from pathlib import Path
 
 import pytest
+import yaml
 
+from tests.conftest import ROOT
 from tests.e2e.product import Product
+
+VERSION = yaml.safe_load((ROOT / "galaxy.yml").read_text(encoding="utf-8"))["version"]
 
 VERBS = ("lab", "doctor", "plan", "check", "up", "verify", "status", "exec", "down")
 PLAYBOOKS = ("site", "preflight", "verify", "clean", "lab_up", "lab_down")
@@ -28,7 +32,7 @@ def two(product: Product) -> str:
 
 def test_the_collection_comes_with_the_wheel(product: Product) -> None:
     listed = product.run("ansible-galaxy", "collection", "list", "rdm.provision").stdout
-    assert "rdm.provision 0.1.0" in listed
+    assert f"rdm.provision {VERSION}" in listed
     listing = ("ansible-doc", "--type", "role", "--list", "--json", "rdm.provision")
     roles = json.loads(product.run(*listing).stdout)
     assert [role for role in ROLES if "main" not in roles[f"rdm.provision.{role}"]["entry_points"]] == []
@@ -55,7 +59,7 @@ def test_every_playbook_is_found_by_its_full_name(product: Product, two: str) ->
 
 
 def test_the_command_knows_its_version_and_its_verbs(product: Product) -> None:
-    assert "rdm-provision 0.1.0" in product.rdm("--version").stdout
+    assert f"rdm-provision {VERSION}" in product.rdm("--version").stdout
     shown = product.rdm("--help").stdout
     assert [verb for verb in VERBS if f"  {verb} " not in shown] == []
 

@@ -53,3 +53,13 @@ def test_what_builds_the_checkout_is_what_is_tested() -> None:
     assert {name: version for name, version in build.items() if name in both} == {
         name: both[name] for name in build if name in both
     }
+
+
+def test_the_newest_release_of_the_changelog_is_the_version_of_every_part() -> None:
+    releases = re.findall(r"^## (\d\S*) ", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)
+    product = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
+    collection = re.findall(
+        r"^version: (\S+)", (ROOT / "galaxy.yml").read_text(encoding="utf-8"), re.MULTILINE
+    )
+    core = (ROOT / "trainer/rdm_core/__init__.py").read_text(encoding="utf-8")
+    assert [product, *collection, *re.findall(r'__version__ = "(\S+)"', core)] == [releases[0]] * 3
