@@ -32,7 +32,7 @@ SOURCES = (
     "trainer/rdm_log",
     "trainer/rdm_trainer",
 )
-PAGES = ("README.md", "CONTRIBUTING.md", "docs/*.md", "roles/*/README.md")
+PAGES = ("README.md", "CONTRIBUTING.md", "docs/**/*.md", "roles/*/README.md")
 COMMAND = re.compile(r"(?<![\w/.-])rdm-provision +((?:[\w-][^\s`,;:()\"]* *)+)")
 GAP = "VALUE"
 """Stands for what is filled in."""
