@@ -13,13 +13,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ansible_collections.rdm.provision.plugins.module_utils.constants import LABEL_CLUSTER, LABEL_ROLE
-from ansible_collections.rdm.provision.plugins.module_utils.node.file_diff import (
+from ansible_collections.rdm.provision.plugins.module_utils.base.file_diff import (
     SHOWN_WHOLE,
     difference,
     prepared,
 )
-from ansible_collections.rdm.provision.plugins.module_utils.node.ssh_files import ssh_client_config
+from ansible_collections.rdm.provision.plugins.module_utils.base.ssh_config import ssh_client_config
+from ansible_collections.rdm.provision.plugins.module_utils.constants import LABEL_CLUSTER, LABEL_ROLE
 
 RECORDED = Path(__file__).with_name("recorded.json").read_text(encoding="utf-8")
 IMAGE = "sha256:a62d3a95a3563d03dfdfa938be2d7d2068b642a53e8278208bec7e774729ecd9"

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from ansible.errors import AnsibleActionFail
-from ansible_collections.rdm.provision.plugins.module_utils.node.fabric_answers import parse_nodes
+from ansible_collections.rdm.provision.plugins.module_utils.fabric.answers import parse_nodes
 from ansible_collections.rdm.provision.plugins.modules.fabric_verdict import ARGUMENT_SPEC
 from ansible_collections.rdm.provision.plugins.plugin_utils.controller.controller_action import Decision
 from ansible_collections.rdm.provision.plugins.plugin_utils.fabric import fabric

@@ -10,11 +10,11 @@ from typing import Any
 from ansible.errors import AnsibleActionFail, AnsibleError
 from ansible.module_utils.parsing.convert_bool import boolean
 from ansible.plugins.action import ActionBase
-from ansible_collections.rdm.provision.plugins.module_utils.archive.cache import (
+from ansible_collections.rdm.provision.plugins.module_utils.images.archive_cache import (
     cached_index,
     default_cache_dir,
 )
-from ansible_collections.rdm.provision.plugins.module_utils.archive.images import (
+from ansible_collections.rdm.provision.plugins.module_utils.images.archive_images import (
     ArchiveMissing,
     ArchiveProblem,
     inspection,

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from ansible.errors import AnsibleActionFail
-from ansible_collections.rdm.provision.plugins.module_utils.node.file_diff import difference
+from ansible_collections.rdm.provision.plugins.module_utils.base.file_diff import difference
 from ansible_collections.rdm.provision.plugins.modules.plan import ARGUMENT_SPEC
 from ansible_collections.rdm.provision.plugins.plugin_utils.addresses import address_plan
 from ansible_collections.rdm.provision.plugins.plugin_utils.addresses.address_plan import AddressPlan

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from ansible.errors import AnsibleActionFail
-from ansible_collections.rdm.provision.plugins.module_utils.node.fabric_answers import parse_nodes
-from ansible_collections.rdm.provision.plugins.module_utils.node.rail_address import on_rail
+from ansible_collections.rdm.provision.plugins.module_utils.fabric.answers import parse_nodes
+from ansible_collections.rdm.provision.plugins.module_utils.network.rails import on_rail
 from ansible_collections.rdm.provision.plugins.modules.rdma_pairs import ARGUMENT_SPEC
 from ansible_collections.rdm.provision.plugins.plugin_utils.controller.controller_action import Decision
 from ansible_collections.rdm.provision.plugins.plugin_utils.fabric import rdma

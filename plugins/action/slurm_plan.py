@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ansible_collections.rdm.provision.plugins.module_utils.node.whole_file import write_whole
+from ansible_collections.rdm.provision.plugins.module_utils.base.atomic_file import write_whole
 from ansible_collections.rdm.provision.plugins.modules.slurm_plan import ARGUMENT_SPEC
 from ansible_collections.rdm.provision.plugins.plugin_utils.controller.controller_action import Decision
 from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import Problem, Refused

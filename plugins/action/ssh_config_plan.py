@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from ansible_collections.rdm.provision.plugins.module_utils.node.local_path import HOST_NAME
+from ansible_collections.rdm.provision.plugins.module_utils.base.local_path import HOST_NAME
 from ansible_collections.rdm.provision.plugins.modules.ssh_config_plan import ARGUMENT_SPEC
 from ansible_collections.rdm.provision.plugins.plugin_utils.controller.controller_action import Decision
 from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import Problem, Refused

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from ansible.errors import AnsibleFilterError
-from ansible_collections.rdm.provision.plugins.module_utils.node import shell_files
+from ansible_collections.rdm.provision.plugins.module_utils.base import shell_files
 
 DOCUMENTATION = r"""
 name: activation

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ansible.errors import AnsibleFilterError
-from ansible_collections.rdm.provision.plugins.module_utils.node.fabric_answers import parse_nodes
+from ansible_collections.rdm.provision.plugins.module_utils.fabric.answers import parse_nodes
 from ansible_collections.rdm.provision.plugins.plugin_utils.fabric import sample as fabric_sample
 
 DOCUMENTATION = r"""

@@ -255,10 +255,16 @@ container:
 from typing import Any, Dict, Optional, Tuple
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.rdm.provision.plugins.module_utils.engine import host_names
-from ansible_collections.rdm.provision.plugins.module_utils.engine.container_functions import Functions
-from ansible_collections.rdm.provision.plugins.module_utils.engine.container_request import ends, settings_of
-from ansible_collections.rdm.provision.plugins.module_utils.engine.container_swap import (
+from ansible_collections.rdm.provision.plugins.module_utils.base.file_arguments import CLAIM, FILE_ARGUMENTS
+from ansible_collections.rdm.provision.plugins.module_utils.base.file_diff import (
+    difference as file_difference,
+)
+from ansible_collections.rdm.provision.plugins.module_utils.base.file_plan import Plan, Problem, claimed
+from ansible_collections.rdm.provision.plugins.module_utils.base.invocation import echo
+from ansible_collections.rdm.provision.plugins.module_utils.container import etc_hosts
+from ansible_collections.rdm.provision.plugins.module_utils.container.readiness import NotReady
+from ansible_collections.rdm.provision.plugins.module_utils.container.request import ends, settings_of
+from ansible_collections.rdm.provision.plugins.module_utils.container.swap import (
     ENDS,
     Change,
     Refused,
@@ -266,19 +272,16 @@ from ansible_collections.rdm.provision.plugins.module_utils.engine.container_swa
     settled,
     steps,
 )
-from ansible_collections.rdm.provision.plugins.module_utils.engine.docker_api import DockerAPI, DockerProblem
-from ansible_collections.rdm.provision.plugins.module_utils.engine.ownership import inspect
-from ansible_collections.rdm.provision.plugins.module_utils.engine.readiness import NotReady
-from ansible_collections.rdm.provision.plugins.module_utils.node import node_lock, receipt
-from ansible_collections.rdm.provision.plugins.module_utils.node.echo import echo
-from ansible_collections.rdm.provision.plugins.module_utils.node.file_arguments import CLAIM, FILE_ARGUMENTS
-from ansible_collections.rdm.provision.plugins.module_utils.node.file_diff import (
-    difference as file_difference,
+from ansible_collections.rdm.provision.plugins.module_utils.container.vfs import Functions
+from ansible_collections.rdm.provision.plugins.module_utils.docker.api import DockerAPI, DockerProblem
+from ansible_collections.rdm.provision.plugins.module_utils.docker.ownership import inspect
+from ansible_collections.rdm.provision.plugins.module_utils.docker.plugin_client import PluginProblem
+from ansible_collections.rdm.provision.plugins.module_utils.hardware.rdma import RdmaProblem
+from ansible_collections.rdm.provision.plugins.module_utils.state import node_lock, state_file
+from ansible_collections.rdm.provision.plugins.module_utils.state.former_directory import (
+    directory_of,
+    removal,
 )
-from ansible_collections.rdm.provision.plugins.module_utils.node.file_plan import Plan, Problem, claimed
-from ansible_collections.rdm.provision.plugins.module_utils.node.former_directory import directory_of, removal
-from ansible_collections.rdm.provision.plugins.module_utils.node.rdma import RdmaProblem
-from ansible_collections.rdm.provision.plugins.module_utils.sriov.client import PluginProblem
 
 
 def _strings() -> Dict[str, Any]:
@@ -323,7 +326,7 @@ ARGUMENT_SPEC: Dict[str, Any] = {
     **FILE_ARGUMENTS,
     "claims": {**CLAIM, "type": "list", "elements": "dict", "default": []},
     "lock": {"type": "dict", "options": node_lock.ARGUMENTS},
-    "receipt": {"type": "dict", "options": receipt.ARGUMENTS},
+    "receipt": {"type": "dict", "options": state_file.ARGUMENTS},
 }
 
 _STARTS = {"make", "replace", "start", "restart"}
@@ -377,9 +380,9 @@ def run(module: AnsibleModule) -> Dict[str, Any]:
         files.apply(module)
         change.make(todo)
         if names and named != names:
-            host_names.write(api, name)
+            etc_hosts.write(api, name)
         if wanted["receipt"]:
-            receipt.keep(wanted["receipt"], api)
+            state_file.keep(wanted["receipt"], api)
             if wanted["lock"]:
                 node_lock.release(wanted["lock"])
     now = inspect(api, "containers", name) if not check else found
@@ -401,7 +404,7 @@ def _names(wanted: Dict[str, Any], running: Optional[Dict[str, Any]]) -> Tuple[O
     clients = [item["ssh_client_config"] for item in wanted["files"] if item["ssh_client_config"]]
     if running is None or not clients:
         return None, None
-    return host_names.found(running), host_names.block(clients[0]["dictionary"])
+    return etc_hosts.found(running), etc_hosts.block(clients[0]["dictionary"])
 
 
 def _renew(lock: Dict[str, Any]) -> None:

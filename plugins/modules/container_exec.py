@@ -84,13 +84,13 @@ import re
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.rdm.provision.plugins.module_utils.engine.docker_api import (
+from ansible_collections.rdm.provision.plugins.module_utils.base.invocation import echo
+from ansible_collections.rdm.provision.plugins.module_utils.docker.api import (
     DockerAPI,
     DockerProblem,
 )
-from ansible_collections.rdm.provision.plugins.module_utils.engine.docker_state import listed_name
-from ansible_collections.rdm.provision.plugins.module_utils.engine.ownership import label_filter, the_one
-from ansible_collections.rdm.provision.plugins.module_utils.node.echo import echo
+from ansible_collections.rdm.provision.plugins.module_utils.docker.engine_facts import listed_name
+from ansible_collections.rdm.provision.plugins.module_utils.docker.ownership import label_filter, the_one
 
 ARGUMENT_SPEC: dict[str, Any] = {
     "cluster": {"type": "str", "required": True},

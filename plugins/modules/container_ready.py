@@ -84,14 +84,14 @@ import time
 from typing import Any, Dict
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.rdm.provision.plugins.module_utils.engine.docker_api import DockerAPI, DockerProblem
-from ansible_collections.rdm.provision.plugins.module_utils.engine.readiness import (
+from ansible_collections.rdm.provision.plugins.module_utils.container.readiness import (
     NotReady,
     refuse_claimed,
     wait_ready,
 )
-from ansible_collections.rdm.provision.plugins.module_utils.sriov import networks
-from ansible_collections.rdm.provision.plugins.module_utils.sriov.client import PluginProblem
+from ansible_collections.rdm.provision.plugins.module_utils.docker.api import DockerAPI, DockerProblem
+from ansible_collections.rdm.provision.plugins.module_utils.docker.plugin_client import PluginProblem
+from ansible_collections.rdm.provision.plugins.module_utils.network_plugin import networks
 
 ARGUMENT_SPEC: Dict[str, Any] = {
     "name": {"type": "str", "required": True},

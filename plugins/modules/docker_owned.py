@@ -97,13 +97,15 @@ import time
 from typing import Any, Dict, List, Tuple
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.rdm.provision.plugins.module_utils.engine.docker_api import (
+from ansible_collections.rdm.provision.plugins.module_utils.base.file_plan import Problem
+from ansible_collections.rdm.provision.plugins.module_utils.base.local_path import local_path
+from ansible_collections.rdm.provision.plugins.module_utils.docker.api import (
     DockerAPI,
     DockerError,
     DockerProblem,
     DockerUnavailable,
 )
-from ansible_collections.rdm.provision.plugins.module_utils.engine.ownership import (
+from ansible_collections.rdm.provision.plugins.module_utils.docker.ownership import (
     Refused,
     container_names,
     is_ours,
@@ -112,11 +114,12 @@ from ansible_collections.rdm.provision.plugins.module_utils.engine.ownership imp
     plugin_answers,
     refuse_while_needed,
 )
-from ansible_collections.rdm.provision.plugins.module_utils.node.file_plan import Problem
-from ansible_collections.rdm.provision.plugins.module_utils.node.former_directory import directory_of, removal
-from ansible_collections.rdm.provision.plugins.module_utils.node.local_path import local_path
-from ansible_collections.rdm.provision.plugins.module_utils.sriov import installation
-from ansible_collections.rdm.provision.plugins.module_utils.sriov.unit import NAME
+from ansible_collections.rdm.provision.plugins.module_utils.network_plugin import installation
+from ansible_collections.rdm.provision.plugins.module_utils.network_plugin.unit import NAME
+from ansible_collections.rdm.provision.plugins.module_utils.state.former_directory import (
+    directory_of,
+    removal,
+)
 
 ARGUMENT_SPEC: Dict[str, Any] = {
     "cluster": {"type": "str", "required": True},

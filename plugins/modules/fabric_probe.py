@@ -170,13 +170,13 @@ from ipaddress import IPv4Network
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.rdm.provision.plugins.module_utils.engine import inside
-from ansible_collections.rdm.provision.plugins.module_utils.engine.docker_api import DockerAPI, DockerProblem
-from ansible_collections.rdm.provision.plugins.module_utils.engine.inside import NotMeasuredError
-from ansible_collections.rdm.provision.plugins.module_utils.node import fabric_script
-from ansible_collections.rdm.provision.plugins.module_utils.node.echo import echo
-from ansible_collections.rdm.provision.plugins.module_utils.node.fabric_answers import packed, parse_nodes
-from ansible_collections.rdm.provision.plugins.module_utils.node.rail_address import moved
+from ansible_collections.rdm.provision.plugins.module_utils.base.invocation import echo
+from ansible_collections.rdm.provision.plugins.module_utils.docker import container_program
+from ansible_collections.rdm.provision.plugins.module_utils.docker.api import DockerAPI, DockerProblem
+from ansible_collections.rdm.provision.plugins.module_utils.docker.container_program import NotMeasuredError
+from ansible_collections.rdm.provision.plugins.module_utils.fabric import probe_script
+from ansible_collections.rdm.provision.plugins.module_utils.fabric.answers import packed, parse_nodes
+from ansible_collections.rdm.provision.plugins.module_utils.network.rails import moved
 
 ARGUMENT_SPEC: dict[str, Any] = {
     "node": {"type": "str", "required": True},
@@ -277,7 +277,9 @@ def measure(parameters: dict[str, Any], nodes: dict[str, str]) -> dict[str, Any]
         docker = DockerAPI(parameters["docker_socket"])
     except DockerProblem as error:
         raise NotMeasuredError(str(error), "unknown") from error
-    result = inside.run(docker, container, fabric_script, inside.pieces(settings), parameters["deadline"])
+    result = container_program.run(
+        docker, container, probe_script, container_program.pieces(settings), parameters["deadline"]
+    )
     if result["problem"]:
         raise NotMeasuredError("container {0}: {1}".format(container, result["problem"]), "running")
 

@@ -42,7 +42,7 @@ amd:
 from typing import Any, Dict
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.rdm.provision.plugins.module_utils.node.sysfs import gpu_driver
+from ansible_collections.rdm.provision.plugins.module_utils.hardware.sysfs import gpu_driver
 
 ARGUMENT_SPEC: Dict[str, Any] = {"sysfs_root": {"type": "str", "default": "/sys"}}
 

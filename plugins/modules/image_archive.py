@@ -174,12 +174,20 @@ from typing import Any
 from urllib.parse import quote
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.rdm.provision.plugins.module_utils.archive.cache import (
+from ansible_collections.rdm.provision.plugins.module_utils.base.host import disk
+from ansible_collections.rdm.provision.plugins.module_utils.base.invocation import echo
+from ansible_collections.rdm.provision.plugins.module_utils.docker.api import (
+    DockerAPI,
+    DockerError,
+    DockerProblem,
+)
+from ansible_collections.rdm.provision.plugins.module_utils.docker.engine_facts import image_dir, image_store
+from ansible_collections.rdm.provision.plugins.module_utils.images.archive_cache import (
     cached_index,
     default_cache_dir,
     forget_index,
 )
-from ansible_collections.rdm.provision.plugins.module_utils.archive.images import (
+from ansible_collections.rdm.provision.plugins.module_utils.images.archive_images import (
     ArchiveIndex,
     ArchiveMissing,
     ArchiveProblem,
@@ -193,15 +201,10 @@ from ansible_collections.rdm.provision.plugins.module_utils.archive.images impor
     spare_members,
     wanted_images,
 )
-from ansible_collections.rdm.provision.plugins.module_utils.archive.load import ArchiveChanged, load_chunks
-from ansible_collections.rdm.provision.plugins.module_utils.engine.docker_api import (
-    DockerAPI,
-    DockerError,
-    DockerProblem,
+from ansible_collections.rdm.provision.plugins.module_utils.images.archive_load import (
+    ArchiveChanged,
+    load_chunks,
 )
-from ansible_collections.rdm.provision.plugins.module_utils.engine.docker_state import image_dir, image_store
-from ansible_collections.rdm.provision.plugins.module_utils.node.echo import echo
-from ansible_collections.rdm.provision.plugins.module_utils.node.host_state import disk
 
 ARGUMENT_SPEC: dict[str, Any] = {
     "path": {"type": "path", "required": True},

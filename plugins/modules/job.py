@@ -278,12 +278,16 @@ import re
 from typing import Any, Callable, Dict, List, Optional
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.rdm.provision.plugins.module_utils.base.invocation import echo
 from ansible_collections.rdm.provision.plugins.module_utils.constants import FINAL_STATES, RUNTIMES
-from ansible_collections.rdm.provision.plugins.module_utils.engine.docker_api import DockerProblem
-from ansible_collections.rdm.provision.plugins.module_utils.job.job_agent import Agent, BadConfiguration
-from ansible_collections.rdm.provision.plugins.module_utils.job.place import NoAgent, find, find_running
-from ansible_collections.rdm.provision.plugins.module_utils.job.running_jobs import jobs_of_processes
-from ansible_collections.rdm.provision.plugins.module_utils.node.echo import echo
+from ansible_collections.rdm.provision.plugins.module_utils.docker.api import DockerProblem
+from ansible_collections.rdm.provision.plugins.module_utils.jobs.agent import Agent, BadConfiguration
+from ansible_collections.rdm.provision.plugins.module_utils.jobs.execution_environment import (
+    NoAgent,
+    find,
+    find_running,
+)
+from ansible_collections.rdm.provision.plugins.module_utils.jobs.running_jobs import jobs_of_processes
 
 ARGUMENT_SPEC: Dict[str, Any] = {
     "cluster": {"type": "str", "required": True},

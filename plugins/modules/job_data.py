@@ -80,8 +80,8 @@ import uuid
 from typing import Any, Dict, List, Optional, Tuple
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.rdm.provision.plugins.module_utils.node.echo import echo
-from ansible_collections.rdm.provision.plugins.module_utils.node.whole_file import TEMPORARY
+from ansible_collections.rdm.provision.plugins.module_utils.base.atomic_file import TEMPORARY
+from ansible_collections.rdm.provision.plugins.module_utils.base.invocation import echo
 
 ARGUMENT_SPEC: Dict[str, Any] = {
     "source": {"type": "path", "required": True},

@@ -63,15 +63,15 @@ import re
 from typing import Any, Dict, List
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.rdm.provision.plugins.module_utils.node import boot
-from ansible_collections.rdm.provision.plugins.module_utils.node.file_diff import difference
-from ansible_collections.rdm.provision.plugins.module_utils.node.host_state import read_text
-from ansible_collections.rdm.provision.plugins.module_utils.node.programs import (
+from ansible_collections.rdm.provision.plugins.module_utils.base.atomic_file import write_whole
+from ansible_collections.rdm.provision.plugins.module_utils.base.file_diff import difference
+from ansible_collections.rdm.provision.plugins.module_utils.base.host import read_text
+from ansible_collections.rdm.provision.plugins.module_utils.base.programs import (
     ProgramProblem,
     find_program,
     run_program,
 )
-from ansible_collections.rdm.provision.plugins.module_utils.node.whole_file import write_whole
+from ansible_collections.rdm.provision.plugins.module_utils.hardware import iommu
 
 ARGUMENT_SPEC: Dict[str, Any] = {
     "parameters": {"type": "list", "elements": "str", "default": []},
@@ -92,7 +92,7 @@ def drop_in(parameters: List[str]) -> str:
 def grubby_lacks(information: str, parameters: List[str]) -> List[str]:
     """Return the parameters that an entry of the boot menu lacks, by what `grubby --info=ALL` prints."""
     lines = re.findall(r'^args="(.*)"$', information, re.MULTILINE)
-    missing = {one for line in lines for one in boot.lacking(parameters, line.split())}
+    missing = {one for line in lines for one in iommu.lacking(parameters, line.split())}
     return [one for one in parameters if one in missing]
 
 
@@ -136,11 +136,13 @@ def main() -> None:
     """Run the module."""
     module = AnsibleModule(argument_spec=ARGUMENT_SPEC, supports_check_mode=True)
     root = module.params["root"]
-    wanted = module.params["parameters"] or boot.iommu_parameters(boot.cpu_vendor(os.path.join(root, "sys")))
+    wanted = module.params["parameters"] or iommu.iommu_parameters(
+        iommu.cpu_vendor(os.path.join(root, "sys"))
+    )
     odd = [one for one in wanted if not _PARAMETER.match(one)]
     if odd:
         module.fail_json(msg="{0!r} is not a kernel parameter: write name or name=value".format(odd[0]))
-    missing = boot.lacking(wanted, read_text(os.path.join(root, "proc/cmdline")).split())
+    missing = iommu.lacking(wanted, read_text(os.path.join(root, "proc/cmdline")).split())
     result: Dict[str, Any] = {"changed": False}
     try:
         if missing:

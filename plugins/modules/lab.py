@@ -156,7 +156,8 @@ from typing import Any, Dict, Iterator, List, Mapping, Set
 
 import yaml
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.rdm.provision.plugins.module_utils.engine.docker_api import (
+from ansible_collections.rdm.provision.plugins.module_utils.base.file_diff import difference
+from ansible_collections.rdm.provision.plugins.module_utils.docker.api import (
     DockerAPI,
     DockerProblem,
 )
@@ -169,7 +170,6 @@ from ansible_collections.rdm.provision.plugins.module_utils.lab.engine import (
 from ansible_collections.rdm.provision.plugins.module_utils.lab.spec import LabProblem
 from ansible_collections.rdm.provision.plugins.module_utils.lab.vm import machine
 from ansible_collections.rdm.provision.plugins.module_utils.lab.work import sweep
-from ansible_collections.rdm.provision.plugins.module_utils.node.file_diff import difference
 
 ARGUMENT_SPEC: Dict[str, Any] = {
     "name": {"type": "str", "required": True},

@@ -156,7 +156,7 @@ from pathlib import Path
 from typing import Any, Dict, Iterator, List, Sequence
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.rdm.provision.plugins.module_utils.engine.docker_api import (
+from ansible_collections.rdm.provision.plugins.module_utils.docker.api import (
     DockerAPI,
     DockerError,
     DockerProblem,

@@ -39,17 +39,17 @@ programs:
 from typing import Any, Dict
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.rdm.provision.plugins.module_utils.node import launch
+from ansible_collections.rdm.provision.plugins.module_utils.jobs import launchers
 
 ARGUMENT_SPEC: Dict[str, Any] = {
-    "programs": {"type": "list", "elements": "str", "choices": list(launch.PROGRAMS), "required": True},
+    "programs": {"type": "list", "elements": "str", "choices": list(launchers.PROGRAMS), "required": True},
 }
 
 
 def main() -> None:
     """Run the module."""
     module = AnsibleModule(argument_spec=ARGUMENT_SPEC, supports_check_mode=True)
-    programs = {name: launch.program(name)._asdict() for name in module.params["programs"]}
+    programs = {name: launchers.program(name)._asdict() for name in module.params["programs"]}
     module.exit_json(changed=False, programs=programs)
 
 

@@ -64,8 +64,8 @@ removed:
 from typing import Any, Dict
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.rdm.provision.plugins.module_utils.node import megatron
-from ansible_collections.rdm.provision.plugins.module_utils.node.base_python import (
+from ansible_collections.rdm.provision.plugins.module_utils.python_env import megatron_helpers
+from ansible_collections.rdm.provision.plugins.module_utils.python_env.base_python import (
     EnvironmentProblem,
     absolute_path,
 )
@@ -83,14 +83,14 @@ def run(module: AnsibleModule) -> Dict[str, Any]:
     checkout = absolute_path(options["checkout"], "python_env_megatron")
     environment = absolute_path(options["environment"], "python_env_directory")
     if options["state"] == "absent":
-        removed = megatron.built_for(checkout, environment)
+        removed = megatron_helpers.built_for(checkout, environment)
         if not module.check_mode:
-            megatron.remove(removed)
+            megatron_helpers.remove(removed)
         return {"changed": bool(removed), "removed": removed}
-    what = megatron.plan(checkout, environment)
+    what = megatron_helpers.plan(checkout, environment)
     changed = not what.is_built
     if changed and not module.check_mode:
-        megatron.build(what, environment)
+        megatron_helpers.build(what, environment)
     return {"changed": changed, "built": what.target}
 
 

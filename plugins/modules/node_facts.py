@@ -357,10 +357,12 @@ import platform
 from typing import Any, Callable
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.rdm.provision.plugins.module_utils.base import host, shell_variable
+from ansible_collections.rdm.provision.plugins.module_utils.base.local_path import local_path
 from ansible_collections.rdm.provision.plugins.module_utils.constants import ACCELERATORS, CONFIG_DIR
-from ansible_collections.rdm.provision.plugins.module_utils.engine import docker_state
-from ansible_collections.rdm.provision.plugins.module_utils.engine.container_spec import container_spec
-from ansible_collections.rdm.provision.plugins.module_utils.engine.docker_api import (
+from ansible_collections.rdm.provision.plugins.module_utils.container.spec import container_spec
+from ansible_collections.rdm.provision.plugins.module_utils.docker import engine_facts
+from ansible_collections.rdm.provision.plugins.module_utils.docker.api import (
     DEFAULT_SOCKET,
     DockerAPI,
     DockerForbidden,
@@ -368,25 +370,14 @@ from ansible_collections.rdm.provision.plugins.module_utils.engine.docker_api im
     DockerUnavailable,
     NotDocker,
 )
-from ansible_collections.rdm.provision.plugins.module_utils.engine.other_engines import other_engines
-from ansible_collections.rdm.provision.plugins.module_utils.job.running_jobs import running_jobs
-from ansible_collections.rdm.provision.plugins.module_utils.node import (
-    arp,
-    boot,
-    host_state,
-    kubernetes,
-    network_state,
-    node_lock,
-    rdma_tools,
-    receipt,
-    shell_variable,
-    sriov_parent,
-    sysfs,
-)
-from ansible_collections.rdm.provision.plugins.module_utils.node.cluster_files import origin
-from ansible_collections.rdm.provision.plugins.module_utils.node.local_path import local_path
-from ansible_collections.rdm.provision.plugins.module_utils.sriov import installation
-from ansible_collections.rdm.provision.plugins.module_utils.vf import functions
+from ansible_collections.rdm.provision.plugins.module_utils.docker.other_engines import other_engines
+from ansible_collections.rdm.provision.plugins.module_utils.hardware import iommu, rdma_tools, sysfs
+from ansible_collections.rdm.provision.plugins.module_utils.jobs.running_jobs import running_jobs
+from ansible_collections.rdm.provision.plugins.module_utils.network import arp, interfaces, kubernetes
+from ansible_collections.rdm.provision.plugins.module_utils.network_plugin import installation
+from ansible_collections.rdm.provision.plugins.module_utils.sriov import functions, pf
+from ansible_collections.rdm.provision.plugins.module_utils.state import node_lock, state_file
+from ansible_collections.rdm.provision.plugins.module_utils.state.cluster_files import origin
 
 ARGUMENT_SPEC = {
     "sysfs_root": {"type": "path", "default": "/sys"},
@@ -451,36 +442,34 @@ def node_facts(
 ) -> dict[str, Any]:
     """Return the facts of this node; see RETURN."""
     findings = Findings()
-    login_user = host_state.login_user()
+    login_user = host.login_user()
     found: dict[str, Any] = {
         "hostname": platform.node(),
         "kernel": os.uname().release,
         "architecture": os.uname().machine,
         "python": platform.python_version(),
         "python_requests": importlib.util.find_spec("requests") is not None,
-        "distribution": host_state.distribution(host_state.read_text("/etc/os-release")),
-        "user": host_state.user(),
+        "distribution": host.distribution(host.read_text("/etc/os-release")),
+        "user": host.user(),
         "login_user": login_user,
-        "groups": host_state.groups("video", "render", "docker"),
-        "shells": {shell: host_state.installed(shell) for shell in ("bash", "csh", "zsh")},
+        "groups": host.groups("video", "render", "docker"),
+        "shells": {shell: host.installed(shell) for shell in ("bash", "csh", "zsh")},
         "strays": findings.guard(
             "shells",
             shell_variable.strays,
             "MY_IP",
             login_user["home"],
             os.geteuid() == 0,
-            host_state.installed("zsh"),
+            host.installed("zsh"),
             otherwise=[],
         ),
-        "config_owner": host_state.read_text(os.path.join(local_path(config_dir), "cluster")).strip(),
+        "config_owner": host.read_text(os.path.join(local_path(config_dir), "cluster")).strip(),
         "config_dir": {
             "path": local_path(config_dir),
-            "why": findings.guard(
-                "config-dir", host_state.not_writable, local_path(config_dir), otherwise=""
-            ),
+            "why": findings.guard("config-dir", host.not_writable, local_path(config_dir), otherwise=""),
         },
         "origin": origin(config_dir, receipt_directory),
-        "ssh": findings.guard("ssh", network_state.ssh_connection, otherwise={"client": "", "server": ""}),
+        "ssh": findings.guard("ssh", interfaces.ssh_connection, otherwise={"client": "", "server": ""}),
     }
     found.update(_network(findings, sysfs_root))
     found["kubernetes"] = findings.guard(
@@ -501,7 +490,7 @@ def node_facts(
     found["hardware"] = _hardware_digest(found, bool((sriov or {}).get("function_devices")))
     found.update(_parents(findings, found["infiniband"], sysfs_root, sriov or {}))
     found["work"] = _work(found, receipt_directory, inputs or {}, key_digests or {}, sysfs_root)
-    unready = sriov_parent.unready(found["parents"], found["boot"], sriov or {})
+    unready = pf.unready(found["parents"], found["boot"], sriov or {})
     if unready and "sriov" in (inputs or {}):
         found["work"].setdefault("sriov", []).extend(unready)
     found["in_use"] = findings.guard("wire", _in_use, found, addresses or {}, sysfs_root, otherwise=[])
@@ -541,15 +530,15 @@ def _work(
     found: dict[str, Any], directory: str, inputs: dict[str, str], keys: dict[str, str], sysfs_root: str
 ) -> dict[str, list[str]]:
     """Return which roles have something to do, and why."""
-    kept = receipt.read(directory) if inputs else {}
+    kept = state_file.read(directory) if inputs else {}
     seen = None
     if kept and found["docker"]:
         try:
             api = DockerAPI(found["docker"]["socket"])
-            seen = receipt.observe(kept["watch"], found["hardware"], api, sysfs_root)
+            seen = state_file.observe(kept["watch"], found["hardware"], api, sysfs_root)
         except DockerProblem:
             pass  # it went away in this moment: then there is work
-    work = receipt.to_do(kept, inputs, keys, seen)
+    work = state_file.to_do(kept, inputs, keys, seen)
     if inputs and not (found["docker"] and found["python_requests"]):
         work.setdefault("docker_engine", ["the engine, or the library to ask it, is not ready"])
     return work
@@ -557,22 +546,22 @@ def _work(
 
 def _network(findings: Findings, sysfs_root: str) -> dict[str, Any]:
     try:
-        interfaces = network_state.interfaces(network_state.ip_json("addr", "show"))
-        routes = network_state.routes(network_state.ip_json("-4", "route", "show", "table", "all"))
-        return {"interfaces": interfaces, "routes": routes}
-    except network_state.IpMissing as problem:
+        found = interfaces.interfaces(interfaces.ip_json("addr", "show"))
+        routes = interfaces.routes(interfaces.ip_json("-4", "route", "show", "table", "all"))
+        return {"interfaces": found, "routes": routes}
+    except interfaces.IpMissing as problem:
         text = "{0}, so only the main routing table and one IPv4 address per interface are known"
         findings.add("warning", "ip-missing", text.format(problem))
     except (KeyError, TypeError, AttributeError) as error:
         findings.add("warning", "ip-unreadable", "the output of ip -j is not understood: {0!r}".format(error))
     return {
         "interfaces": findings.guard(
-            "interfaces", network_state.interfaces_without_ip, sysfs_root, otherwise=[]
+            "interfaces", interfaces.interfaces_without_ip, sysfs_root, otherwise=[]
         ),
         "routes": findings.guard(
             "routes",
-            network_state.routes_without_ip,
-            host_state.read_text("/proc/net/route"),
+            interfaces.routes_without_ip,
+            host.read_text("/proc/net/route"),
             otherwise=[],
         ),
     }
@@ -583,16 +572,16 @@ def _docker(findings: Findings, socket: str, login_user: str, node: str) -> dict
     pid = 0
     try:
         api = DockerAPI(socket)
-        pid = findings.guard("daemon", host_state.daemon_pid, api.socket, otherwise=0)
-        docker = docker_state.read(api, host_state.read_text(host_state.daemon_config(pid)))
-        docker["login_user_allowed"] = host_state.may_use(login_user, api.socket)
+        pid = findings.guard("daemon", host.daemon_pid, api.socket, otherwise=0)
+        docker = engine_facts.read(api, host.read_text(host.daemon_config(pid)))
+        docker["login_user_allowed"] = host.may_use(login_user, api.socket)
         for container in docker["containers"]:
             container["jobs"] = running_jobs(container["job_directory"], node) if node else []
     except DockerForbidden as problem:
         state, error = "forbidden", str(problem)
     except DockerUnavailable as problem:
-        state, error = "stopped" if host_state.installed("dockerd") else "absent", str(problem)
-        if pid and host_state.is_paused(pid):
+        state, error = "stopped" if host.installed("dockerd") else "absent", str(problem)
+        if pid and host.is_paused(pid):
             state = "paused"
             error += "; its process {0} is paused (kill -CONT {0} lets it go on)".format(pid)
     except NotDocker as problem:
@@ -608,7 +597,7 @@ def _docker(findings: Findings, socket: str, login_user: str, node: str) -> dict
     image_dir = docker["image_dir"] if docker else "/var/lib/docker"
     memlock = findings.guard(
         "memlock",
-        host_state.memlock,
+        host.memlock,
         pid,
         otherwise={"soft": 0, "hard": 0, "raise_allowed": False},
     )
@@ -626,12 +615,12 @@ def _docker(findings: Findings, socket: str, login_user: str, node: str) -> dict
         "docker_error": error,
         "pools_to_come": []
         if docker
-        else docker_state.default_address_pools({}, host_state.read_text(host_state.daemon_config(0))),
+        else engine_facts.default_address_pools({}, host.read_text(host.daemon_config(0))),
         "disk": findings.guard(
-            "disk", host_state.disk, image_dir, otherwise={"path": image_dir, "total": 0, "free": 0}
+            "disk", host.disk, image_dir, otherwise={"path": image_dir, "total": 0, "free": 0}
         ),
         "memlock": memlock,
-        "shared_memory": findings.guard("shared-memory", host_state.shared_memory, otherwise=0),
+        "shared_memory": findings.guard("shared-memory", host.shared_memory, otherwise=0),
     }
 
 
@@ -651,7 +640,7 @@ def _hardware(findings: Findings, sysfs_root: str, dev_root: str) -> dict[str, A
         "gpus": gpus,
         "accelerator": sysfs.accelerator(gpus),
         "devices": devices,
-        "nvidia_hook": host_state.installed("nvidia-container-runtime-hook"),
+        "nvidia_hook": host.installed("nvidia-container-runtime-hook"),
         "infiniband": infiniband,
         "sriov": sriov,
     }
@@ -666,7 +655,7 @@ def _hardware_digest(found: dict[str, Any], function_devices: bool) -> str:
     if function_devices:
         lasting = [device for device in found["infiniband"] if not device["virtual"]]
         found = {**found, "infiniband": lasting}
-    return receipt.digest([container_spec(found, one) for one in ACCELERATORS])
+    return state_file.digest([container_spec(found, one) for one in ACCELERATORS])
 
 
 def _parents(
@@ -680,25 +669,25 @@ def _parents(
     for name, place in places.items():
         if not name:
             continue
-        one = findings.guard(name, sriov_parent.parent, name, sysfs_root, otherwise=None)
+        one = findings.guard(name, pf.parent, name, sysfs_root, otherwise=None)
         if one is None:
             continue
         one["rail"] = place
-        asks = sriov_parent.firmware_needed(one, wanted.get("vfs") or 0)
+        asks = pf.firmware_needed(one, wanted.get("vfs") or 0)
         one["firmware"] = rdma_tools.firmware_settings(one["pci"]) if asks else {}
-        one["subnet_manager"] = sriov_parent.subnet_manager(name, infiniband)
+        one["subnet_manager"] = pf.subnet_manager(name, infiniband)
         parents.append(one)
-    line = host_state.read_text("/proc/cmdline") if wanted.get("vfs") else ""
+    line = host.read_text("/proc/cmdline") if wanted.get("vfs") else ""
     booted = wanted.get("vfs") and any(one["pci"] for one in parents)
     return {
-        "rdma": sriov_parent.rdma(sysfs_root) if infiniband else {},
+        "rdma": pf.rdma(sysfs_root) if infiniband else {},
         "parents": parents,
         # Where one that is wanted is missing, this may be why.
-        "driverless": findings.guard("driverless", sriov_parent.driverless, sysfs_root, otherwise=[])
+        "driverless": findings.guard("driverless", pf.driverless, sysfs_root, otherwise=[])
         if "" in places
         else [],
-        "boot": findings.guard("boot", boot.read, sysfs_root, line, otherwise={}) if booted else {},
-        "opensm": sriov_parent.opensm() if infiniband else {},
+        "boot": findings.guard("boot", iommu.read, sysfs_root, line, otherwise={}) if booted else {},
+        "opensm": pf.opensm() if infiniband else {},
     }
 
 

@@ -97,13 +97,13 @@ kept:
 from typing import Any, Dict
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.rdm.provision.plugins.module_utils.node.echo import echo
-from ansible_collections.rdm.provision.plugins.module_utils.node.file_arguments import CLAIM, FILE_ARGUMENTS
-from ansible_collections.rdm.provision.plugins.module_utils.node.file_plan import (
+from ansible_collections.rdm.provision.plugins.module_utils.base.file_arguments import CLAIM, FILE_ARGUMENTS
+from ansible_collections.rdm.provision.plugins.module_utils.base.file_plan import (
     Plan,
     Problem,
     claimed,
 )
+from ansible_collections.rdm.provision.plugins.module_utils.base.invocation import echo
 
 ARGUMENT_SPEC: Dict[str, Any] = {
     **FILE_ARGUMENTS,

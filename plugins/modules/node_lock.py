@@ -64,9 +64,9 @@ origin:
 from typing import Any, Dict
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.rdm.provision.plugins.module_utils.node import node_lock
-from ansible_collections.rdm.provision.plugins.module_utils.node.cluster_files import origin_of
-from ansible_collections.rdm.provision.plugins.module_utils.node.echo import echo
+from ansible_collections.rdm.provision.plugins.module_utils.base.invocation import echo
+from ansible_collections.rdm.provision.plugins.module_utils.state import node_lock
+from ansible_collections.rdm.provision.plugins.module_utils.state.cluster_files import origin_of
 
 ARGUMENT_SPEC: Dict[str, Any] = {
     "state": {"type": "str", "choices": ["held", "free", "seen"], "default": "held"},

@@ -195,13 +195,13 @@ removed:
 from typing import Any, Dict
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.rdm.provision.plugins.module_utils.node import python_env
-from ansible_collections.rdm.provision.plugins.module_utils.node.base_python import (
+from ansible_collections.rdm.provision.plugins.module_utils.base.invocation import echo
+from ansible_collections.rdm.provision.plugins.module_utils.base.local_path import local_path
+from ansible_collections.rdm.provision.plugins.module_utils.python_env import environment
+from ansible_collections.rdm.provision.plugins.module_utils.python_env.base_python import (
     EnvironmentProblem,
     absolute_path,
 )
-from ansible_collections.rdm.provision.plugins.module_utils.node.echo import echo
-from ansible_collections.rdm.provision.plugins.module_utils.node.local_path import local_path
 
 ARGUMENT_SPEC: Dict[str, Any] = {
     "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
@@ -251,25 +251,25 @@ def run(module: AnsibleModule) -> Dict[str, Any]:
         downloads = absolute_path(downloads, "python_env_python_downloads")
     result: Dict[str, Any] = {"changed": False, "directory": directory}
     if options["state"] == "absent":
-        found = python_env.mine(directory, options["cluster"])
+        found = environment.mine(directory, options["cluster"])
         if found and not options["makes"]:
             stays = "{0} stays, for other nodes share it: an env down of all nodes removes it"
             module.warn(stays.format(directory))
             return dict(result, removed=[])
         if module.check_mode:
-            python_env.require_unused(directory, options["cluster"])
+            environment.require_unused(directory, options["cluster"])
         elif found:
-            found = python_env.remove(directory, options["cluster"])
+            found = environment.remove(directory, options["cluster"])
         return dict(result, changed=bool(found), removed=found)
-    wanted = python_env.Wanted(
+    wanted = environment.Wanted(
         *(options[key] for key in ("cluster", "method", "python", "lock", "program", "apex"))
     )
-    why = python_env.drift(directory, wanted)
+    why = environment.drift(directory, wanted)
     if why:
         result.update(changed=True, why=why)
         if module._diff:
             result["diff"] = {"before": why + "\n", "after": "{0}\n".format(wanted.digest)}
-        sources = python_env.Sources(
+        sources = environment.Sources(
             index_url=options["index_url"],
             no_index=options["no_index"],
             extra_index_urls=options["extra_index_urls"],
@@ -282,20 +282,20 @@ def run(module: AnsibleModule) -> Dict[str, Any]:
             python_downloads=downloads,
             pyenv_root=pyenv_root,
         )
-        mine = python_env.mine(directory, options["cluster"])
-        result["used"] = [place for place in mine if python_env.in_use(place)]
+        mine = environment.mine(directory, options["cluster"])
+        result["used"] = [place for place in mine if environment.in_use(place)]
         if not options["makes"]:
             return result
-        python_env.require(directory, wanted, sources, int(options["space"] * 2**30))
+        environment.require(directory, wanted, sources, int(options["space"] * 2**30))
         copies = options["copies"]
         if not copies or module.check_mode:
             return dict(result, needed=not module.check_mode)
         spare = options["spare"] if options["others_known"] else None
-        python_env.make(directory, wanted, sources, str(copies["wheel"]), str(copies.get("uv") or ""), spare)
-        lost = python_env.receipt_of(directory).get("lost")
+        environment.make(directory, wanted, sources, str(copies["wheel"]), str(copies.get("uv") or ""), spare)
+        lost = environment.receipt_of(directory).get("lost")
         if lost:
             module.warn(lost)
-    return dict(result, python=python_env.receipt_of(directory).get("python", ""))
+    return dict(result, python=environment.receipt_of(directory).get("python", ""))
 
 
 def main() -> None:
@@ -303,7 +303,7 @@ def main() -> None:
     module = AnsibleModule(argument_spec=ARGUMENT_SPEC, supports_check_mode=True)
     try:
         result = run(module)
-    except python_env.EnvironmentInUse as problem:
+    except environment.EnvironmentInUse as problem:
         module.fail_json(msg=str(problem), used_by=problem.process, **echo(module))
     except EnvironmentProblem as problem:
         module.fail_json(msg=str(problem), **echo(module))

@@ -73,7 +73,7 @@ ways:
 from typing import Any, Dict
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.rdm.provision.plugins.module_utils.node import rdma
+from ansible_collections.rdm.provision.plugins.module_utils.hardware import rdma
 
 ARGUMENT_SPEC: Dict[str, Any] = {
     "function": {"type": "str", "required": True},

@@ -145,16 +145,16 @@ from typing import Any, Dict, List, Tuple
 from urllib.parse import quote
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.rdm.provision.plugins.module_utils.engine import inside
-from ansible_collections.rdm.provision.plugins.module_utils.engine.docker_api import DockerAPI, DockerProblem
-from ansible_collections.rdm.provision.plugins.module_utils.engine.inside import NotMeasuredError
-from ansible_collections.rdm.provision.plugins.module_utils.job.place import find_running
-from ansible_collections.rdm.provision.plugins.module_utils.node import (
-    rdma_look_script,
+from ansible_collections.rdm.provision.plugins.module_utils.base.invocation import echo
+from ansible_collections.rdm.provision.plugins.module_utils.docker import container_program
+from ansible_collections.rdm.provision.plugins.module_utils.docker.api import DockerAPI, DockerProblem
+from ansible_collections.rdm.provision.plugins.module_utils.docker.container_program import NotMeasuredError
+from ansible_collections.rdm.provision.plugins.module_utils.fabric import (
+    rdma_devices_script,
     rdma_pairs_script,
 )
-from ansible_collections.rdm.provision.plugins.module_utils.node.echo import echo
-from ansible_collections.rdm.provision.plugins.module_utils.node.rail_address import on_rail
+from ansible_collections.rdm.provision.plugins.module_utils.jobs.execution_environment import find_running
+from ansible_collections.rdm.provision.plugins.module_utils.network.rails import on_rail
 
 ARGUMENT_SPEC: Dict[str, Any] = {
     "stage": {"type": "str", "choices": ["look", "start", "collect"], "required": True},
@@ -196,7 +196,7 @@ def look(docker: DockerAPI, options: Dict[str, Any]) -> Dict[str, Any]:
         DockerProblem: the engine cannot be asked.
     """
     container = options["container"]
-    inside.running(docker, container)
+    container_program.running(docker, container)
     path = "/containers/{0}/json".format(quote(container, safe=""))
     names, everything = given(docker.get(path))
     try:
@@ -204,7 +204,7 @@ def look(docker: DockerAPI, options: Dict[str, Any]) -> Dict[str, Any]:
     except ValueError as error:
         raise NotMeasuredError(str(error), "running") from None
     arguments = [address, options["root"], str(len(options["rails"]) or 1)]
-    seen = inside.run(docker, container, rdma_look_script, arguments, _LOOK_S)
+    seen = container_program.run(docker, container, rdma_devices_script, arguments, _LOOK_S)
     reason = seen.pop("problem")
     jobs = find_running({"runtime": "container"}, options["cluster"], options["node"])
     if jobs and not reason:
@@ -220,7 +220,9 @@ def start(docker: DockerAPI, options: Dict[str, Any]) -> Dict[str, Any]:
     """
     part = options["part"]
     mark = {rdma_pairs_script.MARK: str(part["run"])}
-    inside.start(docker, options["container"], rdma_pairs_script, inside.pieces(part), mark)
+    container_program.start(
+        docker, options["container"], rdma_pairs_script, container_program.pieces(part), mark
+    )
     return {"reason": ""}
 
 
@@ -230,10 +232,10 @@ def collect(docker: DockerAPI, options: Dict[str, Any]) -> Dict[str, Any]:
     Raises:
         NotMeasuredError: with the reason.
     """
-    asked = inside.pieces(dict(options["part"], rounds=[], collect=options["wait"]))
+    asked = container_program.pieces(dict(options["part"], rounds=[], collect=options["wait"]))
     patience = rdma_pairs_script.APPEARS + rdma_pairs_script.GREETING
     seconds = options["wait"] + patience + _LOOK_S
-    found = inside.run(docker, options["container"], rdma_pairs_script, asked, seconds)
+    found = container_program.run(docker, options["container"], rdma_pairs_script, asked, seconds)
     if "problem" in found:
         raise NotMeasuredError(str(found["problem"]), "running")
     words = "round {0} of {1}".format(max(found["round"], 1), found["of"])

@@ -77,12 +77,12 @@ kept:
 from typing import Any, Dict
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.rdm.provision.plugins.module_utils.engine.docker_api import DockerAPI, DockerProblem
-from ansible_collections.rdm.provision.plugins.module_utils.node import node_lock, receipt
-from ansible_collections.rdm.provision.plugins.module_utils.node.echo import echo
+from ansible_collections.rdm.provision.plugins.module_utils.base.invocation import echo
+from ansible_collections.rdm.provision.plugins.module_utils.docker.api import DockerAPI, DockerProblem
+from ansible_collections.rdm.provision.plugins.module_utils.state import node_lock, state_file
 
 ARGUMENT_SPEC: Dict[str, Any] = {
-    **receipt.ARGUMENTS,
+    **state_file.ARGUMENTS,
     "lock": {"type": "dict", "options": node_lock.ARGUMENTS},
     "docker_socket": {"type": "str", "default": ""},
 }
@@ -94,7 +94,7 @@ def main() -> None:
     result: Dict[str, Any] = {"changed": False, **echo(module)}
     api = DockerAPI(module.params["docker_socket"])
     try:
-        result["kept"] = not module.check_mode and receipt.keep(module.params, api)
+        result["kept"] = not module.check_mode and state_file.keep(module.params, api)
         if module.params["lock"] and not module.check_mode:
             node_lock.release(module.params["lock"])
     except (DockerProblem, ValueError) as problem:

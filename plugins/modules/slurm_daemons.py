@@ -94,7 +94,7 @@ actions:
 from typing import Any, Dict
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.rdm.provision.plugins.module_utils.node.programs import ProgramProblem
+from ansible_collections.rdm.provision.plugins.module_utils.base.programs import ProgramProblem
 from ansible_collections.rdm.provision.plugins.module_utils.slurm import daemons
 
 ARGUMENT_SPEC: Dict[str, Any] = {

@@ -62,7 +62,7 @@ slurm:
 from typing import Any, Dict
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.rdm.provision.plugins.module_utils.slurm.look import look
+from ansible_collections.rdm.provision.plugins.module_utils.slurm.host_facts import look
 
 ARGUMENT_SPEC: Dict[str, Any] = {"devices": {"type": "list", "elements": "str", "default": []}}
 

@@ -46,8 +46,8 @@ jobs:
 from typing import Any, Dict
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.rdm.provision.plugins.module_utils.node.programs import ProgramProblem, find_program
-from ansible_collections.rdm.provision.plugins.module_utils.slurm import daemons, look
+from ansible_collections.rdm.provision.plugins.module_utils.base.programs import ProgramProblem, find_program
+from ansible_collections.rdm.provision.plugins.module_utils.slurm import daemons, host_facts
 
 ARGUMENT_SPEC: Dict[str, Any] = {
     "wait_for": {"type": "list", "elements": "str", "default": []},
@@ -68,7 +68,7 @@ def main() -> None:
             nodes = daemons.nodes()
     except (daemons.SlurmProblem, ProgramProblem) as problem:
         module.fail_json(msg=str(problem))
-    jobs = look.queue()
+    jobs = host_facts.queue()
     if jobs is None:
         module.fail_json(msg="squeue cannot read the queue: see {0}".format(daemons.LOGS["slurmctld"]))
     module.exit_json(changed=False, nodes=nodes, jobs=jobs)

@@ -69,9 +69,10 @@ reasons:
 from typing import Any, Dict, List
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.rdm.provision.plugins.module_utils.node import rdma_tools, sriov_parent
-from ansible_collections.rdm.provision.plugins.module_utils.node.programs import ProgramProblem
-from ansible_collections.rdm.provision.plugins.module_utils.vf.functions import device_of
+from ansible_collections.rdm.provision.plugins.module_utils.base.programs import ProgramProblem
+from ansible_collections.rdm.provision.plugins.module_utils.hardware import rdma_tools
+from ansible_collections.rdm.provision.plugins.module_utils.sriov import pf
+from ansible_collections.rdm.provision.plugins.module_utils.sriov.functions import device_of
 
 ARGUMENT_SPEC: Dict[str, Any] = {
     "parents": {"type": "list", "elements": "str", "required": True},
@@ -90,8 +91,8 @@ def adapters(parents: List[str], root: str) -> List[Dict[str, Any]]:
     for name in parents:
         if not device_of(name, root)[0]:
             raise ProgramProblem("{0} is neither an interface nor a PCI device of the node".format(name))
-        one = sriov_parent.parent(name, root)
-        if one["vendor"] != sriov_parent.MELLANOX or one["virtual"]:
+        one = pf.parent(name, root)
+        if one["vendor"] != pf.MELLANOX or one["virtual"]:
             continue
         settings = rdma_tools.firmware_settings(one["pci"])
         if settings["error"]:

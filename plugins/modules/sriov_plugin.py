@@ -110,32 +110,39 @@ import sys
 from typing import Any, Dict
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.rdm.provision.plugins.module_utils.engine.docker_api import (
+from ansible_collections.rdm.provision.plugins.module_utils.base.atomic_file import write_whole
+from ansible_collections.rdm.provision.plugins.module_utils.base.file_diff import difference
+from ansible_collections.rdm.provision.plugins.module_utils.base.systemd import systemd_runs
+from ansible_collections.rdm.provision.plugins.module_utils.container.readiness import NotReady, refuse_served
+from ansible_collections.rdm.provision.plugins.module_utils.docker.api import (
     DockerAPI,
     DockerProblem,
     DockerUnavailable,
     socket_path,
 )
-from ansible_collections.rdm.provision.plugins.module_utils.engine.ownership import (
+from ansible_collections.rdm.provision.plugins.module_utils.docker.ownership import (
     Refused,
     label_filter,
     no_engine_here,
     refuse_while_needed,
 )
-from ansible_collections.rdm.provision.plugins.module_utils.engine.readiness import NotReady, refuse_served
-from ansible_collections.rdm.provision.plugins.module_utils.node.file_diff import difference
-from ansible_collections.rdm.provision.plugins.module_utils.node.systemd import systemd_runs
-from ansible_collections.rdm.provision.plugins.module_utils.node.whole_file import write_whole
-from ansible_collections.rdm.provision.plugins.module_utils.sriov import installation, networks, unit
-from ansible_collections.rdm.provision.plugins.module_utils.sriov.client import PluginProblem, someone_listens
-from ansible_collections.rdm.provision.plugins.module_utils.sriov.installation import (
+from ansible_collections.rdm.provision.plugins.module_utils.docker.plugin_client import (
+    PluginProblem,
+    someone_listens,
+)
+from ansible_collections.rdm.provision.plugins.module_utils.network_plugin import installation, networks, unit
+from ansible_collections.rdm.provision.plugins.module_utils.network_plugin.installation import (
     InstallationProblem,
     Place,
 )
 
 # Packed with this module, the program is made of it.
-from ansible_collections.rdm.provision.plugins.module_utils.sriov.plugin import DEFAULT_PLUGIN_SOCKET
-from ansible_collections.rdm.provision.plugins.module_utils.sriov.program import digest, own_sources, program
+from ansible_collections.rdm.provision.plugins.module_utils.network_plugin.plugin import DEFAULT_PLUGIN_SOCKET
+from ansible_collections.rdm.provision.plugins.module_utils.network_plugin.program import (
+    digest,
+    own_sources,
+    program,
+)
 
 ARGUMENT_SPEC: Dict[str, Any] = {
     "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},

@@ -119,21 +119,25 @@ import os
 from typing import Any, Dict, List, Sequence, Tuple
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.rdm.provision.plugins.module_utils.base.atomic_file import write_whole
+from ansible_collections.rdm.provision.plugins.module_utils.base.file_diff import difference
+from ansible_collections.rdm.provision.plugins.module_utils.base.systemd import systemd_runs
 from ansible_collections.rdm.provision.plugins.module_utils.constants import CLUSTER
-from ansible_collections.rdm.provision.plugins.module_utils.node.file_diff import difference
-from ansible_collections.rdm.provision.plugins.module_utils.node.systemd import systemd_runs
-from ansible_collections.rdm.provision.plugins.module_utils.node.whole_file import write_whole
-from ansible_collections.rdm.provision.plugins.module_utils.vf import restore
-from ansible_collections.rdm.provision.plugins.module_utils.vf.decision import (
+from ansible_collections.rdm.provision.plugins.module_utils.sriov import restore
+from ansible_collections.rdm.provision.plugins.module_utils.sriov.decision import (
     Wanted,
     described,
     host_use,
     next_steps,
     planned,
 )
-from ansible_collections.rdm.provision.plugins.module_utils.vf.functions import Physical, VfProblem, to_fact
-from ansible_collections.rdm.provision.plugins.module_utils.vf.identity import addresses, normal
-from ansible_collections.rdm.provision.plugins.module_utils.vf.kernel import Kernel, bring, judge
+from ansible_collections.rdm.provision.plugins.module_utils.sriov.functions import (
+    Physical,
+    VfProblem,
+    to_fact,
+)
+from ansible_collections.rdm.provision.plugins.module_utils.sriov.identity import addresses, normal
+from ansible_collections.rdm.provision.plugins.module_utils.sriov.kernel import Kernel, bring, judge
 
 ARGUMENT_SPEC: Dict[str, Any] = {
     "parents": {"type": "list", "elements": "str", "default": []},

@@ -42,8 +42,8 @@ reached:
 from typing import Any, Dict
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.rdm.provision.plugins.module_utils.node.fabric_answers import parse_nodes
-from ansible_collections.rdm.provision.plugins.module_utils.node.launch import unreachable
+from ansible_collections.rdm.provision.plugins.module_utils.fabric.answers import parse_nodes
+from ansible_collections.rdm.provision.plugins.module_utils.jobs.launchers import unreachable
 
 ARGUMENT_SPEC: Dict[str, Any] = {
     "nodes": {"type": "str", "required": True},

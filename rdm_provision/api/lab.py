@@ -235,7 +235,7 @@ class Lab:
 
     @cached_property
     def _engine(self) -> LabEngine:
-        from ansible_collections.rdm.provision.plugins.module_utils.engine.docker_api import DockerAPI
+        from ansible_collections.rdm.provision.plugins.module_utils.docker.api import DockerAPI
         from ansible_collections.rdm.provision.plugins.module_utils.lab.engine import LabEngine
 
         return LabEngine(DockerAPI(), self.name)
@@ -284,7 +284,7 @@ class Lab:
 
     @staticmethod
     def _ask_raw(question: Callable[[], _T]) -> _T:
-        from ansible_collections.rdm.provision.plugins.module_utils.engine.docker_api import DockerProblem
+        from ansible_collections.rdm.provision.plugins.module_utils.docker.api import DockerProblem
 
         try:
             return question()

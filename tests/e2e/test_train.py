@@ -16,10 +16,10 @@ from typing import Any
 
 import pytest
 import yaml
-from ansible_collections.rdm.provision.plugins.module_utils.archive.images import Image
-from ansible_collections.rdm.provision.plugins.module_utils.archive.index import index_archive
 from ansible_collections.rdm.provision.plugins.module_utils.constants import FINAL_STATES
-from ansible_collections.rdm.provision.plugins.module_utils.engine.docker_api import DockerAPI
+from ansible_collections.rdm.provision.plugins.module_utils.docker.api import DockerAPI
+from ansible_collections.rdm.provision.plugins.module_utils.images.archive_images import Image
+from ansible_collections.rdm.provision.plugins.module_utils.images.archive_index import index_archive
 from ansible_collections.rdm.provision.plugins.module_utils.lab import trainer as lab_trainer
 from ansible_collections.rdm.provision.plugins.module_utils.lab.builder import BUILDER_LABEL
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 from ansible_collections.rdm.provision.plugins.module_utils.lab.recipe import CPU_IMAGE
-from ansible_collections.rdm.provision.plugins.module_utils.sriov.program import program, sources_in
+from ansible_collections.rdm.provision.plugins.module_utils.network_plugin.program import program, sources_in
 
 from tests.e2e.machines import FUNCTIONS, NODES, MachineLab, running_machines
 from tests.e2e.product import ADDRESSES, ROOT, Product, changed

@@ -11,7 +11,7 @@ import tarfile
 from pathlib import Path
 
 import pytest
-from ansible_collections.rdm.provision.plugins.module_utils.engine.docker_api import DockerAPI
+from ansible_collections.rdm.provision.plugins.module_utils.docker.api import DockerAPI
 
 LEFT_OUT = {
     "__pycache__",

@@ -11,7 +11,7 @@ from tests.conftest import COLLECTIONS
 ASK = """
 import json, subprocess, sys
 sys.path.insert(0, sys.argv[1])
-from ansible_collections.rdm.provision.plugins.module_utils.node.arp import in_use
+from ansible_collections.rdm.provision.plugins.module_utils.network.arp import in_use
 # As long as sysfs is the host's, it has the host's interfaces.
 subprocess.run(["mount", "-t", "sysfs", "sysfs", "/sys"], check=True)
 for line in (

@@ -10,9 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible_collections.rdm.provision.plugins.module_utils.engine.docker_api import DockerAPI
-from ansible_collections.rdm.provision.plugins.module_utils.engine.ownership import labels
-from ansible_collections.rdm.provision.plugins.module_utils.node.receipt import WATCH, drift, observe, read
+from ansible_collections.rdm.provision.plugins.module_utils.docker.api import DockerAPI
+from ansible_collections.rdm.provision.plugins.module_utils.docker.ownership import labels
+from ansible_collections.rdm.provision.plugins.module_utils.state.state_file import (
+    WATCH,
+    drift,
+    observe,
+    read,
+)
 from ansible_collections.rdm.provision.plugins.modules import container, docker_owned
 
 from tests.integration.engine import Engine, net, wait_until

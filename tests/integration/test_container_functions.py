@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible_collections.rdm.provision.plugins.module_utils.engine import container_functions
-from ansible_collections.rdm.provision.plugins.module_utils.engine.container_functions import Functions
-from ansible_collections.rdm.provision.plugins.module_utils.engine.container_request import ends
-from ansible_collections.rdm.provision.plugins.module_utils.engine.container_swap import Change, Steps
-from ansible_collections.rdm.provision.plugins.module_utils.engine.docker_api import DockerAPI
-from ansible_collections.rdm.provision.plugins.module_utils.node import receipt
+from ansible_collections.rdm.provision.plugins.module_utils.container import vfs
+from ansible_collections.rdm.provision.plugins.module_utils.container.request import ends
+from ansible_collections.rdm.provision.plugins.module_utils.container.swap import Change, Steps
+from ansible_collections.rdm.provision.plugins.module_utils.container.vfs import Functions
+from ansible_collections.rdm.provision.plugins.module_utils.docker.api import DockerAPI
+from ansible_collections.rdm.provision.plugins.module_utils.state import state_file
 from ansible_collections.rdm.provision.plugins.modules import container, docker_owned
 
 from tests.integration.conftest import BUSYBOX
@@ -108,14 +108,12 @@ def fabric() -> Iterator[Fabric]:
 def api(fabric: Fabric, monkeypatch: pytest.MonkeyPatch) -> Iterator[DockerAPI]:
     monkeypatch.setenv("DOCKER_HOST", f"unix://{fabric.engine.socket}")
     looking = (
-        container_functions.devices,
-        container_functions.still_there,
-        container_functions.stayed_behind,
+        vfs.devices,
+        vfs.still_there,
+        vfs.stayed_behind,
     )
     for looks in looking:
-        monkeypatch.setattr(
-            container_functions, looks.__name__, functools.partial(looks, root=str(fabric.sys))
-        )
+        monkeypatch.setattr(vfs, looks.__name__, functools.partial(looks, root=str(fabric.sys)))
     fabric.number([*range(FUNCTIONS)])
     yield fabric.engine.api
     for one in fabric.engine.api.get("/containers/json", all=True):
@@ -154,7 +152,7 @@ def uverbs(api: DockerAPI, name: str = "rdm") -> list[int]:
 
 def has(fabric: Fabric, name: str = "rdm") -> int:
     """The number of the function that a container has."""
-    key = container_functions.held(str(fabric.socket), found(fabric.engine.api, name), NETWORK)
+    key = vfs.held(str(fabric.socket), found(fabric.engine.api, name), NETWORK)
     return int(key.rpartition(".")[2]) - 1
 
 
@@ -222,17 +220,17 @@ def test_devices_that_a_boot_has_numbered_anew_are_found_and_mended(
         **{"cluster": "c", "job_directory": "", "system": False, "paths": {}, "plugin": {}},
     }
 
-    def look() -> receipt.Found:
-        return receipt.observe(watch, "hardware", api, sysfs_root=str(fabric.sys))
+    def look() -> state_file.Found:
+        return state_file.observe(watch, "hardware", api, sysfs_root=str(fabric.sys))
 
     up(fabric)
     seen = look()
-    assert receipt.drift(seen, look()) == {}
+    assert state_file.drift(seen, look()) == {}
     mine = has(fabric)
     # As after a boot: the devices came up in another order.
     fabric.number([*reversed(range(FUNCTIONS))])
     now = FUNCTIONS - 1 - mine
-    why = receipt.drift(seen, look())
+    why = state_file.drift(seen, look())
     sentence = (
         f"the container rdm (RDMA devices on {NETWORK}) is uverbs{FIRST + now}, not uverbs{FIRST + mine}"
     )
@@ -251,7 +249,7 @@ def test_a_successor_without_its_rdma_device_makes_room_for_the_old_one_again(
     up(fabric)
     before = found(api)["Id"]
     fabric.keep_apart()
-    monkeypatch.setattr(container_functions, "_MOVES_S", 0.0)
+    monkeypatch.setattr(vfs, "_MOVES_S", 0.0)
     with pytest.raises(Failed, match=r"did not move to its container.* of another, which runs again"):
         up(fabric, env={"A": "1"})
     after = found(api)
@@ -270,7 +268,7 @@ def test_a_container_whose_device_stayed_on_the_node_is_started_again(
     assert (predicted["changed"], predicted["actions"]) == (True, ["restart"])
     # What is in its way is there still: that is said, and the next run tries it again.
     with monkeypatch.context() as patch:
-        patch.setattr(container_functions, "_MOVES_S", 0.0)
+        patch.setattr(vfs, "_MOVES_S", 0.0)
         with pytest.raises(Failed, match="did not move to its container: journalctl -u rdm-sriov"):
             up(fabric)
     confirm = Functions.confirm

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from ansible_collections.rdm.provision.plugins.module_utils.engine.docker_api import (
+from ansible_collections.rdm.provision.plugins.module_utils.docker.api import (
     DockerAPI,
     DockerError,
     DockerTimeout,
@@ -195,7 +195,7 @@ def test_a_user_who_may_not_use_the_socket(engine: Engine) -> None:
     code = (
         "import os, sys\n"
         f"sys.path.insert(0, {str(root / '.collections')!r})\n"
-        "from ansible_collections.rdm.provision.plugins.module_utils.engine.docker_api import *\n"
+        "from ansible_collections.rdm.provision.plugins.module_utils.docker.api import *\n"
         "os.setgroups([]); os.setgid(65534); os.setuid(65534)\n"
         f"try: DockerAPI({engine.socket!r}).version()\n"
         "except DockerForbidden as problem: print(problem)\n"

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 import yaml
-from ansible_collections.rdm.provision.plugins.module_utils.engine.inside import NotMeasuredError
-from ansible_collections.rdm.provision.plugins.module_utils.node.fabric_answers import unpacked
+from ansible_collections.rdm.provision.plugins.module_utils.docker.container_program import NotMeasuredError
+from ansible_collections.rdm.provision.plugins.module_utils.fabric.answers import unpacked
 from ansible_collections.rdm.provision.plugins.modules import fabric_probe
 
 from tests.conftest import ROOT

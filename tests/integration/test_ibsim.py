@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible_collections.rdm.provision.plugins.module_utils.node import rdma_tools, sysfs
+from ansible_collections.rdm.provision.plugins.module_utils.hardware import rdma_tools, sysfs
 
 SUBNET = """
 Switch 8 "S1"

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible_collections.rdm.provision.plugins.module_utils.engine.docker_api import DockerError
+from ansible_collections.rdm.provision.plugins.module_utils.docker.api import DockerError
 
 from rdm_provision.environment import CALLBACKS
 from tests.image_archives import MadeImage, digest, layer, oci_layout, saved

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible_collections.rdm.provision.plugins.module_utils.engine.docker_api import DockerAPI
+from ansible_collections.rdm.provision.plugins.module_utils.docker.api import DockerAPI
 from ansible_collections.rdm.provision.plugins.module_utils.lab import recipe as lab_recipe
 from ansible_collections.rdm.provision.plugins.module_utils.lab.host import has_image
 from ansible_collections.rdm.provision.plugins.modules import lab as lab_module

@@ -7,13 +7,13 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from ansible_collections.rdm.provision.plugins.module_utils.node import megatron
-from ansible_collections.rdm.provision.plugins.module_utils.node.base_python import EnvironmentProblem
-from ansible_collections.rdm.provision.plugins.modules import megatron_helpers
+from ansible_collections.rdm.provision.plugins.module_utils.python_env import megatron_helpers
+from ansible_collections.rdm.provision.plugins.module_utils.python_env.base_python import EnvironmentProblem
+from ansible_collections.rdm.provision.plugins.modules import megatron_helpers as module
 
 from tests.conftest import ROOT
 from tests.integration.test_python_env_role import play
-from tests.unit.plugins.module_utils.node.test_python_env import Node
+from tests.unit.plugins.module_utils.python_env.test_environment import Node
 from tests.unit.plugins.modules.running import run_module
 
 # It has a torch, whose wheel brings pybind11's headers.
@@ -28,7 +28,7 @@ PYBIND11_MODULE(helpers, module) {
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    source = tmp_path / megatron.SOURCES[0]
+    source = tmp_path / megatron_helpers.SOURCES[0]
     source.parent.mkdir(parents=True)
     source.write_text(HELPERS)
     # As in a checkout: for another Python, and not to be run.
@@ -68,40 +68,38 @@ def test_the_role_checks_a_branch_out_and_builds_for_the_environments_python(
     (built,) = data.glob("*.so")
     was, later = built.stat().st_mtime_ns, built.stat().st_mtime_ns + 10**9
     os.utime(data / "helpers.cpp", ns=(later, later))
-    assert run_module(megatron_helpers, options(there), check=True)["changed"]
+    assert run_module(module, options(there), check=True)["changed"]
     # What is another environment's, or what somebody has built anew since, is not ours to remove.
     absent = options(there, state="absent")
-    assert not run_module(megatron_helpers, {**absent, "environment": "/nowhere"})["changed"]
+    assert not run_module(module, {**absent, "environment": "/nowhere"})["changed"]
     os.utime(built, ns=(later, later))
-    assert not run_module(megatron_helpers, options(there))["changed"]
-    assert not run_module(megatron_helpers, absent)["changed"]
+    assert not run_module(module, options(there))["changed"]
+    assert not run_module(module, absent)["changed"]
     os.utime(built, ns=(was, was))
-    assert run_module(megatron_helpers, absent)["removed"] == [str(built)]
+    assert run_module(module, absent)["removed"] == [str(built)]
     assert sorted(path.name for path in data.iterdir()) == ["Makefile", "helpers.cpp"]
 
 
 def test_what_does_not_compile_is_the_compilers_last_lines_and_leaves_nothing(checkout: Path) -> None:
-    what = megatron.plan(str(checkout), ENVIRONMENT)
+    what = megatron_helpers.plan(str(checkout), ENVIRONMENT)
     Path(what.source).write_text("#error no such thing\n")
     with pytest.raises(EnvironmentProblem, match=r"could not build .*helpers.cpp: .*no such thing"):
-        megatron.build(what, ENVIRONMENT)
+        megatron_helpers.build(what, ENVIRONMENT)
     assert sorted(path.name for path in Path(what.source).parent.iterdir()) == ["Makefile", "helpers.cpp"]
 
 
 def test_what_is_no_megatron_or_no_environment_is_one_sentence(checkout: Path) -> None:
     with pytest.raises(EnvironmentProblem, match=r"has neither megatron/data/helpers.cpp nor .*: give"):
-        megatron.plan(str(checkout / "megatron"), ENVIRONMENT)
+        megatron_helpers.plan(str(checkout / "megatron"), ENVIRONMENT)
     with pytest.raises(EnvironmentProblem, match="there is no environment at /nowhere to build for"):
-        megatron.plan(str(checkout), "/nowhere")
-    assert not run_module(megatron_helpers, options(checkout, environment="/nowhere", state="absent"))[
-        "changed"
-    ]
+        megatron_helpers.plan(str(checkout), "/nowhere")
+    assert not run_module(module, options(checkout, environment="/nowhere", state="absent"))["changed"]
 
 
 def test_a_megatron_with_a_core_has_them_elsewhere(checkout: Path) -> None:
-    core = checkout / megatron.SOURCES[1]
+    core = checkout / megatron_helpers.SOURCES[1]
     core.parent.mkdir(parents=True)
-    (checkout / megatron.SOURCES[0]).rename(core)
-    what = megatron.plan(str(checkout), ENVIRONMENT)
+    (checkout / megatron_helpers.SOURCES[0]).rename(core)
+    what = megatron_helpers.plan(str(checkout), ENVIRONMENT)
     assert what.source == str(core)
     assert what.command("c++", "made.so")[-3:] == [str(core), "-o", "made.so"]

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import yaml
-from ansible_collections.rdm.provision.plugins.module_utils.node import host_state
+from ansible_collections.rdm.provision.plugins.module_utils.base import host
 from ansible_collections.rdm.provision.plugins.modules import node_facts
 
 from tests.conftest import COLLECTIONS, ROOT
@@ -118,14 +118,14 @@ def test_the_network_of_a_container_is_seen_as_a_route_and_an_address(occupied: 
 
 
 def test_memlock_is_that_of_this_engine(engine: Engine) -> None:
-    assert host_state.daemon_pid(engine.socket) == engine.pid
+    assert host.daemon_pid(engine.socket) == engine.pid
     limits = Path(f"/proc/{engine.pid}/limits").read_text()
     node = facts(engine.socket)
-    assert (node["memlock"]["soft"], node["memlock"]["hard"]) == host_state.limits(limits)
+    assert (node["memlock"]["soft"], node["memlock"]["hard"]) == host.limits(limits)
 
 
 def test_a_daemon_whose_process_is_hidden(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host_state, "daemon_pid", lambda socket: 0)
+    monkeypatch.setattr(host, "daemon_pid", lambda socket: 0)
     node = facts(engine.socket)
     assert node["memlock"]["raise_allowed"] is True
     assert [finding["what"] for finding in node["findings"]] == ["daemon-hidden"]
@@ -135,7 +135,7 @@ def test_configured_pools(tmp_path: Path) -> None:
     configuration = tmp_path / "daemon.json"
     configuration.write_text('{"default-address-pools": [{"base": "10.216.0.0/16", "size": 24}]}')
     with private_engine(f"--config-file={configuration}") as engine:
-        assert host_state.daemon_config(engine.pid) == str(configuration)
+        assert host.daemon_config(engine.pid) == str(configuration)
         docker = facts(engine.socket)["docker"]
     assert docker["default_address_pools"] == [{"base": "10.216.0.0/16", "size": 24}]
 

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible_collections.rdm.provision.plugins.module_utils.engine import ownership, readiness
-from ansible_collections.rdm.provision.plugins.module_utils.engine.docker_api import DockerAPI
-from ansible_collections.rdm.provision.plugins.module_utils.engine.ownership import labels, last_words
+from ansible_collections.rdm.provision.plugins.module_utils.container import readiness
+from ansible_collections.rdm.provision.plugins.module_utils.docker import ownership
+from ansible_collections.rdm.provision.plugins.module_utils.docker.api import DockerAPI
+from ansible_collections.rdm.provision.plugins.module_utils.docker.ownership import labels, last_words
 from ansible_collections.rdm.provision.plugins.modules import container_ready, docker_owned, node_files
 
 from tests.integration.engine import Engine

@@ -9,8 +9,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from ansible_collections.rdm.provision.plugins.module_utils.node import base_python
-from ansible_collections.rdm.provision.plugins.module_utils.node.base_python import EnvironmentProblem
+from ansible_collections.rdm.provision.plugins.module_utils.python_env import base_python
+from ansible_collections.rdm.provision.plugins.module_utils.python_env.base_python import EnvironmentProblem
 
 pytestmark = pytest.mark.long
 

@@ -18,7 +18,7 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.python_env.lock impo
 
 from rdm_provision.environment import CALLBACKS
 from tests.conftest import COLLECTIONS, ROOT
-from tests.unit.plugins.module_utils.node.test_python_env import PYTHON, Node
+from tests.unit.plugins.module_utils.python_env.test_environment import PYTHON, Node
 
 NODES = ("n1", "n2")
 

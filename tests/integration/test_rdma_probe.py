@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import yaml
-from ansible_collections.rdm.provision.plugins.module_utils.node.rdma_look_script import gid_of
+from ansible_collections.rdm.provision.plugins.module_utils.fabric.rdma_devices_script import gid_of
 
 from tests.conftest import ROOT
 from tests.integration.conftest import plugged

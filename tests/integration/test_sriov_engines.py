@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from ansible_collections.rdm.provision.plugins.module_utils.engine.docker_api import DockerAPI, DockerError
-from ansible_collections.rdm.provision.plugins.module_utils.sriov.client import FUNCTION
-from ansible_collections.rdm.provision.plugins.module_utils.sriov.plugin import networks_of
+from ansible_collections.rdm.provision.plugins.module_utils.docker.api import DockerAPI, DockerError
+from ansible_collections.rdm.provision.plugins.module_utils.docker.plugin_client import FUNCTION
+from ansible_collections.rdm.provision.plugins.module_utils.network_plugin.plugin import networks_of
 
 from tests.integration.conftest import BUSYBOX
 from tests.integration.engines import ENGINES, newer_engine

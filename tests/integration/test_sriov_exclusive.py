@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from ansible_collections.rdm.provision.plugins.module_utils.lab.recipe import PLUGIN
-from ansible_collections.rdm.provision.plugins.module_utils.sriov.program import program, sources_in
+from ansible_collections.rdm.provision.plugins.module_utils.network_plugin.program import program, sources_in
 
 from tests.conftest import ROOT
 from tests.integration.engine import wait_until
@@ -23,9 +23,9 @@ MADE_LATER = ("20.10", "26.1")
 SERVES = "plugin.main(None, stand_ins)"
 # An engine of another release has a mount namespace of its own, in which it has those of its containers.
 RDMA = """
-from ansible_collections.rdm.provision.plugins.module_utils.sriov.rdma_namespace import RdmaNamespaces
+from ansible_collections.rdm.provision.plugins.module_utils.network_plugin import rdma_namespace
 
-class Devices(RdmaNamespaces):
+class Devices(rdma_namespace.RdmaNamespaces):
     def lend(self, key, ethernet, namespace):
         engine = Path({engine!r}).read_text().strip()
         super().lend(key, ethernet, f"/proc/{{engine}}/root{{namespace}}")

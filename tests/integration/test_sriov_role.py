@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible_collections.rdm.provision.plugins.module_utils.sriov import installation
-from ansible_collections.rdm.provision.plugins.module_utils.vf.decision import Wanted
-from ansible_collections.rdm.provision.plugins.module_utils.vf.kernel import bring
+from ansible_collections.rdm.provision.plugins.module_utils.network_plugin import installation
+from ansible_collections.rdm.provision.plugins.module_utils.sriov.decision import Wanted
+from ansible_collections.rdm.provision.plugins.module_utils.sriov.kernel import bring
 from ansible_collections.rdm.provision.plugins.modules.node_facts import node_facts
 from ansible_collections.rdm.provision.plugins.plugin_utils.checks import sriov as sriov_checks
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.node_plan import (
@@ -34,7 +34,7 @@ from tests.integration.engine import Engine, private_engine
 from tests.integration.images import busybox_rootfs, import_image
 from tests.integration.plays import Played, run_plays
 from tests.integration.sriov_node import HANGS_S, network_goes
-from tests.unit.plugins.module_utils.vf.fake_kernel import FakeKernel
+from tests.unit.plugins.module_utils.sriov.fake_kernel import FakeKernel
 
 ROOT = Path(__file__).parents[2]
 NETWORK = "rdm-test-fabric"

@@ -16,9 +16,9 @@ from typing import Any
 # In an image it is a program with all that it needs, and has fewer directories above it.
 sys.path.extend(str(checkout / ".collections") for checkout in Path(__file__).resolve().parents[2:3])
 
-from ansible_collections.rdm.provision.plugins.module_utils.sriov import plugin
-from ansible_collections.rdm.provision.plugins.module_utils.sriov.client import CREATE_NETWORK
-from ansible_collections.rdm.provision.plugins.module_utils.sriov.driver import Driver
+from ansible_collections.rdm.provision.plugins.module_utils.docker.plugin_client import CREATE_NETWORK
+from ansible_collections.rdm.provision.plugins.module_utils.network_plugin import plugin
+from ansible_collections.rdm.provision.plugins.module_utils.network_plugin.driver import Driver
 
 # Without KVM a driver is loaded and seven functions found in many seconds.
 DRIVER_S = 120.0

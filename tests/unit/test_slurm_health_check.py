@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible_collections.rdm.provision.plugins.module_utils.slurm import look
+from ansible_collections.rdm.provision.plugins.module_utils.slurm import host_facts
 
 SCRIPT = Path(__file__).parents[2] / "roles/slurm/files/health-check"
 HEALTHY: dict[str, Any] = {"drivers": ["nvidia"], "ports": ["mlx5_0/1"], "disks": {}, "devices": []}
@@ -73,22 +73,22 @@ def test_slurm_is_told_by_the_exit_code_and_the_log(tmp_path: Path) -> None:
 
 def test_a_port_that_was_active_is_expected_while_its_card_is_there(node: Path, tmp_path: Path) -> None:
     kept = tmp_path / "health.json"
-    assert look.health(str(node), str(kept))["ports"] == ["mlx5_0/1"]
+    assert host_facts.health(str(node), str(kept))["ports"] == ["mlx5_0/1"]
     kept.write_text(json.dumps({"ports": ["mlx5_0/1", "mlx5_9/1"]}))
     (node / "class/infiniband/mlx5_0/ports/1/state").write_text("1: DOWN\n")
-    assert look.health(str(node), str(kept))["ports"] == ["mlx5_0/1"]
+    assert host_facts.health(str(node), str(kept))["ports"] == ["mlx5_0/1"]
     for nonsense in ("not JSON", "[1]", "7", '{"ports": 1, "drivers": {}}', '{"ports": [1, null]}'):
         kept.write_text(nonsense)
-        assert look.health(str(node), str(kept)) == {"drivers": [], "ports": []}
+        assert host_facts.health(str(node), str(kept)) == {"drivers": [], "ports": []}
 
 
 def test_a_driver_that_was_there_is_expected_while_one_of_its_gpus_is(tmp_path: Path) -> None:
     kept = tmp_path / "health.json"
     kept.write_text(json.dumps({"drivers": ["amdgpu", "nvidia"]}))
-    assert look.health(str(tmp_path), str(kept))["drivers"] == []
+    assert host_facts.health(str(tmp_path), str(kept))["drivers"] == []
     gpu = tmp_path / "bus/pci/devices/0000:05:00.0"
     gpu.mkdir(parents=True)
     (gpu / "vendor").write_text("0x10de\n")
     (gpu / "class").write_text("0x030200\n")
     # Its module is not loaded now, which a new look must not take for how it shall be.
-    assert look.health(str(tmp_path), str(kept))["drivers"] == ["nvidia"]
+    assert host_facts.health(str(tmp_path), str(kept))["drivers"] == ["nvidia"]

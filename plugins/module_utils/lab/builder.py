@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Dict, Iterator, List
 
-from ansible_collections.rdm.provision.plugins.module_utils.engine.docker_api import DockerAPI, DockerError
+from ansible_collections.rdm.provision.plugins.module_utils.docker.api import DockerAPI, DockerError
 from ansible_collections.rdm.provision.plugins.module_utils.lab.spec import LABEL
 
 BUILDER_LABEL = "rdm.provision.lab.builder"

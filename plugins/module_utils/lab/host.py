@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, Mapping
 
-from ansible_collections.rdm.provision.plugins.module_utils.engine.docker_api import DockerAPI, DockerError
+from ansible_collections.rdm.provision.plugins.module_utils.docker.api import DockerAPI, DockerError
 from ansible_collections.rdm.provision.plugins.module_utils.lab import recipe
 
 _BLOCK = 1024 * 1024

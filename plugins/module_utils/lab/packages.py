@@ -9,7 +9,7 @@ import shutil
 from pathlib import Path
 from typing import Sequence
 
-from ansible_collections.rdm.provision.plugins.module_utils.engine.docker_api import DockerAPI
+from ansible_collections.rdm.provision.plugins.module_utils.docker.api import DockerAPI
 from ansible_collections.rdm.provision.plugins.module_utils.lab.builder import AT, LIMIT_S, builder
 from ansible_collections.rdm.provision.plugins.module_utils.lab.host import new_directory, proxy_options
 from ansible_collections.rdm.provision.plugins.module_utils.lab.spec import LabProblem

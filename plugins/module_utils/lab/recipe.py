@@ -18,7 +18,7 @@ import tarfile
 from pathlib import Path
 from typing import IO, Dict, Iterable, Iterator, List, Mapping, NamedTuple, Tuple
 
-from ansible_collections.rdm.provision.plugins.module_utils.sriov.program import program, sources_in
+from ansible_collections.rdm.provision.plugins.module_utils.network_plugin.program import program, sources_in
 
 CPU_IMAGE = "rdm-lab/cpu:1"
 SRIOV_IMAGE = "rdm-lab/sriov-plugin:1"

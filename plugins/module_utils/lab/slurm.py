@@ -8,7 +8,7 @@ import json
 from pathlib import Path
 from typing import Iterable, Tuple
 
-from ansible_collections.rdm.provision.plugins.module_utils.engine.docker_api import DockerAPI, DockerError
+from ansible_collections.rdm.provision.plugins.module_utils.docker.api import DockerAPI, DockerError
 from ansible_collections.rdm.provision.plugins.module_utils.lab import recipe
 from ansible_collections.rdm.provision.plugins.module_utils.lab.builder import (
     AT,

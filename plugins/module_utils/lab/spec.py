@@ -20,8 +20,8 @@ from ansible_collections.rdm.provision.plugins.module_utils.lab.recipe import (
     SRIOV_IMAGE,
 )
 from ansible_collections.rdm.provision.plugins.module_utils.lab.trainer import TRAIN_IMAGE
-from ansible_collections.rdm.provision.plugins.module_utils.node.free_subnet import free_subnet
-from ansible_collections.rdm.provision.plugins.module_utils.node.network_state import routes_without_ip
+from ansible_collections.rdm.provision.plugins.module_utils.network.free_subnet import free_subnet
+from ansible_collections.rdm.provision.plugins.module_utils.network.interfaces import routes_without_ip
 
 LABEL = "rdm.provision.lab"
 DIRECTORY_LABEL = "rdm.provision.lab.directory"

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Dict, Iterator, List, Sequence, Tuple
 
-from ansible_collections.rdm.provision.plugins.module_utils.engine.docker_api import DockerAPI, DockerError
+from ansible_collections.rdm.provision.plugins.module_utils.docker.api import DockerAPI, DockerError
 from ansible_collections.rdm.provision.plugins.module_utils.lab import recipe
 from ansible_collections.rdm.provision.plugins.module_utils.lab import trainer as lab_trainer
 from ansible_collections.rdm.provision.plugins.module_utils.lab.builder import (

@@ -20,15 +20,15 @@ import socket
 import time
 from typing import Any, Callable, Dict, List, Mapping
 
-from ansible_collections.rdm.provision.plugins.module_utils.node.host_state import read_text
-from ansible_collections.rdm.provision.plugins.module_utils.node.programs import (
+from ansible_collections.rdm.provision.plugins.module_utils.base.atomic_file import write_whole
+from ansible_collections.rdm.provision.plugins.module_utils.base.host import read_text
+from ansible_collections.rdm.provision.plugins.module_utils.base.programs import (
     ProgramProblem,
     find_program,
     run_program,
 )
-from ansible_collections.rdm.provision.plugins.module_utils.node.systemd import systemd_runs
-from ansible_collections.rdm.provision.plugins.module_utils.node.whole_file import write_whole
-from ansible_collections.rdm.provision.plugins.module_utils.slurm import look
+from ansible_collections.rdm.provision.plugins.module_utils.base.systemd import systemd_runs
+from ansible_collections.rdm.provision.plugins.module_utils.slurm import host_facts
 from ansible_collections.rdm.provision.plugins.module_utils.slurm.distributions import DISTRIBUTIONS
 
 STATE = "/var/lib/slurm/slurmctld"
@@ -70,14 +70,14 @@ class Services:
 
     def __init__(self, manager: str = "", proc: str = "/proc") -> None:
         self.systemd = systemd_runs()
-        distribution = DISTRIBUTIONS.get(manager or look.package_manager(), DISTRIBUTIONS["apt"])
+        distribution = DISTRIBUTIONS.get(manager or host_facts.package_manager(), DISTRIBUTIONS["apt"])
         # The others are called as their service is.
-        self._processes = {"munge": (look.MUNGED,), "mariadb": distribution.mariadb_processes}
+        self._processes = {"munge": (host_facts.MUNGED,), "mariadb": distribution.mariadb_processes}
         self._proc = proc
 
     def pids(self, name: str) -> List[int]:
         """Return the processes of a service, none of which is a container's."""
-        found = look.own_processes(self._processes.get(name, (name,)), self._proc)
+        found = host_facts.own_processes(self._processes.get(name, (name,)), self._proc)
         return [pid for pids in found.values() for pid in pids]
 
     def enabled(self, name: str) -> bool:
@@ -273,7 +273,7 @@ def present(options: Mapping[str, Any], check: bool) -> List[str]:
     """
     services = Services()
     change = Change(check)
-    was = look.applied()
+    was = host_facts.applied()
     for name in ORDER:
         wanted = options["daemons"].get(name)
         if wanted is None:
@@ -338,14 +338,14 @@ def _end(services: Services, change: Change, name: str) -> None:
 
 def remember(what: Mapping[str, Any]) -> None:
     """Write down what the daemons were started with and have read."""
-    write_whole(look.APPLIED, json.dumps(what, sort_keys=True).encode(), 0o644)
+    write_whole(host_facts.APPLIED, json.dumps(what, sort_keys=True).encode(), 0o644)
 
 
 def absent(options: Mapping[str, Any], check: bool) -> List[str]:
     """Stop the daemons that :func:`present` has started; return what was done."""
     services = Services()
     change = Change(check)
-    was = look.applied()
+    was = host_facts.applied()
     for name in reversed(ORDER):
         if name not in was:
             continue
@@ -356,7 +356,7 @@ def absent(options: Mapping[str, Any], check: bool) -> List[str]:
                 continue
         _end(services, change, name)
     if was:
-        change.do("forget them", os.unlink, look.APPLIED)
+        change.do("forget them", os.unlink, host_facts.APPLIED)
     if options["purge"] and os.path.isdir(STATE):
         change.do("remove {0}".format(STATE), shutil.rmtree, STATE)
     return change.actions

@@ -1,312 +1,362 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The network functions of a node that can be handed to containers, by PCI address.
-
-A virtual function (VF) is never known by the name of its network interface: when a container's network
-namespace dies, the kernel gives the interface back under the name that it had in there.
+"""Physical and virtual functions (PF, VF) as the kernel shows them.
 
 Sources: the kernel's Documentation/PCI/pci-iov-howto.rst and Documentation/ABI (sysfs-bus-pci,
-sysfs-class-net); ip-link(8).
+sysfs-class-net); ip-link(8). The files `sriov/N/{policy,node,port}` are those of NVIDIA's own mlx5 driver
+(MLNX_OFED, DOCA); with the kernel's, the same three are set and shown by `ip link`.
 
 This runs on nodes (Python 3.8 or newer).
 """
 
 from __future__ import annotations
 
-import json
 import os
 import re
-import subprocess
-from typing import List, NamedTuple, Sequence
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple
 
-from ansible_collections.rdm.provision.plugins.module_utils.node import partitions
+from ansible_collections.rdm.provision.plugins.module_utils.hardware import partitions
+from ansible_collections.rdm.provision.plugins.module_utils.hardware import sysfs_files as files
+from ansible_collections.rdm.provision.plugins.module_utils.network.interfaces import IpMissing, ip_json
+from ansible_collections.rdm.provision.plugins.module_utils.sriov.identity import normal
 
-ETHERNET = 1
-INFINIBAND = 32
-"""Of /sys/class/net/*/type (ARPHRD_ETHER, ARPHRD_INFINIBAND of linux/if_arp.h)."""
+PCI_DEVICES = "bus/pci/devices"
 
-_TIMEOUT_S = 30.0
-_UNSUPPORTED = "not supported"
-_NO_ADDRESS = "00:00:00:00:00:00"
+POLICIES = {"auto": "Follow", "enable": "Up", "disable": "Down"}
+"""`ip link`'s state of an InfiniBand VF -> mlx5's policy: whether its port follows the physical one."""
+
+Links = Mapping[str, Mapping[int, Mapping[str, Any]]]
+"""Interface of a PF -> number of a VF -> what `ip link show` says of it."""
+
+Addresses = Mapping[str, str]
+"""Interface -> an address that the node has on it."""
+
+CONTAINER = "a container"
+"""Who has a VF that is bound to a network driver and has no interface here."""
+
+_PCI_ADDRESS = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
+_VIRTFN = re.compile(r"virtfn(\d+)")
+_INFINIBAND = "32"  # of /sys/class/net/*/type
+_GIVEN_AWAY = ("vfio", "uio", "pci-stub", "pciback")
 
 
-class FunctionProblem(Exception):  # noqa: N818  # most are the node's state, not errors
+class VfProblem(Exception):  # noqa: N818  # most are the node's state, not errors
     """Something is not as it has to be; its text is one sentence for a person."""
 
 
-class Function(NamedTuple):
-    """What a container can get.
+class Virtual(NamedTuple):
+    """A VF.
 
     Attributes:
-        key: its PCI address; for an interface without one, its name.
-        parent: the interface of the physical function, or of the function itself when it is handed on whole.
-        number: which VF of the physical function it is; -1 for an interface that is handed on whole.
+        number: which VF of its PF.
+        pci: its PCI address, empty when it has vanished and its PF still has an entry for it.
+        driver: what it is bound to, empty for nothing.
+        interface: its network interface in this network namespace, or empty.
+        mac: hardware address of that interface, or empty.
+        address: the MAC (Ethernet) or node GUID (InfiniBand) that its PF gives it; empty when not shown.
+        port: the port GUID that its PF gives it; empty on Ethernet, or when not shown.
+        policy: Follow, Up or Down on InfiniBand; empty when not shown.
+        vlan: 0 for none; None when not shown.
+        trust: None when not shown.
+        spoof_check: None when not shown.
+        by_files: whether `sriov/N` of the PF has its settings, and not `ip link`.
+        host_use: what the node itself does with its interface, as a clause that follows "interface NAME";
+            empty for nothing.
     """
 
-    key: str
-    parent: str
     number: int
+    pci: str
+    driver: str = ""
+    interface: str = ""
+    mac: str = ""
+    address: str = ""
+    port: str = ""
+    policy: str = ""
+    vlan: Optional[int] = None
+    trust: Optional[bool] = None
+    spoof_check: Optional[bool] = None
+    by_files: bool = False
+    host_use: str = ""
+
+    @property
+    def holder(self) -> str:
+        """Who has it, as a noun; empty for nobody. An interface that is in a container is not shown here."""
+        if not self.driver or self.interface:
+            return ""
+        return self.driver if self.driver.startswith(_GIVEN_AWAY) else CONTAINER
 
 
-class Functions:
-    """The functions of this node, as sysfs shows them to this network namespace.
+class Physical(NamedTuple):
+    """A PF.
 
-    Args:
-        root: where sysfs is.
+    Attributes:
+        name: its network interface; without one, its PCI address.
+        pci: its PCI address.
+        driver: what it is bound to.
+        infiniband: whether its link is InfiniBand, and not Ethernet.
+        total: how many VFs it can have; -1 where neither kernel nor card knows of SR-IOV.
+        number: how many it has.
+        autoprobe: whether new VFs get a driver; None where the kernel has no such switch, and they do.
+        bond: the bond that its interface is in, or empty.
+        vfs: the VFs, by number. One that has vanished is missing, or has no PCI address.
     """
 
-    def __init__(self, root: str = "/sys") -> None:
-        self._root = root
+    name: str
+    pci: str
+    driver: str
+    infiniband: bool
+    total: int
+    number: int
+    autoprobe: Optional[bool]
+    bond: str
+    vfs: Tuple[Virtual, ...]
 
-    def virtual(self, parent: str) -> List[Function]:
-        """Return the VFs of a physical function, in the order of their numbers.
+    @property
+    def there(self) -> Tuple[Virtual, ...]:
+        """The VFs that have not vanished."""
+        return tuple(vf for vf in self.vfs if vf.pci)
 
-        Args:
-            parent: the interface of the physical function.
-
-        Raises:
-            FunctionProblem: there is no such interface, or it cannot have VFs, or has none.
-        """
-        device = self._device(parent)
-        if not os.path.exists(os.path.join(device, "sriov_totalvfs")):
-            raise FunctionProblem(
-                "{0} has no virtual functions to give: it is not the interface of a physical function "
-                "with SR-IOV".format(parent)
-            )
-        entries = [re.match(r"virtfn(\d+)$", entry) for entry in os.listdir(device)]
-        numbers = sorted(int(found.group(1)) for found in entries if found)
-        if not numbers:
-            raise FunctionProblem(
-                "{0} has no virtual function now: write a number of them, {1} at most, to {2}".format(
-                    parent,
-                    _read(device, "sriov_totalvfs") or "?",
-                    os.path.join(self._root, "class/net", parent, "device/sriov_numvfs"),
-                )
-            )
-        links = [os.readlink("{0}/virtfn{1}".format(device, number)) for number in numbers]
-        return [Function(path.rpartition("/")[2], parent, number) for path, number in zip(links, numbers)]
-
-    def whole(self, name: str) -> Function:
-        """Return an interface as something that is handed on whole.
-
-        Raises:
-            FunctionProblem: there is no such interface.
-        """
-        if not self._is_interface(name):
-            raise FunctionProblem("there is no network interface {0} on this node".format(name))
-        device = os.path.join(self._root, "class/net", name, "device")
-        # Where a function has one interface, its address finds it under whatever name.
-        if os.path.isdir(os.path.join(device, "net")) and len(os.listdir(os.path.join(device, "net"))) == 1:
-            return Function(_target(device), name, -1)
-        return Function(name, name, -1)
-
-    def interface(self, function: Function) -> str:
-        """Return the name of a function's interface; "" when it is not in this network namespace.
-
-        Nor is one free whose partition's interface is in another.
-        """
-        if function.key == function.parent:
-            return function.key if self._is_interface(function.key) else ""
-        return partitions.free(self._directory(function))
-
-    def is_idle(self, function: Function) -> bool:
-        """Say whether a function has no driver, so that it has no interface to give to anybody."""
-        device = self._directory(function)
-        return os.path.isdir(device) and not os.path.exists(os.path.join(device, "driver"))
-
-    def partition(self, function: Function, pkey: int, name: str) -> str:
-        """Make the interface of a partition on a function's own, in place of what an earlier one has left.
-
-        Args:
-            function: one that is InfiniBand.
-            pkey: the partition's key; 0 makes none.
-            name: whom it is for.
-
-        Returns:
-            The name of the interface; "" for none.
-
-        Raises:
-            FunctionProblem: the kernel refuses; the function is as free as before.
-        """
-        self.reunite(function)
-        device = self._directory(function)
-        own, _ = partitions.interfaces(device)
-        if not pkey:
-            return ""
-        child = partitions.name_on(device, own)
-        # A child is up only while the interface below it is.
-        self.up(own)
-        self._ip(["link", "add", "link", own, "name", child, "type", "ipoib", "pkey", hex(pkey)])
-        try:
-            for one in (child, own):
-                self._ip(["link", "set", "dev", one, "alias", partitions.MARK + name])
-        except FunctionProblem:
-            self._ip(["link", "del", "dev", child])
-            raise
-        return child
-
-    def child(self, function: Function, name: str) -> str:
-        """Return the interface of the partition that was made for somebody; "" when it is not here."""
-        device = self._directory(function)
-        _, children = partitions.interfaces(device)
-        mine = [one for one in children if partitions.mark(device, one) == partitions.MARK + name]
-        return next(iter(mine), "")
-
-    def reunite(self, function: Function, name: str = "") -> None:
-        """Take away what partitions have left on a function, so that it is free.
-
-        What is still in another namespace, the kernel gives back or takes away with that.
-
-        Args:
-            function: the function.
-            name: only when its partition is this one's; "" whoever it was for.
-
-        Raises:
-            FunctionProblem: the kernel refuses.
-        """
-        device = self._directory(function)
-        own, children = partitions.interfaces(device)
-        lent = partitions.mark(device, own) if own else ""
-        if name and lent != partitions.MARK + name:
-            return
-        if lent:
-            self._ip(["link", "set", "dev", own, "alias", ""])
-        for child in children:
-            if partitions.is_ours(device, child):
-                self._ip(["link", "del", "dev", child])
-
-    def address(self, interface: str) -> str:
-        """Return the hardware address of an interface, in lower case."""
-        return _read(self._root, "class/net", interface, "address").lower()
-
-    def is_ethernet(self, interface: str) -> bool:
-        """Say whether an interface is Ethernet, and not InfiniBand."""
-        return _read(self._root, "class/net", interface, "type") == str(ETHERNET)
-
-    def up(self, interface: str) -> None:
-        """Switch an interface on.
-
-        Raises:
-            FunctionProblem: the kernel refuses.
-        """
-        self._ip(["link", "set", "dev", interface, "up"])
-
-    def set_mtu(self, interface: str, mtu: int) -> None:
-        """Set the largest packet, in bytes, of an interface.
-
-        Raises:
-            FunctionProblem: the kernel refuses.
-        """
-        if _read(self._root, "class/net", interface, "mtu") != str(mtu):
-            self._ip(["link", "set", "dev", interface, "mtu", str(mtu)])
-
-    def isolate(self, function: Function, vlan: int, trusted: bool) -> None:
-        """Set what the physical function lets a VF do.
-
-        Args:
-            function: a VF of an Ethernet function.
-            vlan: the VLAN of all its packets; 0 for none.
-            trusted: it may choose its own addresses.
-
-        Raises:
-            FunctionProblem: the kernel refuses.
-        """
-        vf = ["link", "set", "dev", function.parent, "vf", str(function.number)]
-        changes = [] if trusted else self._lacking_address(function)
-        changes += [["vlan", str(vlan)], ["trust", "on" if trusted else "off"]]
-        changes += [["spoofchk", "off" if trusted else "on"]]
-        # At once, since starting a command is what takes time here.
-        try:
-            self._ip([*vf, *(word for words in changes for word in words)])
-        except FunctionProblem as problem:
-            if _UNSUPPORTED not in str(problem):
-                raise
-        else:
-            return
-        # Not every driver knows these, and one that knows none lets nothing through that they would stop;
-        # but a VLAN that is wanted has to be there.
-        for words in changes:
-            try:
-                self._ip([*vf, *words])
-            except FunctionProblem as problem:
-                if _UNSUPPORTED not in str(problem) or (words[0] == "vlan" and vlan):
-                    raise
-
-    def _lacking_address(self, function: Function) -> List[List[str]]:
-        """Return what tells the physical function a VF's address where it knows none.
-
-        mlx5 checks senders against the address that it knows: against an all-zero one, a VF is mute.
-        """
-        try:
-            shown = self._ip(["-j", "link", "show", "dev", function.parent])
-        except FunctionProblem:
-            return []  # an ip without JSON
-        own = self.address(self.interface(function))
-        return [["mac", own]] if own and _administered(shown, function.number) == _NO_ADDRESS else []
-
-    def _directory(self, function: Function) -> str:
-        return os.path.join(self._root, "bus/pci/devices", function.key)
-
-    def _is_interface(self, name: str) -> bool:
-        return os.path.isdir(os.path.join(self._root, "class/net", name))
-
-    def _device(self, name: str) -> str:
-        if not self._is_interface(name):
-            raise FunctionProblem("there is no network interface {0} on this node".format(name))
-        return os.path.realpath(os.path.join(self._root, "class/net", name, "device"))
-
-    @staticmethod
-    def _ip(words: Sequence[str]) -> str:
-        return iproute2("ip", words)
+    @property
+    def whole(self) -> bool:
+        """Whether every VF is there that is counted."""
+        return len(self.there) == self.number
 
 
-def iproute2(command: str, words: Sequence[str]) -> str:
-    """Return what a command of iproute2 prints.
+def physical(
+    parent: str, root: str = "/sys", links: Optional[Links] = None, addresses: Optional[Addresses] = None
+) -> Physical:
+    """Return a PF.
 
     Args:
-        command: such as ip.
-        words: what follows.
+        parent: its network interface, or its PCI address.
+        root: where sysfs is.
+        links: as :func:`vf_links` returns them; None to ask.
+        addresses: as :func:`host_addresses` returns them; None to ask.
 
     Raises:
-        FunctionProblem: it refuses, or is not there.
+        VfProblem: there is no such function, or it is not one.
+    """
+    device = _device(parent, root)
+    pci = os.path.basename(device)
+    name = parent if not _PCI_ADDRESS.fullmatch(parent) else _interface(device, root)
+    infiniband = is_infiniband(name, root)
+    shown = (vf_links() if links is None else links).get(name, {})
+    numbers = sorted(int(found.group(1)) for found in map(_VIRTFN.fullmatch, files.entries(device)) if found)
+    given = (host_addresses() if numbers else {}) if addresses is None else addresses
+    total = files.read(device, "sriov_totalvfs")
+    bond = files.link(root, "class/net", name, "master")
+    return Physical(
+        name=name or pci,
+        pci=pci,
+        driver=files.link(device, "driver"),
+        infiniband=infiniband,
+        total=int(total) if total.isdigit() else -1,
+        number=files.number(device, "sriov_numvfs"),
+        autoprobe={"0": False, "1": True}.get(files.read(device, "sriov_drivers_autoprobe")),
+        bond=bond if os.path.isdir(os.path.join(root, "class/net", bond or "-", "bonding")) else "",
+        vfs=tuple(_virtual(device, number, infiniband, shown.get(number, {}), given) for number in numbers),
+    )
+
+
+def device_of(parent: str, root: str = "/sys") -> Tuple[str, str]:
+    """Return an interface, and the directory of its PCI function, of which either may be named.
+
+    Args:
+        parent: an interface, or a PCI address.
+        root: where sysfs is.
+
+    Returns:
+        The interface, or the PCI address of a function without one; and the directory, which is not there for
+        a virtual interface. Two empty texts when there is nothing of that name.
+    """
+    if _PCI_ADDRESS.fullmatch(parent):
+        device = os.path.join(root, PCI_DEVICES, parent)
+        return (_interface(device, root) or parent, device) if os.path.isdir(device) else ("", "")
+    there = bool(parent) and os.path.exists(os.path.join(root, "class/net", parent))
+    return (parent, os.path.join(root, "class/net", parent, "device")) if there else ("", "")
+
+
+def facts(root: str = "/sys") -> List[Dict[str, Any]]:
+    """Return the PFs that can have VFs, as the module node_facts reports them, in the order of their names.
+
+    A PF is named after its interface; interfaces on top of that one (IPoIB children such as ib0.8001) are not
+    PFs. A VF whose interface is in another network namespace has netdev and mac "".
+    """
+    names: Dict[str, str] = {}
+    for name in files.entries(root, "class/net"):
+        device = os.path.join(root, "class/net", name, "device")
+        if files.number(device, "sriov_totalvfs") and not _is_child(name, root):
+            names.setdefault(files.link(device), name)
+    has_vfs = [
+        name for name in names.values() if files.number(root, "class/net", name, "device/sriov_numvfs")
+    ]
+    links, given = (vf_links(), host_addresses()) if has_vfs else ({}, {})
+    return [to_fact(physical(name, root, links, given)) for name in sorted(names.values(), key=files.natural)]
+
+
+def to_fact(found: Physical) -> Dict[str, Any]:
+    """Return a PF as facts have it."""
+    return {
+        "pf": found.name,
+        "pci": found.pci,
+        "total_vfs": found.total,
+        "num_vfs": found.number,
+        "driver": found.driver,
+        "infiniband": found.infiniband,
+        "autoprobe": found.autoprobe,
+        "bond": found.bond,
+        "vfs": [
+            {"index": vf.number, "netdev": vf.interface, **_without(vf, "number", "interface")}
+            for vf in found.vfs
+        ],
+    }
+
+
+def from_fact(fact: Mapping[str, Any]) -> Physical:
+    """Return the PF that a fact shows."""
+    vfs = tuple(
+        Virtual(
+            number=one["index"],
+            interface=one["netdev"],
+            **{key: value for key, value in one.items() if key not in ("index", "netdev")},
+        )
+        for one in fact["vfs"]
+    )
+    return Physical(
+        name=fact["pf"],
+        pci=fact["pci"],
+        driver=fact["driver"],
+        infiniband=fact["infiniband"],
+        total=fact["total_vfs"],
+        number=fact["num_vfs"],
+        autoprobe=fact["autoprobe"],
+        bond=fact["bond"],
+        vfs=vfs,
+    )
+
+
+def vf_links() -> Links:
+    """Return what `ip link show` says of VFs; nothing where there is no such command."""
+    try:
+        shown = ip_json("link", "show")
+    except IpMissing:
+        return {}
+    return {
+        entry["ifname"]: {vf["vf"]: vf for vf in entry["vfinfo_list"] if "vf" in vf}
+        for entry in shown
+        if entry.get("vfinfo_list")
+    }
+
+
+def host_addresses() -> Addresses:
+    """Return the first address of each interface; those that IPv6 gives itself on a link do not count.
+
+    Nothing where there is no such command: then only what lies on an interface is known, from sysfs.
     """
     try:
-        done = subprocess.run(
-            [command, *words],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            timeout=_TIMEOUT_S,
-            universal_newlines=True,
+        shown = ip_json("addr", "show")
+    except IpMissing:
+        return {}
+    found: Dict[str, str] = {}
+    for entry in shown:
+        for one in entry.get("addr_info", []):
+            if "local" in one and (one.get("family"), one.get("scope")) != ("inet6", "link"):
+                found.setdefault(entry["ifname"], "{0}/{1}".format(one["local"], one.get("prefixlen", "")))
+    return found
+
+
+def _virtual(
+    device: str, number: int, infiniband: bool, shown: Mapping[str, Any], addresses: Addresses
+) -> Virtual:
+    entry = os.path.join(device, "virtfn{0}".format(number))
+    interface = partitions.free(entry)
+    found = Virtual(
+        number=number,
+        pci=files.link(entry),
+        driver=files.link(entry, "driver"),
+        interface=interface,
+        mac=files.read(entry, "net", interface, "address").lower() if interface else "",
+        host_use=_host_use(entry, interface, addresses) if interface else "",
+    )
+    settings = os.path.join(device, "sriov", str(number))
+    if infiniband and os.path.exists(os.path.join(settings, "policy")):
+        return found._replace(
+            address=_address(files.read(settings, "node")),
+            port=_address(files.read(settings, "port")),
+            policy=files.read(settings, "policy"),
+            by_files=True,
         )
-    except FileNotFoundError as error:
-        raise FunctionProblem("there is no command {0} here: install iproute2".format(command)) from error
-    except subprocess.TimeoutExpired as error:
-        raise FunctionProblem(
-            "{0} {1} did not end within {2:g} s".format(command, " ".join(words), _TIMEOUT_S)
-        ) from error
-    if done.returncode:
-        said = " ".join(done.stderr.split())
-        raise FunctionProblem("{0} {1}: {2}".format(command, " ".join(words), said))
-    return done.stdout
+    if infiniband:
+        return found._replace(
+            address=_address(shown.get("node guid", "")),
+            port=_address(shown.get("port guid", "")),
+            policy=POLICIES.get(shown.get("link_state", ""), ""),
+        )
+    vlans = shown.get("vlan_list", [shown])
+    return found._replace(
+        address=_address(shown.get("address", shown.get("mac", ""))),
+        vlan=max([one.get("vlan", 0) for one in vlans] or [0]) if shown else None,
+        trust=shown.get("trust"),
+        spoof_check=shown.get("spoofchk"),
+    )
 
 
-def _administered(shown: str, number: int) -> str:
-    """Return the address that `ip -j link show` says a physical function gave a VF; "" for none."""
+def _host_use(entry: str, interface: str, addresses: Addresses) -> str:
+    """Return what the node does with a VF's interface. That it is up says nothing: network managers do it."""
+    if addresses.get(interface):
+        return "has the address {0}".format(addresses[interface])
+    directory = os.path.join(entry, "net", interface)
+    master = files.link(directory, "master")
+    if master:
+        return "is a port of {0}".format(master)
+    # A partition's child is known by its mark: see `partitions`.
+    _, children = partitions.interfaces(entry)
+    above = [name[len("upper_") :] for name in files.entries(directory) if name.startswith("upper_")]
+    above = [name for name in above if name not in children or not partitions.is_ours(entry, name)]
+    return "has {0} on top of it".format(above[0]) if above else ""
+
+
+def _address(text: str) -> str:
     try:
-        vfs = [vf for link in json.loads(shown or "[]") for vf in link.get("vfinfo_list") or []]
-    except (ValueError, AttributeError):
-        return ""
-    # Older versions of iproute2 call it mac.
-    return next((str(vf.get("address") or vf.get("mac")) for vf in vfs if vf.get("vf") == number), "")
-
-
-def _read(*parts: str) -> str:
-    try:
-        with open(os.path.join(*parts), encoding="utf-8", errors="replace") as file:
-            return file.read().strip()
-    except OSError:
+        return normal(text)
+    except ValueError:
         return ""
 
 
-def _target(link: str) -> str:
-    return os.path.basename(os.path.realpath(link))
+def _device(parent: str, root: str) -> str:
+    """Return the directory of a PF."""
+    if _PCI_ADDRESS.fullmatch(parent):
+        device = os.path.join(root, PCI_DEVICES, parent)
+        missing = "there is no PCI device {0} on this node"
+    else:
+        device = os.path.join(root, "class/net", parent, "device")
+        missing = "there is no network interface {0} on this node: see that its driver is loaded"
+        if parent and os.path.isdir(os.path.join(root, "class/net", parent)):
+            missing = "{0} is no interface of a PCI device, so it has no virtual functions"
+            if _is_child(parent, root):
+                missing = "{0} is a partition's interface on a physical function: name that one"
+                device = ""
+    if not device or not os.path.isdir(device):
+        raise VfProblem(missing.format(parent))
+    return os.path.realpath(device)
+
+
+def _interface(device: str, root: str) -> str:
+    names = [name for name in files.entries(device, "net") if not _is_child(name, root)]
+    return names[0] if names else ""
+
+
+def _is_child(name: str, root: str) -> bool:
+    """Whether an interface is one on top of another (IPoIB's partitions)."""
+    return os.path.exists(os.path.join(root, "class/net", name, "parent"))
+
+
+def is_infiniband(name: str, root: str = "/sys") -> bool:
+    """Return whether an interface is InfiniBand, and not Ethernet."""
+    kind = files.read(root, "class/net", name, "type")
+    return kind == _INFINIBAND or (
+        not kind and files.read(root, "class/net", name, "address").count(":") == 19
+    )
+
+
+def _without(vf: Virtual, *left_out: str) -> Dict[str, Any]:
+    return {key: value for key, value in vf._asdict().items() if key not in left_out}

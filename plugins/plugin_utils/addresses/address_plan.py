@@ -27,8 +27,8 @@ from ipaddress import IPv4Network
 from itertools import chain
 from typing import NamedTuple
 
+from ansible_collections.rdm.provision.plugins.module_utils.base.atomic_file import write_whole
 from ansible_collections.rdm.provision.plugins.module_utils.constants import PLAN_FILE
-from ansible_collections.rdm.provision.plugins.module_utils.node.whole_file import write_whole
 from ansible_collections.rdm.provision.plugins.plugin_utils.addresses.ipv4 import (
     HostRange,
     parse_subnet,

@@ -14,8 +14,11 @@ from collections.abc import Container, Iterable, Iterator, Mapping
 from ipaddress import IPv4Network
 from typing import Any, NamedTuple
 
-from ansible_collections.rdm.provision.plugins.module_utils.engine.ownership import is_ours
-from ansible_collections.rdm.provision.plugins.module_utils.node.free_subnet import free_subnet, ipv4_network
+from ansible_collections.rdm.provision.plugins.module_utils.docker.ownership import is_ours
+from ansible_collections.rdm.provision.plugins.module_utils.network.free_subnet import (
+    free_subnet,
+    ipv4_network,
+)
 from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import Problem
 
 PRIVATE = tuple(map(IPv4Network, ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16")))

@@ -6,14 +6,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from ansible_collections.rdm.provision.plugins.module_utils.base.local_path import HOST_NAME
 from ansible_collections.rdm.provision.plugins.module_utils.constants import (
     CONFIG_DIR,
     RUNTIME_CONTAINER,
     RUNTIME_HOST,
     USER_CONFIG_DIR,
 )
-from ansible_collections.rdm.provision.plugins.module_utils.engine.container_spec import container_spec
-from ansible_collections.rdm.provision.plugins.module_utils.node.local_path import HOST_NAME
+from ansible_collections.rdm.provision.plugins.module_utils.container.spec import container_spec
 from ansible_collections.rdm.provision.plugins.plugin_utils.addresses.collision import (
     RAIL_SUBNETS,
     collisions,

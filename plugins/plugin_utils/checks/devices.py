@@ -6,14 +6,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ansible_collections.rdm.provision.plugins.module_utils.archive.images import size_text
-from ansible_collections.rdm.provision.plugins.module_utils.engine.container_spec import (
+from ansible_collections.rdm.provision.plugins.module_utils.container.spec import (
     SHARED_MEMORY,
     memlock_shortage,
     nvidia_way,
     rdma_devices,
 )
-from ansible_collections.rdm.provision.plugins.module_utils.sriov.rdma_namespace import SHARED
+from ansible_collections.rdm.provision.plugins.module_utils.images.archive_images import size_text
+from ansible_collections.rdm.provision.plugins.module_utils.network_plugin.rdma_namespace import SHARED
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.node_plan import (
     DRIVERS_ON_A_PARENT,
     OWN,

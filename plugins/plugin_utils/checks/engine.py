@@ -7,8 +7,11 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from ansible_collections.rdm.provision.plugins.module_utils.archive.images import room_to_load, size_text
-from ansible_collections.rdm.provision.plugins.module_utils.engine.docker_api import DEFAULT_SOCKET
+from ansible_collections.rdm.provision.plugins.module_utils.docker.api import DEFAULT_SOCKET
+from ansible_collections.rdm.provision.plugins.module_utils.images.archive_images import (
+    room_to_load,
+    size_text,
+)
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.node_plan import (
     DRIVERS_ON_A_PARENT,
     Findings,

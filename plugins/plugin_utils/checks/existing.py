@@ -13,7 +13,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.constants import (
     PLAN_FILE,
     STATE_DIR,
 )
-from ansible_collections.rdm.provision.plugins.module_utils.engine.ownership import NEXT, OLD, is_ours
+from ansible_collections.rdm.provision.plugins.module_utils.docker.ownership import NEXT, OLD, is_ours
 from ansible_collections.rdm.provision.plugins.plugin_utils.addresses.collision import subnets_of
 from ansible_collections.rdm.provision.plugins.plugin_utils.addresses.rails import network_of
 from ansible_collections.rdm.provision.plugins.plugin_utils.checks.network_plugin import plugin_in_place

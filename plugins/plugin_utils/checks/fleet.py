@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from ansible_collections.rdm.provision.plugins.module_utils.node.sriov_parent import port_of
+from ansible_collections.rdm.provision.plugins.module_utils.sriov.pf import port_of
 from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import Problem, names
 
 

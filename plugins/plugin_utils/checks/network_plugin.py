@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ansible_collections.rdm.provision.plugins.module_utils.constants import LABEL_PLUGIN
-from ansible_collections.rdm.provision.plugins.module_utils.engine.ownership import is_ours
+from ansible_collections.rdm.provision.plugins.module_utils.docker.ownership import is_ours
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.node_plan import (
     OWN,
     UPSTREAM,

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Any
 
-from ansible_collections.rdm.provision.plugins.module_utils.node.shell_files import READ_FOR_COMMANDS
+from ansible_collections.rdm.provision.plugins.module_utils.base.shell_files import READ_FOR_COMMANDS
 from ansible_collections.rdm.provision.plugins.plugin_utils.checks import (
     devices,
     engine,

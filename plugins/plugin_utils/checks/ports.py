@@ -10,7 +10,7 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from ansible_collections.rdm.provision.plugins.module_utils.node.sriov_parent import port_of
+from ansible_collections.rdm.provision.plugins.module_utils.sriov.pf import port_of
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.node_plan import Findings, NodePlan
 from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import Problem, names
 

@@ -11,15 +11,15 @@ import shlex
 from collections.abc import Iterator, Mapping, Set
 from typing import Any
 
-from ansible_collections.rdm.provision.plugins.module_utils.engine.ownership import is_ours
-from ansible_collections.rdm.provision.plugins.module_utils.node.boot import (
+from ansible_collections.rdm.provision.plugins.module_utils.docker.ownership import is_ours
+from ansible_collections.rdm.provision.plugins.module_utils.hardware.iommu import (
     iommu_parameters,
     missing_parameters,
 )
-from ansible_collections.rdm.provision.plugins.module_utils.node.rdma_tools import allows, set_command
-from ansible_collections.rdm.provision.plugins.module_utils.node.sriov_parent import MELLANOX
-from ansible_collections.rdm.provision.plugins.module_utils.vf import decision
-from ansible_collections.rdm.provision.plugins.module_utils.vf.functions import from_fact
+from ansible_collections.rdm.provision.plugins.module_utils.hardware.rdma_tools import allows, set_command
+from ansible_collections.rdm.provision.plugins.module_utils.sriov import decision
+from ansible_collections.rdm.provision.plugins.module_utils.sriov.functions import from_fact
+from ansible_collections.rdm.provision.plugins.module_utils.sriov.pf import MELLANOX
 from ansible_collections.rdm.provision.plugins.plugin_utils.checks.network_plugin import leaves_upstream
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.node_plan import (
     OWN,

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from ipaddress import IPv4Network
 from typing import Any, NamedTuple
 
-from ansible_collections.rdm.provision.plugins.module_utils.vf.decision import Wanted
+from ansible_collections.rdm.provision.plugins.module_utils.sriov.decision import Wanted
 from ansible_collections.rdm.provision.plugins.plugin_utils.addresses.rails import Rail
 from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import Problem
 

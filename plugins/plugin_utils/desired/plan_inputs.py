@@ -13,10 +13,10 @@ from ansible_collections.rdm.provision.plugins.module_utils.constants import (
     PLAN_FILE,
     RUNTIME_HOST,
 )
-from ansible_collections.rdm.provision.plugins.module_utils.node.rail_address import moved
-from ansible_collections.rdm.provision.plugins.module_utils.sriov.functions import FunctionProblem
-from ansible_collections.rdm.provision.plugins.module_utils.sriov.options import wanted_network
-from ansible_collections.rdm.provision.plugins.module_utils.sriov.state import Network
+from ansible_collections.rdm.provision.plugins.module_utils.network.rails import moved
+from ansible_collections.rdm.provision.plugins.module_utils.network_plugin.functions import FunctionProblem
+from ansible_collections.rdm.provision.plugins.module_utils.network_plugin.options import wanted_network
+from ansible_collections.rdm.provision.plugins.module_utils.network_plugin.state import Network
 from ansible_collections.rdm.provision.plugins.plugin_utils.addresses import address_plan
 from ansible_collections.rdm.provision.plugins.plugin_utils.addresses.address_plan import AddressPlan
 from ansible_collections.rdm.provision.plugins.plugin_utils.addresses.collision import (

@@ -14,8 +14,8 @@ from ansible_collections.rdm.provision.plugins.module_utils.constants import (
     RUNTIME_HOST,
     USER_CONFIG_DIR,
 )
-from ansible_collections.rdm.provision.plugins.module_utils.sriov.installation import PROGRAM, STATE
-from ansible_collections.rdm.provision.plugins.module_utils.vf import restore
+from ansible_collections.rdm.provision.plugins.module_utils.network_plugin.installation import PROGRAM, STATE
+from ansible_collections.rdm.provision.plugins.module_utils.sriov import restore
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired import vf_plan
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.node_plan import (
     OWN,

@@ -2,8 +2,8 @@
 """The virtual functions (VFs) that the cluster wants, and that no two have one address.
 
 A cluster's MACs and GUIDs begin with two bytes that the address plan keeps; the rest follows from MY_IP, so
-that they are as unique and as lasting as that (see module_utils/vf/identity.py). The two bytes are worked out
-from the cluster's name and the nodes with which it first had VFs, so that other clusters have others.
+that they are as unique and as lasting as that (see module_utils/sriov/identity.py). The two bytes are worked
+out from the cluster's name and the nodes with which it first had VFs, so that other clusters have others.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from ansible.module_utils.parsing.convert_bool import boolean
-from ansible_collections.rdm.provision.plugins.module_utils.sriov.state import Network
-from ansible_collections.rdm.provision.plugins.module_utils.vf.decision import Wanted
-from ansible_collections.rdm.provision.plugins.module_utils.vf.identity import (
+from ansible_collections.rdm.provision.plugins.module_utils.network_plugin.state import Network
+from ansible_collections.rdm.provision.plugins.module_utils.sriov.decision import Wanted
+from ansible_collections.rdm.provision.plugins.module_utils.sriov.identity import (
     ADDRESS_BITS,
     FUNCTIONS,
     MAC_BYTES,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence, Set
 from typing import Any, NamedTuple
 
-from ansible_collections.rdm.provision.plugins.module_utils.node.fabric_answers import unpacked
+from ansible_collections.rdm.provision.plugins.module_utils.fabric.answers import unpacked
 
 FULL_MATRIX_NODES = 128
 Pair = tuple[str, str]

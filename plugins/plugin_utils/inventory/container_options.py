@@ -12,7 +12,7 @@ from typing import Any
 
 from ansible.module_utils.common.text.formatters import human_to_bytes
 from ansible_collections.rdm.provision.plugins.module_utils.constants import CONFIG_DIR, JOBS
-from ansible_collections.rdm.provision.plugins.module_utils.engine.container_spec import SHARED_MEMORY
+from ansible_collections.rdm.provision.plugins.module_utils.container.spec import SHARED_MEMORY
 from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import Problem
 
 OURS_IN_ENV = re.compile(r"MY_IP(_\d+)?|MASTER_ADDR")

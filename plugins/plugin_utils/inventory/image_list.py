@@ -10,7 +10,10 @@ import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from ansible_collections.rdm.provision.plugins.module_utils.archive.images import ArchiveProblem, short_name
+from ansible_collections.rdm.provision.plugins.module_utils.images.archive_images import (
+    ArchiveProblem,
+    short_name,
+)
 from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import Problem, names
 
 SOURCES = ("registry", "archive", "build")

@@ -7,8 +7,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from ansible_collections.rdm.provision.plugins.module_utils.node.apex import SAFE_WAYS, has_credentials
-from ansible_collections.rdm.provision.plugins.module_utils.node.local_path import HOST_NAME
+from ansible_collections.rdm.provision.plugins.module_utils.base.local_path import HOST_NAME
+from ansible_collections.rdm.provision.plugins.module_utils.python_env.apex import SAFE_WAYS, has_credentials
 from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import Problem
 
 APEX = "python_env_apex"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Where a node's jobs are, by its variables; plugins/module_utils/job/place.py goes there."""
+"""Where a node's jobs are, by its variables; module_utils/jobs/execution_environment.py goes there."""
 
 from __future__ import annotations
 

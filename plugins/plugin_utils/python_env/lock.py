@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from ansible_collections.rdm.provision.plugins.module_utils.node.whole_file import write_whole
+from ansible_collections.rdm.provision.plugins.module_utils.base.atomic_file import write_whole
 from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import Problem, Refused
 
 LOCK_FILE = "python_env.lock"

@@ -10,7 +10,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ansible_collections.rdm.provision.plugins.module_utils.slurm.distributions import DISTRIBUTIONS
-from ansible_collections.rdm.provision.plugins.module_utils.slurm.look import CONFIG_DIR, HEALTH_SETTINGS
+from ansible_collections.rdm.provision.plugins.module_utils.slurm.host_facts import (
+    CONFIG_DIR,
+    HEALTH_SETTINGS,
+)
 from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import Problem, names
 from ansible_collections.rdm.provision.plugins.plugin_utils.slurm import conf as slurm_conf
 from ansible_collections.rdm.provision.plugins.plugin_utils.slurm.changes import MEND

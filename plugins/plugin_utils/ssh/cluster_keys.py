@@ -14,7 +14,7 @@ import stat
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from ansible_collections.rdm.provision.plugins.module_utils.node.whole_file import write_whole
+from ansible_collections.rdm.provision.plugins.module_utils.base.atomic_file import write_whole
 from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import Problem, Refused
 from ansible_collections.rdm.provision.plugins.plugin_utils.ssh.key_formats import (
     derived,

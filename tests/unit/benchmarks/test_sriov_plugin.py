@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from ansible_collections.rdm.provision.plugins.module_utils.sriov.functions import ETHERNET, INFINIBAND
+from ansible_collections.rdm.provision.plugins.module_utils.network_plugin.functions import (
+    ETHERNET,
+    INFINIBAND,
+)
 
 from benchmarks.sriov_plugin import MOST_CPU_MS, latency
 

@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 from typing import List
 
-from ansible_collections.rdm.provision.plugins.module_utils.engine.docker_api import DockerAPI, DockerError
+from ansible_collections.rdm.provision.plugins.module_utils.docker.api import DockerAPI, DockerError
 from ansible_collections.rdm.provision.plugins.module_utils.lab.host import (
     has_image,
     import_root,

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible_collections.rdm.provision.plugins.module_utils.node import node_lock
+from ansible_collections.rdm.provision.plugins.module_utils.state import node_lock
 from ansible_collections.rdm.provision.plugins.modules import node_lock as module
 from ansible_collections.rdm.provision.plugins.plugin_utils.controller.cluster_lock import Leader
 from ansible_collections.rdm.provision.plugins.plugin_utils.ssh import cluster_keys

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible_collections.rdm.provision.plugins.module_utils.node import boot, programs
+from ansible_collections.rdm.provision.plugins.module_utils.base import programs
+from ansible_collections.rdm.provision.plugins.module_utils.hardware import iommu
 from ansible_collections.rdm.provision.plugins.modules import kernel_parameters, sriov_firmware
 from hypothesis import given
 from hypothesis import strategies as st
@@ -223,6 +224,6 @@ WORDS = st.sampled_from(
 
 @given(st.lists(WORDS), st.lists(WORDS))
 def test_what_is_added_is_no_longer_lacking(words: list[str], wanted: list[str]) -> None:
-    missing = boot.lacking(wanted, words)
+    missing = iommu.lacking(wanted, words)
     assert set(missing) <= set(wanted)
-    assert boot.lacking(wanted, [*words, *missing]) == []
+    assert iommu.lacking(wanted, [*words, *missing]) == []

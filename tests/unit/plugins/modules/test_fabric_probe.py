@@ -6,13 +6,13 @@ import json
 from typing import Any
 
 import pytest
-from ansible_collections.rdm.provision.plugins.module_utils.engine.docker_api import (
+from ansible_collections.rdm.provision.plugins.module_utils.docker.api import (
     DockerError,
     DockerProblem,
     DockerTimeout,
     ExecResult,
 )
-from ansible_collections.rdm.provision.plugins.module_utils.engine.inside import NotMeasuredError
+from ansible_collections.rdm.provision.plugins.module_utils.docker.container_program import NotMeasuredError
 from ansible_collections.rdm.provision.plugins.modules import fabric_probe
 from ansible_collections.rdm.provision.plugins.plugin_utils.fabric import fabric
 

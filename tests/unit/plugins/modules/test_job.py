@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible_collections.rdm.provision.plugins.module_utils.engine.docker_api import (
+from ansible_collections.rdm.provision.plugins.module_utils.docker.api import (
     DockerUnavailable,
     ExecResult,
 )
-from ansible_collections.rdm.provision.plugins.module_utils.job import place
+from ansible_collections.rdm.provision.plugins.module_utils.jobs import execution_environment
 from ansible_collections.rdm.provision.plugins.modules import job
 
 from tests.unit.plugins.job_locks import running_job
@@ -125,14 +125,14 @@ class Environment:
 def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Engine:
     (tmp_path / "tiny-1").mkdir()
     made = Engine(tmp_path)
-    monkeypatch.setattr(place, "DockerAPI", lambda: made)
+    monkeypatch.setattr(execution_environment, "DockerAPI", lambda: made)
     return made
 
 
 @pytest.fixture
 def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Environment:
     (tmp_path / "jobs" / "tiny-1").mkdir(parents=True)
-    monkeypatch.setattr(place, "DockerAPI", None)  # no engine is asked
+    monkeypatch.setattr(execution_environment, "DockerAPI", None)  # no engine is asked
     return Environment(tmp_path, tmp_path / "jobs")
 
 
@@ -382,7 +382,7 @@ def test_an_engine_that_does_not_answer_is_a_problem_too(monkeypatch: pytest.Mon
     def none() -> Any:
         raise DockerUnavailable("no Docker Engine answers at /x")
 
-    monkeypatch.setattr(place, "DockerAPI", none)
+    monkeypatch.setattr(execution_environment, "DockerAPI", none)
     assert run("check", plan=PLAN, node="n1")["problems"] == ["no Docker Engine answers at /x"]
     assert run("running", node="n1")["running"] == []
 

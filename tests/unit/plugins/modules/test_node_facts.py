@@ -11,8 +11,10 @@ from typing import Any
 
 import pytest
 import yaml
-from ansible_collections.rdm.provision.plugins.module_utils.engine import docker_state
-from ansible_collections.rdm.provision.plugins.module_utils.node import host_state, network_state, sysfs
+from ansible_collections.rdm.provision.plugins.module_utils.base import host
+from ansible_collections.rdm.provision.plugins.module_utils.docker import engine_facts
+from ansible_collections.rdm.provision.plugins.module_utils.hardware import sysfs
+from ansible_collections.rdm.provision.plugins.module_utils.network import interfaces
 from ansible_collections.rdm.provision.plugins.modules import node_facts
 from ansible_collections.rdm.provision.plugins.plugin_utils.ssh import cluster_keys
 
@@ -62,7 +64,7 @@ def test_cpu(tmp_path: Path) -> None:
 
 
 def test_nothing_at_all_is_not_a_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(network_state, "_PATH", str(tmp_path))
+    monkeypatch.setattr(interfaces, "_PATH", str(tmp_path))
     monkeypatch.setenv("PATH", str(tmp_path))
     node = facts(tmp_path)
     assert (node["accelerator"], node["docker"], node["interfaces"]) == ("cpu", None, [])
@@ -96,7 +98,7 @@ def test_jobs_that_run_in_the_containers(tmp_path: Path, monkeypatch: pytest.Mon
         containers = [{"job_directory": str(tmp_path)}, {"job_directory": ""}]
         return {"containers": containers, "image_dir": str(tmp_path)}
 
-    monkeypatch.setattr(docker_state, "read", engine)
+    monkeypatch.setattr(engine_facts, "read", engine)
     params = {"docker_socket": str(tmp_path / "docker.sock")}
     with running_job(tmp_path, "one"):
         looked = run_module(node_facts, {**params, "node": "n1"})["node"]
@@ -117,7 +119,7 @@ def test_check_mode_is_the_same(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("installed", "state"), [(True, "stopped"), (False, "absent")])
 def test_no_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, installed: bool, state: str) -> None:
-    monkeypatch.setattr(host_state, "installed", lambda program: installed)
+    monkeypatch.setattr(host, "installed", lambda program: installed)
     node = facts(tmp_path)
     assert (node["docker"], node["docker_state"]) == (None, state)
     socket = tmp_path / "docker.sock"
@@ -131,7 +133,7 @@ def test_an_engine_that_is_paused_is_not_one_to_start(
 ) -> None:
     daemon = subprocess.Popen(["sleep", "600"])
     try:
-        monkeypatch.setattr(host_state, "daemon_pid", lambda socket: daemon.pid)
+        monkeypatch.setattr(host, "daemon_pid", lambda socket: daemon.pid)
         assert facts(tmp_path)["docker_state"] in ("stopped", "absent")
         daemon.send_signal(signal.SIGSTOP)
         os.waitpid(daemon.pid, os.WUNTRACED)
@@ -194,7 +196,7 @@ def test_what_breaks_is_a_finding_and_hides_nothing_else(
         raise ValueError("odd file")
 
     monkeypatch.setattr(sysfs, "infiniband", broken)
-    monkeypatch.setattr(network_state, "interfaces", lambda entries: entries[0]["nothing"])
+    monkeypatch.setattr(interfaces, "interfaces", lambda entries: entries[0]["nothing"])
     node = facts(tree)
     assert node["infiniband"] == []
     assert len(node["gpus"]) == 8

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible_collections.rdm.provision.plugins.module_utils.node import file_plan
-from ansible_collections.rdm.provision.plugins.module_utils.node.shell_files import shell_blocks
-from ansible_collections.rdm.provision.plugins.module_utils.node.ssh_files import ssh_client_config
+from ansible_collections.rdm.provision.plugins.module_utils.base import file_plan
+from ansible_collections.rdm.provision.plugins.module_utils.base.shell_files import shell_blocks
+from ansible_collections.rdm.provision.plugins.module_utils.base.ssh_config import ssh_client_config
 from ansible_collections.rdm.provision.plugins.modules import node_files
 
 from tests.unit.plugins.modules.running import Failed, run_module

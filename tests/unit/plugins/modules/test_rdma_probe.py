@@ -6,8 +6,8 @@ import json
 from typing import Any
 
 import pytest
-from ansible_collections.rdm.provision.plugins.module_utils.engine.docker_api import ExecResult
-from ansible_collections.rdm.provision.plugins.module_utils.engine.inside import NotMeasuredError
+from ansible_collections.rdm.provision.plugins.module_utils.docker.api import ExecResult
+from ansible_collections.rdm.provision.plugins.module_utils.docker.container_program import NotMeasuredError
 from ansible_collections.rdm.provision.plugins.modules import rdma_probe
 
 UVERBS = "/dev/infiniband/uverbs2"

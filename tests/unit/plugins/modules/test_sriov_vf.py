@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.rdm.provision.plugins.module_utils.node import systemd
-from ansible_collections.rdm.provision.plugins.module_utils.vf import restore
-from ansible_collections.rdm.provision.plugins.module_utils.vf.functions import VfProblem, physical
+from ansible_collections.rdm.provision.plugins.module_utils.base import systemd
+from ansible_collections.rdm.provision.plugins.module_utils.sriov import restore
+from ansible_collections.rdm.provision.plugins.module_utils.sriov.functions import VfProblem, physical
 from ansible_collections.rdm.provision.plugins.modules import sriov_vf
 
 from tests.conftest import COLLECTIONS, ROOT
-from tests.unit.plugins.module_utils.vf.fake_kernel import FakeKernel
+from tests.unit.plugins.module_utils.sriov.fake_kernel import FakeKernel
 from tests.unit.plugins.modules.running import Failed, documented_options, run_module
 
 FIRST = "06:5e:91:06:40:00"

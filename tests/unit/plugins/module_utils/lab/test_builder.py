@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any, cast
 
-from ansible_collections.rdm.provision.plugins.module_utils.engine.docker_api import DockerAPI
+from ansible_collections.rdm.provision.plugins.module_utils.docker.api import DockerAPI
 from ansible_collections.rdm.provision.plugins.module_utils.lab.builder import BUILDER_LABEL, sweep_builders
 from ansible_collections.rdm.provision.plugins.module_utils.lab.spec import LABEL
 

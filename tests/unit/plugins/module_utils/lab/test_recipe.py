@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from ansible_collections.rdm.provision.plugins.module_utils.archive.index import index_archive
-from ansible_collections.rdm.provision.plugins.module_utils.engine.docker_api import DockerAPI
+from ansible_collections.rdm.provision.plugins.module_utils.docker.api import DockerAPI
+from ansible_collections.rdm.provision.plugins.module_utils.images.archive_index import index_archive
 from ansible_collections.rdm.provision.plugins.module_utils.lab import packages, recipe, slurm
 from ansible_collections.rdm.provision.plugins.module_utils.lab import trainer as lab_trainer
 

@@ -11,7 +11,7 @@ import tarfile
 from pathlib import Path
 
 import pytest
-from ansible_collections.rdm.provision.plugins.module_utils.archive.index import index_archive
+from ansible_collections.rdm.provision.plugins.module_utils.images.archive_index import index_archive
 from ansible_collections.rdm.provision.plugins.module_utils.lab import recipe
 from ansible_collections.rdm.provision.plugins.module_utils.lab import trainer as lab_trainer
 

@@ -6,7 +6,7 @@ import re
 from ipaddress import IPv4Address, IPv4Network
 
 import pytest
-from ansible_collections.rdm.provision.plugins.module_utils.node.rail_address import moved
+from ansible_collections.rdm.provision.plugins.module_utils.network.rails import moved
 from ansible_collections.rdm.provision.plugins.plugin_utils.addresses.rails import (
     MOST,
     name_problems,

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible_collections.rdm.provision.plugins.module_utils.node import rdma_tools
+from ansible_collections.rdm.provision.plugins.module_utils.hardware import rdma_tools
 from ansible_collections.rdm.provision.plugins.modules.node_facts import node_facts
 from ansible_collections.rdm.provision.plugins.plugin_utils.checks.fleet import differences
 from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import sentences

@@ -6,7 +6,7 @@ from ipaddress import IPv4Network
 from typing import Any
 
 import pytest
-from ansible_collections.rdm.provision.plugins.module_utils.vf.decision import Wanted
+from ansible_collections.rdm.provision.plugins.module_utils.sriov.decision import Wanted
 from ansible_collections.rdm.provision.plugins.plugin_utils.addresses.rails import Rail
 from ansible_collections.rdm.provision.plugins.plugin_utils.checks import devices as device_checks
 from ansible_collections.rdm.provision.plugins.plugin_utils.checks.existing import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from ansible_collections.rdm.provision.plugins.module_utils.node import receipt
+from ansible_collections.rdm.provision.plugins.module_utils.state import state_file
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.receipts import key_digests
 from ansible_collections.rdm.provision.plugins.plugin_utils.ssh import cluster_keys
 
@@ -18,22 +18,22 @@ def keys(tmp_path: Path) -> cluster_keys.Keys:
 
 
 @pytest.fixture
-def found(tmp_path: Path, keys: cluster_keys.Keys) -> receipt.Found:
+def found(tmp_path: Path, keys: cluster_keys.Keys) -> state_file.Found:
     """What is found on a node, as the role container has left it."""
     directory = tmp_path / "node" / "ssh"
     directory.mkdir(parents=True)
     for name, text in cluster_keys.of_node(keys, *NODE).items():
         (directory / name).write_text(text, encoding="utf-8")
-    states = {str(path): receipt._mode_owner_and_content(str(path)) for path in directory.iterdir()}
+    states = {str(path): state_file._mode_owner_and_content(str(path)) for path in directory.iterdir()}
     return {"container": states}
 
 
-def why(digests: dict[str, str], found: receipt.Found) -> list[str]:
+def why(digests: dict[str, str], found: state_file.Found) -> list[str]:
     last = {"found": found, "inputs": {"container": "same"}}
-    return receipt.to_do(last, {"container": "same"}, digests, found).get("container", [])
+    return state_file.to_do(last, {"container": "same"}, digests, found).get("container", [])
 
 
-def test_the_keys_of_this_cluster_are_no_work(keys: cluster_keys.Keys, found: receipt.Found) -> None:
+def test_the_keys_of_this_cluster_are_no_work(keys: cluster_keys.Keys, found: state_file.Found) -> None:
     assert why(key_digests(keys, *NODE), found) == []
 
 
@@ -48,7 +48,7 @@ def test_the_keys_of_this_cluster_are_no_work(keys: cluster_keys.Keys, found: re
     ],
 )
 def test_what_another_key_changes_is_named(
-    tmp_path: Path, found: receipt.Found, name: str, files: list[str]
+    tmp_path: Path, found: state_file.Found, name: str, files: list[str]
 ) -> None:
     (tmp_path / "controller" / name).unlink()
     others = cluster_keys.make(str(tmp_path / "controller"), "mine")
@@ -56,5 +56,5 @@ def test_what_another_key_changes_is_named(
     assert said == [f"the cluster's key in {file} is another" for file in files]
 
 
-def test_keys_that_are_yet_to_be_made_are_work(found: receipt.Found) -> None:
+def test_keys_that_are_yet_to_be_made_are_work(found: state_file.Found) -> None:
     assert len(why(key_digests(None, *NODE), found)) == len(cluster_keys.FILES)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from ansible_collections.rdm.provision.plugins.module_utils.vf.identity import addresses, guid_of
+from ansible_collections.rdm.provision.plugins.module_utils.sriov.identity import addresses, guid_of
 from ansible_collections.rdm.provision.plugins.plugin_utils.addresses.address_plan import (
     AddressPlan,
     PlanFileError,

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible_collections.rdm.provision.plugins.module_utils.node import boot, programs, sriov_parent
-from ansible_collections.rdm.provision.plugins.module_utils.vf import functions
-from ansible_collections.rdm.provision.plugins.module_utils.vf.decision import Wanted
+from ansible_collections.rdm.provision.plugins.module_utils.base import programs
+from ansible_collections.rdm.provision.plugins.module_utils.hardware import iommu
+from ansible_collections.rdm.provision.plugins.module_utils.sriov import functions, pf
+from ansible_collections.rdm.provision.plugins.module_utils.sriov.decision import Wanted
 from ansible_collections.rdm.provision.plugins.modules.node_facts import node_facts
 from ansible_collections.rdm.provision.plugins.plugin_utils.checks import devices as device_checks
 from ansible_collections.rdm.provision.plugins.plugin_utils.checks import ports as port_checks
@@ -37,7 +38,7 @@ CHECKS = (
     port_checks.virtual_ports,
     port_checks.opensm,
 )
-READ = boot.read
+READ = iommu.read
 WANTED = SriovSettings(parents=("ib0",), vfs=4)
 LISTING = """
 Device #1:
@@ -90,7 +91,7 @@ class Node:
         )
 
     def booted(self, command_line: str) -> None:
-        self._monkeypatch.setattr(boot, "read", lambda root, _: READ(root, command_line))
+        self._monkeypatch.setattr(iommu, "read", lambda root, _: READ(root, command_line))
 
     def write(self, path: str, text: str) -> None:
         (self.tree / path).parent.mkdir(parents=True, exist_ok=True)
@@ -111,7 +112,7 @@ class Node:
         (self.tools / name).chmod(0o755)
 
     def look(self, wanted: SriovSettings = WANTED) -> dict[str, Any]:
-        self._monkeypatch.setattr(sriov_parent, "opensm", lambda: {})
+        self._monkeypatch.setattr(pf, "opensm", lambda: {})
         found = node_facts(
             str(self.tree / "sys"),
             str(self.tree / "dev"),
@@ -471,10 +472,10 @@ def test_partitions_and_second_ports_on_the_function(node: Node) -> None:
 
 
 def test_opensm_configuration(tmp_path: Path) -> None:
-    assert sriov_parent.opensm(str(tmp_path)) == {}
+    assert pf.opensm(str(tmp_path)) == {}
     (tmp_path / "etc/opensm").mkdir(parents=True)
     path = tmp_path / "etc/opensm/opensm.conf"
     path.write_text("# virt_enabled 2\nguid 0x0\n")
-    assert sriov_parent.opensm(str(tmp_path)) == {"path": "/etc/opensm/opensm.conf", "virt_enabled": ""}
+    assert pf.opensm(str(tmp_path)) == {"path": "/etc/opensm/opensm.conf", "virt_enabled": ""}
     path.write_text("virt_enabled 0\nvirt_enabled 2\n")
-    assert sriov_parent.opensm(str(tmp_path))["virt_enabled"] == "2"
+    assert pf.opensm(str(tmp_path))["virt_enabled"] == "2"

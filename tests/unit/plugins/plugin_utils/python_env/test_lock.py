@@ -15,7 +15,7 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.python_env import lo
 from ansible_collections.rdm.provision.plugins.plugin_utils.python_env.lock import Sources
 
 from tests.conftest import ROOT
-from tests.unit.plugins.module_utils.node.test_python_env import wheel
+from tests.unit.plugins.module_utils.python_env.test_environment import wheel
 
 TRAINER = ROOT / "trainer"
 

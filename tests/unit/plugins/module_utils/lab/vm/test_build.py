@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from ansible_collections.rdm.provision.plugins.module_utils.engine.docker_api import DockerAPI, DockerError
+from ansible_collections.rdm.provision.plugins.module_utils.docker.api import DockerAPI, DockerError
 from ansible_collections.rdm.provision.plugins.module_utils.lab.vm import recipe
 from ansible_collections.rdm.provision.plugins.module_utils.lab.vm.build import Machines
 

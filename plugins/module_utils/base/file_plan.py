@@ -1,0 +1,445 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Files, directories and blocks on a node: all that is to be done is worked out before the first change.
+
+This runs on nodes (Python 3.8 or newer).
+"""
+
+from __future__ import annotations
+
+import errno
+import glob
+import grp
+import os
+import pwd
+import re
+import stat
+from typing import Any, Dict, Iterable, List, NamedTuple, Optional
+
+from ansible_collections.rdm.provision.plugins.module_utils.base.atomic_file import TEMPORARY, write_whole
+from ansible_collections.rdm.provision.plugins.module_utils.base.file_diff import (
+    SHOWN_WHOLE,
+    difference,
+    prepared,
+)
+from ansible_collections.rdm.provision.plugins.module_utils.base.host import installed, login_user
+from ansible_collections.rdm.provision.plugins.module_utils.base.local_path import local_path
+from ansible_collections.rdm.provision.plugins.module_utils.base.shell_variable import repaired
+from ansible_collections.rdm.provision.plugins.module_utils.base.ssh_config import ssh_client_config
+from ansible_collections.rdm.provision.plugins.module_utils.base.text_blocks import (
+    BlockError,
+    drop_block,
+    put_block,
+)
+
+CONTENTS = ["content", "secret_content", "ssh_client_config"]
+
+
+_MARK = TEMPORARY + "made"  # in a directory that the module has made
+
+
+_MARK_TEXT = b"Made by rdm-provision, which removes this directory when nothing else is left in it.\n"
+
+
+_DIRECTORY_MODE = 0o755
+_SECRET = "(secret)\n"  # noqa: S105  # what is shown instead of one
+
+
+class Problem(Exception):  # noqa: N818  # one sentence for fail_json
+    """What stands in the way, as one sentence."""
+
+
+class Owner(NamedTuple):
+    """Who owns what is written; -1 leaves it as it is."""
+
+    uid: int
+    gid: int
+
+
+class Entry:
+    """One path as it is and as it shall be; None for the data means that there is no such file."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.before, self.old_mode, self.old_owner = _read(path)
+        self.after = self.before
+        # What it points to may be out of reach where the directory is mounted: a file takes its place.
+        self.link = os.readlink(path) if os.path.islink(path) else ""
+        self.mode: Optional[int] = None  # None: as it is
+        self.owner = Owner(-1, -1)
+        self.secret = False
+        self.backup = False  # whether what was there is kept beside it
+
+    @property
+    def stays(self) -> bool:
+        """Whether there is a file before and after."""
+        return self.before is not None and self.after is not None
+
+    @property
+    def mode_changes(self) -> bool:
+        """Whether the permissions of a file that stays are to change."""
+        return self.stays and self.mode is not None and self.mode != self.old_mode
+
+    @property
+    def owner_changes(self) -> bool:
+        """Whether the owner of a file that stays is to change."""
+        return self.stays and _differs(self.owner, self.old_owner)
+
+    @property
+    def rewritten(self) -> bool:
+        """Whether another file takes its place, which is then its writer's."""
+        return self.before != self.after or self.owner_changes or bool(self.link)
+
+    @property
+    def changes(self) -> bool:
+        """Whether anything is to be done here."""
+        return self.rewritten or self.mode_changes
+
+    def diff(self) -> Dict[str, str]:
+        """Return the difference for a person; never the contents of a secret."""
+        shown = {"before_header": self.path, "after_header": self.path}
+        shown["before"] = self._shown(self.before)
+        shown["after"] = self._shown(self.after)
+        if self.secret and self.before is not None and self.after is not None and self.before != self.after:
+            shown["after"] = "(another secret)\n"
+        if self.owner_changes:
+            shown["before_header"] += " (of user {0}, group {1})".format(*self.old_owner)
+        if self.mode_changes and self.mode is not None:
+            shown["before_header"] += " (mode {0:04o})".format(self.old_mode)
+            shown["after_header"] += " (mode {0:04o})".format(self.mode)
+        if self.link:
+            shown["before_header"] += " (a link to {0})".format(self.link)
+        # Ansible keeps it for every node, and some files have a line for every node.
+        whole = len(shown["before"]) + len(shown["after"]) <= SHOWN_WHOLE
+        return shown if whole else {"prepared": prepared(**shown)}
+
+    def _shown(self, data: Optional[bytes]) -> str:
+        if data is None:
+            return ""
+        return _SECRET if self.secret else data.decode("utf-8", "replace")
+
+
+class Plan:
+    """All that is to be done, worked out before the first change.
+
+    Args:
+        params: the module's parameters.
+    """
+
+    def __init__(self, params: Dict[str, Any]) -> None:
+        self.owner = _owner(params.get("owner"), params.get("group"))
+        # What is all ours is ours also when somebody has given it to another user.
+        self.own = self.owner if params.get("owner") else self.owner._replace(uid=os.geteuid())
+        self.entries: Dict[str, Entry] = {}
+        self.made: List[str] = []
+        self.moded: List[str] = []
+        self.removed: List[str] = []
+        self.kept: List[str] = []
+        self._modes: Dict[str, int] = {}
+        for item in params["directories"]:
+            if item["state"] == "present":
+                self._make(_absolute(item["path"]), None if item["mode"] is None else _mode(item["mode"]))
+        for item in params["files"]:
+            self._file(item)
+        for item in params["blocks"]:
+            self._block(item)
+        for item in params.get("repairs") or ():
+            self._repair(item)
+        # The deepest first, so that a directory whose only content is another one of ours goes as well.
+        absent = (item for item in params["directories"] if item["state"] == "absent")
+        self._named = {_absolute(item["path"]) for item in absent}
+        for path in sorted(self._named, key=len, reverse=True):
+            self._remove(path)
+
+    def changes(self) -> List[str]:
+        """Return the paths that change, in the order in which apply() goes."""
+        files = [entry.path for entry in self.entries.values() if entry.changes]
+        return self.made + self.moded + files + self.removed
+
+    def diff(self) -> List[Dict[str, str]]:
+        """Return one difference for each change."""
+        shown = []
+        for path in self.made:
+            shown.append(difference(path, "", "directory, mode {0:04o}\n".format(self._modes[path])))
+        for path in self.moded:
+            old = "directory, mode {0:04o}\n".format(stat.S_IMODE(os.stat(path).st_mode))
+            shown.append(difference(path, old, "directory, mode {0:04o}\n".format(self._modes[path])))
+        shown += [entry.diff() for entry in self.entries.values() if entry.changes]
+        shown += [difference(path, "directory\n", "") for path in self.removed]
+        return shown
+
+    def apply(self, module: Any) -> None:
+        """Do it. An OSError names the path that it is about."""
+        for path in self.made:
+            try:
+                os.mkdir(path)
+            except FileExistsError:
+                if os.path.isdir(path):  # by another node, which shares it
+                    continue
+                raise
+            _mark(path, self.owner)
+            os.chmod(path, self._modes[path])
+            os.chown(path, *self.owner)
+        for path in self.moded:
+            os.chown(path, *(self.own if _is_marked(path) else self.owner))
+            os.chmod(path, self._modes[path])
+        for entry in self.entries.values():
+            if entry.after is None:
+                if os.path.lexists(entry.path):
+                    os.unlink(entry.path)
+            elif entry.rewritten:
+                if entry.backup:
+                    module.backup_local(entry.path)
+                _replace(module, entry)
+            elif entry.mode_changes and entry.mode is not None:
+                os.chmod(entry.path, entry.mode)
+        for path in self.removed:
+            _remove_directory(path)
+
+    def _make(self, path: str, mode: Optional[int]) -> None:
+        if os.path.isdir(path):
+            now = os.stat(path)
+            if mode is None:
+                mode = _DIRECTORY_MODE if _is_marked(path) else stat.S_IMODE(now.st_mode)
+            self._modes[path] = mode
+            owner = self.own if _is_marked(path) else self.owner
+            differs = stat.S_IMODE(now.st_mode) != mode or _differs(owner, Owner(now.st_uid, now.st_gid))
+            if differs and path not in self.moded:
+                self.moded.append(path)
+            return
+        self._make_new(path, _DIRECTORY_MODE if mode is None else mode)
+
+    def _make_new(self, path: str, mode: int) -> None:
+        self._modes[path] = mode
+        if path in self.made:  # above one that was named earlier
+            return
+        if os.path.lexists(path):
+            raise Problem("{0} is not a directory".format(path))
+        parent = os.path.dirname(path)
+        if parent not in self.made and not os.path.isdir(parent):
+            self._make_new(parent, _DIRECTORY_MODE)
+        self.made.append(path)
+
+    def _file(self, item: Dict[str, Any]) -> None:
+        path = _absolute(item["path"])
+        entry = self._entry(path)
+        secret = item["secret_content"] is not None
+        private = _mode(item["mode"]) & 0o077 == 0 or (
+            entry.before is not None and entry.old_mode & 0o077 == 0
+        )
+        entry.secret = entry.secret or secret or private
+        if item["state"] == "absent":
+            entry.after = None
+            return
+        entry.after = _content(path, item).encode()
+        entry.mode = _mode(item["mode"])
+        entry.owner = self.own
+        self._need_parent(path)
+
+    def _block(self, item: Dict[str, Any]) -> None:
+        path = os.path.realpath(_absolute(item["path"]))
+        entry = self._entry(path)
+        try:
+            if item["state"] == "absent":
+                if entry.after is not None and not self._is_needed(item["needed_by"]):
+                    entry.after = drop_block(entry.after, item["name"])
+            elif entry.after is not None or item["create"]:
+                if entry.after is None:
+                    self._need_parent(path)
+                    entry.mode = _mode(item["mode"])
+                    entry.owner = self.owner
+                entry.after = put_block(entry.after, item["name"], item["content"], item["insert"] == "start")
+        except BlockError as error:
+            raise Problem("{0}: {1}".format(path, error)) from error
+
+    def _repair(self, item: Dict[str, Any]) -> None:
+        """Comment out the lines by which shells have another value of a variable than the blocks give it."""
+        texts = repaired(
+            item["variable"],
+            item["value"],
+            login_user()["home"],
+            item["system"],
+            installed("zsh"),
+            self._planned,
+        )
+        for path, text in texts.items():
+            entry = self._entry(path)
+            entry.after = text.encode("utf-8", "surrogateescape")
+            entry.secret = entry.secret or entry.old_mode & 0o077 == 0
+            entry.backup = True
+
+    def _planned(self, path: str) -> str:
+        """Return what a file is going to hold; empty text where nobody can read it."""
+        real = os.path.realpath(path)
+        try:
+            data = self.entries[real].after if real in self.entries else _read(real)[0]
+        except (OSError, Problem):
+            return ""
+        return (data or b"").decode("utf-8", "surrogateescape")
+
+    def _remove(self, path: str) -> None:
+        if not os.path.lexists(path):
+            return
+        if os.path.islink(path) or not os.path.isdir(path):
+            raise Problem("{0} is not a directory".format(path))
+        gone = {entry.path for entry in self.entries.values() if entry.after is None} | set(self.removed)
+        left = [
+            name
+            for name in os.listdir(path)
+            if os.path.join(path, name) not in gone and not name.startswith(TEMPORARY)
+        ]
+        if left or not _is_marked(path):
+            self.kept.append(path)
+            return
+        self.removed.append(path)
+        above = os.path.dirname(path)
+        # Nobody named it when it was made for the one below.
+        if above not in self._named and _is_marked(above) and not os.path.islink(above):
+            self._remove(above)
+            self.kept = [one for one in self.kept if one != above]
+
+    def _is_needed(self, pattern: str) -> bool:
+        """Return whether there are such files, beyond those that go now."""
+        gone = {entry.path for entry in self.entries.values() if entry.after is None}
+        return bool(pattern) and not gone.issuperset(glob.glob(os.path.expanduser(pattern)))
+
+    def _entry(self, path: str) -> Entry:
+        if path not in self.entries:
+            self.entries[path] = Entry(path)
+        return self.entries[path]
+
+    def _need_parent(self, path: str) -> None:
+        parent = os.path.dirname(path)
+        if parent not in self.made and not os.path.isdir(parent):
+            raise Problem("{0} cannot be written: there is no directory {1}".format(path, parent))
+
+
+def claimed(params: Dict[str, Any], claims: Iterable[Dict[str, str]]) -> Dict[str, Any]:
+    """Return the parameters with the claims among the files, or without what is in a directory of others."""
+    for claim in claims:
+        params = _claimed(params, claim)
+    return params
+
+
+def _claimed(params: Dict[str, Any], claim: Dict[str, str]) -> Dict[str, Any]:
+    path = _absolute(claim["path"])
+    home = os.path.dirname(path)
+    before = _read(path)[0]
+    holder = (before or b"").decode("utf-8", "replace").strip()
+    entries = params["directories"] + params["files"]
+    writes = any(item["state"] == "present" for item in entries)
+    if holder and holder != claim["name"]:
+        if writes:
+            raise Problem("{0} belongs to the cluster {1}: choose another directory".format(home, holder))
+        return dict(params, directories=[], files=[])
+    goes = {_absolute(item["path"]) for item in entries} | {path}
+    if not writes and (before is None or home not in goes or not _only(home, goes)):
+        return params
+    mine = {**dict.fromkeys(CONTENTS), "path": path, "content": claim["name"] + "\n", "mode": "0644"}
+    return dict(params, files=params["files"] + [dict(mine, state="present" if writes else "absent")])
+
+
+def _only(directory: str, goes: "set[str]") -> bool:
+    """Return whether all that is in a directory, and in those below it, is among what goes."""
+    for entry in os.scandir(directory):
+        if entry.name.startswith(TEMPORARY):
+            continue
+        below = entry.is_dir(follow_symlinks=False)
+        if entry.path not in goes or (below and not _only(entry.path, goes)):
+            return False
+    return True
+
+
+def _differs(wanted: Owner, now: Owner) -> bool:
+    return wanted.uid not in (-1, now.uid) or wanted.gid not in (-1, now.gid)
+
+
+def _is_marked(path: str) -> bool:
+    """Return whether this module made the directory."""
+    return os.path.lexists(os.path.join(path, _MARK))
+
+
+def _remove_directory(path: str) -> None:
+    """Remove a directory of ours, unless another node that shares it did so, or put something there."""
+    try:
+        for name in os.listdir(path):
+            # The mark, or left by a run that was killed while it wrote.
+            if name.startswith(TEMPORARY):
+                os.unlink(os.path.join(path, name))
+        os.rmdir(path)
+    except OSError as error:
+        if error.errno not in (errno.ENOENT, errno.ENOTEMPTY):
+            raise
+
+
+def _mark(path: str, owner: Owner) -> None:
+    """Note in a new directory that this module made it."""
+    with open(os.path.join(path, _MARK), "xb") as stream:
+        stream.write(_MARK_TEXT)
+        os.fchmod(stream.fileno(), 0o644)
+        os.fchown(stream.fileno(), *owner)
+
+
+def _content(path: str, item: Dict[str, Any]) -> str:
+    """Return what a file shall hold."""
+    if item["ssh_client_config"] is None:
+        return str(item["content"] if item["secret_content"] is None else item["secret_content"])
+    try:
+        return ssh_client_config(**item["ssh_client_config"])
+    except ValueError as error:
+        raise Problem("{0}: {1}".format(path, error)) from error
+
+
+def _absolute(given: str) -> str:
+    path = local_path(given)
+    if not os.path.isabs(path) or "\0" in path:
+        raise Problem("{0!r} is not an absolute path".format(given))
+    return os.path.normpath(path)
+
+
+def _mode(given: str) -> int:
+    if not re.fullmatch(r"[0-7]{3,4}", given):
+        raise Problem("{0!r} is no mode: give it in octal, such as '0644'".format(given))
+    return int(given, 8)
+
+
+def _owner(owner: Optional[str], group: Optional[str]) -> Owner:
+    try:
+        return Owner(
+            pwd.getpwnam(owner).pw_uid if owner else -1,
+            grp.getgrnam(group).gr_gid if group else -1,
+        )
+    except KeyError as error:
+        raise Problem("no such owner or group: {0}".format(error.args[0])) from error
+
+
+def _read(path: str) -> "tuple[Optional[bytes], int, Owner]":
+    """Return what a file holds, its mode and its owner; None when there is none."""
+    try:
+        now = os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return None, 0, Owner(-1, -1)
+    if not stat.S_ISREG(now.st_mode):
+        raise Problem("{0} is not a regular file".format(path))
+    with open(path, "rb") as stream:
+        return stream.read(), stat.S_IMODE(now.st_mode), Owner(now.st_uid, now.st_gid)
+
+
+def _replace(module: Any, entry: Entry) -> None:
+    """Put the new file in the old one's place in one step; it never has more permissions than it shall."""
+
+    def own(handle: int) -> None:
+        if entry.before is not None and entry.owner == Owner(-1, -1):
+            _keep_owner(handle, entry.old_owner)
+        os.fchown(handle, *entry.owner)
+
+    mode = entry.old_mode if entry.mode is None else entry.mode
+    write_whole(entry.path, entry.after or b"", mode, own)
+    if module.selinux_enabled():
+        module.set_default_selinux_context(entry.path, False)
+
+
+def _keep_owner(handle: int, owner: Owner) -> None:
+    """Give the new file the old one's owner, where that is not the writer already."""
+    now = os.fstat(handle)
+    if (now.st_uid, now.st_gid) != owner:
+        os.fchown(handle, *owner)

@@ -1,0 +1,210 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Where a variable must be set so that every kind of shell on a node has it.
+
+| kind of shell               | reads, for all users         | reads, for one user                           |
+|-----------------------------|------------------------------|-----------------------------------------------|
+| anything started by PAM     | /etc/environment             | -                                             |
+| login shell (sh, bash)      | /etc/profile.d/*.sh          | ~/.bash_profile, ~/.bash_login or ~/.profile  |
+| interactive bash            | /etc/bash.bashrc             | ~/.bashrc                                     |
+|                             | (Debian), /etc/bashrc        |                                               |
+| bash of `ssh node command`  | PAM; /etc/bash.bashrc        | ~/.bashrc                                     |
+| any zsh                     | /etc/zsh/zshenv, /etc/zshenv | ~/.zshenv                                     |
+| any csh or tcsh             | PAM                          | ~/.tcshrc, or else ~/.cshrc                   |
+| any fish                    | PAM                          | ~/.config/fish/config.fish                    |
+| dash or ksh of `ssh node …` | PAM                          | nothing                                       |
+
+Sources: the manual pages bash(1) "INVOCATION", zsh(1) "STARTUP/SHUTDOWN FILES", tcsh(1) "STARTUP AND
+SHUTDOWN", fish(1), dash(1) "INVOCATION" and pam_env(8). Many .bashrc files end at once in a shell that is not
+interactive, so the block stands at their start.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from typing import Any, NamedTuple
+
+from ansible_collections.rdm.provision.plugins.module_utils.base.local_path import HOST_NAME
+
+READ_FOR_COMMANDS = ("bash", "zsh", "csh", "tcsh", "fish")
+"""The shells that read a file of the user's for the command of `ssh node command`."""
+
+_PLAIN_PATH = re.compile(r"~?[A-Za-z0-9_./%+-]+")
+
+
+class Place(NamedTuple):
+    """A file, where in it a new block goes, and whether to make the file when it is missing."""
+
+    path: str
+    insert: str
+    create: bool
+
+
+def shell_blocks(
+    variables: dict[str, str],
+    cluster: str,
+    system: bool,
+    zsh: bool,
+    home: str = "~",
+    state: str = "present",
+    source: str = "",
+    csh: bool = False,
+) -> list[dict[str, Any]]:
+    """Return the blocks that set the variables, as the module node_files takes them.
+
+    A file that only some distributions have is left alone where it is missing, so nothing about the
+    distribution needs to be known.
+
+    Args:
+        variables: names and IPv4 addresses.
+        cluster: names the blocks, so that several clusters can share a node.
+        system: for all users (needs root); else for one.
+        zsh: whether a zsh is installed; the one user's file for it is then made when it is missing.
+        home: of the one user.
+        state: present or absent.
+        source: a file that sets the variables, too. Where its path has the node's host name in it, nodes may
+            share the home: then the block is the same for all of them, and reads each one's file.
+        csh: whether a csh is installed; as zsh.
+
+    Raises:
+        ValueError: a value is no IPv4 address.
+    """
+    words = {name: str(ipaddress.IPv4Address(value)) for name, value in variables.items()}
+    plain = "".join("{0}={1}\n".format(*item) for item in words.items())
+    export = "".join("export {0}={1}\n".format(*item) for item in words.items())
+    setenv = "".join("setenv {0} {1}\n".format(*item) for item in words.items())
+    fish = "".join("set -gx {0} {1}\n".format(*item) for item in words.items())
+    needed_by = ""
+    if HOST_NAME in source and not system:
+        if not _PLAIN_PATH.fullmatch(source):
+            raise ValueError(
+                "{0!r} cannot be read by a shell: choose a path of letters and digits".format(source)
+            )
+        file = source.replace(HOST_NAME, '"$(uname -n)"')
+        export = "[ ! -r {0} ] || {{ . {0}; export {1}; }}\n".format(file, " ".join(words))
+        setenv = "set rdm_env = {0}\nif ( -r $rdm_env ) then\n{1}endif\nunset rdm_env\n".format(
+            source.replace(HOST_NAME, "`uname -n`"),
+            "".join("  setenv {0} `sed -n 's/^{0}=//p' $rdm_env`\n".format(name) for name in words),
+        )
+        fish = "set -l rdm_env {0}\nif test -r $rdm_env\n{1}end\n".format(
+            source.replace(HOST_NAME, "(uname -n)"),
+            "".join("  set -gx {0} (sed -n 's/^{0}=//p' $rdm_env)\n".format(name) for name in words),
+        )
+        needed_by = source.replace(HOST_NAME, "*")
+    contents = [
+        (place, plain if place.path == "/etc/environment" else export) for place in places(system, zsh, home)
+    ]
+    contents += [
+        (place, fish if place.path.endswith(".fish") else setenv) for place in other_places(system, csh, home)
+    ]
+    return [
+        {
+            "path": place.path,
+            "name": block_name(cluster),
+            "content": content,
+            "insert": place.insert,
+            "create": place.create,
+            "needed_by": needed_by,
+            "state": state,
+        }
+        for place, content in contents
+    ]
+
+
+def source_blocks(
+    file: str, name: str, zsh: bool = False, home: str = "~", state: str = "present"
+) -> list[dict[str, Any]]:
+    """Return the blocks by which one user's shells read a file, first of all and last.
+
+    What a user's own lines do to PATH in between, such as pyenv's, does not count then, and a ``.bashrc``
+    that ends early in a shell that is not interactive has read it already.
+
+    Args:
+        file: the file, with the node's host name in its path where nodes may share the home.
+        name: names the blocks.
+        zsh: as of shell_blocks().
+        home: as of shell_blocks().
+        state: as of shell_blocks().
+
+    Raises:
+        ValueError: a shell would read the path otherwise.
+    """
+    if state == "present" and not _PLAIN_PATH.fullmatch(file):
+        raise ValueError("{0!r} cannot be read by a shell: choose a path of letters and digits".format(file))
+    local = file.replace(HOST_NAME, '"$(uname -n)"')
+    return [
+        {
+            "path": place.path,
+            "name": name + (" first" if insert == "start" else ""),
+            "content": "[ ! -r {0} ] || . {0}\n".format(local),
+            "insert": insert,
+            "create": place.create,
+            "needed_by": file.replace(HOST_NAME, "*") if HOST_NAME in file else "",
+            "state": state,
+        }
+        for place in places(False, zsh, home)
+        for insert in (("start", "end") if place.path.endswith("/.bashrc") else ("end",))
+    ]
+
+
+def activation(environment: str) -> str:
+    """Return the lines that put an environment before everything else on a shell's PATH, once.
+
+    Args:
+        environment: its path, as the node has it.
+
+    Raises:
+        ValueError: a shell would read the path otherwise.
+    """
+    if not _PLAIN_PATH.fullmatch(environment):
+        raise ValueError(
+            "{0!r} cannot be read by a shell: choose a python_env_directory of letters and digits".format(
+                environment
+            )
+        )
+    # A shell takes ~ for the home only where no quotes are.
+    path = environment.replace("~/", '"$HOME"/', 1).replace(HOST_NAME, '"$(uname -n)"')
+    return (
+        "VIRTUAL_ENV={0}\n"
+        "export VIRTUAL_ENV\n"
+        'case "$PATH" in "$VIRTUAL_ENV"/bin:*) ;; *) PATH="$VIRTUAL_ENV/bin:$PATH"; export PATH ;; esac\n'
+    ).format(path)
+
+
+def block_name(cluster: str) -> str:
+    """Return the name of a cluster's blocks."""
+    return "MY_IP ({0})".format(cluster)
+
+
+def places(system: bool, zsh: bool, home: str = "~") -> list[Place]:
+    """Return the files that can hold a block, for all users or for one; arguments as in shell_blocks()."""
+    if system:
+        return [
+            Place("/etc/environment", "end", True),
+            Place("/etc/profile.d/rdm.sh", "end", True),
+            Place("/etc/bash.bashrc", "start", False),
+            Place("/etc/bashrc", "start", False),
+            Place("/etc/zsh/zshenv", "start", False),
+            Place("/etc/zshenv", "start", False),
+        ]
+    return [
+        Place(home + "/.bashrc", "start", True),
+        Place(home + "/.bash_profile", "start", False),
+        Place(home + "/.bash_login", "start", False),
+        Place(home + "/.profile", "start", True),
+        Place(home + "/.zshenv", "start", zsh),
+    ]
+
+
+def other_places(system: bool, csh: bool = False, home: str = "~") -> list[Place]:
+    """Return the files of shells that are none of sh's kind; arguments as in shell_blocks().
+
+    Fish makes its own when it is first used. For all users, PAM gives these shells what they need.
+    """
+    if system:
+        return []
+    return [
+        Place(home + "/.tcshrc", "start", False),
+        Place(home + "/.cshrc", "start", csh),
+        Place(home + "/.config/fish/config.fish", "start", False),
+    ]

@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The names of all nodes in a container's /etc/hosts.
+
+The engine mounts that file, and writes it anew when the container starts. So a script of the container's own
+(roles/container/files/hosts.sh) writes a block in place at each start, and is run again when nodes have come
+or gone.
+
+This runs on nodes (Python 3.8 or newer).
+"""
+
+from __future__ import annotations
+
+from typing import Any, Mapping, Optional
+
+from ansible_collections.rdm.provision.plugins.module_utils.base.ssh_config import parse_dictionary
+from ansible_collections.rdm.provision.plugins.module_utils.base.text_blocks import (
+    BlockError,
+    put_block,
+    read_block,
+)
+from ansible_collections.rdm.provision.plugins.module_utils.container.readiness import NotReady
+from ansible_collections.rdm.provision.plugins.module_utils.docker.api import DockerAPI
+
+_NAME = "nodes"
+_SCRIPT = "/etc/rdm/ssh/hosts"
+_TIMEOUT = 30.0  # seconds
+
+
+def block(dictionary: str) -> str:
+    """Return the block with its markers.
+
+    Args:
+        dictionary: lines `node MY_IP`.
+
+    Raises:
+        ValueError: it is not well-formed.
+    """
+    pairs = [pair for pair in parse_dictionary(dictionary) if pair[0] != pair[1]]
+    return put_block(None, _NAME, "".join("{1} {0}\n".format(*pair) for pair in pairs)).decode()
+
+
+def found(container: Mapping[str, Any]) -> Optional[str]:
+    """Return the block that a container has, empty for none; None when its file cannot be read from here.
+
+    Args:
+        container: as the engine describes it. Only root can read its file.
+    """
+    try:
+        with open(container.get("HostsPath") or "", "rb") as stream:
+            here = read_block(stream.read(), _NAME)
+    except OSError:
+        return None
+    except BlockError:
+        return ""
+    return here.decode("utf-8", "replace") + "\n" if here else ""
+
+
+def write(api: DockerAPI, name: str) -> None:
+    """Let a running container write its block.
+
+    Raises:
+        NotReady: it cannot.
+        DockerProblem: the engine refuses.
+    """
+    result = api.exec(name, ["sh", _SCRIPT], _TIMEOUT, user="0")
+    if result.exit_code:
+        words = (result.stderr or result.stdout).decode("utf-8", "replace").strip()
+        raise NotReady(
+            "the names of the nodes cannot be written to /etc/hosts in the container {0}: {1}".format(
+                name, words or "status {0}".format(result.exit_code)
+            )
+        )

@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Which devices, groups, limits and capabilities the training container of a node gets."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional
+
+from ansible_collections.rdm.provision.plugins.module_utils.docker.engine_facts import NVIDIA_CDI
+
+RDMA_CM = "/dev/infiniband/rdma_cm"
+SHARED_MEMORY = 2**30
+"""Bytes of shared memory that NCCL and RCCL want for the processes of a node, as their documents say."""
+
+
+class ContainerSpec(NamedTuple):
+    """Options of a container, in the form that `community.docker.docker_container` takes.
+
+    Attributes:
+        devices: `host path:container path:permissions`.
+        groups: extra groups, by number where the node knows it.
+        device_requests: requests to device drivers, such as the NVIDIA runtime's.
+        ulimits: `name:soft:hard`; memlock in bytes, -1 is unlimited.
+        capabilities: capabilities to add.
+        shm_size: of a shared memory of its own.
+    """
+
+    devices: List[str]
+    groups: List[str]
+    device_requests: List[Dict[str, Any]]
+    ulimits: List[str]
+    capabilities: List[str]
+    shm_size: str
+
+
+def container_spec(
+    facts: Mapping[str, Any], accelerator: str, *interfaces: str, rdma: bool = True
+) -> ContainerSpec:
+    """Return what the container on a node gets.
+
+    Args:
+        facts: what `node_facts` found on the node.
+        accelerator: `rocm`, `cuda` or `cpu`.
+        interfaces: the node's interfaces below the container's: of RDMA devices it gets those of their
+            functions and these ones' VFs. None means all.
+        rdma: whether it gets RDMA devices at all; not where they are those of the function that it will have.
+    """
+    paths: List[str] = []
+    groups: List[str] = []
+    requests: List[Dict[str, Any]] = []
+    capabilities: List[str] = []
+    if accelerator == "rocm":
+        # The container's own /etc/group may number these groups otherwise, so the node's numbers count.
+        ids = facts.get("groups") or {}
+        paths += ["/dev/kfd", "/dev/dri"]
+        groups.append(str(ids["video"]) if ids.get("video") is not None else "video")
+        groups += [str(ids["render"])] if ids.get("render") is not None else []
+        owners = (facts.get("devices") or {}).get("groups") or []
+        groups += [str(gid) for gid in owners if str(gid) not in groups]
+    elif accelerator == "cuda":
+        if nvidia_way(facts) == "cdi":
+            requests.append({"driver": "cdi", "count": 0, "device_ids": [NVIDIA_CDI + "=all"]})
+        else:
+            requests.append({"driver": "nvidia", "count": -1, "capabilities": [["gpu"]]})
+    of_rdma = rdma_devices(facts, *interfaces).paths if rdma else []
+    if of_rdma:
+        paths += of_rdma
+        capabilities.append("IPC_LOCK")
+    limit = memlock_limit(facts)
+    return ContainerSpec(
+        devices=[f"{path}:{path}:rwm" for path in paths],
+        groups=groups,
+        device_requests=requests,
+        ulimits=[f"memlock:{limit}:{limit}"],
+        capabilities=capabilities,
+        shm_size=own_shm_size(facts),
+    )
+
+
+def own_shm_size(facts: Mapping[str, Any]) -> str:
+    """Return how much shared memory a container gets that has its own: about as much as the node has.
+
+    That is a power of two, so that another kernel, which leaves a little more or less, makes no difference.
+    """
+    gibibytes = max(int(facts.get("shared_memory") or 0), SHARED_MEMORY) // SHARED_MEMORY
+    return "{0}G".format(2 ** (gibibytes.bit_length() - 1))
+
+
+def nvidia_way(facts: Mapping[str, Any]) -> str:
+    """Return how containers on the node get NVIDIA GPUs: toolkit, cdi, or "" when they cannot."""
+    said = (facts.get("docker") or {}).get("nvidia") or []
+    if facts.get("nvidia_hook") or "runtime" in said:
+        return "toolkit"
+    return "cdi" if "cdi" in said else ""
+
+
+def memlock_limit(facts: Mapping[str, Any]) -> int:
+    """Return the locked-memory limit in bytes that a container can get on the node; -1 is unlimited.
+
+    Without an engine there is no limit to know: the one that will be installed has none.
+    """
+    memlock = facts.get("memlock") or {}
+    if not facts.get("docker") or memlock.get("raise_allowed", True):
+        return -1
+    return int(memlock["hard"])
+
+
+def memlock_shortage(facts: Mapping[str, Any]) -> Optional[str]:
+    """Return why containers on the node cannot lock all memory, or None when they can."""
+    limit = memlock_limit(facts)
+    if limit == -1:
+        return None
+    return f"memlock is limited to {limit} bytes and the Docker daemon may not raise it"
+
+
+class RdmaDevices(NamedTuple):
+    """Which RDMA devices of a node its container gets.
+
+    Attributes:
+        paths: their character devices, each once.
+        left_out: the names of those that it does not get.
+    """
+
+    paths: List[str]
+    left_out: List[str]
+
+
+def rdma_devices(facts: Mapping[str, Any], *interfaces: str) -> RdmaDevices:
+    """Return the RDMA devices below interfaces: those of their functions, and of these ones' VFs.
+
+    Args:
+        facts: what `node_facts` found on the node.
+        interfaces: names of interfaces of the node, also of those that are yet to be made, such as a VLAN;
+            none means all devices.
+    """
+    named = {part for name in interfaces for part in (name, name.rpartition(".")[0])} - {""}
+    functions = {
+        str(address)
+        for physical in facts.get("sriov") or []
+        if physical["pf"] in named
+        for address in [physical["pci"], *(virtual["pci"] for virtual in physical["vfs"])]
+    }
+    paths: List[str] = []
+    left_out: List[str] = []
+    for device in facts.get("infiniband") or []:
+        below = device.get("pci") in functions or named.intersection(device.get("netdevs") or [])
+        if below or not named:
+            paths += device.get("char_devices") or []
+        else:
+            left_out.append(str(device["name"]))
+    if paths and (facts.get("devices") or {}).get("rdma_cm"):
+        paths.append(RDMA_CM)
+    return RdmaDevices(list(dict.fromkeys(paths)), left_out)

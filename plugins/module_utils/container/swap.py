@@ -1,0 +1,318 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Bring the training container into the state it shall have, one step after the other.
+
+A container that is to be another one is only given up for a successor that works: the successor is created
+beside it, under NAME.next, so that the engine has taken every option; then the old one is stopped and called
+NAME.old, since both have one address; the successor gets the name, starts, and says that it is ready; and
+only then the old one goes. Whatever fails on this way, the old one is started again. A run that is killed on
+it leaves names from which the next one sees how far it came: see :func:`settled`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple
+
+from ansible_collections.rdm.provision.plugins.module_utils.container.readiness import (
+    NotReady,
+    refuse_claimed,
+    wait_ready,
+)
+from ansible_collections.rdm.provision.plugins.module_utils.container.request import (
+    Difference,
+    difference,
+    endpoint,
+    ends,
+    request,
+)
+from ansible_collections.rdm.provision.plugins.module_utils.container.vfs import Functions
+from ansible_collections.rdm.provision.plugins.module_utils.docker.api import (
+    DockerAPI,
+    DockerError,
+    DockerProblem,
+)
+from ansible_collections.rdm.provision.plugins.module_utils.docker.engine_facts import (
+    job_directory,
+    lost_addresses,
+)
+from ansible_collections.rdm.provision.plugins.module_utils.docker.ownership import (
+    NEXT,
+    OLD,
+    inspect,
+    is_ours,
+    label_filter,
+)
+from ansible_collections.rdm.provision.plugins.module_utils.docker.plugin_client import PluginProblem
+from ansible_collections.rdm.provision.plugins.module_utils.hardware.rdma import RdmaProblem
+from ansible_collections.rdm.provision.plugins.module_utils.jobs.running_jobs import running_jobs
+
+Container = Dict[str, Any]
+"""A container, as inspect() returns it."""
+
+_FATES = {"restart": "restarted", "replace": "made anew"}
+ENDS = tuple(_FATES)
+"""The steps that end what runs in the container."""
+
+
+class Refused(Exception):  # noqa: N818  # one sentence for fail_json
+    """Why the container stays as it is; the text is one sentence."""
+
+
+class Steps(NamedTuple):
+    """What is to be done.
+
+    Attributes:
+        todo: the steps, in order: make, replace, update, disconnect, unpause, start, restart.
+        differs: how the container differs; None where there is none.
+    """
+
+    todo: List[str]
+    differs: Optional[Difference]
+
+
+def settled(api: DockerAPI, name: str, cluster: str, check: bool) -> Tuple[Optional[Container], List[str]]:
+    """Clear away what a run that was killed has left; return the container, and the names that go.
+
+    One that was to be the successor has never run. One that was to make room is only needed where its
+    successor does not run; there it gets its name back. One that has lost its name is nobody's to find.
+
+    Raises:
+        NotReady: the name is somebody else's.
+    """
+    refuse_claimed(api, name, cluster)
+    now, old = inspect(api, "containers", name), _spare(api, name + OLD, cluster)
+    comes_back = old is not None and not (now is not None and now["State"]["Running"])
+    gone = [_spare(api, name + NEXT, cluster), now if comes_back else old, *_nameless(api, cluster)]
+    for one in gone if not check else ():
+        if one is not None:
+            _remove(api, one["Id"])
+    if comes_back and not check:
+        _rename(api, str((old or {})["Id"]), name)
+    return (old if comes_back else now), [
+        one["Name"].lstrip("/") or one["Id"][:12] for one in gone if one is not None
+    ]
+
+
+def steps(
+    api: DockerAPI,
+    wanted: Mapping[str, Any],
+    found: Optional[Container],
+    restart: bool = False,
+    recreate: bool = False,
+    image: str = "",
+) -> Steps:
+    """Return what is to be done with the container.
+
+    Args:
+        api: the engine.
+        wanted: the module's options, with `functions`.
+        found: the container that is there.
+        restart: whether it has to start again, since a directory that it has mounted was made anew, or an
+            RDMA device did not go with it. One that has lost an interface has to in any case.
+        recreate: whether it has to be another one, since its network was made anew.
+        image: ID of the image that it will have; empty for the one that the name stands for now.
+    """
+    if found is None:
+        return Steps(["make"], None)
+    known = ((name, inspect(api, "networks", name)) for name, _ in ends(wanted))
+    networks = {name: network["Id"] for name, network in known if network}
+    image = image or image_id(api, wanted["image"])
+    differs = difference(wanted, found, image, networks)
+    state = found["State"]
+    if differs.anew or recreate or state["Status"] == "dead":
+        return Steps(["replace"], differs)
+    todo = ["update"] * differs.policy + ["disconnect"] * bool(differs.extra_networks)
+    if not state["Running"]:
+        todo.append("start")
+    else:
+        lost = bool(lost_addresses(found))
+        todo += ["unpause"] * bool(state["Paused"]) + ["restart"] * (restart or lost)
+    return Steps(todo, differs)
+
+
+def image_id(api: DockerAPI, name: str) -> str:
+    """Return the ID of the image that a name stands for; empty where there is none."""
+    found = inspect(api, "images", name)
+    return str(found["Id"]) if found else ""
+
+
+def jobs_in(found: Optional[Container], node: str) -> List[str]:
+    """Return the training jobs that run in a container at this moment."""
+    if found is None or not found["State"]["Running"] or not node:
+        return []
+    directory = job_directory(found)
+    return running_jobs(directory, node) if directory else []
+
+
+class Change:
+    """Changes a container.
+
+    Args:
+        api: the engine; it may be silent for as long as a container takes to stop.
+        wanted: the module's options, with `functions`.
+        found: the container that is there.
+        functions: those that it gets.
+    """
+
+    def __init__(
+        self, api: DockerAPI, wanted: Mapping[str, Any], found: Optional[Container], functions: Functions
+    ) -> None:
+        self._api = api
+        self._functions = functions
+        self._wanted = wanted
+        self._name = wanted["name"]
+        self._found = found
+
+    def spare_jobs(self, todo: Steps) -> None:
+        """Raise Refused where the steps would end a job that runs now; they look again themselves."""
+        for step, fate in _FATES.items():
+            if self._found is not None and step in todo.todo:
+                self._spare_jobs(self._found, fate)
+
+    def make(self, todo: Steps) -> None:
+        """Take the steps, and wait until the container is ready.
+
+        Raises:
+            Refused: a job that runs in it would end, or its successor does not work; it is as it was.
+            NotReady: it does not become ready.
+            DockerProblem: the engine refuses.
+            PluginProblem: it has not got the functions that it was to get.
+            RdmaProblem: it has not got their RDMA devices.
+        """
+        if "replace" in todo.todo:
+            self._replace()
+            return
+        if "make" in todo.todo:
+            self._start(self._create(self._name))
+        found = self._found
+        if found is not None:
+            self._adapt(found, todo)
+        self._wait()
+
+    def _adapt(self, found: Container, todo: Steps) -> None:
+        path = "/containers/{0}".format(found["Id"])
+        for step in todo.todo:
+            if step == "update":
+                self._set_policy(found["Id"], self._wanted["restart_policy"])
+            elif step == "disconnect":
+                for network in todo.differs.extra_networks if todo.differs else []:
+                    end = {"Container": found["Id"], "Force": True}
+                    self._api.post("/networks/{0}/disconnect".format(network), end)
+            elif step == "unpause":
+                self._api.post(path + "/unpause")
+            elif step == "start":
+                self._start(found["Id"])
+            elif step == "restart":
+                self._spare_jobs(found, _FATES[step])
+                self._api.post(path + "/restart", t=self._wanted["stop_timeout"])
+
+    def _replace(self) -> None:
+        old = self._found
+        assert old is not None
+        was_running = old["State"]["Running"]
+        successor = self._create(self._name + NEXT)
+        try:
+            # Minutes may have passed since anybody looked for jobs.
+            self._spare_jobs(old, _FATES["replace"])
+            if old["State"]["Paused"]:
+                self._api.post("/containers/{0}/unpause".format(old["Id"]))
+            if was_running:
+                self._api.post("/containers/{0}/stop".format(old["Id"]), t=self._wanted["stop_timeout"])
+            # An engine that starts meanwhile must not start both: they have one address.
+            self._set_policy(old["Id"], "no")
+            _rename(self._api, old["Id"], self._name + OLD)
+            _rename(self._api, successor, self._name)
+            # With the old container's end, the plugin's promise was fulfilled.
+            self._functions.hold()
+            self._start(successor)
+            self._wait()
+        except (DockerProblem, NotReady, PluginProblem, RdmaProblem, Refused) as problem:
+            self._undo(old, successor)
+            if isinstance(problem, Refused):
+                raise
+            raise Refused(
+                "{0}. It was to take the place of another, which {1}".format(
+                    str(problem).rstrip(". "), "runs again" if was_running else "is there again"
+                )
+            ) from problem
+        _remove(self._api, old["Id"])
+
+    def _undo(self, old: Container, successor: str) -> None:
+        """Give the old container its place back."""
+        _remove(self._api, successor, volumes=True)
+        now = inspect(self._api, "containers", old["Id"])
+        if now is not None and now["Name"] != "/" + self._name:
+            _rename(self._api, old["Id"], self._name)
+        policy = old["HostConfig"]["RestartPolicy"]["Name"] or "no"
+        if policy == "no":  # perhaps the word of a run that was killed while it made room
+            policy = self._wanted["restart_policy"]
+        self._set_policy(old["Id"], policy)
+        if old["State"]["Running"]:
+            self._start(old["Id"])  # it may run still, which is nothing to the engine
+
+    def _create(self, name: str) -> str:
+        version = tuple(int(part) for part in self._api.api_version.split("."))
+        body = request(self._wanted, version)
+        made: str = self._api.post("/containers/create", body, name=name)["Id"]
+        try:
+            for network, _ in ends(self._wanted)[1:]:
+                end = {"Container": made, "EndpointConfig": endpoint(self._wanted, network, version)}
+                self._api.post("/networks/{0}/connect".format(network), end)
+        except DockerProblem:
+            _remove(self._api, made, volumes=True)
+            raise
+        return made
+
+    def _set_policy(self, container: str, name: str) -> None:
+        policy = {"RestartPolicy": {"Name": name}}
+        self._api.post("/containers/{0}/update".format(container), policy)
+
+    def _start(self, container: str) -> None:
+        self._api.post("/containers/{0}/start".format(container))
+
+    def _wait(self) -> None:
+        line, patience = self._wanted["ready_line"], self._wanted["ready_timeout"]
+        wait_ready(self._api, self._name, "", line, patience)
+        self._functions.confirm(inspect(self._api, "containers", self._name))
+
+    def _spare_jobs(self, found: Container, fate: str) -> None:
+        jobs = jobs_in(found, self._wanted["node"]) if self._wanted["spare_jobs"] else []
+        if jobs:
+            raise Refused(
+                "the container {0} is to be {1}, and since this run has looked the {2} in it: run it again "
+                "when {3} ended, or let the steps since the last checkpoint be lost with "
+                "-e container_spare_jobs=false".format(
+                    self._name,
+                    fate,
+                    "jobs {0} have started".format(", ".join(jobs))
+                    if len(jobs) > 1
+                    else "job {0} has started".format(jobs[0]),
+                    "they have" if len(jobs) > 1 else "it has",
+                )
+            )
+
+
+def _spare(api: DockerAPI, name: str, cluster: str) -> Optional[Container]:
+    """Return the cluster's container of that name."""
+    found = inspect(api, "containers", name)
+    return (
+        found if found is not None and is_ours(found["Config"].get("Labels"), cluster, "container") else None
+    )
+
+
+def _nameless(api: DockerAPI, cluster: str) -> List[Container]:
+    """Return the cluster's containers that have lost their names, as two runs at once could leave them."""
+    listed = api.get("/containers/json", all=True, filters={"label": label_filter(cluster, "container")})
+    return [{"Id": one["Id"], "Name": ""} for one in listed if not one.get("Names")]
+
+
+def _rename(api: DockerAPI, container: str, name: str) -> None:
+    api.post("/containers/{0}/rename".format(container), name=name)
+
+
+def _remove(api: DockerAPI, container: str, volumes: bool = False) -> None:
+    """Remove a container; the volumes that it has used stay, since nobody can know what is in them."""
+    try:
+        api.delete("/containers/{0}".format(container), force=True, v=volumes)
+    except DockerError as error:
+        if error.status != 404:  # somebody was faster
+            raise

@@ -1,0 +1,273 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The network functions that the training container gets from rdm-sriov, and what goes with them.
+
+The plugin is asked for a container's function before the container is made, since the engine must be told
+then which RDMA devices it gets. The promise is to the container's address, until the engine asks for that
+address. Whether it was kept is looked at after the start: the devices of another one's function would be of
+no use to it, and of harm to the other.
+
+This runs on nodes (Python 3.8 or newer).
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import re
+import time
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple
+
+from ansible_collections.rdm.provision.plugins.module_utils.docker.api import DockerAPI
+from ansible_collections.rdm.provision.plugins.module_utils.docker.ownership import inspect
+from ansible_collections.rdm.provision.plugins.module_utils.docker.plugin_client import (
+    FUNCTION,
+    RESERVE,
+    PluginProblem,
+    ask,
+)
+from ansible_collections.rdm.provision.plugins.module_utils.hardware import rdma
+from ansible_collections.rdm.provision.plugins.module_utils.hardware.sysfs_files import read
+from ansible_collections.rdm.provision.plugins.module_utils.network_plugin.rdma_namespace import SHARED
+from ansible_collections.rdm.provision.plugins.module_utils.sriov import pf
+from ansible_collections.rdm.provision.plugins.module_utils.sriov.functions import is_infiniband
+
+Settings = Dict[str, Dict[str, Any]]
+"""Network -> `devices`, paths of RDMA devices, `function`, the key of the function that these belong to, and
+`mac`, the hardware address; what is empty is left out."""
+
+_PCI = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]$")
+_ETHERNET = re.compile(r"[0-9a-f]{2}(:[0-9a-f]{2}){5}$")
+_RANDOM = "1"  # NET_ADDR_RANDOM of linux/netdevice.h
+_PATIENCE = 30.0  # seconds, for a plugin that serves many at once
+_MOVES_S = 30.0  # an RDMA device, after its container has started
+
+
+class Given(NamedTuple):
+    """A function that a container has, or is going to have.
+
+    Attributes:
+        key: its PCI address, or the name of a function that has none; empty when nobody knows.
+        interface: its interface in the node's network namespace; empty while a container has it.
+        mac: its hardware address; empty when that is not known.
+    """
+
+    key: str
+    interface: str = ""
+    mac: str = ""
+
+
+def held(socket: str, found: Optional[Mapping[str, Any]], network: str) -> str:
+    """Return the key of the function that a running container has on a network.
+
+    Empty when it does not run, when the plugin does not answer, or knows nothing of it. Nothing is changed.
+
+    Args:
+        socket: the plugin's.
+        found: the container, as inspect() returns it.
+        network: the network's name.
+    """
+    end = ((found or {}).get("NetworkSettings") or {}).get("Networks", {}).get(network) or {}
+    if not socket or not end.get("EndpointID") or not (found or {})["State"]["Running"]:
+        return ""
+    body = {"NetworkID": end["NetworkID"], "EndpointID": end["EndpointID"]}
+    try:
+        value = ask(socket, "NetworkDriver.EndpointOperInfo", body).get("Value")
+    except PluginProblem:
+        return ""
+    return str((value if isinstance(value, dict) else {}).get(FUNCTION) or "")
+
+
+def devices(given: Given, root: str = "/sys", dev_root: str = "/dev") -> Optional[List[str]]:
+    """Return the character devices for RDMA over a function; None when they cannot be told from here.
+
+    Args:
+        given: the function.
+        root: where sysfs is.
+        dev_root: where the device nodes are.
+
+    Raises:
+        RdmaProblem: it must have some, or two ways lead to different ones, or no container could open them.
+    """
+    name = given.key if _PCI.match(given.key) else given.interface
+    if not name:
+        return None
+    what = rdma.function(name, root)
+    found = rdma.required(what, rdma.expected(what, root), root, dev_root)
+    if found.device and given.interface and is_infiniband(given.interface, root) and _exclusive(root):
+        raise rdma.RdmaProblem(
+            "RDMA devices are in the mode exclusive, in which no container can open {0}: when it moves to "
+            "one, the kernel takes its InfiniBand interface {1} away: {2}".format(
+                found.device, given.interface, SHARED
+            )
+        )
+    return found.paths
+
+
+def stayed_behind(key: str, root: str = "/sys") -> str:
+    """Return why a running container cannot open its function's RDMA device; empty where that went with it.
+
+    Args:
+        key: of the function, which the container has.
+        root: where sysfs is.
+    """
+    device = rdma.in_this_namespace(key, root) if _PCI.match(key) and _exclusive(root) else ""
+    return device and (
+        "RDMA devices are in the mode exclusive, and {0} of {1} did not move to its container: "
+        "journalctl -u rdm-sriov says why".format(device, key)
+    )
+
+
+def _exclusive(root: str) -> bool:
+    return bool(pf.rdma(root)["netns_mode"] == "exclusive")
+
+
+def still_there(key: str, root: str = "/sys") -> str:
+    """Return the key of a function; empty for one that the kernel has taken away under its container."""
+    gone = _PCI.match(key) and not os.path.isdir(os.path.join(root, "bus/pci/devices", key))
+    return "" if gone else key
+
+
+def lasting_mac(given: Given, root: str = "/sys") -> Optional[str]:
+    """Return the hardware address by which the engine can ask for a function; None when that cannot be told.
+
+    Empty for one that is another after the next boot, since a container that insists on it would never start
+    again, and on InfiniBand, whose addresses an engine cannot set.
+    """
+    if not given.interface:
+        return None
+    if read(root, "class/net", given.interface, "addr_assign_type") == _RANDOM:
+        return ""
+    return given.mac if _ETHERNET.match(given.mac) else ""
+
+
+class Functions:
+    """The functions of one container.
+
+    Args:
+        api: the engine.
+        socket: the plugin's socket; empty where another driver makes the networks, and nothing is asked for.
+        ends: the container's networks, and its address on each.
+        rdma: whether it gets the RDMA devices of its functions.
+
+    Attributes:
+        incomplete: whether the container runs without a device that it was to have, as :meth:`settings` has
+            found it: started again, it is offered that once more.
+    """
+
+    def __init__(self, api: DockerAPI, socket: str, ends: List[Tuple[str, str]], rdma: bool = True) -> None:
+        self._api = api
+        self._socket = socket
+        self._ends = ends if socket else []
+        self._rdma = rdma
+        self._keys: Dict[str, str] = {}
+        self.incomplete = False
+
+    def settings(self, found: Optional[Mapping[str, Any]], before: Settings, check: bool) -> Settings:
+        """Return what the container is to get with its functions.
+
+        A container that runs keeps the function that it has. For another one a function is reserved, but in
+        check mode, where what it had before counts.
+
+        Args:
+            found: the container that is there.
+            before: what that one got.
+            check: whether nothing may be changed.
+
+        Raises:
+            PluginProblem: no function can be had.
+            RdmaProblem: which devices belong to it cannot be told.
+        """
+        settings: Settings = {}
+        for network, address in self._ends:
+            had = before.get(network) or {}
+            given = Given(still_there(held(self._socket, found, network)))
+            self.incomplete |= self._rdma and bool(stayed_behind(given.key))
+            if not given.key and not check:
+                given = self._reserve(network, address)
+            self._keys[network] = given.key
+            mac = lasting_mac(given)
+            paths = devices(given) if self._rdma else []
+            mine = {
+                "mac": had.get("mac") if mac is None else mac,
+                "devices": had.get("devices") if paths is None else paths,
+            }
+            # Devices are of one function, which the container then asks for at every start.
+            mine["function"] = (given.key or had.get("function")) if mine["devices"] else ""
+            if any(mine.values()):
+                settings[network] = {name: value for name, value in mine.items() if value}
+        return settings
+
+    def hold(self) -> None:
+        """See that the functions are still there for the container that is about to start.
+
+        Raises:
+            PluginProblem: another container has one of them.
+        """
+        for network, address in self._ends:
+            now = self._reserve(network, address).key
+            if now != self._keys[network]:
+                raise PluginProblem(
+                    "the function {0}, which {1} was to get on the network {2}, went to another container "
+                    "meanwhile: run it again".format(self._keys[network], address, network)
+                )
+
+    def confirm(self, found: Optional[Mapping[str, Any]]) -> None:
+        """See that the container has got them.
+
+        Args:
+            found: the container that was started.
+
+        Raises:
+            PluginProblem: it has another one.
+            RdmaProblem: it has not got the RDMA device.
+        """
+        for network, _ in self._ends:
+            has = held(self._socket, found, network)
+            if has and has != self._keys[network]:
+                raise PluginProblem(
+                    "the container was to get the function {0} on the network {1} and got {2}: run it "
+                    "again".format(self._keys[network], network, has)
+                )
+            if has and self._rdma:
+                _wait_for_devices(has)
+
+    def _reserve(self, network: str, address: str) -> Given:
+        known = inspect(self._api, "networks", network)
+        if known is None:
+            raise PluginProblem("there is no network {0} to reserve a function on".format(network))
+        body = {"NetworkID": known["Id"], "Address": _with_prefix(known, address)}
+        given = ask(self._socket, RESERVE, body, _PATIENCE).get("Function")
+        if not isinstance(given, dict):
+            raise PluginProblem("{0} reserves no function: {1!r}".format(self._socket, given))
+        key = str(given.get("pci") or given.get("parent") or "")
+        return Given(key, str(given.get("interface") or ""), str(given.get("mac") or "").lower())
+
+
+def _wait_for_devices(key: str) -> None:
+    """Wait until the RDMA device of a function is where its container is.
+
+    Raises:
+        RdmaProblem: it does not get there.
+    """
+    until = time.monotonic() + _MOVES_S
+    while True:
+        try:
+            devices(Given(key))
+            why = stayed_behind(key)
+            if why:
+                raise rdma.RdmaProblem(why)
+        except rdma.RdmaProblem:
+            if time.monotonic() > until:
+                raise
+            time.sleep(0.1)
+        else:
+            return
+
+
+def _with_prefix(network: Mapping[str, Any], address: str) -> str:
+    """Return an address with the prefix length of its subnet."""
+    for pool in (network.get("IPAM") or {}).get("Config") or []:
+        subnet = ipaddress.ip_network(pool["Subnet"])
+        if ipaddress.ip_address(address) in subnet:
+            return "{0}/{1}".format(address, subnet.prefixlen)
+    raise PluginProblem("the network {0} has no subnet with {1}".format(network["Name"], address))

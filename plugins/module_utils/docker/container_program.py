@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Run a program of ours inside a container: its text is the argument of python3 there, JSON comes back.
+
+So the image needs nothing of ours. This runs on nodes (Python 3.8 or newer).
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Dict, List, Mapping, Sequence
+from urllib.parse import quote
+
+from ansible_collections.rdm.provision.plugins.module_utils.base.zip_program import source_of
+from ansible_collections.rdm.provision.plugins.module_utils.docker.api import (
+    DockerAPI,
+    DockerError,
+    DockerProblem,
+)
+
+ARGUMENT_LENGTH = 100_000  # Linux allows 128 KiB for one
+START_ALLOWANCE = 10.0  # seconds for the engine to start a process on a busy node
+
+
+class NotMeasuredError(Exception):
+    """There is no measurement; the text says why.
+
+    Attributes:
+        state: the container's state in the engine's word, `missing` where there is no container.
+    """
+
+    def __init__(self, reason: str, state: str) -> None:
+        self.state = state
+        super().__init__(reason)
+
+
+def pieces(settings: Mapping[str, Any]) -> List[str]:
+    """Return settings as JSON, cut into arguments that are short enough."""
+    text = json.dumps(settings, separators=(",", ":"))
+    return [text[start : start + ARGUMENT_LENGTH] for start in range(0, len(text), ARGUMENT_LENGTH)]
+
+
+def command(program: Any, arguments: Sequence[str]) -> List[str]:
+    """Return the command line of a program of ours.
+
+    Args:
+        program: its module. The text is taken from the import system, because Ansible ships it to the node
+            inside a zip file.
+        arguments: its arguments.
+    """
+    return ["python3", "-I", "-S", "-c", source_of(program.__name__), *arguments]
+
+
+def run(
+    docker: DockerAPI, container: str, program: Any, arguments: Sequence[str], seconds: float
+) -> Dict[str, Any]:
+    """Run a program in a container to its end and return what it printed.
+
+    Args:
+        docker: the node's engine.
+        container: its name.
+        program: the module.
+        arguments: its arguments.
+        seconds: how long it may take by itself.
+
+    Raises:
+        NotMeasuredError: there is no such container, it does not run, or the program does not run in it.
+    """
+    state = running(docker, container)
+    try:
+        done = docker.exec(
+            container, command(program, arguments), timeout=seconds + START_ALLOWANCE, user="0"
+        )
+    except DockerError as error:
+        raise NotMeasuredError(_failed_start(container, error.message), state) from error
+    except DockerProblem as error:
+        raise NotMeasuredError(str(error), state) from error
+    if done.exit_code == 0:
+        try:
+            value: Dict[str, Any] = json.loads(done.stdout)
+        except ValueError:
+            pass
+        else:
+            return value
+    said = (done.stderr + done.stdout).decode("utf-8", "replace").strip()
+    if done.exit_code in (126, 127):  # the runtime's codes for a program that it could not start
+        raise NotMeasuredError(_failed_start(container, said), state)
+    last = said.splitlines()[-1] if said else "nothing was printed"
+    raise NotMeasuredError(
+        "the measurement in container {0} ended with code {1}: {2}".format(container, done.exit_code, last),
+        state,
+    )
+
+
+def start(
+    docker: DockerAPI,
+    container: str,
+    program: Any,
+    arguments: Sequence[str],
+    environment: Mapping[str, str],
+) -> None:
+    """Start a program in a container; it outlives this process.
+
+    Args:
+        docker: the node's engine.
+        container: its name.
+        program: the module.
+        arguments: its arguments.
+        environment: variables that it has besides the container's.
+
+    Raises:
+        NotMeasuredError: there is no such container, it does not run, or the program cannot be started in it.
+    """
+    state = running(docker, container)
+    spec = {
+        "Cmd": command(program, arguments),
+        "User": "0",
+        "Env": ["{0}={1}".format(*item) for item in environment.items()],
+    }
+    try:
+        found = docker.post("/containers/{0}/exec".format(quote(container, safe="")), spec)
+        docker.post("/exec/{0}/start".format(found["Id"]), {"Detach": True})
+    except DockerError as error:
+        raise NotMeasuredError(_failed_start(container, error.message), state) from error
+    except DockerProblem as error:
+        raise NotMeasuredError(str(error), state) from error
+
+
+def running(docker: DockerAPI, container: str) -> str:
+    """Return the state of a container that runs.
+
+    Raises:
+        NotMeasuredError: there is no such container, or it does not run.
+    """
+    try:
+        found = docker.get("/containers/{0}/json".format(quote(container, safe="")))
+    except DockerError as error:
+        if error.status == 404:
+            raise NotMeasuredError("there is no container {0}".format(container), "missing") from error
+        raise NotMeasuredError(str(error), "unknown") from error
+    except DockerProblem as error:
+        raise NotMeasuredError(str(error), "unknown") from error
+    state = str(found["State"]["Status"])
+    if state != "running":
+        raise NotMeasuredError("container {0} does not run: it is {1}".format(container, state), state)
+    return state
+
+
+def _failed_start(container: str, said: str) -> str:
+    if "not found" in said or "no such file" in said:
+        return "container {0} has no python3 in its PATH, which the measurement needs".format(container)
+    return "nothing can be run in container {0}: {1}".format(container, said)

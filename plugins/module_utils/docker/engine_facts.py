@@ -1,0 +1,250 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What a Docker Engine is and has, in the few words that the plan needs.
+
+read() asks the engine; everything else shapes its answers and is pure.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from ansible_collections.rdm.provision.plugins.module_utils.constants import JOBS, LABEL_ROLE
+from ansible_collections.rdm.provision.plugins.module_utils.docker.api import DockerAPI
+
+NVIDIA_CDI = "nvidia.com/gpu"
+"""The kind of NVIDIA's GPUs in the Container Device Interface."""
+
+# What an engine without default-address-pools takes for networks that name no subnet (moby, ipamutils).
+BUILT_IN_POOLS = (
+    ("172.17.0.0/16", 16),
+    ("172.18.0.0/16", 16),
+    ("172.19.0.0/16", 16),
+    ("172.20.0.0/14", 16),
+    ("172.24.0.0/14", 16),
+    ("172.28.0.0/14", 16),
+    ("192.168.0.0/16", 20),
+)
+
+_SYSTEM_CONTAINERD = "/run/containerd/containerd.sock"
+# Lines such as `|-- 192.169.16.100` with `/32 host LOCAL` below it (net/ipv4/fib_trie.c).
+_LOCAL_ADDRESS = re.compile(r"\|-- (\S+)\n +/32 host LOCAL")
+
+
+def read(api: DockerAPI, daemon_json: str) -> dict[str, Any]:
+    """Return the state of the engine, in five requests.
+
+    Args:
+        api: the engine.
+        daemon_json: the text of its configuration file; "" when it has none or it cannot be read.
+
+    Raises:
+        DockerProblem: the engine cannot be asked.
+    """
+    version = api.version()
+    info = api.get("/info")
+    found = api.get("/containers/json", all=True)
+    return {
+        "socket": api.socket,
+        "version": version.get("Version", ""),
+        "api_version": version.get("ApiVersion", ""),
+        "min_api_version": version.get("MinAPIVersion", ""),
+        "storage_driver": info.get("Driver", ""),
+        "image_store": image_store(info),
+        "root_dir": info.get("DockerRootDir", ""),
+        "image_dir": image_dir(info),
+        "log_driver": info.get("LoggingDriver", ""),
+        "live_restore": bool(info.get("LiveRestoreEnabled")),
+        "cgroup_version": str(info.get("CgroupVersion", "")),
+        "default_address_pools": default_address_pools(info, daemon_json),
+        "swarm_address_pools": swarm_address_pools(info),
+        "networks": networks(api.get("/networks"), found),
+        "containers": containers(found),
+        "images": images(api.get("/images/json")),
+        "network_plugins": (info.get("Plugins") or {}).get("Network") or [],
+        "security_options": security_options(info),
+        "nvidia": nvidia(info),
+    }
+
+
+def security_options(info: dict[str, Any]) -> list[str]:
+    """Return the names of what secures the engine, such as seccomp, selinux, userns and rootless."""
+    words = (option.partition(",")[0] for option in info.get("SecurityOptions") or [])
+    return [word[len("name=") :] for word in words if word.startswith("name=")]
+
+
+def nvidia(info: dict[str, Any]) -> list[str]:
+    """Return the ways in which the engine says that it gives out NVIDIA GPUs: runtime, cdi.
+
+    A way that it does not speak of is the hook of NVIDIA's toolkit, which it looks for in its PATH.
+    """
+    ways = ["runtime"] if "nvidia" in (info.get("Runtimes") or {}) else []
+    discovered = (str(device.get("ID", "")) for device in info.get("DiscoveredDevices") or [])
+    if any(name.startswith(NVIDIA_CDI + "=") for name in discovered) or any(
+        _mentions(directory, NVIDIA_CDI) for directory in info.get("CDISpecDirs") or []
+    ):
+        ways.append("cdi")
+    return ways
+
+
+def image_store(info: dict[str, Any]) -> str:
+    """Return containerd or classic: who keeps the images, and so what an image's ID is the digest of."""
+    status = dict(pair for pair in info.get("DriverStatus") or [] if len(pair) == 2)
+    return "containerd" if status.get("driver-type") == "io.containerd.snapshotter.v1" else "classic"
+
+
+def image_dir(info: dict[str, Any]) -> str:
+    """Return the directory whose file system fills up with images."""
+    address = (info.get("Containerd") or {}).get("Address", "")
+    if image_store(info) == "containerd" and address == _SYSTEM_CONTAINERD:
+        return "/var/lib/containerd"
+    return info.get("DockerRootDir", "")
+
+
+def default_address_pools(info: dict[str, Any], daemon_json: str) -> list[dict[str, Any]]:
+    """Return the pools from which the engine takes subnets of its own choice: base, size (prefix length)."""
+    pools = info.get("DefaultAddressPools")
+    if pools:
+        return [{"base": pool["Base"], "size": pool["Size"]} for pool in pools]
+    try:
+        configured = json.loads(daemon_json or "{}").get("default-address-pools") or []
+        pools = [{"base": pool["base"], "size": pool["size"]} for pool in configured]
+    except (ValueError, KeyError, TypeError, AttributeError):
+        pools = []
+    return pools or [{"base": base, "size": size} for base, size in BUILT_IN_POOLS]
+
+
+def swarm_address_pools(info: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the pools from which the engine's swarm takes subnets of overlay networks: base, size.
+
+    Only managers know what was said; a worker gives what a swarm takes otherwise.
+    """
+    swarm = info.get("Swarm") or {}
+    if swarm.get("LocalNodeState") != "active":
+        return []
+    cluster = swarm.get("Cluster") or {}
+    bases = cluster.get("DefaultAddrPool") or ["10.0.0.0/8"]
+    return [{"base": str(base), "size": cluster.get("SubnetSize") or 24} for base in bases]
+
+
+def networks(found: list[dict[str, Any]], all_containers: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the networks; `containers` names those that are attached, stopped ones included."""
+    return [
+        {
+            "id": network["Id"],
+            "name": network["Name"],
+            "driver": network.get("Driver", ""),
+            "scope": network.get("Scope", ""),
+            "internal": bool(network.get("Internal")),
+            "subnets": [
+                {"subnet": pool.get("Subnet", ""), "gateway": pool.get("Gateway", "")}
+                for pool in (network.get("IPAM") or {}).get("Config") or []
+            ],
+            "options": network.get("Options") or {},
+            "labels": network.get("Labels") or {},
+            "containers": [
+                listed_name(container)
+                for container in all_containers
+                if any(
+                    network["Id"] == end.get("NetworkID") or network["Name"] == name
+                    for name, end in _attachments(container).items()
+                )
+            ],
+        }
+        for network in found
+    ]
+
+
+def containers(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the containers; `networks` maps each network's name to the address there.
+
+    A stopped container has none; then it is the address that it asked for. `job_directory` is what a training
+    container has at /jobs; empty for others.
+    """
+    return [
+        {
+            "id": container["Id"],
+            "name": listed_name(container),
+            "image": container.get("Image", ""),
+            "image_id": container.get("ImageID", ""),
+            "state": container.get("State", ""),
+            "labels": container.get("Labels") or {},
+            "networks": {
+                name: end.get("IPAddress") or (end.get("IPAMConfig") or {}).get("IPv4Address", "")
+                for name, end in _attachments(container).items()
+            },
+            "job_directory": job_directory(container) if _trains(container) else "",
+        }
+        for container in found
+    ]
+
+
+def job_directory(container: dict[str, Any]) -> str:
+    """Return the directory on the node that a container of the engine's list has at /jobs; empty for none."""
+    mounts = container.get("Mounts") or []
+    return next((str(mount.get("Source", "")) for mount in mounts if mount.get("Destination") == JOBS), "")
+
+
+def lost_addresses(container: Mapping[str, Any], proc: str = "/proc") -> list[str]:
+    """Return the addresses of a running container that none of its interfaces has.
+
+    An interface that is taken from under a container, such as that of a VF which has gone, is nothing to the
+    engine: it says as before that the container runs and has its address. The kernel knows better.
+
+    Args:
+        container: as the engine shows it.
+        proc: where procfs is.
+    """
+    if not container["State"].get("Running"):
+        return []
+    try:
+        with open(f"{proc}/{container['State']['Pid']}/net/fib_trie", encoding="ascii") as file:
+            has = set(_LOCAL_ADDRESS.findall(file.read()))
+    except (OSError, KeyError):
+        return []  # it has just ended, or cannot be looked at
+    addresses = [str(end.get("IPAddress") or "") for end in _attachments(dict(container)).values()]
+    return [address for address in addresses if address and address not in has]
+
+
+def images(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the images: id, tags."""
+    return [
+        {"id": image["Id"], "tags": [tag for tag in image.get("RepoTags") or [] if tag != "<none>:<none>"]}
+        for image in found
+    ]
+
+
+def _mentions(directory: str, kind: str) -> bool:
+    """Return whether a file of a directory of CDI specifications is about a kind of devices."""
+    try:
+        names = os.listdir(directory)
+    except OSError:
+        return False
+    for name in names:
+        if name.endswith((".json", ".yaml", ".yml")):
+            try:
+                with open(os.path.join(directory, name), encoding="utf-8", errors="replace") as file:
+                    if kind in file.read():
+                        return True
+            except OSError:
+                continue
+    return False
+
+
+def _trains(container: dict[str, Any]) -> bool:
+    return (container.get("Labels") or {}).get(LABEL_ROLE) == "container"
+
+
+def listed_name(container: Mapping[str, Any]) -> str:
+    """Return the name of a container of the engine's list; of one that has lost its name, its id in short."""
+    # A legacy link adds names such as /other/alias.
+    names = [name[1:] for name in container.get("Names") or [] if name.count("/") == 1]
+    return names[0] if names else container["Id"][:12]
+
+
+def _attachments(container: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    attached = (container.get("NetworkSettings") or {}).get("Networks") or {}
+    return {name: end or {} for name, end in attached.items()}

@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Ask the wire who has an address already, with the probe of RFC 5227: it teaches nobody anything wrong.
+
+This runs on nodes (Python 3.8 or newer), as root.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import socket
+import struct
+import time
+from typing import Dict, List, Mapping
+
+from ansible_collections.rdm.provision.plugins.module_utils.base.host import read_text
+
+AGAIN_S = 0.3
+"""After how long to ask a second time, in seconds."""
+LIMIT_S = 0.8
+"""How long to wait for answers, in seconds. Who has the address answers within milliseconds."""
+
+_ARP = 0x0806
+_IPV4 = 0x0800
+_ETHERNET, _INFINIBAND = 1, 32  # linux/if_arp.h
+_REQUEST = 1
+_FIXED = struct.Struct("!HHBBH")
+
+
+def in_use(addresses: Mapping[str, str], sysfs_root: str = "/sys") -> List[Dict[str, str]]:
+    """Return which of these addresses others on the wire have, each with `interface`, `address` and `mac`.
+
+    Nobody is found where the wire cannot be asked.
+
+    Args:
+        addresses: interface -> the address to ask for there.
+        sysfs_root: where sysfs is.
+    """
+    found: Dict[str, str] = {}
+    with contextlib.ExitStack() as stack:
+        wires = {}
+        for interface in addresses:
+            with contextlib.suppress(OSError, ValueError):
+                wires[interface] = stack.enter_context(_Wire(interface, addresses[interface], sysfs_root))
+        began = time.monotonic()
+        for until in (AGAIN_S, LIMIT_S):
+            for name in wires:
+                if name not in found:
+                    wires[name].ask()
+            while True:
+                silent = {wire.socket: wire for name, wire in wires.items() if name not in found}
+                left = began + until - time.monotonic()
+                if not silent or left <= 0:
+                    break
+                for ready in select.select(list(silent), [], [], left)[0]:
+                    mac = silent[ready].owner()
+                    if mac:
+                        found[silent[ready].interface] = mac
+    return [
+        {"interface": name, "address": address, "mac": found[name]}
+        for name, address in addresses.items()
+        if name in found
+    ]
+
+
+def request(mac: bytes, address: str, kind: int) -> bytes:
+    """Return the probe: a request in the name of nobody.
+
+    Args:
+        mac: hardware address of the interface.
+        address: to ask for.
+        kind: of the interface, as the kernel numbers them.
+    """
+    fixed = _FIXED.pack(kind, _IPV4, len(mac), 4, _REQUEST)
+    return fixed + mac + bytes(4) + bytes(len(mac)) + socket.inet_aton(address)
+
+
+def sender(packet: bytes, address: str) -> str:
+    """Return the hardware address of who sent a packet as the owner of an address; empty for others."""
+    if len(packet) < _FIXED.size:
+        return ""
+    _, protocol, length, _, _ = _FIXED.unpack_from(packet)
+    mac = packet[_FIXED.size : _FIXED.size + length]
+    theirs = packet[_FIXED.size + length : _FIXED.size + length + 4]
+    return mac.hex(":") if protocol == _IPV4 and theirs == socket.inet_aton(address) else ""
+
+
+def frame(packet: bytes, mac: bytes, broadcast: bytes, kind: int) -> bytes:
+    """Return a packet to everybody with the header that its kind of link has."""
+    if kind == _INFINIBAND:  # the kernel's own header: to whom, and what it is
+        return broadcast + struct.pack("!HH", _ARP, 0) + packet
+    return broadcast + mac + struct.pack("!H", _ARP) + packet
+
+
+class _Wire:
+    """An interface, and the address that is asked for there.
+
+    Raises:
+        OSError: it cannot be asked.
+        ValueError: it is no link with hardware addresses.
+    """
+
+    def __init__(self, interface: str, address: str, sysfs_root: str) -> None:
+        self.interface = interface
+        self.address = address
+        link = os.path.join(sysfs_root, "class", "net", interface)
+        kind = int(read_text(os.path.join(link, "type")))
+        if kind not in (_ETHERNET, _INFINIBAND):
+            raise ValueError(interface)
+        self._mac, broadcast = (
+            bytes.fromhex(read_text(os.path.join(link, name)).strip().replace(":", ""))
+            for name in ("address", "broadcast")
+        )
+        self._frame = frame(request(self._mac, address, kind), self._mac, broadcast, kind)
+        self.socket = socket.socket(socket.AF_PACKET, socket.SOCK_DGRAM, socket.htons(_ARP))
+        self._sends = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)
+        try:
+            self.socket.bind((interface, _ARP))
+            self.socket.setblocking(False)
+            self._sends.bind((interface, 0))
+        except OSError:
+            self.close()
+            raise
+
+    def __enter__(self) -> "_Wire":
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the sockets."""
+        self.socket.close()
+        self._sends.close()
+
+    def ask(self) -> None:
+        """Send a probe; on a link that is down nobody hears it."""
+        with contextlib.suppress(OSError):
+            self._sends.send(self._frame)
+
+    def owner(self) -> str:
+        """Return the hardware address of who has said meanwhile that the address is his; empty for nobody."""
+        while True:
+            try:
+                packet = self.socket.recv(1024)
+            except OSError:
+                return ""
+            mac = sender(packet, self.address)
+            if mac and mac != self._mac.hex(":"):
+                return mac

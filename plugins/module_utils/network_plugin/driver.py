@@ -1,0 +1,396 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What Docker asks a network driver, answered with virtual functions.
+
+Which function is free is decided by what the kernel shows, and what was promised since both the engine and
+this plugin began: a function whose interface is in another network namespace is taken, whoever took it; one
+that is back is free again once its endpoint is gone. An engine that is killed sends no word, and none is
+heard while there is no plugin, so what was promised before either began counts only while the function is
+away.
+
+Two calls are not Docker's: RdmSriov.Reserve says, before a container is made, which function its address will
+get, so that the container can be given the devices of just this one; RdmSriov.Info says which program runs,
+and which networks it knows.
+
+The protocol: moby's libnetwork/docs/remote.md.
+
+This runs on nodes (Python 3.8 or newer).
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import threading
+import time
+from typing import Any, Callable, Dict, List, Optional
+
+from ansible_collections.rdm.provision.plugins.module_utils.docker.plugin_client import (
+    CREATE_NETWORK,
+    FUNCTION,
+    GENERIC,
+    INFO,
+    RESERVE,
+)
+from ansible_collections.rdm.provision.plugins.module_utils.network_plugin.functions import (
+    Function,
+    FunctionProblem,
+    Functions,
+)
+from ansible_collections.rdm.provision.plugins.module_utils.network_plugin.options import wanted_network
+from ansible_collections.rdm.provision.plugins.module_utils.network_plugin.rdma_namespace import (
+    RdmaNamespaces,
+)
+from ansible_collections.rdm.provision.plugins.module_utils.network_plugin.state import (
+    Endpoint,
+    Network,
+    Owner,
+    Reservation,
+    State,
+)
+
+Answer = Dict[str, Any]
+Recover = Callable[[], Dict[str, Dict[str, str]]]
+
+RESERVED_S = 600.0
+"""How long a function waits for its container; containers are made within seconds."""
+# What is released is free even when that cannot be written down: after a restart the kernel says the same.
+_RELEASES = ("NetworkDriver.DeleteEndpoint", "NetworkDriver.DeleteNetwork")
+
+
+class Driver:
+    """The networks of this node, and the functions in its containers.
+
+    Args:
+        functions: of the node.
+        state: what is kept over a restart.
+        recover: returns the options of the networks of this driver that the engine knows, by ID; used when
+            one is unknown here.
+        clock: seconds since the epoch.
+        program: digest of what runs.
+        warn: writes a line to the log.
+        rdma: the RDMA devices of these functions; those that sysfs shows when there are none.
+    """
+
+    def __init__(
+        self,
+        functions: Functions,
+        state: State,
+        recover: Recover,
+        clock: Callable[[], float] = time.time,
+        program: str = "",
+        warn: Callable[[str], None] = lambda _: None,
+        rdma: Optional[RdmaNamespaces] = None,
+    ) -> None:
+        self._functions = functions
+        self._state = state
+        self._recover = recover
+        self._clock = clock
+        self._program = program
+        self._warn = warn
+        self._rdma = rdma or RdmaNamespaces(warn=warn)
+        self._lock = threading.Lock()
+        self._calls: Dict[str, Callable[[Answer], Answer]] = {
+            "Plugin.Activate": self._activate,
+            "NetworkDriver.GetCapabilities": lambda _: {"Scope": "local", "ConnectivityScope": "local"},
+            CREATE_NETWORK: self._create_network,
+            "NetworkDriver.DeleteNetwork": self._delete_network,
+            "NetworkDriver.CreateEndpoint": self._create_endpoint,
+            "NetworkDriver.DeleteEndpoint": self._delete_endpoint,
+            "NetworkDriver.EndpointOperInfo": self._info,
+            "NetworkDriver.Join": self._join,
+            RESERVE: self._reserve,
+            INFO: self._tell,
+        }
+        # The link goes back when the sandbox lets go of it, which is after Leave.
+        for name in ("Leave", "DiscoverNew", "DiscoverDelete"):
+            self._calls["NetworkDriver." + name] = lambda _: {}
+        for name in ("ProgramExternalConnectivity", "RevokeExternalConnectivity"):
+            self._calls["NetworkDriver." + name] = lambda _: {}
+
+    def knows(self, call: str) -> bool:
+        """Say whether there is such a call."""
+        return call in self._calls
+
+    def answer(self, call: str, request: Answer) -> Answer:
+        """Answer one call of the engine.
+
+        Args:
+            call: such as NetworkDriver.Join.
+            request: what the engine says with it.
+
+        Raises:
+            FunctionProblem: it cannot be done; the state is as it was.
+        """
+        with self._lock, self._state.change(written=call not in _RELEASES):
+            return self._calls[call](request)
+
+    def _tell(self, _request: Answer) -> Answer:
+        return {
+            "Program": self._program,
+            "Networks": sorted(self._state.networks),
+            "Endpoints": len(self._state.endpoints),
+        }
+
+    # ---- networks
+
+    def _activate(self, _request: Answer) -> Answer:
+        self._state.confirmed.clear()
+        return {"Implements": ["NetworkDriver"]}
+
+    def _create_network(self, request: Answer) -> Answer:
+        name = _text(request, "NetworkID")
+        network = wanted_network((_dict(request, "Options")).get(GENERIC) or {})
+        if not [
+            pool for pool in request.get("IPv4Data") or [] if isinstance(pool, dict) and pool.get("Pool")
+        ]:
+            raise FunctionProblem("a network of this driver needs an IPv4 --subnet")
+        network = self._found(network)
+        if network.vlan and not self._functions.is_ethernet(network.parents[0]):
+            raise FunctionProblem(
+                "vlan {0} on {1}: InfiniBand has partitions, which the subnet manager gives, and no "
+                "VLANs".format(network.vlan, network.parents[0])
+            )
+        for parent in network.parents if network.pkey else ():
+            if self._functions.is_ethernet(parent):
+                raise FunctionProblem(
+                    "pkey {0:#x} on {1}: Ethernet has no partitions; it has VLANs".format(
+                        network.pkey, parent
+                    )
+                )
+        for parent in network.parents if network.mode == "sriov" else ():
+            self._functions.up(parent)
+        self._state.networks[name] = network
+        return {}
+
+    def _delete_network(self, request: Answer) -> Answer:
+        name = _text(request, "NetworkID")
+        self._state.networks.pop(name, None)
+        for kept in (self._state.last, self._state.reserved):
+            for owner in [owner for owner in kept if owner[0] == name]:
+                del kept[owner]
+        return {}
+
+    def _network(self, name: str) -> Network:
+        if name not in self._state.networks:
+            found = {
+                known: self._found(wanted_network(options))
+                for known, options in self._recover().items()
+                if known not in self._state.networks
+            }
+            if name not in found:
+                raise FunctionProblem(
+                    "network {0} is unknown here and the engine does not say what it was: rdm-provision up "
+                    "tells it again".format(name[:12])
+                )
+            self._state.networks.update(found)
+        return self._state.networks[name]
+
+    def _found(self, network: Network) -> Network:
+        """Return a network whose functions are there."""
+        if network.mode == "passthrough":
+            # They get other names in containers.
+            return network._replace(keys=tuple(self._functions.whole(name).key for name in network.parents))
+        self._pool(network)
+        return network
+
+    # ---- endpoints
+
+    def _create_endpoint(self, request: Answer) -> Answer:
+        network_id, name = _text(request, "NetworkID"), _text(request, "EndpointID")
+        network = self._network(network_id)
+        if name in self._state.endpoints:
+            raise FunctionProblem("endpoint {0} is there already".format(name[:12]))
+        asked = _dict(request, "Interface")
+        address, hardware = str(asked.get("Address") or ""), str(asked.get("MacAddress") or "").lower()
+        bound = str(_dict(request, "Options").get(FUNCTION) or "")
+        function = self._choose((network_id, address), network, hardware, bound)
+        interface = self._functions.interface(function)
+        ethernet = self._functions.is_ethernet(interface)
+        self._rdma.check(function.key, ethernet, needed=bool(bound))
+        if function.number >= 0 and ethernet:
+            self._functions.isolate(function, network.vlan, network.privileged)
+        elif function.number >= 0:
+            interface = self._functions.partition(function, network.pkey, name) or interface
+        if network.mtu:
+            self._functions.set_mtu(interface, network.mtu)
+        if address:
+            self._state.last[network_id, address] = function.key
+        own = self._functions.address(interface)
+        self._state.endpoints[name] = Endpoint(network_id, function.key, address, own)
+        self._state.confirmed.add(name)
+        self._state.reserved = {
+            owner: one
+            for owner, one in self._state.reserved.items()
+            if owner != (network_id, address) and one.function != function.key
+        }
+        # An InfiniBand address is the card's to give.
+        return {"Interface": {"MacAddress": own} if own and ethernet and not hardware else {}}
+
+    def _delete_endpoint(self, request: Answer) -> Answer:
+        name = _text(request, "EndpointID")
+        endpoint = self._state.endpoints.pop(name, None)
+        network = self._state.networks.get(endpoint.network) if endpoint else None
+        if endpoint and network and network.pkey:
+            # The engine asks once only: the endpoint is gone, and the next one on this function tries again.
+            try:
+                self._functions.reunite(Function(endpoint.function, network.parents[0], 0), name)
+            except FunctionProblem as problem:
+                self._warn(
+                    "the partition of endpoint {0} is still on {1}: {2}".format(
+                        name[:12], endpoint.function, problem
+                    )
+                )
+        return {}
+
+    def _info(self, request: Answer) -> Answer:
+        endpoint = self._state.endpoints.get(_text(request, "EndpointID"))
+        return {"Value": {FUNCTION: endpoint.function} if endpoint else {}}
+
+    def _join(self, request: Answer) -> Answer:
+        name = _text(request, "EndpointID")
+        endpoint = self._state.endpoints.get(name)
+        if endpoint is None:
+            raise FunctionProblem("endpoint {0} is unknown here".format(name[:12]))
+        network = self._network(endpoint.network)
+        function = next((one for one in self._pool(network) if one.key == endpoint.function), None)
+        interface = self._functions.interface(function) if function else ""
+        if function and network.pkey:
+            interface = self._functions.child(function, name)
+        if not interface:
+            raise FunctionProblem(
+                "the interface of {0}, which this container was to get, is gone".format(endpoint.function)
+            )
+        ethernet = self._functions.is_ethernet(interface)
+        self._rdma.lend(endpoint.function, ethernet, str(request.get("SandboxKey") or ""))
+        self._state.confirmed.add(name)
+        # Without this, the container gets a default route through a gateway that nobody is.
+        return {
+            "InterfaceName": {"SrcName": interface, "DstPrefix": network.prefix},
+            "DisableGatewayService": True,
+        }
+
+    # ---- functions
+
+    def _pool(self, network: Network) -> List[Function]:
+        if network.mode == "passthrough":
+            return [Function(key, parent, -1) for key, parent in zip(network.keys, network.parents)]
+        return [function for parent in network.parents for function in self._functions.virtual(parent)]
+
+    def _free(self, pool: List[Function]) -> List[Function]:
+        """Return what is here and promised to no endpoint, and forget what nobody waits for any more."""
+        state = self._state
+        # These are taken wherever their interfaces are, and a look at each costs time.
+        taken = {one.function for name, one in state.endpoints.items() if name in state.confirmed}
+        free = {one.key: one for one in pool if one.key not in taken and self._functions.interface(one)}
+        for name, endpoint in list(state.endpoints.items()):
+            if endpoint.function in free:
+                del state.endpoints[name]
+        now = self._clock()
+        for owner, reservation in list(state.reserved.items()):
+            if not 0 <= now - reservation.since < RESERVED_S:
+                del state.reserved[owner]
+        return list(free.values())
+
+    def _choose(self, owner: Owner, network: Network, hardware: str = "", bound: str = "") -> Function:
+        """Return the function that an owner gets now.
+
+        Args:
+            owner: network and address.
+            network: the same network.
+            hardware: the hardware address that was asked for.
+            bound: the key of the function whose devices the container was made with.
+        """
+        pool = self._pool(network)
+        free = self._free(pool)
+        mine = self._state.reserved.get(owner)
+        waiting = {one.function for one in self._state.reserved.values()}
+        if bound:
+            promised = waiting - {mine.function if mine else ""}
+            free = [one for one in free if one.key == bound and bound not in promised]
+            if not free:
+                raise FunctionProblem(
+                    "{0}, whose RDMA devices this container was made with, is another container's now, or "
+                    "gone: rdm-provision up makes the container anew".format(bound)
+                )
+        if hardware:
+            found = [
+                one for one in free if self._functions.address(self._functions.interface(one)) == hardware
+            ]
+        elif bound:
+            found = free
+        elif mine:
+            found = [one for one in free if one.key == mine.function]
+        else:
+            found = [one for one in free if one.key not in waiting]
+        if not found:
+            parents = ", ".join(network.parents)
+            what = "virtual function" if network.mode == "sriov" else "interface"
+            if hardware:
+                raise FunctionProblem(
+                    "no free {0} of {1} has the address {2}".format(what, parents, hardware)
+                )
+            if mine:
+                raise FunctionProblem(
+                    "{0} of {1}, which was reserved for {2}, is not here any more: reserve another".format(
+                        mine.function, parents, owner[1]
+                    )
+                )
+            idle = [one.key for one in pool if self._functions.is_idle(one)]
+            with_driver = len(pool) - len(idle)
+            taken = "the one" if with_driver == 1 else "all {0}".format(with_driver)
+            if free:
+                taken = "{0} of {1}, and {2} wait for containers that are to start".format(
+                    with_driver - len(free), with_driver, len(free)
+                )
+            if idle:
+                taken += ", and {0} {1} no driver".format(
+                    ", ".join(idle), "has" if len(idle) == 1 else "have"
+                )
+            raise FunctionProblem("no {0} of {1} is free: containers have {2}".format(what, parents, taken))
+        before = self._state.last.get(owner)
+        # Others may have had one that this container knows: it is the last to be given to somebody else.
+        known = {key for who, key in self._state.last.items() if who != owner}
+        return min(found, key=lambda one: (one.key != before, one.key in known))
+
+    def _reserve(self, request: Answer) -> Answer:
+        network_id, address = _text(request, "NetworkID"), _text(request, "Address")
+        try:
+            owner = (network_id, str(ipaddress.ip_interface(address)))
+        except ValueError:
+            raise FunctionProblem(
+                "Address {0!r} is no address with a prefix length, such as 192.169.16.100/24".format(address)
+            ) from None
+        network = self._network(network_id)
+        pool = self._pool(network)
+        free = {one.key for one in self._free(pool)}
+        mine = self._state.reserved.get(owner)
+        has = next((one for one in self._state.endpoints.values() if one.owner == owner), None)
+        function = next((one for one in pool if has and one.key == has.function), None)
+        if not function:
+            if mine and mine.function not in free:
+                del self._state.reserved[owner]
+            function = self._choose(owner, network)
+            self._state.reserved[owner] = Reservation(function.key, self._clock())
+        interface = self._functions.interface(function)
+        return {
+            "Function": {
+                "pci": function.key if function.key != function.parent else "",
+                "parent": function.parent,
+                "index": function.number,
+                "interface": interface,
+                "mac": self._functions.address(interface) if interface or not has else has.hardware,
+            }
+        }
+
+
+def _text(request: Answer, name: str) -> str:
+    value = request.get(name)
+    if not isinstance(value, str) or not value:
+        raise FunctionProblem("the request has no {0}".format(name))
+    return value
+
+
+def _dict(request: Answer, name: str) -> Answer:
+    value = request.get(name) or {}
+    if not isinstance(value, dict):
+        raise FunctionProblem("{0} of the request is no object".format(name))
+    return value

@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What `docker network create -o NAME=VALUE` asks of the network plugin.
+
+This runs on nodes (Python 3.8 or newer).
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Dict
+
+from ansible_collections.rdm.provision.plugins.module_utils.network_plugin.functions import FunctionProblem
+from ansible_collections.rdm.provision.plugins.module_utils.network_plugin.state import Network
+
+MODES = ("sriov", "passthrough")
+OPTIONS = ("mode", "mtu", "netdevice", "pkey", "prefix", "privileged", "vlan")
+_INTERFACE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,14}$")
+_PREFIX = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,11}$")
+_VLANS = range(4096)
+_MTUS = range(68, 65536)
+_PKEY = re.compile(r"0x[0-9a-f]{1,4}$")
+
+
+def wanted_network(options: Any) -> Network:
+    """Return the network that `docker network create -o NAME=VALUE` asks for.
+
+    Args:
+        options: as the engine hands them on.
+
+    Raises:
+        FunctionProblem: one of them is unknown or has no such value.
+    """
+    if not isinstance(options, dict):
+        raise FunctionProblem("the options of a network are not {0!r}".format(options))
+    given = {str(name): str(value) for name, value in options.items()}
+    unknown = sorted(set(given) - set(OPTIONS))
+    if unknown:
+        raise FunctionProblem(
+            "there is no option {0}: there are {1}".format(", ".join(unknown), ", ".join(OPTIONS))
+        )
+    mode = given.get("mode", "sriov")
+    if mode not in MODES:
+        raise FunctionProblem("mode {0!r} is neither sriov nor passthrough".format(mode))
+    parents = tuple(name.strip() for name in given.get("netdevice", "").split(",") if name.strip())
+    if not parents:
+        raise FunctionProblem("netdevice is missing: -o netdevice=INTERFACE, or several with commas")
+    for name in parents:
+        if not _INTERFACE.match(name):
+            raise FunctionProblem("netdevice {0!r} is no name of an interface".format(name))
+    if len(set(parents)) < len(parents):
+        raise FunctionProblem("netdevice {0} names an interface twice".format(",".join(parents)))
+    prefix = given.get("prefix") or "eth"
+    if not _PREFIX.match(prefix):
+        raise FunctionProblem(
+            "prefix {0!r} is no beginning of an interface's name: a letter, then letters, digits, _ . "
+            "and -, 12 at most".format(prefix)
+        )
+    privileged = given.get("privileged", "0").lower()
+    if privileged not in ("0", "1", "true", "false"):
+        raise FunctionProblem("privileged {0!r} is neither 0 nor 1".format(privileged))
+    vlan, pkey = _number(given, "vlan", _VLANS), partition_key(given.get("pkey", ""))
+    if pkey and (vlan or mode != "sriov"):
+        raise FunctionProblem(
+            "pkey {0:#x} goes with virtual functions of InfiniBand: not with {1}".format(
+                pkey, "vlan {0}".format(vlan) if vlan else "mode " + mode
+            )
+        )
+    return Network(
+        parents=parents,
+        mode=mode,
+        vlan=vlan,
+        privileged=privileged in ("1", "true"),
+        prefix=prefix,
+        mtu=_number(given, "mtu", _MTUS),
+        pkey=pkey,
+    )
+
+
+def partition_key(text: str) -> int:
+    """Return the key of an InfiniBand partition; 0 for none.
+
+    Args:
+        text: hexadecimal, as subnet managers have it, such as 0x8001; "" for none.
+
+    Raises:
+        FunctionProblem: it is no key of a full member. Limited members reach none of their like, and IPoIB
+            takes part as a full one in any case.
+    """
+    if not text:
+        return 0
+    if not _PKEY.match(text.lower()) or not 0x8001 <= int(text, 16) <= 0xFFFF:
+        raise FunctionProblem(
+            "pkey {0!r} is no key of a partition's full members: from 0x8001 to 0xffff, as the subnet "
+            "manager's partition with the highest bit set".format(text)
+        )
+    return int(text, 16)
+
+
+def _number(given: Dict[str, str], name: str, allowed: range) -> int:
+    text = given.get(name, "") or "0"
+    if text == "0":
+        return 0
+    if not (text.isascii() and text.isdigit() and int(text) in allowed):
+        raise FunctionProblem(
+            "{0} {1!r} is no number from {2} to {3}".format(name, text, allowed[0], allowed[-1])
+        )
+    return int(text)

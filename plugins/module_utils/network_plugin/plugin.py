@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The program rdm-sriov: a Docker network plugin that hands virtual functions to containers.
+
+This runs on nodes (Python 3.8 or newer).
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import fcntl
+import os
+import signal
+import socket
+import sys
+import threading
+from typing import Any, Dict, List, Optional
+
+from ansible_collections.rdm.provision.plugins.module_utils.docker.api import (
+    DEFAULT_SOCKET,
+    DockerAPI,
+    DockerProblem,
+)
+from ansible_collections.rdm.provision.plugins.module_utils.network_plugin.driver import Driver
+from ansible_collections.rdm.provision.plugins.module_utils.network_plugin.functions import (
+    FunctionProblem,
+    Functions,
+)
+from ansible_collections.rdm.provision.plugins.module_utils.network_plugin.program import digest
+from ansible_collections.rdm.provision.plugins.module_utils.network_plugin.rdma_namespace import (
+    RdmaNamespaces,
+)
+from ansible_collections.rdm.provision.plugins.module_utils.network_plugin.server import Server, say
+from ansible_collections.rdm.provision.plugins.module_utils.network_plugin.state import State
+
+READY = "Ready to accept commands."
+"""What the log says once it answers; the words of the plugin that this one replaces."""
+DEFAULT_PLUGIN_SOCKET = "/run/docker/plugins/sriov.sock"
+DEFAULT_STATE = "/var/lib/rdm-sriov"
+# The engine may be the one that waits for our answer.
+_ENGINE_TIMEOUT = 5.0
+
+
+def main(
+    arguments: Optional[List[str]] = None,
+    functions: Optional[Functions] = None,
+    rdma: Optional[RdmaNamespaces] = None,
+) -> int:
+    """Serve until told to end.
+
+    Args:
+        arguments: of the command line; those of this process when there are none.
+        functions: of the node; those that sysfs shows when there are none.
+        rdma: the RDMA devices of these; likewise.
+
+    Returns:
+        The exit status: 0 after SIGTERM or SIGINT, 1 when it cannot serve.
+    """
+    parser = argparse.ArgumentParser(
+        prog="rdm-sriov", description="Docker network plugin: gives each container a virtual function."
+    )
+    parser.add_argument("--socket", default=DEFAULT_PLUGIN_SOCKET, help="where Docker finds it (%(default)s)")
+    parser.add_argument("--state", default=DEFAULT_STATE, help="directory for what it keeps (%(default)s)")
+    parser.add_argument("--engine", default=DEFAULT_SOCKET, help="the engine's socket (%(default)s)")
+    options = parser.parse_args(arguments)
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    try:
+        lock = _lock(options.state)
+        state = State(options.state)
+        if state.lost:
+            say(state.lost)
+        name = os.path.basename(options.socket).rpartition(".")[0]
+        driver = Driver(
+            functions or Functions(),
+            state,
+            lambda: networks_of(options.engine, name),
+            program=digest_of(sys.argv[0]),
+            warn=say,
+            rdma=rdma,
+        )
+        server = Server(options.socket, driver)
+    except (FunctionProblem, OSError) as problem:
+        print("rdm-sriov: {0}".format(problem), file=sys.stderr)
+        return 1
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    say(READY)
+    tell_systemd()
+    stop.wait()
+    server.shutdown()
+    server.server_close()
+    os.close(lock)
+    return 0
+
+
+def networks_of(engine: str, driver: str) -> Dict[str, Dict[str, str]]:
+    """Return the options of a driver's networks, by ID, as an engine knows them.
+
+    Args:
+        engine: its socket.
+        driver: name of the driver.
+    """
+    try:
+        found: List[Dict[str, Any]] = DockerAPI(engine, timeout=_ENGINE_TIMEOUT).get("/networks")
+    except DockerProblem as problem:
+        say("the engine could not be asked for its networks: {0}".format(problem))
+        return {}
+    return {one["Id"]: one.get("Options") or {} for one in found if one.get("Driver") == driver}
+
+
+def digest_of(path: str) -> str:
+    """Return a digest of a file; "" when there is none."""
+    try:
+        with open(path, "rb") as file:
+            return digest(file.read())
+    except OSError:
+        return ""
+
+
+def tell_systemd() -> None:
+    """Say that the socket answers, where systemd waits for it before it starts the engine (sd_notify(3))."""
+    address = os.environ.get("NOTIFY_SOCKET", "")
+    if address:
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as there:
+            there.connect("\0" + address[1:] if address.startswith("@") else address)
+            there.send(b"READY=1")
+
+
+def _lock(directory: str) -> int:
+    """Return a file that one process at a time holds."""
+    os.makedirs(directory, mode=0o700, exist_ok=True)
+    descriptor = os.open(os.path.join(directory, "lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(descriptor)
+        raise FunctionProblem(
+            "another rdm-sriov keeps its state in {0}: there can be one at a time".format(directory)
+        ) from error
+    return descriptor
+
+
+if __name__ == "__main__":
+    sys.exit(main())

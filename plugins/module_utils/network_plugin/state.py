@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What the network plugin has promised, in a file that survives it.
+
+This runs on nodes (Python 3.8 or newer).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from typing import Any, Dict, Iterator, NamedTuple, Set, Tuple
+
+from ansible_collections.rdm.provision.plugins.module_utils.network_plugin.functions import FunctionProblem
+
+_VERSION = 1
+_FILE = "state.json"
+
+Owner = Tuple[str, str]
+"""Whom a function is for: the network's ID and the address there, with the prefix length."""
+
+
+class Network(NamedTuple):
+    """A network as it was asked for.
+
+    Attributes:
+        parents: the interfaces of the functions that its containers get.
+        mode: sriov, or passthrough.
+        vlan: of the VFs' packets; 0 for none.
+        privileged: containers may choose their own hardware addresses.
+        prefix: how interfaces are named in the container, before their number.
+        mtu: in bytes; 0 leaves it.
+        keys: of the functions that are handed on whole, in the order of `parents`.
+        pkey: of the InfiniBand partition; 0 for that of the function's own interface.
+    """
+
+    parents: Tuple[str, ...]
+    mode: str = "sriov"
+    vlan: int = 0
+    privileged: bool = False
+    prefix: str = "eth"
+    mtu: int = 0
+    keys: Tuple[str, ...] = ()
+    pkey: int = 0
+
+
+class Endpoint(NamedTuple):
+    """A function that a container has, or is about to get.
+
+    Attributes:
+        network: the network's ID.
+        function: the function's key.
+        address: the container's on this network, with the prefix length.
+        hardware: the address of its interface; "" when that had none.
+    """
+
+    network: str
+    function: str
+    address: str
+    hardware: str = ""
+
+    @property
+    def owner(self) -> Owner:
+        """Whom it is for."""
+        return self.network, self.address
+
+
+class Reservation(NamedTuple):
+    """A function that waits for its container.
+
+    Attributes:
+        function: the function's key.
+        since: seconds since the epoch.
+    """
+
+    function: str
+    since: float
+
+
+_All = Tuple[Dict[str, Network], Dict[str, Endpoint], Dict[Owner, str], Dict[Owner, Reservation], Set[str]]
+
+
+class NotWritten(FunctionProblem):
+    """The disk refuses what is to be kept."""
+
+
+class State:
+    """The networks and endpoints, and who had which function last.
+
+    Args:
+        directory: where the file is.
+
+    Attributes:
+        networks: by ID.
+        endpoints: by ID.
+        confirmed: the endpoints that were asked for by the engine that runs now, and of this plugin; another
+            one holds while its function is away. This is not kept.
+        last: the key of the function that an owner had last: a container that comes back gets the same one,
+            and with it the same hardware address.
+        reserved: by owner.
+        lost: why what was kept could not be read; empty when it could.
+    """
+
+    def __init__(self, directory: str) -> None:
+        self._directory = directory
+        self.networks: Dict[str, Network] = {}
+        self.endpoints: Dict[str, Endpoint] = {}
+        self.confirmed: Set[str] = set()
+        self.last: Dict[Owner, str] = {}
+        self.reserved: Dict[Owner, Reservation] = {}
+        self.lost = self._read()
+
+    @contextlib.contextmanager
+    def change(self, written: bool = True) -> Iterator[None]:
+        """Keep what is changed meanwhile, or nothing of it.
+
+        Args:
+            written: what cannot be written down has not happened; otherwise it has, while this plugin runs.
+
+        Raises:
+            FunctionProblem: the disk refuses.
+        """
+        before = self._all()
+        try:
+            yield
+            if self._all()[:-1] != before[:-1]:
+                self._write()
+        except Exception as error:
+            if written or not isinstance(error, NotWritten):
+                self.networks, self.endpoints, self.last, self.reserved, self.confirmed = before
+                raise
+
+    def _all(self) -> _All:
+        return (
+            dict(self.networks),
+            dict(self.endpoints),
+            dict(self.last),
+            dict(self.reserved),
+            set(self.confirmed),
+        )
+
+    def _write(self) -> None:
+        """Write everything; whoever is killed meanwhile leaves what was there before."""
+        content = {
+            "version": _VERSION,
+            "networks": {name: network._asdict() for name, network in self.networks.items()},
+            "endpoints": {name: endpoint._asdict() for name, endpoint in self.endpoints.items()},
+            "last": [[*owner, key] for owner, key in self.last.items()],
+            "reserved": [[*owner, *reservation] for owner, reservation in self.reserved.items()],
+        }
+        path = os.path.join(self._directory, _FILE)
+        try:
+            with open(path + ".new", "w", encoding="utf-8") as file:
+                # In one piece and unindented: what takes time holds up every container.
+                file.write(json.dumps(content, sort_keys=True))
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(path + ".new", path)
+        except OSError as error:
+            raise NotWritten("cannot write {0}: {1}".format(path, error.strerror)) from error
+
+    def _read(self) -> str:
+        path = os.path.join(self._directory, _FILE)
+        try:
+            with open(path, encoding="utf-8") as file:
+                content = json.load(file)
+            networks = {name: _network(fields) for name, fields in content["networks"].items()}
+            endpoints = {name: Endpoint(**fields) for name, fields in content["endpoints"].items()}
+            last = {(network, address): key for network, address, key in content["last"]}
+            reserved = {
+                (network, address): Reservation(key, float(since))
+                for network, address, key, since in content["reserved"]
+            }
+        except FileNotFoundError:
+            return ""
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            with contextlib.suppress(OSError):
+                os.replace(path, path + ".broken")
+            return "{0} cannot be read ({1}): it is kept as {0}.broken".format(path, error)
+        self.networks, self.endpoints, self.last, self.reserved = networks, endpoints, last, reserved
+        return ""
+
+
+def _network(fields: Dict[str, Any]) -> Network:
+    return Network(**{**fields, "parents": tuple(fields["parents"]), "keys": tuple(fields["keys"])})

@@ -1,0 +1,209 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The Python of a node that an environment is made with: the system's, or one that pyenv has or builds.
+
+This runs on nodes (Python 3.8 or newer).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import shutil
+import subprocess
+from typing import Iterator, List, Mapping, Optional
+
+from ansible_collections.rdm.provision.plugins.module_utils.base.local_path import local_path
+
+LOCK = ".rdm-provision.lock"
+"""In PYENV_ROOT: who builds a Python there has it."""
+_LIMIT_S = 3600
+_START_S = 120  # for a Python on a slow shared file system
+_LAST_LINES = 4
+_SHOWN = 600
+"""So many characters of what a program said."""
+
+
+class EnvironmentProblem(Exception):  # noqa: N818  # one sentence for fail_json
+    """Why there is no environment; the text is one sentence."""
+
+
+def absolute_path(text: str, variable: str) -> str:
+    """Return a directory's or file's path as it is on this node, for this user.
+
+    Args:
+        text: with ``~`` and ``%n``, as local_path() reads them; empty stays empty.
+        variable: the name that the user knows it by.
+
+    Raises:
+        EnvironmentProblem: it would be another one wherever a program happens to run.
+    """
+    path = local_path(text)
+    if path and not path.startswith("/"):
+        raise EnvironmentProblem("{0} is {1!r}: begin it with / or ~/".format(variable, text))
+    return path
+
+
+def system_python(wanted: str) -> str:
+    """Return the path of a Python of the node that can make environments.
+
+    Args:
+        wanted: a version, such as 3.11, or a path.
+
+    Raises:
+        EnvironmentProblem: there is none, or its venv is missing.
+    """
+    path = shutil.which(wanted if wanted.startswith("/") else "python" + wanted)
+    if path is None:
+        raise EnvironmentProblem(
+            "there is no Python {0} on the node: install it, or choose python_env_method: uv".format(wanted)
+        )
+    if not _makes_environments(path):
+        raise EnvironmentProblem(
+            "{0} has no module venv or ensurepip: install its package (python3-venv on Debian), or choose "
+            "python_env_method: uv".format(path)
+        )
+    return path
+
+
+def _makes_environments(python: str) -> bool:
+    """Tell whether a Python runs and has what an environment is made with."""
+    try:
+        asked = subprocess.run(
+            [python, "-c", "import ensurepip, venv"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            timeout=_START_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return False
+    return asked.returncode == 0
+
+
+def pyenv_program(root: str) -> str:
+    """Return the path of pyenv, which shells that are not interactive need not find.
+
+    Args:
+        root: PYENV_ROOT.
+
+    Raises:
+        EnvironmentProblem: there is none.
+    """
+    found = shutil.which(os.path.join(root, "bin", "pyenv")) or shutil.which("pyenv")
+    if found is None:
+        raise EnvironmentProblem(
+            "there is no pyenv in {0} or on the PATH: install it, set python_env_pyenv_root, or choose "
+            "python_env_method: uv".format(root)
+        )
+    return found
+
+
+def pyenv_python(root: str, wanted: str) -> Optional[str]:
+    """Return the newest Python of a version that pyenv has, such as 3.11.9 for 3.11; None without one."""
+    versions = os.path.join(root, "versions")
+    found = []
+    for name in os.listdir(versions) if os.path.isdir(versions) else []:
+        path = os.path.join(versions, name, "bin", "python3")
+        if re.fullmatch(re.escape(wanted) + r"(\.[0-9]+)*", name) and os.access(path, os.X_OK):
+            found.append(([int(part) for part in name.split(".")], path))
+    return max(found)[1] if found else None
+
+
+def build_python(root: str, wanted: str, variables: Mapping[str, str]) -> str:
+    """Return the path of a Python that pyenv has or builds.
+
+    Args:
+        root: PYENV_ROOT, which nodes may share: one of them builds at a time, and the others wait for it.
+        wanted: a version; of 3.11 the newest is taken that pyenv has, or else knows.
+        variables: the environment; PYTHON_BUILD_MIRROR_URL and PYTHON_BUILD_CACHE_PATH say where sources are.
+
+    Raises:
+        EnvironmentProblem: it cannot be built; the end of the build's log is in the text.
+    """
+    with _alone(root):
+        found = pyenv_python(root, wanted)
+        if found is None:
+            argv = [pyenv_program(root), "install", "--skip-existing", wanted]
+            run_program(argv, "build Python {0}".format(wanted), dict(variables, PYENV_ROOT=root))
+            found = pyenv_python(root, wanted)
+    if found is None:
+        raise EnvironmentProblem("pyenv has built no Python {0} in {1}".format(wanted, root))
+    # pyenv builds in place: one that was killed has left a part.
+    if not _makes_environments(found):
+        place = os.path.dirname(os.path.dirname(found))
+        raise EnvironmentProblem(
+            "{0} is not whole: remove it (pyenv uninstall {1})".format(place, os.path.basename(place))
+        )
+    return found
+
+
+@contextlib.contextmanager
+def _alone(root: str) -> Iterator[None]:
+    """Hold the lock on PYENV_ROOT; where this user may not write, it builds nothing either."""
+    try:
+        os.makedirs(root, exist_ok=True)
+        file = open(os.path.join(root, LOCK), "w", encoding="utf-8")  # noqa: SIM115  # closed below
+    except OSError:
+        yield
+        return
+    with file:
+        with contextlib.suppress(OSError):  # some network file systems have no locks
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def run_program(argv: List[str], what: str, variables: Mapping[str, str], directory: str = "") -> str:
+    """Run a program and return what it wrote.
+
+    Args:
+        argv: the program and its arguments.
+        what: what it does, for the sentence.
+        variables: its environment.
+        directory: where it runs.
+
+    Raises:
+        EnvironmentProblem: it failed; the text has its error, the last that it wrote, and where its log is.
+    """
+    try:
+        done = subprocess.run(
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=dict(variables),
+            cwd=directory or None,
+            timeout=_LIMIT_S,
+            check=False,
+            universal_newlines=True,
+        )
+    except subprocess.TimeoutExpired:
+        raise EnvironmentProblem("it took more than {0} s to {1}".format(_LIMIT_S, what)) from None
+    if done.returncode:
+        wrote = done.stderr if done.stderr.strip() else done.stdout
+        said = [line.strip() for line in wrote.splitlines() if line.strip()]
+        log = re.search(r"Results logged to (\S+)", wrote)
+        raise EnvironmentProblem(
+            "{0} could not {1}: {2}{3}".format(
+                os.path.basename(argv[0]),
+                what,
+                _in_short(said),
+                " (all of it is in {0})".format(log.group(1)) if log else "",
+            )
+        )
+    return done.stdout
+
+
+def _in_short(lines: List[str]) -> str:
+    """Return what a program said last; of much, the beginning of its error and the end."""
+    # What uv says of an error can be longer than the end of a log.
+    errors = [number for number, line in enumerate(lines) if line.lower().startswith("error: ")]
+    text = " ".join(lines[max(0, min([len(lines) - _LAST_LINES, *errors[-1:]])) :])
+    if len(text) <= _SHOWN:
+        return text
+    if not errors:
+        return text[-_SHOWN:]
+    error, half = " ".join(lines[errors[-1] :]), _SHOWN // 2
+    return error if len(error) <= _SHOWN else "{0} ... {1}".format(error[:half], error[-half:])

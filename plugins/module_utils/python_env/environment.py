@@ -1,0 +1,507 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""A virtual environment on the node, made from a lock file with hashes.
+
+The environment lies in a directory of its own version, and a link has the name that others use: it is
+pointed elsewhere when the successor is whole, and what runs goes on with the old one. This runs on nodes
+(Python 3.8 or newer).
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import re
+import shutil
+from typing import Any, Collection, Dict, List, NamedTuple, Optional, Tuple
+from urllib.parse import urlsplit
+
+from ansible_collections.rdm.provision.plugins.module_utils.base.atomic_file import write_whole
+from ansible_collections.rdm.provision.plugins.module_utils.python_env import apex
+from ansible_collections.rdm.provision.plugins.module_utils.python_env.base_python import (
+    EnvironmentProblem,
+    build_python,
+    pyenv_program,
+    pyenv_python,
+    run_program,
+    system_python,
+)
+
+RECEIPT = ".rdm-provision-environment.json"
+PROGRAM = "rdm-trainer"
+
+# Raised when the code below changes what it makes.
+FORMAT = 1
+_PYTHON_BYTES = 512 * 2**20
+"""What a Python that pyenv builds takes, with what it is built of: one of 3.13 has 326 MB."""
+_PYTHONS = "pythons"
+"""Beside the environments, what uv has installed."""
+_DIGEST = re.compile(r"[0-9a-f]{16}")
+_FIRST = "setuptools"
+"""What builds the packages that are published as source only has to be there before."""
+
+
+class EnvironmentInUse(EnvironmentProblem):
+    """A process runs from what is to be removed.
+
+    Args:
+        text: one sentence.
+        process: its number.
+    """
+
+    def __init__(self, text: str, process: int) -> None:
+        super().__init__(text)
+        self.process = process
+
+
+class Wanted(NamedTuple):
+    """The environment that is wanted.
+
+    Attributes:
+        cluster: whose it is.
+        method: `system` or `pyenv` (venv and pip), or `uv`.
+        python: the version, such as 3.11, or the path of a Python.
+        lock: requirements, each with its hashes.
+        program: name of the wheel with the trainer, which its version and digest are part of.
+        apex: where apex's source is; empty for none.
+    """
+
+    cluster: str
+    method: str
+    python: str
+    lock: str
+    program: str
+    apex: str = ""
+
+    @property
+    def digest(self) -> str:
+        """What tells this environment from others."""
+        words = [FORMAT, self.method, self.python, self.lock, self.program]
+        text = json.dumps([*words, self.apex] if self.apex else words)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+class Sources(NamedTuple):
+    """Where packages come from; what is empty is pip's or uv's own.
+
+    Attributes:
+        index_url: the index.
+        no_index: no index at all, only find_links.
+        extra_index_urls: further ones.
+        find_links: directories, or addresses of pages, with packages.
+        torch_backend: of uv, such as cpu or cu128.
+        proxy: for HTTP and HTTPS.
+        certificates: file with the certificates to trust.
+        cache: directory for what was downloaded.
+        python_mirror: where uv finds Pythons to install, and pyenv sources to build.
+        python_downloads: uv's list of Pythons with their digests, where it is not uv's own.
+        pyenv_root: PYENV_ROOT.
+    """
+
+    index_url: str = ""
+    no_index: bool = False
+    extra_index_urls: List[str] = []  # noqa: RUF012  # never changed
+    find_links: List[str] = []  # noqa: RUF012
+    torch_backend: str = ""
+    proxy: str = ""
+    certificates: str = ""
+    cache: str = ""
+    python_mirror: str = ""
+    python_downloads: str = ""
+    pyenv_root: str = ""
+
+    @property
+    def local(self) -> bool:
+        """Whether pip reads all packages where they are; uv keeps a copy of each, unpacked."""
+        return self.no_index and not any("://" in place for place in self.find_links)
+
+    def variables(self) -> Dict[str, str]:
+        """Return them as pip and uv read them. A password in an address is on no command line."""
+        extra = list(self.extra_index_urls)
+        found = {
+            "PIP_CACHE_DIR": self.cache,
+            "UV_CACHE_DIR": self.cache and os.path.join(self.cache, "uv"),
+            "PIP_CERT": self.certificates,
+            "SSL_CERT_FILE": self.certificates,
+            "PIP_FIND_LINKS": " ".join(self.find_links),
+            "UV_FIND_LINKS": ",".join(self.find_links),
+            "UV_INDEX": " ".join(extra),
+            "UV_TORCH_BACKEND": self.torch_backend,
+            "UV_PYTHON_INSTALL_MIRROR": self.python_mirror,
+            "UV_PYTHON_DOWNLOADS_JSON_URL": self.python_downloads,
+            "PYTHON_BUILD_MIRROR_URL": self.python_mirror,
+            "PYTHON_BUILD_CACHE_PATH": self.cache and os.path.join(self.cache, "python-build"),
+            # curl reads only the lower-case one for http://.
+            "http_proxy": self.proxy,
+            "https_proxy": self.proxy,
+            "HTTP_PROXY": self.proxy,
+            "HTTPS_PROXY": self.proxy,
+        }
+        # Whoever says http:// means it, uv needs no more, and the lock has the digest of all that comes.
+        plain = [urlsplit(one) for one in (self.index_url, *extra, *self.find_links)]
+        trusted = {one.netloc.rpartition("@")[2] for one in plain if one.scheme == "http"}
+        found["PIP_TRUSTED_HOST"] = " ".join(sorted(trusted))
+        if self.torch_backend:
+            extra.append("https://download.pytorch.org/whl/" + self.torch_backend)
+        found["PIP_EXTRA_INDEX_URL"] = " ".join(extra)
+        found.update(PIP_INDEX_URL=self.index_url, UV_DEFAULT_INDEX=self.index_url)
+        return {name: value for name, value in found.items() if value}
+
+
+def place_of(directory: str, wanted: Wanted) -> str:
+    """Return where the environment itself lies."""
+    return "{0}.{1}".format(directory, wanted.digest)
+
+
+def receipt_of(place: str) -> Dict[str, Any]:
+    """Return what an environment of ours says of itself, empty for anything else."""
+    try:
+        with open(os.path.join(place, RECEIPT), encoding="utf-8") as file:
+            found = json.load(file)
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def drift(directory: str, wanted: Wanted) -> str:
+    """Return what is not as wanted, in words; empty when all is.
+
+    Raises:
+        EnvironmentProblem: something else has the name.
+    """
+    if not os.path.lexists(directory):
+        return "there is none"
+    if not os.path.islink(directory):
+        raise EnvironmentProblem(
+            "{0} is there and was not made by rdm-provision: remove it, or set python_env_directory".format(
+                directory
+            )
+        )
+    if os.path.realpath(directory) != os.path.realpath(place_of(directory, wanted)):
+        return "another one is wanted"
+    receipt = receipt_of(directory)
+    if receipt.get("cluster", wanted.cluster) != wanted.cluster:
+        raise EnvironmentProblem(
+            "{0} belongs to the cluster {1}: set another python_env_directory".format(
+                directory, receipt["cluster"]
+            )
+        )
+    if not receipt.get("whole"):
+        return "it is not whole"
+    if not all(os.access(os.path.join(directory, "bin", name), os.X_OK) for name in ("python", PROGRAM)):
+        return "its programs are gone"
+    return "" if packages(directory) == receipt["packages"] else "its packages are others"
+
+
+def packages(place: str) -> List[str]:
+    """Return the packages of an environment with their versions, sorted."""
+    found = []
+    lib = os.path.join(place, "lib")
+    for python in os.listdir(lib) if os.path.isdir(lib) else []:
+        site = os.path.join(lib, python, "site-packages")
+        names = os.listdir(site) if os.path.isdir(site) else []
+        found += [name[: -len(".dist-info")] for name in names if name.endswith(".dist-info")]
+    return sorted(found)
+
+
+def require(directory: str, wanted: Wanted, sources: Sources, space: int) -> None:
+    """Look whether the environment can be made, before anything is.
+
+    Args:
+        directory: the link.
+        wanted: what it is to be.
+        sources: where packages come from.
+        space: bytes that must be free for the environment, and half of it for what is downloaded where that
+            is another file system; 0 does not look. Needs in one file system are not added up.
+
+    Raises:
+        EnvironmentProblem: there is no Python to make it with, or no room.
+    """
+    if wanted.apex and apex.problem(wanted.apex):
+        raise EnvironmentProblem(apex.problem(wanted.apex))
+    if wanted.method == "system":
+        system_python(wanted.python)
+    elif wanted.method == "pyenv" and pyenv_python(sources.pyenv_root, wanted.python) is None:
+        pyenv_program(sources.pyenv_root)
+    places = [(os.path.dirname(directory), space, "the environment needs", "python_env_directory")]
+    if wanted.method == "pyenv" and pyenv_python(sources.pyenv_root, wanted.python) is None:
+        places.append((sources.pyenv_root, _PYTHON_BYTES, "a Python needs", "python_env_pyenv_root"))
+    if wanted.method == "uv" or not sources.local:
+        # What is downloaded is compressed.
+        places.append((_cache(sources), space // 2, "its downloads need", "python_env_cache_directory"))
+    roomy: Dict[int, int] = {}
+    for place, wants, what, option in places if space else ():
+        there = _there(place)
+        disk = file_system(there)
+        if wants <= roomy.get(disk, 0):
+            continue
+        free = shutil.disk_usage(there).free
+        if free < wants:
+            raise EnvironmentProblem(
+                "{0} has {1:.1f} GiB free, and {2} {3:.1f} GiB there: make room, or set {4} to another file "
+                "system (python_env_space says what is asked for)".format(
+                    there, free / 2**30, what, wants / 2**30, option
+                )
+            )
+        roomy[disk] = wants
+
+
+def file_system(path: str) -> int:
+    """Return what tells the file system of a path from others."""
+    return os.stat(path).st_dev
+
+
+def _there(path: str) -> str:
+    """Return a directory, or the first one above it that is there."""
+    while not os.path.isdir(path):
+        path = os.path.dirname(path)
+    return path
+
+
+def _cache(sources: Sources) -> str:
+    """Return where pip and uv keep what they have downloaded."""
+    own = os.environ.get("XDG_CACHE_HOME", "")
+    return sources.cache or (own if os.path.isabs(own) else os.path.expanduser("~/.cache"))
+
+
+def make(
+    directory: str,
+    wanted: Wanted,
+    sources: Sources,
+    wheel: str,
+    uv: str,
+    spare: Optional[Collection[str]] = (),
+) -> None:
+    """Make the environment, and point the link to it when it is whole.
+
+    Args:
+        directory: the link.
+        wanted: what it is to be.
+        sources: where packages come from.
+        wheel: the file with the trainer.
+        uv: the program, for its method.
+        spare: environments that other nodes use, where they share them; None where that is not known, so that
+            every other one stays.
+
+    Raises:
+        EnvironmentProblem: it cannot be made.
+    """
+    place = place_of(directory, wanted)
+    found = receipt_of(place)
+    if os.path.lexists(place) and not found:
+        raise EnvironmentProblem("{0} is there and was not made by rdm-provision: remove it".format(place))
+    if found and (in_use(place) or place in (spare or ())):
+        raise EnvironmentProblem("{0} is in use and has to be made anew: stop its jobs first".format(place))
+    try:
+        shutil.rmtree(place, ignore_errors=True)
+        os.makedirs(place, mode=0o755)
+        _write_receipt(place, {"cluster": wanted.cluster, "whole": False})
+        receipt = _fill(place, wanted, sources, wheel, uv)
+        receipt.update(cluster=wanted.cluster, whole=True, packages=packages(place))
+        _write_receipt(place, receipt)
+        _point(directory, place)
+    except OSError as error:
+        raise EnvironmentProblem("{0} cannot be made: {1}".format(place, _why(error))) from None
+    if spare is None:
+        return
+    for other in mine(directory, wanted.cluster):
+        if other != place and other not in spare and not in_use(other):
+            shutil.rmtree(other, ignore_errors=True)
+
+
+def remove(directory: str, cluster: str) -> List[str]:
+    """Remove what `make` has made for a cluster, and nothing else; return what was removed.
+
+    Raises:
+        EnvironmentInUse: a process runs from it.
+        EnvironmentProblem: something there is another user's.
+    """
+    found = mine(directory, cluster)
+    require_unused(directory, cluster)
+    if os.path.islink(directory) and os.path.realpath(directory) in map(os.path.realpath, found):
+        os.unlink(directory)
+    for place in found:
+        _remove_tree(place)
+    pythons = os.path.join(os.path.dirname(directory), _PYTHONS)
+    if found and receipt_of(pythons).get("cluster") == cluster and not _needed(pythons):
+        _remove_tree(pythons)
+        found = [*found, pythons]
+    return found
+
+
+def _remove_tree(place: str) -> None:
+    """Remove a directory, its receipt last: what is left by one that cannot be removed is known as ours."""
+    try:
+        for entry in sorted(os.scandir(place), key=lambda one: one.name == RECEIPT):
+            if entry.is_dir(follow_symlinks=False):
+                shutil.rmtree(entry.path)
+            else:
+                os.unlink(entry.path)
+        os.rmdir(place)
+    except OSError as error:
+        told = (
+            "{0} cannot be removed: {1}: remove what another user has written there, and run the same again"
+        )
+        raise EnvironmentProblem(told.format(place, _why(error))) from None
+
+
+def require_unused(directory: str, cluster: str) -> None:
+    """Raise EnvironmentInUse when a process of this node runs from an environment of the cluster's."""
+    for place in mine(directory, cluster):
+        process = in_use(place)
+        if process:
+            told = "{0} is in use by process {1}: stop the job first (rdm-provision stop)"
+            raise EnvironmentInUse(told.format(place, process), process)
+
+
+def _needed(pythons: str) -> bool:
+    """Tell whether an environment beside the Pythons that uv has installed was made with one of them."""
+    above = os.path.dirname(pythons)
+    for name in os.listdir(above):
+        try:
+            with open(os.path.join(above, name, "pyvenv.cfg"), encoding="utf-8") as file:
+                if pythons + os.sep in file.read():
+                    return True
+        except OSError:
+            continue
+    return False
+
+
+def mine(directory: str, cluster: str) -> List[str]:
+    """Return the environments that a cluster has at a directory."""
+    return [place for place in versions(directory) if receipt_of(place).get("cluster") == cluster]
+
+
+def versions(directory: str) -> List[str]:
+    """Return the directories that lie beside the link and have names of environments."""
+    above, name = os.path.split(directory)
+    try:
+        names = os.listdir(above)
+    except OSError:
+        return []
+    prefix = name + "."
+    return sorted(
+        os.path.join(above, one)
+        for one in names
+        if one.startswith(prefix) and _DIGEST.fullmatch(one[len(prefix) :])
+    )
+
+
+def in_use(place: str, proc: str = "/proc") -> Optional[int]:
+    """Return a process that runs from an environment, None when there is none."""
+    programs = os.path.join(os.path.realpath(place), "bin", "").encode()
+    for name in filter(str.isdigit, os.listdir(proc)):
+        try:
+            with open(os.path.join(proc, name, "cmdline"), "rb") as file:
+                words = file.read().split(b"\0")
+        except OSError:
+            continue
+        if any(word.startswith(programs) for word in words[:2]):
+            return int(name)
+    return None
+
+
+def _fill(place: str, wanted: Wanted, sources: Sources, wheel: str, uv: str) -> Dict[str, Any]:
+    """Put a Python and the packages into an environment; return what is to be known of it."""
+    python = os.path.join(place, "bin", "python")
+    more = sources.variables()
+    # A user's own files must not make nodes differ.
+    variables = {
+        **{
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith(("PIP_", "UV_", "PYTHON", "PYENV_"))
+        },
+        "PIP_CONFIG_FILE": os.devnull,
+        "UV_NO_CONFIG": "1",
+        "UV_SYSTEM_CERTS": "1",
+        "UV_PYTHON_INSTALL_DIR": os.path.join(os.path.dirname(place), _PYTHONS),
+        **more,
+    }
+    lock = os.path.join(place, "requirements.lock")
+    first = os.path.join(place, "first.lock")
+    for path, text in ((lock, wanted.lock), (first, entry_of(wanted.lock, _FIRST))):
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(text)
+    if wanted.method == "uv":
+        pythons = variables["UV_PYTHON_INSTALL_DIR"]
+        were_there = os.path.isdir(pythons)
+        run_program(
+            [uv, "venv", "--allow-existing", "--python", wanted.python, place],
+            "make an environment",
+            variables,
+        )
+        if os.path.isdir(pythons) and not were_there:
+            _write_receipt(pythons, {"cluster": wanted.cluster})
+        install = [uv, "pip", "install", "--python", python, "--no-deps", "--no-build-isolation"]
+    else:
+        if wanted.method == "pyenv":
+            build_cache = more.get("PYTHON_BUILD_CACHE_PATH")
+            if build_cache:
+                # pyenv keeps nothing in a directory that is not there.
+                os.makedirs(build_cache, exist_ok=True)
+            base = build_python(sources.pyenv_root, wanted.python, variables)
+        else:
+            base = system_python(wanted.python)
+        run_program([base, "-m", "venv", place], "make an environment", variables)
+        install = [python, "-m", "pip", "--disable-pip-version-check", "install", "--no-deps", "--no-compile"]
+        install += ["--no-build-isolation"]
+    where = ["--no-index"] if sources.no_index else []
+    for path in (first, lock):
+        if os.path.getsize(path):
+            run_program([*install, *where, "--require-hashes", "-r", path], "install the packages", variables)
+    os.unlink(first)
+    # Its digest is compared before it gets here.
+    run_program([*install, "--no-index", wheel], "install the trainer", variables)
+    asked = [python, "-c", "import platform; print(platform.python_version())"]
+    said = {"python": run_program(asked, "start", variables).strip()}
+    if wanted.apex:
+        said["lost"] = apex.install(
+            [*install, *where],
+            _build_options_of(python, wanted.method, variables),
+            os.path.expanduser(wanted.apex),
+            variables,
+            os.path.join(place, apex.LOG),
+        )
+    return said
+
+
+def _build_options_of(python: str, method: str, variables: Dict[str, str]) -> Tuple[int, ...]:
+    """Return the version of pip by which it takes options for a build; uv takes them as new ones do."""
+    if method == "uv":
+        return (99,)
+    said = run_program([python, "-c", "import pip; print(pip.__version__)"], "tell pip's version", variables)
+    return tuple(int(part) for part in said.strip().split(".")[:2] if part.isdigit())
+
+
+def entry_of(lock: str, name: str) -> str:
+    """Return a package's lines of a lock file, empty where it has none."""
+    lines: List[str] = []
+    for line in lock.splitlines():
+        if lines and line.startswith(" "):
+            lines.append(line)
+        elif lines:
+            break
+        elif line.startswith(name + "=="):
+            lines.append(line)
+    return "".join(line + "\n" for line in lines)
+
+
+def _point(directory: str, place: str) -> None:
+    """Let a link point to an environment, in one step."""
+    partial = directory + ".new"
+    if os.path.lexists(partial):
+        os.unlink(partial)
+    os.symlink(os.path.basename(place), partial)
+    os.replace(partial, directory)
+
+
+def _write_receipt(place: str, receipt: Dict[str, Any]) -> None:
+    write_whole(os.path.join(place, RECEIPT), json.dumps(receipt).encode(), 0o644)
+
+
+def _why(error: OSError) -> str:
+    if error.errno == errno.ENOSPC:
+        return "the disk is full"
+    return "{0} ({1})".format(error.strerror, error.filename) if error.filename else str(error)

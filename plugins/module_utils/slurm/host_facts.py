@@ -1,0 +1,281 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What a host has that matters to Slurm: hardware, packages, what runs, and whose it is. Nothing is changed.
+
+Sources: the kernel's Documentation/admin-guide/cputopology.rst and cgroup-v2.rst; proc(5).
+
+This runs on nodes (Python 3.8 or newer).
+"""
+
+from __future__ import annotations
+
+import glob
+import hashlib
+import json
+import os
+import re
+import socket
+from typing import Any, Dict, Iterable, List, Optional
+
+from ansible_collections.rdm.provision.plugins.module_utils.base.host import read_text
+from ansible_collections.rdm.provision.plugins.module_utils.base.programs import (
+    ProgramProblem,
+    find_program,
+    run_program,
+)
+from ansible_collections.rdm.provision.plugins.module_utils.base.systemd import systemd_runs
+from ansible_collections.rdm.provision.plugins.module_utils.hardware import sysfs
+from ansible_collections.rdm.provision.plugins.module_utils.slurm.distributions import packages
+
+CONFIG_DIR = "/etc/slurm"
+CONFIG = CONFIG_DIR + "/slurm.conf"
+# Where Slurm of other packages has it.
+OTHER_CONFIGS = ("/etc/slurm-llnl/slurm.conf", "/usr/local/etc/slurm.conf", "/opt/slurm/etc/slurm.conf")
+CLAIM = CONFIG_DIR + "/rdm/cluster"
+MUNGE_KEY = "/etc/munge/munge.key"
+APPLIED = "/var/lib/slurm/rdm-applied.json"
+HEALTH_SETTINGS = CONFIG_DIR + "/rdm/health.json"
+MARK = "# Written by rdm-provision"
+DAEMONS = ("slurmctld", "slurmd", "slurmdbd")
+MUNGED = "munged"
+STEP = "slurmstepd"  # one for each step of a job, and it outlives slurmd
+TIMEOUT_S = 60.0
+QUEUE_FORMAT = "%A|%T|%P|%N"
+_VENDORS = {"nvidia": "nvidia", "amdgpu": "amd"}  # whose GPUs a driver serves
+
+
+def look(devices: Iterable[str]) -> Dict[str, Any]:
+    """Return everything.
+
+    Args:
+        devices: device files that are to be there.
+    """
+    manager = package_manager()
+    installed = installed_versions(manager)
+    claim = read_text(CLAIM).strip()
+    slurm = next((installed[name] for name in ("client", *DAEMONS) if installed.get(name)), "")
+    running = processes()
+    hostname = socket.gethostname().partition(".")[0]
+    conf = read_text(CONFIG) if claim else ""
+    return {
+        "hostname": hostname,
+        "systemd": systemd_runs(),
+        "manager": manager,
+        "packages": installed,
+        "names": packages(manager),
+        "version": slurm,
+        "candidate": "" if slurm else candidate(manager),
+        "cpus": topology(),
+        "memory": memory(read_text("/proc/meminfo")),
+        "gpus": sysfs.gpus(),
+        "missing_devices": [device for device in devices if not os.path.exists(device)],
+        "cgroup": cgroups(),
+        "health": health(),
+        "claim": claim,
+        "foreign": "" if claim else foreign(running),
+        "running": sorted(name for name in running if running[name]),
+        "munge_key": key_digest(),
+        "conf": conf,
+        "applied": applied(),
+        "jobs": jobs(claim, conf, hostname, running),
+    }
+
+
+def package_manager() -> str:
+    """Return the program that installs this host's packages, apt or dnf; empty for another."""
+    return "apt" if find_program("apt-get") else "dnf" if find_program("dnf") else ""
+
+
+def topology(root: str = "/sys") -> Dict[str, int]:
+    """Return `cpus`, `sockets`, `cores` of a socket and `threads` of a core, of the CPUs that are online."""
+    packages, cores, count = set(), set(), 0
+    for directory in glob.glob(os.path.join(root, "devices/system/cpu/cpu[0-9]*")):
+        package = read_text(directory + "/topology/physical_package_id").strip()
+        core = read_text(directory + "/topology/core_id").strip()
+        if not package:  # offline
+            continue
+        count += 1
+        packages.add(package)
+        cores.add((package, core))
+    count = count or os.cpu_count() or 1
+    sockets = max(1, len(packages))
+    per_socket = max(1, len(cores) // sockets)
+    return {
+        "cpus": count,
+        "sockets": sockets,
+        "cores": per_socket,
+        "threads": max(1, count // (sockets * per_socket)),
+    }
+
+
+def memory(meminfo: str) -> int:
+    """Return the memory in MiB by the text of /proc/meminfo."""
+    match = re.search(r"^MemTotal:\s+(\d+) kB", meminfo, re.MULTILINE)
+    return int(match.group(1)) // 1024 if match else 0
+
+
+def cgroups(root: str = "/sys/fs/cgroup") -> Dict[str, Any]:
+    """Return `version` (0 for none) and `controllers` of the control groups."""
+    text = read_text(root + "/cgroup.controllers")
+    if text or os.path.exists(root + "/cgroup.controllers"):
+        return {"version": 2, "controllers": text.split()}
+    found = sorted(
+        {name for entry in os.listdir(root) for name in entry.split(",")} if os.path.isdir(root) else []
+    )
+    return {"version": 1 if "memory" in found else 0, "controllers": found}
+
+
+def health(root: str = "/sys", settings: str = HEALTH_SETTINGS) -> Dict[str, List[str]]:
+    """Return what a healthy node keeps: `drivers` of its GPUs, and `ports` of its fabric, as `mlx5_0/1`.
+
+    A driver that was loaded when the node was set up is expected as long as one of its GPUs is there, and a
+    port that was active then as long as its card is: that it is down now is what a health check is for.
+    """
+    kept = _json_object(settings)
+    gpus = sysfs.gpus(root)
+    drivers = {str(gpu["driver"]) for gpu in gpus}.union(
+        driver
+        for driver in _texts(kept.get("drivers"))
+        if _VENDORS.get(driver) in {gpu["vendor"] for gpu in gpus}
+    )
+    found = sysfs.infiniband(root)
+    active = {
+        "{0}/{1}".format(device["name"], port["port"])
+        for device in found
+        for port in device["ports"]
+        if port["state"] == "ACTIVE" and not device["virtual"]
+    }
+    there = {str(device["name"]) for device in found}
+    return {
+        "drivers": sorted(drivers.intersection(_VENDORS)),
+        "ports": sorted(
+            active.union(port for port in _texts(kept.get("ports")) if port.partition("/")[0] in there)
+        ),
+    }
+
+
+def processes(proc: str = "/proc") -> Dict[str, List[int]]:
+    """Return the processes of Slurm's daemons, of munge's and of jobs' steps, by name."""
+    found = own_processes((*DAEMONS, MUNGED, STEP), proc)
+    found[STEP] = [
+        pid
+        for pid in found[STEP]
+        # Otherwise it is of no job: slurmd has it hold the control group.
+        if "infinity" not in read_text("{0}/{1}/cmdline".format(proc, pid)).split("\0")
+    ]
+    return found
+
+
+def own_processes(names: Iterable[str], proc: str = "/proc") -> Dict[str, List[int]]:
+    """Return the processes of some names, without those of containers: what they are called says nothing."""
+    found: Dict[str, List[int]] = {name: [] for name in names}
+    for entry in os.listdir(proc):
+        name = read_text("{0}/{1}/comm".format(proc, entry)).strip() if entry.isdigit() else ""
+        if name in found and not _is_inside(read_text("{0}/{1}/status".format(proc, entry))):
+            found[name].append(int(entry))
+    return found
+
+
+def _is_inside(status: str) -> bool:
+    """Return whether a process is in another pid namespace than ours, by the text of /proc/PID/status."""
+    match = re.search(r"^NSpid:(.*)$", status, re.MULTILINE)
+    return match is not None and len(match.group(1).split()) > 1
+
+
+def foreign(running: Dict[str, List[int]]) -> str:
+    """Return what of a Slurm is here, on a host that no cluster of ours has claimed; empty for nothing."""
+    for path in (CONFIG, *OTHER_CONFIGS):
+        if os.path.exists(path) and MARK not in read_text(path):
+            return "{0} is there,".format(path)
+    names = [name for name in DAEMONS if running.get(name)]
+    return "{0} runs,".format(names[0]) if names else ""
+
+
+def key_digest(path: str = MUNGE_KEY) -> str:
+    """Return the digest of munge's key, which is random, so that it tells nothing; empty for no key."""
+    try:
+        with open(path, "rb") as file:
+            return hashlib.sha256(file.read()).hexdigest()
+    except OSError:
+        return ""
+
+
+def applied() -> Dict[str, Any]:
+    """Return what the daemons were started with and have read, by name."""
+    return _json_object(APPLIED)
+
+
+def _json_object(path: str) -> Dict[str, Any]:
+    """Return the JSON object in a file; an empty one where the file has none."""
+    try:
+        found = json.loads(read_text(path))
+    except ValueError:
+        found = None
+    return found if isinstance(found, dict) else {}
+
+
+def _texts(value: Any) -> List[str]:
+    """Return the texts of a list; none of what is no list."""
+    return [one for one in value if isinstance(one, str)] if isinstance(value, list) else []
+
+
+def installed_versions(manager: str) -> Dict[str, str]:
+    """Return the versions of the packages that are installed, by our names; empty for those that are not."""
+    names = packages(manager)
+    found = {}
+    for ours, theirs in names.items():
+        command = (
+            [find_program("dpkg-query"), "-W", "-f=${db:Status-Status} ${Version}", theirs]
+            if manager == "apt"
+            else [find_program("rpm"), "-q", "--qf", "installed %{VERSION}", theirs]
+        )
+        try:
+            status, _, version = run_program(command, TIMEOUT_S).partition(" ")
+        except ProgramProblem:
+            status, version = "", ""
+        found[ours] = version.strip() if status == "installed" else ""
+    return found
+
+
+def candidate(manager: str) -> str:
+    """Return the version of Slurm that would be installed; empty where none is known."""
+    try:
+        if manager == "apt":
+            said = run_program([find_program("apt-cache"), "policy", packages("apt")["slurmd"]], TIMEOUT_S)
+            match = re.search(r"Candidate: (\d\S+)", said)
+            return match.group(1) if match else ""
+        if manager == "dnf":
+            argv = [find_program("dnf"), "-q", "repoquery", "--qf", "%{VERSION}", packages("dnf")["slurmd"]]
+            return run_program(argv, TIMEOUT_S).strip().splitlines()[-1]
+    except (ProgramProblem, IndexError):
+        pass
+    return ""
+
+
+def jobs(
+    claim: str, conf: str, hostname: str, running: Dict[str, List[int]]
+) -> Optional[List[Dict[str, str]]]:
+    """Return the queue, on the controller; None where it cannot be read.
+
+    Args:
+        claim: the cluster that made the Slurm that is here; empty for none.
+        conf: the text of slurm.conf; empty where it is not ours.
+        hostname: of this host.
+        running: the processes, by name.
+    """
+    if claim and running.get("slurmctld"):
+        return queue()
+    match = re.search(r"^SlurmctldHost=([^(\s]+)", conf, re.MULTILINE)
+    return None if match and match.group(1) == hostname else []
+
+
+def queue() -> Optional[List[Dict[str, str]]]:
+    """Return the jobs in the queue, id, state, partition, nodes; None where it cannot be read."""
+    try:
+        said = run_program([find_program("squeue"), "--noheader", "--format=" + QUEUE_FORMAT], TIMEOUT_S)
+    except ProgramProblem:
+        return None
+    return [
+        dict(zip(("id", "state", "partition", "nodes"), line.split("|")))
+        for line in said.splitlines()
+        if line
+    ]

@@ -1,0 +1,198 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Does to physical functions what was decided, and looks whether it is so.
+
+This runs on nodes (Python 3.8 or newer).
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from typing import Callable, Collection, List, Mapping, Optional, Sequence, Tuple
+
+from ansible_collections.rdm.provision.plugins.module_utils.network.interfaces import IpMissing, ip
+from ansible_collections.rdm.provision.plugins.module_utils.sriov.decision import (
+    Step,
+    Wanted,
+    next_steps,
+    problems,
+)
+from ansible_collections.rdm.provision.plugins.module_utils.sriov.functions import (
+    PCI_DEVICES,
+    Addresses,
+    Links,
+    Physical,
+    VfProblem,
+    host_addresses,
+    physical,
+    vf_links,
+)
+
+SETTLE_S = 30.0
+"""How long to wait for drivers and interfaces of new VFs: udev may have to load a module first."""
+
+_POLL_S = 0.1
+_ROUNDS = 4  # the number, the settings, a driver that came late, and the last look
+_HINTS = {
+    errno.EIO: "SR-IOV is off in the card's firmware or in the BIOS",
+    errno.ENOENT: "it has vanished, or its driver has no such setting",
+    errno.ENODEV: "it has vanished, or no driver takes it",
+    errno.EROFS: "sysfs is mounted read-only here",
+    errno.EACCES: "this needs root",
+    errno.EPERM: "this needs root",
+    errno.ENOSPC: "the card or its bus has no room for so many",
+}
+
+
+class Kernel:
+    """The kernel of this node.
+
+    Args:
+        root: where sysfs is.
+        settle_s: as SETTLE_S.
+    """
+
+    def __init__(self, root: str = "/sys", settle_s: float = SETTLE_S) -> None:
+        self.root = root
+        self._settle_s = settle_s
+
+    def look(self, parent: str) -> Physical:
+        """Return a PF, by interface or PCI address.
+
+        Raises:
+            VfProblem: there is none.
+        """
+        return physical(parent, self.root, self.links(), self.addresses())
+
+    def links(self) -> Links:
+        """Return what `ip link show` says of VFs."""
+        return vf_links()
+
+    def addresses(self) -> Addresses:
+        """Return what addresses the node's interfaces have."""
+        return host_addresses()
+
+    def write(self, path: str, text: str) -> None:
+        """Write to a file below sysfs, as OSError allows."""
+        with open(os.path.join(self.root, path), "w", encoding="ascii") as file:
+            file.write(text)
+
+    def ip(self, words: Sequence[str]) -> str:
+        """Run `ip`; return what it complains about, empty when it is content.
+
+        Raises:
+            IpMissing: there is no such command.
+        """
+        done = ip(*words)
+        said = " ".join(done.stderr.decode("utf-8", "replace").split())
+        return (said or "status {0}".format(done.returncode)) if done.returncode else ""
+
+    def do(self, step: Step) -> None:
+        """Do one thing.
+
+        Raises:
+            VfProblem: the kernel refuses.
+        """
+        if step.ip:
+            try:
+                refused = self.ip(step.ip)
+            except IpMissing as missing:
+                refused = str(missing)
+        else:
+            refused = self._write(step)
+        if refused:
+            raise VfProblem("cannot {0}: {1}".format(step.says, refused))
+
+    def settle(self, parent: str, held: Collection[int] = ()) -> None:
+        """Wait until the VFs of a PF have their drivers and interfaces, or until it has taken too long.
+
+        Args:
+            parent: the PF.
+            held: the numbers of those whose interfaces are in containers.
+        """
+
+        def settled() -> bool:
+            found = self.look(parent)
+            ready = found.autoprobe is False or all(
+                vf.driver and (vf.interface or vf.number in held) for vf in found.there
+            )
+            return found.whole and ready
+
+        self._until(settled)
+
+    def _write(self, step: Step) -> str:
+        try:
+            self.write(step.path, step.text)
+        except OSError as error:
+            hint = _HINTS.get(error.errno or 0, "")
+            return (error.strerror or str(error)) + (" ({0})".format(hint) if hint else "")
+        if not step.path.endswith("/drivers_probe"):
+            return ""
+        bound = os.path.join(self.root, PCI_DEVICES, step.text, "driver")
+        if self._until(lambda: os.path.exists(bound)):
+            return ""
+        return "no driver took it: load the one for it (modprobe mlx5_core, igbvf or iavf)"
+
+    def _until(self, condition: Callable[[], bool]) -> bool:
+        """Wait for a condition as long as udev may take to load a module; return whether it holds."""
+        until = time.monotonic() + self._settle_s
+        while not condition():
+            if time.monotonic() > until:
+                return False
+            time.sleep(_POLL_S)
+        return True
+
+
+def judge(
+    kernel: Kernel, wanted: Sequence[Wanted], ending: Optional[Mapping[str, int]] = None
+) -> List[Tuple[Physical, Wanted]]:
+    """Return the PFs as they are now, with what is wanted of each.
+
+    Args:
+        kernel: of the node.
+        wanted: of each PF.
+        ending: of how many VFs the containers end before the work begins, by the PF's interface.
+
+    Raises:
+        VfProblem: with everything that stands against any of them; nothing has been changed.
+    """
+    pairs: List[Tuple[Physical, Wanted]] = []
+    wrong: List[str] = []
+    for one in wanted:
+        try:
+            found = kernel.look(one.parent)
+        except VfProblem as problem:
+            wrong.append(str(problem))
+            continue
+        twice = [other for other, _ in pairs if other.pci == found.pci]
+        wrong += (
+            ["{0} and {1} are one function: name it once".format(twice[0].name, one.parent)] if twice else []
+        )
+        wrong += problems(found, one, int((ending or {}).get(found.name, 0)))
+        pairs.append((found, one))
+    if wrong:
+        raise VfProblem("; ".join(wrong))
+    return pairs
+
+
+def bring(kernel: Kernel, wanted: Wanted) -> bool:
+    """Bring a PF into the state it shall have; return whether anything had to be done.
+
+    Raises:
+        VfProblem: something stands against it, or the kernel refuses.
+    """
+    done: List[Step] = []
+    for _ in range(_ROUNDS):
+        # Again before each round: meanwhile a container may have taken one.
+        ((found, _wanted),) = judge(kernel, [wanted])
+        steps = next_steps(found, wanted)
+        if not steps:
+            return bool(done)
+        if steps == done[-len(steps) :]:
+            break
+        for step in steps:
+            kernel.do(step)
+        done += steps
+        kernel.settle(wanted.parent, {vf.number for vf in found.vfs if vf.holder})
+    raise VfProblem("the kernel let one {0}, and shows no effect".format(done[-1].says))

@@ -1,0 +1,161 @@
+"""Users, distribution, disk, and the limits of the Docker daemon."""
+
+from __future__ import annotations
+
+import getpass
+import os
+from pathlib import Path
+
+import pytest
+from ansible_collections.rdm.provision.plugins.module_utils.base import host
+
+LIMITS = """\
+Limit                     Soft Limit           Hard Limit           Units
+Max open files            1024                 1048576              files
+Max locked memory         {soft:<20} {hard:<20} bytes
+"""
+ALL_CAPABILITIES = "CapEff:\t000001ffffffffff\n"
+WITHOUT_SYS_RESOURCE = "CapEff:\t000001fffeffffff\n"
+HOST_IDS = "         0          0 4294967295\n"
+
+
+def daemon(
+    proc: Path, pid: int, *, hard: str, status: str, ids: str = HOST_IDS, name: str = "dockerd"
+) -> None:
+    """Lay out one process as procfs shows it."""
+    directory = proc / str(pid)
+    directory.mkdir()
+    (directory / "comm").write_text(f"{name}\n")
+    (directory / "limits").write_text(LIMITS.format(soft=8388608, hard=hard))
+    (directory / "status").write_text(f"Name:\t{name}\n{status}")
+    (directory / "uid_map").write_text(ids)
+
+
+@pytest.mark.parametrize(
+    ("hard", "status", "ids", "allowed"),
+    [
+        ("unlimited", WITHOUT_SYS_RESOURCE, HOST_IDS, True),
+        ("8388608", ALL_CAPABILITIES, HOST_IDS, True),
+        ("8388608", WITHOUT_SYS_RESOURCE, HOST_IDS, False),
+        ("8388608", ALL_CAPABILITIES, "0 1000 1\n1 100000 65536\n", False),
+    ],
+)
+def test_memlock(tmp_path: Path, hard: str, status: str, ids: str, allowed: bool) -> None:
+    daemon(tmp_path, 7, hard=hard, status=status, ids=ids)
+    expected = -1 if hard == "unlimited" else int(hard)
+    assert host.memlock(7, str(tmp_path)) == {
+        "soft": 8388608,
+        "hard": expected,
+        "raise_allowed": allowed,
+    }
+
+
+def test_memlock_of_a_process_that_is_gone(tmp_path: Path) -> None:
+    assert host.memlock(9, str(tmp_path)) == {"soft": 0, "hard": 0, "raise_allowed": False}
+
+
+def test_memlock_of_this_process_agrees_with_the_kernel() -> None:
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    found = host.memlock(0)
+    assert (found["soft"], found["hard"]) == (soft, hard)
+
+
+def test_daemon_is_found_by_name_when_its_socket_does_not_tell(tmp_path: Path) -> None:
+    daemon(tmp_path, 5, hard="0", status="", name="containerd")
+    daemon(tmp_path, 7, hard="0", status="")
+    assert host.daemon_pid(str(tmp_path / "docker.sock"), str(tmp_path)) == 7
+    assert host.daemon_pid(str(tmp_path / "docker.sock"), str(tmp_path / "missing")) == 0
+
+
+@pytest.mark.parametrize(
+    ("command", "path"),
+    [
+        ("dockerd\0--config-file=/srv/docker.json\0", "/srv/docker.json"),
+        ("dockerd\0--config-file\0/srv/docker.json\0", "/srv/docker.json"),
+        ("dockerd\0-H\0fd://\0", "/etc/docker/daemon.json"),
+        ("", "/etc/docker/daemon.json"),
+    ],
+)
+def test_daemon_config(tmp_path: Path, command: str, path: str) -> None:
+    (tmp_path / "7").mkdir()
+    (tmp_path / "7/cmdline").write_text(command)
+    assert host.daemon_config(7, str(tmp_path)) == path
+
+
+def test_distribution() -> None:
+    text = 'NAME="Ubuntu"\nVERSION_ID="22.04"\nID=ubuntu\nPRETTY_NAME="Ubuntu 22.04.3 LTS"\n\nodd line\n'
+    assert host.distribution(text) == {"id": "ubuntu", "version": "22.04", "name": "Ubuntu 22.04.3 LTS"}
+    assert host.distribution("") == {"id": "linux", "version": "", "name": "Linux"}
+
+
+def test_disk_of_a_directory_that_is_not_there_yet(tmp_path: Path) -> None:
+    there = host.disk(str(tmp_path))
+    not_yet = host.disk(str(tmp_path / "var/lib/docker"))
+    assert not_yet["path"] == str(tmp_path / "var/lib/docker")
+    assert not_yet["total"] == there["total"] > there["free"] > 0
+
+
+def test_what_is_reserved_for_root_is_not_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 1000 blocks 100 are unused, and 50 of these are root's: preflight, the load and df say the same."""
+    usage = os.statvfs_result((4096, 4096, 1000, 100, 50, 1, 1, 1, 0, 255))
+    monkeypatch.setattr(os, "statvfs", lambda _path: usage)
+    assert host.disk("/")["free"] == 50 * 4096
+
+
+@pytest.mark.parametrize(
+    ("blocks", "inodes", "flag", "why"),
+    [
+        ((100_000, 50_000), (100, 9, 9), 0, ""),
+        ((100_000, 50_000), (0, 0, 0), 0, ""),  # btrfs makes inodes as it needs them
+        ((100_000, 50_000), (100, 9, 9), os.ST_RDONLY, "read-only"),
+        ((10, 0), (100, 9, 9), 0, "full"),
+        ((100_000, 50_000), (100, 0, 0), 0, "full"),
+    ],
+)
+def test_where_nothing_can_be_written(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    blocks: tuple[int, int],
+    inodes: tuple[int, int, int],
+    flag: int,
+    why: str,
+) -> None:
+    usage = os.statvfs_result((4096, 4096, 200_000, *blocks, *inodes, flag, 255))
+    monkeypatch.setattr(os, "statvfs", lambda _path: usage)
+    assert host.not_writable(str(tmp_path / "not" / "yet")) == why
+
+
+def test_where_the_user_may_write_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(os, "access", lambda _path, _mode: False)
+    assert host.not_writable(str(tmp_path)) == "forbidden"
+
+
+def test_the_user_who_became_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SUDO_USER", "nobody")
+    assert host.login_user()["name"] == "nobody"
+    monkeypatch.setenv("SUDO_USER", "no such user")
+    assert host.login_user()["name"] == getpass.getuser()
+
+
+def test_who_may_use_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "docker.sock"
+    path.write_text("")
+    path.chmod(0o660)
+    assert host.may_use("root", str(path))
+    assert not host.may_use("nobody", str(path))
+    path.chmod(0o666)
+    assert host.may_use("nobody", str(path))
+    assert not host.may_use("nobody", str(tmp_path / "missing"))
+    assert not host.may_use("no such user", str(path))
+
+
+def test_user_and_groups() -> None:
+    assert host.user()["uid"] == os.geteuid()
+    assert host.groups("root", "no such group") == {"root": 0, "no such group": None}
+
+
+def test_installed() -> None:
+    assert host.installed("sh")
+    assert not host.installed("no-such-program")

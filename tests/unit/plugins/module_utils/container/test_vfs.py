@@ -1,0 +1,127 @@
+"""What goes with the function that a container gets, as far as the node can tell it."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+from ansible_collections.rdm.provision.plugins.module_utils.container import vfs
+from ansible_collections.rdm.provision.plugins.module_utils.container.vfs import (
+    Functions,
+    Given,
+    devices,
+    lasting_mac,
+    stayed_behind,
+)
+from ansible_collections.rdm.provision.plugins.module_utils.docker.api import DockerAPI
+from ansible_collections.rdm.provision.plugins.module_utils.hardware.rdma import RdmaProblem
+
+from tests.fixtures.sysfs.build import build
+
+MAC = "0c:42:a1:5e:10:01"
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Path:
+    return build("rdma", tmp_path)
+
+
+def paths(tree: Path, given: Given) -> list[str] | None:
+    found = devices(given, str(tree / "sys"), str(tree / "dev"))
+    return None if found is None else [Path(one).name for one in found]
+
+
+def test_devices_are_those_of_the_function_wherever_its_interface_is(node: Path) -> None:
+    assert paths(node, Given("0000:41:00.1", "ib1")) == ["uverbs1", "umad1", "issm1", "rdma_cm"]
+    assert paths(node, Given("0000:41:00.2")) == ["uverbs2", "umad2", "issm2", "rdma_cm"]
+    assert paths(node, Given("0000:01:10.2", "eth3")) == []
+    # A function without a PCI address is found by its interface, as long as that is here.
+    assert paths(node, Given("eth2", "eth2")) == ["uverbs8", "umad8", "rdma_cm"]
+    assert paths(node, Given("eth2")) is None
+    assert paths(node, Given("")) is None
+
+
+def exclusive(node: Path) -> Path:
+    """Let rdma keep its devices apart by network namespace; return what says so."""
+    mode = node / "sys/module/ib_core/parameters/netns_mode"
+    mode.parent.mkdir(parents=True)
+    mode.write_text("N\n")
+    return mode
+
+
+def test_devices_that_no_container_could_open_are_refused_before_it_is_made(node: Path) -> None:
+    mode = exclusive(node)
+    infiniband = Given("0000:41:00.1", "ib1")
+    with pytest.raises(
+        RdmaProblem, match=r"mode exclusive, in which no container .* interface ib1 away.* set netns shared"
+    ):
+        paths(node, infiniband)
+    assert paths(node, Given("0000:01:10.2", "eth3")) == [], "it has no RDMA device"
+    assert paths(node, Given("0000:a1:00.1", "ens11")) == ["uverbs4", "umad4", "rdma_cm"]
+    mode.write_text("Y\n")
+    assert paths(node, infiniband)
+
+
+def test_in_the_mode_exclusive_a_device_is_where_its_container_is(node: Path) -> None:
+    exclusive(node)
+    running = Given("0000:a1:00.2")
+    assert paths(node, running) == ["uverbs5", "umad5", "rdma_cm"]
+    why = stayed_behind(running.key, str(node / "sys"))
+    assert re.search(r"mlx5_5 of 0000:a1:00\.2 did not move .* journalctl -u rdm-sriov", why)
+    # The kernel shows it in the container's namespace only, and its character devices in every one.
+    shutil.rmtree(node / "sys/class/infiniband/mlx5_5")
+    with pytest.raises(RdmaProblem, match="has no RDMA device and must have one"):
+        paths(node, running)
+    for name in ("infiniband_verbs/uverbs5", "infiniband_mad/umad5"):
+        (node / "sys/class" / name / "device").symlink_to(node / "sys/bus/pci/devices/0000:a1:00.2")
+    assert paths(node, running) == ["uverbs5", "umad5", "rdma_cm"]
+    assert stayed_behind(running.key, str(node / "sys")) == ""
+
+
+def test_in_the_mode_shared_no_device_stays_behind(node: Path) -> None:
+    assert stayed_behind("0000:a1:00.2", str(node / "sys")) == ""
+    assert stayed_behind("", str(node / "sys")) == ""
+
+
+@pytest.mark.parametrize(
+    ("kind", "mac", "lasting"),
+    [("0", MAC, MAC), ("3", MAC, MAC), ("1", MAC, ""), ("0", ":".join(["00"] * 20), ""), ("0", "", "")],
+)
+def test_an_address_that_does_not_last_is_not_insisted_on(
+    node: Path, kind: str, mac: str, lasting: str
+) -> None:
+    (node / "sys/class/net/ens11/addr_assign_type").write_text(f"{kind}\n")
+    assert lasting_mac(Given("0000:a1:00.1", "ens11", mac), str(node / "sys")) == lasting
+    assert lasting_mac(Given("0000:a1:00.1", "", mac), str(node / "sys")) is None
+
+
+def test_a_function_that_was_taken_away_under_its_container_is_predicted_to_come_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    gone = "ffff:1f:10.0"
+    monkeypatch.setattr(vfs, "held", lambda socket, found, network: gone)
+    had = {"ibnet": {"function": gone, "devices": ["/dev/infiniband/uverbs2"], "mac": MAC}}
+    functions = Functions(DockerAPI("/nowhere.sock"), "/nowhere.sock", [("ibnet", "192.169.16.101")])
+    assert functions.settings({}, had, check=True) == had
+
+
+def test_a_device_that_moves_a_moment_after_the_start_is_waited_for(
+    node: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks = []
+
+    def look(given: Given) -> list[str]:
+        looks.append(given.key)
+        if len(looks) < 3:
+            raise RdmaProblem("it did not move")
+        return []
+
+    monkeypatch.setattr(vfs, "devices", look)
+    vfs._wait_for_devices("0000:a1:00.2")
+    assert looks == ["0000:a1:00.2"] * 3
+    monkeypatch.setattr(vfs, "_MOVES_S", 0.0)
+    looks.clear()
+    with pytest.raises(RdmaProblem, match="did not move"):
+        vfs._wait_for_devices("0000:a1:00.2")

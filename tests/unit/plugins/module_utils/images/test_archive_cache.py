@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""An archive is read once."""
+
+from __future__ import annotations
+
+import errno
+import gzip
+import os
+from pathlib import Path
+
+import pytest
+from ansible_collections.rdm.provision.plugins.module_utils.images import archive_cache as cache_module
+from ansible_collections.rdm.provision.plugins.module_utils.images.archive_cache import (
+    cached_index,
+    forget_index,
+)
+from ansible_collections.rdm.provision.plugins.module_utils.images.archive_images import (
+    ArchiveMissing,
+    ArchiveProblem,
+)
+
+from tests.image_archives import (
+    MadeImage,
+    digest,
+    layer,
+    put,
+    saved,
+)
+
+
+def test_a_compressed_archive_is_read_once(
+    tmp_path: Path, image: MadeImage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = str(tmp_path / "cache")
+    data = gzip.compress(saved(image))
+    path = put(tmp_path, data)
+    first = cached_index(path, "", cache)
+    with monkeypatch.context() as patch:
+        patch.delattr(cache_module, "index_archive")
+        assert cached_index(path, digest(data)[7:].upper(), cache) == first
+    changed = MadeImage([layer("new")], ["example/app:2"])
+    put(tmp_path, gzip.compress(saved(changed)))
+    assert cached_index(path, "", cache).images[0].ids == [changed.id]
+    forget_index(path, cache)
+    assert not (tmp_path / "cache").exists()
+
+
+def test_a_plain_archive_is_remembered_for_its_digest_only(tmp_path: Path, image: MadeImage) -> None:
+    path = put(tmp_path, saved(image))
+    cached_index(path, "", str(tmp_path / "cache"))
+    assert not (tmp_path / "cache").exists()
+    cached_index(path, digest(saved(image))[7:], str(tmp_path / "cache"))
+    assert len(list((tmp_path / "cache").iterdir())) == 1
+
+
+def test_a_wrong_digest_is_named(tmp_path: Path, image: MadeImage) -> None:
+    data = saved(image)
+    path = put(tmp_path, data)
+    for _again in range(2):
+        with pytest.raises(ArchiveProblem, match=f"archive has sha256 {digest(data)[7:]}, not {64 * '0'}"):
+            cached_index(path, 64 * "0", str(tmp_path / "cache"))
+
+
+def test_a_missing_archive_is_remembered_for_its_removal(tmp_path: Path, image: MadeImage) -> None:
+    cache = str(tmp_path / "cache")
+    path = put(tmp_path, gzip.compress(saved(image)))
+    before = cached_index(path, "", cache)
+    Path(path).unlink()
+    assert cached_index(path, "", cache, stale=True) == before
+    with pytest.raises(ArchiveMissing):
+        cached_index(path, "", cache)
+    forget_index(path, cache)
+    with pytest.raises(ArchiveMissing):
+        cached_index(path, "", cache, stale=True)
+
+
+def test_a_damaged_memory_is_made_anew(tmp_path: Path, image: MadeImage) -> None:
+    cache = tmp_path / "cache"
+    path = put(tmp_path, gzip.compress(saved(image)))
+    index = cached_index(path, "", str(cache))
+    for text in ('{"identity"', "[]", "{}", '{"index": {"images": []}}'):
+        next(cache.iterdir()).write_text(text)
+        assert cached_index(path, "", str(cache)) == index
+
+
+def test_works_where_nothing_can_be_remembered(tmp_path: Path, image: MadeImage) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("not a directory")
+    path = put(tmp_path, gzip.compress(saved(image)))
+    assert cached_index(path, "", str(blocked / "cache")).images[0].ids == [image.id]
+
+
+def test_a_full_disk_below_the_cache_is_no_problem(
+    tmp_path: Path, image: MadeImage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_descriptor: int, _data: bytes) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    path = put(tmp_path, gzip.compress(saved(image)))
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "write", full)
+        assert cached_index(path, "", str(tmp_path / "cache")).images[0].tags == image.tags
+    assert not (tmp_path / "cache").exists()

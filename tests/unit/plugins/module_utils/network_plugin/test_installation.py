@@ -1,0 +1,32 @@
+"""What is said of a plugin that does not start."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from ansible_collections.rdm.provision.plugins.module_utils.network_plugin.installation import (
+    InstallationProblem,
+    control,
+)
+
+# journalctl(1): --unit adds what systemd says about a unit; the field _SYSTEMD_UNIT is only of its processes.
+JOURNALCTL = """#!/bin/sh
+echo ModuleNotFoundError
+case "$*" in *_SYSTEMD_UNIT=rdm-sriov.service*) ;; *) echo "Main process exited" ;; esac
+"""
+SYSTEMCTL = """#!/bin/sh
+echo "Job failed."
+exit 1
+"""
+
+
+def test_its_own_last_words_are_said_and_not_systemds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, text in (("journalctl", JOURNALCTL), ("systemctl", SYSTEMCTL)):
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    with pytest.raises(InstallationProblem, match=r"Job failed\.; its last words: ModuleNotFoundError$"):
+        control("restart", "rdm-sriov.service")

@@ -1,0 +1,263 @@
+"""A plugin that has lost its state, and no way to the engine, is found and told its networks again."""
+
+from __future__ import annotations
+
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ansible_collections.rdm.provision.plugins.module_utils.constants import LABEL_CLUSTER
+from ansible_collections.rdm.provision.plugins.module_utils.docker.api import DockerUnavailable
+from ansible_collections.rdm.provision.plugins.module_utils.docker.plugin_client import PluginProblem, ask
+from ansible_collections.rdm.provision.plugins.module_utils.network_plugin import installation, networks, unit
+from ansible_collections.rdm.provision.plugins.module_utils.network_plugin.driver import Driver
+from ansible_collections.rdm.provision.plugins.module_utils.network_plugin.functions import (
+    Function,
+    FunctionProblem,
+    Functions,
+)
+from ansible_collections.rdm.provision.plugins.module_utils.network_plugin.program import (
+    digest,
+    own_sources,
+    program,
+)
+from ansible_collections.rdm.provision.plugins.module_utils.network_plugin.server import Server
+from ansible_collections.rdm.provision.plugins.module_utils.network_plugin.state import State
+from ansible_collections.rdm.provision.plugins.module_utils.state import state_file
+from ansible_collections.rdm.provision.plugins.modules import container_ready, node_facts, sriov_plugin
+
+from tests.unit.plugins.modules.running import Failed, run_module
+
+OURS = {LABEL_CLUSTER: "rdm"}
+
+
+class Card(Functions):
+    """One card with a function."""
+
+    def virtual(self, parent: str) -> list[Function]:
+        if parent != "ib0":
+            raise FunctionProblem(f"there is no network interface {parent} on this node")
+        return [Function("ib0.0", "ib0", 0)]
+
+    def interface(self, function: Function) -> str:
+        return function.key
+
+    def up(self, interface: str) -> None:
+        pass
+
+    def is_ethernet(self, interface: str) -> bool:
+        return True
+
+    def isolate(self, function: Function, vlan: int, trusted: bool) -> None:
+        pass
+
+
+class Engine:
+    """The networks that an engine knows."""
+
+    def __init__(self) -> None:
+        self.networks: list[dict[str, Any]] = []
+
+    def get(self, path: str, **query: Any) -> Any:
+        if path == "/networks":
+            # What the list lacks on some engines is taken from the network itself.
+            chosen = query.get("filters", {}).get("driver")
+            return [
+                {key: one[key] for key in ("Id", "Name", "Driver", "Labels")}
+                for one in self.networks
+                if not chosen or one["Driver"] in chosen
+            ]
+        if path.startswith("/networks/"):
+            return next(one for one in self.networks if one["Id"] == path.rpartition("/")[2])
+        return []
+
+    def network(self, name: str, driver: str = "p", labels: dict[str, str] = OURS, **options: str) -> None:
+        self.networks.append(
+            {
+                "Id": name * 8,
+                "Name": name,
+                "Driver": driver,
+                "Labels": labels,
+                "Options": {"netdevice": "ib0", **options},
+                "IPAM": {"Config": [{"Subnet": "fd00::/64"}, {"Subnet": "192.169.16.0/24"}]},
+            }
+        )
+
+
+class Plugin:
+    """A plugin that knows nothing, and has no engine to ask."""
+
+    def __init__(self, directory: Path) -> None:
+        self.socket = str(directory / "p.sock")
+        self.state = State(str(directory))
+        driver = Driver(Card(), self.state, dict, program="sha256:1")
+        self.server = Server(self.socket, driver)
+        threading.Thread(target=self.server.serve_forever, args=(0.01,), daemon=True).start()
+
+    def end(self) -> None:
+        self.server.shutdown()
+        self.server.server_close()
+
+
+@pytest.fixture
+def plugin() -> Iterator[Plugin]:
+    """The plugin at a short path, as a socket needs it."""
+    with tempfile.TemporaryDirectory(prefix="rdm-sriov-", dir="/tmp") as path:
+        made = Plugin(Path(path))
+        yield made
+        made.end()
+
+
+@pytest.fixture
+def engine() -> Engine:
+    """An engine with a network of the plugin's driver, and another."""
+    engine = Engine()
+    engine.network("ibnet", vlan="7", privileged="1")
+    engine.network("bridged", "bridge")
+    return engine
+
+
+def names(engine: Engine, plugin: Plugin) -> list[str]:
+    return [one["Name"] for one in networks.lacking(engine, plugin.socket)]  # type: ignore[arg-type]
+
+
+def teach(engine: Engine, plugin: Plugin) -> networks.Taught:
+    return networks.teach(engine, plugin.socket, "rdm")  # type: ignore[arg-type]
+
+
+def test_what_it_lacks_it_is_told_as_it_was(plugin: Plugin, engine: Engine) -> None:
+    body = {"NetworkID": "ibnet" * 8, "EndpointID": "e", "Interface": {"Address": "192.169.16.100/24"}}
+    with pytest.raises(PluginProblem, match="unknown here and the engine does not say what it was"):
+        ask(plugin.socket, "NetworkDriver.CreateEndpoint", body)
+    assert names(engine, plugin) == ["ibnet"]
+    assert teach(engine, plugin) == (["ibnet"], [])
+    [network] = plugin.state.networks.values()
+    assert (network.parents, network.vlan, network.privileged) == (("ib0",), 7, True)
+    assert names(engine, plugin) == []
+    assert teach(engine, plugin) == ([], [])
+    ask(plugin.socket, "NetworkDriver.CreateEndpoint", body)
+
+
+def test_one_of_ours_that_cannot_be_is_refused_and_one_of_others_is_told(
+    plugin: Plugin, engine: Engine
+) -> None:
+    engine.network("theirs", labels={}, netdevice="gone0")
+    assert teach(engine, plugin) == (
+        ["ibnet"],
+        [
+            "the network theirs cannot be made known to the plugin again: "
+            f"{plugin.socket} answers: there is no network interface gone0 on this node"
+        ],
+    )
+    engine.network("mine", netdevice="gone0")
+    with pytest.raises(PluginProblem, match="the network mine cannot be made known"):
+        teach(engine, plugin)
+
+
+def test_the_look_finds_what_the_plugin_lacks_and_that_it_is_dead(plugin: Plugin, engine: Engine) -> None:
+    watch: dict[str, Any] = {
+        "cluster": "rdm",
+        "functions": [],
+        "config_dirs": [],
+        "job_directory": "",
+        "system": False,
+        "images": [],
+        "archives": [],
+        "users": [],
+        "paths": {},
+        "plugin": {"program": "/nowhere", "socket": plugin.socket, "state": "/nowhere"},
+    }
+
+    def drift() -> list[str]:
+        now = state_file.observe(watch, "", engine)  # type: ignore[arg-type]
+        return state_file.drift(right, now).get("sriov", [])
+
+    teach(engine, plugin)
+    right = state_file.observe(watch, "", engine)  # type: ignore[arg-type]
+    assert drift() == []
+    plugin.state.networks.clear()
+    assert drift() == [f"the list of networks of the plugin at {plugin.socket} is without ibnet, not whole"]
+    plugin.end()
+    assert drift() == [f"the plugin at {plugin.socket} does not answer"]
+
+
+def test_something_else_at_the_plugins_socket_is_no_answer_of_it(plugin: Plugin, engine: Engine) -> None:
+    plugin.server.driver._calls.pop("RdmSriov.Info")
+    watch = {"program": "/nowhere", "socket": plugin.socket, "state": "/nowhere"}
+    assert installation.observe(watch)[f"the plugin at {plugin.socket}"] == installation.FOREIGN
+    assert installation.facts(plugin.socket)["served_by"] == "another"
+    assert names(engine, plugin) == []
+
+
+def test_who_serves_the_socket_is_a_fact(plugin: Plugin, monkeypatch: pytest.MonkeyPatch) -> None:
+    sriov = {"parents": [], "socket": plugin.socket}
+
+    def seen(**changes: str) -> dict[str, Any]:
+        facts: dict[str, Any] = run_module(node_facts, {"sriov": {**sriov, **changes}})["node"]
+        found: dict[str, Any] = facts["network_plugin"]
+        return found
+
+    assert (seen()["socket"], seen()["served_by"]) == (plugin.socket, "rdm-sriov")
+    assert seen(socket="")["served_by"] == ""
+    monkeypatch.setattr(plugin.server.driver, "_calls", {})
+    assert seen()["served_by"] == "another"
+    # A unit's plugin that hangs is restarted, not refused.
+    monkeypatch.setattr(unit, "socket_of", lambda _: plugin.socket)
+    monkeypatch.setattr(installation, "active", lambda: True)
+    assert seen()["served_by"] == "rdm-sriov"
+    plugin.end()
+    assert seen()["served_by"] == ""
+
+
+def test_the_plugin_in_a_container_is_told_once_it_is_ready(
+    plugin: Plugin, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(container_ready, "DockerAPI", lambda: engine)
+    monkeypatch.setattr(container_ready, "wait_ready", lambda *_: None)
+    params = {"name": "rdm-sriov-plugin", "cluster": "rdm", "socket": plugin.socket}
+    said = run_module(container_ready, params, check=True)
+    assert (said["changed"], said["taught"]) == (True, ["ibnet"])
+    said = run_module(container_ready, params)
+    assert (said["changed"], said["taught"]) == (True, ["ibnet"])
+    said = run_module(container_ready, params)
+    assert (said["changed"], said["taught"]) == (False, [])
+    engine.network("mine", netdevice="gone0")
+    with pytest.raises(Failed, match="there is no network interface gone0"):
+        run_module(container_ready, params)
+
+
+def test_the_plugin_of_a_unit_is_told_too_unless_no_engine_is_up(
+    plugin: Plugin, engine: Engine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name, value in {
+        "active": lambda: True,
+        "enabled": lambda _: True,
+        "control": lambda *_: None,
+        "running": lambda _: digest(program(own_sources())),
+        "wait": lambda *_: None,
+    }.items():
+        monkeypatch.setattr(installation, name, value)
+    params = {
+        "cluster": "rdm",
+        "run_as": "unit",
+        "socket": plugin.socket,
+        "program": str(tmp_path / "lib/rdm-sriov"),
+        "unit": str(tmp_path / "rdm-sriov.service"),
+        "state_directory": str(tmp_path / "state"),
+    }
+
+    def silent(*_: object, **_more: object) -> None:
+        raise DockerUnavailable("no engine")
+
+    monkeypatch.setattr(sriov_plugin, "DockerAPI", lambda _: engine)
+    with monkeypatch.context() as down:
+        down.setattr(engine, "get", silent)
+        assert run_module(sriov_plugin, params)["taught"] == []
+    said = run_module(sriov_plugin, params, check=True)
+    assert (said["changed"], said["taught"]) == (True, ["ibnet"])
+    assert run_module(sriov_plugin, params)["taught"] == ["ibnet"]
+    said = run_module(sriov_plugin, params)
+    assert (said["changed"], said["taught"]) == (False, [])

@@ -1,0 +1,71 @@
+"""What a container of before has read goes with it, though the directory is called otherwise now."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from ansible_collections.rdm.provision.plugins.module_utils.state.former_directory import (
+    FILES,
+    directory_of,
+    removal,
+)
+from ansible_collections.rdm.provision.plugins.modules import node_files
+
+from tests.conftest import ROOT
+from tests.unit.plugins.modules.running import run_module
+
+
+@pytest.fixture
+def old(tmp_path: Path) -> Path:
+    """A directory as the roles leave it, with a job's results."""
+    home = tmp_path / ".rdm" / "old"
+    directories = [{"path": str(home / name)} for name in ("", "ssh", "job", "jobs")]
+    files = [{"path": str(home / name), "content": "x\n"} for name in FILES if name != "cluster"]
+    claim = {"path": str(home / "cluster"), "name": "rdm"}
+    run_module(node_files, {"claim": claim, "directories": directories, "files": files, "blocks": []})
+    return home
+
+
+def test_the_clusters_files_go_and_the_directory_with_them(old: Path) -> None:
+    plan = removal(str(old), "rdm")
+    assert plan is not None
+    plan.apply(None)
+    assert not old.exists()
+
+
+def test_what_jobs_and_others_have_left_stays(old: Path) -> None:
+    (old / "jobs" / "tiny").mkdir()
+    (old / "mine").write_text("")
+    plan = removal(str(old), "rdm")
+    assert plan is not None
+    plan.apply(None)
+    assert sorted(path.name for path in old.iterdir() if path.name[0] != ".") == ["jobs", "mine"]
+
+
+def test_another_clusters_directory_is_left_alone(old: Path, tmp_path: Path) -> None:
+    link = tmp_path / "link"
+    link.symlink_to(old)
+    for directory, cluster in ((old, "other"), (link, "rdm"), (tmp_path / "no", "rdm")):
+        assert removal(str(directory), cluster) is None
+    assert removal("", "rdm") is None
+
+
+def test_the_container_says_which_it_is() -> None:
+    mounts = [("/jobs", "/jobs"), ("/h/.rdm/n1", "/etc/rdm")]
+    found = {"Mounts": [{"Source": source, "Destination": at} for source, at in mounts]}
+    assert directory_of(found) == "/h/.rdm/n1"
+    assert directory_of({"Mounts": None}) == directory_of({}) == ""
+
+
+def test_it_is_all_that_the_roles_take_away() -> None:
+    names = {"cluster"}
+    for role in ("container", "hostfile", "my_ip", "receipt"):
+        text = (ROOT / "roles" / role / "tasks" / "absent.yml").read_text()
+        tasks: list[dict[str, Any]] = yaml.safe_load(text)
+        for task in tasks:
+            for file in (task.get("rdm.provision.node_files") or {}).get("files") or []:
+                names.add(file["path"].partition("}}/")[2])
+    assert names == set(FILES)
