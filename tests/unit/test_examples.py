@@ -54,11 +54,11 @@ def test_the_architecture_names_files_modules_and_playbooks_that_exist() -> None
     folders = ("", "rdm_provision/**/", "playbooks/**/", "plugins/**/", "trainer/rdm_*/**/")
     there = {file for file in files for folder in folders if any(ROOT.glob(f"{folder}{file}"))}
     assert files - there == set()
-    rooms = {path.name for path in (ROOT / "plugins" / "plugin_utils").iterdir() if list(path.glob("*.py"))}
-    table = page.partition("| room of `plugins/plugin_utils/` |")[2].partition("\n\n")[0]
-    assert {
-        name for row in table.splitlines()[2:] for name in re.findall(r"`(\w+)`", row.split("|")[1])
-    } == rooms
+    for package in ("plugin_utils", "module_utils"):
+        rooms = {path.parent.name for path in (ROOT / "plugins" / package).glob("*/*.py")}
+        table = page.partition(f"| room of `plugins/{package}/` |")[2].partition("\n\n")[0]
+        named = {name for row in table.splitlines()[2:] for name in re.findall(r"`(\w+)`", row.split("|")[1])}
+        assert named == rooms
     modules = {path.stem for path in (ROOT / "plugins" / "modules").glob("*.py")} | {"docker_network"}
     assert set(re.findall(r"A->>M: (\w+_\w+)", page)) - {"job_plan"} <= modules
 
