@@ -161,7 +161,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.docker.api import (
     DockerError,
     DockerProblem,
 )
-from ansible_collections.rdm.provision.plugins.module_utils.lab import recipe
+from ansible_collections.rdm.provision.plugins.module_utils.lab import recipe, spec
 from ansible_collections.rdm.provision.plugins.module_utils.lab import trainer as lab_trainer
 from ansible_collections.rdm.provision.plugins.module_utils.lab.builder import sweep_builders
 from ansible_collections.rdm.provision.plugins.module_utils.lab.host import (
@@ -440,8 +440,13 @@ def remove(api: DockerAPI, cache: Path, check: bool) -> bool:
                 api.delete("/images/{0}".format(image["Id"]), force=True)
             except DockerError as error:
                 if error.status == 409:
+                    using = api.get("/containers/json", all=True, filters={"label": [spec.LABEL]})
+                    down = [
+                        f"rdm-provision lab down --name {name}"
+                        for name in sorted({one["Labels"][spec.LABEL] for one in using})
+                    ]
                     raise LabProblem(
-                        "the node image is used by a lab: take every lab down first (rdm-provision lab down)"
+                        f"the node image is used by a lab: take every lab down first: {'; '.join(down)}"
                     ) from error
                 raise
         sweep()

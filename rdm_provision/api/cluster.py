@@ -390,7 +390,7 @@ class Cluster(JobVerbs):
         >>> Cluster.load("inventory/lab").verify().result().fabric["verdicts"]  # doctest: +SKIP
         {'node1': {'ok': True, 'reason': ''}}
         """
-        self._refuse_bare("verify", "rdm-provision train looks at every node before a job starts")
+        self._refuse_bare("verify", "rdm-provision train CONFIG.yaml --check looks at every node")
         nodes = self.select(limit)
         if (rdma or collective) and len(nodes) < 2:
             what = "RDMA is measured between nodes" if rdma else "an all-reduce takes at least two nodes"
@@ -563,7 +563,7 @@ class Cluster(JobVerbs):
             words = f"exec({argv.split()!r})"
             raise InputError(f"the command {argv!r} is a text, and exec takes a list of words", hint=words)
         if not argv:
-            raise InputError("there is no command to run", hint="rdm-provision exec -- COMMAND ARGUMENT…")
+            raise InputError("there is no command to run", hint='exec(["hostname"])')
         if user and not _USER.fullmatch(user):
             raise InputError(f"{user!r} is not a user of a container", hint="give a name, or uid:gid")
         extra: dict[str, Any] = {"exec_timeout": timeout}

@@ -6,6 +6,7 @@ Only click is imported at start; a verb's file, and with it Ansible and rich, is
 from __future__ import annotations
 
 import importlib
+import shlex
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -158,7 +159,8 @@ def _usage_message(error: click.UsageError) -> str:
 
 def _help_hint(arguments: Sequence[str], error: click.UsageError) -> str:
     if isinstance(error, click.NoSuchOption) and error.option_name == "--check" and arguments[:1] == ["up"]:
-        return f"{PROGRAM} check, which shows what `up` would change"
+        words = [word for word in arguments[1:] if word != "--check"]
+        return f"rdm-provision check {shlex.join(words)}".rstrip() + ", which shows what `up` would change"
     if error.ctx is not None:
         return f"{error.ctx.command_path} --help"
     # An option without its value does not know whose it is.

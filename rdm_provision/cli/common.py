@@ -5,14 +5,16 @@ from __future__ import annotations
 import functools
 import json
 import re
-import shlex
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
+
+from rdm_provision.cli.render.commands import WRITTEN_VARS, with_inventory
+from rdm_provision.errors import RdmError
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -24,9 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Options",
-    "again",
     "emit_json",
-    "inventory_flag",
     "inventory_options",
     "is_here",
     "json_option",
@@ -41,11 +41,6 @@ __all__ = [
 ]
 
 Command = Callable[..., Any]
-
-_WRITTEN_VARS = "rdm_provision.extra_vars"
-"""Where a context keeps the words of ``--extra-vars``."""
-_OF_CLUSTER = ("inventory", "extra_vars", "vault_password_file", "ask_vault_pass", "ask_become_pass")
-_NOT_AGAIN = ("limit", "as_json", "show_command", "verbose")
 
 # Terminals obey these, and JSON lets them stand in strings (RFC 8259, section 7).
 _CONTROL = re.compile("[\x7f-\x9f]")
@@ -148,7 +143,7 @@ def emit_json(data: Any) -> None:
 
 def _parse_extra_vars(ctx: click.Context, _param: click.Parameter, values: tuple[str, ...]) -> dict[str, Any]:
     """Turn ``KEY=VALUE``, ``{JSON}`` and ``@FILE`` into variables. VALUE is YAML: ``false`` is false."""
-    ctx.meta[_WRITTEN_VARS] = values
+    ctx.meta[WRITTEN_VARS] = values
     if not values:
         return {}
     import yaml
@@ -319,7 +314,14 @@ def _with(*decorators: Callable[[Command], Command]) -> Callable[[Command], Comm
                 as_json=given.pop("as_json", False),
                 show_command=given.pop("show_command", False),
             )
-            return command(options, **given)
+            try:
+                return command(options, **given)
+            except RdmError as error:
+                error.hint = with_inventory(error.hint)
+                error.problems = tuple(
+                    replace(problem, remedy=with_inventory(problem.remedy)) for problem in error.problems
+                )
+                raise
 
         decorated: Command = wrapper
         for decorator in reversed(decorators):
@@ -382,40 +384,6 @@ def untold_options(which: str) -> Callable[[Command], Command]:
         help=f"{which}: KEY=VALUE lines that were asked for, such as _00_conf.sh.",
     )
     return lambda command: state(conf(command))
-
-
-def inventory_flag() -> str:
-    """Return how the user named the cluster, for commands that we suggest: `` -i PATH``, variables, vault."""
-    ctx = click.get_current_context(silent=True)
-    return _written(ctx, _OF_CLUSTER) if ctx else ""
-
-
-def again() -> str:
-    """Return the command that runs as it was given, but for its ``--limit``."""
-    ctx = click.get_current_context()
-    # The program's own name may be a path.
-    words = ctx.command_path.split()[1:] if ctx.parent else [ctx.info_name or ""]
-    return " ".join(("rdm-provision", *words)) + _written(ctx)
-
-
-def _written(ctx: click.Context, only: Collection[str] = ()) -> str:
-    """Return options and arguments as they were given, a space before each."""
-    options, arguments = [], []
-    for param in ctx.command.params:
-        name = param.name or ""
-        value = ctx.params.get(name) if name != "extra_vars" else ctx.meta.get(_WRITTEN_VARS)
-        if (name not in only if only else name in _NOT_AGAIN) or not value:
-            continue
-        if ctx.get_parameter_source(name) is not ParameterSource.COMMANDLINE:
-            continue
-        values = [value] if isinstance(value, (str, Path, int)) else [*value]
-        if isinstance(param, click.Argument):
-            arguments += [shlex.quote(str(one)) for one in values]
-        elif isinstance(param, click.Option) and param.is_flag:
-            options.append(param.opts[-1])
-        else:
-            options += [f"{param.opts[0]} {shlex.quote(str(one))}" for one in values]
-    return "".join(f" {word}" for word in (*options, *arguments))
 
 
 def unknown_job(cluster: Cluster, result: RunResult, job: str) -> InputError:

@@ -227,7 +227,8 @@ def test_a_stopped_node_comes_back_with_the_same_address_key_and_cable(lab: Lab)
     assert lab.json("stop", "n2")["changed"] == {"n2": True}
     assert lab.nodes()["n2"] == ("exited", "unplugged", "")
     assert lab.ssh("n2", "true").returncode == 255
-    assert "is not plugged in" in lab.run("heal", "n2", expect=1).stderr
+    said = lab.run("heal", "n2", expect=1).stderr
+    assert f"is not plugged in: run rdm-provision lab start n2 --name {lab.name}" in said
     assert lab.json("start", "n2")["changed"] == {"n2": True}
     assert lab.ready(2)
     assert lab.ssh("n2", "sudo ls /etc/kept /var/lib/docker/kept").returncode == 0

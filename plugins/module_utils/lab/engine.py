@@ -257,7 +257,8 @@ class LabEngine:
         mine = spec.ports_of(node, ports)
         if not mine or not runs:
             raise LabProblem(
-                f"{node} of lab {self.name!r} is not plugged in: run rdm-provision lab start {node}"
+                f"{node} of lab {self.name!r} is not plugged in: run rdm-provision lab start {node} "
+                f"--name {self.name}"
             )
         wrong = [port for port in mine if ports[port] != up]
         for port in wrong:

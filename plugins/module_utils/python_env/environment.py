@@ -351,7 +351,10 @@ def require_unused(directory: str, cluster: str) -> None:
     for place in mine(directory, cluster):
         process = in_use(place)
         if process:
-            told = "{0} is in use by process {1}: stop the job first (rdm-provision stop)"
+            told = (
+                "{0} is in use by process {1}: stop the job first (rdm-provision stop JOB; "
+                "rdm-provision jobs lists them)"
+            )
             raise EnvironmentInUse(told.format(place, process), process)
 
 

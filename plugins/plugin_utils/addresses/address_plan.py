@@ -35,7 +35,12 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.addresses.ipv4 impor
     to_int,
     to_text,
 )
-from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import Problem, Refused, names
+from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import (
+    NAMES_SHOWN,
+    Problem,
+    Refused,
+    names,
+)
 
 DEFAULT_SUBNET = IPv4Network("192.169.16.0/24")
 WIDE_PREFIX = 16
@@ -353,9 +358,15 @@ class _FullError(Exception):
         return Problem(None, f"{value} {self.network}", self._reason(), remedy)
 
     def _or_release(self) -> str:
-        if not self.reserved:
+        """What else makes room, when that is enough: a release that is not releases nothing."""
+        lacking = self.hosts + len(self.reserved) - (HostRange(self.network).size - 1)
+        if not 0 < lacking <= len(self.reserved):
             return ""
-        return ", or release addresses of removed nodes (rdm-provision plan --release NODE)"
+        words = " ".join(f"--release {node}" for node in self.reserved[:lacking])
+        if lacking > NAMES_SHOWN:
+            words = "--release NODE, once for each"
+        what = "the address of a removed node" if lacking == 1 else f"{lacking} addresses of removed nodes"
+        return f", or release {what} (rdm-provision plan {words})"
 
     def widening(self, wide: IPv4Network) -> Problem:
         """The refusal that says what widening costs."""

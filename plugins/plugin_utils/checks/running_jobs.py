@@ -26,7 +26,7 @@ def ended_jobs(running: Mapping[str, Sequence[str]], whole_node: bool = False) -
             node,
             f"the job {job}",
             f"runs {where}, and would lose its steps since its last checkpoint",
-            f"stop it first (rdm-provision stop -i INVENTORY {job} saves a checkpoint){otherwise}",
+            f"stop it first (rdm-provision stop {job} saves a checkpoint){otherwise}",
         )
         for node, jobs in running.items()
         for job in jobs

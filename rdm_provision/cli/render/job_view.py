@@ -16,6 +16,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from rdm_provision.cli.render import live, view
+from rdm_provision.cli.render.commands import with_inventory
 from rdm_provision.cli.render.curve import curve
 from rdm_provision.cli.render.printable import printable
 from rdm_provision.results.events import Event, RunResult
@@ -342,7 +343,9 @@ def next_steps(state: JobState, flag: str) -> list[tuple[str, str]]:
             logs,
             ("stop it", f"rdm-provision stop{flag} {state.job}"),
         ]
-    more = "optimisation.train_iterations=N" if state.state == "finished" else ""
+    # What trains no steps has no such key.
+    longer = state.state == "finished" and state.train_iterations
+    more = "optimisation.train_iterations=N" if longer else ""
     again = f"rdm-provision train{flag} --resume {state.job} {more}".rstrip()
     if state.state == "failed":
         logs = ("what went wrong", f"rdm-provision logs{flag} {state.job} --err")
@@ -353,7 +356,7 @@ def unheard(console: Console, result: RunResult) -> None:
     """Print which nodes could not be asked, and why."""
     for name, node in result.nodes.items():
         if node.why:
-            console.print(Text.assemble((name, "bold red"), f"  {node.why}"), soft_wrap=True)
+            console.print(Text.assemble((name, "bold red"), f"  {with_inventory(node.why)}"), soft_wrap=True)
 
 
 def failures(console: Console, state: JobState) -> None:

@@ -17,6 +17,7 @@ from rich.padding import Padding
 from rich.spinner import Spinner
 from rich.text import Text
 
+from rdm_provision.cli.render.commands import with_inventory
 from rdm_provision.cli.render.view import STYLE, count, err, names, seconds, sign
 from rdm_provision.results.events import (
     Event,
@@ -162,7 +163,7 @@ class View:
             line.append(f"  {event.phase}: {event.task}", "dim")
             self.console.print(line)
             if event.message:
-                self.console.print(Padding(Text(event.message), (0, 0, 0, 4), expand=False))
+                self.console.print(Padding(Text(with_inventory(event.message)), (0, 0, 0, 4), expand=False))
 
     def _has_work(self, node: str, phase: str) -> bool:
         """Whether a node has something to do in a phase; every node has, where nobody has looked."""

@@ -12,6 +12,7 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
+from rdm_provision.cli.render.commands import with_inventory
 from rdm_provision.cli.render.printable import printable
 from rdm_provision.errors import Problem
 from rdm_provision.results.events import InProgress, RunResult, Status
@@ -165,9 +166,10 @@ def problems(console: Console, found: Iterable[Problem]) -> None:
         if nodes:
             line.append(names(nodes), "bold").append(": ")
         line.append(value, "yellow" if value else "")
+        reason = with_inventory(reason)
         line.append(f" {reason}" if value and reason else reason)
         if remedy:
-            line.append(": ").append(remedy, "green")
+            line.append(": ").append(with_inventory(remedy), "green")
         bullet(console, line)
 
 
@@ -237,9 +239,10 @@ def recap(console: Console, result: RunResult) -> None:
             cells.append(str(planned.get(name, {}).get("my_ip", "")))
         word = "would change" if result.check and node.status is Status.CHANGED else str(node.status)
         cells.append(Text(f"{sign(node.status, console)} {word}", STYLE[node.status]))
+        why = with_inventory(node.why)
         cells += [str(node.ok + node.changed + node.failed), str(node.changed)]
         if reasons:
-            cells.append(f"{node.phase}: {node.why}" if node.phase and node.why else node.why)
+            cells.append(f"{node.phase}: {why}" if node.phase and why else why)
         made.add_row(*cells)
     if made.row_count:
         show(console, made)

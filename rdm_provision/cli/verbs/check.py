@@ -6,7 +6,8 @@ import shlex
 
 import click
 
-from rdm_provision.cli.common import Options, again, emit_json, inventory_flag, recheck_option, run_options
+from rdm_provision.cli.common import Options, emit_json, recheck_option, run_options
+from rdm_provision.cli.render.commands import again, inventory_flag
 from rdm_provision.errors import FAILED
 
 __all__ = ["check"]

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import click
 
-from rdm_provision.cli.common import Options, again, limited_run_options
+from rdm_provision.cli.common import Options, limited_run_options
+from rdm_provision.cli.render.commands import again
 
 __all__ = ["data"]
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import click
 
-from rdm_provision.cli.common import Options, again, inventory_flag, lab_steps, run_options
+from rdm_provision.cli.common import Options, lab_steps, run_options
+from rdm_provision.cli.render.commands import again, inventory_flag
 
 __all__ = ["down"]
 

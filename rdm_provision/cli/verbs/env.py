@@ -5,7 +5,8 @@ from __future__ import annotations
 import click
 
 from rdm_provision.api.cluster import Cluster
-from rdm_provision.cli.common import Options, again, inventory_flag, run_options
+from rdm_provision.cli.common import Options, run_options
+from rdm_provision.cli.render.commands import again, inventory_flag
 from rdm_provision.runner.run import Run
 
 __all__ = ["env"]

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import sys
 import time
@@ -16,12 +17,12 @@ import click
 from rdm_provision.cli.common import (
     Options,
     emit_json,
-    inventory_flag,
     is_here,
     limited_run_options,
     unknown_job,
     untold_options,
 )
+from rdm_provision.cli.render.commands import inventory_flag
 from rdm_provision.cli.render.printable import printable
 from rdm_provision.cli.verbs.prune import prune
 from rdm_provision.errors import InputError
@@ -111,10 +112,15 @@ def jobs(
     if verdict and (watch or sections or not job):
         raise click.UsageError("--verdict is of one JOB, and neither with --watch nor with --sections.")
     if "/" in job:
-        what = "is a path here, and no job of the cluster" if is_here(job) else "is no name of a job"
+        if not is_here(job):
+            hint = (
+                "a path here goes with --verdict or --sections; rdm-provision jobs lists those of the cluster"
+            )
+            raise InputError(f"{job} is no name of a job", hint=hint)
+        what = "is a path here, and no job of the cluster"
         hint = (
             f"a directory goes with --verdict or --sections, a log with --verdict; a page of it: "
-            f"rdm-provision report {job}"
+            f"rdm-provision report {shlex.quote(job)}"
         )
         raise InputError(f"{job} {what}", hint=hint)
     cluster = options.cluster()
@@ -179,7 +185,10 @@ def _verdict(state: JobState, *, as_json: bool) -> int:
     """Print the verdict on a job, and return its exit code."""
     found = state.verdict
     if found is None:
-        hint = "its agent is of an earlier version, or has only begun; rdm-provision jobs JOB shows its state"
+        hint = (
+            "its agent is of an earlier version, or has only begun; "
+            f"rdm-provision jobs {state.job} shows its state"
+        )
         raise InputError(f"there is no verdict on {state.job}", hint=hint)
     if as_json:
         emit_json({"job": state.job, "state": state.state, **to_json(found)})
@@ -228,7 +237,8 @@ def _read_here(path: Path, words: Sequence[str], *, as_json: bool) -> int:
 
     # Unlike Path.is_file, it raises nothing where the directory above may not be searched.
     if words[0] == "sections" and os.path.isfile(path):  # noqa: PTH113
-        hint = f"give the directory that it is in, or make a page of it: rdm-provision report {path}"
+        page = f"rdm-provision report {shlex.quote(str(path))}"
+        hint = f"give the directory that it is in, or make a page of it: {page}"
         raise InputError(f"{path} is a file, and --sections is of a directory", hint=hint)
     if not is_here(path):
         hint = "give one with NODE.out files" + (", or a log" if words[0] == "verdict" else "")

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from rdm_provision.cli.common import Options, emit_json, inventory_flag, inventory_options
+from rdm_provision.cli.common import Options, emit_json, inventory_options
+from rdm_provision.cli.render.commands import inventory_flag
 
 if TYPE_CHECKING:
     from rdm_provision.results.plan_table import PlanTable

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rdm_provision.api import tuning
-from rdm_provision.cli.common import Options, emit_json, inventory_flag, search_options
+from rdm_provision.cli.common import Options, emit_json, search_options
+from rdm_provision.cli.render.commands import inventory_flag
 
 if TYPE_CHECKING:
     from rdm_provision.api.cluster import Cluster
@@ -120,10 +121,10 @@ class _Measuring:
         if lacking := [name for name in self._cluster.select(self._options.limit) if name not in found]:
             from rdm_provision.errors import InputError
 
-            raise InputError(
-                f"{lacking[0]} does not say which GPUs it has",
-                hint=f"rdm-provision exec{inventory_flag()} -- nvidia-smi",
-            )
+            hint = f"rdm-provision exec{inventory_flag()} -- nvidia-smi"
+            if self._cluster.is_bare:
+                hint = f"ansible {lacking[0]} -i {shlex.quote(str(self._cluster.inventory))} -a nvidia-smi"
+            raise InputError(f"{lacking[0]} does not say which GPUs it has", hint=hint)
         return found
 
     def job(self, which: str, nodes: Sequence[str], options: Sequence[str]) -> dict[str, Any]:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from rdm_provision.cli.common import Options, again, emit_json, inventory_flag, lab_steps, whole_run_options
+from rdm_provision.cli.common import Options, emit_json, lab_steps, whole_run_options
+from rdm_provision.cli.render.commands import again, inventory_flag
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from rdm_provision.cli.common import Options, emit_json, limited_run_options
+from rdm_provision.cli.render.commands import with_inventory
 from rdm_provision.errors import FAILED
 
 if TYPE_CHECKING:
@@ -72,7 +73,7 @@ def _show(console: Console, states: Sequence[NodeState]) -> None:
         if state.healthy:
             remark = Text("ok", "green")
         elif state.reachable:
-            remark = Text("; ".join(state.remarks), "yellow")
+            remark = Text(with_inventory("; ".join(state.remarks)), "yellow")
         else:
             remark = Text("unreachable: " + "; ".join(state.remarks), "bold magenta")
         cells = [

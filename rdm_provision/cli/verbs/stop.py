@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from rdm_provision.cli.common import Options, emit_json, inventory_flag, limited_run_options, unknown_job
+from rdm_provision.cli.common import Options, emit_json, limited_run_options, unknown_job
+from rdm_provision.cli.render.commands import inventory_flag
 from rdm_provision.constants import JOB_MODULE
 
 if TYPE_CHECKING:

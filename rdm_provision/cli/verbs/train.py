@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from rdm_provision.cli.common import Options, emit_json, inventory_flag, limited_run_options
+from rdm_provision.cli.common import Options, emit_json, limited_run_options
+from rdm_provision.cli.render.commands import inventory_flag
 from rdm_provision.constants import LAUNCHERS
 
 if TYPE_CHECKING:

@@ -11,7 +11,8 @@ import click
 
 from rdm_provision.api import tuning
 from rdm_provision.api.tuning import TuneOptions, tune_options
-from rdm_provision.cli.common import Options, inventory_flag, search_options
+from rdm_provision.cli.common import Options, search_options
+from rdm_provision.cli.render.commands import inventory_flag
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -6,14 +6,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from rdm_provision.cli.common import (
-    Options,
-    again,
-    inventory_flag,
-    lab_steps,
-    recheck_option,
-    run_options,
-)
+from rdm_provision.cli.common import Options, lab_steps, recheck_option, run_options
+from rdm_provision.cli.render.commands import again, inventory_flag
 
 if TYPE_CHECKING:
     from rdm_provision.api.cluster import Cluster

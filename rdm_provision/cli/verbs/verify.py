@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from rdm_provision.cli.common import Options, again, inventory_flag, limited_run_options
+from rdm_provision.cli.common import Options, limited_run_options
+from rdm_provision.cli.render.commands import again, inventory_flag
 
 if TYPE_CHECKING:
     from rdm_provision.results.events import RunResult

@@ -390,7 +390,7 @@ def test_about_a_job_its_master_is_asked_and_the_others_only_when_it_cannot_tell
 @pytest.mark.parametrize(
     ("verb", "words", "near", "hint"),
     [
-        (jobs_verb.jobs, [], [], "rdm-provision jobs lists them"),
+        (jobs_verb.jobs, [], [], "rdm-provision jobs -i INVENTORY lists them"),
         (jobs_verb.jobs, ["--verdict"], ["gpt-1"], "did you mean gpt-1?"),
         (jobs_verb.jobs, ["--sections"], ["gpt-1"], "did you mean gpt-1?"),
         (logs_verb.logs, [], ["gpt-1"], "did you mean gpt-1?"),
@@ -412,11 +412,12 @@ def test_a_job_that_is_misspelt_is_named_as_it_may_have_been_meant(
     monkeypatch.setattr(job_view, "watch", lambda *_, **__: (result, None))
     monkeypatch.setattr(job_view, "read", lambda *_, **__: (result, {}))
     monkeypatch.setattr(live, "watch", lambda *_, **__: result)
-    arguments = ["-i", str(make_inventory("n1", "n2")), "gtp-1", *words]
+    inventory = str(make_inventory("n1", "n2"))
+    arguments = ["-i", inventory, "gtp-1", *words]
     said = CliRunner().invoke(verb, arguments, standalone_mode=False)
     assert isinstance(said.exception, InputError), said.output
     assert "there is no job gtp-1" in str(said.exception)
-    assert said.exception.hint == hint
+    assert said.exception.hint == hint.replace("INVENTORY", inventory)
 
 
 @pytest.mark.parametrize("failed", [False, True])

@@ -106,7 +106,7 @@ def test_no_arguments_show_the_help(call: Call) -> None:
         (["up", "stray"], ["stray"]),
         (["up", "--check"], ["--check", "rdm-provision check"]),
         (["jobs", "--prune"], ["--prune", "rdm-provision jobs --help"]),
-        (["jobs", "log2/123"], ["log2/123", "--verdict or --sections", "rdm-provision report log2/123"]),
+        (["jobs", "log2/123"], ["log2/123", "--verdict or --sections", "rdm-provision jobs lists"]),
         (["jobs", "log2/123", "--watch"], ["log2/123", "--verdict or --sections"]),
         (["jobs", "/etc/hosts", "--sections"], ["/etc/hosts is a file", "rdm-provision report /etc/hosts"]),
         (["jobs", "log2/nosuch", "--verdict"], ["no directory log2/nosuch", "or a log"]),

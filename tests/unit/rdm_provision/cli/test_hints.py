@@ -2,128 +2,22 @@
 
 from __future__ import annotations
 
-import ast
-import re
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import click
 import pytest
-import yaml
 
 from rdm_provision import Cluster
 from rdm_provision.api import doctor
-from rdm_provision.cli import cli, main
+from rdm_provision.cli import main
 from rdm_provision.cli.render import live
 from rdm_provision.errors import InputError
 from rdm_provision.results.events import NodeRecap, RunResult
 from rdm_provision.results.outcomes import CommandOutput
-from tests.conftest import ROOT
+from tests.unit.rdm_provision.cli.hints import hints, wrong
 from tests.unit.rdm_provision.conftest import MakeInventory
-
-SOURCES = (
-    "rdm_provision",
-    "plugins",
-    "rdm_sriov",
-    "trainer/rdm_core",
-    "trainer/rdm_job",
-    "trainer/rdm_log",
-    "trainer/rdm_trainer",
-)
-PAGES = ("README.md", "CONTRIBUTING.md", "docs/**/*.md", "roles/*/README.md")
-COMMAND = re.compile(r"(?<![\w/.-])rdm-provision +((?:[\w-][^\s`,;:()\"]* *)+)")
-GAP = "VALUE"
-"""Stands for what is filled in."""
-PROSE = {"MY_IP", "and", "authors", "by", "developers", "for", "has", "in", "is", "of", "on", "that", "wrote"}
-"""What follows the program's name in sentences about it."""
-
-
-class Hint(NamedTuple):
-    where: str
-    words: list[str]
-
-
-def texts(tree: ast.AST) -> Iterator[tuple[int, str]]:
-    """Every text of a program but its documentation, with what is filled in as GAP; flags as nothing."""
-    documentation = {
-        id(node.body[0].value)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
-        if node.body and isinstance(node.body[0], ast.Expr)
-    }
-    parts = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.JoinedStr):
-            filled = [
-                str(part.value)
-                if isinstance(part, ast.Constant)
-                else ""
-                if "flag" in ast.unparse(part)
-                else GAP
-                for part in node.values
-            ]
-            yield node.lineno, "".join(filled)
-        elif isinstance(node, ast.Constant) and id(node) not in documentation | parts:
-            yield node.lineno, re.sub(r"\{\w*\}", GAP, str(node.value))
-
-
-def strings(data: Any) -> Iterator[str]:
-    """Every text of a YAML file."""
-    if isinstance(data, str):
-        yield data
-    for item in data.values() if isinstance(data, dict) else data if isinstance(data, list) else ():
-        yield from strings(item)
-
-
-def hints() -> Iterator[Hint]:
-    """Every command of ours that the code, the roles and the pages name."""
-    found: list[tuple[str, str]] = []
-    for source in SOURCES:
-        for path in sorted((ROOT / source).rglob("*.py")):
-            tree = ast.parse(path.read_text(encoding="utf-8"))
-            found += [(f"{path.relative_to(ROOT)}:{line}", text) for line, text in texts(tree)]
-    for path in sorted([*ROOT.glob("roles/*/tasks/*.yml"), *ROOT.glob("playbooks/**/*.yml")]):
-        read = yaml.safe_load(path.read_text(encoding="utf-8"))
-        found += [(str(path.relative_to(ROOT)), text) for text in strings(read)]
-    for pattern in PAGES:
-        for path in sorted(ROOT.glob(pattern)):
-            for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
-                found += [(f"{path.relative_to(ROOT)}:{number}", line)]
-    for where, text in found:
-        if text == "rdm-provision lab":
-            continue  # in the history of the lab's images
-        for match in COMMAND.finditer(text):
-            words = re.split(r" +", match[1].split("\n")[0].partition(" #")[0].strip())
-            if words[0].rstrip(".") not in PROSE:
-                yield Hint(where, words)
-
-
-def wrong(words: list[str]) -> str:
-    """Say why the program would not take a command; what else a sentence says after it is not looked at."""
-    command: click.Command = cli
-    ctx = click.Context(cli)
-    while isinstance(command, click.Group) and words:
-        name, *words = words
-        # What is filled in right behind a word are options.
-        name = name.partition(GAP)[0].rstrip(".'")
-        if name in ("", "--help", "--version", "VERB"):
-            return ""
-        known = command.get_command(ctx, name)
-        if known is None:
-            return f"there is no {command.name} {name}"
-        command = known
-    if isinstance(command, click.Group):
-        return f"{command.name} needs a verb"
-    known_options = {option for param in command.params for option in (*param.opts, *param.secondary_opts)}
-    for word in words:
-        if word in ("--", "&&", "||", "|", "…"):
-            break
-        option = re.match(r"-[a-zA-Z]$|--[a-z][a-z-]*", word)
-        if option and option[0] not in known_options | {"--help"}:
-            return f"{command.name} has no option {option[0]}"
-    return ""
 
 
 def test_every_command_that_is_named_exists_with_its_options() -> None:

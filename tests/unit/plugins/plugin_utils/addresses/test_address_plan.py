@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from ipaddress import IPv4Address
 from pathlib import Path
 
@@ -141,7 +142,7 @@ def test_full_plan_is_widened_only_when_the_user_says_so() -> None:
 
 def test_full_plan_with_reservations_offers_to_release_them() -> None:
     full = make_plan(nodes(253))
-    with pytest.raises(Refused, match=r"removed nodes hold 1.*plan --release NODE"):
+    with pytest.raises(Refused, match=r"removed nodes hold 1.*\(rdm-provision plan --release node252\)"):
         make_plan([*nodes(252), "new"], previous=full)
     emptied = make_plan(nodes(252), previous=full)
     assert (
@@ -194,6 +195,22 @@ def test_removed_nodes_address_is_reserved_and_given_back() -> None:
     back = make_plan(["node0", "node1", "node2", "new"], previous=without)
     assert back.nodes["node1"] == "192.169.16.101"
     assert back.removed == {}
+
+
+@pytest.mark.parametrize("new", [1, 3, 10, 11])
+def test_the_release_that_is_offered_makes_room_and_none_is_that_would_not(new: int) -> None:
+    """A release after which the nodes still lack addresses is refused, and releases nothing."""
+    kept, added = nodes(243), [f"new{number}" for number in range(new)]
+    before = make_plan(kept, previous=make_plan(nodes(253)))
+    with pytest.raises(Refused) as refused:
+        make_plan([*kept, *added], previous=before)
+    offered = re.search(r"\(rdm-provision plan (.*)\)", str(refused.value))
+    assert bool(offered) == (new <= 10)
+    if offered:
+        named = re.findall(r"--release (node\d+)", offered[1])
+        released = release(before, named or list(before.removed)[:new])
+        assert set(added) < set(make_plan([*kept, *added], previous=released).nodes)
+        assert not named or len(named) == new
 
 
 def test_release_names_what_it_cannot_release() -> None:

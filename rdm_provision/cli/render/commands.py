@@ -1,0 +1,63 @@
+"""Commands that we suggest, in the words in which the user has named the cluster."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Collection
+from pathlib import Path
+
+import click
+from click.core import ParameterSource
+
+__all__ = ["WRITTEN_VARS", "again", "inventory_flag", "with_inventory"]
+
+WRITTEN_VARS = "rdm_provision.extra_vars"
+"""Where a context keeps the words of ``--extra-vars``."""
+_OF_CLUSTER = ("inventory", "extra_vars", "vault_password_file", "ask_vault_pass", "ask_become_pass")
+_NOT_AGAIN = ("limit", "as_json", "show_command", "verbose")
+_HINTED = re.compile(
+    r"(?<!by )\brdm-provision (?:(?:env|slurm) (?:up|down|status)|check|data|down|exec|jobs|logs|plan|profile"
+    r"|report|status|stop|train|tune|up|verify)\b(?! -i)"
+)
+"""A command that somebody is to run, and not one by which something was done."""
+
+
+def inventory_flag() -> str:
+    """Return how the user named the cluster, for commands that we suggest: `` -i PATH``, variables, vault."""
+    ctx = click.get_current_context(silent=True)
+    return _written(ctx, _OF_CLUSTER) if ctx else ""
+
+
+def with_inventory(text: str) -> str:
+    """Return a sentence whose commands name the cluster as the user did, which who wrote it cannot know."""
+    flag = inventory_flag()
+    return _HINTED.sub(lambda found: found[0] + flag, text) if flag else text
+
+
+def again() -> str:
+    """Return the command that runs as it was given, but for its ``--limit``."""
+    ctx = click.get_current_context()
+    # The program's own name may be a path.
+    words = ctx.command_path.split()[1:] if ctx.parent else [ctx.info_name or ""]
+    return " ".join(("rdm-provision", *words)) + _written(ctx)
+
+
+def _written(ctx: click.Context, only: Collection[str] = ()) -> str:
+    """Return options and arguments as they were given, a space before each."""
+    options, arguments = [], []
+    for param in ctx.command.params:
+        name = param.name or ""
+        value = ctx.params.get(name) if name != "extra_vars" else ctx.meta.get(WRITTEN_VARS)
+        if (name not in only if only else name in _NOT_AGAIN) or not value:
+            continue
+        if ctx.get_parameter_source(name) is not ParameterSource.COMMANDLINE:
+            continue
+        values = [value] if isinstance(value, (str, Path, int)) else [*value]
+        if isinstance(param, click.Argument):
+            arguments += [shlex.quote(str(one)) for one in values]
+        elif isinstance(param, click.Option) and param.is_flag:
+            options.append(param.opts[-1])
+        else:
+            options += [f"{param.opts[0]} {shlex.quote(str(one))}" for one in values]
+    return "".join(f" {word}" for word in (*options, *arguments))

@@ -1,0 +1,607 @@
+"""A hint is a promise: in the state in which it is given, the command that it names is not refused.
+
+What needs no node is brought about here, told, and followed up to where a run would begin. For the rest a
+table names the test that follows it.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import shlex
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from rdm_provision import Cluster
+from rdm_provision.api.lab import Lab, LabNode
+from rdm_provision.cli import main
+from rdm_provision.cli.render import job_view, live
+from rdm_provision.errors import BAD_INPUT, REFUSED
+from rdm_provision.results.events import NodeRecap, RunResult
+from rdm_provision.results.job_state import JobState
+from rdm_provision.results.node_state import NodeState, _remarks
+from rdm_provision.results.outcomes import CommandOutput
+from rdm_provision.results.plan_table import PlanTable
+from tests.conftest import ROOT
+from tests.unit.rdm_provision.cli.hints import GAP, PROSE, hints
+from tests.unit.rdm_provision.conftest import MakeInventory
+
+TINY = {
+    "name": "tiny",
+    "model": {"layers": 4, "hidden_size": 64, "attention_heads": 4, "seq_length": 64, "vocab_size": 256},
+    "optimisation": {"micro_batch_size": 1, "global_batch_size": 16, "train_iterations": 4},
+    "data": {"mock": True},
+}
+BARE = ("-e", "rdm_runtime=host", "-e", "my_ip=10.77.0.100")
+TOLD = {
+    "version": 1,
+    "job": "demo-1",
+    "launcher": "no_ssh",
+    "master": "n1",
+    "nodes": {"n1": "running"},
+    "started": 1.0,
+    "directory": "/jobs/demo-1",
+    "progress": {"iteration": 3, "train_iterations": 4, "checkpoint": 2},
+}
+
+
+class Begun(Exception):  # noqa: N818  # it is what is hoped for
+    """A run would begin now: nothing has refused it."""
+
+
+@dataclass
+class World:
+    """What a state is made of."""
+
+    make_inventory: MakeInventory
+    patch: pytest.MonkeyPatch
+
+    def cluster(self, name: str = "inventory") -> list[str]:
+        """An inventory, which is not where one is looked for; one of its nodes submits jobs to Slurm."""
+        path = self.make_inventory("n1", name=name) / "hosts.yml"
+        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+        data["all"]["children"]["login"] = {"hosts": {"n1": {}}}
+        path.write_text(yaml.safe_dump(data), encoding="utf-8")
+        return ["-i", os.path.relpath(path.parent)]
+
+    def config(self) -> str:
+        Path("CONFIG.yaml").write_text(yaml.safe_dump(TINY), encoding="utf-8")
+        return "CONFIG.yaml"
+
+    def ends(
+        self,
+        node: NodeRecap | None = None,
+        *,
+        job: dict[str, Any] | None = None,
+        told: dict[str, Any] | None = None,
+        module: str = "job",
+        **more: Any,
+    ) -> None:
+        """Whatever runs ends so: with this on the node, and with what its module told."""
+        returned = {f"rdm.provision.{module}": {"n1": [told or {"known": True, "job": job}]}}
+
+        def result(run: Any) -> RunResult:
+            nodes = {"n1": node or NodeRecap(ok=1)}
+            spec = run.spec
+            return RunResult(verb=spec.verb, check=spec.check, nodes=nodes, returned=returned, **more)
+
+        state = JobState.of(job, "/jobs", 9.0) if job else None
+        self.patch.setattr(live, "watch", lambda run, **_: result(run))
+        self.patch.setattr(job_view, "watch", lambda run, *_, **__: (result(run), state))
+        self.patch.setattr(job_view, "read", lambda run, *_, **__: (result(run), {}))
+
+    def fails_with(self, state: str, **more: Any) -> None:
+        """Whatever runs has a job in this state."""
+        self.ends(job={**TOLD, "state": state, "ended": None if state == "running" else 5.0, **more})
+
+
+State = Callable[[World], list[str]]
+STATES: dict[str, tuple[State, tuple[str, ...]]] = {}
+"""How a state is reached, by name: what brings it about and returns the verb, and which hints it gives."""
+NODE = LabNode("n1", "10.0.0.2", "running", "plugged", "ready")
+
+
+def gives(*which: str) -> Callable[[State], State]:
+    """Register a state with the hints that it gives, each ``file: command``."""
+
+    def register(state: State) -> State:
+        STATES[state.__name__] = (state, which)
+        return state
+
+    return register
+
+
+# --- the cluster ------------------------------------------------------------------------------------------
+
+
+@gives("rdm_provision/cli/verbs/check.py: upVALUE")
+def something_would_change(world: World) -> list[str]:
+    world.ends(NodeRecap(changed=1))
+    return ["check", *world.cluster()]
+
+
+@gives("rdm_provision/cli/__init__.py: check VALUE")
+def up_is_asked_to_check(world: World) -> list[str]:
+    return ["up", "--check", *world.cluster()]
+
+
+@gives(
+    "rdm_provision/cli/verbs/up.py: status",
+    "rdm_provision/cli/verbs/up.py: exec -- hostname",
+    "rdm_provision/cli/verbs/up.py: verify",
+    "rdm_provision/cli/verbs/up.py: down",
+)
+def containers_are_up(world: World) -> list[str]:
+    world.ends(NodeRecap(changed=1))
+    return ["up", *world.cluster()]
+
+
+@gives(
+    "rdm_provision/cli/verbs/up.py: env up",
+    "rdm_provision/cli/verbs/up.py: train CONFIG.yaml",
+    "rdm_provision/cli/verbs/up.py: env down",
+)
+def bare_hosts_are_up(world: World) -> list[str]:
+    world.ends(NodeRecap(changed=1))
+    world.config()
+    return ["up", *world.cluster(), *BARE]
+
+
+@gives("rdm_provision/cli/verbs/down.py: up", "rdm_provision/cli/common.py: lab downVALUE")
+def a_lab_is_down(world: World) -> list[str]:
+    world.ends(NodeRecap(changed=1))
+    inventory = world.cluster()
+    (Path(inventory[1]) / ".rdm" / "lab").mkdir(parents=True)
+    return ["down", *inventory]
+
+
+@gives("rdm_provision/cli/verbs/verify.py: up")
+def a_node_talks_to_nobody(world: World) -> list[str]:
+    world.ends(NodeRecap(failed=1))
+    return ["verify", *world.cluster()]
+
+
+@gives("rdm_provision/cli/verbs/exec.py: exec -- sh -c VALUE")
+def a_line_for_a_shell_had_none(world: World) -> list[str]:
+    world.ends(NodeRecap(failed=1))
+    world.patch.setattr(Cluster, "outputs", lambda *_: (CommandOutput("n1", 127),))
+    return ["exec", *world.cluster(), "--", "hostname; date"]
+
+
+@gives("rdm_provision/results/node_state.py: up")
+def a_container_is_paused(world: World) -> list[str]:
+    world.ends(NodeRecap(ok=1))
+    remarks = tuple(_remarks("10.77.0.100", "", {"name": "rdm", "state": "paused"}, {"name": "ibnet"}, ""))
+    world.patch.setattr(
+        Cluster, "states", lambda *_: (NodeState("n1", True, "10.77.0.100", remarks=remarks),)
+    )
+    return ["status", *world.cluster()]
+
+
+@gives("rdm_provision/cli/verbs/plan.py: up", "rdm_provision/cli/verbs/plan.py: plan --save")
+def a_plan_is_not_saved(world: World) -> list[str]:
+    table = PlanTable(
+        "c", "10.77.0.0/24", "10.77.0.1", Path("address_plan.cfg"), (), saved=False, warnings=()
+    )
+    world.patch.setattr(Cluster, "plan", lambda *_, **__: table)
+    return ["plan", *world.cluster()]
+
+
+def refused(name: str, hint: str, verb: str, *variables: str) -> None:
+    """Register a verb that is for the other kind of nodes."""
+
+    def state(world: World) -> list[str]:
+        world.config()
+        return [*verb.split(), *world.cluster(), *variables]
+
+    state.__name__ = name
+    gives(f"rdm_provision/api/cluster.py: {hint}")(state)
+
+
+refused("bare_hosts_are_verified", "train CONFIG.yaml --check looks at every node", "verify", *BARE)
+refused("bare_hosts_are_taken_down", "env down takes away what up and env up have made there", "down", *BARE)
+refused("bare_hosts_are_asked_for_their_status", "jobs shows what runs there", "status", *BARE)
+refused("containers_get_an_environment", "up makes a cluster of them", "env up")
+refused("containers_lose_an_environment", "down takes a cluster of them away", "env down")
+
+
+# --- this machine -----------------------------------------------------------------------------------------
+
+
+@gives("rdm_provision/runner/inventory.py: lab up")
+def there_is_no_inventory(_: World) -> list[str]:
+    return ["plan"]
+
+
+@gives("rdm_provision/runner/inventory.py: lab up")
+def the_labs_inventory_is_gone(_: World) -> list[str]:
+    return ["plan", "-i", "inventory/lab"]
+
+
+@gives("rdm_provision/runner/inventory.py: lab up")
+def an_inventory_is_empty(_: World) -> list[str]:
+    Path("empty").mkdir()
+    return ["plan", "-i", "empty"]
+
+
+@gives("rdm_provision/environment.py: doctor")
+def ansible_is_missing(world: World) -> list[str]:
+    world.patch.setattr("shutil.which", lambda *_, **__: None)
+    Path("empty").mkdir()
+    return ["plan", "-i", "empty"]
+
+
+@gives("rdm_provision/api/doctor.py: lab up")
+def there_is_no_engine(world: World) -> list[str]:
+    world.patch.setenv("DOCKER_HOST", "unix:///nowhere.sock")
+    return ["doctor"]
+
+
+@gives("rdm_provision/cli/verbs/lab.py: lab up")
+def there_is_no_lab(world: World) -> list[str]:
+    world.patch.setattr(Lab, "status", lambda _: [])
+    return ["lab", "status", "--name", "two"]
+
+
+def made_lab(slurm: bool, *which: str) -> None:
+    """Register a lab that is up."""
+
+    def state(world: World) -> list[str]:
+        told = {"actions": ["made it"], "inventory": "inventory/two/hosts.yml"}
+        world.ends(NodeRecap(changed=1), told=told, module="lab")
+        world.patch.setattr(Lab, "status", lambda _: [NODE])
+        # As it has written it.
+        Path("inventory").mkdir()
+        world.cluster(name="cwd/inventory/two")
+        return ["lab", "up", "--name", "two", *(["--slurm"] if slurm else [])]
+
+    state.__name__ = f"a_lab_is_up_{'for_slurm' if slurm else 'for_containers'}"
+    gives(*(f"rdm_provision/cli/verbs/lab.py: {what}" for what in which))(state)
+
+
+made_lab(False, "up", "lab down")
+made_lab(True, "slurm up", "lab down")
+
+
+# --- jobs -------------------------------------------------------------------------------------------------
+
+
+@gives("rdm_provision/cli/common.py: jobs lists them")
+def there_is_no_such_job(world: World) -> list[str]:
+    world.ends(told={"known": False, "ended": True})
+    return ["logs", *world.cluster(), "nosuch"]
+
+
+@gives("rdm_provision/api/jobs.py: jobs lists them")
+def which_job_is_watched(world: World) -> list[str]:
+    return ["jobs", *world.cluster(), "--watch"]
+
+
+@gives("rdm_provision/cli/verbs/jobs.py: jobs lists those of the cluster")
+def a_path_that_is_not_there_is_no_job(world: World) -> list[str]:
+    return ["jobs", *world.cluster(), "log2/1093"]
+
+
+@gives("rdm_provision/cli/verbs/jobs.py: report VALUE")
+def a_path_is_no_job_of_the_cluster(world: World) -> list[str]:
+    return ["jobs", *world.cluster(), logs_of_somebody()]
+
+
+@gives("rdm_provision/cli/verbs/jobs.py: report VALUE")
+def sections_are_of_a_file(world: World) -> list[str]:
+    return ["jobs", *world.cluster(), "--sections", f"{logs_of_somebody()}/n1.out"]
+
+
+@gives("rdm_provision/cli/verbs/jobs.py: jobs VALUE shows its state")
+def there_is_no_verdict(world: World) -> list[str]:
+    world.fails_with("starting")
+    return ["jobs", *world.cluster(), "demo-1", "--verdict"]
+
+
+@gives(
+    *(
+        f"rdm_provision/cli/render/job_view.py: {what}"
+        for what in ("jobs VALUE --watch", "logs VALUE", "stop VALUE")
+    )
+)
+def a_job_runs(world: World) -> list[str]:
+    world.fails_with("running")
+    return ["jobs", *world.cluster(), "demo-1"]
+
+
+@gives(
+    "rdm_provision/cli/render/job_view.py: train --resume VALUE VALUE",
+    "rdm_provision/cli/render/job_view.py: logs VALUE --err",
+)
+def a_job_has_failed(world: World) -> list[str]:
+    world.fails_with("failed", reason="it was killed")
+    return ["jobs", *world.cluster(), "demo-1"]
+
+
+@gives("rdm_provision/cli/render/job_view.py: train --resume VALUE VALUE")
+def a_job_has_finished(world: World) -> list[str]:
+    world.fails_with("finished")
+    return ["jobs", *world.cluster(), "demo-1"]
+
+
+@gives("rdm_provision/cli/verbs/stop.py: train --resume VALUE", "rdm_provision/cli/verbs/stop.py: logs VALUE")
+def a_job_is_stopped(world: World) -> list[str]:
+    world.fails_with("stopped")
+    return ["stop", *world.cluster(), "demo-1"]
+
+
+@gives("rdm_provision/cli/verbs/report.py: jobs VALUE")
+def a_job_has_written_nothing(world: World) -> list[str]:
+    world.fails_with("starting")
+    return ["report", *world.cluster(), "demo-1"]
+
+
+@gives("rdm_provision/api/jobs.py: train CONFIG.yaml")
+def there_is_nothing_to_train_with(world: World) -> list[str]:
+    world.config()
+    return ["train", *world.cluster()]
+
+
+@gives(
+    *(
+        f"rdm_provision/cli/verbs/env.py: {what}"
+        for what in ("train CONFIG.yaml", "train CONFIG.yaml --launcher slurm", "env down")
+    )
+)
+def an_environment_is_up(world: World) -> list[str]:
+    world.ends(NodeRecap(changed=1))
+    world.config()
+    return ["env", "up", *world.cluster(), *BARE]
+
+
+@gives(
+    *(
+        f"rdm_provision/cli/verbs/slurm.py: {what}"
+        for what in ("slurm status", "env up", "train CONFIG.yaml --launcher slurm", "slurm down")
+    )
+)
+def slurm_is_up(world: World) -> list[str]:
+    world.ends(NodeRecap(changed=1))
+    world.config()
+    return ["slurm", "up", *world.cluster(), *BARE]
+
+
+@gives("rdm_provision/cli/verbs/slurm.py: slurm up")
+def slurm_does_not_answer(world: World) -> list[str]:
+    world.ends(NodeRecap(failed=1, why="Slurm is not installed here"))
+    return ["slurm", "status", *world.cluster()]
+
+
+# --- layouts ----------------------------------------------------------------------------------------------
+
+
+@gives("rdm_provision/cli/verbs/tune.py: profile VALUE")
+def nobody_knows_which_gpus_there_are(world: World) -> list[str]:
+    return ["tune", *world.cluster(), "-e", "rdm_accelerator=cuda", world.config()]
+
+
+@gives("rdm_provision/cli/verbs/tune.py: trainVALUE VALUE")
+def a_layout_is_found(world: World) -> list[str]:
+    gpus = ("-e", "rdm_gpu=A10", "-e", "rdm_slots=2")
+    return ["tune", *world.cluster(), *gpus, "--limit", "n1", world.config()]
+
+
+@gives("rdm_provision/cli/verbs/profile.py: exec -- nvidia-smi")
+def a_node_does_not_say_which_gpus_it_has(world: World) -> list[str]:
+    world.ends(told={"facts": {}})
+    return ["profile", *world.cluster(), world.config()]
+
+
+@gives("rdm_provision/cli/verbs/profile.py: logs VALUE --err")
+def nothing_was_measured(world: World) -> list[str]:
+    world.ends(told={"facts": {"gpu": "A10"}})
+    return ["profile", *world.cluster(), world.config()]
+
+
+@gives("rdm_provision/cli/verbs/profile.py: tune VALUE")
+def a_cluster_is_measured(world: World) -> list[str]:
+    measured = {"measured": profiled("A10")}
+    world.ends(told={"facts": {"gpu": "A10"}, "job": {**TOLD, "progress": measured}})
+    return ["profile", *world.cluster(), world.config()]
+
+
+def profiled(gpu: str) -> dict[str, Any]:
+    """What ``rdm-trainer profile`` measures of TINY."""
+    from rdm_core import config as configuration
+    from rdm_planner.profile import shape_of
+
+    times = {"forward": 1e-3, "backward": 2e-3, "checkpointed": 3e-3}
+    return {
+        "format": 1,
+        "gpu": gpu,
+        "shape": shape_of(configuration.from_dict(TINY)),
+        "versions": {},
+        "date": "2026-11-26T11:00:00+00:00",
+        "memory_gib": 20.0,
+        "optimiser": 1e-11,
+        "layers": {"1": {kind: {"1": times} for kind in ("Block", "Embedding", "Head")}},
+        "links": {},
+    }
+
+
+def logs_of_somebody() -> str:
+    """A directory here with a log, whose name a shell would take apart."""
+    folder = Path("log 2/1093")
+    folder.mkdir(parents=True, exist_ok=True)
+    line = "iteration 1/ 4 | elapsed time per iteration (ms): 10.0 | lm loss: 1.0E+00 |\n"
+    (folder / "n1.out").write_text(line, encoding="utf-8")
+    return str(folder)
+
+
+# --- following --------------------------------------------------------------------------------------------
+
+
+# The purpose of a command stands behind three spaces.
+_COMMAND = re.compile(r"(?<![\w/.-])rdm-provision ((?:'[^']*'|[^'\n])+?)(?=   |[`;),]|$)", re.MULTILINE)
+_GOES_ON = re.compile(r" (?:lists|looks at|makes|shows|takes) ")
+"""How a sentence goes on behind a command."""
+FILLED = {
+    "JOB": "demo-1",
+    "COMMAND": "true",
+    "optimisation.train_iterations=N": "optimisation.train_iterations=9",
+}
+
+
+def named(text: str) -> Iterator[list[str]]:
+    """The commands that an output names, each as a shell would read it."""
+    for found in re.finditer(
+        r"(?<![\w/.-])rdm-provision ((?:'[^']*'|[^'\n])+?)(?=   |[`;),]|$)", text, re.MULTILINE
+    ):
+        words = shlex.split(_GOES_ON.split(found[1])[0])
+        if words[0] not in PROSE:
+            yield [FILLED.get(word, word) for word in words]
+
+
+def pattern(hint: str) -> str:
+    """What a command matches that the source names so."""
+    words = re.escape(_GOES_ON.split(hint)[0])
+    return words.replace(rf"\ {GAP}", "( .*)?").replace(GAP, ".*") + "( .*)?"
+
+
+def follow(words: list[str], patch: pytest.MonkeyPatch) -> int:
+    """Run a command up to where a run would begin, and return its exit code: 0 where one would."""
+
+    def begun(*_: Any, **__: Any) -> None:
+        raise Begun
+
+    code: Any = 0
+    with patch.context() as patched:
+        for target, name in ((live, "watch"), (job_view, "watch"), (job_view, "read"), (Cluster, "plan")):
+            patched.setattr(target, name, begun)
+        try:
+            main(words)
+        except Begun:
+            pass
+        except SystemExit as ended:
+            code = ended.code
+    return int(code)
+
+
+@pytest.mark.parametrize("name", STATES)
+def test_what_a_message_names_is_not_refused_where_it_is_said(
+    name: str,
+    make_inventory: MakeInventory,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    bring_about, hinted = STATES[name]
+    argv = bring_about(World(make_inventory, monkeypatch))
+    with pytest.raises(SystemExit):
+        main(argv)
+    said = "".join(capfd.readouterr())
+    commands = list(named(said))
+    where = {argv[at + more] for at, word in enumerate(argv) if word in ("-i", "-e") for more in (0, 1)}
+    plain = [" ".join(word for word in words if word not in where) for words in commands]
+    for hint in hinted:
+        wanted = pattern(hint.partition(": ")[2])
+        assert any(re.fullmatch(wanted, one) for one in plain), (hint, said)
+    for words in commands:
+        code = follow(words, monkeypatch)
+        told = "".join(capfd.readouterr())
+        assert code not in (REFUSED, BAD_INPUT), f"{said}\nrdm-provision {shlex.join(words)}\n{told}"
+
+
+# --- where there are nodes --------------------------------------------------------------------------------
+
+ON_NODES = {
+    # The program's own refusals come before these.
+    "tests/unit/rdm_provision/cli/test_hints_followed.py"
+    "::test_what_a_message_names_is_not_refused_where_it_is_said": (
+        "playbooks/env_down.yml: down takes a cluster of containers away",
+        "playbooks/env_up.yml: up makes a cluster of containers",
+    ),
+    # There is no container, or no environment.
+    "tests/e2e/test_cycle.py::test_up_provisions_every_node_and_shows_the_fabric": (
+        "plugins/module_utils/jobs/execution_environment.py: up",
+    ),
+    "tests/e2e/test_bare_hosts.py::test_env_up_makes_hosts_ready_that_only_a_jump_host_reaches": (
+        "plugins/module_utils/jobs/execution_environment.py: env up",
+        "trainer/rdm_job/check.py: env up",
+        "trainer/rdm_trainer/finetune/packages.py: env up",
+    ),
+    # Nodes have different versions.
+    "tests/e2e/test_bare_hosts.py::test_bad_input_is_a_sentence_and_nothing_has_changed": (
+        "plugins/plugin_utils/jobs/job_plan.py: env up",
+    ),
+    # A job runs.
+    "tests/e2e/promises.py::test_nobody_has_to_watch_and_two_jobs_do_not_meet": (
+        "plugins/module_utils/python_env/environment.py: jobs lists them",
+        "plugins/module_utils/python_env/environment.py: stop JOB",
+        "plugins/plugin_utils/checks/running_jobs.py: stop VALUE saves a checkpoint",
+    ),
+    # Its values have characters that ssh does not carry.
+    "tests/e2e/test_cycle.py::test_a_value_of_the_inventory_reaches_no_shell": (
+        "plugins/plugin_utils/inventory/container_options.py: exec",
+    ),
+    # Something of the cluster's has another name.
+    "tests/e2e/test_down.py::test_down_removes_what_is_ours_and_a_second_down_nothing": (
+        "plugins/plugin_utils/checks/existing.py: down",
+    ),
+    # The network plugin is gone, or a container's function.
+    "tests/e2e/test_faults.py::test_the_sriov_plugin_is_killed": (
+        "plugins/module_utils/network_plugin/driver.py: up tells it again",
+    ),
+    "tests/e2e/test_vm.py::test_functions_that_vanish_under_a_container_are_named_and_made_anew": (
+        "plugins/module_utils/network_plugin/driver.py: up makes the container anew",
+        "plugins/module_utils/network_plugin/rdma_namespace.py: up make it anew",
+    ),
+    # Addresses of removed nodes are wanted.
+    "tests/unit/plugins/plugin_utils/addresses/test_address_plan.py"
+    "::test_release_names_what_it_cannot_release": (
+        "plugins/plugin_utils/addresses/address_plan.py: plan --release NODE does that",
+    ),
+    "tests/unit/plugins/plugin_utils/addresses/test_address_plan.py"
+    "::test_pin_on_a_reserved_address_is_refused_until_it_is_released": (
+        "plugins/plugin_utils/addresses/address_plan.py: plan --release VALUE",
+    ),
+    "tests/unit/plugins/plugin_utils/addresses/test_address_plan.py"
+    "::test_the_release_that_is_offered_makes_room_and_none_is_that_would_not": (
+        "plugins/plugin_utils/addresses/address_plan.py: plan VALUE",
+    ),
+    # Slurm is not installed.
+    "tests/e2e/test_slurm.py::test_jobs_get_nodes_and_gpus_and_are_accounted": (
+        "plugins/modules/slurm_nodes.py: slurm up makes a cluster",
+    ),
+    # A lab, or a node of it, does not run; or a lab runs.
+    "tests/integration/test_lab.py::test_a_stopped_node_comes_back_with_the_same_address_key_and_cable": (
+        "plugins/module_utils/lab/engine.py: lab start VALUE --name VALUE",
+    ),
+    "tests/integration/test_lab.py::test_two_labs_side_by_side": (
+        "plugins/module_utils/lab/engine.py: lab up --name VALUE makes it",
+        "plugins/modules/lab_images.py: lab down --name VALUE",
+    ),
+}
+"""The tests that run a command where nodes are in the state that makes somebody hint at it."""
+NO_HINTS = {
+    "plugins/module_utils/base/text_blocks.py: VALUE",  # the marks of a block
+    "plugins/modules/lab.py: lab up",  # who has written a file
+    "rdm_provision/runner/lock.py: VALUE",  # what another run is
+    "trainer/rdm_job/slurm/view.py: stopVALUE.VALUE",  # who did not stop a job
+}
+
+
+def test_every_hint_in_the_sources_is_followed_somewhere() -> None:
+    found = {f"{hint.where.partition(':')[0]}: {' '.join(hint.words)}" for hint in hints() if hint.told}
+    followed = {hint for _, which in STATES.values() for hint in which}
+    followed |= {hint for which in ON_NODES.values() for hint in which} | NO_HINTS
+    assert found - followed == set(), "these are in no row"
+    assert followed - found == set(), "these are not in the sources any more"
+
+
+def test_every_test_that_follows_a_hint_on_nodes_is_there() -> None:
+    for test in ON_NODES:
+        file, _, name = test.partition("::")
+        tree = ast.parse((ROOT / file).read_text(encoding="utf-8"))
+        there = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+        assert name in there, test
