@@ -7,6 +7,7 @@ One member is the launcher; the others know its address and a secret. From below
 - ``fabric``: the interface that a job's libraries should use;
 - ``hosts_file``: members' names in /etc/hosts;
 - ``command``: what a member runs;
-- ``meeting``: what launcher and workers say to each other over the control connection;
+- ``transports``: what carries their messages: the control connection, or files that all see, under Slurm;
+- ``meeting``: what launcher and workers say to each other;
 - ``run``: a member from its start to its end.
 """

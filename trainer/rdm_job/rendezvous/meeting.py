@@ -2,7 +2,8 @@
 """What the launcher and the workers of a rendezvous say to each other.
 
     worker    join     what it says of itself; again on every new connection, until the start
-    launcher  status   how many have come; every two seconds, and so a sign of life
+    worker    cannot   why it cannot take part, where nobody else can in its place: nobody starts
+    launcher  status   who has come; every two seconds, and so a sign of life
     launcher  members  all of them by rank, and the round of this list; once to each, when all have come
     worker    ack      the round of the list that it has
     launcher  start    the round that everybody has acknowledged: the command runs
@@ -19,14 +20,14 @@ the job for all.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from rdm_core.errors import DONE, FAILED, STOPPED, TrainerError
-from rdm_job.control import ControlClient, ControlServer
 from rdm_job.rendezvous.command import TERM_S, Command
-from rdm_job.rendezvous.roster import Member, Roster
+from rdm_job.rendezvous.roster import Member, Roster, differing
+from rdm_job.rendezvous.transports import ClientTransport, ServerTransport
 from rdm_log.printable import printable
 
 __all__ = ["End", "Launcher", "Started", "Worker"]
@@ -45,6 +46,9 @@ _MUTE_S = 4 * BEAT_S
 TERMINATED = 143
 _STARTED = "The job has started without this member: all had come."
 _REMIND_S = 30.0
+_BAR = 20
+_NAMED = 8
+"""So many names are a line that can be read."""
 
 
 @dataclass(frozen=True)
@@ -118,20 +122,21 @@ class Launcher:
     """The launcher's end.
 
     Args:
-        server: Where workers connect.
+        server: What brings workers' messages.
         roster: Who takes part.
         session: Tells this launcher from one that was killed before.
         show: Prints a line for the user.
     """
 
     def __init__(
-        self, server: ControlServer, roster: Roster, session: str, show: Callable[[str], None]
+        self, server: ServerTransport, roster: Roster, session: str, show: Callable[[str], None]
     ) -> None:
         self._server, self._roster, self._session, self._show = server, roster, session, show
         self._beat = 0.0
         # Connection → the round of the list that was sent there.
         self._listed: dict[str, int] = {}
         self._refused = 0
+        self._problem = ""
         self._start: dict[str, Any] = {}
 
     def gather(
@@ -144,28 +149,42 @@ class Launcher:
             should_stop: Ends the waiting; None is returned then.
 
         Raises:
-            TrainerError: Not all have come in time.
+            TrainerError: Not all have come in time, one cannot take part, or they are not alike.
         """
         until = time.monotonic() + timeout
+        reminded = time.monotonic()
         while not should_stop():
             for connection, messages in self._server.receive(_LOOK_S).items():
                 for message in messages:
                     self._hear(connection, message)
+            if self._roster.is_agreed:
+                return tuple(self._roster.by_rank())
             if self._is_time():
                 self._drop_silent()
                 self._send_status()
             self._name_refused()
-            self._send_list()
-            if self._roster.is_agreed:
-                return tuple(self._roster.by_rank())
+            if self._roster.is_complete:
+                self._problem = self._problem or differing(self._roster.by_rank())
             if time.monotonic() > until:
-                reason = self._too_late(timeout)
-                self._server.send({"type": "end", "code": FAILED, "reason": reason})
-                raise TrainerError(reason, exit_code=FAILED)
-        self._server.send(
-            {"type": "end", "code": STOPPED, "reason": "The launcher was stopped before the start."}
-        )
+                self._problem = self._problem or self._too_late(timeout)
+            if self._problem:
+                self.cancel(self._problem)
+                raise TrainerError(self._problem, exit_code=FAILED)
+            self._send_list()
+            if time.monotonic() - reminded >= _REMIND_S:
+                reminded = time.monotonic()
+                self._show(f"Still waiting: {self._state()}")
+        self.cancel("The launcher was stopped before the start.", STOPPED)
         return None
+
+    def cancel(self, reason: str, code: int = FAILED) -> None:
+        """Let nobody start.
+
+        Args:
+            reason: One sentence.
+            code: The exit code of all members.
+        """
+        self._server.send({"type": "end", "code": code, "reason": reason})
 
     def start(self, port: int) -> None:
         """Let all workers start.
@@ -265,6 +284,8 @@ class Launcher:
             self._roster.agree(connection, _number(message, "round", -1))
         if kind == "leave" and (gone := self._roster.leave(connection)) is not None:
             self._show(f"{gone} has gone. {self._state()}")
+        if kind == "cannot":
+            self._problem = printable(str(message.get("reason")))
         if kind != "join":
             return
         given = message.get("member")
@@ -311,10 +332,18 @@ class Launcher:
         self._refused = len(self._server.refused)
 
     def _state(self) -> str:
+        """Return who is here and who is missing, with a bar."""
         wanted, missing = self._roster.wanted, self._roster.missing
         if not missing:
             return f"All {wanted} are here."
-        return f"{wanted - missing} of {wanted} are here."
+        width = min(wanted, _BAR)
+        bar = ("#" * (width * (wanted - missing) // wanted)).ljust(width, ".")
+        here = _listed([member.name for member in self._roster.by_rank()])
+        away = _listed(self._roster.missing_names)
+        return (
+            f"[{bar}] {wanted - missing} of {wanted} are here: {here}; "
+            f"{away or missing} {'is' if missing == 1 else 'are'} missing."
+        )
 
     def _is_time(self) -> bool:
         """Whether a beat is over."""
@@ -325,13 +354,14 @@ class Launcher:
         return True
 
     def _send_status(self) -> None:
-        status = {"session": self._session, "missing": self._roster.missing, "wanted": self._roster.wanted}
-        self._server.send({"type": "status", **status})
+        self._server.send({"type": "status", "session": self._session, "state": self._state()})
 
     def _too_late(self, timeout: float) -> str:
         roster = self._roster
         seen = ", ".join(str(member) for member in roster.by_rank())
         missing = f"{roster.missing} of {roster.wanted} members have not come"
+        if names := roster.missing_names:
+            missing += f" ({_listed(names)})"
         if roster.is_complete:
             missing = "not all members have acknowledged the list of members"
         refused = ", ".join(self._server.refused)
@@ -343,17 +373,18 @@ class Worker:
     """A worker's end.
 
     Args:
-        client: Its connection to the launcher.
+        client: What brings the launcher's messages.
         member: What it says of itself.
         show: Prints a line for the user.
     """
 
-    def __init__(self, client: ControlClient, member: Member, show: Callable[[str], None]) -> None:
+    def __init__(self, client: ClientTransport, member: Member, show: Callable[[str], None]) -> None:
         self._client, self._member, self._show = client, member, show
         self._beat = 0.0
         self._was_proven = False
         self._connected = 0.0
         self._session = ""
+        self._state = ""
         self._ended: dict[str, Any] | None = None
         self._listed: tuple[int, list[dict[str, Any]]] | None = None
         self._reminded = time.monotonic()
@@ -452,6 +483,7 @@ class Worker:
         self._was_proven = self._client.is_proven
         for message in messages:
             self._session = str(message.get("session") or self._session)
+            self._state = printable(str(message.get("state") or self._state))
         now = time.monotonic()
         if self._client.is_proven and self._client.silent_for() > _MUTE_S < now - self._connected:
             # Four signs of life are missing: a way between may have forgotten the connection.
@@ -467,8 +499,8 @@ class Worker:
             self._show(f"Still waiting: {self._trouble(where)}.")
 
     def _trouble(self, where: str) -> str:
-        if self._client.is_proven:
-            return f"the launcher at {where} still waits for other members"
+        if self._client.is_proven and self._state:
+            return f"the launcher at {where} waits for others: {self._state.removesuffix('.')}"
         if self._client.was_refused:
             return f"what answers at {where} does not know this job and its secret"
         return f"nothing answers at {where}"
@@ -476,6 +508,12 @@ class Worker:
 
 def _failed(name: str, code: int, errors: Any) -> End:
     return End(code, f"{name} ended with exit code {code}.", _lines(errors), name)
+
+
+def _listed(names: Sequence[str]) -> str:
+    """Return names for a sentence, not more than can be read."""
+    more = len(names) - _NAMED
+    return ", ".join(names[:_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
 def _lines(given: Any) -> tuple[str, ...]:

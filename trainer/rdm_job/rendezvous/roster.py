@@ -6,13 +6,11 @@ from __future__ import annotations
 import ipaddress
 import re
 import socket
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
-__all__ = ["RANK_BY", "Member", "Roster"]
-
-RANK_BY = ("name", "address", "arrival")
+__all__ = ["Member", "Roster", "differing"]
 
 _NAME = re.compile(r"[^ /]{1,253}")
 """Logs are called after it; a host name has so many characters at most (RFC 1035)."""
@@ -28,6 +26,7 @@ class Member:
         address: Its IPv4 address on the fabric.
         gpus: Processes that it will run.
         gpu: What its GPUs are called; nothing without any.
+        versions: Of what must be the same on all members, where the command is known to need that.
     """
 
     name: str
@@ -35,6 +34,7 @@ class Member:
     address: str
     gpus: int
     gpu: str = ""
+    versions: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def read(cls, given: Mapping[str, Any]) -> Member:
@@ -58,7 +58,10 @@ class Member:
         # This network, this host, multicast (RFC 6890, RFC 5771).
         if first in (0, 127) or first >= 224:
             raise ValueError(f"others cannot reach {name} at {address}")
-        return cls(name, host, address, gpus, gpu[:80])
+        versions = given.get("versions") or {}
+        if not isinstance(versions, dict) or not all(isinstance(one, str) for one in versions.values()):
+            raise ValueError(f"the versions of {name} are none")
+        return cls(name, host, address, gpus, gpu[:80], versions)
 
     def to_dict(self) -> dict[str, Any]:
         """The member as plain data."""
@@ -78,12 +81,17 @@ class Roster:
     Args:
         launcher: The first member.
         wanted: How many there must be, the launcher included.
-        rank_by: What the workers' ranks follow: their names, addresses, or the order in which they came.
+        rank_by: What the workers' ranks follow: their names, addresses, the order of their arrival, or what
+            their connections are called.
+        expected: What all will be called, the launcher included, where that is known.
     """
 
-    def __init__(self, launcher: Member, wanted: int, rank_by: str = "name") -> None:
+    def __init__(
+        self, launcher: Member, wanted: int, rank_by: str = "name", expected: Sequence[str] = ()
+    ) -> None:
         self.launcher, self.wanted = launcher, wanted
         self._rank_by = rank_by
+        self._expected = expected
         # Connection → member, in the order in which they came.
         self._members: dict[str, Member] = {}
         self._waiting: dict[str, Member] = {}
@@ -95,6 +103,13 @@ class Roster:
     def missing(self) -> int:
         """How many have yet to come."""
         return self.wanted - 1 - len(self._members)
+
+    @property
+    def missing_names(self) -> list[str]:
+        """Who has yet to come; nobody where that is not known, as when others came than were expected."""
+        here = {self.launcher.name, *(member.name for member in self._members.values())}
+        away = [name for name in self._expected if name not in here]
+        return away if len(away) == self.missing else []
 
     @property
     def is_complete(self) -> bool:
@@ -178,6 +193,8 @@ class Roster:
             found.sort(key=lambda item: _natural(item[1].name))
         elif self._rank_by == "address":
             found.sort(key=lambda item: (ipaddress.IPv4Address(item[1].address), _natural(item[1].name)))
+        elif self._rank_by == "connection":
+            found.sort(key=lambda item: _natural(item[0]))
         return {connection: rank for rank, (connection, _) in enumerate(found, start=1)}
 
     def by_rank(self) -> list[Member]:
@@ -191,6 +208,28 @@ class Roster:
     def _changed(self) -> None:
         self.round += 1
         self._agreed.clear()
+
+
+def differing(members: Sequence[Member]) -> str:
+    """Return in which version members differ from the first one, in one sentence; nothing when they agree.
+
+    Args:
+        members: By rank; those that tell no versions may have any.
+    """
+    telling = [member for member in members if member.versions]
+    for package in dict.fromkeys(package for member in telling for package in member.versions):
+        version = telling[0].versions.get(package, "")
+        others: dict[str, list[str]] = {}
+        for member in telling:
+            if (other := member.versions.get(package, "")) != version:
+                others.setdefault(other, []).append(member.name)
+        if others:
+            named = (f"{', '.join(names)} {other or 'none'}" for other, names in others.items())
+            return (
+                f"The environments differ: {telling[0].name} has {package} {version or 'none'}, and "
+                f"{'; '.join(named)}; make them the same on all nodes."
+            )
+    return ""
 
 
 def _natural(name: str) -> list[tuple[int, str]]:

@@ -32,6 +32,7 @@ __all__ = [
     "environment",
     "has_pyxis",
     "is_there",
+    "nodes",
     "queue",
     "recorded",
     "submit",
@@ -86,6 +87,13 @@ def cluster() -> tuple[list[limits.Partition], list[limits.ClusterNode]]:
     """
     partitions, nodes = (_run(["scontrol", "--oneliner", "show", what]) for what in ("partition", "node"))
     return limits.partitions(partitions), limits.nodes(nodes)
+
+
+def nodes(listed: str) -> list[str]:
+    """Return the nodes of a list as Slurm writes it, ``n[1-3]``; none where its programs are missing."""
+    with contextlib.suppress(SlurmError):
+        return _run(["scontrol", "show", "hostnames", listed]).split() if listed else []
+    return []
 
 
 def accounting() -> Accounting:

@@ -1,42 +1,42 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """What runs on each node of a job that Slurm has started: its agent, as a task of srun.
 
-The nodes meet in the job's directory, which all of them see. Each writes its name and address; the first one,
-whose rank is 0, makes the job of them, and the others begin when that is done.
+The nodes meet as the members of a rendezvous do, through files of the job's directory, which all of them see.
+The first one, whose rank is 0, makes the job of them, and the others begin when that is done.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import os
 import signal
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from rdm_core import config as configuration
 from rdm_core.config import workload_of
 from rdm_core.config.slurm import components
 from rdm_core.errors import DONE, FAILED, TrainerError
 from rdm_job import agent, network, outputs
-from rdm_job.directory import NODE_VARIABLE, SLURM, TIME, JobDirectory, write_atomically
+from rdm_job.directory import NODE_VARIABLE, SLURM, TIME, JobDirectory
 from rdm_job.protocol import Failure, Node, Offer, State
-from rdm_job.slurm import view
+from rdm_job.rendezvous.meeting import Launcher, Started, Worker
+from rdm_job.rendezvous.roster import Member, Roster
+from rdm_job.rendezvous.transports import FileClient, FileServer
+from rdm_job.slurm import commands, view
 from rdm_job.slurm.script import RUN_VARIABLE
 from rdm_job.versions import versions
 
-__all__ = ["again", "before_this_run", "differing", "nodes_of", "refuse", "run", "time_is_up"]
+__all__ = ["again", "before_this_run", "refuse", "run", "time_is_up"]
 
 MEET_S = 300.0
 """How long nodes wait for each other in the job's directory, in seconds: a shared file system may be late."""
 _KILL_WAIT_S = 20.0
 """What the processes get to save when Slurm ends the job, in seconds; Slurm's KillWait is 30 when not set."""
 _TIME_S = 3600.0
-_LOOK_S = 0.2
 
 
 def run(path: Path) -> int:
@@ -59,33 +59,30 @@ def run(path: Path) -> int:
         raise TrainerError("This is for srun: job.sbatch in the job's directory starts it.") from None
     job = JobDirectory(path, name)
     config = configuration.load_job(job.resolved)
-    address = _address(name, config.launcher.slurm.interface)
+    host = socket.gethostname().partition(".")[0]
+    own = Member(
+        name,
+        host,
+        _address(name, config.launcher.slurm.interface),
+        _slots(config)[number],
+        versions=versions(training=workload_of(config).tells_progress),
+    )
     os.environ[NODE_VARIABLE] = name
     os.environ["RDM_CLUSTER_KEY"] = str(job.key)
     os.environ["RDM_JOBS"] = str(path.parent)
     os.environ["RDM_PLACE"] = "host"
     # Slurm ends a job by signals to all its processes, and then kills it.
     signal.signal(signal.SIGTERM, lambda *_: _asked_by(job, SLURM, _KILL_WAIT_S))
-    meeting.mkdir(parents=True, exist_ok=True)
-    mine = {
-        "name": name,
-        "address": address,
-        "versions": versions(training=workload_of(config).tells_progress),
-    }
-    write_atomically(meeting / f"{number}.json", json.dumps(mine))
-    ready = meeting / "ready"
     before: State | None = None
     if number == 0:
-        try:
-            before = _begin(job, _meet(meeting, count), config)
-        except Exception:
-            # The others would wait, whatever it is.
-            write_atomically(ready, "no")
-            raise
-        write_atomically(ready, "no" if before.has_ended else "go")
+        before = _lead(job, meeting, own, count, config)
+        starts = not before.has_ended
     else:
-        _wait(ready.exists, f"{name} waited for the job's first node")
-    if ready.read_text() == "no":
+        worker = Worker(FileClient(meeting, number), own, _unheard)
+        starts = isinstance(
+            worker.gather(MEET_S, f"the job's first node ({meeting})", lambda: False), Started
+        )
+    if not starts:
         return FAILED
     return FAILED if agent.work(job, before) is None else DONE
 
@@ -97,45 +94,11 @@ def refuse(path: Path, why: str) -> None:
         path: The job's directory.
         why: One sentence.
     """
-    meeting = path / "nodes" / os.environ[RUN_VARIABLE]
-    meeting.mkdir(parents=True, exist_ok=True)
-    write_atomically(meeting / f"{os.environ['SLURM_PROCID']}.json", json.dumps({"problem": why}))
-    # Whoever waits for the first node would wait long.
-    write_atomically(meeting / "ready", "no")
-
-
-def nodes_of(met: Mapping[int, Mapping[str, Any]], slots: list[int]) -> tuple[Node, ...]:
-    """Return the job's nodes by rank.
-
-    Args:
-        met: What each task of srun wrote, by its number: those of the first component come first.
-        slots: Processes of each node, in that order.
-    """
-    return tuple(
-        Node(str(met[number]["name"]), str(met[number]["address"]), slots[number]) for number in sorted(met)
-    )
-
-
-def differing(met: Mapping[int, Mapping[str, Any]]) -> str:
-    """Return in which version nodes differ from the first one, in one sentence; nothing when they agree.
-
-    Args:
-        met: What each task of srun wrote, by its number.
-    """
-    first = met[min(met)]
-    for package in dict.fromkeys(package for number in sorted(met) for package in met[number]["versions"]):
-        version = first["versions"].get(package, "")
-        others: dict[str, list[str]] = {}
-        for number in sorted(met):
-            if (other := met[number]["versions"].get(package, "")) != version:
-                others.setdefault(other, []).append(str(met[number]["name"]))
-        if others:
-            named = (f"{', '.join(nodes)} {other or 'none'}" for other, nodes in others.items())
-            return (
-                f"The environments differ: {first['name']} has {package} {version or 'none'}, and "
-                f"{'; '.join(named)}; make them the same on all nodes."
-            )
-    return ""
+    meeting, number = path / "nodes" / os.environ[RUN_VARIABLE], int(os.environ["SLURM_PROCID"])
+    if number == 0:
+        FileServer(meeting, 1).send({"type": "end", "code": FAILED, "reason": why})
+    else:
+        FileClient(meeting, number).send({"type": "cannot", "reason": why})
 
 
 def time_is_up(path: Path) -> None:
@@ -148,8 +111,9 @@ def again(path: Path) -> bool:
     job = JobDirectory.of_master(path)
     if job.asked_to_stop() is not None and not job.asked_by():
         return False
-    ready = path / "nodes" / os.environ[RUN_VARIABLE] / "ready"
-    if not ready.exists() or ready.read_text() == "no":
+    # As one of them read it.
+    said = FileClient(path / "nodes" / os.environ[RUN_VARIABLE], 1).receive()
+    if not any(message["type"] == "start" for message in said):
         # Its agents could not begin, and could not the next time.
         return False
     return view.goes_on(job.read_state(), configuration.load_job(job.resolved).launcher.max_restarts)
@@ -183,39 +147,44 @@ def _asked_by(job: JobDirectory, who: str, grace: float) -> None:
         job.ask_to_stop(grace, who)
 
 
-def _meet(meeting: Path, count: int) -> dict[int, dict[str, Any]]:
-    """Return what the nodes wrote, by the number of their task, when all have come."""
-    met: dict[int, dict[str, Any]] = {}
+def _lead(
+    job: JobDirectory, meeting: Path, own: Member, count: int, config: configuration.JobConfig
+) -> State:
+    """Wait for all nodes, and make the job of them. Return how it was before, as :func:`_begin` does."""
+    roster = Roster(own, count, "connection", commands.nodes(os.environ.get("SLURM_JOB_NODELIST", "")))
+    launcher = Launcher(FileServer(meeting, count), roster, os.environ[RUN_VARIABLE], _unheard)
+    try:
+        members = launcher.gather(MEET_S)
+        assert members is not None
+        before = _begin(job, members, config)
+    except Exception as error:
+        # The others would wait, whatever it is.
+        launcher.cancel(str(error))
+        raise
+    if before.has_ended:
+        launcher.cancel(before.reason)
+    else:
+        launcher.start(job.stored().offer.master_port)
+    return before
 
-    def all_there() -> bool:
-        for number in range(count):
-            if number not in met:
-                with contextlib.suppress(OSError, ValueError):
-                    found = json.loads((meeting / f"{number}.json").read_text())
-                    if "problem" in found:
-                        raise TrainerError(str(found["problem"]), exit_code=FAILED)
-                    met[number] = found
-        return len(met) == count
 
-    _wait(all_there, f"the first node waited for {count} nodes in {meeting}, which all of them must see,")
-    return met
+def _unheard(line: str) -> None:
+    """Print nothing: how a job of Slurm ended is read in the last lines of its output."""
 
 
-def _begin(job: JobDirectory, met: Mapping[int, Mapping[str, Any]], config: configuration.JobConfig) -> State:
-    """Make the job of the nodes that met. Return how it was before; it has ended where it must not go on.
+def _begin(job: JobDirectory, members: Sequence[Member], config: configuration.JobConfig) -> State:
+    """Make the job of its members. Return how it was before; it has ended where it must not go on.
 
     Raises:
-        TrainerError: The nodes are not alike, or the first one has no free ports.
+        TrainerError: The first node has no free ports.
     """
-    if said := differing(met):
-        raise TrainerError(said, exit_code=FAILED)
     before = JobDirectory.of_master(job.path).read_state()
     runs = int(os.environ[RUN_VARIABLE].rpartition(".")[2])
     before = before_this_run(before, runs > 0, config.launcher.max_restarts, time.time())
     if job.asked_by():
         job.forget_stop()
     request = job.stored()
-    nodes = nodes_of(met, [part.slots for part in components(config) for _ in range(part.nodes)])
+    nodes = tuple(Node(member.name, member.address, member.gpus) for member in members)
     number = int(os.environ[RUN_VARIABLE].partition(".")[0])
     wanted = config.launcher.master_port
     ports = network.take_free_ports(nodes[0].address, 2 + config.launcher.max_restarts, number)
@@ -231,6 +200,11 @@ def _begin(job: JobDirectory, met: Mapping[int, Mapping[str, Any]], config: conf
         before = dataclasses.replace(before, state="starting", reason="")
     job.write_state(before)
     return before
+
+
+def _slots(config: configuration.JobConfig) -> list[int]:
+    """Return the processes of each node: those of the first component come first."""
+    return [part.slots for part in components(config) for _ in range(part.nodes)]
 
 
 def _address(name: str, interface: str | None) -> str:
@@ -259,16 +233,3 @@ def _address(name: str, interface: str | None) -> str:
     if found is None:
         raise TrainerError(f"{name} has no address that its name leads to; give launcher.slurm.interface.")
     return found
-
-
-def _wait(condition: Callable[[], bool], what: str) -> None:
-    """Wait for what another node does.
-
-    Raises:
-        TrainerError: It has not come.
-    """
-    deadline = time.monotonic() + MEET_S
-    while not condition():
-        if time.monotonic() > deadline:
-            raise TrainerError(f"{what[0].upper()}{what[1:]} for {MEET_S:.0f} s in vain.", exit_code=FAILED)
-        time.sleep(_LOOK_S)

@@ -6,15 +6,20 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterable
-from typing import Any, cast
+from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
+from rdm_core.errors import TrainerError
 from rdm_job.control import ControlClient, ControlServer
-from rdm_job.rendezvous import meeting
+from rdm_job.rendezvous import meeting, transports
 from rdm_job.rendezvous.command import Command
 from rdm_job.rendezvous.meeting import End, Launcher, Started, Worker
 from rdm_job.rendezvous.roster import Member, Roster
+from rdm_job.rendezvous.transports import ClientTransport, FileClient, FileServer, ServerTransport
 from tests.waiting import wait_until
 
 SECRET = b"a secret of tests"
@@ -151,7 +156,7 @@ class Said:
         self.lists: list[list[str]] = []
         self.disconnected: list[str] = []
 
-    def receive(self, timeout: float) -> dict[str, list[dict[str, Any]]]:
+    def receive(self, timeout: float = 0.0) -> dict[str, list[dict[str, Any]]]:
         """Return what comes next."""
         return self._turns.pop(0)
 
@@ -160,15 +165,15 @@ class Said:
         if message["type"] == "members" and to is not None:
             self.lists.append(sorted(to))
 
-    def disconnect(self, connection: str) -> None:
+    def disconnect(self, name: str) -> None:
         """Keep whose."""
-        self.disconnected.append(connection)
+        self.disconnected.append(name)
 
-    def is_connected(self, connection: str) -> bool:
+    def is_connected(self, name: str) -> bool:
         """All are."""
         return True
 
-    def silent_for(self, connection: str) -> float:
+    def silent_for(self, name: str) -> float:
         """Nobody has been silent."""
         return 0.0
 
@@ -180,7 +185,7 @@ def test_the_list_goes_out_once_and_again_only_to_who_lacks_it() -> None:
     acks = {one: [{"type": "ack", "round": 999}] for one in members}
     first = dict(list(joins.items())[:500])
     server = Said(first, {one: joins[one] for one in joins.keys() - first}, alive, {"c7": joins["c7"]}, acks)
-    launcher = Launcher(cast(ControlServer, server), Roster(LAUNCHER, 1000), "session", lambda line: None)
+    launcher = Launcher(server, Roster(LAUNCHER, 1000), "session", lambda line: None)
     found = launcher.gather(240.0)
     assert found is not None
     assert len(found) == 1000
@@ -191,8 +196,8 @@ def test_a_worker_that_is_killed_between_the_list_and_its_acknowledgement_is_rep
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     class Killed(Said):
-        def silent_for(self, connection: str) -> float:
-            return 60.0 if connection == "killed" and len(self._turns) < 5 else 0.0
+        def silent_for(self, name: str) -> float:
+            return 60.0 if name == "killed" and len(self._turns) < 5 else 0.0
 
     monkeypatch.setattr(meeting, "BEAT_S", 0.0)
     other = Member("n2", "n2", "10.0.0.3", 1)
@@ -206,7 +211,7 @@ def test_a_worker_that_is_killed_between_the_list_and_its_acknowledgement_is_rep
         {"c1": [{"type": "ack", "round": 4}]},
         {"successor": [{"type": "ack", "round": 4}]},
     )
-    launcher = Launcher(cast(ControlServer, server), Roster(LAUNCHER, 3), "session", lambda line: None)
+    launcher = Launcher(server, Roster(LAUNCHER, 3), "session", lambda line: None)
     assert launcher.gather(240.0) == (LAUNCHER, WORKER, other)
     assert server.lists == [["c1", "killed"], ["c1", "successor"]]
     assert server.disconnected == ["killed"]
@@ -251,3 +256,106 @@ def test_a_worker_that_was_only_slow_comes_again_by_itself(monkeypatch: pytest.M
     server.close()
     all_members = LAUNCHER, WORKER, other
     assert found == {"n1": Started(all_members, 1, 29500), "n2": Started(all_members, 2, 29500)}
+
+
+TRANSPORTS = ["connections", "files"]
+
+
+def _ends(
+    transport: str, folder: Path, count: int
+) -> tuple[ServerTransport, Callable[[int], ClientTransport]]:
+    """Return a launcher's end, and what makes a worker's by its number."""
+    if transport == "files":
+        return FileServer(folder, count), lambda number: FileClient(folder, number)
+    server = ControlServer("127.0.0.1", 0, SECRET, count)
+    return server, lambda number: ControlClient("127.0.0.1", server.port, str(number), SECRET)
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+@settings(max_examples=5, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(order=st.permutations(range(4)))
+def test_whatever_carries_a_meeting_and_whoever_comes_first_all_start_with_one_list(
+    transport: str,
+    order: list[int],
+    tmp_path_factory: pytest.TempPathFactory,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(transports, "_EVERY_S", 0.05)
+    monkeypatch.setattr(meeting, "_LOOK_S", 0.05)
+    server, client = _ends(transport, tmp_path_factory.mktemp("meeting"), 4)
+    members = [LAUNCHER, *(Member(f"n{number}", "host", f"10.0.0.{number + 1}", 1) for number in (3, 2, 1))]
+    found: dict[int, object] = {}
+    here = threading.Semaphore(0)
+
+    def lead() -> None:
+        here.release()
+        launcher = Launcher(server, Roster(LAUNCHER, 4, "connection"), "session", lambda line: None)
+        found[0] = launcher.gather(240.0)
+        launcher.start(29500)
+        wait_until("all start", lambda: len(found) == 4, pause=lambda: server.receive(0.05))
+
+    def follow(number: int) -> None:
+        here.release()
+        worker = Worker(client(number), members[number], lambda line: None)
+        found[number] = worker.gather(240.0, "the launcher", lambda: False)
+
+    threads = []
+    for number in order:
+        threads.append(threading.Thread(target=follow if number else lead, args=(number,) if number else ()))
+        threads[-1].start()
+        assert here.acquire(timeout=240)
+    for thread in threads:
+        thread.join(240)
+    started = {number: Started(tuple(members), number, 29500) for number in (1, 2, 3)}
+    assert found == {0: tuple(members), **started}
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_who_waits_is_told_who_is_here_and_who_is_missing(
+    transport: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transports, "_EVERY_S", 0.05)
+    monkeypatch.setattr(meeting, "BEAT_S", 0.1)
+    monkeypatch.setattr(meeting, "_REMIND_S", 0.2)
+    server, client = _ends(transport, tmp_path, 4)
+    said: list[str] = []
+    heard: list[str] = []
+    roster = Roster(LAUNCHER, 4, expected=["n0", "n1", "n2", "n3"])
+    state = "[##..] 2 of 4 are here: n0, n1; n2, n3 are missing"
+
+    def follow() -> None:
+        worker = Worker(client(1), WORKER, heard.append)
+        assert worker.gather(240.0, "x", lambda: False) == End(
+            130, "The launcher was stopped before the start."
+        )
+
+    def is_known() -> bool:
+        return f"Still waiting: the launcher at x waits for others: {state}." in heard
+
+    thread = threading.Thread(target=follow)
+    thread.start()
+    assert Launcher(server, roster, "session", said.append).gather(240.0, is_known) is None
+    wait_until("it knows", lambda: not thread.is_alive(), pause=lambda: server.receive(0.05))
+    assert f"n1 (10.0.0.2) has come. {state}." in said
+
+
+def test_a_member_that_cannot_take_part_lets_nobody_start_whoever_has_come(tmp_path: Path) -> None:
+    FileClient(tmp_path, 1).send({"type": "join", "member": WORKER.to_dict()})
+    FileClient(tmp_path, 2).send({"type": "cannot", "reason": "n2 has no image."})
+    launcher = Launcher(FileServer(tmp_path, 3), Roster(LAUNCHER, 3), "session", lambda line: None)
+    with pytest.raises(TrainerError, match=r"^n2 has no image\.$"):
+        launcher.gather(240.0)
+    found = Worker(FileClient(tmp_path, 1), WORKER, lambda line: None).gather(240.0, "x", lambda: False)
+    assert found == End(1, "n2 has no image.")
+
+
+def test_a_line_that_is_half_there_is_read_when_it_is_whole(tmp_path: Path) -> None:
+    server = FileServer(tmp_path, 2)
+    with (tmp_path / "1.jsonl").open("a") as file:
+        file.write('{"type": "join"}\n{"type": ')
+        file.flush()
+        assert server.receive() == {"1": [{"type": "join"}]}
+        file.write('"ack"}\n')
+        file.flush()
+        assert server.receive() == {"1": [{"type": "ack"}]}
+    assert server.receive() == {}

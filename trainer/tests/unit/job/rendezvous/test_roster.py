@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rdm_job.rendezvous.roster import Member, Roster
+from rdm_job.rendezvous.roster import Member, Roster, differing
 
 LAUNCHER = Member("n0", "n0", "10.0.0.1", 8)
 
@@ -36,6 +36,35 @@ def test_ranks_can_follow_the_order_of_arrival() -> None:
     for number in (3, 1, 2):
         roster.join(f"c{number}", _worker(number))
     assert [member.name for member in roster.by_rank()] == ["n0", "n3", "n1", "n2"]
+
+
+def test_ranks_can_follow_the_numbers_that_a_batch_system_gave() -> None:
+    roster = Roster(LAUNCHER, 12, "connection")
+    for number in range(11, 0, -1):
+        roster.join(str(number), _worker(number, name=f"n{number * 7 % 11 + 1}"))
+    assert roster.ranks() == {str(number): number for number in range(1, 12)}
+
+
+def test_who_is_missing_is_named_unless_others_came_than_were_expected() -> None:
+    roster = Roster(LAUNCHER, 4, expected=["n0", "n1", "n2", "n3"])
+    roster.join("c2", _worker(2))
+    assert roster.missing_names == ["n1", "n3"]
+    roster.join("c7", _worker(7))
+    assert (roster.missing, roster.missing_names) == (1, [])
+
+
+def test_members_that_differ_are_named_and_those_that_tell_nothing_may_have_anything() -> None:
+    def member(number: int, **versions: str) -> Member:
+        return Member(f"n{number}", "host", f"10.0.0.{number}", 1, versions=versions)
+
+    same = member(1, Python="3.11", torch="2.6")
+    assert differing([LAUNCHER, same, member(2), member(3, Python="3.11", torch="2.6")]) == ""
+    assert differing([same, member(2, Python="3.11"), member(3, Python="3.11", torch="2.5")]) == (
+        "The environments differ: n1 has torch 2.6, and n2 none; n3 2.5; make them the same on all nodes."
+    )
+    assert differing([member(1, Python="3.11"), member(2, Python="3.11", deepspeed="0.15")]) == (
+        "The environments differ: n1 has deepspeed none, and n2 0.15; make them the same on all nodes."
+    )
 
 
 @given(
@@ -123,6 +152,7 @@ def test_nobody_is_called_as_the_launcher_is() -> None:
         ({"address": "0.0.0.0"}, "0.0.0.0"),
         ({"gpus": 0}, "0 processes"),
         ({"gpus": "8"}, "'8' processes"),
+        ({"versions": {"torch": 2}}, "versions of n1"),
     ],
 )
 def test_what_is_no_member_is_refused(change: dict[str, object], said: str) -> None:
@@ -131,4 +161,5 @@ def test_what_is_no_member_is_refused(change: dict[str, object], said: str) -> N
 
 
 def test_a_member_is_the_same_after_its_way() -> None:
-    assert Member.read(_worker(1).to_dict()) == _worker(1)
+    member = Member("n1", "host", "10.0.1.1", 8, "cuda GPU", {"torch": "2.6"})
+    assert Member.read(member.to_dict()) == member

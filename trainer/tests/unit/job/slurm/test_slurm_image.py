@@ -50,8 +50,9 @@ def refused(job: Path) -> str:
     """What the node says to the others when it cannot enter the image."""
     with pytest.raises(SystemExit, match="1"):
         main(["job", "enter", str(job)])
-    assert (job / "nodes/7.0/ready").read_text() == "no"
-    return str(json.loads((job / "nodes/7.0/1.json").read_text())["problem"])
+    message = json.loads((job / "nodes/7.0/1.jsonl").read_text().splitlines()[-1])
+    assert message["type"] == "cannot"
+    return str(message["reason"])
 
 
 @pytest.mark.parametrize("name", ["image.sqsh", "image.tar", "image.tar.gz"])

@@ -21,9 +21,11 @@ from rdm_core.errors import TrainerError
 from rdm_job import agent
 from rdm_job.directory import JobDirectory
 from rdm_job.protocol import Failure, Node, Request, State
-from rdm_job.slurm import reasons, states, step, view
+from rdm_job.rendezvous.roster import Member
+from rdm_job.rendezvous.transports import FileClient
+from rdm_job.slurm import commands, reasons, states, step, view
 from rdm_job.slurm.states import Seen
-from rdm_job.slurm.step import before_this_run, nodes_of
+from rdm_job.slurm.step import before_this_run
 from rdm_job.versions import versions as here
 
 RECORDS = Path(__file__).parent / "records"
@@ -334,47 +336,67 @@ def test_what_the_first_node_cannot_write_lets_no_other_node_wait(
     monkeypatch.setattr(JobDirectory, "write_state", full)
     with pytest.raises(OSError, match="No space left"):
         step.run(task.path)
-    assert (task.path / "nodes" / "7.0" / "ready").read_text() == "no"
+    assert said_by_the_first(task, "7.0")[-1] == ("end", "[Errno 28] No space left on device")
+
+
+def said_by_the_first(task: JobDirectory, run: str) -> list[tuple[str, str]]:
+    """The kind of each message of the first node, and why."""
+    lines = (task.path / "nodes" / run / "0.jsonl").read_text().splitlines()
+    return [(message["type"], message.get("reason", "")) for message in map(json.loads, lines)]
 
 
 def test_nodes_whose_environments_differ_are_named_with_what_they_have(
     task: JobDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SLURM_NTASKS", "3")
-    meeting = task.path / "nodes" / "7.0"
-    meeting.mkdir(parents=True)
+    task.write_resolved("{launcher: {kind: slurm, slurm: {nodes: 3, gpus_per_node: 1, interface: lo}}}")
     torch = importlib.metadata.version("torch")
     versions = {**here(), "torch": "1.0"}
     for number in (1, 2):
-        other = {"name": f"n{number + 1}", "address": f"10.0.0.{number}", "versions": versions}
-        (meeting / f"{number}.json").write_text(json.dumps(other))
+        other = Member(f"n{number + 1}", "host", f"10.0.0.{number}", 1, versions=versions)
+        FileClient(task.path / "nodes/7.0", number).send({"type": "join", "member": other.to_dict()})
+    why = f"The environments differ: n1 has torch {torch}, and n2, n3 1.0; make them the same on all nodes."
     with pytest.raises(TrainerError) as refused:
         step.run(task.path)
-    assert str(refused.value) == (
-        f"The environments differ: n1 has torch {torch}, and n2, n3 1.0; make them the same on all nodes."
-    )
-    assert (meeting / "ready").read_text() == "no", "the others do not wait"
+    assert str(refused.value) == why
+    assert said_by_the_first(task, "7.0")[-1] == ("end", why), "the others do not wait"
     assert not step.again(task.path)
 
 
-def test_nodes_are_alike_whatever_their_patch_level_of_python_and_what_a_program_does_not_need(
+def test_the_nodes_that_do_not_come_are_named(task: JobDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_NTASKS", "3")
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "n[1-3]")
+    monkeypatch.setattr(commands, "nodes", lambda listed: ["n1", "n2", "n3"])
+    monkeypatch.setattr(step, "MEET_S", 0.5)
+    FileClient(task.path / "nodes/7.0", 2).send({"type": "join", "member": member("n3").to_dict()})
+    with pytest.raises(TrainerError, match=r"1 of 3 members have not come \(n2\); here are n1 \(.*n3 \("):
+        step.run(task.path)
+
+
+def test_a_node_that_cannot_take_part_lets_nobody_start(
     task: JobDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    task.write_resolved("{launcher: {kind: slurm, program: [train.py], slurm: {interface: lo}}}")
-    monkeypatch.setattr(platform, "python_version_tuple", lambda: ("3", "11", "99"))
-    monkeypatch.setattr(agent, "work", lambda *_: None)
-    step.run(task.path)
-    written = json.loads((task.path / "nodes" / "7.0" / "0.json").read_text())["versions"]
-    assert written == {"Python": "3.11", "rdm-trainer": importlib.metadata.version("rdm-trainer")}
+    monkeypatch.setenv("SLURM_NTASKS", "2")
+    FileClient(task.path / "nodes/7.0", 1).send({"type": "cannot", "reason": "n2 has no image."})
+    with pytest.raises(TrainerError, match=r"^n2 has no image\.$"):
+        step.run(task.path)
 
 
-def test_a_package_that_only_others_have_is_a_difference() -> None:
-    met = {0: {"name": "n1", "versions": {}}, 1: {"name": "n2", "versions": {"deepspeed": "0.15"}}}
-    assert step.differing(met) == (
-        "The environments differ: n1 has deepspeed none, and n2 0.15; make them the same on all nodes."
+def member(name: str) -> Member:
+    return Member(name, "host", "10.0.0.7", 1)
+
+
+def test_of_a_program_that_trains_otherwise_only_what_starts_it_must_be_the_same(
+    task: JobDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task.write_resolved(
+        "{launcher: {kind: slurm, program: [train.py], slurm: {nodes: 2, gpus_per_node: 1, interface: lo}}}"
     )
-
-
-def test_ranks_follow_the_tasks_of_srun() -> None:
-    met = {1: {"name": "n060", "address": "10.0.0.2"}, 0: {"name": "h1", "address": "10.0.0.1"}}
-    assert [(node.name, node.slots) for node in nodes_of(met, [8, 4])] == [("h1", 8), ("n060", 4)]
+    monkeypatch.setattr(platform, "python_version_tuple", lambda: ("3", "11", "99"))
+    monkeypatch.setenv("SLURM_PROCID", "1")
+    monkeypatch.setattr(step, "MEET_S", 0.1)
+    with pytest.raises(TrainerError, match="nothing answers at the job's first node"):
+        step.run(task.path)
+    (said,) = map(json.loads, (task.path / "nodes/7.0/1.jsonl").read_text().splitlines())
+    expected = {"Python": "3.11", "rdm-trainer": importlib.metadata.version("rdm-trainer")}
+    assert said["member"]["versions"] == expected

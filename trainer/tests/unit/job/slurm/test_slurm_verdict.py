@@ -15,6 +15,7 @@ from rdm_core import config as configuration
 from rdm_core.errors import TrainerError
 from rdm_job.directory import JobDirectory
 from rdm_job.protocol import Node, Request, State
+from rdm_job.rendezvous.transports import FileServer
 from rdm_job.slurm import commands, verbs, view
 from rdm_job.slurm.commands import SlurmError
 from rdm_job.slurm.script import RUN_VARIABLE
@@ -138,7 +139,7 @@ def test_a_job_whose_agents_never_began_does_not_go_back_into_the_queue(
     # Its image does not run on one of the nodes: a restart mends nothing, and would not be counted.
     refuse(job.path, "n2 has no image.")
     assert not again(job.path)
-    (job.path / "nodes/7.0/ready").write_text("go")
+    FileServer(job.path / "nodes/7.0", 2).send({"type": "start"})
     assert again(job.path)
 
 
