@@ -12,7 +12,7 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,7 +21,7 @@ from rdm_core import config as configuration
 from rdm_core.errors import FAILED, STOPPED, TrainerError
 from rdm_job import devices
 from rdm_job.control import ControlClient, ControlServer
-from rdm_job.network import take_free_ports
+from rdm_job.network import is_free, take_free_ports
 from rdm_job.processes import allow_files
 from rdm_job.rendezvous import fabric as fabrics
 from rdm_job.rendezvous import hosts_file as hosts
@@ -69,6 +69,7 @@ class Plan:
         job: Its name, as those of all jobs are.
         folder: The job's directory; nothing is kept without one.
         config: The job's configuration, YAML.
+        master_port: On the launcher, where torch's store shall listen; a free port when not given.
     """
 
     command: tuple[str, ...]
@@ -82,6 +83,7 @@ class Plan:
     job: str = ""
     folder: Path | None = None
     config: str = ""
+    master_port: int | None = None
 
 
 def read_secret(file: Path | None, *, is_insecure: bool, is_made: bool = False) -> str:
@@ -134,7 +136,12 @@ def session_key(job: str, secret: str) -> bytes:
 
 
 def own_member(
-    name: str | None, interface: str, launcher: str, processes: int | None, timeout: float
+    name: str | None,
+    interface: str,
+    launcher: str,
+    processes: int | None,
+    timeout: float,
+    versions: Mapping[str, str],
 ) -> tuple[Member, Fabric]:
     """Return what this member says of itself, and its fabric.
 
@@ -144,6 +151,7 @@ def own_member(
         launcher: The launcher's address or name; nothing on the launcher itself.
         processes: How many it runs; as many as it has GPUs when not given.
         timeout: Seconds for which the launcher's name may not be known yet, as that of a pod.
+        versions: Of what must be the same on all members.
 
     Raises:
         TrainerError: Others could not reach it, or it has a name that cannot be used.
@@ -164,6 +172,7 @@ def own_member(
                 "address": fabric.address,
                 "gpus": processes or found[1] or 1,
                 "gpu": f"{found[0]} GPU" if found[1] else "",
+                "versions": versions,
             }
         )
     except ValueError as error:
@@ -210,16 +219,16 @@ def launch(plan: Plan, count: int, rank_by: str, workers: Workers | None = None)
         raise TrainerError(
             f"Port {plan.port} cannot be listened on: {error.strerror}; choose another for all: --port."
         ) from None
-    roster = Roster(plan.member, count, rank_by)
+    # As our templates call them; other names are only counted.
+    ours = [] if workers is None else [f"worker-{number}" for number in range(1, count)]
+    roster = Roster(plan.member, count, rank_by, [plan.member.name, *ours])
     show(f"{plan.member} waits for {count - 1} members at {plan.member.address}:{server.port}.")
     with contextlib.closing(server), _signalled() as is_signalled, contextlib.ExitStack() as stack:
         if workers is not None:
             stack.callback(workers.take_back)
             workers.start()
         launcher = Launcher(server, roster, secrets.token_hex(8), show)
-        ports = take_free_ports(plan.member.address, 1, secrets.randbelow(1 << 16))
-        if ports is None:
-            raise TrainerError("No port is free here for torch's store.", exit_code=FAILED)
+        port = _store_port(plan)
         members = launcher.gather(
             plan.timeout, lambda: is_signalled() or bool(workers is not None and workers.problem)
         )
@@ -227,8 +236,8 @@ def launch(plan: Plan, count: int, rank_by: str, workers: Workers | None = None)
             if workers is not None and workers.problem:
                 raise TrainerError(workers.problem, exit_code=FAILED)
             return _ended(End(STOPPED, "The launcher was stopped before the start."))
-        launcher.start(ports[0])
-        with _names(plan, members), _command(plan, Started(members, 0, ports[0])) as (command, record):
+        launcher.start(port)
+        with _names(plan, members), _command(plan, Started(members, 0, port)) as (command, record):
             end = launcher.run(
                 command, plan.lost_after, lambda: is_signalled() or record.is_to_stop, record.hear
             )
@@ -238,6 +247,25 @@ def launch(plan: Plan, count: int, rank_by: str, workers: Workers | None = None)
             stack.pop_all()
             workers.leave()
     return _ended(end)
+
+
+def _store_port(plan: Plan) -> int:
+    """Return a free port of the launcher for torch's store.
+
+    Raises:
+        TrainerError: None is free, or not the one that the user wants.
+    """
+    if plan.master_port is not None:
+        if is_free(plan.member.address, plan.master_port):
+            return plan.master_port
+        raise TrainerError(
+            f"launcher.master_port {plan.master_port} is in use on {plan.member.name}; leave it out to take "
+            "a free one."
+        )
+    ports = take_free_ports(plan.member.address, 1, secrets.randbelow(1 << 16))
+    if ports is None:
+        raise TrainerError("No port is free here for torch's store.", exit_code=FAILED)
+    return ports[0]
 
 
 def work(plan: Plan, launcher: str) -> int:

@@ -4,10 +4,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from rdm_core.errors import TrainerError
+
+if TYPE_CHECKING:
+    from rdm_core.config.job import JobConfig, LauncherConfig
 
 __all__ = ["rendezvous"]
 
@@ -39,7 +43,7 @@ All at once:    ROLE=launcher NUM_NODES=4 RDZV_ID=demo rdm-trainer rendezvous --
     "--nodes",
     type=click.IntRange(1, 10000),
     envvar="NUM_NODES",
-    help="Launcher only: how many members there are, itself included.  [NUM_NODES]",
+    help="Launcher only: how many members there are, itself included.  [NUM_NODES; launcher.nodes]",
 )
 @click.option(
     "--master", envvar="MASTER_ADDR", help="Worker only: the launcher's address or name.  [MASTER_ADDR]"
@@ -147,11 +151,11 @@ def rendezvous(
     import os
     import shutil
 
+    from rdm_core import config as configuration
     from rdm_job.rendezvous import run
     from rdm_job.rendezvous.workers import Workers, job_name, read_spec
+    from rdm_job.versions import versions
 
-    if role == "launcher" and nodes is None:
-        raise TrainerError("The launcher must know how many members there are: --nodes or NUM_NODES.")
     if role == "worker" and not master:
         raise TrainerError("A worker must know the launcher's address: --master or MASTER_ADDR.")
     if role == "worker" and ":" in (master or ""):
@@ -168,6 +172,9 @@ def rendezvous(
     short = job_name(job)
     folder = (job_dir or Path(os.environ.get("RDM_JOBS") or "jobs", short)).absolute()
     own, config = _workload(command, short, folder)
+    nodes = nodes or config.launcher.nodes
+    if role == "launcher" and nodes is None:
+        raise TrainerError("The launcher must know how many members there are: --nodes or NUM_NODES.")
     spec = None
     if worker_spec is not None:
         if role == "worker" or insecure:
@@ -176,11 +183,29 @@ def rendezvous(
     elif submit or cancel or values:
         raise TrainerError("--submit, --cancel and --set say how workers are started from a --worker-spec.")
     secret = run.read_secret(secret_file, is_insecure=insecure, is_made=spec is not None)
+    is_own = command[0] in run.OWN_WORKLOADS
     member, fabric = run.own_member(
-        name, interface or "", master or "" if role == "worker" else "", gpus_per_node, timeout
+        name,
+        interface or "",
+        master or "" if role == "worker" else "",
+        gpus_per_node or config.launcher.devices_per_node,
+        timeout,
+        versions() if is_own else {},
     )
-    key = run.session_key(job, secret)
-    plan = run.Plan(own, member, fabric, port, key, timeout, lost_after, hosts_file, short, folder, config)
+    plan = run.Plan(
+        own,
+        member,
+        fabric,
+        port,
+        run.session_key(job, secret),
+        timeout,
+        lost_after,
+        hosts_file,
+        short,
+        folder,
+        configuration.dump(config),
+        config.launcher.master_port,
+    )
     if role == "worker":
         return run.work(plan, master or "")
     if spec is None:
@@ -200,32 +225,65 @@ def rendezvous(
     return run.launch(plan, nodes or 1, rank_by, workers)
 
 
-def _workload(command: tuple[str, ...], job: str, folder: Path) -> tuple[tuple[str, ...], str]:
-    """Return what a member runs, with the job's directory, and the job's configuration as YAML.
+def _workload(command: tuple[str, ...], job: str, folder: Path) -> tuple[tuple[str, ...], JobConfig]:
+    """Return what a member runs, with the job's directory, and the job's configuration.
 
     Raises:
-        TrainerError: Its own configuration is wrong, or this member lacks what a fine-tuning needs.
+        TrainerError: Its own configuration is wrong, or this member lacks what it needs.
     """
     from rdm_core import config as configuration
-    from rdm_core.config import LauncherConfig
     from rdm_core.config.command import CommandConfig
+    from rdm_core.config.job import LauncherConfig
     from rdm_core.config.workloads import WORKLOADS
-    from rdm_job.rendezvous.run import OWN_WORKLOADS
+    from rdm_core.errors import ConfigError
+    from rdm_job.rendezvous.run import OWN_WORKLOADS, show
 
     if command[0] not in OWN_WORKLOADS:
-        launcher = LauncherConfig(kind="torchrun")
-        kept = CommandConfig(name=job, command=command, launcher=launcher)
-        return command, configuration.dump(kept)
+        return command, CommandConfig(name=job, command=command, launcher=LauncherConfig(kind="torchrun"))
     from rdm_trainer.cli import cli
-    from rdm_trainer.finetune.packages import require_packages
 
     verb = cli.get_command(click.Context(cli), command[0])
     assert verb is not None
     given = verb.make_context(f"rdm-trainer {command[0]}", list(command[1:])).params
     own = configuration.load_as(WORKLOADS[command[0]].schema, given["config"], given["overrides"])
     configuration.require(own)
-    if command[0] == "finetune":
-        require_packages()
+    if own.launcher.program:
+        program = " ".join(own.launcher.program)
+        raise TrainerError(f"launcher.program is not for a rendezvous: start it by -- torchrun {program}.")
+    # Nobody shall wait for the others, only to hear of it then.
+    if problems := _missing(own):
+        raise ConfigError(problems, source=str(given["config"]))
+    if unheeded := _unheeded(own.launcher):
+        show(
+            f"In a rendezvous {', '.join(unheeded)} of {given['config']} have no effect: torchrun runs once."
+        )
     if given["job_dir"] is None:
         command = (*command, "--job-dir", str(folder))
-    return command, configuration.dump(own)
+    return command, own
+
+
+def _missing(config: JobConfig) -> list[str]:
+    """Return what a workload of ours lacks on this member, one sentence each."""
+    from rdm_core.config import Config
+    from rdm_core.config.finetune import FinetuneConfig
+
+    if isinstance(config, FinetuneConfig):
+        from rdm_trainer.finetune.inspection import missing
+
+        return list(missing(config))
+    from rdm_trainer import data, writers
+
+    assert isinstance(config, Config)
+    return [*writers.missing(config), *data.checks(config)]
+
+
+def _unheeded(launcher: LauncherConfig) -> list[str]:
+    """Return the keys of a configuration's launcher that ask for what a rendezvous does not do."""
+    asked = {
+        "kind": launcher.kind not in ("no_ssh", "torchrun"),
+        "nodelist": launcher.nodelist,
+        "max_restarts": launcher.max_restarts,
+        "profiler": launcher.profiler not in ("none", "torch"),
+        "slurm": launcher.slurm != type(launcher.slurm)(),
+    }
+    return [f"launcher.{key}" for key, is_asked in asked.items() if is_asked]

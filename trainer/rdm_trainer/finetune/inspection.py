@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,38 +16,65 @@ from rdm_core.config.finetune import FinetuneConfig
 from rdm_core.errors import ConfigError, TrainerError
 from rdm_trainer.finetune.packages import require_packages
 
-__all__ = ["problems"]
+__all__ = ["missing", "problems"]
+
+
+def missing(config: FinetuneConfig, *, is_of_nodes: bool = False) -> Iterator[str]:
+    """Yield what a fine-tuning needs and this machine lacks, one sentence each.
+
+    Args:
+        config: The fine-tuning.
+        is_of_nodes: It is started from elsewhere, where a path from here on would name another file.
+    """
+    yield from _packages()
+    for key, files in (("data.train", config.data.train), ("data.valid", config.data.valid)):
+        for file in files:
+            if is_of_nodes and not Path(file).is_absolute():
+                yield f"{key} names {file}; give the path that it has on the nodes, from / on."
+            elif not Path(file).expanduser().is_file():
+                yield f"{key} names {file}, which is no file."
+    yield from _model(config, asks_hub=not is_of_nodes)
+
+
+def _packages() -> Iterator[str]:
+    try:
+        require_packages()
+    except TrainerError as error:
+        yield str(error)
+
+
+def _model(config: FinetuneConfig, *, asks_hub: bool) -> Iterator[str]:
+    """Yield why the model is neither here nor on the hub, which answers late where there is no way to it."""
+    model = Path(config.model.path).expanduser()
+    if model.is_dir():
+        if not (model / "config.json").is_file():
+            yield f"model.path {model} has no config.json, and so is no model."
+    elif model.is_absolute():
+        yield f"model.path {model} is no directory."
+    elif asks_hub and importlib.util.find_spec("huggingface_hub"):
+        from huggingface_hub import hf_hub_download
+
+        try:
+            # A few kilobytes, which whoever loads the model needs as well.
+            hf_hub_download(config.model.path, "config.json", revision=config.model.revision)
+        except (OSError, ValueError) as error:
+            said = next((line.strip() for line in str(error).splitlines() if line.strip()), repr(error))
+            yield f"model.path {config.model.path} is no directory here, and the hub does not give it: {said}"
 
 
 def problems(job: dict[str, Any]) -> list[str]:
-    """Return what is wrong, one sentence each.
+    """Return what is wrong on a node, one sentence each.
 
     Args:
         job: ``config``, ``overrides`` and ``jobs``; see ``rdm_job.inspection``.
     """
-    found = []
-    try:
-        require_packages()
-    except TrainerError as error:
-        found.append(str(error))
     try:
         config = configuration.load_text(job["config"], job["overrides"])
     except ConfigError:
         # What does not fit is said by who asks.
-        return found
+        return list(_packages())
     assert isinstance(config, FinetuneConfig)
-    config = data_place.finetune_here(config, Path(job["jobs"]))
-    for key, files in (("data.train", config.data.train), ("data.valid", config.data.valid)):
-        for file in files:
-            if not Path(file).is_absolute():
-                found.append(f"{key} names {file}; give the path that it has on the nodes, from / on.")
-            elif not Path(file).is_file():
-                found.append(f"{key} names {file}, which is no file.")
-    # Else it may be a name on the hub.
-    model = Path(config.model.path)
-    if model.is_absolute() and not model.is_dir():
-        found.append(f"model.path {model} is no directory.")
-    return found
+    return list(missing(data_place.finetune_here(config, Path(job["jobs"])), is_of_nodes=True))
 
 
 if __name__ == "__main__":

@@ -181,19 +181,67 @@ def test_a_node_says_all_that_it_lacks_for_a_job(tmp_path: Path) -> None:
     ]
 
 
-def test_members_of_a_rendezvous_fine_tune_into_its_directory(tmp_path: Path) -> None:
+@pytest.fixture
+def tiny(tmp_path: Path) -> Path:
+    """A configuration whose model and rows are there, as far as is looked at."""
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model/config.json").touch()
+    (tmp_path / "a.jsonl").touch()
     file = tmp_path / "tune.yaml"
-    file.write_text(LEAST)
-    command, text = _workload(("finetune", str(file), "lora.rank=4"), "alpaca", tmp_path / "job")
-    assert command == ("finetune", str(file), "lora.rank=4", "--job-dir", str(tmp_path / "job"))
-    kept = configuration.load_text(text)
+    file.write_text(f"model: {{path: {tmp_path}/model}}\ndata: {{train: [{tmp_path}/a.jsonl]}}\n")
+    return file
+
+
+def test_members_of_a_rendezvous_fine_tune_into_its_directory(
+    tmp_path: Path, tiny: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command, kept = _workload(("finetune", str(tiny), "lora.rank=4"), "alpaca", tmp_path / "job")
+    assert command == ("finetune", str(tiny), "lora.rank=4", "--job-dir", str(tmp_path / "job"))
     assert isinstance(kept, FinetuneConfig)
     assert kept.lora.rank == 4
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.usefixtures("without_trl")
-def test_a_member_that_lacks_the_packages_says_so_before_it_waits_for_others(tmp_path: Path) -> None:
-    file = tmp_path / "tune.yaml"
-    file.write_text(LEAST)
-    with pytest.raises(TrainerError, match="finetune needs trl"):
-        _workload(("finetune", str(file)), "alpaca", tmp_path / "job")
+def test_a_member_says_what_it_lacks_before_it_waits_for_others(tmp_path: Path, tiny: Path) -> None:
+    (tmp_path / "model/config.json").unlink()
+    with pytest.raises(ConfigError) as refused:
+        _workload(("finetune", str(tiny), "data.train=[gone.jsonl]"), "alpaca", tmp_path / "job")
+    packages, *others = refused.value.problems
+    assert "finetune needs trl" in packages
+    assert others == [
+        "data.train names gone.jsonl, which is no file.",
+        f"model.path {tmp_path}/model has no config.json, and so is no model.",
+    ]
+
+
+def test_a_model_that_is_neither_here_nor_on_the_hub_is_named(
+    tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    said = "model.path no-such-owner/no-such-model is no directory here, and the hub does not give it: "
+    with pytest.raises(TrainerError, match=said):
+        _workload(("finetune", str(tiny), "model.path=no-such-owner/no-such-model"), "alpaca", tmp_path)
+
+
+def test_data_of_a_training_that_are_not_there_are_said_before_a_rendezvous(tmp_path: Path) -> None:
+    file = tmp_path / "train.yaml"
+    file.write_text("data: {blend: [gone]}\noptimisation: {train_iterations: 1}\n")
+    with pytest.raises(TrainerError, match="gone"):
+        _workload(("train", str(file)), "gpt", tmp_path)
+
+
+def test_what_a_rendezvous_does_not_do_of_a_launchers_keys_is_said(
+    tmp_path: Path, tiny: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ("launcher.kind=slurm", "launcher.max_restarts=3", "launcher.profiler=nsys")
+    _, kept = _workload(("finetune", str(tiny), *asked, "launcher.devices_per_node=4"), "alpaca", tmp_path)
+    assert kept.launcher.devices_per_node == 4
+    assert capsys.readouterr().err == (
+        f"rendezvous: In a rendezvous launcher.kind, launcher.max_restarts, launcher.profiler of {tiny} have "
+        "no effect: torchrun runs once.\n"
+    )
+    mock = tmp_path / "other.yaml"
+    mock.write_text("optimisation: {train_iterations: 1}\nlauncher: {program: [pretrain.py, --lr, '1']}\n")
+    with pytest.raises(TrainerError, match=r"start it by -- torchrun pretrain\.py --lr 1"):
+        _workload(("train", str(mock)), "gpt", tmp_path)

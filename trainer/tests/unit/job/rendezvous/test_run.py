@@ -36,14 +36,14 @@ def test_a_launcher_whose_own_name_is_the_loopbacks_gives_out_an_address_that_ot
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(fabric, "outward_address", lambda: "10.1.2.3")
-    member, _ = own_member(None, "", "", 1, 1.0)
+    member, _ = own_member(None, "", "", 1, 1.0, {})
     assert (member.address, member.name) == ("10.1.2.3", f"{member.host}@10.1.2.3")
 
 
 @pytest.mark.usefixtures("debian")
 def test_a_worker_on_the_launchers_host_does_not_give_out_the_loopback() -> None:
     with pytest.raises(TrainerError, match=r"127\.0\.\d\.1, which other hosts cannot reach.*--interface"):
-        own_member(None, "", "the-launcher", 1, 1.0)
+        own_member(None, "", "the-launcher", 1, 1.0, {})
 
 
 def test_jobs_of_other_names_do_not_know_each_other_by_one_secret() -> None:
@@ -70,3 +70,22 @@ def test_a_command_has_what_its_configuration_sets_and_that_goes_before_what_is_
     )
     assert launch(plan, 1, "name") == 0
     assert (tmp_path / "said").read_text() == "INFO ib7 0\n"
+
+
+def test_a_port_that_the_configuration_wants_and_another_has_is_named(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        plan = Plan(
+            ("touch", str(tmp_path / "ran")),
+            Member("n0", "n0", "127.0.0.1", 1),
+            Fabric("eth7", "127.0.0.1"),
+            0,
+            b"a secret of tests",
+            timeout=240.0,
+            lost_after=240.0,
+            master_port=port,
+        )
+        with pytest.raises(TrainerError, match=f"launcher.master_port {port} is in use on n0"):
+            launch(plan, 1, "name")
+    assert launch(plan, 1, "name") == 0
+    assert (tmp_path / "ran").exists()
