@@ -181,9 +181,27 @@ def test_a_worker_that_dies_before_the_start_is_replaced_by_its_successor(member
     members.said("n0", "n1 (")
     first.send_signal(signal.SIGKILL)
     again = members.start("n1", ["true"])
-    members.said("n0", "has come again. 2 of 3 are here.")
+    members.said("n0", "has come again. [##.] 2 of 3 are here: n0, n1; 1 is missing.")
     last = members.start("n2", ["true"])
     assert codes(launcher, again, last) == [0, 0, 0]
+
+
+def test_a_worker_that_dies_during_the_exchange_is_replaced_and_nobody_starts_without_it(
+    members: Members,
+) -> None:
+    launcher = members.start("n0", ["true"], count=3)
+    first = members.start("n1", ["true"])
+    members.said("n0", "n1 (")
+    # The list reaches its host, and nobody acknowledges it.
+    first.send_signal(signal.SIGSTOP)
+    other = members.start("n2", ["true"])
+    members.said("n0", "n2 (")
+    first.send_signal(signal.SIGKILL)
+    again = members.start("n1", ["true"])
+    members.said("n0", "has come again. All 3 are here.")
+    assert codes(launcher, again, other) == [0, 0, 0]
+    started = [members.log(name).count("All 3 members start") for name in ("n0", "n1", "n2")]
+    assert started == [1, 1, 1]
 
 
 def test_a_worker_that_dies_after_the_start_ends_the_job(members: Members) -> None:
