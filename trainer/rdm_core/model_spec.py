@@ -10,7 +10,33 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["ModelSpec"]
+__all__ = ["ModelSpec", "RopeScaling"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RopeScaling:
+    """How rotary positions reach sequences longer than those that a model was first trained on.
+
+    Args:
+        kind: ``linear`` divides all frequencies, ``llama3`` the low ones, ``yarn`` those that turn less often
+            than ``beta_fast`` times within the original length.
+        factor: By how much sequences become longer.
+        original_positions: Tokens of the sequences that the model was first trained on.
+        low_frequency_factor: ``llama3``: what turns less often within them is divided.
+        high_frequency_factor: ``llama3``: what turns more often within them stays.
+        beta_slow: ``yarn``: what turns less often within them is divided.
+        beta_fast: ``yarn``: what turns more often within them stays.
+        attention_factor: ``yarn``: factor on queries and keys; ``0.1 ln(factor) + 1`` when None.
+    """
+
+    kind: Literal["linear", "llama3", "yarn"]
+    factor: float
+    original_positions: int
+    low_frequency_factor: float = 1.0
+    high_frequency_factor: float = 4.0
+    beta_slow: float = 1.0
+    beta_fast: float = 32.0
+    attention_factor: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,18 +52,23 @@ class ModelSpec:
         key_value_heads: Heads of keys and values; fewer than ``heads`` where several queries share one.
         head_size: Width of one head.
         ffn_size: Width inside the feed-forward part.
-        ffn: Two matrices (``mlp``), or three, of which one gates (``gated``).
+        ffn: GELU between two matrices (``mlp``), or SwiGLU, in which a third one gates (``gated``).
         norm: ``layer`` has a weight and a bias, ``rms`` a weight.
-        head_norms: Queries and keys of each head are normed.
-        biases: The matrix products add biases.
+        norm_epsilon: Added to the variance in norms.
+        qk_norm: Queries and keys of each head are normed.
+        biases: The matrix products that add biases: all, those that make queries, keys and values, or none.
         positions: Rows of a learned position embedding; 0 where positions are rotated in.
+        rope_theta: The base of rotary positions; of no meaning where positions are learned.
+        rope_scaling: Their scaling.
         vocab_size: The tokenizer's tokens.
         vocab_extra_ids: Sentinels after them.
         padded_vocab_size: Rows of the word embedding.
         tied_embeddings: The head uses the word embedding's weights.
         seq_length: Tokens of a sample; of a T5 those of the encoder.
         decoder_length: Tokens that the model predicts per sample.
-        dropout: Dropout after embedding, attention and feed-forward part keeps masks.
+        hidden_dropout: Dropout after embedding, attention and feed-forward part.
+        attention_dropout: Dropout of the attention's probabilities.
+        init_std: Standard deviation of the initial weights.
     """
 
     kind: Literal["gpt", "t5"] = "gpt"
@@ -50,16 +81,31 @@ class ModelSpec:
     ffn_size: int
     ffn: Literal["mlp", "gated"] = "mlp"
     norm: Literal["layer", "rms"] = "layer"
-    head_norms: bool = False
-    biases: bool = True
+    norm_epsilon: float = 1e-5
+    qk_norm: bool = False
+    biases: Literal["all", "qkv", "none"] = "all"
     positions: int
+    rope_theta: float = 10000.0
+    rope_scaling: RopeScaling | None = None
     vocab_size: int
     vocab_extra_ids: int = 0
     padded_vocab_size: int
     tied_embeddings: bool = True
     seq_length: int
     decoder_length: int
-    dropout: bool = False
+    hidden_dropout: float = 0.0
+    attention_dropout: float = 0.0
+    init_std: float = 0.02
+
+    @property
+    def has_qkv_biases(self) -> bool:
+        """The products that make queries, keys and values add biases."""
+        return self.biases != "none"
+
+    @property
+    def has_biases(self) -> bool:
+        """The other products add biases."""
+        return self.biases == "all"
 
     @property
     def attention_size(self) -> int:

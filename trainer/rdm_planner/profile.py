@@ -27,7 +27,10 @@ FORMAT = 1
 # Of noise a larger micro-batch may take a little less than a smaller one.
 _LEAST_GROWTH = 0.8
 
-_NOT_SHAPE = ("layers", "decoder_layers", "positions", "padded_vocab_size")
+_NOT_SHAPE = (
+    *("layers", "decoder_layers", "positions", "padded_vocab_size"),
+    *("rope_theta", "rope_scaling", "norm_epsilon", "init_std", "hidden_dropout", "attention_dropout"),
+)
 
 
 def shape_of(config: Config) -> dict[str, Any]:
@@ -41,7 +44,9 @@ def shape_of(config: Config) -> dict[str, Any]:
     spec = {key: value for key, value in dataclasses.asdict(config.spec).items() if key not in _NOT_SHAPE}
     return {
         **spec,
-        "attention_dropout": config.model.attention_dropout > 0,
+        "rope": config.spec.positions == 0,
+        "dropout": config.spec.hidden_dropout > 0,
+        "attention_dropout": config.spec.attention_dropout > 0,
         "precision": config.optimisation.precision,
         "compile": config.optimisation.compile,
     }
@@ -180,10 +185,14 @@ class Profile:
             TrainerError: It was measured with another shape or version, or has times that no GPU can have.
         """
         hint = f"measure it anew: {command}"
+        # What profiles of earlier releases, which knew one family, do not say, or say otherwise.
+        measured = {"rope": False, "qk_norm": False, **self.shape}
+        if measured.get("biases") is True:
+            measured["biases"] = "all"
         for key, wanted in shape_of(config).items():
-            if self.shape.get(key) != wanted:
+            if measured.get(key) != wanted:
                 raise TrainerError(
-                    f"{source} was measured for {key} {self.shape.get(key)!r}, and the job has {wanted!r}; "
+                    f"{source} was measured for {key} {measured.get(key)!r}, and the job has {wanted!r}; "
                     f"{hint}"
                 )
         for package, version in versions.items():

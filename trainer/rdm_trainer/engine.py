@@ -30,7 +30,7 @@ from rdm_trainer import models
 from rdm_trainer.deepspeed_config import deepspeed_json
 from rdm_trainer.distributed.parameters import placement_of, seed_of
 from rdm_trainer.distributed.topology import Topology, quiet
-from rdm_trainer.models.transformer import Block, LayerNorm
+from rdm_trainer.models.transformer import Block, Norm
 from rdm_trainer.optim.distributed_optimizer import DistributedOptimizer
 
 __all__ = ["Engine", "StepResult", "Watcher"]
@@ -176,7 +176,7 @@ class Engine:
     def shape(self) -> dict[str, int]:
         """What DeepSpeed and the model have become, whatever was asked for, by the names of the job info."""
         engine, topology = self.deepspeed, self.topology
-        norms = (one.weight for one in self.module.modules() if isinstance(one, LayerNorm))
+        norms = (one.weight for one in self.module.modules() if isinstance(one, Norm))
         widths = [getattr(weight, "ds_shape", weight.shape)[0] for weight in norms]
         return {
             "GLOBAL_BATCH_SIZE": engine.train_batch_size(),

@@ -20,6 +20,7 @@ from rdm_core.config.schema import (
     ModelConfig,
     OptimisationConfig,
     ParallelConfig,
+    RopeScalingConfig,
     TokenizerConfig,
 )
 from rdm_core.config.workloads import workload_of
@@ -35,6 +36,7 @@ __all__ = [
     "ModelConfig",
     "OptimisationConfig",
     "ParallelConfig",
+    "RopeScalingConfig",
     "SlurmConfig",
     "TokenizerConfig",
     "check",

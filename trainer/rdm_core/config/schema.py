@@ -28,7 +28,7 @@ from rdm_core.config.job import (
     step_range,
 )
 from rdm_core.cost import flops
-from rdm_core.model_spec import ModelSpec
+from rdm_core.model_spec import ModelSpec, RopeScaling
 
 __all__ = [
     "Blend",
@@ -39,8 +39,31 @@ __all__ = [
     "ModelConfig",
     "OptimisationConfig",
     "ParallelConfig",
+    "RopeScalingConfig",
     "TokenizerConfig",
 ]
+
+
+@dataclass(frozen=True)
+class RopeScalingConfig:
+    """How rotary positions reach longer sequences than those that the model was first trained on."""
+
+    kind: Literal["linear", "llama3", "yarn"]
+    """All frequencies are divided (`linear`), Llama 3.1's way, or YaRN."""
+    factor: PositiveFloat
+    """By how much sequences become longer."""
+    original_max_position_embeddings: Positive
+    """Tokens of the sequences that the model was first trained on."""
+    low_freq_factor: PositiveFloat = 1.0
+    """`llama3`: frequencies with fewer turns than this within the original length are divided by `factor`."""
+    high_freq_factor: PositiveFloat = 4.0
+    """`llama3`: frequencies with more turns than this within the original length stay."""
+    beta_fast: PositiveFloat = 32.0
+    """`yarn`: frequencies with more turns than this within the original length stay."""
+    beta_slow: PositiveFloat = 1.0
+    """`yarn`: frequencies with fewer turns than this within the original length are divided by `factor`."""
+    attention_factor: PositiveFloat | None = None
+    """`yarn`: factor on queries and keys. `0.1 ln(factor) + 1` when not given."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +71,7 @@ class ModelConfig:
     """The model's shape."""
 
     kind: Literal["gpt", "t5"] = "gpt"
-    """A decoder with learned positions (`gpt`), or an encoder and a decoder (`t5`)."""
+    """A decoder (`gpt`: GPT, Llama, Qwen3), or an encoder and a decoder (`t5`)."""
     layers: Layers = 12
     """Transformer blocks; of a T5 those of the encoder."""
     decoder_layers: Layers | None = None
@@ -57,6 +80,9 @@ class ModelConfig:
     """Width of the model."""
     attention_heads: Positive = 12
     """Heads of each attention; a multiple of `parallel.tensor`."""
+    query_groups: Positive | None = None
+    """Heads of keys and values, each shared by a group of query heads (GQA); a multiple of `parallel.tensor`.
+    As many as `attention_heads` when not given."""
     kv_channels: Positive | None = None
     """Width of one head. `hidden_size / attention_heads` when not given."""
     ffn_hidden_size: Positive | None = None
@@ -67,6 +93,20 @@ class ModelConfig:
     """T5 only: tokens of the decoder. `seq_length` when not given."""
     max_position_embeddings: Positive | None = None
     """Learned positions. The longest sequence when not given."""
+    position_embedding: Literal["learned", "rope"] = "learned"
+    """Learned positions, or rotary ones (RoPE)."""
+    rope_theta: PositiveFloat = 10000.0
+    """`rope` only: the base of the frequencies."""
+    rope_scaling: RopeScalingConfig | None = None
+    """`rope` only: for sequences longer than those that the model was first trained on."""
+    norm: Literal["layernorm", "rmsnorm"] = "layernorm"
+    """Layer norm, or RMSNorm, which has no bias and takes no mean off."""
+    qk_norm: bool = False
+    """Queries and keys of each head are normed (`norm: rmsnorm` only)."""
+    activation: Literal["gelu", "swiglu"] = "gelu"
+    """Of the feed-forward part. SwiGLU has a third matrix of `ffn_hidden_size`."""
+    biases: Literal["all", "qkv", "none"] = "all"
+    """Matrix products that add a bias: all, those that make queries, keys and values, or none."""
     vocab_size: Positive = 50257
     """The tokenizer's tokens, without padding and sentinels."""
     vocab_extra_ids: Natural = 0
@@ -82,7 +122,7 @@ class ModelConfig:
     attention_dropout: Fraction = 0.0
     """Dropout of the attention's probabilities."""
     layernorm_epsilon: PositiveFloat = 1e-5
-    """Added to the variance in layer norms."""
+    """Added to the variance in layer norms, and to the mean square in RMSNorm."""
 
     @property
     def ffn_size(self) -> int:
@@ -111,7 +151,9 @@ class ModelConfig:
 
     @property
     def positions(self) -> int:
-        """Rows of the position embedding."""
+        """Rows of the position embedding; 0 where positions are rotated in."""
+        if self.position_embedding == "rope":
+            return 0
         return self.max_position_embeddings or max(self.seq_length, self.decoder_length)
 
 
@@ -314,7 +356,7 @@ class Config(JobConfig):
             kv_channels=model.head_size,
             ffn_hidden_size=model.ffn_size,
             decoder_seq_length=model.decoder_length if is_t5 else None,
-            max_position_embeddings=model.positions,
+            max_position_embeddings=model.positions or model.max_position_embeddings,
         )
         if world_size is not None:
             parallel = dataclasses.replace(parallel, data=self.data_parallel(world_size))
@@ -337,17 +379,26 @@ class Config(JobConfig):
             decoder_layers=model.decoder_blocks,
             hidden_size=model.hidden_size,
             heads=model.attention_heads,
-            key_value_heads=model.attention_heads,
+            key_value_heads=model.query_groups or model.attention_heads,
             head_size=model.head_size,
             ffn_size=model.ffn_size,
+            ffn="gated" if model.activation == "swiglu" else "mlp",
+            norm="rms" if model.norm == "rmsnorm" else "layer",
+            norm_epsilon=model.layernorm_epsilon,
+            qk_norm=model.qk_norm,
+            biases=model.biases,
             positions=model.positions,
+            rope_theta=model.rope_theta,
+            rope_scaling=_scaling(model.rope_scaling),
             vocab_size=model.vocab_size,
             vocab_extra_ids=model.vocab_extra_ids,
             padded_vocab_size=self.padded_vocab_size,
             tied_embeddings=model.tied_embeddings,
             seq_length=model.seq_length,
             decoder_length=model.decoder_length,
-            dropout=model.hidden_dropout > 0,
+            hidden_dropout=model.hidden_dropout,
+            attention_dropout=model.attention_dropout,
+            init_std=model.init_std,
         )
 
     @property
@@ -402,3 +453,18 @@ class Config(JobConfig):
             sum(partitions.is_block(name) for name in names[begin:end])
             for begin, end in itertools.pairwise(bounds)
         ]
+
+
+def _scaling(given: RopeScalingConfig | None) -> RopeScaling | None:
+    if given is None:
+        return None
+    return RopeScaling(
+        kind=given.kind,
+        factor=given.factor,
+        original_positions=given.original_max_position_embeddings,
+        low_frequency_factor=given.low_freq_factor,
+        high_frequency_factor=given.high_freq_factor,
+        beta_slow=given.beta_slow,
+        beta_fast=given.beta_fast,
+        attention_factor=given.attention_factor,
+    )

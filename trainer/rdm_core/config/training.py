@@ -17,7 +17,19 @@ MOST_TRACED = 100
 
 def check(config: Config, world_size: int | None = None) -> Iterator[str]:
     """Yield what is wrong with our own training, in a world of this size where that is known."""
-    looks = [_trace, _model, _positions, _t5, _layout, _length, _warmups, _rates, _warmup_within_decay, _data]
+    looks = [
+        _trace,
+        _model,
+        _attention,
+        _positions,
+        _t5,
+        _layout,
+        _length,
+        _warmups,
+        _rates,
+        _warmup_within_decay,
+        _data,
+    ]
     for look in looks:
         yield from as_far_as_it_fits(look(config))
     if world_size is not None:
@@ -67,8 +79,46 @@ def _model(config: Config) -> Iterator[str]:
         yield f"model.ffn_hidden_size {model.ffn_size} is not divisible by parallel.tensor {tensor}."
 
 
+def _attention(config: Config) -> Iterator[str]:
+    model, tensor = config.model, config.parallel.tensor
+    shared = model.query_groups
+    if shared is not None:
+        if model.attention_heads % shared:
+            yield (
+                f"model.attention_heads {model.attention_heads} is not a multiple of model.query_groups "
+                f"{shared}, and each of these serves as many query heads."
+            )
+        if shared % tensor:
+            yield (
+                f"model.query_groups {shared} is not divisible by parallel.tensor {tensor}, and each rank "
+                "needs whole heads of keys and values; take a smaller tensor degree, and more pipeline "
+                "stages or replicas."
+            )
+    if model.qk_norm and model.norm != "rmsnorm":
+        yield "model.qk_norm is true, but model.norm is layernorm; set model.norm to rmsnorm."
+
+
 def _positions(config: Config) -> Iterator[str]:
     model = config.model
+    if model.position_embedding == "rope":
+        if model.head_size % 2:
+            yield f"A head of width {model.head_size} cannot be rotated; give model.kv_channels that is even."
+        scaling = model.rope_scaling
+        if (
+            scaling is not None
+            and scaling.kind == "llama3"
+            and scaling.low_freq_factor >= scaling.high_freq_factor
+        ):
+            yield (
+                f"model.rope_scaling.low_freq_factor {scaling.low_freq_factor:g} is not below "
+                f"high_freq_factor {scaling.high_freq_factor:g}."
+            )
+        return
+    if model.rope_scaling is not None:
+        yield (
+            "model.rope_scaling is for rotary positions, but model.position_embedding is learned; set it to "
+            "rope, or leave the scaling out."
+        )
     longest = max(model.seq_length, model.decoder_length)
     if model.positions < longest:
         yield (
@@ -88,6 +138,13 @@ def _t5(config: Config) -> Iterator[str]:
             if value:
                 yield f"model.{key} is for a T5, but model.kind is gpt; leave it out."
         return
+    for key, value in (
+        ("position_embedding: rope", model.position_embedding == "rope"),
+        ("query_groups", model.query_groups),
+        ("qk_norm", model.qk_norm),
+    ):
+        if value:
+            yield f"model.{key} is for a decoder, but model.kind is t5; leave it out."
     if model.vocab_extra_ids == 0:
         yield (
             "model.vocab_extra_ids is 0, but a T5 marks masked spans with sentinels of its own; 100 is usual."
@@ -105,9 +162,16 @@ def _layout(config: Config) -> Iterator[str]:
             "micro-batch; use zero_stage 1, or pipeline 1."
         )
     try:
-        config.stage_bounds()
+        bounds = config.stage_bounds()
     except TrainerError as error:
         yield str(error)
+        return
+    if bounds[1] == 1 and not config.model.positions:
+        # Without learned positions, all that it has decays, and its optimiser lacks the others' second group.
+        yield (
+            f"parallel.partition {parallel.partition} leaves the first stage nothing but the word embedding, "
+            "which is only possible with learned positions; give it a block."
+        )
 
 
 def _length(config: Config) -> Iterator[str]:

@@ -299,7 +299,7 @@ def _block_activations(config: Config, name: str) -> int:
         size * width for size in (spec.hidden_size, spec.attention_size, spec.key_value_size)
     )
     sides = (3 if spec.ffn == "gated" else 2) * spec.ffn_size * width
-    dropout = spec.hidden_size if spec.dropout else 0
+    dropout = spec.hidden_size if spec.hidden_dropout else 0
     per_head = 4 * spec.heads
     attention = 2 * hidden + (2 * inner + 2 * shared + per_head) // tensor + dropout
     block = tokens * (attention + 2 * hidden + sides // tensor + dropout)

@@ -75,12 +75,12 @@ def _norm_size(spec: ModelSpec) -> int:
 
 def _block_size(name: str, spec: ModelSpec) -> LayerSize:
     """Return the size of a transformer block: norms, attention and feed-forward part."""
-    hidden, bias = spec.hidden_size, int(spec.biases)
+    hidden, bias = spec.hidden_size, int(spec.has_biases)
     attentions = 2 if name == "DecoderBlock" else 1
     # Queries, keys and values with their biases are split; of the output only the weight is.
-    attention = (hidden + bias) * (spec.attention_size + 2 * spec.key_value_size)
+    attention = (hidden + int(spec.has_qkv_biases)) * (spec.attention_size + 2 * spec.key_value_size)
     attention += hidden * spec.attention_size
-    head_norms = 2 * spec.head_size if spec.head_norms else 0
+    head_norms = 2 * spec.head_size if spec.qk_norm else 0
     into = 2 if spec.ffn == "gated" else 1
     feed_forward = (into * (hidden + bias) + hidden) * spec.ffn_size
     return LayerSize(
@@ -92,7 +92,7 @@ def _block_size(name: str, spec: ModelSpec) -> LayerSize:
 
 def _cross_keys(spec: ModelSpec) -> int:
     """Return the parameters that make a decoder block's keys and values of the encoder's output."""
-    return 2 * (spec.hidden_size + int(spec.biases)) * spec.key_value_size
+    return 2 * (spec.hidden_size + int(spec.has_qkv_biases)) * spec.key_value_size
 
 
 def layer_parameters(spec: ModelSpec) -> list[int]:

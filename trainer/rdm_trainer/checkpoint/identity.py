@@ -18,11 +18,23 @@ __all__ = ["fingerprint", "layout_of", "model_of", "require_same_model", "same_l
 _REPLICAS = {"data"}
 
 
+# What checkpoints of earlier releases do not say: they knew one family.
+_FORMER = {
+    "position_embedding": "learned",
+    "norm": "layernorm",
+    "qk_norm": False,
+    "activation": "gelu",
+    "biases": "all",
+}
+
+
 def model_of(config: Config) -> dict[str, Any]:
-    """Return what decides the parameters' names and shapes in the whole model."""
-    spec = config.spec
+    """Return what decides the parameters' names and shapes in the whole model, and what they mean."""
+    spec, model = config.spec, config.model
     # Under the names of the configuration's keys, which checkpoints have.
     return {
+        **{key: getattr(model, key) for key in _FORMER},
+        "query_groups": spec.key_value_heads,
         "kind": spec.kind,
         "layers": spec.layers,
         "decoder_layers": spec.decoder_layers,
@@ -72,6 +84,7 @@ def require_same_model(saved: Mapping[str, Any], config: Config, where: Path) ->
         TrainerError: The shapes differ.
     """
     wanted = model_of(config)
+    saved = {**_FORMER, "query_groups": saved.get("attention_heads"), **saved}
     differences = [
         f"model.{key} is {wanted.get(key)} here and {saved.get(key)} there"
         for key in sorted(set(saved) | set(wanted))

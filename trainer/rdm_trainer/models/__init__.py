@@ -19,16 +19,19 @@ __all__ = ["PADDING", "build", "layers"]
 PADDING = 0
 
 
-def layers(config: Config, topology: Topology, padding: int = PADDING) -> list[Layer]:
+def layers(
+    config: Config, topology: Topology, padding: int = PADDING, device: torch.device | None = None
+) -> list[Layer]:
     """Return the layers of the configured model as this tensor rank has them.
 
     Args:
         config: Whose ``model`` says which.
         topology: Only its tensor axis matters here.
         padding: The padding token of a T5.
+        device: Where the layers will run.
     """
     if config.model.kind == "gpt":
-        return gpt.layers(config, topology)
+        return gpt.layers(config, topology, device)
     return t5.layers(config, topology, padding)
 
 
@@ -53,8 +56,8 @@ def build(
     """
     if padding is None:
         padding = special_tokens.of_job(config).padding if config.model.kind == "t5" else PADDING
-    parts = layers(config, topology, padding)
     device = device or torch.device("cpu")
+    parts = layers(config, topology, padding, device)
     if topology.pipeline > 1:
         return PipelineModel(config, topology, parts, device, dtype)
     return FlatModel(config, parts, device, dtype, divide)

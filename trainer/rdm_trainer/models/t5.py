@@ -13,11 +13,12 @@ from functools import partial
 
 import torch
 
-from rdm_core.config import Config, ModelConfig
+from rdm_core.config import Config
+from rdm_core.model_spec import ModelSpec
 from rdm_trainer.distributed.pipeline_parallel.pipeline import Layer
 from rdm_trainer.distributed.tensor_parallel.layers import VocabParallelEmbedding
 from rdm_trainer.distributed.topology import Topology
-from rdm_trainer.models.transformer import Block, CrossAttention, LayerNorm, PositionEmbedding, word_embedding
+from rdm_trainer.models.transformer import Block, CrossAttention, Norm, PositionEmbedding, word_embedding
 
 __all__ = ["layers"]
 
@@ -56,8 +57,8 @@ class SharedPositions(PositionEmbedding):
 class EncoderBlock(Block):
     """A block of the encoder: every token looks at every token that is not padding."""
 
-    def __init__(self, model: ModelConfig, topology: Topology, padding: int) -> None:
-        super().__init__(model, topology, causal=False)
+    def __init__(self, spec: ModelSpec, topology: Topology, padding: int) -> None:
+        super().__init__(spec, topology, causal=False)
         self.padding = padding
 
     def forward(self, states: Triple) -> Triple:  # type: ignore[override]
@@ -70,7 +71,7 @@ class EncoderBlock(Block):
         )
 
 
-class EncoderNorm(LayerNorm):
+class EncoderNorm(Norm):
     """The encoder's last norm."""
 
     def forward(self, states: Triple) -> Triple:  # type: ignore[override]
@@ -85,10 +86,10 @@ class DecoderBlock(Block):
     Padding at the end needs no mask here: nothing before it looks at it, and the loss leaves it out.
     """
 
-    def __init__(self, model: ModelConfig, topology: Topology, padding: int, *, last: bool) -> None:
-        super().__init__(model, topology, causal=True)
-        self.pre_cross_attn_layernorm = LayerNorm(model)
-        self.cross_attention = CrossAttention(model, topology)
+    def __init__(self, spec: ModelSpec, topology: Topology, padding: int, *, last: bool) -> None:
+        super().__init__(spec, topology, causal=True)
+        self.pre_cross_attn_layernorm = Norm(spec)
+        self.cross_attention = CrossAttention(spec, topology)
         self.padding = padding
         self.last = last
 
@@ -116,25 +117,25 @@ def _visible(tokens: torch.Tensor, padding: int) -> torch.Tensor:
 
 
 def layers(config: Config, topology: Topology, padding: int) -> list[Layer]:
-    """Return the model's layers: (encoder tokens, decoder tokens) go in, the head makes the loss."""
-    model = config.model
+    """Return the layers: (encoder tokens, decoder tokens) go in, the head makes logits or the loss."""
+    spec = config.spec
     embedding = word_embedding(Embedding, config, topology)
-    positions = partial(SharedPositions, model)
-    decoder_blocks = model.decoder_blocks
+    positions = partial(SharedPositions, spec)
+    decoder_blocks = spec.decoder_layers
     return [
         Layer("Embedding", embedding, "embed"),
         Layer("Positions", positions, "positions", joined=True),
-        *[Layer("EncoderBlock", partial(EncoderBlock, model, topology, padding))] * model.layers,
-        Layer("EncoderNorm", partial(EncoderNorm, model)),
+        *[Layer("EncoderBlock", partial(EncoderBlock, spec, topology, padding))] * spec.layers,
+        Layer("EncoderNorm", partial(EncoderNorm, spec)),
         Layer("DecoderEmbedding", embedding, "embed"),
         Layer("DecoderPositions", positions, "positions", joined=True),
         *[
             Layer(
                 "DecoderBlock",
-                partial(DecoderBlock, model, topology, padding, last=number == decoder_blocks - 1),
+                partial(DecoderBlock, spec, topology, padding, last=number == decoder_blocks - 1),
             )
             for number in range(decoder_blocks)
         ],
-        Layer("FinalNorm", partial(LayerNorm, model)),
-        Layer("Head", embedding, "embed" if model.tied_embeddings else None),
+        Layer("FinalNorm", partial(Norm, spec)),
+        Layer("Head", embedding, "embed" if spec.tied_embeddings else None),
     ]

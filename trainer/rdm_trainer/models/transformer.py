@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The parts that GPT and T5 share: attention, feed-forward, norms, positions, block.
+"""The parts that the models share: attention, feed-forward, norms, positions, block.
 
 Source: pre-norm blocks as in GPT-2 (Radford et al., 2019): ``x + f(norm(x))``, residual outputs initialised
-with the standard deviation divided by the root of twice the number of blocks.
+with the standard deviation divided by the root of twice the number of blocks. RMSNorm: Zhang and Sennrich
+(2019); SwiGLU: Shazeer (2020); grouped-query attention: Ainslie et al. (2023).
 """
 
 from __future__ import annotations
@@ -11,25 +12,29 @@ import contextlib
 import math
 from collections.abc import Callable, Iterator
 from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional
 
-from rdm_core.config import Config, ModelConfig
+from rdm_core.config import Config
+from rdm_core.model_spec import ModelSpec
 from rdm_trainer.distributed.parameters import Placement, parameter
 from rdm_trainer.distributed.tensor_parallel.layers import (
     ColumnParallelLinear,
     RowParallelLinear,
     VocabParallelEmbedding,
+    shared_weight,
 )
 from rdm_trainer.distributed.topology import Topology
+from rdm_trainer.models.rope import RotaryPositions
 
 __all__ = [
     "MLP",
     "Block",
     "CrossAttention",
-    "LayerNorm",
+    "Norm",
     "PositionEmbedding",
     "SelfAttention",
     "residual_std",
@@ -37,32 +42,49 @@ __all__ = [
 ]
 
 
-def residual_std(model: ModelConfig) -> float:
+def residual_std(spec: ModelSpec) -> float:
     """Standard deviation of the layers that add to the residual stream."""
-    return model.init_std / math.sqrt(2.0 * model.layers)
+    return spec.init_std / math.sqrt(2.0 * spec.layers)
 
 
-class LayerNorm(nn.Module):
-    """Layer norm over the features, whole on every tensor rank."""
+class Norm(nn.Module):
+    """Layer norm or RMSNorm over the features, whole on every tensor rank."""
 
-    def __init__(self, model: ModelConfig) -> None:
+    def __init__(self, spec: ModelSpec) -> None:
         super().__init__()
-        self.weight = parameter(Placement((model.hidden_size,), constant=1.0))
-        self.bias = parameter(Placement((model.hidden_size,)))
-        self.epsilon = model.layernorm_epsilon
+        self.weight = parameter(Placement((spec.hidden_size,), constant=1.0))
+        self.bias = parameter(Placement((spec.hidden_size,))) if spec.norm == "layer" else None
+        self.epsilon = spec.norm_epsilon
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """Normalise [..., hidden]."""
+        if self.bias is None:
+            return functional.rms_norm(hidden_states, self.weight.shape, self.weight, self.epsilon)
         return functional.layer_norm(hidden_states, self.weight.shape, self.weight, self.bias, self.epsilon)
+
+
+class HeadNorm(nn.Module):
+    """RMSNorm over the features of each head; every tensor rank has all of it for its own heads."""
+
+    def __init__(self, spec: ModelSpec, group: Any) -> None:
+        super().__init__()
+        self.weight = parameter(Placement((spec.head_size,), constant=1.0))
+        self.epsilon = spec.norm_epsilon
+        self.group = group
+
+    def forward(self, heads: torch.Tensor) -> torch.Tensor:
+        """Normalise [..., head size]."""
+        weight = shared_weight(self.weight, self.group)
+        return functional.rms_norm(heads, weight.shape, weight, self.epsilon)
 
 
 class PositionEmbedding(nn.Module):
     """Learned positions, and the dropout after the embedding."""
 
-    def __init__(self, model: ModelConfig) -> None:
+    def __init__(self, spec: ModelSpec) -> None:
         super().__init__()
-        self.weight = parameter(Placement((model.positions, model.hidden_size), std=model.init_std))
-        self.dropout = model.hidden_dropout
+        self.weight = parameter(Placement((spec.positions, spec.hidden_size), std=spec.init_std))
+        self.dropout = spec.hidden_dropout
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """Add the first positions to [batch, sequence, hidden]."""
@@ -74,14 +96,15 @@ class PositionEmbedding(nn.Module):
 class _Attention(nn.Module):
     """Heads divided over the tensor ranks, and the projection that puts them together."""
 
-    def __init__(self, model: ModelConfig, topology: Topology) -> None:
+    def __init__(self, spec: ModelSpec, topology: Topology) -> None:
         super().__init__()
-        self.heads = model.attention_heads // topology.tensor
-        self.head_size = model.head_size
-        self.dropout = model.attention_dropout
+        self.key_value_heads = spec.key_value_heads // topology.tensor
+        self.group_size = spec.heads // spec.key_value_heads
+        self.head_size = spec.head_size
+        self.dropout = spec.attention_dropout
         self.tensor_rank = topology.tensor_rank if topology.tensor > 1 else None
         self.out_proj = RowParallelLinear(
-            model.attention_size, model.hidden_size, topology, residual_std(model)
+            spec.attention_size, spec.hidden_size, topology, residual_std(spec), bias=spec.has_biases
         )
 
     def attend(
@@ -95,9 +118,9 @@ class _Attention(nn.Module):
         """Attend, up to the projection.
 
         Args:
-            query: [batch, queries, heads of this rank, head size]; key and value alike over the keys.
-            key: What is compared with the query.
-            value: What is averaged.
+            query: [batch, queries, heads of this rank, head size].
+            key: What is compared with the query: [batch, keys, key-value heads of this rank, head size].
+            value: What is averaged, of the keys' shape.
             mask: bool, broadcast over [batch, heads, queries, keys]; True where attention may look.
             causal: No query looks at later keys.
 
@@ -113,6 +136,7 @@ class _Attention(nn.Module):
                 attn_mask=mask,
                 dropout_p=dropout,
                 is_causal=causal,
+                enable_gqa=self.group_size > 1,
             )
         return mixed.transpose(1, 2).flatten(2)
 
@@ -133,15 +157,32 @@ class _Attention(nn.Module):
 
 
 class SelfAttention(_Attention):
-    """Attention of a sequence to itself."""
+    """Attention of a sequence to itself.
 
-    def __init__(self, model: ModelConfig, topology: Topology, *, causal: bool) -> None:
-        super().__init__(model, topology)
+    Args:
+        spec: The model.
+        topology: Whose tensor axis divides the heads.
+        causal: No token looks at later ones.
+        rotary: Rotates positions into queries and keys; ``None`` where they are learned.
+    """
+
+    def __init__(
+        self, spec: ModelSpec, topology: Topology, *, causal: bool, rotary: RotaryPositions | None = None
+    ) -> None:
+        super().__init__(spec, topology)
         self.causal = causal
-        # Rows lie head by head, and query, key and value within a head: dividing the rows divides the heads.
+        self.rotary = rotary
+        # Rows lie by key-value head: its queries, its key, its value. Dividing the rows divides the heads.
         self.qkv_proj = ColumnParallelLinear(
-            model.hidden_size, 3 * model.attention_size, topology, model.init_std
+            spec.hidden_size,
+            spec.attention_size + 2 * spec.key_value_size,
+            topology,
+            spec.init_std,
+            bias=spec.has_qkv_biases,
         )
+        group = topology.tensor_group if topology.tensor > 1 else None
+        self.q_norm = HeadNorm(spec, group) if spec.qk_norm else None
+        self.k_norm = HeadNorm(spec, group) if spec.qk_norm else None
 
     def forward(self, hidden_states: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
         """Map [batch, sequence, hidden] to the same shape."""
@@ -150,36 +191,67 @@ class SelfAttention(_Attention):
 
     def inner(self, hidden_states: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
         """Return what :meth:`forward` projects."""
-        mixed = self.qkv_proj(hidden_states).unflatten(-1, (self.heads, 3, self.head_size))
-        query, key, value = mixed.unbind(dim=3)
+        query, key, value = self.qkv(hidden_states)
         return self.attend(query, key, value, mask, self.causal)
+
+    def qkv(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return queries, keys and values of [batch, sequence, hidden], as :meth:`attend` takes them."""
+        mixed = self.qkv_proj(hidden_states).unflatten(
+            -1, (self.key_value_heads, self.group_size + 2, self.head_size)
+        )
+        if self.group_size == 1:
+            query, key, value = mixed.unbind(dim=3)
+        else:
+            query = mixed[..., : self.group_size, :].flatten(2, 3)
+            key, value = mixed[..., self.group_size, :], mixed[..., self.group_size + 1, :]
+        if self.q_norm is not None and self.k_norm is not None:
+            query, key = self.q_norm(query), self.k_norm(key)
+        if self.rotary is not None:
+            query, key = self.rotary.rotate(query), self.rotary.rotate(key)
+        return query, key, value
 
 
 class CrossAttention(_Attention):
     """Attention of the decoder's sequence to the encoder's."""
 
-    def __init__(self, model: ModelConfig, topology: Topology) -> None:
-        super().__init__(model, topology)
-        self.q_proj = ColumnParallelLinear(model.hidden_size, model.attention_size, topology, model.init_std)
-        self.kv_proj = ColumnParallelLinear(
-            model.hidden_size, 2 * model.attention_size, topology, model.init_std
+    def __init__(self, spec: ModelSpec, topology: Topology) -> None:
+        super().__init__(spec, topology)
+        make = partial(
+            ColumnParallelLinear,
+            spec.hidden_size,
+            topology=topology,
+            std=spec.init_std,
+            bias=spec.has_qkv_biases,
         )
+        self.q_proj = make(spec.attention_size)
+        self.kv_proj = make(2 * spec.attention_size)
 
     def forward(self, hidden_states: torch.Tensor, memory: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         """Map the decoder's [batch, queries, hidden], with the encoder's [batch, keys, hidden]."""
-        query = self.q_proj(hidden_states).unflatten(-1, (self.heads, self.head_size))
-        key, value = self.kv_proj(memory).unflatten(-1, (self.heads, 2, self.head_size)).unbind(dim=3)
+        heads = self.key_value_heads
+        query = self.q_proj(hidden_states).unflatten(-1, (heads, self.head_size))
+        key, value = self.kv_proj(memory).unflatten(-1, (heads, 2, self.head_size)).unbind(dim=3)
         whole: torch.Tensor = self.out_proj(self.attend(query, key, value, mask))
         return whole
 
 
 class MLP(nn.Module):
-    """Two linear layers with a GELU between them."""
+    """Two linear layers with a GELU between them, or SwiGLU: the first has a gate beside it."""
 
-    def __init__(self, model: ModelConfig, topology: Topology) -> None:
+    def __init__(self, spec: ModelSpec, topology: Topology) -> None:
         super().__init__()
-        self.fc1 = ColumnParallelLinear(model.hidden_size, model.ffn_size, topology, model.init_std)
-        self.fc2 = RowParallelLinear(model.ffn_size, model.hidden_size, topology, residual_std(model))
+        self.gated = spec.ffn == "gated"
+        self.fc1 = ColumnParallelLinear(
+            spec.hidden_size,
+            spec.ffn_size,
+            topology,
+            spec.init_std,
+            bias=spec.has_biases,
+            stacked=2 if self.gated else None,
+        )
+        self.fc2 = RowParallelLinear(
+            spec.ffn_size, spec.hidden_size, topology, residual_std(spec), bias=spec.has_biases
+        )
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """Map [..., hidden] to the same shape."""
@@ -188,19 +260,30 @@ class MLP(nn.Module):
 
     def inner(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """Return what the second layer takes."""
-        return functional.gelu(self.fc1(hidden_states), approximate="tanh")
+        wide: torch.Tensor = self.fc1(hidden_states)
+        if self.gated:
+            gate, up = wide.chunk(2, dim=-1)
+            return functional.silu(gate) * up
+        return functional.gelu(wide, approximate="tanh")
 
 
 class Block(nn.Module):
     """Self-attention and feed-forward, each on the normalised states and added to them."""
 
-    def __init__(self, model: ModelConfig, topology: Topology, *, causal: bool = True) -> None:
+    def __init__(
+        self,
+        spec: ModelSpec,
+        topology: Topology,
+        *,
+        causal: bool = True,
+        rotary: RotaryPositions | None = None,
+    ) -> None:
         super().__init__()
-        self.input_layernorm = LayerNorm(model)
-        self.self_attention = SelfAttention(model, topology, causal=causal)
-        self.pre_mlp_layernorm = LayerNorm(model)
-        self.mlp = MLP(model, topology)
-        self.dropout = model.hidden_dropout
+        self.input_layernorm = Norm(spec)
+        self.self_attention = SelfAttention(spec, topology, causal=causal, rotary=rotary)
+        self.pre_mlp_layernorm = Norm(spec)
+        self.mlp = MLP(spec, topology)
+        self.dropout = spec.hidden_dropout
         self.divided = topology.tensor > 1
 
     def forward(self, hidden_states: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
@@ -248,13 +331,13 @@ def word_embedding(
         config: The job.
         topology: This rank's place.
     """
-    model = config.model
+    spec = config.spec
     return partial(
         kind,
-        model.vocab_size + model.vocab_extra_ids,
-        config.padded_vocab_size,
-        model.hidden_size,
+        spec.vocab_size + spec.vocab_extra_ids,
+        spec.padded_vocab_size,
+        spec.hidden_size,
         topology,
-        model.init_std,
+        spec.init_std,
         compiled=config.optimisation.compile,
     )

@@ -10,7 +10,7 @@ import pytest
 
 from rdm_core.config import Config
 from tests.distributed import processes, training
-from tests.distributed.training import GPT, T5, configure
+from tests.distributed.training import GPT, QWEN, T5, configure
 
 Said = dict[str, list[dict[str, Any]]]
 
@@ -68,6 +68,15 @@ LAYOUTS: dict[int, dict[str, dict[str, Any]]] = {
 UNTIED_LAYOUTS: dict[int, dict[str, dict[str, Any]]] = {
     2: {"dp 2, zero 3": zero(3), "tp 2": TENSOR, "pp 2": PIPELINE, "pp 2, 0-4": {**PIPELINE, **cut("0-4")}}
 }
+# It is untied, too.
+QWEN_LAYOUTS: dict[int, dict[str, dict[str, Any]]] = {
+    2: {
+        "dp 2, zero 3": zero(3),
+        "tp 2, checkpointing": {**TENSOR, **FULL},
+        "pp 2, 4-0": {**PIPELINE, **cut("4-0")},
+    },
+    4: {"tp 2, pp 2": {**TENSOR, **PIPELINE}},
+}
 # What knows nothing of the model, and so is the same for a T5.
 OF_ANY_MODEL = (
     *("zero 0", "zero 2", "dp 2, zero 0", "dp 2, zero 2", "dp 2, zero 3, checkpointing"),
@@ -86,7 +95,7 @@ MODELS: dict[str, tuple[Config, dict[int, dict[str, dict[str, Any]]]]] = {
     # A T5 has stages of two kinds in all three dimensions at once.
     "gpt": (GPT, without("2 x 2 x 2")),
     "t5": (T5, without(*OF_ANY_MODEL)),
-    "gpt untied": (configure(GPT, UNTIED), UNTIED_LAYOUTS),
+    "qwen": (QWEN, QWEN_LAYOUTS),
     "t5 untied": (configure(T5, UNTIED), UNTIED_LAYOUTS),
 }
 CASES = [

@@ -77,6 +77,7 @@ def divided_layers() -> dict[str, float]:
         for number, layer in enumerate((table, column, row)):
             initialise(layer, f"{number}.", 7)
             layer.requires_grad_()
+        assert row.bias is not None
         states = inputs.clone().requires_grad_()
         output = row(torch.tanh(column(states + table(tokens))))
         output.square().mean().backward()

@@ -13,7 +13,7 @@ from rdm_core.config import Config, ModelConfig, OptimisationConfig
 from rdm_trainer.distributed.topology import Topology
 from rdm_trainer.engine import Engine
 
-__all__ = ["GPT", "T5", "batches", "configure", "losses"]
+__all__ = ["GPT", "QWEN", "T5", "batches", "configure", "losses"]
 
 # A vocabulary that is padded differently for 1, 2 and 4 tensor ranks, and sizes that these divide.
 GPT = Config(
@@ -27,6 +27,28 @@ GPT = Config(
     ),
     optimisation=OptimisationConfig(
         micro_batch_size=2, global_batch_size=8, train_iterations=4, precision="fp32", lr=1e-2
+    ),
+)
+
+# Everything that sets Llama and Qwen apart from GPT.
+QWEN = dataclasses.replace(
+    GPT,
+    model=ModelConfig(
+        layers=4,
+        hidden_size=32,
+        attention_heads=8,
+        query_groups=4,
+        kv_channels=8,
+        ffn_hidden_size=48,
+        seq_length=16,
+        position_embedding="rope",
+        norm="rmsnorm",
+        qk_norm=True,
+        activation="swiglu",
+        biases="qkv",
+        tied_embeddings=False,
+        vocab_size=98,
+        make_vocab_size_divisible_by=8,
     ),
 )
 

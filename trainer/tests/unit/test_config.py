@@ -231,7 +231,8 @@ def test_an_override_mends_a_line_and_is_not_blamed_on_it(tmp_path: Path) -> Non
 
 
 def test_the_documents_fp16_is_kept_beside_what_is_shipped() -> None:
-    named = {path.name for path in CONFIGS.glob("*.yaml")} - {"demo.yaml", FINETUNE}
+    others = ("demo", "llama", "qwen")
+    named = {path.name for path in CONFIGS.glob("*.yaml") if not path.stem.startswith(others)}
     assert {path.name for path in (CONFIGS / "fp16").glob("*.yaml")} == named
     for name in sorted(named):
         ours, theirs = (load(path) for path in (CONFIGS / name, CONFIGS / "fp16" / name))
@@ -516,3 +517,45 @@ def test_steps_that_are_none_are_refused(key: str, text: str, said: str) -> None
 def test_generic_resources_are_taken_as_slurm_writes_them(gres: str, is_taken: bool) -> None:
     job = from_dict({**SOUND, "launcher": {"kind": "slurm", "slurm": {"gres": gres}}})
     assert is_taken is not any("takes it as" in problem for problem in check(job))
+
+
+@pytest.mark.parametrize(
+    ("model", "parallel", "sentence"),
+    [
+        ({"query_groups": 5}, {}, "attention_heads 12 is not a multiple of model.query_groups 5"),
+        ({"query_groups": 2}, {"tensor": 4}, "query_groups 2 is not divisible by parallel.tensor 4"),
+        ({"qk_norm": True}, {}, "set model.norm to rmsnorm"),
+        ({"position_embedding": "rope", "kv_channels": 7}, {}, "width 7 cannot be rotated"),
+        (
+            {"position_embedding": "rope", "layers": 4},
+            {"pipeline": 2, "partition": "0-4"},
+            "leaves the first stage nothing but the word embedding",
+        ),
+        (
+            {
+                "rope_scaling": {
+                    "kind": "llama3",
+                    "factor": 8,
+                    "original_max_position_embeddings": 512,
+                    "low_freq_factor": 4,
+                }
+            },
+            {},
+            "is for rotary positions",
+        ),
+        ({"kind": "t5", "vocab_extra_ids": 9, "query_groups": 2}, {}, "query_groups is for a decoder"),
+    ],
+)
+def test_what_a_model_cannot_be_is_one_sentence(
+    model: dict[str, Any], parallel: dict[str, Any], sentence: str
+) -> None:
+    job = from_dict(
+        {
+            "model": model,
+            "parallel": parallel,
+            "data": {"mock": True},
+            "optimisation": {"train_iterations": 1},
+        }
+    )
+    problems = list(check(job))
+    assert any(sentence in problem for problem in problems), problems

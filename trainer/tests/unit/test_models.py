@@ -22,6 +22,17 @@ from rdm_trainer.models.t5 import DecoderBlock, EncoderBlock
 GPT = ModelConfig(
     layers=3, hidden_size=16, attention_heads=4, seq_length=8, vocab_size=50, make_vocab_size_divisible_by=8
 )
+QWEN = dataclasses.replace(
+    GPT,
+    query_groups=2,
+    kv_channels=6,
+    ffn_hidden_size=24,
+    position_embedding="rope",
+    norm="rmsnorm",
+    qk_norm=True,
+    activation="swiglu",
+    biases="qkv",
+)
 T5 = dataclasses.replace(
     GPT,
     kind="t5",
@@ -50,14 +61,14 @@ def labels(model: ModelConfig, batch: int = 2) -> tuple[torch.Tensor, torch.Tens
 
 
 @pytest.mark.parametrize("tied", [True, False])
-@pytest.mark.parametrize("shape", [GPT, T5])
+@pytest.mark.parametrize("shape", [GPT, QWEN, T5])
 def test_the_parameters_are_those_that_the_arithmetic_counts(shape: ModelConfig, tied: bool) -> None:
     shape = dataclasses.replace(shape, tied_embeddings=tied)
     assert sum(weight.numel() for weight in built(shape).parameters()) == flops.parameters(config(shape).spec)
 
 
 @pytest.mark.parametrize("tied", [True, False])
-@pytest.mark.parametrize("shape", [GPT, T5])
+@pytest.mark.parametrize("shape", [GPT, QWEN, T5])
 @pytest.mark.parametrize("tensor", [1, 2])
 def test_every_layer_has_the_size_that_the_arithmetic_says(
     shape: ModelConfig, tied: bool, tensor: int
@@ -75,8 +86,19 @@ def test_every_layer_has_the_size_that_the_arithmetic_says(
     assert sizes == [(size.name, size.split, size.whole) for size in flops.layer_sizes(job.spec)]
 
 
-def test_no_prediction_depends_on_later_tokens() -> None:
-    model = built(GPT)
+@pytest.mark.parametrize("shape", [GPT, QWEN])
+def test_the_loss_is_that_of_the_logits(shape: ModelConfig) -> None:
+    model = built(shape)
+    tokens, (targets, mask) = torch.randint(0, 50, (2, 8)), labels(shape)
+    logits = model(tokens)
+    assert logits.shape == (2, 8, shape.vocab_size)
+    expected = functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+    torch.testing.assert_close(model(tokens, (targets, mask)), expected)
+
+
+@pytest.mark.parametrize("shape", [GPT, QWEN])
+def test_no_prediction_depends_on_later_tokens(shape: ModelConfig) -> None:
+    model = built(shape)
     tokens = torch.randint(0, GPT.vocab_size, (1, 8))
     changed = tokens.clone()
     changed[:, 5:] = (changed[:, 5:] + 1) % GPT.vocab_size

@@ -163,15 +163,15 @@ class FlatModel(nn.Module):
             elif layer.tied not in self.tied_modules:
                 self.tied_modules[layer.tied] = make(layer, index)
 
-    def forward(self, inputs: Any, labels: Labels) -> torch.Tensor:
-        """Return the loss of a micro-batch."""
+    def forward(self, inputs: Any, labels: Labels | None = None) -> torch.Tensor:
+        """Return the loss of a micro-batch; without labels, the logits [batch, sequence, vocabulary]."""
         functions = [
             self.tied_modules[layer.tied] if layer.tied else self.get_submodule(str(index))
             for index, layer in enumerate(self.layers)
         ]
         states = _run(self.layers[:-1], functions[:-1], inputs, self.interval)
-        loss: torch.Tensor = functions[-1](states, labels)
-        return loss
+        result: torch.Tensor = functions[-1](states, labels)
+        return result
 
 
 class _Spec(LayerSpec):

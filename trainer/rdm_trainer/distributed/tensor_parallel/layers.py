@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 import torch
+import torch.distributed as dist
 import torch.distributed._functional_collectives
 from torch import nn
 from torch.nn import functional
@@ -20,7 +21,7 @@ from rdm_trainer.distributed.tensor_parallel.cross_entropy import linear_cross_e
 from rdm_trainer.distributed.topology import Topology
 from rdm_trainer.own_time import waiting
 
-__all__ = ["ColumnParallelLinear", "RowParallelLinear", "VocabParallelEmbedding"]
+__all__ = ["ColumnParallelLinear", "RowParallelLinear", "VocabParallelEmbedding", "shared_weight"]
 
 
 def begin_sum(tensor: torch.Tensor, group: Any) -> torch.Tensor:
@@ -47,20 +48,22 @@ class _LinearSumGradient(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, hidden_states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, group: Any
+        ctx: Any, hidden_states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, group: Any
     ) -> torch.Tensor:
         ctx.save_for_backward(hidden_states, weight)
         ctx.group = group
         return functional.linear(hidden_states, weight, bias)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, None]:
+    def backward(
+        ctx: Any, *gradients: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, None]:
         hidden_states, weight = ctx.saved_tensors
         gradient = gradients[0]
         pending = begin_sum(gradient @ weight, ctx.group)
         rows = gradient.flatten(0, -2)
         weight_gradient = rows.t() @ hidden_states.flatten(0, -2)
-        bias_gradient = rows.sum(dim=0)
+        bias_gradient = rows.sum(dim=0) if ctx.needs_input_grad[2] else None
         return end_sum(pending), weight_gradient, bias_gradient, None
 
 
@@ -88,6 +91,32 @@ class _EndSum(torch.autograd.Function):
         return gradients[0]
 
 
+class _SumGradient(torch.autograd.Function):
+    """A weight that every rank has whole and uses on its own heads: its gradient is all ranks' sum."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: torch.Tensor, group: Any) -> torch.Tensor:
+        ctx.group = group
+        return weight.view_as(weight)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return end_sum(begin_sum(gradients[0], ctx.group)), None
+
+
+def shared_weight(weight: torch.Tensor, group: Any) -> torch.Tensor:
+    """Return a weight that every rank has whole, for use on what the ranks have divided.
+
+    Args:
+        weight: The same on all ranks.
+        group: The tensor ranks, over which its gradient is summed; ``None``: there is one.
+    """
+    if group is None:
+        return weight
+    shared: torch.Tensor = _SumGradient.apply(weight, group)
+    return shared
+
+
 class ColumnParallelLinear(nn.Module):
     """``y = x A + b`` with the outputs divided over the tensor ranks.
 
@@ -96,20 +125,37 @@ class ColumnParallelLinear(nn.Module):
         outputs: Features of the whole output.
         topology: Whose tensor axis divides it.
         std: Of the initial weights.
+        bias: Without, there is no b.
+        stacked: So many matrices in one, each divided alike: the weight is [stacked, outputs, inputs], and
+            the outputs of a rank lie one matrix after the other.
     """
 
-    def __init__(self, inputs: int, outputs: int, topology: Topology, std: float) -> None:
+    def __init__(
+        self,
+        inputs: int,
+        outputs: int,
+        topology: Topology,
+        std: float,
+        *,
+        bias: bool = True,
+        stacked: int | None = None,
+    ) -> None:
         super().__init__()
         rank, ranks = topology.tensor_rank, topology.tensor
-        self.weight = parameter(Placement((outputs, inputs), 0, rank, ranks, std=std, decays=True))
-        self.bias = parameter(Placement((outputs,), 0, rank, ranks))
+        several, divided = ((), 0) if stacked is None else ((stacked,), 1)
+        self.weight = parameter(
+            Placement((*several, outputs, inputs), divided, rank, ranks, std=std, decays=True)
+        )
+        self.bias = parameter(Placement((*several, outputs), divided, rank, ranks)) if bias else None
         self.group = topology.tensor_group if topology.tensor > 1 else None
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """Map [..., inputs] to this rank's [..., outputs / tensor]."""
+        """Map [..., inputs] to this rank's [..., outputs / tensor], or [..., stacked x outputs / tensor]."""
+        weight = self.weight.flatten(0, -2)
+        bias = None if self.bias is None else self.bias.flatten()
         if self.group is None:
-            return functional.linear(hidden_states, self.weight, self.bias)
-        output: torch.Tensor = _LinearSumGradient.apply(hidden_states, self.weight, self.bias, self.group)
+            return functional.linear(hidden_states, weight, bias)
+        output: torch.Tensor = _LinearSumGradient.apply(hidden_states, weight, bias, self.group)
         return output
 
 
@@ -121,14 +167,17 @@ class RowParallelLinear(nn.Module):
         outputs: Features of the output, which every rank gets whole.
         topology: Whose tensor axis divides it.
         std: Of the initial weights.
+        bias: Without, there is no b.
     """
 
-    def __init__(self, inputs: int, outputs: int, topology: Topology, std: float) -> None:
+    def __init__(
+        self, inputs: int, outputs: int, topology: Topology, std: float, *, bias: bool = True
+    ) -> None:
         super().__init__()
         self.weight = parameter(
             Placement((outputs, inputs), 1, topology.tensor_rank, topology.tensor, std=std, decays=True)
         )
-        self.bias = parameter(Placement((outputs,)))
+        self.bias = parameter(Placement((outputs,))) if bias else None
         self.group = topology.tensor_group if topology.tensor > 1 else None
 
     def forward(
@@ -146,12 +195,14 @@ class RowParallelLinear(nn.Module):
         if step != "end":
             hidden_states = _BeginSum.apply(functional.linear(hidden_states, self.weight), self.group)
         if step != "begin":
-            hidden_states = _EndSum.apply(hidden_states) + self.bias
+            hidden_states = _EndSum.apply(hidden_states)
+            if self.bias is not None:
+                hidden_states = hidden_states + self.bias
         return hidden_states
 
 
 class VocabParallelEmbedding(nn.Module):
-    """The vocabulary's matrix, divided by tokens: looks tokens up, and as head computes the loss.
+    """The vocabulary's matrix, divided by tokens: looks tokens up, and as head makes logits or the loss.
 
     One module does both because the two may share the matrix, and ZeRO-3 gathers the parameters of the
     module that is called.
@@ -190,21 +241,41 @@ class VocabParallelEmbedding(nn.Module):
         self.group = topology.tensor_group if topology.tensor > 1 else None
         self.first = topology.tensor_rank * (padded // topology.tensor)
         self.valid = max(0, min(padded // topology.tensor, vocabulary - self.first))
+        self.vocabulary = vocabulary
         self.compiled = compiled
 
     def forward(
         self, inputs: torch.Tensor, labels: tuple[torch.Tensor, torch.Tensor] | None = None
     ) -> torch.Tensor:
-        """Look up tokens [...] int64 and return [..., hidden]; with labels, return the loss of [..., hidden].
+        """Look tokens up, or as the head, make the loss where there are labels, else the logits.
 
         Args:
-            inputs: Tokens, or the final hidden states when there are labels.
+            inputs: Tokens int64 [...], of which the rows [..., hidden] are returned; or the final hidden
+                states [..., hidden].
             labels: Next tokens int64 and loss mask float32, both of the states' shape without features.
         """
-        if labels is None:
+        if not inputs.is_floating_point():
             return self._look_up(inputs)
+        return self.logits(inputs) if labels is None else self.loss(inputs, labels)
+
+    @torch.no_grad()
+    def logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """Return the logits [..., vocabulary] of hidden states [..., hidden], whole on each rank.
+
+        Padding is left out, and no gradient goes through them: training takes :meth:`loss`, which never has
+        all of them at once.
+        """
+        own = functional.linear(hidden_states, self.weight)
+        if self.group is None:
+            return own[..., : self.valid]
+        parts = [torch.empty_like(own) for _ in range(dist.get_world_size(self.group))]
+        dist.all_gather(parts, own.contiguous(), group=self.group)
+        return torch.cat(parts, dim=-1)[..., : self.vocabulary]
+
+    def loss(self, hidden_states: torch.Tensor, labels: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+        """Return the mean cross entropy of hidden states [..., hidden]; ``labels`` as for :meth:`forward`."""
         return linear_cross_entropy(
-            inputs,
+            hidden_states,
             self.weight,
             *labels,
             first=self.first,
