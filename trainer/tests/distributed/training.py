@@ -50,6 +50,7 @@ QWEN = dataclasses.replace(
         vocab_size=98,
         make_vocab_size_divisible_by=8,
     ),
+    optimisation=dataclasses.replace(GPT.optimisation, lr=4e-3),
 )
 
 T5 = dataclasses.replace(
