@@ -34,6 +34,7 @@ def test_every_key_has_a_meaning() -> None:
     for cls in (
         schema.Blend,
         job.SlurmConfig,
+        schema.RopeScalingConfig,
         schema.TokenizerConfig,
         *typing.get_type_hints(schema.Config).values(),
         *typing.get_type_hints(finetune.FinetuneConfig).values(),
