@@ -21,34 +21,32 @@ from rdm_core.config import command, finetune, job, schema  # noqa: E402
 PAGE = ROOT / "docs" / "training-configuration.md"
 HEAD = """# A job's configuration
 
-Every key of a job's YAML file, written by `make docs` from the trainer's dataclasses
-(`job.py` and `schema.py` of `trainer/rdm_core/config/`). A key that is left out has its default; an unknown
-key is an error.
-On the command line, `key.sub=value` goes over the file, as in
+This page has every key of a job's YAML file. `make docs` writes it from the trainer's dataclasses
+(`job.py` and `schema.py` of `trainer/rdm_core/config/`). A key that you leave out has its default; an unknown
+key is an error. On the command line, `key.sub=value` overrides the file, as in
 `rdm-provision train job.yaml parallel.pipeline=4 data.blend=[corpus_text_document]`; values are YAML.
 
-`rdm-trainer config JOB` checks a file and prints it with every key. `rdm-trainer dry-run JOB --gpu H200` says
-what it needs and whether it fits. Examples lie in `trainer/configs/`. [Megatron's flags, and our
-keys](megatron-flags.md) is for those who have a Megatron command line.
+`rdm-trainer config JOB` checks a file and prints it with every key. `rdm-trainer dry-run JOB --gpu H200`
+shows what it needs and whether it fits. `trainer/configs/` has examples. If you have a Megatron command line,
+see [Megatron's flags, and our keys](megatron-flags.md).
 
-An integer is 2147483647 at most where the table says nothing else. `010` and `1:30`, which YAML 1.1 reads
-as 8 and 90, are no numbers here: a key that takes a number refuses them, and one that takes text has them as
-they stand. A blend in Megatron's order, `[0.3, a, 0.7, b]`, is written
-`[{prefix: a, weight: 0.3}, {prefix: b, weight: 0.7}]`.
+An integer is at most 2147483647 unless the table says otherwise. YAML 1.1 reads `010` and `1:30` as 8 and 90.
+Here they are no numbers: a key for a number refuses them, and a key for text keeps them unchanged. Write a
+blend in Megatron's order, `[0.3, a, 0.7, b]`, as `[{prefix: a, weight: 0.3}, {prefix: b, weight: 0.7}]`.
 """
 OTHERS = """## workload: command
 
-A job that runs any command once per device has `name`, `launcher`, those keys of `logging` that are about
-output and Prometheus, and:
+A job that runs any command once per device has `name`, `launcher`, the keys of `logging` for output and
+Prometheus, and:
 
 """
 FINETUNE_PAGE = ROOT / "docs" / "finetune-configuration.md"
 FINETUNE_HEAD = """# A fine-tuning's configuration
 
-Every key of a job's YAML file with `workload: finetune`, written by `make docs` from the trainer's
-dataclasses (`trainer/rdm_core/config/finetune.py`). A key that is left out has its default; an unknown key is
-an error. On the command line, `key.sub=value` goes over the file; values are YAML.
-[Fine-tuning](finetune.md) says what they are for.
+This page has every key of a job's YAML file with `workload: finetune`. `make docs` writes it from the
+trainer's dataclasses (`trainer/rdm_core/config/finetune.py`). A key that you leave out has its default; an
+unknown key is an error. On the command line, `key.sub=value` overrides the file; values are YAML.
+[Fine-tuning](finetune.md) is the guide.
 """
 WORDS = {"int": "integer", "float": "number", "str": "text", "bool": "true or false"}
 

@@ -83,94 +83,92 @@ Each = Annotated[dict[str, str], ByPartition()]
 
 @dataclass(frozen=True)
 class JobLoggingConfig:
-    """What becomes of the processes' output, and what others are told of the job."""
+    """The processes' output, and how others can follow the job."""
 
     prometheus: bool = False
-    """Each node's agent, or in a training that was started by hand its first rank there, writes
-    `metrics.<node>.prom` for Prometheus into the job's directory."""
+    """Each node's agent writes `metrics.<node>.prom` for Prometheus into the job's directory; in a training
+    that was started by hand, the first rank of each node does."""
     metrics_port: Port | None = None
-    """The same answers Prometheus at `http://MY_IP:PORT/metrics`. Jobs that share a node take one each."""
+    """Also serve them at `http://MY_IP:PORT/metrics`. Jobs that share a node need a port each."""
     mark_ranks: bool = False
     """Each line that a rank writes begins with `[rank3]: `, for `rdm-provision logs JOB --rank 3`."""
     rotate_mebibytes: Natural = 256
-    """A node's output, or errors, of more become `NODE.out.1`, and that `.2`; 0: they grow as long as it
-    writes."""
+    """Size at which a node's output, or errors, become `NODE.out.1`, and that `.2`. 0 rotates nothing."""
     rotate_keep: Positive = 8
-    """So many of these pieces are kept."""
+    """How many of these pieces are kept."""
 
 
 @dataclass(frozen=True)
 class SlurmConfig:
-    """What the launcher `slurm` asks Slurm for. A key that is left out is left to Slurm.
+    """What the launcher `slurm` requests. Slurm decides a key that is left out.
 
     Where a job takes nodes of several partitions, a key can have one text for all, or one for each:
     `gres: {hgx: gpu:hgx:4}`.
     """
 
     nodes: Each = field(default_factory=dict)
-    """How many nodes, or how many of each partition (`{hgx: 1, gpu2: 7}`): one job over all of them, whose
-    rank 0 is on the first node of the first partition. `launcher.nodes` when not given."""
+    """Number of nodes, or of each partition (`{hgx: 1, gpu2: 7}`): one job over all of them, with rank 0 on
+    the first node of the first partition. Defaults to `launcher.nodes`."""
     partition: str | None = None
-    """The partition, where `nodes` names none. Slurm's default one when not given."""
+    """The partition, if `nodes` names none. Defaults to Slurm's default partition."""
     gres: Each = field(default_factory=dict)
-    """Generic resources of each node, as `gpu:a10:4`. The number of GPUs is how many processes a node
-    gets."""
+    """Generic resources of each node, such as `gpu:a10:4`. A node gets as many processes as GPUs."""
     gpus_per_node: Each = field(default_factory=dict)
-    """GPUs of each node, as `4` or `a10:4`, where `gres` has none. When neither says so, as many as
-    `launcher.devices_per_node`, if the inventory's `rdm_accelerator` is not `cpu` and Slurm gives GPUs."""
+    """GPUs of each node, such as `4` or `a10:4`, if `gres` has none. Defaults to `launcher.devices_per_node`,
+    if the inventory's `rdm_accelerator` is not `cpu` and Slurm has GPUs."""
     cpus: Each = field(default_factory=dict)
     """CPUs of each node."""
     mem: Each = field(default_factory=dict)
-    """Memory of each node, as `64G`; `0` is all of it."""
+    """Memory of each node, such as `64G`; `0` is all of it."""
     time: str | None = None
-    """Time limit in quotes: minutes, `"hours:minutes:seconds"` or `"days-hours:minutes"`. The partition's
-    when not given."""
+    """Time limit in quotes: minutes, `"hours:minutes:seconds"` or `"days-hours:minutes"`. Defaults to the
+    partition's."""
     account: str | None = None
-    """Who pays."""
+    """The account that is charged."""
     qos: str | None = None
     """Quality of service."""
     nodelist: Each = field(default_factory=dict)
-    """Nodes that must be among the job's, as `n[060-067]`."""
+    """Nodes that the job must include, such as `n[060-067]`."""
     exclude: Each = field(default_factory=dict)
-    """Nodes that the job does not take."""
+    """Nodes that the job must not use."""
     constraint: Each = field(default_factory=dict)
-    """Features that the nodes must have, as `ib&nvme`."""
+    """Features that the nodes must have, such as `ib&nvme`."""
     hint: Literal["compute_bound", "memory_bound", "multithread", "nomultithread"] | None = None
-    """Slurm's `--hint`: `nomultithread` gives one hardware thread of each core."""
+    """Slurm's `--hint`: `nomultithread` uses one hardware thread of each core."""
     signal: Natural = 300
-    """Seconds before the time limit at which the job saves, and ends or goes on later; Slurm may be a minute
-    early. 0: the time limit ends it without."""
+    """Seconds before the time limit at which the job saves, and ends or is requeued; Slurm may be a minute
+    early. With 0 the job ends at the limit without saving."""
     interface: str | None = None
-    """Interface of the nodes that the ranks talk over, as `ib0`. When not given, the one with the address
-    that the node's name has."""
+    """Interface of the nodes that the ranks use, such as `ib0`. Defaults to the one with the address of the
+    node's name."""
     step: Literal["agents", "ranks"] = "agents"
-    """Who starts the processes: each node's agent by `torchrun` (`agents`), or Slurm itself, a task for each
-    (`ranks`)."""
+    """What starts the processes: each node's agent with `torchrun` (`agents`), or Slurm itself, with one task
+    each (`ranks`)."""
     mpi: Literal["none", "pmix"] = "none"
     """srun's `--mpi` for these tasks."""
     image: str | None = None
-    """An image that the processes run in: a squashfs file (`.sqsh`), a Docker archive (`.tar`, `.tar.gz`),
-    one of a registry (`docker://nvcr.io/nvidia/pytorch:23.04-py3`), a `.sif` or a directory; or the name of
-    one that the inventory's `images_list` has. The paths of the configuration, such as `data.blend`, are then
-    those in the image."""
+    """An image in which the processes run: a squashfs file (`.sqsh`), a Docker archive (`.tar`, `.tar.gz`),
+    one in a registry (`docker://nvcr.io/nvidia/pytorch:23.04-py3`), a `.sif` or a directory; or the name of
+    an entry in the inventory's `images_list`. The paths of the configuration, such as `data.blend`, are then
+    paths in the image."""
     image_sha256: str | None = None
-    """What the digest of a Docker archive must be, in hexadecimal; verified before an image is made of it."""
+    """Expected sha256 of a Docker archive, in hexadecimal; verified before it is converted."""
     container: Literal["auto", "none", "enroot", "pyxis", "apptainer", "charliecloud"] = "auto"
-    """What runs the image. `auto` takes pyxis where srun has it, and otherwise what it finds on the nodes."""
+    """What runs the image. `auto` is pyxis if srun has it, otherwise what is found on the nodes."""
     mounts: tuple[str, ...] = ()
-    """What of the nodes is in the image, beside the directory of the jobs: `/data`, or
+    """Directories of the nodes that are mounted in the image, besides the directory of the jobs: `/data`, or
     `/of/the/node:/data`."""
     image_program: str = "rdm-trainer"
     """The trainer's program in the image."""
     rest: str | None = None
-    """A slurmrestd through which jobs are submitted instead of `sbatch`: `https://HOST:PORT`,
-    `http://HOST:PORT` (what it is told can be read on the way, the token too) or `unix:/PATH`."""
+    """A slurmrestd that replaces `sbatch`: `https://HOST:PORT`, `http://HOST:PORT` (others on the network can
+    read everything, the token too) or `unix:/PATH`."""
     rest_jwt: str = "~/.slurm.jwt"
-    """File with the user's token (JWT) for it, of mode 0600, on the host that jobs are submitted from. The
-    environment variable `SLURM_JWT` goes before it. The token itself is no value of a configuration."""
+    """File with the user's token (JWT) for it, of mode 0600, on the host that submits jobs. The environment
+    variable `SLURM_JWT` overrides it. The token itself is no value of a configuration."""
     reload_container: bool = False
-    """Begin with the image as it is. Otherwise enroot and pyxis keep a container on each node, with what
-    jobs have changed in it."""
+    """Start from the unchanged image. Otherwise enroot and pyxis keep a container on each node, with the
+    changes of earlier jobs."""
 
 
 @dataclass(frozen=True)
@@ -182,17 +180,16 @@ class LauncherConfig:
     (`deepspeed`), `torchrun` with a static rendezvous, Open MPI over ssh (`mpirun`), or a job of Slurm
     (`slurm`)."""
     nodes: Positive | None = None
-    """The first N nodes of the hostfile. All when not given. Under Slurm, any N nodes; one when not given."""
+    """The first N nodes of the hostfile; all by default. Under Slurm, any N nodes; one by default."""
     nodelist: tuple[str, ...] = ()
-    """These nodes of the inventory, in the order of ranks, as `[n2, n1]`; `rdm-provision tune` gives it where
-    nodes differ. All of them in the hostfile's order when not given."""
+    """These nodes of the inventory, in the order of ranks, such as `[n2, n1]`; `rdm-provision tune` sets it
+    if nodes differ. Defaults to all, in the hostfile's order."""
     devices_per_node: Positive | None = None
-    """Processes on each node. When not given, the hostfile's slots; under Slurm the GPUs that are asked for,
-    or one."""
+    """Processes on each node. Defaults to the hostfile's slots; under Slurm to the requested GPUs, or one."""
     master_port: Port | None = None
-    """Where the ranks meet. A free one when not given."""
+    """Port of the rendezvous of ranks. Defaults to a free one."""
     max_restarts: Natural = 0
-    """How often a job that failed goes on from its last checkpoint by itself."""
+    """How often a failed job restarts from its last checkpoint."""
     env: dict[str, str] = field(default_factory=dict)
     """Environment variables for every rank."""
     distributed_timeout_minutes: Annotated[float, Bounds(above=0, most=525_600)] = 10.0
@@ -209,7 +206,7 @@ class LauncherConfig:
     program: tuple[str, ...] = ()
     """Another training program and its arguments instead of rdm_trainer, in the same launchers."""
     slurm: SlurmConfig = field(default_factory=SlurmConfig)
-    """What is asked of Slurm."""
+    """What to request from Slurm."""
 
 
 @dataclass(frozen=True, kw_only=True)
