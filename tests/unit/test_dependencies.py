@@ -63,3 +63,12 @@ def test_the_newest_release_of_the_changelog_is_the_version_of_every_part() -> N
     )
     core = (ROOT / "trainer/rdm_core/__init__.py").read_text(encoding="utf-8")
     assert [product, *collection, *re.findall(r'__version__ = "(\S+)"', core)] == [releases[0]] * 3
+
+
+def test_no_merge_has_doubled_a_part_of_the_changelog() -> None:
+    releases = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8").split("\n## ")[1:]
+    for release in releases:
+        headings = re.findall(r"^### .*", release, re.MULTILINE)
+        assert len(headings) == len(set(headings)), release.splitlines()[0]
+    entries = re.findall(r"^- .*", "\n".join(releases), re.MULTILINE)
+    assert len(entries) == len(set(entries))
