@@ -41,11 +41,12 @@ class ModelConfig:
     """The model that is tuned."""
 
     path: str
-    """A directory with `config.json`, weights and tokenizer, or a name on the hub, as `Qwen/Qwen3-8B`."""
+    """A directory with `config.json`, weights and tokenizer, or a name on the hub, such as
+    `Qwen/Qwen3-8B`."""
     revision: str | None = None
-    """Of a model on the hub: a branch, tag or commit."""
+    """Branch, tag or commit of a model on the hub."""
     attention: Literal["auto", "eager", "sdpa", "flash_attention_2"] = "auto"
-    """How attention is computed. `auto` is transformers' choice."""
+    """The implementation of attention. `auto` is transformers' default."""
 
 
 @dataclass(frozen=True)
@@ -56,26 +57,26 @@ class DataConfig:
     """
 
     train: tuple[str, ...]
-    """Files of the training: `.jsonl`, `.json` or `.parquet`, of one kind."""
+    """Files for training: `.jsonl`, `.json` or `.parquet`, all of one kind."""
     valid: tuple[str, ...] = ()
-    """Files of the evaluation."""
+    """Files for evaluation."""
     prompt: str = "prompt"
     """Column of the prompts."""
     completion: str = "completion"
     """Column of the completions."""
     messages: str = "messages"
-    """Column of the messages, each with `role` and `content`. The tokenizer's chat template makes text of
-    them."""
+    """Column of the messages, each with `role` and `content`, which the tokenizer's chat template turns into
+    text."""
     chosen: str = "chosen"
     """DPO: column of the better answers."""
     rejected: str = "rejected"
     """DPO: column of the worse answers."""
     chat: bool = False
-    """Put prompts and completions into the chat template, too, as a user's and an assistant's message."""
+    """Also put prompts and completions through the chat template, as a user's and an assistant's message."""
     max_length: Positive = 1024
-    """Tokens of a sequence; what is longer is cut at its end."""
+    """Tokens of a sequence; longer ones are truncated."""
     packing: bool = False
-    """Pack several rows into one sequence of `max_length`; they do not see each other."""
+    """Pack several rows into one sequence of `max_length`; they do not attend to each other."""
 
 
 @dataclass(frozen=True)
@@ -85,13 +86,14 @@ class LoraConfig:
     rank: Natural = 0
     """Rank of the adapter; 0 trains all weights."""
     alpha: PositiveFloat | None = None
-    """Scale of the adapter. Twice the rank when not given."""
+    """Scale of the adapter. Defaults to twice the rank."""
     dropout: Fraction = 0.0
     """Dropout before the adapter."""
     targets: tuple[str, ...] = ("all-linear",)
-    """Names of the layers that get one, as `q_proj`; `all-linear`: every linear layer but the head."""
+    """Names of the layers with an adapter, such as `q_proj`; `all-linear` means every linear layer except the
+    head."""
     merge: bool = False
-    """At the end, write the model with the adapter merged into it, beside the adapter."""
+    """Also write the model with the adapter merged into it, at the end."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +101,7 @@ class DpoConfig:
     """Of `method: dpo`."""
 
     beta: PositiveFloat = 0.1
-    """How strongly the model is held at where it began."""
+    """How strongly the model is kept near its initial weights."""
 
 
 @dataclass(frozen=True)
@@ -109,11 +111,11 @@ class OptimisationConfig:
     micro_batch_size: Positive = 1
     """Rows of one forward pass on one device."""
     accumulation: Positive | None = None
-    """Micro-batches of a step on each device; 1 when not given. Not with `global_batch_size`."""
+    """Micro-batches of a step on each device; 1 by default. Not with `global_batch_size`."""
     global_batch_size: Positive | None = None
     """Rows of a step over all devices: `micro_batch_size` x accumulation x devices."""
     epochs: PositiveFloat = 1.0
-    """Times through the data."""
+    """Passes over the data."""
     train_iterations: Positive | None = None
     """Steps to train, instead of `epochs`."""
     precision: Literal["fp32", "bf16"] = "bf16"
@@ -121,11 +123,11 @@ class OptimisationConfig:
     lr: PositiveFloat = 1e-5
     """The highest learning rate."""
     schedule: Literal["cosine", "linear", "constant"] = "cosine"
-    """How it falls, to 0 at the end."""
+    """How the rate decays, to 0 at the end."""
     warmup_fraction: Fraction = 0.0
-    """Part of the training in which it rises from 0."""
+    """Share of the training in which the rate rises from 0."""
     weight_decay: NotNegative = 0.0
-    """AdamW's; not applied to biases and norms."""
+    """AdamW's weight decay; not applied to biases and norms."""
     adam_beta1: Fraction = 0.9
     """Decay of the first moment."""
     adam_beta2: Fraction = 0.999
@@ -133,7 +135,7 @@ class OptimisationConfig:
     adam_epsilon: PositiveFloat = 1e-8
     """Added to the root of the second moment."""
     clip_grad: NotNegative = 1.0
-    """Highest norm of all gradients together; 0 does not clip."""
+    """Maximum norm of all gradients together; 0 does not clip."""
     activation_checkpointing: Literal["none", "full"] = "full"
     """`full` keeps only the input of each block and computes the rest again in the backward pass."""
     seed: Natural = 1234
@@ -147,13 +149,13 @@ class ZeroConfig:
     stage: Literal[0, 1, 2, 3] = 2
     """Optimiser states (1), gradients too (2), weights too (3). 0 is torch's own data parallelism."""
     offload_optimizer: Literal["none", "cpu"] = "none"
-    """Where optimiser states lie."""
+    """Where optimiser states are kept."""
     offload_parameters: Literal["none", "cpu"] = "none"
-    """Stage 3 only: where weights lie."""
+    """Stage 3 only: where weights are kept."""
     bucket_size: Positive = 200_000_000
-    """Elements of one reduction or gathering."""
+    """Elements of one reduction or gather."""
     overlap_comm: bool = True
-    """Reduce gradients while others are computed."""
+    """Overlap the reduction of gradients with the backward pass."""
 
 
 @dataclass(frozen=True)
@@ -175,9 +177,9 @@ class EvaluationConfig:
     interval: Natural = 1000
     """Steps between evaluations, and one at the end; 0 is never."""
     samples: Natural = 2
-    """Prompts of them that the model answers in the log, greedily."""
+    """Number of these prompts that the model answers in the log, with greedy decoding."""
     sample_tokens: Positive = 64
-    """Tokens of such an answer at most."""
+    """Maximum tokens of such an answer."""
 
 
 @dataclass(frozen=True)
@@ -189,7 +191,7 @@ class LoggingConfig(JobLoggingConfig):
     tensorboard: bool = True
     """Write TensorBoard's event files into the job's directory."""
     trackers: tuple[Literal["wandb", "mlflow"], ...] = ()
-    """Give the numbers to Weights & Biases or MLflow, too, as in a training."""
+    """Also send the numbers to Weights & Biases or MLflow, as in a training."""
 
 
 @dataclass(frozen=True, kw_only=True)
