@@ -36,14 +36,14 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / ".collections"), str(ROOT)]
 
 from ansible_collections.rdm.provision.plugins.module_utils.docker.plugin_client import GENERIC, ask  # noqa: E402
-from ansible_collections.rdm.provision.plugins.module_utils.network_plugin.driver import Driver  # noqa: E402
-from ansible_collections.rdm.provision.plugins.module_utils.network_plugin.functions import (  # noqa: E402
+from ansible_collections.rdm.provision.rdm_sriov.driver import Driver  # noqa: E402
+from ansible_collections.rdm.provision.rdm_sriov.functions import (  # noqa: E402
     ETHERNET,
     INFINIBAND,
     Functions,
 )
-from ansible_collections.rdm.provision.plugins.module_utils.network_plugin.server import Server  # noqa: E402
-from ansible_collections.rdm.provision.plugins.module_utils.network_plugin.state import State  # noqa: E402
+from ansible_collections.rdm.provision.rdm_sriov.server import Server  # noqa: E402
+from ansible_collections.rdm.provision.rdm_sriov.state import State  # noqa: E402
 
 from benchmarks.tables import markdown  # noqa: E402
 

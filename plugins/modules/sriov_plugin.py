@@ -63,6 +63,10 @@ options:
     description: Seconds to wait until the plugin answers.
     type: int
     default: 30
+  packed:
+    description: The program, packed from C(rdm_sriov/) of the collection. Set by the action plugin.
+    type: str
+    required: true
 """
 
 EXAMPLES = r"""
@@ -112,7 +116,9 @@ from typing import Any, Dict
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.rdm.provision.plugins.module_utils.base.atomic_file import write_whole
 from ansible_collections.rdm.provision.plugins.module_utils.base.file_diff import difference
+from ansible_collections.rdm.provision.plugins.module_utils.base.invocation import echo
 from ansible_collections.rdm.provision.plugins.module_utils.base.systemd import systemd_runs
+from ansible_collections.rdm.provision.plugins.module_utils.base.zip_program import digest, from_argument
 from ansible_collections.rdm.provision.plugins.module_utils.container.readiness import NotReady, refuse_served
 from ansible_collections.rdm.provision.plugins.module_utils.docker.api import (
     DockerAPI,
@@ -127,6 +133,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.docker.ownership imp
     refuse_while_needed,
 )
 from ansible_collections.rdm.provision.plugins.module_utils.docker.plugin_client import (
+    PLUGIN_SOCKET,
     PluginProblem,
     someone_listens,
 )
@@ -136,24 +143,17 @@ from ansible_collections.rdm.provision.plugins.module_utils.network_plugin.insta
     Place,
 )
 
-# Packed with this module, the program is made of it.
-from ansible_collections.rdm.provision.plugins.module_utils.network_plugin.plugin import DEFAULT_PLUGIN_SOCKET
-from ansible_collections.rdm.provision.plugins.module_utils.network_plugin.program import (
-    digest,
-    own_sources,
-    program,
-)
-
 ARGUMENT_SPEC: Dict[str, Any] = {
     "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
     "cluster": {"type": "str", "required": True},
     "run_as": {"type": "str", "choices": ["auto", "unit", "container"], "default": "auto"},
-    "socket": {"type": "path", "default": DEFAULT_PLUGIN_SOCKET},
+    "socket": {"type": "path", "default": PLUGIN_SOCKET},
     "engine": {"type": "str", "default": ""},
     "program": {"type": "path", "default": installation.PROGRAM},
     "unit": {"type": "path", "default": unit.PATH},
     "state_directory": {"type": "path", "default": installation.STATE},
     "timeout": {"type": "int", "default": 30},
+    "packed": {"type": "str", "required": True},
 }
 
 
@@ -170,7 +170,7 @@ def install(params: Dict[str, Any], place: Place, check: bool) -> Dict[str, Any]
     if run_as == "auto":
         run_as = "unit" if systemd_runs() else "container"
     installation.refuse_foreign(place, params["cluster"])
-    content = program(own_sources())
+    content = from_argument(params["packed"])
     wanted = digest(content)
     text = None
     if run_as == "unit":
@@ -295,14 +295,15 @@ def main() -> None:
     try:
         result = act(params, place, module.check_mode)
     except (DockerProblem, InstallationProblem, NotReady, PluginProblem, Refused) as problem:
-        module.fail_json(msg=str(problem))
+        module.fail_json(msg=str(problem), **echo(module))
     except OSError as error:
-        module.fail_json(msg="{0}: {1}".format(error.filename or "the plugin", error.strerror or error))
+        what = error.filename or "the plugin"
+        module.fail_json(msg="{0}: {1}".format(what, error.strerror or error), **echo(module))
     for warning in result.pop("warnings"):
         module.warn(warning)
     if not module._diff:
         del result["diff"]
-    module.exit_json(**result)
+    module.exit_json(**result, **echo(module))
 
 
 if __name__ == "__main__":

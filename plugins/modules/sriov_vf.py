@@ -81,6 +81,10 @@ options:
     description: Where the kernel's sysfs is; another directory in tests.
     type: path
     default: /sys
+  packed:
+    description: The program, packed from C(rdm_sriov/) of the collection. Set by the action plugin.
+    type: str
+    required: true
 """
 
 EXAMPLES = r"""
@@ -121,9 +125,11 @@ from typing import Any, Dict, List, Sequence, Tuple
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.rdm.provision.plugins.module_utils.base.atomic_file import write_whole
 from ansible_collections.rdm.provision.plugins.module_utils.base.file_diff import difference
+from ansible_collections.rdm.provision.plugins.module_utils.base.invocation import echo
 from ansible_collections.rdm.provision.plugins.module_utils.base.systemd import systemd_runs
+from ansible_collections.rdm.provision.plugins.module_utils.base.zip_program import from_argument
 from ansible_collections.rdm.provision.plugins.module_utils.constants import CLUSTER
-from ansible_collections.rdm.provision.plugins.module_utils.sriov import restore
+from ansible_collections.rdm.provision.plugins.module_utils.sriov import kept_vfs
 from ansible_collections.rdm.provision.plugins.module_utils.sriov.decision import (
     Wanted,
     described,
@@ -152,6 +158,7 @@ ARGUMENT_SPEC: Dict[str, Any] = {
     "cluster": {"type": "str", "default": CLUSTER},
     "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
     "sysfs_root": {"type": "path", "default": "/sys"},
+    "packed": {"type": "str", "required": True},
 }
 
 
@@ -176,7 +183,7 @@ class Change:
                 raise VfProblem(
                     "the VFs of this node are in the keeping of the cluster {0}: take them from it first "
                     "(sriov_state: absent there), or delete {1} if it is gone".format(
-                        before.cluster, os.path.join(restore.DIRECTORY, restore.FILE_NAME)
+                        before.cluster, os.path.join(kept_vfs.DIRECTORY, kept_vfs.FILE_NAME)
                     )
                 )
             ending = self._params["containers_end"] if module.check_mode else {}
@@ -184,12 +191,16 @@ class Change:
         known = {one.pci: one for one in before.functions}
         named = {found.pci for found, _ in self.pairs}
         functions = [
-            restore.Function(found.pci, found.number != one.number or _was_made(known, found.pci), one)
+            kept_vfs.Function(found.pci, found.number != one.number or _was_made(known, found.pci), one)
             for found, one in self.pairs
         ]
         stays = self._give_back([one for one in before.functions if one.pci not in named]) if mine else ()
-        self.after = restore.Kept(self._params["cluster"], (*functions, *stays)) if mine else before
-        self._files = restore.files(restore.DIRECTORY, self.after) if self.after.functions and mine else {}
+        self.after = kept_vfs.Kept(self._params["cluster"], (*functions, *stays)) if mine else before
+        self._files = (
+            kept_vfs.files(kept_vfs.DIRECTORY, self.after, from_argument(self._params["packed"]))
+            if self.after.functions and mine
+            else {}
+        )
         self._gone = [] if self._files or not mine else _ours()
         self._systemd = systemd_runs()
 
@@ -199,7 +210,7 @@ class Change:
         if self._systemd or not self._files:
             return ""
         return "systemd does not run here: let what starts the node run {0} before the Docker Engine".format(
-            restore.PROGRAM
+            kept_vfs.PROGRAM
         )
 
     @property
@@ -210,7 +221,7 @@ class Change:
     @property
     def enables(self) -> bool:
         """Whether systemd is to be told to start the unit."""
-        return bool(self._files) and self._systemd and not os.path.lexists(restore.enabled_link())
+        return bool(self._files) and self._systemd and not os.path.lexists(kept_vfs.enabled_link())
 
     @property
     def changes(self) -> bool:
@@ -227,7 +238,7 @@ class Change:
             shown.append(difference(found.name, now, then))
         for path in self.stale:
             before, after = _content(path), self._files[path][0]
-            if path == restore.PROGRAM:
+            if path == kept_vfs.PROGRAM:
                 shown.append(difference(path, "another program\n" if before else "", "(a program)\n"))
             else:
                 shown.append(difference(path, before.decode("utf-8", "replace"), after.decode()))
@@ -245,32 +256,32 @@ class Change:
         if self.enables or (stale and self._systemd):
             self._systemctl("daemon-reload")
         if self.enables:
-            self._systemctl("enable", restore.UNIT)
+            self._systemctl("enable", kept_vfs.UNIT)
         for found, one in self.pairs:
             bring(self._kernel, one._replace(parent=found.pci))
         if self._gone:
-            if self._systemd and os.path.lexists(restore.enabled_link()):
-                self._systemctl("disable", restore.UNIT)
+            if self._systemd and os.path.lexists(kept_vfs.enabled_link()):
+                self._systemctl("disable", kept_vfs.UNIT)
             for path in self._gone:
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(path)
-            for directory in (restore.DIRECTORY, os.path.dirname(restore.PROGRAM)):
+            for directory in (kept_vfs.DIRECTORY, os.path.dirname(kept_vfs.PROGRAM)):
                 with contextlib.suppress(OSError):  # others may have something there
                     os.rmdir(directory)
             if self._systemd:
                 self._systemctl("daemon-reload")
         return [self._kernel.look(found.pci) for found, _ in self.pairs]
 
-    def _read(self) -> restore.Kept:
+    def _read(self) -> kept_vfs.Kept:
         """Return what the node keeps; nothing, where that cannot be read any more."""
         try:
-            return restore.read(restore.DIRECTORY)
+            return kept_vfs.read(kept_vfs.DIRECTORY)
         except VfProblem as problem:
             if self._params["state"] == "absent":
                 self.kept.append("{0}, so all VFs stay: write 0 to their sriov_numvfs".format(problem))
-            return restore.NOTHING
+            return kept_vfs.NOTHING
 
-    def _give_back(self, functions: Sequence[restore.Function]) -> Tuple[restore.Function, ...]:
+    def _give_back(self, functions: Sequence[kept_vfs.Function]) -> Tuple[kept_vfs.Function, ...]:
         """Plan to take away the VFs that were made here; return the PFs of which somebody has one."""
         stays = []
         for one in functions:
@@ -344,15 +355,15 @@ def wanted_of(params: Dict[str, Any]) -> List[Wanted]:
     return found
 
 
-def _was_made(known: Dict[str, restore.Function], pci: str) -> bool:
+def _was_made(known: Dict[str, kept_vfs.Function], pci: str) -> bool:
     return pci in known and known[pci].made
 
 
 def _ours() -> List[str]:
     paths = [
-        os.path.join(restore.UNIT_DIRECTORY, restore.UNIT),
-        restore.PROGRAM,
-        os.path.join(restore.DIRECTORY, restore.FILE_NAME),
+        os.path.join(kept_vfs.UNIT_DIRECTORY, kept_vfs.UNIT),
+        kept_vfs.PROGRAM,
+        os.path.join(kept_vfs.DIRECTORY, kept_vfs.FILE_NAME),
     ]
     return [path for path in paths if os.path.lexists(path)]
 
@@ -377,7 +388,7 @@ def run(module: AnsibleModule, kernel: Kernel) -> Dict[str, Any]:
         result["diff"] = change.diff()
     found = [one for one, _ in change.pairs]
     if result["changed"] and not module.check_mode:
-        with restore.alone(restore.DIRECTORY):
+        with kept_vfs.alone(kept_vfs.DIRECTORY):
             found = change.apply()
     if module.params["state"] == "present":
         result["functions"] = [to_fact(one) for one in found]
@@ -390,12 +401,13 @@ def main() -> None:
     try:
         result = run(module, Kernel(module.params["sysfs_root"]))
     except VfProblem as problem:
-        module.fail_json(msg=str(problem))
+        module.fail_json(msg=str(problem), **echo(module))
     except OSError as error:
-        module.fail_json(msg="{0}: {1}".format(error.filename or "cannot write", error.strerror or error))
+        what = error.filename or "cannot write"
+        module.fail_json(msg="{0}: {1}".format(what, error.strerror or error), **echo(module))
     for sentence in (*result["kept"], *filter(None, [result["note"]])):
         module.warn(sentence)
-    module.exit_json(**result)
+    module.exit_json(**result, **echo(module))
 
 
 if __name__ == "__main__":

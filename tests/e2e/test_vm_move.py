@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import yaml
+from ansible_collections.rdm.provision.plugins.module_utils.base.zip_program import packed_program
 from ansible_collections.rdm.provision.plugins.module_utils.lab.recipe import CPU_IMAGE
-from ansible_collections.rdm.provision.plugins.module_utils.network_plugin.program import program, sources_in
 
 from tests.e2e.machines import FUNCTIONS, NODES, MachineLab, running_machines
 from tests.e2e.product import ADDRESSES, ROOT, Product, changed
@@ -42,8 +42,8 @@ def new(product: Product, request: pytest.FixtureRequest) -> Iterator[MachineLab
 
 def write_context(lab: MachineLab, node: str) -> None:
     """Put on a node what an image of the stand-in for the upstream plugin is built from."""
-    stand_in = (ROOT / "tests/integration/upstream_plugin.py").read_bytes()
-    content = program(sources_in(ROOT / "plugins/module_utils"), stand_in)
+    stand_in = (ROOT / "tests/integration/upstream_plugin.py").read_text()
+    content = packed_program(ROOT, stand_in)
     lab.on(node, "mkdir", "-p", CONTEXT)
     lab.write(node, f"{CONTEXT}/Dockerfile", DOCKERFILE)
     lab.write(node, f"{CONTEXT}/program", content)

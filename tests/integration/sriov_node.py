@@ -15,7 +15,7 @@ from typing import Any
 
 from ansible_collections.rdm.provision.plugins.module_utils.docker.plugin_client import RESERVE, ask
 from ansible_collections.rdm.provision.plugins.module_utils.lab.recipe import PLUGIN, file_content
-from ansible_collections.rdm.provision.plugins.module_utils.network_plugin.plugin import READY
+from ansible_collections.rdm.provision.rdm_sriov.plugin import READY
 
 from tests.integration.conftest import BUSYBOX
 from tests.integration.engine import Engine, private_engine, wait_until

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from ansible_collections.rdm.provision.plugins.module_utils.docker.api import DockerAPI, DockerError
 from ansible_collections.rdm.provision.plugins.module_utils.docker.plugin_client import FUNCTION
-from ansible_collections.rdm.provision.plugins.module_utils.network_plugin.plugin import networks_of
+from ansible_collections.rdm.provision.rdm_sriov.plugin import networks_of
 
 from tests.integration.conftest import BUSYBOX
 from tests.integration.engines import ENGINES, newer_engine

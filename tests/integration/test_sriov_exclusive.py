@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from ansible_collections.rdm.provision.plugins.module_utils.base.zip_program import packed_program
 from ansible_collections.rdm.provision.plugins.module_utils.lab.recipe import PLUGIN
-from ansible_collections.rdm.provision.plugins.module_utils.network_plugin.program import program, sources_in
 
 from tests.conftest import ROOT
 from tests.integration.engine import wait_until
@@ -23,7 +23,7 @@ MADE_LATER = ("20.10", "26.1")
 SERVES = "plugin.main(None, stand_ins)"
 # An engine of another release has a mount namespace of its own, in which it has those of its containers.
 RDMA = """
-from ansible_collections.rdm.provision.plugins.module_utils.network_plugin import rdma_namespace
+from ansible_collections.rdm.provision.rdm_sriov import rdma_namespace
 
 class Devices(rdma_namespace.RdmaNamespaces):
     def lend(self, key, ethernet, namespace):
@@ -63,7 +63,7 @@ class Rdma:
         text = text.replace(SERVES, f"plugin.main(None, stand_ins, Devices({places}, plugin.say))")
         own = RDMA.format(engine=str(node.engine.root / "docker.pid"))
         text = text.replace("def main", f"{own}\n\ndef main", 1)
-        node.program.write_bytes(program(sources_in(ROOT / "plugins/module_utils"), text.encode()))
+        node.program.write_bytes(packed_program(ROOT, text))
 
     def come_back(self) -> None:
         """All devices are the node's, as the kernel has it when the namespaces of containers die."""

@@ -17,8 +17,8 @@ from typing import Any
 sys.path.extend(str(checkout / ".collections") for checkout in Path(__file__).resolve().parents[2:3])
 
 from ansible_collections.rdm.provision.plugins.module_utils.docker.plugin_client import CREATE_NETWORK
-from ansible_collections.rdm.provision.plugins.module_utils.network_plugin import plugin
-from ansible_collections.rdm.provision.plugins.module_utils.network_plugin.driver import Driver
+from ansible_collections.rdm.provision.rdm_sriov import plugin
+from ansible_collections.rdm.provision.rdm_sriov.driver import Driver
 
 # Without KVM a driver is loaded and seven functions found in many seconds.
 DRIVER_S = 120.0

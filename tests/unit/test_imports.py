@@ -12,10 +12,12 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 COLLECTION = "ansible_collections.rdm.provision.plugins"
+SRIOV = "ansible_collections.rdm.provision.rdm_sriov"
 PACKAGES = {
     "rdm_provision": ROOT / "rdm_provision",
     f"{COLLECTION}.plugin_utils": ROOT / "plugins/plugin_utils",
     f"{COLLECTION}.module_utils": ROOT / "plugins/module_utils",
+    SRIOV: ROOT / "rdm_sriov",
 }
 
 
@@ -90,9 +92,14 @@ SIDES = {
         (f"{COLLECTION}.module_utils.lab", "rdm_provision.api.lab"),
     ),
     "what nodes run does not need what only the controller has": (
-        ("plugins/module_utils", "plugins/modules"),
+        ("plugins/module_utils", "plugins/modules", "rdm_sriov"),
         (),
         (f"{COLLECTION}.plugin_utils", "rdm_provision"),
+    ),
+    "modules do not need the network plugin, which is a program of its own": (
+        ("plugins/module_utils", "plugins/modules"),
+        (),
+        (SRIOV,),
     ),
     "the collection does not need the API": (("plugins",), (), ("rdm_provision",)),
     "the control side has no torch": (

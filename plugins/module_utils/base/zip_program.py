@@ -6,14 +6,70 @@ This runs on the controller and on nodes (Python 3.8 or newer).
 
 from __future__ import annotations
 
+import ast
+import base64
+import hashlib
 import importlib
 import inspect
 import io
+import sys
 import zipfile
-from pathlib import PurePosixPath
-from typing import Dict, Mapping
+import zlib
+from pathlib import Path, PurePosixPath
+from typing import Dict, Iterator, List, Mapping, Tuple
 
+COLLECTION = "ansible_collections.rdm.provision"
 _TIME = (1980, 1, 1, 0, 0, 0)  # the same sources make the same file
+
+
+def packed_program(collection: Path, main: str) -> bytes:
+    """Return a script, with all of the collection that it imports, as one program.
+
+    Args:
+        collection: the directory of the collection.
+        main: the text of the script.
+
+    Raises:
+        ImportError: it imports what is neither in the collection nor in Python itself.
+        OSError: a file of the collection cannot be read.
+    """
+    sources: Dict[str, bytes] = {}
+    pending = [("the script", main)]
+    while pending:
+        name, text = pending.pop()
+        for module, names in _imports(text):
+            for path in _files(collection, name, module, names):
+                archived = "{0}/{1}".format(COLLECTION.replace(".", "/"), path)
+                if archived not in sources:
+                    sources[archived] = (collection / path).read_bytes()
+                    pending.append((path, sources[archived].decode("utf-8")))
+    return zip_program(sources, main.encode())
+
+
+def _imports(text: str) -> Iterator[Tuple[str, List[str]]]:
+    """Yield the modules that a source imports, each with the names that it takes from there."""
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, []) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield "." * node.level + (node.module or ""), [alias.name for alias in node.names]
+
+
+def _files(collection: Path, importer: str, module: str, names: List[str]) -> List[str]:
+    """Return the files of the collection behind one import; none for Python's own modules."""
+    if not module.startswith(COLLECTION + "."):
+        # Python 3.10 and newer knows the names; the older ones do not pack in tests.
+        known = getattr(sys, "stdlib_module_names", None)
+        if known is None or module.partition(".")[0] in known:
+            return []
+        raise ImportError("{0} imports {1}, which a node may not have".format(importer, module))
+    path = module[len(COLLECTION) + 1 :].replace(".", "/")
+    modules = ["{0}/{1}".format(path, name) for name in names] if (collection / path).is_dir() else [path]
+    found = [one + ".py" for one in modules if (collection / (one + ".py")).is_file()]
+    if not modules or len(found) < len(modules):
+        what = " or ".join(sorted({one.replace("/", ".") for one in modules})) or module
+        raise ImportError("{0} imports {1}.{2}, which does not exist".format(importer, COLLECTION, what))
+    return found
 
 
 def source_of(name: str) -> str:
@@ -54,3 +110,18 @@ def zip_program(sources: Mapping[str, bytes], main: bytes) -> bytes:
             member.external_attr = 0o644 << 16
             archive.writestr(member, content)
     return output.getvalue()
+
+
+def digest(program: bytes) -> str:
+    """Return what a program is known by."""
+    return "sha256:" + hashlib.sha256(program).hexdigest()[:16]
+
+
+def to_argument(program: bytes) -> str:
+    """Return a program as text, for the argument of a module."""
+    return base64.b64encode(zlib.compress(program)).decode()
+
+
+def from_argument(text: str) -> bytes:
+    """Return the program of :func:`to_argument`."""
+    return zlib.decompress(base64.b64decode(text))

@@ -26,8 +26,8 @@ from ansible_collections.rdm.provision.plugins.module_utils.docker.plugin_client
     ask,
 )
 from ansible_collections.rdm.provision.plugins.module_utils.hardware import rdma
+from ansible_collections.rdm.provision.plugins.module_utils.hardware.rdma import SHARED
 from ansible_collections.rdm.provision.plugins.module_utils.hardware.sysfs_files import read
-from ansible_collections.rdm.provision.plugins.module_utils.network_plugin.rdma_namespace import SHARED
 from ansible_collections.rdm.provision.plugins.module_utils.sriov import pf
 from ansible_collections.rdm.provision.plugins.module_utils.sriov.functions import is_infiniband
 

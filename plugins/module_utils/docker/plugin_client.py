@@ -14,6 +14,8 @@ from typing import Any, Dict, Mapping
 
 from ansible_collections.rdm.provision.plugins.module_utils.docker.api import UnixConnection
 
+PLUGIN_SOCKET = "/run/docker/plugins/sriov.sock"
+"""Where Docker finds a plugin of the name sriov."""
 CAPABILITIES = "NetworkDriver.GetCapabilities"
 CREATE_NETWORK = "NetworkDriver.CreateNetwork"
 GENERIC = "com.docker.network.generic"

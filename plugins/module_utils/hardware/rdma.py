@@ -28,6 +28,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.hardware import sysf
 from ansible_collections.rdm.provision.plugins.module_utils.hardware.sysfs_files import entries, link, read
 
 RDMA_CM = "/dev/infiniband/rdma_cm"
+SHARED = "rdma system set netns shared, while no container runs"
 WAYS = {
     "device": "its PCI function",
     "gid_attrs": "the interfaces of their GIDs",

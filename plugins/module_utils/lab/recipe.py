@@ -18,7 +18,7 @@ import tarfile
 from pathlib import Path
 from typing import IO, Dict, Iterable, Iterator, List, Mapping, NamedTuple, Tuple
 
-from ansible_collections.rdm.provision.plugins.module_utils.network_plugin.program import program, sources_in
+from ansible_collections.rdm.provision.plugins.module_utils.base.zip_program import packed_program
 
 CPU_IMAGE = "rdm-lab/cpu:1"
 SRIOV_IMAGE = "rdm-lab/sriov-plugin:1"
@@ -95,9 +95,7 @@ def file_content(files: Path, name: str) -> bytes:
         name: of the file.
     """
     content = (files / name).read_bytes()
-    return (
-        program(sources_in(files.parents[2] / "plugins/module_utils"), content) if name == PLUGIN else content
-    )
+    return packed_program(files.parents[2], content.decode()) if name == PLUGIN else content
 
 
 def recipe_version(files: Path, base: str) -> str:

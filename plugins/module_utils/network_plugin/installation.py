@@ -13,6 +13,7 @@ import time
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence
 
 from ansible_collections.rdm.provision.plugins.module_utils.base.systemd import systemd_runs
+from ansible_collections.rdm.provision.plugins.module_utils.base.zip_program import digest
 from ansible_collections.rdm.provision.plugins.module_utils.docker.plugin_client import (
     INFO,
     PluginProblem,
@@ -20,7 +21,6 @@ from ansible_collections.rdm.provision.plugins.module_utils.docker.plugin_client
     someone_listens,
 )
 from ansible_collections.rdm.provision.plugins.module_utils.network_plugin import unit
-from ansible_collections.rdm.provision.plugins.module_utils.network_plugin.program import digest
 
 PROGRAM = "/usr/local/lib/rdm/rdm-sriov"
 STATE = "/var/lib/rdm-sriov"

@@ -12,8 +12,8 @@ from ansible_collections.rdm.provision.plugins.module_utils.container.spec impor
     nvidia_way,
     rdma_devices,
 )
+from ansible_collections.rdm.provision.plugins.module_utils.hardware.rdma import SHARED
 from ansible_collections.rdm.provision.plugins.module_utils.images.archive_images import size_text
-from ansible_collections.rdm.provision.plugins.module_utils.network_plugin.rdma_namespace import SHARED
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.node_plan import (
     DRIVERS_ON_A_PARENT,
     OWN,

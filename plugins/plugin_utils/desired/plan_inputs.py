@@ -14,9 +14,6 @@ from ansible_collections.rdm.provision.plugins.module_utils.constants import (
     RUNTIME_HOST,
 )
 from ansible_collections.rdm.provision.plugins.module_utils.network.rails import moved
-from ansible_collections.rdm.provision.plugins.module_utils.network_plugin.functions import FunctionProblem
-from ansible_collections.rdm.provision.plugins.module_utils.network_plugin.options import wanted_network
-from ansible_collections.rdm.provision.plugins.module_utils.network_plugin.state import Network
 from ansible_collections.rdm.provision.plugins.plugin_utils.addresses import address_plan
 from ansible_collections.rdm.provision.plugins.plugin_utils.addresses.address_plan import AddressPlan
 from ansible_collections.rdm.provision.plugins.plugin_utils.addresses.collision import (
@@ -84,6 +81,9 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.role_varia
     RoleVariables,
     unknown_variables,
 )
+from ansible_collections.rdm.provision.rdm_sriov.functions import FunctionProblem
+from ansible_collections.rdm.provision.rdm_sriov.options import wanted_network
+from ansible_collections.rdm.provision.rdm_sriov.state import Network
 
 IMAGE_VARIABLES = {"images_list", "images_profiles", "container_image"}
 

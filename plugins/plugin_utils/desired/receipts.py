@@ -15,7 +15,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.constants import (
     USER_CONFIG_DIR,
 )
 from ansible_collections.rdm.provision.plugins.module_utils.network_plugin.installation import PROGRAM, STATE
-from ansible_collections.rdm.provision.plugins.module_utils.sriov import restore
+from ansible_collections.rdm.provision.plugins.module_utils.sriov import kept_vfs
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired import vf_plan
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.node_plan import (
     OWN,
@@ -62,7 +62,9 @@ def receipts(
     for role, name, _ in role_options():
         if role in options:
             options[role].append(name)
-    inputs = RoleInputs([ROLES, ROLES.parent / "plugins"], options, reader.written_defaults)
+    inputs = RoleInputs(
+        [ROLES, ROLES.parent / "plugins", ROLES.parent / "rdm_sriov"], options, reader.written_defaults
+    )
     # One text for all nodes: to digest it once is enough.
     everybody = {key: _short(plan[key]) for key in ("dictionary", "hostfile")}
     found = {}
@@ -160,7 +162,7 @@ class _Node:
                 folder = self.reader.text(self.node, "sriov_wrapper_directory")
                 paths["sriov"].append(f"{folder}/docker_rdma_sriov")
             if self.functions.number:
-                paths["sriov"] += restore.paths()
+                paths["sriov"] += kept_vfs.paths()
         return {
             "cluster": self.cluster,
             "functions": [[parent, self.functions.shows] for parent in self.functions.parents],

@@ -15,7 +15,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from ansible.module_utils.parsing.convert_bool import boolean
-from ansible_collections.rdm.provision.plugins.module_utils.network_plugin.state import Network
 from ansible_collections.rdm.provision.plugins.module_utils.sriov.decision import Wanted
 from ansible_collections.rdm.provision.plugins.module_utils.sriov.identity import (
     ADDRESS_BITS,
@@ -34,6 +33,7 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.addresses.ipv4 impor
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.sriov_settings import vf_parents
 from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import Problem
 from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.host_variables import HostVariables
+from ansible_collections.rdm.provision.rdm_sriov.state import Network
 
 _DOCKERS = "02:42"  # what Docker's own MACs begin with
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ansible_collections.rdm.provision.plugins.module_utils.network_plugin.functions import FunctionProblem
-from ansible_collections.rdm.provision.plugins.module_utils.network_plugin.options import partition_key
+from ansible_collections.rdm.provision.rdm_sriov.functions import FunctionProblem
+from ansible_collections.rdm.provision.rdm_sriov.options import partition_key
 
 # What each driver calls its mode, and the modes it has; the first is the driver's own default.
 _MODES = {

@@ -13,15 +13,19 @@ from typing import Any
 import pytest
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.rdm.provision.plugins.module_utils.base import systemd
-from ansible_collections.rdm.provision.plugins.module_utils.sriov import restore
+from ansible_collections.rdm.provision.plugins.module_utils.sriov import kept_vfs
 from ansible_collections.rdm.provision.plugins.module_utils.sriov.functions import VfProblem, physical
 from ansible_collections.rdm.provision.plugins.modules import sriov_vf
+from ansible_collections.rdm.provision.plugins.plugin_utils.controller.node_programs import program_argument
+from ansible_collections.rdm.provision.rdm_sriov import boot
 
 from tests.conftest import COLLECTIONS, ROOT
 from tests.unit.plugins.module_utils.sriov.fake_kernel import FakeKernel
 from tests.unit.plugins.modules.running import Failed, documented_options, run_module
 
 FIRST = "06:5e:91:06:40:00"
+
+PACKED = program_argument("boot")
 
 
 class Node:
@@ -38,17 +42,17 @@ class Node:
             ("PROGRAM", directory / "lib/rdm-sriov-vf"),
             ("UNIT_DIRECTORY", self.units),
         ):
-            monkeypatch.setattr(restore, name, str(path))
+            monkeypatch.setattr(kept_vfs, name, str(path))
         monkeypatch.setattr(systemd, "DIRECTORY", str(self.systemd))
         monkeypatch.setattr(sriov_vf, "Kernel", lambda _root: self.kernel)
         monkeypatch.setattr(AnsibleModule, "run_command", lambda _module, words: self._systemctl(words))
 
     def _systemctl(self, words: list[str]) -> tuple[int, str, str]:
         self.calls.append(words)
-        link = Path(restore.enabled_link())
+        link = Path(kept_vfs.enabled_link())
         if words[1] == "enable":
             link.parent.mkdir(parents=True, exist_ok=True)
-            link.symlink_to(self.units / restore.UNIT)
+            link.symlink_to(self.units / kept_vfs.UNIT)
         if words[1] == "disable":
             link.unlink()
         return 0, "", ""
@@ -56,7 +60,7 @@ class Node:
     def run(self, *, check: bool = False, diff: bool = False, **params: Any) -> dict[str, Any]:
         """Run the module; without parameters for four VFs on ib0."""
         present = {"parents": ["ib0"], "number": 4, "first_mac": FIRST}
-        given = params if "state" in params else {**present, **params}
+        given = {"packed": PACKED, **({} if "state" in params else present), **params}
         return run_module(sriov_vf, given, check=check, diff=diff)
 
     @property
@@ -180,7 +184,7 @@ def test_absent_takes_away_what_was_made_and_all_files(node: Node) -> None:
     assert node.number == 0
     assert not list(node.units.rglob("*.service"))
     assert not node.etc.exists()
-    assert not Path(restore.PROGRAM).parent.exists()
+    assert not Path(kept_vfs.PROGRAM).parent.exists()
     assert node.run(state="absent")["changed"] is False
 
 
@@ -218,20 +222,20 @@ def test_a_function_that_is_no_longer_named_is_given_back(node: Node) -> None:
     node.run(parents=["ib0", "ib1"])
     assert node.run(parents=["ib0"])["changed"] is True
     assert (node.number, node.kernel.look("ib1").number) == (4, 0)
-    assert [one.pci for one in restore.read(str(node.etc)).functions] == ["0000:41:00.0"]
+    assert [one.pci for one in kept_vfs.read(str(node.etc)).functions] == ["0000:41:00.0"]
 
 
 def test_a_file_that_was_cut_off_is_mended(node: Node) -> None:
     node.run()
-    file = node.etc / restore.FILE_NAME
+    file = node.etc / kept_vfs.FILE_NAME
     file.write_text(file.read_text()[:40])
     assert node.run()["changed"] is True
-    assert restore.read(str(node.etc)).functions[0].pci == "0000:41:00.0"
+    assert kept_vfs.read(str(node.etc)).functions[0].pci == "0000:41:00.0"
 
 
 def test_absent_after_a_file_was_cut_off_takes_nothing_that_may_be_others(node: Node) -> None:
     node.run()
-    (node.etc / restore.FILE_NAME).write_text("{")
+    (node.etc / kept_vfs.FILE_NAME).write_text("{")
     (sentence,) = node.run(state="absent")["kept"]
     assert "does not tell any more which VFs were made here" in sentence
     assert node.number == 4
@@ -249,7 +253,7 @@ def test_the_program_makes_the_same_vfs_after_a_restart(node: Node) -> None:
     node.run(parents=["ib0", "ib1"])
     before = [node.kernel.look(parent) for parent in ("ib0", "ib1")]
     restart(node)
-    assert restore.main(["--directory", str(node.etc), "--wait", "0"], node.kernel) == 0
+    assert boot.main(["--directory", str(node.etc), "--wait", "0"], node.kernel) == 0
     assert [node.kernel.look(parent) for parent in ("ib0", "ib1")] == before
     assert node.run(parents=["ib0", "ib1"])["changed"] is False
 
@@ -260,7 +264,7 @@ def test_the_program_does_what_it_can_and_says_what_it_cannot(
     node.run(parents=["ib0", "ib1"])
     restart(node)
     (node.kernel.sys / "bus/pci/devices/0000:41:00.0/sriov_totalvfs").write_text("2\n")
-    assert restore.main(["--directory", str(node.etc), "--wait", "0"], node.kernel) == 1
+    assert boot.main(["--directory", str(node.etc), "--wait", "0"], node.kernel) == 1
     assert "rdm-sriov-vf: ib0 can have 2 VFs, and 4 are wanted" in capsys.readouterr().err
     assert node.kernel.look("ib1").number == 4
 
@@ -275,9 +279,9 @@ def test_the_program_waits_for_a_card_that_comes_late(node: Node, monkeypatch: p
             raise VfProblem("not yet")
         return physical(*arguments, **more)
 
-    monkeypatch.setattr(restore, "physical", late)
-    monkeypatch.setattr(restore, "_POLL_S", 0.01)
-    assert restore.main(["--directory", str(node.etc), "--wait", "60"], node.kernel) == 0
+    monkeypatch.setattr(boot, "physical", late)
+    monkeypatch.setattr(boot, "_POLL_S", 0.01)
+    assert boot.main(["--directory", str(node.etc), "--wait", "60"], node.kernel) == 0
     assert node.number == 4
 
 
@@ -285,7 +289,7 @@ def test_the_program_says_that_a_card_has_no_driver(node: Node, capsys: pytest.C
     node.run()
     restart(node)
     shutil.rmtree(node.kernel.sys / "bus/pci/devices/0000:41:00.0/net")
-    assert restore.main(["--directory", str(node.etc), "--wait", "0"], node.kernel) == 1
+    assert boot.main(["--directory", str(node.etc), "--wait", "0"], node.kernel) == 1
     assert "the card 0000:41:00.0 (ib0) has no network interface: see" in capsys.readouterr().err
 
 
@@ -293,14 +297,14 @@ def test_the_program_runs_by_itself_under_any_python(node: Node, tmp_path: Path)
     node.run()
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
-    words = [restore.PROGRAM, "--directory", str(elsewhere)]
+    words = [kept_vfs.PROGRAM, "--directory", str(elsewhere)]
     done = subprocess.run(
         [sys.executable, "-I", *words], capture_output=True, text=True, timeout=60, check=False
     )
     assert (done.returncode, done.stderr) == (0, "")
-    assert os.access(restore.PROGRAM, os.X_OK)
-    (elsewhere / restore.FILE_NAME).write_text(
-        (node.etc / restore.FILE_NAME).read_text().replace("0000:41:00.0", "ffff:41:00.0")
+    assert os.access(kept_vfs.PROGRAM, os.X_OK)
+    (elsewhere / kept_vfs.FILE_NAME).write_text(
+        (node.etc / kept_vfs.FILE_NAME).read_text().replace("0000:41:00.0", "ffff:41:00.0")
     )
     done = subprocess.run([*words, "--wait", "0"], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (
@@ -312,13 +316,13 @@ def test_the_program_runs_by_itself_under_any_python(node: Node, tmp_path: Path)
 
 def test_systemd_starts_the_program_before_the_engine_and_the_plugin(node: Node) -> None:
     node.run()
-    unit = (node.units / restore.UNIT).read_text().splitlines()
+    unit = (node.units / kept_vfs.UNIT).read_text().splitlines()
     assert "Before=docker.service rdm-sriov.service" in unit
-    assert f"ExecStart={sys.executable} {restore.PROGRAM}" in unit
-    assert node.calls == [["systemctl", "daemon-reload"], ["systemctl", "enable", restore.UNIT]]
-    Path(restore.enabled_link()).unlink()
+    assert f"ExecStart={sys.executable} {kept_vfs.PROGRAM}" in unit
+    assert node.calls == [["systemctl", "daemon-reload"], ["systemctl", "enable", kept_vfs.UNIT]]
+    Path(kept_vfs.enabled_link()).unlink()
     assert node.run()["changed"] is True
-    assert Path(restore.enabled_link()).is_symlink()
+    assert Path(kept_vfs.enabled_link()).is_symlink()
 
 
 def test_without_systemd_the_files_are_there_and_the_answer_says_what_to_do(node: Node) -> None:
@@ -326,10 +330,10 @@ def test_without_systemd_the_files_are_there_and_the_answer_says_what_to_do(node
     result = node.run()
     assert node.calls == []
     assert result["note"] == (
-        f"systemd does not run here: let what starts the node run {restore.PROGRAM} before the Docker Engine"
+        f"systemd does not run here: let what starts the node run {kept_vfs.PROGRAM} before the Docker Engine"
     )
-    assert json.loads((node.etc / restore.FILE_NAME).read_text())["cluster"] == "rdm"
-    assert (node.units / restore.UNIT).exists()
+    assert json.loads((node.etc / kept_vfs.FILE_NAME).read_text())["cluster"] == "rdm"
+    assert (node.units / kept_vfs.UNIT).exists()
 
 
 # --- as Ansible sends it ---
@@ -350,7 +354,7 @@ PLAY = """
 """
 
 
-def test_the_role_hands_its_variables_to_the_module_which_packs_itself_on_the_node(tmp_path: Path) -> None:
+def test_the_role_hands_its_variables_to_the_module_with_its_program(tmp_path: Path) -> None:
     FakeKernel(tmp_path / "tree")
     (tmp_path / "play.yml").write_text(PLAY)
     variables = {
@@ -384,6 +388,6 @@ def test_the_role_hands_its_variables_to_the_module_which_packs_itself_on_the_no
     shown = {one["after_header"]: one["after"] for one in result["diff"]}
     assert f"VF 1 (address follows): bound, MAC {FIRST[:-1]}1, trust off" in shown["eth1"]
     assert "VF 0 (address follows): bound, MAC 06:00:00:00:00:01, trust off" in shown["eth2"]
-    assert shown[restore.PROGRAM] == "(a program)\n"
-    kept = json.loads(shown[f"{restore.DIRECTORY}/{restore.FILE_NAME}"])
+    assert shown[kept_vfs.PROGRAM] == "(a program)\n"
+    kept = json.loads(shown[f"{kept_vfs.DIRECTORY}/{kept_vfs.FILE_NAME}"])
     assert [one["parent"] for one in kept["functions"]] == ["eth1", "eth2"]

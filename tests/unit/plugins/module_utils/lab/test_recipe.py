@@ -79,7 +79,8 @@ def test_a_source_named_twice_is_taken_once() -> None:
 def test_the_version_changes_with_every_file_and_with_the_base(tmp_path: Path) -> None:
     copy = tmp_path / "roles/lab/files"
     shutil.copytree(FILES, copy)
-    (tmp_path / "plugins").symlink_to(FILES.parents[2] / "plugins")
+    for name in ("plugins", "rdm_sriov"):
+        (tmp_path / name).symlink_to(FILES.parents[2] / name)
     versions = {recipe.recipe_version(copy, "bookworm")}
     assert recipe.recipe_version(FILES, "bookworm") in versions
     versions.add(recipe.recipe_version(copy, "noble"))

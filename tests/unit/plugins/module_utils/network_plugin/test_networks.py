@@ -9,25 +9,25 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ansible_collections.rdm.provision.plugins.module_utils.base.zip_program import digest
 from ansible_collections.rdm.provision.plugins.module_utils.constants import LABEL_CLUSTER
 from ansible_collections.rdm.provision.plugins.module_utils.docker.api import DockerUnavailable
 from ansible_collections.rdm.provision.plugins.module_utils.docker.plugin_client import PluginProblem, ask
 from ansible_collections.rdm.provision.plugins.module_utils.network_plugin import installation, networks, unit
-from ansible_collections.rdm.provision.plugins.module_utils.network_plugin.driver import Driver
-from ansible_collections.rdm.provision.plugins.module_utils.network_plugin.functions import (
+from ansible_collections.rdm.provision.plugins.module_utils.state import state_file
+from ansible_collections.rdm.provision.plugins.modules import container_ready, node_facts, sriov_plugin
+from ansible_collections.rdm.provision.plugins.plugin_utils.controller.node_programs import (
+    program,
+    program_argument,
+)
+from ansible_collections.rdm.provision.rdm_sriov.driver import Driver
+from ansible_collections.rdm.provision.rdm_sriov.functions import (
     Function,
     FunctionProblem,
     Functions,
 )
-from ansible_collections.rdm.provision.plugins.module_utils.network_plugin.program import (
-    digest,
-    own_sources,
-    program,
-)
-from ansible_collections.rdm.provision.plugins.module_utils.network_plugin.server import Server
-from ansible_collections.rdm.provision.plugins.module_utils.network_plugin.state import State
-from ansible_collections.rdm.provision.plugins.module_utils.state import state_file
-from ansible_collections.rdm.provision.plugins.modules import container_ready, node_facts, sriov_plugin
+from ansible_collections.rdm.provision.rdm_sriov.server import Server
+from ansible_collections.rdm.provision.rdm_sriov.state import State
 
 from tests.unit.plugins.modules.running import Failed, run_module
 
@@ -236,7 +236,7 @@ def test_the_plugin_of_a_unit_is_told_too_unless_no_engine_is_up(
         "active": lambda: True,
         "enabled": lambda _: True,
         "control": lambda *_: None,
-        "running": lambda _: digest(program(own_sources())),
+        "running": lambda _: digest(program("plugin")),
         "wait": lambda *_: None,
     }.items():
         monkeypatch.setattr(installation, name, value)
@@ -247,6 +247,7 @@ def test_the_plugin_of_a_unit_is_told_too_unless_no_engine_is_up(
         "program": str(tmp_path / "lib/rdm-sriov"),
         "unit": str(tmp_path / "rdm-sriov.service"),
         "state_directory": str(tmp_path / "state"),
+        "packed": program_argument("plugin"),
     }
 
     def silent(*_: object, **_more: object) -> None:

@@ -25,13 +25,13 @@ import threading
 import time
 from typing import Callable, List, Sequence
 
+from ansible_collections.rdm.provision.plugins.module_utils.hardware.rdma import SHARED
 from ansible_collections.rdm.provision.plugins.module_utils.hardware.sysfs_files import entries, link, read
-from ansible_collections.rdm.provision.plugins.module_utils.network_plugin.functions import (
+from ansible_collections.rdm.provision.rdm_sriov.functions import (
     FunctionProblem,
     iproute2,
 )
 
-SHARED = "rdma system set netns shared, while no container runs"
 """How a person leaves the mode exclusive."""
 _CLASS = "class/infiniband"
 _PATIENCE_S = 60.0

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 from ansible_collections.rdm.provision.plugins.module_utils.docker.plugin_client import GENERIC
-from ansible_collections.rdm.provision.plugins.module_utils.network_plugin.driver import Driver
-from ansible_collections.rdm.provision.plugins.module_utils.network_plugin.functions import (
+from ansible_collections.rdm.provision.rdm_sriov.driver import Driver
+from ansible_collections.rdm.provision.rdm_sriov.functions import (
     Function,
     FunctionProblem,
     Functions,
 )
-from ansible_collections.rdm.provision.plugins.module_utils.network_plugin.state import State
+from ansible_collections.rdm.provision.rdm_sriov.state import State
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule

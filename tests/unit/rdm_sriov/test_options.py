@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from ansible_collections.rdm.provision.plugins.module_utils.network_plugin.functions import FunctionProblem
-from ansible_collections.rdm.provision.plugins.module_utils.network_plugin.options import wanted_network
+from ansible_collections.rdm.provision.rdm_sriov.functions import FunctionProblem
+from ansible_collections.rdm.provision.rdm_sriov.options import wanted_network
 from hypothesis import given
 from hypothesis import strategies as st
 

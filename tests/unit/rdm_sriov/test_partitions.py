@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 from ansible_collections.rdm.provision.plugins.module_utils.docker.plugin_client import GENERIC
-from ansible_collections.rdm.provision.plugins.module_utils.network_plugin.driver import Driver
-from ansible_collections.rdm.provision.plugins.module_utils.network_plugin.functions import (
+from ansible_collections.rdm.provision.plugins.module_utils.sriov.functions import physical
+from ansible_collections.rdm.provision.rdm_sriov.driver import Driver
+from ansible_collections.rdm.provision.rdm_sriov.functions import (
     FunctionProblem,
     Functions,
 )
-from ansible_collections.rdm.provision.plugins.module_utils.network_plugin.state import State
-from ansible_collections.rdm.provision.plugins.module_utils.sriov.functions import physical
+from ansible_collections.rdm.provision.rdm_sriov.state import State
 
 INFINIBAND = 32
 OPTIONS = {"netdevice": "ib0", "pkey": "0x8001"}

@@ -22,16 +22,16 @@ from ansible_collections.rdm.provision.plugins.module_utils.docker.plugin_client
     INFO,
     RESERVE,
 )
-from ansible_collections.rdm.provision.plugins.module_utils.network_plugin import plugin as program
-from ansible_collections.rdm.provision.plugins.module_utils.network_plugin import server
-from ansible_collections.rdm.provision.plugins.module_utils.network_plugin.driver import Driver
-from ansible_collections.rdm.provision.plugins.module_utils.network_plugin.functions import (
+from ansible_collections.rdm.provision.rdm_sriov import plugin as program
+from ansible_collections.rdm.provision.rdm_sriov import server
+from ansible_collections.rdm.provision.rdm_sriov.driver import Driver
+from ansible_collections.rdm.provision.rdm_sriov.functions import (
     Function,
     FunctionProblem,
     Functions,
 )
-from ansible_collections.rdm.provision.plugins.module_utils.network_plugin.server import LARGEST, Server
-from ansible_collections.rdm.provision.plugins.module_utils.network_plugin.state import State
+from ansible_collections.rdm.provision.rdm_sriov.server import LARGEST, Server
+from ansible_collections.rdm.provision.rdm_sriov.state import State
 from hypothesis import HealthCheck, given, settings
 
 CALLS = [

@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 from typing import Any, Dict
 
-from ansible_collections.rdm.provision.plugins.module_utils.network_plugin.functions import FunctionProblem
-from ansible_collections.rdm.provision.plugins.module_utils.network_plugin.state import Network
+from ansible_collections.rdm.provision.rdm_sriov.functions import FunctionProblem
+from ansible_collections.rdm.provision.rdm_sriov.state import Network
 
 MODES = ("sriov", "passthrough")
 OPTIONS = ("mode", "mtu", "netdevice", "pkey", "prefix", "privileged", "vlan")

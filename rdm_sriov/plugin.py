@@ -16,26 +16,26 @@ import sys
 import threading
 from typing import Any, Dict, List, Optional
 
+from ansible_collections.rdm.provision.plugins.module_utils.base.zip_program import digest
 from ansible_collections.rdm.provision.plugins.module_utils.docker.api import (
     DEFAULT_SOCKET,
     DockerAPI,
     DockerProblem,
 )
-from ansible_collections.rdm.provision.plugins.module_utils.network_plugin.driver import Driver
-from ansible_collections.rdm.provision.plugins.module_utils.network_plugin.functions import (
+from ansible_collections.rdm.provision.plugins.module_utils.docker.plugin_client import PLUGIN_SOCKET
+from ansible_collections.rdm.provision.rdm_sriov.driver import Driver
+from ansible_collections.rdm.provision.rdm_sriov.functions import (
     FunctionProblem,
     Functions,
 )
-from ansible_collections.rdm.provision.plugins.module_utils.network_plugin.program import digest
-from ansible_collections.rdm.provision.plugins.module_utils.network_plugin.rdma_namespace import (
+from ansible_collections.rdm.provision.rdm_sriov.rdma_namespace import (
     RdmaNamespaces,
 )
-from ansible_collections.rdm.provision.plugins.module_utils.network_plugin.server import Server, say
-from ansible_collections.rdm.provision.plugins.module_utils.network_plugin.state import State
+from ansible_collections.rdm.provision.rdm_sriov.server import Server, say
+from ansible_collections.rdm.provision.rdm_sriov.state import State
 
 READY = "Ready to accept commands."
 """What the log says once it answers; the words of the plugin that this one replaces."""
-DEFAULT_PLUGIN_SOCKET = "/run/docker/plugins/sriov.sock"
 DEFAULT_STATE = "/var/lib/rdm-sriov"
 # The engine may be the one that waits for our answer.
 _ENGINE_TIMEOUT = 5.0
@@ -59,7 +59,7 @@ def main(
     parser = argparse.ArgumentParser(
         prog="rdm-sriov", description="Docker network plugin: gives each container a virtual function."
     )
-    parser.add_argument("--socket", default=DEFAULT_PLUGIN_SOCKET, help="where Docker finds it (%(default)s)")
+    parser.add_argument("--socket", default=PLUGIN_SOCKET, help="where Docker finds it (%(default)s)")
     parser.add_argument("--state", default=DEFAULT_STATE, help="directory for what it keeps (%(default)s)")
     parser.add_argument("--engine", default=DEFAULT_SOCKET, help="the engine's socket (%(default)s)")
     options = parser.parse_args(arguments)

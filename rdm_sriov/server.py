@@ -20,8 +20,8 @@ import time
 from http.server import BaseHTTPRequestHandler
 from typing import Any, Dict
 
-from ansible_collections.rdm.provision.plugins.module_utils.network_plugin.driver import Driver
-from ansible_collections.rdm.provision.plugins.module_utils.network_plugin.functions import FunctionProblem
+from ansible_collections.rdm.provision.rdm_sriov.driver import Driver
+from ansible_collections.rdm.provision.rdm_sriov.functions import FunctionProblem
 
 LARGEST = 1024 * 1024
 """Bytes of a request; Docker's are some hundred."""

@@ -11,7 +11,7 @@ import json
 import os
 from typing import Any, Dict, Iterator, NamedTuple, Set, Tuple
 
-from ansible_collections.rdm.provision.plugins.module_utils.network_plugin.functions import FunctionProblem
+from ansible_collections.rdm.provision.rdm_sriov.functions import FunctionProblem
 
 _VERSION = 1
 _FILE = "state.json"

@@ -30,16 +30,16 @@ from ansible_collections.rdm.provision.plugins.module_utils.docker.plugin_client
     INFO,
     RESERVE,
 )
-from ansible_collections.rdm.provision.plugins.module_utils.network_plugin.functions import (
+from ansible_collections.rdm.provision.rdm_sriov.functions import (
     Function,
     FunctionProblem,
     Functions,
 )
-from ansible_collections.rdm.provision.plugins.module_utils.network_plugin.options import wanted_network
-from ansible_collections.rdm.provision.plugins.module_utils.network_plugin.rdma_namespace import (
+from ansible_collections.rdm.provision.rdm_sriov.options import wanted_network
+from ansible_collections.rdm.provision.rdm_sriov.rdma_namespace import (
     RdmaNamespaces,
 )
-from ansible_collections.rdm.provision.plugins.module_utils.network_plugin.state import (
+from ansible_collections.rdm.provision.rdm_sriov.state import (
     Endpoint,
     Network,
     Owner,

@@ -10,17 +10,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible_collections.rdm.provision.plugins.module_utils.network_plugin import rdma_namespace
-from ansible_collections.rdm.provision.plugins.module_utils.network_plugin.driver import Driver
-from ansible_collections.rdm.provision.plugins.module_utils.network_plugin.functions import FunctionProblem
-from ansible_collections.rdm.provision.plugins.module_utils.network_plugin.rdma_namespace import (
+from ansible_collections.rdm.provision.rdm_sriov import rdma_namespace
+from ansible_collections.rdm.provision.rdm_sriov.driver import Driver
+from ansible_collections.rdm.provision.rdm_sriov.functions import FunctionProblem
+from ansible_collections.rdm.provision.rdm_sriov.rdma_namespace import (
     RdmaNamespaces,
     to_move,
 )
-from ansible_collections.rdm.provision.plugins.module_utils.network_plugin.state import State
+from ansible_collections.rdm.provision.rdm_sriov.state import State
 
 from tests.integration.engine import wait_until
-from tests.unit.plugins.module_utils.network_plugin.test_driver import NETWORK, Machine, Plugin
+from tests.unit.rdm_sriov.test_driver import NETWORK, Machine, Plugin
 
 NAMESPACE = "/proc/self/ns/net"
 ANOTHER_MODE = "rdma system set netns shared"

@@ -1,0 +1,16 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The controller's half of rdm.provision.sriov_plugin: bring the network plugin."""
+
+from __future__ import annotations
+
+from ansible_collections.rdm.provision.plugins.plugin_utils.controller.node_programs import (
+    BringsProgram,
+    program_argument,
+)
+
+
+class ActionModule(BringsProgram):
+    """The action."""
+
+    # Packed once, when Ansible loads the action: each node's task runs in a process of its own.
+    packed = program_argument("plugin")

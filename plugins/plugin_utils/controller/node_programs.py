@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The programs of rdm_sriov/, packed here for the modules that put them on nodes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, ClassVar
+
+from ansible_collections.rdm.provision.plugins.module_utils.base.zip_program import (
+    COLLECTION,
+    packed_program,
+    to_argument,
+)
+from ansible_collections.rdm.provision.plugins.plugin_utils.ansible_internals.task_arguments import LettingGo
+
+_MAIN = "import sys\n\nfrom {0}.rdm_sriov.{1} import main\n\nsys.exit(main())\n"
+_DIRECTORY = Path(__file__).parents[3]
+
+
+def program(name: str) -> bytes:
+    """Return a program of rdm_sriov/ with all that it imports.
+
+    Args:
+        name: the module with its `main`.
+
+    Raises:
+        ImportError: something that it imports does not exist.
+    """
+    return packed_program(_DIRECTORY, _MAIN.format(COLLECTION, name))
+
+
+def program_argument(name: str) -> str:
+    """Return :func:`program` as the argument of a module."""
+    return to_argument(program(name))
+
+
+class BringsProgram(LettingGo):
+    """Runs the module of the action's name with a program as its argument `packed`."""
+
+    packed: ClassVar[str]
+
+    def run(self, tmp: Any = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
+        """Return what the module returns."""
+        self._task.args = {**self._task.args, "packed": self.packed}
+        return super().run(tmp, task_vars)

@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The program rdm-sriov-vf: makes a node's virtual functions again when the node starts.
+
+It does what the module sriov_vf did when it set them up, with the same code.
+
+This runs on nodes (Python 3.8 or newer).
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from typing import List, Optional, Sequence
+
+from ansible_collections.rdm.provision.plugins.module_utils.sriov.functions import VfProblem, physical
+from ansible_collections.rdm.provision.plugins.module_utils.sriov.kept_vfs import (
+    DIRECTORY,
+    Function,
+    alone,
+    read,
+)
+from ansible_collections.rdm.provision.plugins.module_utils.sriov.kernel import Kernel, bring
+
+_WAIT_S = 300.0  # for the cards' drivers, which systemd loads beside the services
+_POLL_S = 0.5
+
+
+def main(arguments: Optional[Sequence[str]] = None, kernel: Optional[Kernel] = None) -> int:
+    """Bring back the VFs that this node keeps.
+
+    Args:
+        arguments: of the command line; those of this process when there are none.
+        kernel: of the node.
+
+    Returns:
+        The exit status: 0 when all are as they shall be.
+    """
+    parser = argparse.ArgumentParser(
+        prog="rdm-sriov-vf", description="Makes this node's virtual functions as they were set up."
+    )
+    parser.add_argument("--directory", default=DIRECTORY, help="where they are written down (%(default)s)")
+    parser.add_argument(
+        "--wait", type=float, default=_WAIT_S, help="seconds for a card's driver to come (%(default)s)"
+    )
+    options = parser.parse_args(arguments)
+    kernel = kernel or Kernel()
+    until = time.monotonic() + options.wait
+    wrong: List[str] = []
+    try:
+        with alone(options.directory):
+            for one in read(options.directory).functions:
+                try:
+                    _await(kernel, one, until)
+                    bring(kernel, one.wanted._replace(parent=one.pci))
+                except VfProblem as problem:
+                    wrong.append(str(problem))
+    except (VfProblem, OSError) as problem:
+        wrong.append(str(problem))
+    for sentence in wrong:
+        print("rdm-sriov-vf: {0}".format(sentence), file=sys.stderr)
+    return 1 if wrong else 0
+
+
+def _await(kernel: Kernel, function: Function, until: float) -> None:
+    """Wait until a PF has its network interface, which its driver makes.
+
+    Raises:
+        VfProblem: it has none in time.
+    """
+    while True:
+        try:
+            # Nothing but sysfs: the processor has other things to do while a node starts.
+            found = physical(function.pci, kernel.root, links={}, addresses={})
+            if found.name != function.pci:
+                return
+            missing = "the card {0} ({1}) has no network interface".format(
+                function.pci, function.wanted.parent
+            )
+        except VfProblem as problem:
+            missing = str(problem)
+        if time.monotonic() >= until:
+            raise VfProblem(missing + ": see that its driver is loaded, then restart rdm-sriov-vf.service")
+        time.sleep(_POLL_S)
