@@ -13,8 +13,8 @@ from ansible_collections.rdm.provision.plugins.module_utils.base.atomic_file imp
 from ansible_collections.rdm.provision.plugins.modules.slurm_plan import ARGUMENT_SPEC
 from ansible_collections.rdm.provision.plugins.plugin_utils.controller.controller_action import Decision
 from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import Problem, Refused
-from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.host_variables import role_defaults
 from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.registered import registered
+from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.role_specs import role_defaults
 from ansible_collections.rdm.provision.plugins.plugin_utils.slurm import changes as slurm_changes
 from ansible_collections.rdm.provision.plugins.plugin_utils.slurm import conf as slurm_conf
 from ansible_collections.rdm.provision.plugins.plugin_utils.slurm import plan as slurm_plan

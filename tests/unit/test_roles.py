@@ -91,14 +91,3 @@ def test_the_readme_names_the_role_and_where_its_variables_are(role: Path) -> No
     text = (role / "README.md").read_text(encoding="utf-8")
     assert role.name in text.splitlines()[0]
     assert "argument_specs.yml" in text
-
-
-def test_every_file_that_the_container_reads_goes_with_it() -> None:
-    (role,) = (path for path in ROLES if path.name == "container")
-    files = yaml.safe_load((role / "vars/main.yml").read_text())["__container_files"]["files"]
-    (removed,) = (
-        task["rdm.provision.node_files"]["files"]
-        for task in yaml.safe_load((role / "tasks/absent.yml").read_text())
-        if "rdm.provision.node_files" in task
-    )
-    assert {one["path"] for one in files} == {one["path"] for one in removed}

@@ -25,7 +25,6 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.addresses.rails impo
     Rail,
     name_problems,
     network_of,
-    prefix_of,
     rail_subnets,
 )
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired import vf_plan
@@ -33,6 +32,7 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.desired.cluster_plan
     ClusterPlan,
     plan_cluster,
 )
+from ansible_collections.rdm.provision.plugins.plugin_utils.desired.network import network_options
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.node_plan import (
     DRIVERS_ON_A_PARENT,
     OWN,
@@ -41,7 +41,10 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.desired.node_plan im
     NodePlan,
 )
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.plan_keys import key_problems
-from ansible_collections.rdm.provision.plugins.plugin_utils.desired.sriov_settings import sriov_settings
+from ansible_collections.rdm.provision.plugins.plugin_utils.desired.sriov_settings import (
+    plugin_of,
+    sriov_settings,
+)
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.work import ROLES as WORKERS
 from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import (
     Problem,
@@ -63,20 +66,18 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.container_
 )
 from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.host_variables import (
     REGISTERED,
-    ROLES,
     HostVariables,
-    role_options,
 )
 from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.image_list import (
     Images,
     check_images,
     unpinned,
 )
-from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.network_options import driver_options
 from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.python_sources import (
     source_problems,
     version_problems,
 )
+from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.role_specs import ROLES, role_options
 from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.role_variables import (
     RoleVariables,
     unknown_variables,
@@ -175,8 +176,8 @@ def _with_functions(reader: HostVariables, plan: ClusterPlan, problems: list[Pro
     functions: dict[str, vf_plan.Functions] = {}
     for host in plan.addresses.nodes:
         try:
-            functions[host] = vf_plan.functions_of(reader, host)
-            if functions[host].number and plugin_of(reader, host) == OWN:
+            functions[host] = vf_plan.functions_of(reader.known(host))
+            if functions[host].number and plugin_of(reader.known(host)) == OWN:
                 vf_plan.refuse_undone(functions[host], _sriov_network(reader, host))
         except ValueError as error:
             problems.append(Problem(host, "", str(error), "correct it in the inventory"))
@@ -288,7 +289,7 @@ def _check_roles(
         images[host] = _images(reader, host, accelerator, given) if known_now else Images("", False, [])
         if not wrong:
             try:
-                _network_options(reader, host)
+                network_options(reader.known(host))
             except ValueError as error:
                 wrong.append(Problem(host, "", str(error), "correct it in the inventory"))
         problems += [] if bare else unpinned(host, _powerful(reader, host), given.get("images_list"))
@@ -326,7 +327,7 @@ def _images(reader: HostVariables, host: str, accelerator: Any, given: Mapping[s
 
 def _powerful(reader: HostVariables, host: str) -> dict[str, str]:
     """Return the images that run with all rights on the node, by the variable that names each."""
-    plugin = plugin_of(reader, host)
+    plugin = plugin_of(reader.known(host))
     if not plugin or reader.true(host, "sriov_allow_tag"):
         return {}
     used = {}
@@ -337,36 +338,10 @@ def _powerful(reader: HostVariables, host: str) -> dict[str, str]:
     return used
 
 
-def plugin_of(reader: HostVariables, host: str) -> str:
-    """Return the SR-IOV network plugin that a node is to have; empty for none."""
-    enabled = reader.true(host, "sriov_enabled", otherwise=reader.text(host, "network_driver") == "sriov")
-    return (
-        reader.text(host, "sriov_plugin") if enabled and reader.text(host, "sriov_state") != "absent" else ""
-    )
-
-
 def function_devices(reader: HostVariables, host: str) -> bool:
     """Return whether a container gets the RDMA devices of just its function, where a plugin reserves that."""
     return (
         reader.text(host, "container_rdma") != "all" and reader.role_value(host, "container_devices") is None
-    )
-
-
-def _network_options(reader: HostVariables, host: str, parent: str = "", rail: int = 0) -> dict[str, str]:
-    """Return the options of a rail's network driver; ValueError when they make no sense together."""
-    driver = reader.text(host, "network_driver")
-    prefix, pkey = reader.text(host, "network_prefix"), reader.text(host, "network_pkey")
-    if pkey and plugin_of(reader, host) == "upstream":
-        raise ValueError(f"network_pkey {pkey} means nothing to sriov_plugin upstream: rdm-sriov has it")
-    return driver_options(
-        driver,
-        parent=parent or reader.text(host, "network_parent"),
-        mode=reader.text(host, "network_mode"),
-        vlan=int(reader.text(host, "network_vlan") or 0),
-        privileged=reader.true(host, "network_privileged"),
-        prefix=prefix_of(prefix, rail) if driver == "sriov" else prefix,
-        pkey=pkey,
-        extra=reader.role_value(host, "network_options") or {},
     )
 
 
@@ -401,7 +376,7 @@ def _sriov_network(reader: HostVariables, host: str) -> Network:
     One without containers where its options are wrong, which is told elsewhere.
     """
     try:
-        return wanted_network(_network_options(reader, host))
+        return wanted_network(network_options(reader.known(host)))
     except (ValueError, FunctionProblem):
         return Network((), mode="")
 
@@ -430,7 +405,7 @@ def node_plan(reader: HostVariables, node: str, plan: ClusterPlan, images: Image
         network_name=reader.text(node, "network_name"),
         network_driver=reader.text(node, "network_driver"),
         network_parent=reader.text(node, "network_parent"),
-        network_options=_network_options(reader, node),
+        network_options=network_options(reader.known(node)),
         network_replace=reader.true(node, "network_replace"),
         container_name=reader.text(node, "container_name"),
         memlock_required=reader.true(node, "container_memlock_required", otherwise=True),
@@ -454,10 +429,10 @@ def node_plan(reader: HostVariables, node: str, plan: ClusterPlan, images: Image
         rdma=reader.text(node, "container_rdma"),
         functions=plan.functions.get(node, vf_plan.NONE).wanted(vf_plan.first_of(plan.addresses, node)),
         become=plan.inventory.nodes[node].become,
-        sriov=sriov_settings(reader, node),
+        sriov=sriov_settings(reader.known(node)),
         rails=_rails(reader, node, plan),
         function_devices=function_devices(reader, node),
-        plugin=plugin_of(reader, node),
+        plugin=plugin_of(reader.known(node)),
     )
 
 
@@ -471,7 +446,7 @@ def _rails(reader: HostVariables, node: str, plan: ClusterPlan) -> list[Rail]:
             subnet=subnet,
             gateway=moved(plan.addresses.gateway, first, subnet),
             my_ip=moved(plan.addresses.nodes[node], first, subnet),
-            options=_network_options(reader, node, parents[index], index),
+            options=network_options(reader.known(node), parents[index], index),
         )
         for index, subnet in enumerate(plan.rails, start=1)
     ]

@@ -16,25 +16,27 @@ from ansible_collections.rdm.provision.plugins.module_utils.constants import (
 )
 from ansible_collections.rdm.provision.plugins.module_utils.network_plugin.installation import PROGRAM, STATE
 from ansible_collections.rdm.provision.plugins.module_utils.sriov import kept_vfs
-from ansible_collections.rdm.provision.plugins.plugin_utils.desired import vf_plan
+from ansible_collections.rdm.provision.plugins.plugin_utils.desired import state, vf_plan
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.node_plan import (
     OWN,
     UPSTREAM,
     UPSTREAM_IMAGE,
 )
+from ansible_collections.rdm.provision.plugins.plugin_utils.desired.plan_entry import PlanEntry
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.plan_inputs import (
     function_devices,
-    plugin_of,
     wire_addresses,
 )
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.role_inputs import RoleInputs
-from ansible_collections.rdm.provision.plugins.plugin_utils.desired.sriov_settings import sriov_settings
+from ansible_collections.rdm.provision.plugins.plugin_utils.desired.sriov_settings import (
+    plugin_of,
+    sriov_settings,
+)
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.work import ROLES as WORKERS
 from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.host_variables import (
-    ROLES,
     HostVariables,
-    role_options,
 )
+from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.role_specs import ROLES, role_options
 from ansible_collections.rdm.provision.plugins.plugin_utils.ssh import cluster_keys
 
 BARE_ROLES = ("my_ip", "hostfile")
@@ -65,37 +67,28 @@ def receipts(
     inputs = RoleInputs(
         [ROLES, ROLES.parent / "plugins", ROLES.parent / "rdm_sriov"], options, reader.written_defaults
     )
-    # One text for all nodes: to digest it once is enough.
-    everybody = {key: _short(plan[key]) for key in ("dictionary", "hostfile")}
     found = {}
     for node in reader.hosts:
         one = _Node(reader, node, plan, become[node])
-        parents = reader.role_value(node, "container_rails")
-        rails = [*plan["rails"], parents] if plan.get("rails") else []
         more: dict[str, Any] = {
             "docker_engine": None,
             "images": [plan["nodes"][node]["accelerator"], *one.local_archives()],
             "sriov": plan["nodes"][node]["vf_mac"],
-            "network": [plan["subnet"], plan["gateway"], *rails],
-            "my_ip": [plan["nodes"][node]["my_ip"], plan["master_addr"], everybody["dictionary"]],
-            "container": [
-                *(plan["nodes"][node][key] for key in ("my_ip", "accelerator", "image")),
-                plan["master_addr"],
-                everybody["dictionary"],
-                *rails,
-            ],
-            "hostfile": everybody["hostfile"],
         }
         found[node] = {
             "inputs": {
-                role: "" if one.looks_itself(role) else inputs.digest(role, reader.written(node), more[role])
+                role: one.digest(role)
+                if role in state.PARTS
+                else ""
+                if one.looks_itself(role)
+                else inputs.digest(role, reader.written(node), more[role])
                 for role in WORKERS
                 if one.wants(role, images[node])
             },
             "directory": one.directory(),
             "config_dir": one.config_dir(),
             "absent": one.absent,
-            "sriov": sriov_settings(reader, node)
+            "sriov": sriov_settings(reader.known(node))
             ._replace(socket=one.plugin_socket(), function_devices=one.function_devices())
             .look(),
             "addresses": wire_addresses(reader, node, plan),
@@ -113,6 +106,8 @@ class _Node:
     def __init__(self, reader: HostVariables, node: str, plan: Mapping[str, Any], become: bool) -> None:
         self.reader = reader
         self.node = node
+        self.variables = reader.node(node)
+        self.entry = PlanEntry.of(plan, node)
         self.cluster = plan["cluster"]
         self.image = plan["nodes"][node]["image"]
         self.accelerator = plan["nodes"][node]["accelerator"]
@@ -125,7 +120,7 @@ class _Node:
         self.listed = self._listed()
         self.sriov = self._sriov()
         try:
-            self.functions = vf_plan.functions_of(reader, node)
+            self.functions = vf_plan.functions_of(reader.known(node))
         except ValueError:
             self.functions = vf_plan.NONE  # which is told already
 
@@ -138,6 +133,13 @@ class _Node:
         if role == "images":
             return images or self.sriov
         return self.sriov if role == "sriov" else True
+
+    def digest(self, role: str) -> str:
+        """Return the digest of what a role should leave here; empty where its variables are not known yet."""
+        try:
+            return state.digest(role, self.variables, self.entry)
+        except (AnsibleError, ValueError):
+            return ""
 
     def looks_itself(self, role: str) -> bool:
         """Whether a role must run each time, because what it brings may be newer, or is not known yet."""
@@ -209,23 +211,23 @@ class _Node:
 
     def _plugin_image(self) -> str:
         given = self.reader.text(self.node, "sriov_image")
-        return given or (UPSTREAM_IMAGE if plugin_of(self.reader, self.node) == UPSTREAM else "")
+        return given or (UPSTREAM_IMAGE if plugin_of(self.reader.known(self.node)) == UPSTREAM else "")
 
     def plugin_socket(self) -> str:
         """Return where the node's network plugin is to answer; empty for none."""
-        plugin = plugin_of(self.reader, self.node)
+        plugin = plugin_of(self.reader.known(self.node))
         return self.reader.text(self.node, "sriov_socket") if plugin else ""
 
     def function_devices(self) -> bool:
         """Return whether the RDMA devices of the container's functions are looked at with the container."""
         reserves = (
             self.reader.text(self.node, "network_driver") == "sriov"
-            and plugin_of(self.reader, self.node) == OWN
+            and plugin_of(self.reader.known(self.node)) == OWN
         )
         return reserves and function_devices(self.reader, self.node)
 
     def _plugin(self) -> dict[str, str]:
-        if plugin_of(self.reader, self.node) != OWN:
+        if plugin_of(self.reader.known(self.node)) != OWN:
             return {}
         return {"program": PROGRAM, "state": STATE, "socket": self.plugin_socket()}
 

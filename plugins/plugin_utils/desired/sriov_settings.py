@@ -7,44 +7,45 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.desired.node_plan im
     DRIVERS_ON_A_PARENT,
     SriovSettings,
 )
-from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.host_variables import HostVariables
+from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.node_variables import NodeVariables
 
 
-def sriov_settings(reader: HostVariables, node: str) -> SriovSettings:
+def sriov_settings(variables: NodeVariables) -> SriovSettings:
     """Return what a node's variables say; nothing that is not a number or a name is taken for one."""
-    driver = reader.text(node, "network_driver")
+    driver = variables.text("network_driver")
     if driver not in DRIVERS_ON_A_PARENT:
         return SriovSettings()
     if driver != "sriov":
-        return SriovSettings(tuple(_below_networks(reader, node)))
-    vfs = max(1, _number(reader, node, "sriov_vfs"))
-    told = reader.true(node, "sriov_firmware")
+        return SriovSettings(tuple(_below_networks(variables)))
+    vfs = max(1, variables.number("sriov_vfs"))
+    told = variables.true("sriov_firmware")
     return SriovSettings(
-        tuple(vf_parents(reader, node)),
+        tuple(vf_parents(variables)),
         vfs,
-        max(vfs, _number(reader, node, "sriov_firmware_vfs")) if told else 0,
-        reader.true(node, "sriov_kernel_parameters"),
-        reader.true(node, "sriov_reboot_ok"),
-        run_as=reader.text(node, "sriov_run_as"),
-        stand_in=bool(reader.role_value(node, "sriov_command")),
+        max(vfs, variables.number("sriov_firmware_vfs")) if told else 0,
+        variables.true("sriov_kernel_parameters"),
+        variables.true("sriov_reboot_ok"),
+        run_as=variables.text("sriov_run_as"),
+        stand_in=bool(variables.value("sriov_command")),
     )
 
 
-def vf_parents(reader: HostVariables, node: str) -> list[str]:
+def plugin_of(variables: NodeVariables) -> str:
+    """Return the SR-IOV network plugin that a node is to have; empty for none."""
+    enabled = variables.true("sriov_enabled", otherwise=variables.text("network_driver") == "sriov")
+    return variables.text("sriov_plugin") if enabled and variables.text("sriov_state") != "absent" else ""
+
+
+def vf_parents(variables: NodeVariables) -> list[str]:
     """Return the interfaces, or PCI addresses, of the physical functions that are to have VFs."""
-    named = reader.role_value(node, "sriov_vf_parents")
+    named = variables.value("sriov_vf_parents")
     # Its default is a template that says what follows.
-    return [str(name) for name in named] if isinstance(named, list) else _below_networks(reader, node)
+    return [str(name) for name in named] if isinstance(named, list) else _below_networks(variables)
 
 
-def _below_networks(reader: HostVariables, node: str) -> list[str]:
-    rails = reader.role_value(node, "container_rails")
+def _below_networks(variables: NodeVariables) -> list[str]:
+    rails = variables.value("container_rails")
     # A pool of several physical functions is one text.
-    pool = [name.strip() for name in reader.text(node, "network_parent").split(",")]
+    pool = [name.strip() for name in variables.text("network_parent").split(",")]
     names = [*pool, *(rails if isinstance(rails, (list, tuple)) else ())]
     return list(dict.fromkeys(str(name) for name in names if name))
-
-
-def _number(reader: HostVariables, node: str, name: str) -> int:
-    text = reader.text(node, name)
-    return int(text) if text.isdigit() else 0

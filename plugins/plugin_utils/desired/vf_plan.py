@@ -32,7 +32,7 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.addresses.address_pl
 from ansible_collections.rdm.provision.plugins.plugin_utils.addresses.ipv4 import to_int
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.sriov_settings import vf_parents
 from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import Problem
-from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.host_variables import HostVariables
+from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.node_variables import NodeVariables
 from ansible_collections.rdm.provision.rdm_sriov.state import Network
 
 _DOCKERS = "02:42"  # what Docker's own MACs begin with
@@ -90,21 +90,21 @@ class Functions(NamedTuple):
 NONE = Functions(0, [])
 
 
-def functions_of(reader: HostVariables, host: str) -> Functions:
+def functions_of(variables: NodeVariables) -> Functions:
     """Return what the inventory says of a node's VFs; ValueError when it makes no sense.
 
     Values of another type than they should have count as none: they are told elsewhere.
     """
     try:
-        number = int(reader.text(host, "sriov_vfs") or 0)
+        number = int(variables.text("sriov_vfs") or 0)
     except ValueError:
         return NONE
-    enabled = reader.true(host, "sriov_enabled", otherwise=reader.text(host, "network_driver") == "sriov")
-    if not enabled or not number or reader.text(host, "sriov_state") == "absent":
+    enabled = variables.true("sriov_enabled", otherwise=variables.text("network_driver") == "sriov")
+    if not enabled or not number or variables.text("sriov_state") == "absent":
         return NONE
     if not 0 < number <= NUMBERS:
         raise ValueError(f"sriov_vfs {number} is not between 0 and {NUMBERS}")
-    parents = vf_parents(reader, host)
+    parents = vf_parents(variables)
     if not 0 < len(parents) <= FUNCTIONS or len(set(parents)) < len(parents) or not all(parents):
         raise ValueError(
             f"sriov_vf_parents {parents} does not name 1 to {FUNCTIONS} physical functions, each of them once"
@@ -112,11 +112,11 @@ def functions_of(reader: HostVariables, host: str) -> Functions:
     return Functions(
         number,
         parents,
-        _pinned(reader.role_value(host, "sriov_vf_addresses"), parents, number),
-        reader.text(host, "sriov_vf_policy") or "Follow",
-        _optional(reader, host, "sriov_vf_vlan", int),
-        _optional(reader, host, "sriov_vf_trust", boolean),
-        _optional(reader, host, "sriov_vf_spoof_check", boolean),
+        _pinned(variables.value("sriov_vf_addresses"), parents, number),
+        variables.text("sriov_vf_policy") or "Follow",
+        _optional(variables, "sriov_vf_vlan", int),
+        _optional(variables, "sriov_vf_trust", boolean),
+        _optional(variables, "sriov_vf_spoof_check", boolean),
     )
 
 
@@ -295,8 +295,8 @@ def _said(value: int) -> str:
     return str(value).lower()
 
 
-def _optional(reader: HostVariables, host: str, name: str, kind: Any) -> Any:
-    value = reader.role_value(host, name)
+def _optional(variables: NodeVariables, name: str, kind: Any) -> Any:
+    value = variables.value(name)
     try:
         return None if value is None else kind(value)
     except (TypeError, ValueError):

@@ -8,16 +8,16 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
 from ansible.errors import AnsibleError
 from ansible.module_utils.parsing.convert_bool import boolean
 from ansible.vars.hostvars import HostVarsVars
 from ansible_collections.rdm.provision.plugins.module_utils.constants import PLAN_FILE
 from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import Problem, Refused
 from ansible_collections.rdm.provision.plugins.plugin_utils.errors.task_failure import reason
+from ansible_collections.rdm.provision.plugins.plugin_utils.inventory import role_specs
+from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.node_variables import NodeVariables
 from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.registered import answer
 
-ROLES = Path(__file__).resolve().parents[3] / "roles"
 REGISTERED = frozenset(
     {
         "preflight_facts",
@@ -63,11 +63,10 @@ class HostVariables:
         self.hosts = list(dict.fromkeys([*self.masters, *self.workers]))
         self._raw = {host: raw(host) for host in self.hosts}
         self._by_host = {host: HostVarsVars(raw, loader, host) for host, raw in self._raw.items()}
+        self._known: dict[str, NodeVariables] = {}
         self._written: dict[str, Mapping[str, Any]] = {}
-        self.written_defaults = dict(role_defaults())
-        self._defaults = {
-            name: value for name, value in self.written_defaults.items() if not _is_template(value)
-        }
+        self.written_defaults = dict(role_specs.role_defaults())
+        self._constant: dict[int, tuple[Any, bool]] = {}
 
     def variables(self, host: str) -> Iterator[str]:
         """Yield the names of all variables of a host."""
@@ -82,7 +81,29 @@ class HostVariables:
 
     def evaluate(self, host: str, name: str) -> Any:
         """Return a variable's value; AnsibleError when it refers to something undefined."""
-        return self._by_host[host][name]
+        written = self._raw[host][name]
+        # Hosts of a group share the object. To have Ansible evaluate it for each takes longer than the rest.
+        known = self._constant.get(id(written))
+        if known is None:
+            known = self._constant[id(written)] = (written, _is_constant(written))
+        return written if known[1] else self._by_host[host][name]
+
+    def node(self, host: str) -> NodeVariables:
+        """Return a host's variables as its roles take them."""
+        return NodeVariables(self._by_host[host], lambda name: self.evaluate(host, name))
+
+    def known(self, host: str) -> NodeVariables:
+        """Return the same, but None for what refers to something that is not known yet."""
+
+        def evaluate(name: str) -> Any:
+            try:
+                return self.evaluate(host, name)
+            except AnsibleError:
+                return None
+
+        if host not in self._known:
+            self._known[host] = NodeVariables(self._by_host[host], evaluate)
+        return self._known[host]
 
     def role_value(self, host: str, name: str) -> Any:
         """Return a role's variable as the host has it, else the role's default, else None."""
@@ -95,7 +116,7 @@ class HostVariables:
 
     def default(self, name: str) -> Any:
         """Return the default of a role's variable, None when it has to be evaluated."""
-        return self._defaults.get(name)
+        return role_specs.default(name)
 
     def text(self, host: str, name: str) -> str:
         """Return a role's variable as text, empty when it has no value."""
@@ -154,28 +175,12 @@ class HostVariables:
             return None
 
 
-def role_options() -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """Yield every option of every role's argument_specs: role, variable, what it is."""
-    for role, specs in _role_files("meta/argument_specs.yml"):
-        for entry_point in specs["argument_specs"].values():
-            for name, option in (entry_point.get("options") or {}).items():
-                yield role, name, option
-
-
-def role_defaults() -> Iterator[tuple[str, Any]]:
-    """Yield the defaults of all roles as they are written."""
-    for _, defaults in _role_files("defaults/main.yml"):
-        yield from (defaults or {}).items()
-
-
-def _role_files(name: str) -> Iterator[tuple[str, Any]]:
-    for path in sorted(ROLES.glob(f"*/{name}")):
-        # Both loaders are the safe one.
-        yield path.parents[1].name, yaml.load(path.read_text(encoding="utf-8"), Loader=_YAML)  # noqa: S506
-
-
-def _is_template(value: Any) -> bool:
-    return isinstance(value, str) and "{{" in value
-
-
-_YAML = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+def _is_constant(value: Any) -> bool:
+    """Tell whether a variable is the same when it is evaluated: neither a template, nor encrypted."""
+    if value is None or isinstance(value, (bool, int, float)):
+        return True
+    if isinstance(value, str):
+        return "{{" not in value and "{%" not in value and "{#" not in value and "#jinja2:" not in value
+    if isinstance(value, dict):
+        return all(_is_constant(key) and _is_constant(item) for key, item in value.items())
+    return isinstance(value, list) and all(map(_is_constant, value))

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
-import yaml
 from ansible_collections.rdm.provision.plugins.module_utils.state.former_directory import (
     FILES,
     directory_of,
     removal,
 )
 from ansible_collections.rdm.provision.plugins.modules import node_files
+from ansible_collections.rdm.provision.plugins.plugin_utils.desired.plan_entry import PlanEntry
+from ansible_collections.rdm.provision.plugins.plugin_utils.desired.state import desired
+from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.node_variables import NodeVariables
 
-from tests.conftest import ROOT
 from tests.unit.plugins.modules.running import run_module
 
 
@@ -61,11 +61,7 @@ def test_the_container_says_which_it_is() -> None:
 
 
 def test_it_is_all_that_the_roles_take_away() -> None:
-    names = {"cluster"}
-    for role in ("container", "hostfile", "my_ip", "receipt"):
-        text = (ROOT / "roles" / role / "tasks" / "absent.yml").read_text()
-        tasks: list[dict[str, Any]] = yaml.safe_load(text)
-        for task in tasks:
-            for file in (task.get("rdm.provision.node_files") or {}).get("files") or []:
-                names.add(file["path"].partition("}}/")[2])
-    assert names == set(FILES)
+    none = NodeVariables((), str)
+    gone = [desired(role, none, PlanEntry("n1"), absent=True) for role in ("container", "hostfile", "my_ip")]
+    names = {file["path"].removeprefix("/etc/rdm/") for part in gone for file in part["files"]}
+    assert names | {"cluster", "receipt"} == set(FILES)

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""A role's part of what the node should have; see DOCUMENTATION."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from ansible.errors import AnsibleError
+from ansible.plugins.lookup import LookupBase
+from ansible_collections.rdm.provision.plugins.plugin_utils.desired.plan_entry import PlanEntry, needed
+from ansible_collections.rdm.provision.plugins.plugin_utils.desired.state import PARTS, desired
+from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import Refused
+from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.node_variables import NodeVariables
+from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.registered import answer
+from ansible_collections.rdm.provision.plugins.plugin_utils.ssh import cluster_keys
+
+DOCUMENTATION = r"""
+name: desired
+short_description: What a role should leave on the node
+version_added: 0.2.0
+author: The rdm-provision developers
+description:
+  - Works out a role's part of the node's desired state, from the role's variables and from what
+    M(rdm.provision.plan) has registered as C(preflight_plan). Without a plan the variables say it all.
+  - The plan makes the same dictionary to tell whether the role has work on the node.
+options:
+  _terms:
+    description: Name of the role.
+    type: str
+    required: true
+  state:
+    description: V(absent) returns what the role takes away.
+    type: str
+    choices: [present, absent]
+    default: present
+"""
+
+EXAMPLES = r"""
+- name: Show the network that the node should have
+  ansible.builtin.debug:
+    msg: "{{ lookup('rdm.provision.desired', 'network').networks[0].subnet }}"
+"""
+
+RETURN = r"""
+_raw:
+  description: The role's part, as documented in C(plugins/plugin_utils/desired/).
+  type: list
+  elements: dict
+"""
+
+
+class LookupModule(LookupBase):
+    """The lookup."""
+
+    def run(self, terms: list[Any], variables: Any = None, **options: Any) -> list[Any]:
+        """Return the part."""
+        self.set_options(var_options=variables, direct=options)
+        role = str(terms[0])
+        if role not in PARTS:
+            raise AnsibleError(f"there is no desired state of a role {role}: choose {', '.join(PARTS)}")
+        node = str(variables["inventory_hostname"])
+        mine = NodeVariables(variables, lambda name: self._templar.template(variables[name]))
+        absent = self.get_option("state") == "absent"
+        entry = PlanEntry.of(variables.get("preflight_plan") or {}, node)
+        try:
+            if role == "container":
+                entry = entry._replace(engine=_engine(node, variables))
+                entry = entry if absent else entry._replace(keys=_keys(mine, variables, entry))
+            return [desired(role, mine, entry, absent=absent)]
+        except ValueError as error:
+            raise AnsibleError(f"{node}: {error}") from None
+
+
+def _engine(node: str, variables: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what was seen of the engine, by the role that has installed it or by preflight."""
+    for name in ("__docker_engine_looked", "preflight_facts"):
+        found = (answer(name, node, variables) or {}).get("node")
+        if found:
+            return found.get("docker") or {}
+    return {}
+
+
+def _keys(mine: NodeVariables, variables: Mapping[str, Any], entry: PlanEntry) -> dict[str, str]:
+    """Return what the node has of the cluster's ssh keys; in check mode they may not have been made yet."""
+    checks = bool(variables.get("ansible_check_mode"))
+    if checks and mine.true("preflight_new_ssh_keys"):
+        return {}
+    directory = os.path.expanduser(mine.text("container_ssh_key_dir"))
+    try:
+        keys = cluster_keys.read(directory)
+    except Refused as refused:
+        raise AnsibleError(str(refused)) from None
+    if keys is None and not checks:
+        raise AnsibleError(f"the cluster's ssh keys are not in {directory}")
+    my_ip = needed("container_my_ip", mine, entry.my_ip)
+    return cluster_keys.of_node(keys, mine.text("rdm_cluster"), entry.node, my_ip) if keys else {}

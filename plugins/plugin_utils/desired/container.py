@@ -1,0 +1,311 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The training container that a node should have, and the files that it reads."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import re
+from collections.abc import Iterable
+from ipaddress import IPv4Network
+from typing import Any, NamedTuple
+
+from ansible_collections.rdm.provision.plugins.module_utils.network.rails import moved
+from ansible_collections.rdm.provision.plugins.plugin_utils.addresses.rails import network_of
+from ansible_collections.rdm.provision.plugins.plugin_utils.desired.owned_files import (
+    OwnedFiles,
+    absent,
+    claim,
+    cluster_directory,
+)
+from ansible_collections.rdm.provision.plugins.plugin_utils.desired.plan_entry import PlanEntry, needed
+from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.node_variables import NodeVariables
+from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.role_specs import ROLES
+
+JOBS = "/var/lib/rdm"
+"""Where the jobs of all clusters of a node are, each in a directory of its own."""
+
+_START = ["/bin/sh", "/etc/rdm/ssh/start"]
+_CERTIFICATE = "ssh_host_ed25519_key-cert.pub"
+_SSHD = """\
+# Written by rdm-provision.
+Port {port}
+ListenAddress {my_ip}
+HostKey /etc/rdm/ssh/ssh_host_ed25519_key
+HostCertificate /etc/rdm/ssh/ssh_host_ed25519_key-cert.pub
+AuthorizedKeysFile /etc/rdm/ssh/authorized_keys
+# The keys are mounted read-only. They belong to whoever manages the node: root, or a user without root, whom
+# sshd would not take for trustworthy.
+StrictModes no
+PermitRootLogin prohibit-password
+PasswordAuthentication no
+KbdInteractiveAuthentication no
+# Many nodes may start processes here at the same moment.
+MaxStartups 1000
+MaxSessions 1000
+PidFile none
+PrintMotd no
+X11Forwarding no
+Subsystem sftp internal-sftp
+"""
+
+
+class DesiredContainer(NamedTuple):
+    """What the role container leaves on a node: options of the module `rdm.provision.container`, and files.
+
+    Attributes:
+        name: of the container.
+        cluster: the cluster that owns it.
+        accelerator: what the node computes with, by which a look chooses devices.
+        devices_of: whose RDMA devices it gets where nobody lists devices, as `container_rdma`.
+        image: what it runs.
+        command: its command.
+        hostname: its host name.
+        network: the Docker network with MY_IP.
+        my_ip: its address there.
+        rails: the networks of further rails, and its address on each.
+        plugin_socket: of the network plugin that hands out a VF; empty for none.
+        rdma: whether it gets the RDMA devices of that VF.
+        env: its environment.
+        volumes: its mounts.
+        devices: its devices.
+        device_requests: its requests to device drivers.
+        groups: further groups of its processes.
+        ulimits: its limits.
+        capabilities: those that it has besides the engine's.
+        security_opts: its security options.
+        ipc_mode: whose shared memory it has.
+        userns_mode: whose user namespace.
+        shm_size: size of a shared memory of its own; empty for the engine's choice.
+        restart_policy: when the engine starts it again.
+        stop_timeout: seconds that it gets to end by itself.
+        reads: digest of what it reads only when it starts.
+        ready_line: what its log says when it is ready; empty for nothing.
+        files: what it reads.
+    """
+
+    name: str
+    cluster: str
+    accelerator: str
+    devices_of: str
+    image: str
+    command: list[str]
+    hostname: str
+    network: str
+    my_ip: str
+    rails: dict[str, str]
+    plugin_socket: str
+    rdma: bool
+    env: dict[str, str]
+    volumes: list[str]
+    devices: list[str]
+    device_requests: list[dict[str, Any]]
+    groups: list[str]
+    ulimits: list[str]
+    capabilities: list[str]
+    security_opts: list[str]
+    ipc_mode: str
+    userns_mode: str
+    shm_size: str
+    restart_policy: str
+    stop_timeout: int
+    reads: str
+    ready_line: str
+    files: OwnedFiles
+
+
+def desired_container(variables: NodeVariables, entry: PlanEntry) -> DesiredContainer:
+    """Return the container that a node should have.
+
+    Args:
+        variables: the node's.
+        entry: what the plan says of it. What containers get of a node's devices and limits is known after a
+            look only.
+
+    Raises:
+        ValueError: what only a plan says is missing, or the variables contradict each other.
+    """
+    my_ip = needed("container_my_ip", variables, entry.my_ip)
+    sshd = variables.true("container_sshd", otherwise=True)
+    shm_size = variables.text("container_shm_size")
+    ipc_mode = variables.text("container_ipc_mode") or ("private" if shm_size else "host")
+    if shm_size and ipc_mode == "host":
+        raise ValueError(
+            f"container_shm_size {shm_size} has no effect with container_ipc_mode host; set only one of them"
+        )
+    rails = _rails(variables, entry, my_ip)
+    debug = variables.true("container_debug")
+    security_opts = _security_opts(variables, debug)
+    confined = ipc_mode != "host" and not _has(security_opts, "label[=:]disable")
+    certificate = entry.keys.get(_CERTIFICATE, "")
+    capabilities = [str(one) for one in _of_node("capabilities", variables, entry, [])]
+    files = _files(variables, entry, my_ip)
+    return DesiredContainer(
+        name=variables.text("container_name"),
+        cluster=variables.text("rdm_cluster"),
+        accelerator=variables.text("rdm_accelerator"),
+        devices_of=variables.text("container_rdma"),
+        image=needed("container_image", variables, entry.image),
+        command=variables.texts("container_command") or [*_START, *([] if sshd else ["sleep", "infinity"])],
+        hostname=variables.text("container_hostname") or entry.node,
+        network=variables.text("container_network") or variables.text("network_name"),
+        my_ip=my_ip,
+        rails=rails,
+        plugin_socket=_plugin_socket(variables, entry),
+        rdma=entry.observed.get("function_devices", True),
+        env={
+            "MY_IP": my_ip,
+            "MASTER_ADDR": needed("container_master_addr", variables, entry.master_addr),
+            **{f"MY_IP_{number}": at for number, at in enumerate(rails.values(), start=1)},
+            **{name: str(value) for name, value in (variables.value("container_env") or {}).items()},
+        },
+        volumes=[
+            *_volumes(variables, entry, confined),
+            *variables.texts("container_volumes"),
+        ],
+        devices=_of_node("devices", variables, entry, []),
+        device_requests=_of_node("device_requests", variables, entry, []),
+        groups=_of_node("groups", variables, entry, []),
+        ulimits=_of_node("ulimits", variables, entry, ["memlock:-1:-1"]),
+        capabilities=list(dict.fromkeys([*capabilities, *(["SYS_PTRACE"] if debug else [])])),
+        security_opts=security_opts,
+        ipc_mode=ipc_mode,
+        userns_mode=variables.text("container_userns_mode"),
+        # Docker's own 64 MB would end collectives within the node.
+        shm_size=shm_size or ("" if ipc_mode == "host" else _spec(entry).get("shm_size", "")),
+        restart_policy=variables.text("container_restart_policy"),
+        stop_timeout=variables.number("container_stop_timeout"),
+        # The sshd reads its configuration when it starts, so another one is another container.
+        reads=_digest(_sshd(variables, my_ip), _file("start.sh"), certificate) if sshd else "",
+        ready_line=f"Server listening on {my_ip}" if sshd else "",
+        files=files,
+    )
+
+
+def absent_container(variables: NodeVariables, entry: PlanEntry) -> OwnedFiles:
+    """Return how the files that the container reads are taken away. What jobs have left stays."""
+    files = _files(variables, entry, "")
+    return OwnedFiles(
+        claim=files.claim,
+        directories=absent(*(one["path"] for one in files.directories)),
+        files=absent(*(one["path"] for one in files.files)),
+    )
+
+
+def _files(variables: NodeVariables, entry: PlanEntry, my_ip: str) -> OwnedFiles:
+    """Return what the container reads."""
+    directory, jobs = _directory(variables, entry), _job_directory(variables, entry)
+    # Where nobody says otherwise, the directory above is shared by the clusters of the node, and goes with
+    # the last. Only root may enter it: what the container's root leaves below, such as a setuid program, is
+    # nobody else's to run.
+    shared = re.fullmatch(rf"{JOBS}/[^/]+", jobs)
+    ssh, keys = f"{directory}/ssh", entry.keys
+    dictionary = needed("container_dictionary", variables, entry.dictionary) if my_ip else ""
+    return OwnedFiles(
+        claim=claim(directory, variables),
+        directories=[
+            {"path": directory},
+            {"path": ssh},
+            {"path": f"{directory}/job"},
+            *([{"path": JOBS, "mode": "0700"}] if shared else []),
+            {"path": jobs},
+        ],
+        files=[
+            *(
+                {"path": f"{ssh}/{name}", "secret_content": keys.get(name, ""), "mode": "0600"}
+                for name in ("id_ed25519", "ssh_host_ed25519_key")
+            ),
+            *(
+                {"path": f"{ssh}/{name}", "content": keys.get(name, "")}
+                for name in ("authorized_keys", _CERTIFICATE, "known_hosts")
+            ),
+            {
+                "path": f"{ssh}/config",
+                "ssh_client_config": {
+                    "dictionary": dictionary,
+                    "port": variables.number("container_ssh_port"),
+                },
+            },
+            {"path": f"{ssh}/sshd_config", "content": _sshd(variables, my_ip)},
+            {"path": f"{ssh}/start", "content": _file("start.sh"), "mode": "0755"},
+            {"path": f"{ssh}/hosts", "content": _file("hosts.sh")},
+        ],
+    )
+
+
+def _directory(variables: NodeVariables, entry: PlanEntry) -> str:
+    return variables.text("container_config_dir") or cluster_directory(variables, entry)
+
+
+def _job_directory(variables: NodeVariables, entry: PlanEntry) -> str:
+    given = variables.text("container_job_directory") or variables.text("job_directory")
+    if given:
+        return given
+    if variables.true("rdm_become", otherwise=True):
+        return f"{JOBS}/{variables.text('rdm_cluster')}"
+    return f"{_directory(variables, entry)}/jobs"
+
+
+def _rails(variables: NodeVariables, entry: PlanEntry, my_ip: str) -> dict[str, str]:
+    """Return the networks of further rails, which only the plan knows, and the address on each."""
+    first = variables.text("network_name")
+    return {
+        network_of(first, index): moved(my_ip, IPv4Network(entry.subnet), IPv4Network(subnet))
+        for index, subnet in enumerate(entry.rails, start=1)
+    }
+
+
+def _volumes(variables: NodeVariables, entry: PlanEntry, confined: bool) -> list[str]:
+    """Return the cluster's own mounts.
+
+    Directories, never files, are mounted, since a file that is replaced in one step is another file. Where
+    SELinux confines the container, it reads only what carries the label of containers; an engine does not
+    confine a container that shares the node's memory.
+    """
+    labels = confined and "selinux" in (entry.engine.get("security_options") or ())
+    directory = _directory(variables, entry)
+    return [
+        f"{directory}:/etc/rdm:ro{',z' if labels else ''}",
+        f"{directory}/job:/job:ro{',z' if labels else ''}",
+        f"{_job_directory(variables, entry)}:/jobs{':z' if labels else ''}",
+    ]
+
+
+def _security_opts(variables: NodeVariables, debug: bool) -> list[str]:
+    given = variables.texts("container_security_opts")
+    if variables.true("container_no_new_privileges") and not _has(given, "no-new-privileges"):
+        given = [*given, "no-new-privileges"]
+    return [*given, "seccomp=unconfined"] if debug and not _has(given, "seccomp=") else given
+
+
+def _has(security_opts: Iterable[str], start: str) -> bool:
+    return any(re.match(start, one) for one in security_opts)
+
+
+def _plugin_socket(variables: NodeVariables, entry: PlanEntry) -> str:
+    given = variables.text("container_plugin_socket")
+    return given or (variables.text("sriov_socket") if "function_devices" in entry.observed else "")
+
+
+def _of_node(what: str, variables: NodeVariables, entry: PlanEntry, otherwise: list[str]) -> list[Any]:
+    """Return what the user says, else what the plan has chosen after a look, else a default."""
+    given = variables.value(f"container_{what}")
+    return list(_spec(entry).get(what, otherwise) if given is None else given)
+
+
+def _spec(entry: PlanEntry) -> dict[str, Any]:
+    return dict(entry.observed.get("container") or {})
+
+
+def _sshd(variables: NodeVariables, my_ip: str) -> str:
+    return _SSHD.format(port=variables.text("container_ssh_port"), my_ip=my_ip)
+
+
+@functools.cache
+def _file(name: str) -> str:
+    """Return a program that the container runs."""
+    return (ROLES / "container/files" / name).read_text(encoding="utf-8")
+
+
+def _digest(*texts: str) -> str:
+    return hashlib.sha256("".join(texts).encode()).hexdigest()

@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The hostfile, as a node should have it."""
+
+from __future__ import annotations
+
+from ansible_collections.rdm.provision.plugins.plugin_utils.desired.owned_files import (
+    OwnedFiles,
+    absent,
+    claim,
+    cluster_directory,
+)
+from ansible_collections.rdm.provision.plugins.plugin_utils.desired.plan_entry import PlanEntry, needed
+from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.node_variables import NodeVariables
+
+
+def desired_hostfile(variables: NodeVariables, entry: PlanEntry) -> OwnedFiles:
+    """Return the hostfile.
+
+    Args:
+        variables: the node's.
+        entry: what the plan says of it.
+
+    Raises:
+        ValueError: the lines are missing.
+    """
+    directory = _directory(variables, entry)
+    content = needed("hostfile_content", variables, entry.hostfile)
+    return OwnedFiles(
+        claim=claim(directory, variables),
+        directories=[{"path": directory}, {"path": f"{directory}/job"}],
+        files=[{"path": f"{directory}/job/hostfile", "content": content}],
+    )
+
+
+def absent_hostfile(variables: NodeVariables, entry: PlanEntry) -> OwnedFiles:
+    """Return how it is taken away."""
+    directory = _directory(variables, entry)
+    return OwnedFiles(
+        claim=claim(directory, variables),
+        directories=absent(directory, f"{directory}/job"),
+        files=absent(f"{directory}/job/hostfile"),
+    )
+
+
+def _directory(variables: NodeVariables, entry: PlanEntry) -> str:
+    return variables.text("hostfile_config_dir") or cluster_directory(variables, entry)

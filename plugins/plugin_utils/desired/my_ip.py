@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""MY_IP and the addresses of all nodes, as a node should have them."""
+
+from __future__ import annotations
+
+from ansible_collections.rdm.provision.plugins.module_utils.base.shell_files import shell_blocks
+from ansible_collections.rdm.provision.plugins.plugin_utils.desired.owned_files import (
+    OwnedFiles,
+    absent,
+    claim,
+    cluster_directory,
+)
+from ansible_collections.rdm.provision.plugins.plugin_utils.desired.plan_entry import PlanEntry, needed
+from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.node_variables import NodeVariables
+
+
+def desired_my_ip(variables: NodeVariables, entry: PlanEntry) -> OwnedFiles:
+    """Return the files with MY_IP, and what exports it in every kind of shell.
+
+    Args:
+        variables: the node's.
+        entry: what the plan says of it.
+
+    Raises:
+        ValueError: an address is missing, or is none.
+    """
+    my_ip = needed("my_ip_address", variables, entry.my_ip)
+    directory, system = _directory(variables), _system(variables)
+    shells = entry.observed.get("shells") or {}
+    environment = f"MY_IP={my_ip}\nMASTER_ADDR={needed('my_ip_master_addr', variables, entry.master_addr)}\n"
+    return OwnedFiles(
+        claim=claim(directory, variables),
+        directories=[{"path": directory}],
+        files=[
+            {
+                "path": f"{directory}/nodes",
+                "content": needed("my_ip_dictionary", variables, entry.dictionary),
+            },
+            {"path": f"{directory}/env", "content": environment},
+        ],
+        blocks=shell_blocks(
+            {"MY_IP": my_ip},
+            variables.text("rdm_cluster"),
+            system,
+            zsh=variables.true("my_ip_zsh", otherwise=bool(shells.get("zsh"))),
+            csh=variables.true("my_ip_csh", otherwise=bool(shells.get("csh"))),
+            source=f"{directory}/env",
+        ),
+        repairs=[{"variable": "MY_IP", "value": my_ip, "system": system}]
+        if variables.true("my_ip_repair_strays")
+        else [],
+    )
+
+
+def absent_my_ip(variables: NodeVariables, _entry: PlanEntry) -> OwnedFiles:
+    """Return how the same is taken away."""
+    directory = _directory(variables)
+    return OwnedFiles(
+        claim=claim(directory, variables),
+        directories=absent(directory),
+        files=absent(f"{directory}/nodes", f"{directory}/env"),
+        blocks=shell_blocks(
+            {},
+            variables.text("rdm_cluster"),
+            _system(variables),
+            zsh=False,
+            state="absent",
+            source=f"{directory}/env",
+        ),
+    )
+
+
+def _directory(variables: NodeVariables) -> str:
+    # As it is written: blocks in a home that nodes share are the same on all of them.
+    return variables.text("my_ip_config_dir") or cluster_directory(variables, PlanEntry(""))
+
+
+def _system(variables: NodeVariables) -> bool:
+    return variables.true("my_ip_system", otherwise=variables.true("rdm_become", otherwise=True))

@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Files of the cluster on a node, as the module `rdm.provision.node_files` takes them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from ansible_collections.rdm.provision.plugins.module_utils.constants import CONFIG_DIR, USER_CONFIG_DIR
+from ansible_collections.rdm.provision.plugins.plugin_utils.desired.plan_entry import PlanEntry
+from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.node_variables import NodeVariables
+
+
+class OwnedFiles(NamedTuple):
+    """What a role writes on a node, or takes away.
+
+    Attributes:
+        claim: which file says that the directory is the cluster's.
+        directories: the directories, the outer ones first.
+        files: whole files.
+        blocks: parts of files that belong to others.
+        repairs: lines of others that are commented out.
+    """
+
+    claim: dict[str, str]
+    directories: list[dict[str, Any]]
+    files: list[dict[str, Any]]
+    blocks: Sequence[dict[str, Any]] = ()
+    repairs: Sequence[dict[str, Any]] = ()
+
+
+def claim(directory: str, variables: NodeVariables) -> dict[str, str]:
+    """Return the file that says whose a configuration directory is."""
+    return {"path": f"{directory}/cluster", "name": variables.text("rdm_cluster")}
+
+
+def absent(*paths: str) -> list[dict[str, Any]]:
+    """Return files or directories that are to be taken away."""
+    return [{"path": path, "state": "absent"} for path in paths]
+
+
+def cluster_directory(variables: NodeVariables, entry: PlanEntry) -> str:
+    """Return the directory for the cluster's files on a node.
+
+    Where it has been looked at, that is a path. Otherwise it may begin with `~`, and have `%n` for the name
+    of the host.
+    """
+    given = str(entry.observed.get("config_dir") or "") or variables.text("rdm_config_dir")
+    return given or (CONFIG_DIR if variables.true("rdm_become", otherwise=True) else f"~/{USER_CONFIG_DIR}")

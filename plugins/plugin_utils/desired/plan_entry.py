@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What the plan says of one node, for what the node should have."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.node_variables import NodeVariables
+
+_OF_ALL = ("subnet", "gateway", "master_addr", "dictionary", "hostfile")
+
+
+class PlanEntry(NamedTuple):
+    """One node's part of what `rdm.provision.plan` returns; empty where a role is used without a plan.
+
+    Attributes:
+        node: inventory name.
+        subnet: of the container network, in CIDR notation.
+        gateway: of the container network.
+        rails: the subnets of the networks of further rails.
+        my_ip: the node's address on the container network.
+        master_addr: the master's.
+        dictionary: the file with the addresses of all nodes.
+        hostfile: DeepSpeed's.
+        image: what the training container runs.
+        observed: what the plan says of the node after a look at it, as C(nodes) of the action documents it.
+        engine: what a look at the node's engine has found.
+        keys: what the node has of the cluster's ssh keys, by file name. That these are right, a look sees.
+    """
+
+    node: str
+    subnet: str = ""
+    gateway: str = ""
+    rails: tuple[str, ...] = ()
+    my_ip: str = ""
+    master_addr: str = ""
+    dictionary: str = ""
+    hostfile: str = ""
+    image: str = ""
+    observed: Mapping[str, Any] = {}
+    engine: Mapping[str, Any] = {}
+    keys: Mapping[str, str] = {}
+
+    @classmethod
+    def of(cls, plan: Mapping[str, Any], node: str) -> PlanEntry:
+        """Return a node's part of a plan.
+
+        Args:
+            plan: as the action returns it, or empty.
+            node: the node.
+        """
+        mine = (plan.get("nodes") or {}).get(node) or {}
+        return cls(
+            node=node,
+            rails=tuple(plan.get("rails") or ()),
+            my_ip=mine.get("my_ip", ""),
+            image=mine.get("image", ""),
+            observed=mine,
+            **{name: plan.get(name, "") for name in _OF_ALL},
+        )
+
+    def for_digest(self) -> PlanEntry:
+        """Return the same before any look, and with digests in place of long texts."""
+        return self._replace(
+            observed={},
+            engine={},
+            keys={},
+            dictionary=_digest(self.dictionary),
+            hostfile=_digest(self.hostfile),
+        )
+
+
+def needed(variable: str, variables: NodeVariables, planned: str) -> str:
+    """Return a variable's value, else what is planned.
+
+    Raises:
+        ValueError: there is neither.
+    """
+    value = variables.text(variable) or planned
+    if not value:
+        raise ValueError(f"set {variable}, or run the role preflight before")
+    return value
+
+
+@functools.lru_cache
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""One node's variables, as the roles take them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container
+from typing import Any
+
+from ansible.module_utils.parsing.convert_bool import boolean
+from ansible_collections.rdm.provision.plugins.plugin_utils.inventory import role_specs
+
+
+class NodeVariables:
+    """Reads variables one by one: as the node has them, else by default, in the type of argument_specs.
+
+    Args:
+        given: the names of the variables that the node has.
+        evaluate: returns the value of one of them.
+    """
+
+    def __init__(self, given: Container[str], evaluate: Callable[[str], Any]) -> None:
+        self._given = given
+        self._evaluate = evaluate
+        self._known: dict[str, Any] = {}
+
+    def value(self, name: str) -> Any:
+        """Return a variable's value, None for none.
+
+        Raises:
+            AnsibleError: it refers to something that is not known.
+        """
+        if name not in self._known:
+            given = self._evaluate(name) if name in self._given else role_specs.default(name)
+            self._known[name] = role_specs.typed(name, given)[0]
+        return self._known[name]
+
+    def text(self, name: str) -> str:
+        """Return a variable as text, empty when it has no value."""
+        value = self.value(name)
+        return "" if value is None else str(value)
+
+    def number(self, name: str) -> int:
+        """Return a variable as a number; 0 when it has no value, or is none."""
+        text = self.text(name)
+        return int(text) if text.isdigit() else 0
+
+    def true(self, name: str, otherwise: bool = False) -> bool:
+        """Return a variable as a truth value."""
+        value = self.value(name)
+        return otherwise if value is None else bool(boolean(value, strict=False))
+
+    def texts(self, name: str) -> list[str]:
+        """Return a variable as a list of texts, empty when it has no value."""
+        value = self.value(name)
+        if value is None:
+            return []
+        return [str(item) for item in (value.split(",") if isinstance(value, str) else value)]

@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The roles' argument_specs: what variables there are, of which type, and what they are by default."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
+
+ROLES = Path(__file__).resolve().parents[3] / "roles"
+
+_YAML = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_TYPED: dict[tuple[str, str], tuple[Any, list[str]]] = {}
+
+
+def role_options() -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """Yield every option of every role's argument_specs: role, variable, what it is."""
+    for role, specs in _role_files("meta/argument_specs.yml"):
+        for entry_point in specs["argument_specs"].values():
+            for name, option in (entry_point.get("options") or {}).items():
+                yield role, name, option
+
+
+def role_defaults() -> Iterator[tuple[str, Any]]:
+    """Yield the defaults of all roles as they are written."""
+    for _, defaults in _role_files("defaults/main.yml"):
+        yield from (defaults or {}).items()
+
+
+@functools.cache
+def options() -> Mapping[str, Mapping[str, Any]]:
+    """Return every option of every role, by the variable's name."""
+    return {name: option for _, name, option in role_options()}
+
+
+def default(name: str) -> Any:
+    """Return what a variable is by default; None for none, and where that is a template."""
+    value = options().get(name, {}).get("default")
+    return None if is_template(value) else value
+
+
+def typed(name: str, value: Any) -> tuple[Any, list[str]]:
+    """Return a variable's value as its role takes it, and what is wrong with it, in Ansible's words.
+
+    A value with something wrong, of a variable of no role, and None are returned as they are.
+    """
+    if value is None or name not in options():
+        return value, []
+    # Nodes mostly share their variables, and validating one costs more than looking it up.
+    key = (name, repr(value))
+    if key not in _TYPED:
+        result = _validator(name).validate({name: value})
+        wrong = list(result.error_messages)
+        _TYPED[key] = (value if wrong else result.validated_parameters[name]), wrong
+    return _TYPED[key]
+
+
+def is_template(value: Any) -> bool:
+    """Tell whether a default is a template."""
+    return isinstance(value, str) and "{{" in value
+
+
+@functools.cache
+def _validator(name: str) -> ArgumentSpecValidator:
+    option = {key: item for key, item in options()[name].items() if key != "required"}
+    return ArgumentSpecValidator({name: option})
+
+
+def _role_files(name: str) -> Iterator[tuple[str, Any]]:
+    for path in sorted(ROLES.glob(f"*/{name}")):
+        # Both loaders are the safe one.
+        yield path.parents[1].name, yaml.load(path.read_text(encoding="utf-8"), Loader=_YAML)  # noqa: S506
