@@ -16,10 +16,10 @@ FLAGS = DOCS / "megatron_flags.txt"
 TITLE = "## What is not here"
 HEAD = f"""{TITLE}
 
-Every other flag of Megatron-LM's pretraining (megatron-core 0.19.2) and Megatron-DeepSpeed's (207b2d5; theirs alone are
-marked DS), by what it is for. Written by `make docs` from `docs/megatron_flags.txt`. **Leave out** means that a command line
-with the flag trains the same here without it. Where something is really missing, Megatron itself runs in the same
-launchers, with its own flags: `launcher.program: [pretrain_gpt.py, --num-layers, "24", …]`.
+The other flags of Megatron-LM's pretraining (megatron-core 0.19.2) and Megatron-DeepSpeed's (207b2d5; flags that only it
+has are marked DS), by purpose. `make docs` writes this table from `docs/megatron_flags.txt`. **Leave out** means that a
+command line with the flag trains the same here without it. For what is missing, run Megatron itself in the same launchers,
+with its own flags: `launcher.program: [pretrain_gpt.py, --num-layers, "24", …]`.
 """
 MISSING = "Not here; run Megatron itself through `launcher.program`."
 
@@ -28,7 +28,7 @@ RULES: tuple[tuple[str, str, str], ...] = (
     # What is always so.
     (
         "attention kernels",
-        "Leave out: torch's `scaled_dot_product_attention` takes the fastest kernel that there is.",
+        "Leave out: torch's `scaled_dot_product_attention` uses the fastest kernel.",
         r"use-flash-attn(-.*)?|attention-backend|flash-attention-version|transformer-impl|no-masked-softmax-fusion",
     ),
     (
@@ -49,8 +49,8 @@ RULES: tuple[tuple[str, str, str], ...] = (
         r"|no-check-for-nan-in-loss-and-grad",
     ),
     (
-        "how gradients and weights travel",
-        "Leave out: DeepSpeed and the pipeline here choose buckets and overlap; `parallel.zero_stage` says what is shared.",
+        "communication of gradients and weights",
+        "Leave out: DeepSpeed and the pipeline here choose buckets and overlap; `parallel.zero_stage` sets what is sharded.",
         r"overlap-(grad-reduce|param-gather.*|p2p-.*)|no-overlap-p2p-.*|ddp-.*|DDP-impl|no-contiguous-buffers-in-local-ddp"
         r"|no-scatter-gather-.*|(no|disable)-align-(grad-reduce|param-gather)|use-ring-exchange-p2p|zero-.*"
         r"|no-async-tensor-model-parallel-allreduce|no-use-layer-wise-param-layout|create-all-gather-group"
@@ -58,12 +58,12 @@ RULES: tuple[tuple[str, str, str], ...] = (
     ),
     (
         "DeepSpeed's own configuration",
-        "Leave out: it follows from the job's YAML.",
+        "Leave out: it is derived from the job's YAML.",
         r"deepspeed(_config)?|deepscale(_config)?|no-pipeline-parallel|torch_adam|ds_fused_adam",
     ),
     (
         "rank and start of the processes",
-        "Leave out: launchers set them, and every stage makes its weights where they belong.",
+        "Leave out: launchers set them, and every stage initialises its own weights.",
         r"local[-_]rank|lazy-mpu-init|use-cpu-initialization|no-initialization|init-model-with-meta-device"
         r"|use-mcore-models|fake-process-group|use-dataset-only|use-tp-pp-dp-mapping",
     ),
@@ -74,29 +74,29 @@ RULES: tuple[tuple[str, str, str], ...] = (
         r"exit-signal.*|kill-switch-file",
     ),
     (
-        "going on after a failure",
+        "restarting after a failure",
         "`launcher.max_restarts`; the agents of the nodes watch the ranks ([watching jobs](watching-jobs.md)).",
         r"adlr-.*|enable-ft-package|calc-ft-timeouts|ft-.*|inprocess-.*",
     ),
     (
         "slow ranks",
-        "Leave out: every step is measured, and `rdm-provision jobs` names who is slow ([watching jobs](watching-jobs.md)).",
+        "Leave out: every step is measured, and `rdm-provision jobs` names slow ranks ([watching jobs](watching-jobs.md)).",
         r"log-straggler|straggler-.*|disable-straggler-on-startup|gpu-sniff-test-interval|run-workload-inspector-server",
     ),
     (
-        "what TensorBoard gets",
-        "It gets every number of a log line, at `logging.interval`; memory and the optimiser's states are not among them.",
+        "values in TensorBoard",
+        "TensorBoard gets every number of a log line, at `logging.interval`, without memory and optimiser states.",
         r"(no-|disable-)?log-.*-to-tensorboard|tensorboard-(log-interval|queue-size)",
     ),
     (
-        "what a log line has",
+        "values in a log line",
         "Leave out: throughput, MFU and the norm of the gradients are in every line; the other figures are not here.",
         r"log-(throughput|progress|params-norm|num-zeros-in-grad|max-attention-logit|memory-interval|device-memory-used"
         r"|energy)|logging-level|config-logger-dir",
     ),
     (
         "timers",
-        "`logging.trace_steps: 20-22` records what every rank does when, and a report draws it.",
+        "`logging.trace_steps: 20-22` records a timeline of every rank, and a report draws it.",
         r"timing-log-.*|no-barrier-with-level-1-timing|profile-backward|synchronize-each-layer",
     ),
     (
@@ -112,7 +112,7 @@ RULES: tuple[tuple[str, str, str], ...] = (
     ),
     (
         "NCCL's and torch's own settings",
-        "Their variables in `launcher.env`, as `NCCL_IB_SL`, `NCCL_NVLS_ENABLE` or `TORCH_NCCL_TRACE_BUFFER_SIZE`.",
+        "Their variables in `launcher.env`, such as `NCCL_IB_SL`, `NCCL_NVLS_ENABLE` or `TORCH_NCCL_TRACE_BUFFER_SIZE`.",
         r"nccl-.*|use-nccl-ub|use-sharp|sharp-enabled-group|(no-|disable-)?flight-recorder-.*|disable-gloo-process-groups"
         r"|high-priority-.*|disable-symmetric-registration|symmetric-ar-type"
         r"|distributed-timeout-seconds-after-init",
@@ -130,13 +130,13 @@ RULES: tuple[tuple[str, str, str], ...] = (
     ),
     (
         "a batch that grows",
-        "Not here within a run: end it with `checkpoint.exit_interval`, and go on with another "
+        "Not here within a run: end it with `checkpoint.exit_interval`, and resume with another "
         "`optimisation.global_batch_size`.",
         r"rampup-batch-size|step-batch-size-schedule|decrease-batch-size-if-needed",
     ),
     (
-        "schedules that a job that goes on takes",
-        "Leave out: a job that goes on takes its configuration's.",
+        "schedule of a resumed job",
+        "Leave out: a resumed job uses its configuration's.",
         r"(override|use-checkpoint)-opt[_-]param-scheduler|no-load-lr-state",
     ),
     (
@@ -156,7 +156,7 @@ RULES: tuple[tuple[str, str, str], ...] = (
     (
         "weights, states and activations in the host's memory",
         "Not in this pretraining: `parallel.zero_stage`, `parallel.tensor` and `parallel.activation_checkpointing` save "
-        "memory, and `rdm-trainer dry-run` says how much.",
+        "memory, and `rdm-trainer dry-run` shows how much.",
         r"(cpu-optimizer|optimizer-(cpu-offload|offload-fraction))|use-torch-optimizer-for-cpu-offload"
         r"|overlap-cpu-optimizer-.*|no-pin-cpu-.*|remote-device|use-pin-memory|cpu-offloading-.*|checkpoint-in-cpu"
         r"|fine-grained-.*|offload-modules|min-offloaded-tensor-size|delay-offload-.*|delta-offload-.*"
@@ -186,14 +186,14 @@ RULES: tuple[tuple[str, str, str], ...] = (
     ),
     (
         "interleaved and other pipeline schedules",
-        "1F1B alone is here. More micro-batches (`optimisation.global_batch_size`) make the bubble smaller; "
+        "Only 1F1B is here. More micro-batches (`optimisation.global_batch_size`) make the bubble smaller; "
         "`parallel.partition` moves blocks between stages, and `0-…` gives the embedding one of its own.",
         r"num-layers-per-virtual-pipeline-stage|num-virtual-stages-per-pipeline-rank|enable-zbh1-.*|microbatch-group-.*"
         r"|account-for-.*-in-pipeline-split|standalone-embedding-stage|pipeline-model-parallel-split-rank",
     ),
     (
         "FSDP",
-        "`parallel.zero_stage: 3` shares weights, gradients and states.",
+        "`parallel.zero_stage: 3` shards weights, gradients and states.",
         r".*fsdp.*|data-parallel-sharding-strategy|outer-dp-sharding-strategy|enable-full-sharding-in-hsdp"
         r"|keep-fp8-transpose-cache",
     ),
@@ -263,8 +263,8 @@ RULES: tuple[tuple[str, str, str], ...] = (
         r"|sft(-.*)?|chat-template",
     ),
     (
-        "generating text",
-        "Not here: this only trains.",
+        "text generation",
+        "Not here: this program only trains.",
         r"(no-)?inference(-.*)?|ds-inference|max-tokens-to-oom|flash-decode|use-legacy-static-engine"
         r"|enable-chunked-prefill|num-speculative-tokens|use-same-sampling-seed-.*|batch-invariant-mode|onnx-safe",
     ),
@@ -282,7 +282,7 @@ RULES: tuple[tuple[str, str, str], ...] = (
     ),
     (
         "documents within a sample",
-        "As without the flags: attention and positions go over ends of documents, and these are predicted too.",
+        "As without the flags: attention and positions cross the ends of documents, and these are predicted too.",
         r"reset-(position-ids|attention-mask)|eod-mask-loss|dataloader-inter-document-masking"
         r"|no-create-attention-mask-in-dataloader|allow-ambiguous-pad-tokens",
     ),
@@ -294,7 +294,7 @@ RULES: tuple[tuple[str, str, str], ...] = (
     (
         "order and number of the samples",
         "The order follows from the data, `optimisation.seed` and the number of samples "
-        "([data](data-formats.md#index-maps-of-a-gpt)); give the samples of so many epochs as `optimisation.train_samples`.",
+        "([data](data-formats.md#index-maps-of-a-gpt)); for a number of epochs, set `optimisation.train_samples` to their samples.",
         r"train-data-exact-num-epochs|train-(idx|desc|doc-idx|sample-idx|shuffle-idx)-path|return-data-index"
         r"|sample-rate|random-ltd|data-efficiency-.*|phase-transition-iterations|mid-level-dataset-surplus",
     ),
@@ -305,7 +305,7 @@ RULES: tuple[tuple[str, str, str], ...] = (
     ),
     (
         "how data is read",
-        "Leave out: files are mapped into memory. Objects in a store come to a file system first.",
+        "Leave out: files are mapped into memory. Copy objects from an object store to a file system first.",
         r"data-impl|mmap-warmup|no-mmap-bin-files|num-dataset-builder-threads|dataloader-.*|object-storage-cache-path"
         r"|(enable|disable)-msc|repeated-dataloader|aml-data-download-path",
     ),
@@ -316,20 +316,20 @@ RULES: tuple[tuple[str, str, str], ...] = (
         r"start-eval-at-iter|eval-(global|micro)-batch-size|full-validation|test-mode|skip-train",
     ),
     (
-        "beginning from another checkpoint",
-        "`checkpoint.load` begins from another job's; `rdm-trainer checkpoint repair JOB --iteration N` goes back to an "
-        "earlier one. Optimiser and step come along always.",
+        "starting from another checkpoint",
+        "`checkpoint.load` starts from another job's; `rdm-trainer checkpoint repair JOB --iteration N` goes back to an "
+        "earlier one. Optimiser and step are always loaded.",
         r"finetune|pretrained-checkpoint|no-load-(optim|rng)|ckpt-step|load-tag|exit-on-missing-checkpoint"
         r"|load-main-params-from-ckpt|override-ckpt-iteration",
     ),
     (
-        "arguments out of a checkpoint",
-        "Leave out: the configuration says them, and a model of another shape is refused.",
+        "arguments from a checkpoint",
+        "Leave out: the configuration has them, and a model of another shape is refused.",
         r"use-checkpoint-args|use-mp-args-from-checkpoint-args|(no|disable)-use-tokenizer-model-from-checkpoint-args",
     ),
     (
         "formats of checkpoints",
-        "Leave out: every checkpoint goes on under [another layout](resuming.md#another-layout), is written by all ranks "
+        "Leave out: every checkpoint resumes under [another layout](resuming.md#another-layout), is written by all ranks "
         "and is verified; `checkpoint.asynchronous` writes in the background.",
         r"(no-)?ckpt-.*|disable-ckpt-.*|auto-detect-ckpt-format|universal-checkpoint|use-dist-ckpt|(dist|async)-ckpt-.*"
         r"|use-persistent-ckpt-worker|async-strategy|distrib-optim-.*|(no|disable)-(strict-fsdp-.*|stream-ckpt-dequant)"
@@ -347,7 +347,7 @@ RULES: tuple[tuple[str, str, str], ...] = (
     ),
     (
         "determinism and faults",
-        "No step is left out or taken again; a loss that is not finite is told in the log, and two runs under one layout have "
+        "No step is skipped or repeated; the log reports a loss that is not finite, and two runs under one layout have "
         "the same losses. For torch's own switches: `launcher.env: {CUBLAS_WORKSPACE_CONFIG: ':4096:8'}`.",
         r"deterministic-mode|rerun-mode|error-injection-.*|check-for-.*|result-rejected-tracker-filename|fault-injector-.*"
         r"|check-weight-hash-.*|iterations-to-skip",
