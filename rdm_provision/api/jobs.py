@@ -123,7 +123,7 @@ class JobVerbs:
             overrides: values over the configuration's, each ``key.sub=value``.
             options: those of ``rdm-trainer profile``, such as ``--links-only``.
             name: what to call the job; default: made of the configuration's name and the time.
-            check: only check; :meth:`devices` has which GPUs there are.
+            check: only check; :meth:`checked_facts` has which GPUs and versions there are.
             limit: only these nodes (Ansible's ``--limit`` pattern).
             forks: how many nodes at once; 0 for min(50, nodes).
             verbosity: how much ansible-playbook says in the record.
@@ -156,14 +156,14 @@ class JobVerbs:
                     return dict(progress["measured"])
         return {}
 
-    def devices(self, result: RunResult) -> dict[str, str]:
-        """Return what the nodes called their GPUs in a :meth:`train` run that only checked them."""
-        told = result.returned.get(JOB_MODULE, {})
+    def checked_facts(self, result: RunResult) -> dict[str, dict[str, Any]]:
+        """Return what each node reported in a run that only checked them, such as ``gpu`` and ``torch``."""
+        returned = result.returned.get(JOB_MODULE, {})
         return {
-            name: str(one["facts"]["gpu"])
+            name: dict(one["facts"])
             for name in result.nodes
-            for one in told.get(name, ())
-            if (one.get("facts") or {}).get("gpu")
+            for one in returned.get(name, ())
+            if one.get("facts")
         }
 
     def job_config(

@@ -1,4 +1,4 @@
-"""The fastest layout of a job on a cluster: what the planner is told of its nodes.
+"""The fastest layout of a job on a cluster: what the planner needs to know about its nodes.
 
 The planner is the trainer's part that needs no torch; the collection carries it.
 """
@@ -8,27 +8,29 @@ from __future__ import annotations
 import collections
 import contextlib
 import functools
-import math
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rdm_provision.environment import make_planner_importable
-from rdm_provision.errors import InputError
+from rdm_provision.environment import make_importable, make_planner_importable
+from rdm_provision.errors import InputError, InventoryError, Problem
 
 if TYPE_CHECKING:
+    from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.cluster_variables import Gpus
+
     from rdm_provision.api.cluster import Cluster, Node
 
 make_planner_importable()
 
 from rdm_core.config import load  # noqa: E402
+from rdm_core.cost import flops  # noqa: E402
 from rdm_core.errors import TrainerError  # noqa: E402
 from rdm_planner.cluster_profile import ClusterProfile  # noqa: E402
 from rdm_planner.profile import Profile  # noqa: E402
 from rdm_planner.tune import verb  # noqa: E402
 from rdm_planner.tune.answer import read_job  # noqa: E402
-from rdm_planner.tune.fleet import FASTEST, Fleet, NodeGroup, by_gpu  # noqa: E402
+from rdm_planner.tune.fleet import Fleet, NodeGroup, by_gpu  # noqa: E402
 from rdm_planner.tune.options import TuneOptions, tune_options  # noqa: E402
 from rdm_planner.tune.validation import chosen, compared  # noqa: E402
 from rdm_trainer.engine_step import engine_step  # noqa: E402
@@ -39,6 +41,7 @@ __all__ = [
     "chosen",
     "compared",
     "fleet",
+    "image_of",
     "keep_profile",
     "load",
     "profile_of",
@@ -58,12 +61,8 @@ PROFILE_FILE = "profile.cfg"
 """Beside the inventory. YAML; of a directory with an inventory Ansible does not read files of this name."""
 
 
-_AS = {"rdm_slots": "8", "rdm_gpu_price": "2.5", "rdm_gpu_speed": "0.9"}
-"""What the inventory's numbers look like."""
-
-
 class _PlannerError(InputError):
-    """What the planner refuses, with its exit code."""
+    """An error of the planner, with its exit code."""
 
     def __init__(self, error: TrainerError) -> None:
         super().__init__(str(error).removesuffix("."))
@@ -72,7 +71,7 @@ class _PlannerError(InputError):
 
 @contextlib.contextmanager
 def user_errors() -> Iterator[None]:
-    """Raise what the planner refuses as an error of this package."""
+    """Raise the planner's errors as errors of this package."""
     try:
         yield
     except TrainerError as error:
@@ -89,18 +88,20 @@ def profile_of(cluster: Cluster) -> ClusterProfile:
     return ClusterProfile.read(path) if path.exists() else ClusterProfile()
 
 
-def with_measured(known: ClusterProfile, nodes: Mapping[str, str], told: Mapping[str, Any]) -> ClusterProfile:
-    """Return a cluster's profile with what ``rdm-trainer profile`` told in addition.
+def with_measured(
+    known: ClusterProfile, nodes: Mapping[str, str], measured: Mapping[str, Any]
+) -> ClusterProfile:
+    """Return a cluster's profile with the results of ``rdm-trainer profile`` in addition.
 
     Args:
         known: What was measured before.
         nodes: The GPU of each node of that kind.
-        told: What :meth:`rdm_provision.api.jobs.JobVerbs.measured` returned.
+        measured: What :meth:`rdm_provision.api.jobs.JobVerbs.measured` returned.
 
     Raises:
         TrainerError: It is no profile.
     """
-    return known.with_measured(nodes, Profile.of(told, "what the job has measured"))
+    return known.with_measured(nodes, Profile.of(measured, "what the job has measured"))
 
 
 def keep_profile(cluster: Cluster, profile: ClusterProfile) -> Path:
@@ -119,8 +120,25 @@ def keep_profile(cluster: Cluster, profile: ClusterProfile) -> Path:
     return path
 
 
-def fleet(cluster: Cluster, limit: str, config: Any, measure: str, *, guess: bool = False) -> Fleet:
-    """Return what the planner is told of a cluster's nodes.
+def image_of(node: Node) -> str:
+    """Return the image that a node's jobs run in; empty on a bare host, or where a template names it."""
+    image = str(node.variables.get("container_image") or "")
+    return "" if "{{" in image or node.variables.get("rdm_runtime") == "host" else image
+
+
+def fleet(
+    cluster: Cluster,
+    limit: str,
+    config: Any,
+    measure: str,
+    *,
+    guess: bool = False,
+    facts: Mapping[str, Mapping[str, Any]] | None = None,
+) -> Fleet:
+    """Return a cluster's nodes for the planner, with what was measured on them.
+
+    A profile must be of the nodes: of their GPUs, of the image that the inventory names, and, where the nodes
+    were checked, of their versions of torch and DeepSpeed.
 
     Args:
         cluster: whose.
@@ -128,39 +146,63 @@ def fleet(cluster: Cluster, limit: str, config: Any, measure: str, *, guess: boo
         config: the job, as ``rdm_core.config`` reads it.
         measure: the command that measures there.
         guess: leave out what was measured.
+        facts: node -> ``gpu``, ``torch`` and ``deepspeed``, which a check found there; None without a check.
 
     Raises:
         InputError: the cluster has no nodes, or their GPUs are not known.
-        TrainerError: what was measured says nothing of this job.
+        InventoryError: values of the inventory cannot be used.
+        TrainerError: what was measured does not hold for this job, or for these nodes.
     """
     if cluster.only_submits:
         raise InputError(
             f"{cluster.inventory} has no nodes: Slurm chooses those of a job",
             hint="rdm-trainer tune takes them from the command line: --nodes 7xA10:4",
         )
+    nodes = [cluster.node(name) for name in cluster.select(limit)]
+    gpus = _checked_gpus(nodes)
     known = profile_of(cluster)
-    chosen = [cluster.node(name) for name in cluster.select(limit)]
-    groups: dict[tuple[str, int, float, float], list[str]] = collections.defaultdict(list)
-    for node in chosen:
-        slots = _number(node, "rdm_slots", 8, lambda value: value >= 1 and value == int(value))
-        price = _number(node, "rdm_gpu_price", 0.0, lambda value: value >= 0)
-        speed = _number(node, "rdm_gpu_speed", 1.0, lambda value: 0 < value <= FASTEST)
-        groups[_gpu(node, known.nodes, measure), int(slots), price, speed].append(node.name)
     source = str(cluster.home / PROFILE_FILE)
-    profiles = {} if guess else by_gpu(((source, one) for one in known.of_job(config)), config, {}, measure)
+    profiles = {} if guess else by_gpu(((source, one) for one in known.of_job(config)), config, measure)
+    found = known.nodes | {name: str(one.get("gpu") or "") for name, one in (facts or {}).items()}
+    groups: dict[tuple[str, Any], list[str]] = collections.defaultdict(list)
+    for node in nodes:
+        gpu = _gpu(node, found.get(node.name, ""), measure)
+        groups[gpu, gpus[node.name]].append(node.name)
+        if one := profiles.get(_canonical(gpu)):
+            versions = _versions(node, one[1], (facts or {}).get(node.name, {}))
+            one[1].require_versions(versions, where=f"{node.name} has", source=source, command=measure)
     kinds = [
-        NodeGroup(gpu, gpus, names, price or None, speed=speed)
-        for (gpu, gpus, price, speed), names in groups.items()
+        NodeGroup(gpu, own.slots, names, own.price or None, speed=own.speed)
+        for (gpu, own), names in groups.items()
     ]
     return Fleet(kinds, profiles, measure)
 
 
-def _gpu(node: Node, found: Mapping[str, str], measure: str) -> str:
-    """Return the name of a node's GPUs: what the inventory says, or what was found there."""
+def _checked_gpus(nodes: Sequence[Node]) -> dict[str, Gpus]:
+    """Return what the inventory has about each node's GPUs, by the rule of the plan that every run makes."""
+    make_importable()
+    from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.cluster_variables import (
+        Host,
+        check_gpus,
+    )
+
+    checked = {node.name: check_gpus(Host(node.name, node.variables)) for node in nodes}
+    if problems := [Problem(*one) for _gpus, found in checked.values() for one in found]:
+        raise InventoryError("the inventory has values that cannot be used", problems=problems)
+    return {name: gpus for name, (gpus, _found) in checked.items()}
+
+
+def _gpu(node: Node, found: str, measure: str) -> str:
+    """Return the name of a node's GPUs: the inventory's, which must be the one found there, or that one."""
     written = str(node.variables.get("rdm_gpu") or "")
     if "{{" in written:
         raise InputError(f"rdm_gpu of {node.name} is a template", hint="write the GPU itself, as H100")
-    if gpu := written or found.get(node.name, ""):
+    if written and found and _canonical(written) != _canonical(found):
+        raise InputError(
+            f"rdm_gpu of {node.name} is {written}, and the node was found to have {found}",
+            hint=f"correct rdm_gpu, or measure the node as it is now: {measure}",
+        )
+    if gpu := written or found:
         return gpu
     if node.variables.get("rdm_accelerator") == "cpu":
         return "cpu"
@@ -170,13 +212,13 @@ def _gpu(node: Node, found: Mapping[str, str], measure: str) -> str:
     )
 
 
-def _number(node: Node, name: str, otherwise: float, fits: Callable[[float], bool]) -> float:
-    """Return a number that the inventory has for a node."""
-    value = node.variables.get(name, otherwise)
-    try:
-        found = math.nan if isinstance(value, bool) else float(value)
-    except (TypeError, ValueError):
-        found = math.nan
-    if not (math.isfinite(found) and fits(found)):
-        raise InputError(f"{name} of {node.name} is {value!r}", hint=f"write it as {name}: {_AS[name]}")
-    return found
+def _canonical(name: str) -> str:
+    """Return our name of a GPU, which drivers and users give several."""
+    known = flops.find_accelerator(name)
+    return known.name if known else name
+
+
+def _versions(node: Node, profile: Profile, facts: Mapping[str, Any]) -> dict[str, str]:
+    """Return the versions on a node as far as they are known and the profile has its own of them."""
+    known = {"image": image_of(node), **{name: str(facts.get(name) or "") for name in ("torch", "deepspeed")}}
+    return {name: version for name, version in known.items() if version and name in profile.versions}

@@ -74,7 +74,7 @@ class Profile:
     Args:
         gpu: Its name.
         shape: Of the layers: :func:`shape_of`.
-        versions: Of torch and DeepSpeed.
+        versions: Of torch and DeepSpeed, and the container's ``image`` where a cluster's nodes ran one.
         date: When, ISO 8601.
         memory_gib: What a program can use of a GPU.
         optimiser: Seconds of the optimiser's step for each parameter.
@@ -109,39 +109,39 @@ class Profile:
             raise TrainerError(f"{path} is no profile of rdm-trainer profile: {error}.") from None
 
     @classmethod
-    def of(cls, told: Any, source: str) -> Profile:
+    def of(cls, data: Any, source: str) -> Profile:
         """Return a profile from plain data.
 
         Args:
-            told: What :meth:`plain` returned.
+            data: What :meth:`plain` returned.
             source: Where it is from, for messages.
 
         Raises:
             TrainerError: It is no profile.
         """
         try:
-            if told["format"] != FORMAT:
-                raise ValueError(f"its format is {told['format']!r}, and not {FORMAT}")
+            if data["format"] != FORMAT:
+                raise ValueError(f"its format is {data['format']!r}, and not {FORMAT}")
             found = cls(
-                gpu=str(told["gpu"]),
-                shape=dict(told["shape"]),
-                versions=dict(told["versions"]),
-                date=str(told["date"]),
-                memory_gib=_above_zero(told["memory_gib"]),
-                optimiser=_at_least_zero(told["optimiser"]),
+                gpu=str(data["gpu"]),
+                shape=dict(data["shape"]),
+                versions=dict(data["versions"]),
+                date=str(data["date"]),
+                memory_gib=_above_zero(data["memory_gib"]),
+                optimiser=_at_least_zero(data["optimiser"]),
                 layers={
                     int(tensor): {
                         kind: {int(size): _layer_times(one) for size, one in points.items()}
                         for kind, points in kinds.items()
                     }
-                    for tensor, kinds in told["layers"].items()
+                    for tensor, kinds in data["layers"].items()
                 },
                 links={
                     where: {
                         what: Link(_at_least_zero(link["latency"]), _above_zero(link["bandwidth"]))
                         for what, link in links.items()
                     }
-                    for where, links in told["links"].items()
+                    for where, links in data["links"].items()
                 },
             )
             if not found.layers or not all(
@@ -172,19 +172,18 @@ class Profile:
             },
         }
 
-    def require(self, config: Config, versions: Mapping[str, str], *, source: str, command: str) -> None:
-        """Refuse a profile that says nothing about a job here.
+    def require(self, config: Config, *, source: str, command: str) -> None:
+        """Refuse a profile that does not hold for a job.
 
         Args:
             config: The job.
-            versions: Of torch and DeepSpeed here, as far as they are known.
             source: The profile's file, for the message.
             command: What measures the right one, for the message.
 
         Raises:
-            TrainerError: It was measured with another shape or version, or has times that no GPU can have.
+            TrainerError: It was measured with another shape, or has times that no GPU can have.
         """
-        hint = f"measure it anew: {command}"
+        hint = f"measure it again: {command}"
         # What profiles of earlier releases, which knew one family, do not say, or say otherwise.
         measured = {"rope": False, "qk_norm": False, **self.shape}
         if measured.get("biases") is True:
@@ -195,18 +194,32 @@ class Profile:
                     f"{source} was measured for {key} {measured.get(key)!r}, and the job has {wanted!r}; "
                     f"{hint}"
                 )
-        for package, version in versions.items():
-            if self.versions.get(package) != version:
-                raise TrainerError(
-                    f"{source} was measured with {package} {self.versions.get(package)}, and here is "
-                    f"{version}; {hint}"
-                )
         kinds = {kind for kind in config.spec.layer_names() if not kind.endswith("Norm")}
         for tensor, times in self.layers.items():
             if missing := sorted(kinds - times.keys()):
                 raise TrainerError(f"{source} has no times of {missing[0]} at tensor degree {tensor}; {hint}")
         if (problem := self._implausible(config)) is not None:
             raise TrainerError(f"{source} cannot be right: {problem}. On an idle host, {hint}")
+
+    def require_versions(self, versions: Mapping[str, str], *, where: str, source: str, command: str) -> None:
+        """Refuse a profile that was measured with other software.
+
+        Args:
+            versions: Where the job will run: of torch and DeepSpeed, and the container's image; as far as
+                they are known.
+            where: Whose they are, for the message: ``n1 has``, ``here is``.
+            source: The profile's file, for the message.
+            command: What measures the right one, for the message.
+
+        Raises:
+            TrainerError: A version differs.
+        """
+        for package, version in versions.items():
+            if self.versions.get(package) != version:
+                raise TrainerError(
+                    f"{source} was measured with {package} {self.versions.get(package)}, and {where} "
+                    f"{version}; measure it again: {command}"
+                )
 
     def _implausible(self, config: Config) -> str | None:
         """Return which time of a block no GPU can have, and why; of a GPU without a published peak none.
@@ -253,13 +266,13 @@ def interpolate(points: Mapping[int, float], size: int) -> float:
         size: The micro-batch.
     """
     sizes = sorted(points)
-    place = bisect.bisect_left(sizes, size)
+    index = bisect.bisect_left(sizes, size)
     if size in points:
         return points[size]
-    if place in (0, len(sizes)):
-        nearest = sizes[min(place, len(sizes) - 1)]
+    if index in (0, len(sizes)):
+        nearest = sizes[min(index, len(sizes) - 1)]
         return points[nearest] * size / nearest
-    low, high = sizes[place - 1], sizes[place]
+    low, high = sizes[index - 1], sizes[index]
     share = (size - low) / (high - low)
     return (1 - share) * points[low] + share * points[high]
 
@@ -332,9 +345,9 @@ def _slower(links: Collection[Link]) -> Link:
     return Link(max(one.latency for one in links), min(one.bandwidth for one in links))
 
 
-def _layer_times(told: Mapping[str, Any]) -> LayerTimes:
+def _layer_times(data: Mapping[str, Any]) -> LayerTimes:
     return LayerTimes(
-        **{name: _at_least_zero(told[name]) for name in ("forward", "backward", "checkpointed")}
+        **{name: _at_least_zero(data[name]) for name in ("forward", "backward", "checkpointed")}
     )
 
 

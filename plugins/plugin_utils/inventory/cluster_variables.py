@@ -7,9 +7,10 @@ The values come from the inventory as Ansible resolved them; nothing here asks a
 from __future__ import annotations
 
 import difflib
+import math
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ansible.module_utils.parsing.convert_bool import boolean
@@ -47,6 +48,8 @@ NODE_GROUPS = ("master", "workers")
 # Who else has a part: where jobs are submitted to Slurm, and its controller.
 OTHER_GROUPS = ("login", "slurm_controller")
 
+# Who writes 90 means 0.9.
+_FASTEST = 2.0
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _CLUSTER = re.compile(r"[a-z0-9][a-z0-9_.-]*")
 _CONFIG_DIR = re.compile(r"/[^\0-\x1f:]*[^\0-\x1f:/]")
@@ -83,6 +86,20 @@ class Node(NamedTuple):
     slots: int
     become: bool
     config_dir: str
+
+
+class Gpus(NamedTuple):
+    """What the inventory says about the GPUs of one node, checked.
+
+    Attributes:
+        slots: `rdm_slots`: how many, or processes of a node without any.
+        price: `rdm_gpu_price`: of one for an hour, in any currency; 0 if it is not known.
+        speed: `rdm_gpu_speed`: how fast the node computes, as a share of what others with its GPU do.
+    """
+
+    slots: int
+    price: float
+    speed: float
 
 
 class Inventory(NamedTuple):
@@ -281,6 +298,46 @@ def _check_runtime(
     return runtime
 
 
+def check_gpus(host: Host) -> tuple[Gpus, list[Problem]]:
+    """Return what the inventory says about a node's GPUs, and what is wrong with it.
+
+    Args:
+        host: the node.
+
+    Returns:
+        The values, with 1 or the default in place of one at fault, and a problem for each of these.
+    """
+    problems = []
+
+    def value(option: str, fits: Callable[[float], bool], reason: str, remedy: str) -> float | None:
+        written = host.variables.get(option, CLUSTER_OPTIONS[option]["default"])
+        number = _number(written)
+        if number is not None and fits(number):
+            return number
+        problems.append(Problem(host.name, f"{option} {written!r}", reason, remedy))
+        return None
+
+    slots = value(
+        "rdm_slots",
+        lambda number: number >= 1 and number.is_integer(),
+        "is not a number of processes",
+        "set the number of processes (GPUs) per node, 1 or more",
+    )
+    price = value(
+        "rdm_gpu_price",
+        lambda number: number >= 0,
+        "is no price",
+        "set what a GPU costs for an hour, as 2.5",
+    )
+    speed = value(
+        "rdm_gpu_speed",
+        lambda number: 0 < number <= _FASTEST,
+        "is no share of a speed",
+        "set what part of it the node reaches, as 0.9",
+    )
+    return Gpus(int(slots or 1), price or 0.0, speed or 1.0), problems
+
+
 def _check_node(host: Host, problems: list[Problem]) -> Node:
     """Return the node's variables, and add what is wrong with them to `problems`."""
 
@@ -293,20 +350,8 @@ def _check_node(host: Host, problems: list[Problem]) -> Node:
     elif accelerator not in ACCELERATORS:
         reject("rdm_accelerator", accelerator, "is not an accelerator", "choose rocm, cuda or cpu")
 
-    slots = _positive(host.variables.get("rdm_slots", CLUSTER_OPTIONS["rdm_slots"]["default"]))
-    if slots is None:
-        remedy = "set the number of processes (GPUs) per node, 1 or more"
-        reject("rdm_slots", host.variables.get("rdm_slots"), "is not a number of processes", remedy)
-
-    price = host.variables.get("rdm_gpu_price", 0.0)
-    if not _is_price(price):
-        reject("rdm_gpu_price", price, "is no price", "set what a GPU costs for an hour, as 2.5")
-
-    speed = host.variables.get("rdm_gpu_speed", 1.0)
-    if not _is_speed(speed):
-        reject(
-            "rdm_gpu_speed", speed, "is no share of a speed", "set what part of it the node reaches, as 0.9"
-        )
+    gpus, found = check_gpus(host)
+    problems += found
 
     become = host.variables.get("rdm_become", True)
     try:
@@ -326,24 +371,16 @@ def _check_node(host: Host, problems: list[Problem]) -> Node:
 
     return Node(
         accelerator=str(accelerator) if accelerator in ACCELERATORS else "cpu",
-        slots=slots or 1,
+        slots=gpus.slots,
         become=bool(become),
         config_dir=config_dir,
     )
 
 
-def _positive(value: Any) -> int | None:
-    if isinstance(value, bool) or not re.fullmatch(r"\d+", str(value)):
-        return None
-    return int(value) or None
-
-
-def _is_price(value: Any) -> bool:
+def _number(value: Any) -> float | None:
+    """Return a finite number, also one that is written as text; else None."""
     try:
-        return not isinstance(value, bool) and 0 <= float(value) < float("inf")
+        number = math.nan if isinstance(value, bool) else float(value)
     except (TypeError, ValueError):
-        return False
-
-
-def _is_speed(value: Any) -> bool:
-    return _is_price(value) and 0 < float(value) <= 2
+        return None
+    return number if math.isfinite(number) else None

@@ -3,9 +3,7 @@
 
 from __future__ import annotations
 
-import re
 import shlex
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,12 +13,10 @@ import click
 from rdm_provision.api import tuning
 from rdm_provision.cli.common import Options, emit_json, search_options
 from rdm_provision.cli.render.commands import inventory_flag
+from rdm_provision.cli.verbs.measuring_jobs import check_nodes, job_stem, watch_to_end
 
 if TYPE_CHECKING:
     from rdm_provision.api.cluster import Cluster
-    from rdm_provision.results.events import RunResult
-    from rdm_provision.results.job_state import JobState
-    from rdm_provision.runner.run import Run
 
 __all__ = ["profile"]
 
@@ -59,11 +55,15 @@ def profile(
 ) -> int:
     """Measure, in minutes, how fast the cluster computes the layers of CONFIG.yaml, and its links.
 
+    The time of a layer depends on its size: CONFIG.yaml says hidden size, heads, sequence length, vocabulary
+    and precision. How many layers it has, its layout and its batch do not matter, so one profile is for all
+    jobs whose layers are alike.
+
     On one node of each kind: forward and backward pass of each kind of layer by micro-batch and tensor
     degree, with and without activation checkpointing, the optimiser, the links within the node. Then the
     links between nodes. Each is a job as a training is, through the job's launcher and over the same fabric.
-    What is found lies beside the inventory, in profile.cfg (YAML), with versions, GPUs and date; what was
-    measured of other layers stays.
+    The results lie beside the inventory, in profile.cfg (YAML), with versions, image, GPUs and date; those of
+    other layers stay.
     """
     cluster = options.cluster()
     if cluster.only_submits:
@@ -72,64 +72,66 @@ def profile(
         )
     if blocks is not None and blocks[0] >= blocks[1]:
         raise click.UsageError(f"--blocks is {blocks[0]} {blocks[1]}; the second must be larger, as 4 12.")
-    given = [*(["--micro-batch", str(micro_batch)] if micro_batch else [])]
-    given += ["--blocks", *map(str, blocks)] if blocks else []
+    sizes = [*(["--micro-batch", str(micro_batch)] if micro_batch else [])]
+    sizes += ["--blocks", *map(str, blocks)] if blocks else []
     with tuning.user_errors():
         tuning.load(config, overrides)
         known = tuning.profile_of(cluster)
-        measuring = _Measuring(options, cluster, config, overrides)
-        gpus = measuring.gpus()
+        gpus = _gpus(options, cluster, config, overrides)
+        jobs = _ProfileJobs(options, cluster, config, overrides)
         kinds: dict[str, list[str]] = {}
         for node, gpu in gpus.items():
             kinds.setdefault(gpu, []).append(node)
-        found = {}
+        results = {}
         for number, (gpu, nodes) in enumerate(kinds.items()):
-            told = measuring.job(f"{number}", nodes[:1], given)
+            measured = jobs.run(f"{number}", nodes[:1], sizes)
             if len(gpus) > 1:
                 # Of a kind with one node, those to nodes of other kinds.
-                beside = nodes if len(nodes) > 1 else list(gpus)
-                told["links"]["across"] = measuring.across(f"{number}-links", beside)
-            known = tuning.with_measured(known, dict.fromkeys(nodes, str(told["gpu"])), told)
-            found[gpu] = told
+                linked = nodes if len(nodes) > 1 else list(gpus)
+                measured["links"]["across"] = jobs.links_across(f"{number}-links", linked)
+            if image := tuning.image_of(cluster.node(nodes[0])):
+                measured["versions"]["image"] = image
+            known = tuning.with_measured(known, dict.fromkeys(nodes, str(measured["gpu"])), measured)
+            results[gpu] = measured
             # What is measured stays, whatever becomes of the next kind.
             path = tuning.keep_profile(cluster, known)
     if options.as_json:
         emit_json(
-            {"ok": True, "exit_code": 0, "output": str(path), "nodes": gpus, "profiles": [*found.values()]}
+            {"ok": True, "exit_code": 0, "output": str(path), "nodes": gpus, "profiles": [*results.values()]}
         )
         return 0
-    for gpu, told in found.items():
-        click.echo(_line(gpu, kinds[gpu], told))
+    for gpu, measured in results.items():
+        click.echo(_line(gpu, kinds[gpu], measured))
     click.echo(f"Written to {path}.")
     words = shlex.join([str(config), *overrides])
     click.echo(f"\nNext: rdm-provision tune{inventory_flag()} {words}")
     return 0
 
 
-class _Measuring:
-    """The jobs that measure; a job that fails ends the program, with what it said."""
+def _gpus(options: Options, cluster: Cluster, config: Path, overrides: Sequence[str]) -> dict[str, str]:
+    """Return what each node calls its GPUs, after a check whether it can run a job."""
+    facts = check_nodes(options, cluster, config, overrides)
+    found = {name: str(one["gpu"]) for name, one in facts.items() if one.get("gpu")}
+    if lacking := [name for name in cluster.select(options.limit) if name not in found]:
+        from rdm_provision.errors import InputError
+
+        hint = f"rdm-provision exec{inventory_flag()} -- nvidia-smi"
+        if cluster.is_bare:
+            hint = f"ansible {lacking[0]} -i {shlex.quote(str(cluster.inventory))} -a nvidia-smi"
+        raise InputError(f"{lacking[0]} does not report which GPUs it has", hint=hint)
+    return found
+
+
+class _ProfileJobs:
+    """The jobs that measure; one that fails ends the program with the job's reason."""
 
     def __init__(self, options: Options, cluster: Cluster, config: Path, overrides: Sequence[str]) -> None:
         self._options, self._cluster, self._config, self._overrides = options, cluster, config, overrides
-        self._stem = re.sub(r"[^a-z0-9_.-]+", "-", config.stem.lower()).strip("-._")[:24]
-        self._at = time.strftime("%m%d-%H%M%S")
+        self._stem = job_stem("profile", config)
 
-    def gpus(self) -> dict[str, str]:
-        """Return what each node calls its GPUs, after a check whether it can run a job."""
-        run = self._cluster.profile(self._config, self._overrides, check=True, **self._options.run)
-        found = self._cluster.devices(self._watch(run)[0])
-        if lacking := [name for name in self._cluster.select(self._options.limit) if name not in found]:
-            from rdm_provision.errors import InputError
-
-            hint = f"rdm-provision exec{inventory_flag()} -- nvidia-smi"
-            if self._cluster.is_bare:
-                hint = f"ansible {lacking[0]} -i {shlex.quote(str(self._cluster.inventory))} -a nvidia-smi"
-            raise InputError(f"{lacking[0]} does not say which GPUs it has", hint=hint)
-        return found
-
-    def job(self, which: str, nodes: Sequence[str], options: Sequence[str]) -> dict[str, Any]:
-        """Run ``rdm-trainer profile`` on some nodes, and return what it found."""
-        name = f"profile-{self._stem}-{self._at}-{which}"
+    def run(self, suffix: str, nodes: Sequence[str], options: Sequence[str]) -> dict[str, Any]:
+        """Run ``rdm-trainer profile`` on some nodes, and return what it measured."""
+        name = f"{self._stem}-{suffix}"
         more = {**self._options.run, "limit": ",".join(nodes)}
         run = self._cluster.profile(self._config, self._overrides, options=options, name=name, **more)
         if not self._options.as_json:
@@ -137,21 +139,21 @@ class _Measuring:
             click.echo(
                 f"Measuring the {what} {', '.join(nodes[:8])}{'…' if len(nodes) > 8 else ''}", err=True
             )
-        result, state = self._watch(run)
+        result, state = watch_to_end(self._options, self._cluster, run)
         found = self._cluster.measured(result)
         if not found:
             from rdm_provision.errors import RdmError
 
-            reason = state.reason if state is not None else "nobody watched it to its end"
+            reason = state.reason.rstrip(".") if state is not None else ""
             raise RdmError(
-                f"{name} has measured nothing: {reason.rstrip('.') or 'it has ended early'}",
+                f"{name} has measured nothing: {reason or 'it has ended early'}",
                 hint=f"rdm-provision logs{inventory_flag()} {name} --err",
             )
         return found
 
-    def across(self, which: str, nodes: Sequence[str]) -> dict[str, Any]:
+    def links_across(self, suffix: str, nodes: Sequence[str]) -> dict[str, Any]:
         """Return the links between some nodes."""
-        links: dict[str, dict[str, Any]] = self.job(which, nodes, ["--links-only"])["links"]
+        links: dict[str, dict[str, Any]] = self.run(suffix, nodes, ["--links-only"])["links"]
         if "across" not in links:
             from rdm_provision.errors import RdmError
 
@@ -162,29 +164,17 @@ class _Measuring:
             )
         return links["across"]
 
-    def _watch(self, run: Run) -> tuple[RunResult, JobState | None]:
-        from rdm_provision.cli.render import job_view, view
 
-        result, state = job_view.watch(run, self._cluster.name, silent=self._options.as_json)
-        if state is None and not result.ok:
-            if self._options.as_json:
-                emit_json(result.to_json())
-            elif not view.unhappy_end(result):
-                view.recap(view.err(), result)
-            raise click.exceptions.Exit(result.exit_code)
-        return result, state
-
-
-def _line(gpu: str, nodes: Sequence[str], told: Mapping[str, Any]) -> str:
+def _line(gpu: str, nodes: Sequence[str], measured: Mapping[str, Any]) -> str:
     """Return what was measured on nodes of a kind, in a line."""
     from rdm_provision.cli.render import view
 
-    degrees = ", ".join(told["layers"])
+    degrees = ", ".join(measured["layers"])
     sizes = max(
-        int(size) for kinds in told["layers"].values() for points in kinds.values() for size in points
+        int(size) for kinds in measured["layers"].values() for points in kinds.values() for size in points
     )
     links = ""
-    for where, kinds in told["links"].items():
+    for where, kinds in measured["links"].items():
         what = "within a node" if where == "within" else "between nodes"
         links += f"; {kinds['all_reduce']['bandwidth'] / 1e9:.1f} Gbit/s {what}"
     return f"{gpu} ({view.names(nodes)}): tensor degree {degrees}, micro-batches up to {sizes}{links}"

@@ -88,7 +88,8 @@ def train(
             raise click.UsageError(
                 "--layout auto is for a new job of a CONFIG.yaml; one that goes on has its layout."
             )
-        words += _fastest(options, cluster, Path(config), words)
+        is_started = not (options.show_command or print_config)
+        words += _fastest(options, cluster, Path(config), words, is_checked=is_started)
     if print_config:
         return _print_config(options, cluster, config, words)
     run = cluster.train(
@@ -112,10 +113,12 @@ def train(
     return _recap(result, state, inventory_flag(), check=check, detach=detach)
 
 
-def _fastest(options: Options, cluster: Cluster, config: Path, words: list[str]) -> list[str]:
-    """Search for the fastest layout, say on stderr which it is, and return its values."""
+def _fastest(
+    options: Options, cluster: Cluster, config: Path, words: list[str], *, is_checked: bool
+) -> list[str]:
+    """Search for the fastest layout, print on stderr which it is, and return its values."""
     from rdm_provision.api import tuning
-    from rdm_provision.cli.verbs.tune import measuring
+    from rdm_provision.cli.verbs.tune import searched_fleet
 
     wanted = tuning.TuneOptions(config, tuple(words), top=2, as_json=options.as_json)
     with tuning.user_errors():
@@ -125,7 +128,7 @@ def _fastest(options: Options, cluster: Cluster, config: Path, words: list[str])
                 "--layout auto is for the inventory's nodes, and Slurm chooses this job's; rdm-trainer tune "
                 "takes them from the command line: --nodes 7xA10:4"
             )
-        fleet = tuning.fleet(cluster, options.limit, job, measuring(config))
+        fleet = searched_fleet(options, cluster, wanted, job, is_checked=is_checked)
         found = tuning.searched(wanted, job, fleet)
     click.echo(found.chosen(), err=True)
     return list(found.rows[0]["overrides"])

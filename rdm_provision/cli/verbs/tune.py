@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import shlex
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
     from rdm_provision.api.cluster import Cluster
 
-__all__ = ["measuring", "tune"]
+__all__ = ["searched_fleet", "tune"]
 
 _ALL = 1000
 """More than there are degrees of any cluster that is searched."""
@@ -51,15 +52,15 @@ def tune(options: Options, wanted: TuneOptions, best: int | None, guess: bool) -
     """Say which layout of CONFIG.yaml is the fastest on the cluster. Touches no node, but for --validate.
 
     That is the tensor, data and pipeline degree, the micro-batch, which blocks are on which stage, and which
-    node is at which place. Which GPUs a node has says the inventory (rdm_gpu, rdm_slots, rdm_gpu_price), or
-    what `rdm-provision profile` found. Times are what that has measured, beside the inventory; without it
-    they are guesses from published peaks.
+    node is at which rank. The inventory says which GPUs a node has (rdm_gpu, rdm_slots, rdm_gpu_price), or
+    `rdm-provision profile` has found them. Times are those that it measured, beside the inventory; without
+    them they are guesses from published peaks.
     """
     cluster = options.cluster()
     wanted = replace(wanted, as_json=options.as_json)
     with tuning.user_errors():
         job = tuning.read_job(wanted)
-        fleet = tuning.fleet(cluster, options.limit, job, measuring(wanted.config), guess=guess)
+        fleet = searched_fleet(options, cluster, wanted, job, guess=guess, is_checked=bool(best))
         tuning.tune(
             wanted,
             job,
@@ -73,12 +74,12 @@ def tune(options: Options, wanted: TuneOptions, best: int | None, guess: bool) -
 def _validated(
     options: Options, cluster: Cluster, wanted: TuneOptions, job: Any, fleet: tuning.Fleet, best: int
 ) -> dict[str, Any]:
-    """Run layouts, say how far predictions are off, and keep that; return it for JSON."""
+    """Run layouts, print how far predictions are off, and keep that; return it for JSON."""
     from rdm_provision.cli.render import view
     from rdm_provision.cli.verbs import validate
 
     rows = tuning.searched(wanted, job, fleet, keep=_ALL).rows
-    found = validate.validate(options, cluster, wanted, rows, best)
+    found = validate.validate(options, cluster, wanted, job, rows, best)
     path = tuning.keep_profile(cluster, tuning.profile_of(cluster).with_validation(found))
     if not options.as_json:
         validate.show(view.out(), found)
@@ -86,7 +87,45 @@ def _validated(
     return {"validation": found}
 
 
-def measuring(config: Path) -> str:
+def searched_fleet(
+    options: Options,
+    cluster: Cluster,
+    wanted: TuneOptions,
+    job: Any,
+    *,
+    guess: bool = False,
+    is_checked: bool = False,
+) -> tuning.Fleet:
+    """Return the nodes that a layout is searched for.
+
+    Args:
+        options: the common ones; their limit says which nodes.
+        cluster: whose.
+        wanted: the options of ``tune``.
+        job: the job, as it is read.
+        guess: leave out what was measured.
+        is_checked: what was measured is compared with what a check of the nodes finds.
+
+    Raises:
+        click.exceptions.Exit: the nodes cannot run the job.
+    """
+    from rdm_provision.cli.verbs.measuring_jobs import check_nodes
+
+    search = functools.partial(tuning.fleet, cluster, options.limit, job, _measure_command(wanted.config))
+    # What the inventory alone shows to be wrong is reported before a node is contacted.
+    fleet = search(guess=guess)
+    if not fleet.profiles:
+        return fleet
+    if not is_checked:
+        train = f"rdm-provision train{inventory_flag()} {shlex.quote(str(wanted.config))} --layout auto"
+        what = "torch and DeepSpeed of the nodes"
+        return replace(
+            fleet, unverified=f"Not compared with the profile: {what}. To compare them and train: {train}"
+        )
+    return search(facts=check_nodes(options, cluster, wanted.config, wanted.overrides))
+
+
+def _measure_command(config: Path) -> str:
     """Return the command that measures for a job, as the user names the cluster."""
     return f"rdm-provision profile{inventory_flag()} {shlex.quote(str(config))}"
 

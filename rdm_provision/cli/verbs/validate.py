@@ -4,15 +4,12 @@
 from __future__ import annotations
 
 import datetime
-import re
-import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import click
-
 from rdm_provision.api import tuning
 from rdm_provision.cli.common import Options
+from rdm_provision.cli.verbs.measuring_jobs import job_stem, watch_to_end
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -38,6 +35,7 @@ def validate(
     options: Options,
     cluster: Cluster,
     wanted: tuning.TuneOptions,
+    job: Any,
     rows: Sequence[Mapping[str, Any]],
     best: int,
 ) -> dict[str, Any]:
@@ -46,43 +44,41 @@ def validate(
     Args:
         options: the common ones.
         cluster: where.
-        wanted: what was asked.
+        wanted: the options of ``tune``.
+        job: the job, as it is read.
         rows: all layouts, the fastest first.
         best: how many of the best; as many others.
     """
-    name = re.sub(r"[^a-z0-9_.-]+", "-", wanted.config.stem.lower()).strip("-._")[:24]
-    stem = f"tune-{name}-{time.strftime('%m%d-%H%M%S')}"
-    ran = []
+    stem = job_stem("tune", wanted.config)
+    steps = list(_RUN)
+    if job.train_iterations < _STEPS:
+        steps += ["optimisation.train_samples=null", f"optimisation.train_iterations={_STEPS}"]
+    results = []
     for place in tuning.chosen(len(rows), best):
         row = rows[place]
-        layout = [*wanted.overrides, *row["overrides"]]
-        measured, why = _run(options, cluster, wanted, layout, f"{stem}-{place}")
-        told = {
+        words = [*wanted.overrides, *row["overrides"], *steps]
+        measured, reason = _run(options, cluster, wanted, words, f"{stem}-{place}")
+        result = {
             "place": place + 1,
             "layout": row["overrides"],
             "predicted": row["seconds"],
             "measured": measured,
         }
-        ran.append(told | ({"reason": why} if why else {}))
+        results.append(result | ({"reason": reason} if reason else {}))
     return {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "config": wanted.config.name,
-        **tuning.compared(ran),
-        "rows": ran,
+        **tuning.compared(results),
+        "rows": results,
     }
 
 
 def _run(
-    options: Options, cluster: Cluster, wanted: tuning.TuneOptions, layout: Sequence[str], name: str
+    options: Options, cluster: Cluster, wanted: tuning.TuneOptions, words: Sequence[str], name: str
 ) -> tuple[float | None, str]:
     """Return the seconds of a step, or None and why there are none."""
-    from rdm_provision.cli.render import job_view, view
-
-    run = cluster.train(wanted.config, [*layout, *_RUN], name=name, **options.run)
-    result, state = job_view.watch(run, cluster.name, silent=options.as_json, brief=False)
-    if result.cancelled:
-        view.unhappy_end(result)
-        raise click.exceptions.Exit(result.exit_code)
+    run = cluster.train(wanted.config, words, name=name, **options.run)
+    result, state = watch_to_end(options, cluster, run, may_be_refused=True)
     if state is None:
         return None, str(result.problems[0]) if result.problems else result.message or "it did not start"
     if state.state != "finished":

@@ -50,7 +50,7 @@ class Answer:
         rejected: How many choices of degrees are no layout, by the reason.
         estimates: The best, the fastest first.
         rows: The same for people and scripts: plain data; ``overrides`` makes the job that layout.
-        front: What no other subset of the nodes beats in time and cost; None when nobody asked.
+        front: What no other subset of the nodes beats in time and cost; None if not requested.
     """
 
     job: Config
@@ -83,7 +83,7 @@ class Answer:
     def doubts(self) -> list[str]:
         """Return why another layout, or fewer nodes, can be faster than the fastest here; a sentence each."""
         best = self.rows[0]["seconds"]
-        found = []
+        found = [self.fleet.unverified] if self.fleet.unverified else []
         if self.bound < best * (1 - 1e-6):
             found.append(
                 f"Not proved: the search for cuts was cut short, and one of {self.bound:.3f} s can exist."
@@ -120,7 +120,7 @@ class Answer:
 
 
 def read_job(options: TuneOptions) -> Config:
-    """Return the job that was asked about.
+    """Return the job to search a layout for.
 
     Raises:
         TrainerError: It is none, or an override sets what is searched.
@@ -144,7 +144,7 @@ def answer(
     """Search for the fastest layouts.
 
     Args:
-        options: What was asked.
+        options: What was requested.
         job: What :func:`read_job` returned.
         fleet: The nodes.
         statement: How the engine takes a step of a job with a layout.
@@ -161,7 +161,7 @@ def answer(
         fleet.measured(nodes) if fleet.profiles else published_peaks(job, nodes, peaks, options.efficiency)
     )
     described = Job(job, times, statement)
-    # What the command line says is held.
+    # Keys on the command line are held.
     held = {override.partition("=")[0] for override in options.overrides}
     if "parallel.zero_stage" in held:
         described.zero_stages = [job.parallel.zero_stage]

@@ -57,11 +57,13 @@ class Fleet:
         groups: The nodes, those of a kind together.
         profiles: What was measured on each GPU, with the file that it is from, by the GPU's name.
         measure: The command that measures there.
+        unverified: What of the profiles was not compared with the nodes, as a sentence; empty if all was.
     """
 
     groups: Sequence[NodeGroup]
     profiles: Mapping[str, tuple[str, Profile]]
     measure: str
+    unverified: str = ""
 
     def nodes(self, options: TuneOptions) -> list[NodeKind]:
         """Return the kind of each node.
@@ -131,8 +133,8 @@ class Fleet:
 
     def prices(self, options: TuneOptions) -> dict[str, float]:
         """Return the price of a GPU-hour by the kind's name, of those that have one."""
-        told = options.price_by_gpu()
-        known = {name: told.get(gpu, group.price) for group, gpu, name in self._kinds}
+        given = options.price_by_gpu()
+        known = {name: given.get(gpu, group.price) for group, gpu, name in self._kinds}
         return {name: price for name, price in known.items() if price}
 
     def placed(self, kinds: Sequence[str]) -> list[str]:
@@ -149,22 +151,21 @@ class Fleet:
 
 
 def by_gpu(
-    profiles: Iterable[tuple[str, Profile]], config: Config, versions: Mapping[str, str], measure: str
+    profiles: Iterable[tuple[str, Profile]], config: Config, measure: str
 ) -> dict[str, tuple[str, Profile]]:
     """Return profiles and their files by the names of the GPUs.
 
     Args:
         profiles: The file of each, and the profile.
         config: The job that they must be of.
-        versions: Of torch and DeepSpeed here, as far as they are known.
         measure: The command that measures the right ones.
 
     Raises:
-        TrainerError: One says nothing of this job, or two are of one GPU.
+        TrainerError: One is of another job, or two are of one GPU.
     """
     found: dict[str, tuple[str, Profile]] = {}
     for source, one in profiles:
-        one.require(config, versions, source=source, command=measure)
+        one.require(config, source=source, command=measure)
         if one.gpu in found:
             raise TrainerError(f"{found[one.gpu][0]} and {source} are both of the GPU {one.gpu}; give one.")
         found[one.gpu] = source, one

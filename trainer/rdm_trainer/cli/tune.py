@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import shlex
 from importlib import metadata
@@ -71,7 +70,7 @@ def tune(
     """Say which layout of CONFIG is the fastest on these nodes.
 
     That is the tensor, data and pipeline degree, the micro-batch, which blocks are on which stage, and which
-    kind of node is at which place.
+    kind of node has which ranks.
 
     Without a profile, times are guesses from published peaks. Exits with 1 when no layout fits.
     """
@@ -87,22 +86,36 @@ def tune(
 
     job = read_job(options)
     measure = shlex.join(["rdm-trainer", "profile", str(options.config)])
-    # What is not installed here, where nothing is trained, cannot differ.
-    versions = {}
-    for package in ("torch", "deepspeed"):
-        with contextlib.suppress(metadata.PackageNotFoundError):
-            versions[package] = metadata.version(package)
     read = ((str(path), one) for path in profiles for one in ClusterProfile.read(path).of_job(job))
-    measured = by_gpu(read, job, versions, measure)
+    measured = by_gpu(read, job, measure)
+    versions, missing = _versions()
+    for source, one in measured.values():
+        one.require_versions(versions, where="here is", source=source, command=measure)
+    unverified = ""
+    if measured and missing:
+        unverified = (
+            f"Not compared with the profile: the version of {' and '.join(missing)}, not installed here."
+        )
     nodes = cluster_file.read(cluster) if cluster else list(map(_group, groups))
     verb.tune(
         options,
         job,
-        Fleet(nodes, measured, measure),
+        Fleet(nodes, measured, measure, unverified),
         lambda overrides: shlex.join(["rdm-trainer", "dry-run", str(options.config), *overrides]),
         statement=engine_step,
     )
     return DONE
+
+
+def _versions() -> tuple[dict[str, str], list[str]]:
+    """Return the versions of what trains, and which of it is not installed here."""
+    versions, missing = {}, []
+    for package in ("torch", "deepspeed"):
+        try:
+            versions[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            missing.append(package)
+    return versions, missing
 
 
 def _fasop(

@@ -28,6 +28,7 @@ JOB = {
     "data": {"mock": True},
 }
 MIXED = {"node1": {"rdm_gpu": "A10", "rdm_gpu_price": 1}, "node2": {"rdm_gpu": "NVIDIA H100 80GB HBM3"}}
+VERSIONS = {"torch": "2.9.0", "deepspeed": "0.18.0"}
 Call = Callable[..., tuple[int, str, str]]
 
 
@@ -61,7 +62,7 @@ def profiled(gpu: str, **changed: Any) -> dict[str, Any]:
         "format": 1,
         "gpu": gpu,
         "shape": shape_of(configuration.from_dict(JOB)),
-        "versions": {"torch": "2.9.0", "deepspeed": "0.18.0"},
+        "versions": dict(VERSIONS),
         "date": "2026-11-26T11:00:00+00:00",
         "memory_gib": 20.0,
         "optimiser": 1e-11,
@@ -160,10 +161,10 @@ def test_the_file_of_a_cluster_is_read_as_it_was_written(make_inventory: MakeInv
         ({"rdm_accelerator": "cuda"}, [], ["which GPUs node1 has", "rdm_gpu", "rdm-provision profile"]),
         ({"rdm_gpu": "A11"}, [], ["'A11' is not known", "rdm-provision profile"]),
         ({"rdm_gpu": "{{ x }}"}, [], ["rdm_gpu of node1 is a template"]),
-        ({"rdm_gpu": "A10", "rdm_slots": "two"}, [], ["rdm_slots of node1 is 'two'"]),
-        ({"rdm_gpu": "A10", "rdm_slots": 0}, [], ["rdm_slots of node1 is 0"]),
-        ({"rdm_gpu": "A10", "rdm_gpu_price": -1}, [], ["rdm_gpu_price of node1 is -1"]),
-        ({"rdm_gpu": "A10", "rdm_gpu_speed": 90}, [], ["rdm_gpu_speed of node1 is 90", "rdm_gpu_speed: 0.9"]),
+        ({"rdm_gpu": "A10", "rdm_slots": "two"}, [], ["rdm_slots 'two' is not a number of processes"]),
+        ({"rdm_gpu": "A10", "rdm_slots": 0}, [], ["rdm_slots 0 is not a number of processes"]),
+        ({"rdm_gpu": "A10", "rdm_gpu_price": -1}, [], ["rdm_gpu_price -1 is no price"]),
+        ({"rdm_gpu": "A10", "rdm_gpu_speed": 90}, [], ["rdm_gpu_speed 90 is no share", "as 0.9"]),
         ({"rdm_gpu": "A10"}, ["parallel.tensor=2"], ["parallel.tensor=2", "leave it out"]),
         ({"rdm_gpu": "A10"}, ["--limit", "node9"], ["node9"]),
         ({"rdm_gpu": "A10"}, ["model.hiden_size=2"], ["model.hiden_size", "hidden_size"]),
@@ -224,19 +225,21 @@ class Nodes:
 
     Attributes:
         gpus: what each node calls its GPUs.
+        versions: of torch and DeepSpeed on each.
         runs: node names and overrides of each run, checks left out.
     """
 
     def __init__(self, gpus: dict[str, str]) -> None:
         self.gpus = gpus
+        self.versions = dict(VERSIONS)
         self.runs: list[tuple[list[str], list[str]]] = []
 
     def watch(self, run: Run, _title: str, **_how: Any) -> tuple[RunResult, JobState | None]:
         nodes, words = [*run.spec.nodes], [*run.spec.literal_vars.get("job_overrides", ())]
         recaps = {name: NodeRecap(ok=1) for name in nodes}
         if run.spec.check:
-            told = {name: [{"facts": {"gpu": self.gpus[name]}}] for name in nodes}
-            return RunResult(verb="train", check=True, nodes=recaps, returned={JOB_MODULE: told}), None
+            facts = {name: [{"facts": {"gpu": self.gpus[name], **self.versions}}] for name in nodes}
+            return RunResult(verb="train", check=True, nodes=recaps, returned={JOB_MODULE: facts}), None
         self.runs.append((nodes, words))
         link = {
             "point_to_point": {"latency": 1e-5, "bandwidth": 1e10},
@@ -287,6 +290,47 @@ def test_a_node_of_each_kind_is_measured_and_the_links_of_all(
     assert f"Next: rdm-provision tune -i {inventory} {job}" in out
     # And that is what is asked: no inventory says which GPUs there are.
     assert json.loads(call("tune", job, "-i", inventory, "--json", "--top", "1")[1])["measured"] is True
+
+
+def test_a_profile_of_other_software_or_gpus_is_refused(
+    call: Call, job: Path, make_inventory: MakeInventory, nodes: Nodes
+) -> None:
+    inventory = make_inventory(rdm_accelerator="cuda", rdm_slots=2, container_image="train:1")
+    assert call("profile", job, "-i", inventory)[0] == 0
+    found = tuning.profile_of(Cluster.load(inventory))
+    assert [one.versions for one in found.profiles] == [VERSIONS | {"image": "train:1"}] * 2
+    measured = len(nodes.runs)
+    measure = f"rdm-provision profile -i {inventory} {job}"
+    train = ("train", job, "-i", inventory, "--layout", "auto")
+
+    # What is on the nodes only a check finds, which `tune` leaves to `train`.
+    out = call("tune", job, "-i", inventory)[1]
+    assert "Not compared with the profile: torch and DeepSpeed of the nodes." in out
+    assert f"rdm-provision train -i {inventory} {job} --layout auto" in out
+    nodes.versions["torch"] = "2.10.0"
+    for command in train, ("tune", job, "-i", inventory, "--validate", "1"):
+        code, out, err = call(*command)
+        assert (code, out) == (3, "")
+        assert f"was measured with torch 2.9.0, and node1 has 2.10.0; measure it again: {measure}" in err
+    assert len(nodes.runs) == measured
+    nodes.versions = dict(VERSIONS)
+    assert call(*train)[0] == 0
+    assert len(nodes.runs) == measured + 1
+    nodes.gpus["node2"] = "NVIDIA H100 80GB HBM3"
+    assert "No profile is of the GPU H100" in call(*train)[2]
+    assert len(nodes.runs) == measured + 1
+
+    # The image and the GPUs are in the inventory.
+    for variables, problem in (
+        ({"container_image": "train:2"}, "with image train:1, and node1 has train:2; measure it again"),
+        ({"container_image": "train:1", "rdm_gpu": "H100"}, "rdm_gpu of node1 is H100, and the node was"),
+    ):
+        other = make_inventory(rdm_accelerator="cuda", rdm_slots=2, **variables)
+        (other / tuning.PROFILE_FILE).write_text((inventory / tuning.PROFILE_FILE).read_text())
+        code, out, err = call("tune", job, "-i", other)
+        assert (code, out) == (3, "")
+        assert problem in err
+        assert f"rdm-provision profile -i {other} {job}" in err
 
 
 @pytest.mark.parametrize(
@@ -357,4 +401,6 @@ def test_layouts_are_run_and_what_they_took_is_kept(
     assert len(pruned) == 4
     for (_, words), row in zip(nodes.runs, rows, strict=True):
         assert words[: len(row["layout"])] == row["layout"]
+        # The job has 4 iterations, and the first ones warm up.
+        assert {"optimisation.train_iterations=15", "checkpoint.exit_interval=15"} <= {*words}
     assert list(tuning.profile_of(Cluster.load(inventory)).validations) == [found]

@@ -99,11 +99,11 @@ def test_times_that_no_gpu_can_have_are_refused(size: int, times: LayerTimes, pr
     blocks = {**PROFILE.layers[2]["Block"], size: times}
     wrong = dataclasses.replace(PROFILE, layers={**PROFILE.layers, 2: {**PROFILE.layers[2], "Block": blocks}})
     with pytest.raises(TrainerError, match=problem) as refused:
-        wrong.require(JOB, VERSIONS, source="h100.json", command="rdm-trainer profile gpt2-xl.yaml")
+        wrong.require(JOB, source="h100.json", command="rdm-trainer profile gpt2-xl.yaml")
     assert str(refused.value).startswith("h100.json cannot be right: ")
-    assert str(refused.value).endswith("measure it anew: rdm-trainer profile gpt2-xl.yaml")
+    assert str(refused.value).endswith("measure it again: rdm-trainer profile gpt2-xl.yaml")
     # Of what is no known GPU no peak is published.
-    dataclasses.replace(wrong, gpu="cpu").require(JOB, VERSIONS, source="cpu.json", command="")
+    dataclasses.replace(wrong, gpu="cpu").require(JOB, source="cpu.json", command="")
 
 
 def test_links_that_were_not_measured_are_the_nodes() -> None:
