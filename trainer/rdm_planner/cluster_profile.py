@@ -50,11 +50,11 @@ class ClusterProfile:
             text = path.read_text(encoding="utf-8")
             if text.lstrip().startswith("{"):
                 return cls(profiles=(Profile.read(path),))
-            told = yaml.safe_load(text)
+            data = yaml.safe_load(text)
             return cls(
-                nodes={str(name): str(gpu) for name, gpu in told["nodes"].items()},
-                profiles=tuple(Profile.of(one, str(path)) for one in told["profiles"]),
-                validations=tuple(dict(one) for one in told.get("validations") or ()),
+                nodes={str(name): str(gpu) for name, gpu in data["nodes"].items()},
+                profiles=tuple(Profile.of(one, str(path)) for one in data["profiles"]),
+                validations=tuple(dict(one) for one in data.get("validations") or ()),
             )
         except OSError as error:
             raise TrainerError(f"The profile {path} cannot be read: {error.strerror}.") from None
@@ -67,15 +67,15 @@ class ClusterProfile:
 
     def text(self) -> str:
         """Return the file's content."""
-        told: dict[str, Any] = {
+        data: dict[str, Any] = {
             "nodes": dict(self.nodes),
             "profiles": [one.plain() for one in self.profiles],
             "validations": [dict(one) for one in self.validations],
         }
-        return _HEAD + yaml.safe_dump(told, sort_keys=False, default_flow_style=None, width=120)
+        return _HEAD + yaml.safe_dump(data, sort_keys=False, default_flow_style=None, width=120)
 
     def of_job(self, config: Config) -> list[Profile]:
-        """Return a profile of each GPU: that of the job's shape, or, to be refused, another.
+        """Return a profile of each GPU: that of the job's shape, or another, which is refused later.
 
         Args:
             config: The job.

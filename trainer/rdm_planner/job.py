@@ -28,7 +28,7 @@ from rdm_planner.layouts import Estimate, Layout
 from rdm_planner.nodes import NodeKind
 from rdm_planner.partition import Problem
 from rdm_planner.schedules import BlockingSends, OneForwardOneBackward
-from rdm_planner.search import ideal_sums, paces
+from rdm_planner.search import ideal_sums, slowdowns
 from rdm_planner.times import LayerWork, PublishedPeaks, Times
 
 __all__ = ["Job", "TrainerModel", "blocks_of", "published_peaks", "with_layout"]
@@ -131,7 +131,7 @@ class Job:
     def __post_init__(self) -> None:
         self._shaped: dict[Layout, _Shaped] = {}
         self._sums: dict[tuple[object, ...], tuple[list[float], list[float]]] = {}
-        self._paces: dict[tuple[object, ...], dict[str, tuple[float, float]]] = {}
+        self._slowdowns: dict[tuple[object, ...], dict[str, tuple[float, float]]] = {}
         self._held: dict[int, tuple[list[int], list[int], list[tuple[int, ...]]]] = {}
         self._units: dict[int, list[tuple[LayerSize, ...]]] = {}
 
@@ -185,13 +185,15 @@ class Job:
             self._sums[key] = both, backward
         return self._sums[key]
 
-    def paces(self, layout: Layout, gpus: frozenset[str]) -> dict[str, tuple[float, float]]:
+    def slowdowns(self, layout: Layout, gpus: frozenset[str]) -> dict[str, tuple[float, float]]:
         """Return how slow GPUs are: at every layer; and all layers together, seconds."""
         key = (gpus, layout.tensor, layout.micro_batch, layout.checkpointing)
-        if key not in self._paces:
+        if key not in self._slowdowns:
             running = {gpu: self.sums(layout, gpu)[0] for gpu in gpus}
-            self._paces[key] = {gpu: (pace, running[gpu][-1]) for gpu, pace in paces(running).items()}
-        return self._paces[key]
+            self._slowdowns[key] = {
+                gpu: (slowdown, running[gpu][-1]) for gpu, slowdown in slowdowns(running).items()
+            }
+        return self._slowdowns[key]
 
     def _seconds(self, layout: Layout, gpu: str, layer: LayerSize) -> tuple[float, float]:
         size, tensor = layout.micro_batch, layout.tensor
@@ -209,11 +211,11 @@ class Job:
             gpus: GPUs of a node.
         """
         for tensor, data, stages in self._degrees(world_size, gpus):
-            if self._refusal(tensor, data, stages, self.batch) is None:
+            if self._rejection(tensor, data, stages, self.batch) is None:
                 for zero in self._zero_stages(data, stages):
                     yield from self._sizes(tensor, data, stages, zero)
 
-    def refusals(self, world_size: int, gpus: int) -> Iterator[str]:
+    def rejections(self, world_size: int, gpus: int) -> Iterator[str]:
         """Yield for each choice of degrees that is no layout why it is none.
 
         Args:
@@ -221,7 +223,7 @@ class Job:
             gpus: GPUs of a node.
         """
         for degrees in self._degrees(world_size, gpus):
-            if reason := self._refusal(*degrees, self.batch):
+            if reason := self._rejection(*degrees, self.batch):
                 yield reason
 
     def batch_steps(self, world_size: int, gpus: int) -> set[int]:
@@ -234,7 +236,7 @@ class Job:
         return {
             data
             for tensor, data, stages in self._degrees(world_size, gpus)
-            if self._refusal(tensor, data, stages, data) is None
+            if self._rejection(tensor, data, stages, data) is None
         }
 
     def _degrees(self, world_size: int, gpus: int) -> Iterator[tuple[int, int, int]]:
@@ -247,7 +249,7 @@ class Job:
                 if replicas % data == 0:
                     yield tensor, data, replicas // data
 
-    def _refusal(self, tensor: int, data: int, stages: int, batch: int) -> str | None:
+    def _rejection(self, tensor: int, data: int, stages: int, batch: int) -> str | None:
         """Return why degrees are no layout for a global batch; None when they are one."""
         if stages > self.config.spec.blocks:
             return f"There are more stages than the model's {self.config.spec.blocks} blocks."
@@ -258,7 +260,7 @@ class Job:
             tried,
             parallel=dataclasses.replace(tried.parallel, partition="even"),
             optimisation=dataclasses.replace(tried.optimisation, global_batch_size=batch),
-            # How many nodes the job asks for is not what is looked for.
+            # The search does not depend on how many nodes the job requests.
             launcher=dataclasses.replace(tried.launcher, nodes=None, devices_per_node=None),
         )
         problems = check(tried, tensor * data * stages)
@@ -334,10 +336,10 @@ class _Shaped:
         blocks = min(end, len(self.units) - 1) - max(begin, 1)
         if not self._is_linear or blocks < 1 or self.layout.pipeline == 1:
             return self.memory(stage, begin, end)
-        place = (begin == 0, end == len(self.units))
-        if place not in self._lines:
-            self._lines[place] = self._line(*place)
-        constant, by_block, by_both = self._lines[place]
+        ends = (begin == 0, end == len(self.units))
+        if ends not in self._lines:
+            self._lines[ends] = self._line(*ends)
+        constant, by_block, by_both = self._lines[ends]
         in_flight = min(self.micro_batches, self.layout.pipeline - stage)
         base, per_micro_batch = constant
         return base + blocks * by_block + in_flight * (per_micro_batch + blocks * by_both)
@@ -497,8 +499,8 @@ class TrainerModel:
     def _slowest(self, layout: Layout, nodes: Sequence[NodeKind]) -> NodeKind:
         if len(nodes) == 1:
             return nodes[0]
-        pace = self.job.paces(layout, frozenset(self._count))
-        return max(nodes, key=lambda node: pace[node.gpu])
+        slowdown = self.job.slowdowns(layout, frozenset(self._count))
+        return max(nodes, key=lambda node: slowdown[node.gpu])
 
     def _stages(self, layout: Layout) -> list[tuple[NodeKind, ...]]:
         """Return the distinct kinds of each stage's nodes, in order: its ranks are next to each other."""
@@ -524,7 +526,7 @@ class TrainerModel:
     def _kinds(self) -> tuple[list[NodeKind], list[int]]:
         """Return the kinds of nodes, and the number of each node's."""
         kinds = list(dict.fromkeys(self.nodes))
-        number = {kind: place for place, kind in enumerate(kinds)}
+        number = {kind: number for number, kind in enumerate(kinds)}
         return kinds, [number[node] for node in self.nodes]
 
     def _sends(self, shaped: _Shaped, stages: Sequence[Sequence[NodeKind]]) -> list[float]:

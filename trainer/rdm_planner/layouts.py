@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A parallel layout, and what a cost model says of it."""
+"""A parallel layout, and its estimated cost."""
 
 from __future__ import annotations
 
@@ -49,12 +49,12 @@ class Estimate:
         seconds: Of a step.
         parts: Where the time goes, seconds by name.
         memory_gib: Of the fullest GPU, GiB.
-        stage_memory_gib: Of a GPU of each stage, GiB; empty when nobody asked.
+        stage_memory_gib: Of a GPU of each stage, GiB; empty if not computed.
         stage_seconds: What each stage takes for a micro-batch, forward and backward, with its sends; empty
-            when nobody asked.
+            if not computed.
         forward_share: The share of the forward pass in it.
         fits: Every stage fits its GPUs.
-        bound: What any cut of this layout takes at least on this placement; None when nobody asked.
+        bound: What any cut of this layout takes at least on this placement; None if not computed.
     """
 
     layout: Layout

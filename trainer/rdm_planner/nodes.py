@@ -25,7 +25,7 @@ class NodeKind:
         inter: Bandwidth to other nodes, bit/s.
         intra: Bandwidth between GPUs of the node, bit/s.
         memory_gib: Memory of a GPU that a program can use, GiB.
-        price: Of one node for an hour; 0 when nobody said.
+        price: Of one node for an hour; 0 if unknown.
         speed: How fast it computes, as a share of what its GPUs are known for.
     """
 
@@ -59,13 +59,13 @@ def orders(nodes: Sequence[NodeKind]) -> Iterator[tuple[NodeKind, ...]]:
     while True:
         if order != given:
             yield tuple(kinds[index] for index in order)
-        # The next larger order: raise the last place that can be, and let the smallest follow it.
-        place = next((at for at in range(len(order) - 2, -1, -1) if order[at] < order[at + 1]), None)
-        if place is None:
+        # The next larger order: raise the last position that can be, and let the smallest follow it.
+        position = next((at for at in range(len(order) - 2, -1, -1) if order[at] < order[at + 1]), None)
+        if position is None:
             return
-        other = next(at for at in range(len(order) - 1, place, -1) if order[at] > order[place])
-        order[place], order[other] = order[other], order[place]
-        order[place + 1 :] = reversed(order[place + 1 :])
+        other = next(at for at in range(len(order) - 1, position, -1) if order[at] > order[position])
+        order[position], order[other] = order[other], order[position]
+        order[position + 1 :] = reversed(order[position + 1 :])
 
 
 def order_count(nodes: Sequence[NodeKind]) -> int:
@@ -86,8 +86,8 @@ def tried_orders(nodes: Sequence[NodeKind]) -> list[tuple[NodeKind, ...]]:
     """
     tried = list(itertools.islice(orders(nodes), _ORDERS + 1))
     if len(tried) > _ORDERS:
-        places = range(0, len(nodes), -(-len(nodes) // _ROTATIONS))
-        tried = list(dict.fromkeys((*nodes[place:], *nodes[:place]) for place in places))
+        positions = range(0, len(nodes), -(-len(nodes) // _ROTATIONS))
+        tried = list(dict.fromkeys((*nodes[position:], *nodes[:position]) for position in positions))
     return tried
 
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from rdm_planner.schedules import Chosen, Path, Schedule
 
-# By a place among the layers, seconds.
+# By position among the layers, seconds.
 Sums = Sequence[float] | Mapping[int, float]
 
 __all__ = ["Cut", "CutSearch", "Problem", "best_cut", "ends_that_fit"]
@@ -27,7 +27,7 @@ __all__ = ["Cut", "CutSearch", "Problem", "best_cut", "ends_that_fit"]
 # Times this close are the same: sums over layers are rounded in another order than a simulation's.
 _TOLERANCE = 1e-9
 
-# When so many passes are simulated, or so many stages of cuts looked at, the best cut so far is returned with
+# When so many passes are simulated, or so many stages of cuts tried, the best cut so far is returned with
 # its bound.
 _WORK = 40_000
 _LEAST_SIMULATIONS = 20
@@ -204,14 +204,14 @@ class CutSearch:
         self.upper = math.inf
         self.bound = 0.0
         self.best: tuple[int, ...] | None = None
-        # Cuts that were simulated, from which better ones are looked for.
+        # Cuts that were simulated, from which better ones are searched.
         self.starts: dict[tuple[int, ...], float] = {}
-        # Simulations, and stages looked at, of one attempt, and how many at most.
+        # Simulations, and stages tried, of one attempt, and how many at most.
         self.simulations = self.steps = self.most = self.most_steps = 0
         self.ends: list[tuple[int, int]] = []
-        # For each stage, where it begins at the earliest when it ends at a place.
+        # For each stage, where it begins at the earliest when it ends at a position.
         self.lows: list[dict[int, int]] = []
-        # For each stage, what cuts take at least in which it begins at a place, besides the rest.
+        # For each stage, what cuts take at least in which it begins at a position, besides the rest.
         self.suffix: list[dict[int, float]] = []
 
     def begin(self, below: float, tries: Callable[[], Iterable[Sequence[int]]] = tuple) -> None:
@@ -297,7 +297,7 @@ class CutSearch:
         return bound + self.problem.rest(cut[0]), decides
 
     def _least_sums(self) -> tuple[list[Sums], list[Sums]]:
-        """Return what the stages before each stage take at least for the layers before a place, and after."""
+        """Return the least times of the stages before each stage, up to a position, and after it."""
         sums, layers, stages = self.problem.sums, self.problem.layers, self.stages
         if all(running is sums[0] for running in sums):
             left = [sums[0][-1] - done for done in sums[0]]
@@ -418,7 +418,7 @@ class CutSearch:
         return found
 
     def _earliest(self, stage: int) -> dict[int, int]:
-        """Return for each place where a stage can end, where it then begins at the earliest."""
+        """Return for each position where a stage can end, where it then begins at the earliest."""
         fits = self.problem.fits
         running, limit = self.problem.sums[stage], self.limits[stage]
         low = self.ends[stage - 1][0] if stage else 0

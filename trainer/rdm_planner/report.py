@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a search says beside its winner: why others are slower, what was left out, and what time costs."""
+"""What a search reports besides its winner: why others are slower, what was left out, and what time costs."""
 
 from __future__ import annotations
 
@@ -58,9 +58,9 @@ def rejected(model: TrainerModel, unfit: int) -> dict[str, int]:
 
     Args:
         model: The job on the nodes in any order.
-        unfit: Layouts that fit no memory, of those that were looked at.
+        unfit: Layouts that fit no memory, of those that were tried.
     """
-    reasons = collections.Counter(model.job.refusals(model.world_size, model.gpus))
+    reasons = collections.Counter(model.job.rejections(model.world_size, model.gpus))
     if unfit:
         reasons["No cut of the layers fits the memory of the GPUs."] = unfit
     return dict(reasons.most_common())

@@ -296,13 +296,13 @@ class OneForwardOneBackward:
                 finish = seconds
             stages.append((between, forward, backward, until, start, finish))
         stages.append(own)
-        for place, (between, forward, backward, until, start, finish) in enumerate(stages):
-            if place < p - 1:
+        for index, (between, forward, backward, until, start, finish) in enumerate(stages):
+            if index < p - 1:
                 if (seconds := forward + down - until) > start:
                     start = seconds
                 if (seconds := backward + back - until) > finish:
                     finish = seconds
-            if place > p - m:
+            if index > p - m:
                 seconds = between + start + finish
             else:
                 seconds = between + max(start + m * backward, m * forward + finish)

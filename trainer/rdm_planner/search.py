@@ -15,7 +15,7 @@ from typing import Protocol
 from rdm_planner.layouts import Estimate, Layout
 from rdm_planner.partition import CutSearch, Problem, ends_that_fit
 
-__all__ = ["CostModel", "Found", "floor", "ideal_sums", "paces", "search"]
+__all__ = ["CostModel", "Found", "floor", "ideal_sums", "search", "slowdowns"]
 
 
 class CostModel(Protocol):
@@ -54,7 +54,7 @@ class Found:
         best: The fastest, one for each layout, the fastest first.
         layouts: Layouts that there are.
         solved: How often a cut was searched: of a layout, for each order of nodes that makes a difference.
-        unfit: Layouts of which no cut fits, of those that were looked at.
+        unfit: Layouts of which no cut fits, of those that were tried.
         bound: What any layout takes at least on the orders of nodes that were tried, seconds: the fastest's
             time when it is proved to be the fastest.
     """
@@ -66,7 +66,7 @@ class Found:
     bound: float
 
 
-def paces(running: Mapping[str, Sequence[float]]) -> dict[str, float]:
+def slowdowns(running: Mapping[str, Sequence[float]]) -> dict[str, float]:
     """Return how much slower each kind of device is, at every layer, than the fastest device for each layer.
 
     Args:
@@ -94,16 +94,16 @@ def ideal_sums(
     """
     if len(running) == 1:
         return list(running.values()) * stages
-    pace = paces(running)
+    slowdown = slowdowns(running)
     least = [0.0]
     for column in zip(*(itertools.pairwise(sums) for sums in running.values()), strict=True):
         least.append(least[-1] + min(b - a for a, b in column))
-    kinds = sorted(running, key=lambda kind: pace[kind])
+    kinds = sorted(running, key=lambda kind: slowdown[kind])
     found: list[Sequence[float]] = []
     for count, kind in enumerate(kinds, start=1):
         most = stages if count == len(kinds) else min(stages, room(kinds[:count]))
         if most > len(found):
-            found += [[seconds * pace[kind] for seconds in least]] * (most - len(found))
+            found += [[seconds * slowdown[kind] for seconds in least]] * (most - len(found))
     return found
 
 
@@ -120,7 +120,9 @@ class _Spread:
         running = {str(number): sums for number, sums in enumerate(lists)}
         total = ideal_sums(running, 1, lambda _kinds: 1)[0][-1] if len(lists) > 1 else lists[0][-1]
         return cls(
-            tuple(lists), total, {id(lists[int(key)]): 1 / pace for key, pace in paces(running).items()}
+            tuple(lists),
+            total,
+            {id(lists[int(key)]): 1 / slowdown for key, slowdown in slowdowns(running).items()},
         )
 
 

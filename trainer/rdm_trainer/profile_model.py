@@ -73,7 +73,7 @@ def measure(
     device: torch.device,
     micro_batches: Iterable[int],
     blocks: tuple[int, int],
-    say: Callable[[str], None] = lambda _line: None,
+    report: Callable[[str], None] = lambda _line: None,
 ) -> Profile:
     """Measure on all ranks together; they are of one kind.
 
@@ -82,7 +82,7 @@ def measure(
         device: This rank's.
         micro_batches: The micro-batches, rising. What does not fit the memory is left out with a line.
         blocks: How many blocks the two models have: few, and more.
-        say: Told what is measured.
+        report: Called with what is measured next.
 
     Raises:
         torch.OutOfMemoryError: Not even the smallest micro-batch fits.
@@ -96,11 +96,11 @@ def measure(
     optimiser = 0.0
     for tensor in [degree for degree in range(1, local + 1) if local % degree == 0 and heads % degree == 0]:
         topology = Topology.create(tensor, 1)
-        layers[tensor], updates = _layers(config, topology, device, sizes, blocks, say)
+        layers[tensor], updates = _layers(config, topology, device, sizes, blocks, report)
         # Of the largest degree, which has the fewest replicas: they would reduce their gradients meanwhile.
         # ZeRO gives each its part of the parameters.
         optimiser = updates * (topology.data if config.zero_stage else 1)
-    say("the links")
+    report("the links")
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
     known = flops.find_accelerator(name)
     return Profile(
@@ -121,7 +121,7 @@ def _layers(
     device: torch.device,
     sizes: list[int],
     blocks: tuple[int, int],
-    say: Callable[[str], None],
+    report: Callable[[str], None],
 ) -> tuple[dict[str, dict[int, LayerTimes]], float]:
     """Return the times of each kind of layer, and of the optimiser for each parameter of this rank."""
     few, more = blocks
@@ -134,8 +134,8 @@ def _layers(
     passes: dict[tuple[str, str], dict[int, _Pass]] = {}
     for (which, count), saved in itertools.product(counts.items(), ("none", "full")):
         job = _job(config, topology, count, saved)
-        say(f"tensor degree {topology.tensor}, {count[0]} blocks, activation checkpointing {saved}")
-        passes[which, saved] = _passes(job, topology, sizes, say)
+        report(f"tensor degree {topology.tensor}, {count[0]} blocks, activation checkpointing {saved}")
+        passes[which, saved] = _passes(job, topology, sizes, report)
         # Sizes that do not fit are not tried again.
         sizes = [size for size in sizes if size in passes[which, saved]]
     found: dict[str, dict[int, LayerTimes]] = {}
@@ -216,10 +216,10 @@ def _batches(job: Config, topology: Topology, size: int) -> Iterator[Any]:
 
 
 def _passes(
-    job: Config, topology: Topology, sizes: Iterable[int], say: Callable[[str], None]
+    job: Config, topology: Topology, sizes: Iterable[int], report: Callable[[str], None]
 ) -> dict[int, _Pass]:
     """Return the times of a model by micro-batch."""
-    # Each engine compiles anew; what torch's cache on the disk has is soon there.
+    # Each engine compiles again; what torch's cache on the disk has is soon there.
     torch.compiler.reset()
     engine = Engine(job, topology)
     engine.set_learning_rate(1e-4)
@@ -231,7 +231,7 @@ def _passes(
             except torch.OutOfMemoryError:
                 if not found:
                     raise
-                say(f"micro-batch {size} does not fit the memory")
+                report(f"micro-batch {size} does not fit the memory")
                 break
     finally:
         with quiet():
@@ -326,10 +326,10 @@ def _embedding(job: Config, topology: Topology, device: torch.device, size: int)
 
 
 def _ranks_here() -> int:
-    """Return how many ranks share this node, by the nodes' names: not every launcher says so."""
-    told: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(told, this_node())
-    return told.count(this_node())
+    """Return how many ranks share this node, by the nodes' names: not every launcher sets that."""
+    nodes: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(nodes, this_node())
+    return nodes.count(this_node())
 
 
 def _memory(device: torch.device) -> int:
@@ -364,13 +364,13 @@ def measure_links(device: torch.device) -> dict[str, dict[str, Link]]:
     return found
 
 
-def _send(data: torch.Tensor, count: int, first: int, apart: int) -> None:
+def _send(data: torch.Tensor, count: int, first: int, distance: int) -> None:
     """Let some ranks from the first on send to those so many further."""
-    place = dist.get_rank() - first
-    if 0 <= place < count:
-        dist.send(data, first + place + apart)
-    elif apart <= place < apart + count:
-        dist.recv(data, first + place - apart)
+    index = dist.get_rank() - first
+    if 0 <= index < count:
+        dist.send(data, first + index + distance)
+    elif distance <= index < distance + count:
+        dist.recv(data, first + index - distance)
 
 
 def _ring(device: torch.device, group: Any, ranks: int) -> Link:

@@ -38,7 +38,7 @@ def rotations(nodes: Sequence[NodeKind]) -> list[tuple[NodeKind, ...]]:
     given = tuple(nodes)
     if len(set(given)) == 1:
         return [given]
-    return [given[place:] + given[:place] for place in range(len(given))]
+    return [given[first:] + given[:first] for first in range(len(given))]
 
 
 @dataclass(frozen=True)
@@ -334,7 +334,7 @@ class FasopModel:
     def _memory(self, layout: Layout, cut: Sequence[int]) -> tuple[float, bool]:
         """Return the memory of the fullest stage in GiB with FASOP's margin, and whether all stages fit.
 
-        FASOP never looks at the last of several nodes of a stage.
+        FASOP ignores the last of several nodes of a stage.
         """
         used, limits = self._memory_sums(layout), self._memory_limits(layout.pipeline)
         fullest, fits, begin = 0.0, True, 0

@@ -3,7 +3,7 @@
 
 .. code-block:: yaml
 
-    inter: 100                                     # Gbit/s of a node, unless it says otherwise
+    inter: 100                                     # Gbit/s of a node, by default
     intra: 600                                     # Gbit/s between a node's GPUs
     nodes:
       - {gpu: A100-40, nodes: 1, gpus: 4, price: 2.5}
@@ -42,33 +42,35 @@ def read(path: Path) -> list[NodeGroup]:
         TrainerError: It cannot be read, or does not describe nodes.
     """
     try:
-        told = yaml.safe_load(path.read_text(encoding="utf-8"))
+        data = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise TrainerError(f"The cluster's file {path} cannot be read: {error.strerror}.") from None
     except (yaml.YAMLError, UnicodeError):
         raise TrainerError(f"The cluster's file {path} is not YAML.") from None
-    kinds = told.get("nodes") if isinstance(told, dict) else None
+    kinds = data.get("nodes") if isinstance(data, dict) else None
     if not isinstance(kinds, list) or not kinds or not all(isinstance(kind, dict) for kind in kinds):
         raise TrainerError(f"{path} names no nodes; write nodes: [{{gpu: H100, nodes: 2, gpus: 8}}].")
-    common = {key: value for key, value in told.items() if key != "nodes"}
+    common = {key: value for key, value in data.items() if key != "nodes"}
     if unknown := sorted(map(str, common.keys() - set(_BANDWIDTHS))):
         raise TrainerError(f"{path} has the key {unknown[0][:40]!r}; beside nodes there are inter and intra.")
-    return [_group(common | kind, f"{path}, nodes[{place}]") for place, kind in enumerate(kinds)]
+    return [_group(common | kind, f"{path}, nodes[{index}]") for index, kind in enumerate(kinds)]
 
 
-def _group(told: Mapping[Any, Any], where: str) -> NodeGroup:
-    if unknown := sorted(map(str, told.keys() - set(_KEYS))):
+def _group(values: Mapping[Any, Any], where: str) -> NodeGroup:
+    if unknown := sorted(map(str, values.keys() - set(_KEYS))):
         raise TrainerError(f"{where} has the key {unknown[0][:40]!r}; known are {', '.join(_KEYS)}.")
-    if missing := [key for key in ("gpu", "nodes", "gpus") if key not in told]:
+    if missing := [key for key in ("gpu", "nodes", "gpus") if key not in values]:
         raise TrainerError(f"{where} lacks {missing[0]}; write {{gpu: H100, nodes: 2, gpus: 8}}.")
-    if not isinstance(told["gpu"], str):
-        raise TrainerError(f"{where}.gpu is {str(told['gpu'])[:40]!r}; write a GPU's name, as H100.")
+    if not isinstance(values["gpu"], str):
+        raise TrainerError(f"{where}.gpu is {str(values['gpu'])[:40]!r}; write a GPU's name, as H100.")
     for key, most in (("nodes", MOST_NODES), ("gpus", MOST_GPUS)):
-        if type(told[key]) is not int or not 0 < told[key] <= most:
-            raise TrainerError(f"{where}.{key} is {str(told[key])[:40]!r}; write a number from 1 to {most}.")
+        if type(values[key]) is not int or not 0 < values[key] <= most:
+            raise TrainerError(
+                f"{where}.{key} is {str(values[key])[:40]!r}; write a number from 1 to {most}."
+            )
     numbers = {}
     for key, limit in _MOST.items():
-        value = told.get(key)
+        value = values.get(key)
         if value is None:
             continue
         if (
@@ -82,4 +84,4 @@ def _group(told: Mapping[Any, Any], where: str) -> NodeGroup:
             )
             raise TrainerError(f"{where}.{key} is {str(value)[:40]!r}; write {wanted}.")
         numbers[key] = float(value)
-    return NodeGroup(told["gpu"], told["gpus"], [""] * told["nodes"], **numbers)
+    return NodeGroup(values["gpu"], values["gpus"], [""] * values["nodes"], **numbers)

@@ -19,7 +19,7 @@ __all__ = ["TuneOptions", "tune_options"]
 
 @dataclass(frozen=True)
 class TuneOptions:
-    """What was asked for.
+    """What was requested.
 
     Args:
         config: The job's file.
@@ -28,7 +28,7 @@ class TuneOptions:
         intra: Bandwidth between a node's GPUs, Gbit/s.
         efficiency: The share of their peak that GPUs reach, from 0 to 1.
         top: How many layouts are shown.
-        pareto: Subsets of the nodes are looked at too.
+        pareto: Subsets of the nodes are searched too.
         prices: Of a GPU-hour, as ``GPU=AMOUNT``.
         as_json: Nothing but JSON is printed.
         write: The winner goes into the file.
@@ -59,7 +59,7 @@ class TuneOptions:
         """Return the prices of a GPU-hour by the GPU's name.
 
         Raises:
-            TrainerError: A GPU is not known, or what is said is no price.
+            TrainerError: A GPU is not known, or the amount is no price.
         """
         from rdm_core.cost import flops
 

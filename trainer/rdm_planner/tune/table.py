@@ -36,8 +36,8 @@ def show(answer: Answer, following: str) -> None:
         console.print("The price is that of 1,000 steps.")
     for number, row in enumerate(answer.rows, 1):
         console.print(f"\n{number}  {_shares(row)}", markup=False, soft_wrap=True)
-        for name, told in _stages(row):
-            console.print(f"   {name}: {told}", markup=False, soft_wrap=True)
+        for name, value in _stages(row):
+            console.print(f"   {name}: {value}", markup=False, soft_wrap=True)
     console.print()
     if len(answer.rows) > 1:
         second = answer.rows[1]["slower"]

@@ -11,7 +11,7 @@ __all__ = ["chosen", "compared", "rank_correlation"]
 
 
 def chosen(count: int, best: int) -> list[int]:
-    """Return which layouts are run, by their places: the best, and as many of the others, evenly spread.
+    """Return which layouts are run, by their ranks: the best, and as many of the others, evenly spread.
 
     Args:
         count: Layouts that there are, the fastest first.
@@ -21,7 +21,7 @@ def chosen(count: int, best: int) -> list[int]:
     others = range(first, count)
     some = min(best, len(others))
     # The slowest is among them: what is alike is hard to put in order.
-    return [*range(first), *(others[(place + 1) * len(others) // some - 1] for place in range(some))]
+    return [*range(first), *(others[(number + 1) * len(others) // some - 1] for number in range(some))]
 
 
 def compared(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

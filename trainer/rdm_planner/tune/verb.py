@@ -29,10 +29,10 @@ def tune(
     statement: Callable[[Config], EngineStep],
     more: Callable[[], Mapping[str, Any]] = dict,
 ) -> Answer:
-    """Search, print what was found, and write what was asked for.
+    """Search, print what was found, and write what was requested.
 
     Args:
-        options: What was asked.
+        options: What was requested.
         job: What :func:`rdm_planner.tune.answer.read_job` returned.
         fleet: The nodes.
         following: Makes of the winner's overrides the command to go on with.

@@ -60,7 +60,7 @@ def profile(
 
     Forward and backward by micro-batch and tensor degree, with and without activation checkpointing, the
     optimiser, and the links between ranks. Launchers start this once per device; alone it is one process on
-    one device. In a job's directory ($RDM_JOB_DIR) progress.json tells what was measured, under `measured`.
+    one device. In a job's directory ($RDM_JOB_DIR) progress.json has the results, under `measured`.
     """
     import dataclasses
     import json
@@ -93,39 +93,39 @@ def profile(
 
     done = 0
 
-    def tell(phase: str, **more: Any) -> None:
-        """Tell whoever watches the job."""
+    def publish(phase: str, **more: Any) -> None:
+        """Write the job's progress."""
         nonlocal done
         if directory is not None and is_first:
-            told = {"iteration": done, "phase": phase, "time": time.time(), **more}
-            write_atomically(Path(directory, "progress.json"), json.dumps(told) + "\n")
+            progress = {"iteration": done, "phase": phase, "time": time.time(), **more}
+            write_atomically(Path(directory, "progress.json"), json.dumps(progress) + "\n")
         done += 1
 
-    def say(line: str) -> None:
+    def report(line: str) -> None:
         if is_first:
             click.echo(f"Measuring: {line}", err=True)
-        tell(line)
+        publish(line)
 
     device = start(job)
     if links_only:
-        say("the links")
+        report("the links")
         links = {
             where: {what: dataclasses.asdict(link) for what, link in several.items()}
             for where, several in measure_links(device).items()
         }
-        tell("done", measured={"links": links})
+        publish("done", measured={"links": links})
         if is_first:
             click.echo(json.dumps(links))
         dist.barrier()
         dist.destroy_process_group()
         return 0
     try:
-        found = measure(job, device, sizes, blocks, say)
+        found = measure(job, device, sizes, blocks, report)
     except torch.OutOfMemoryError:
         raise TrainerError(
             f"{blocks[1]} blocks do not fit the memory with a micro-batch of 1; take fewer: --blocks 1 2."
         ) from None
-    tell("done", measured=found.plain())
+    publish("done", measured=found.plain())
     if is_first:
         write_atomically(output, found.text())
         click.echo(f"{output}: {found.gpu}, tensor degrees {', '.join(map(str, found.layers))}.")

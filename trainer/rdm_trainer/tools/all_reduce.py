@@ -6,7 +6,7 @@ Gloo, the same interfaces, the same processes. It reduces tensors of growing siz
 are those of nccl-tests (its doc/PERFORMANCE.md): algorithm bandwidth is size / time, bus bandwidth that times
 2 (n - 1) / n, which does not depend on the number of ranks and compares with a link's rate.
 
-An all-reduce is as slow as its slowest rank and does not say which that is. So some rounds follow in which
+An all-reduce is as slow as its slowest rank and does not show which that is. So some rounds follow in which
 each node exchanges data with one other, all pairs at once and nobody in two: who is slow is slow in each.
 
 Rank 0 writes ``progress.json`` into the job's directory (``$RDM_JOB_DIR``), with the result under
@@ -61,7 +61,7 @@ def parse_size(text: str) -> int:
 
 
 def this_node() -> str:
-    """Return what tells this rank's node from others: its name, without one its address or host name."""
+    """Return the name of this rank's node, without one its address or host name."""
     return os.environ.get("RDM_NODE") or os.environ.get("MY_IP") or socket.gethostname()
 
 
@@ -78,7 +78,7 @@ def sizes(most: int) -> list[int]:
 
 
 def partner(node: int, count: int, number: int) -> int | None:
-    """Return with whom a node is in a pair in a round, None where it rests: a round-robin tournament.
+    """Return the partner of a node in a round, None where it has none: a round-robin tournament.
 
     Over ``count - 1`` rounds (``count``, when that is odd) every pair meets once.
 
@@ -107,11 +107,13 @@ class Bench:
         self.device = device
         self.rank, self.world = dist.get_rank(), dist.get_world_size()
         mine = this_node()
-        told: list[Any] = [None] * self.world
-        dist.all_gather_object(told, (mine, link_rate(device)))
-        self.nodes = list(dict.fromkeys(name for name, _ in told))
-        self.rates = {name: rate for name, rate in told if rate}
-        self.ranks = [[rank for rank, (name, _) in enumerate(told) if name == node] for node in self.nodes]
+        gathered: list[Any] = [None] * self.world
+        dist.all_gather_object(gathered, (mine, link_rate(device)))
+        self.nodes = list(dict.fromkeys(name for name, _ in gathered))
+        self.rates = {name: rate for name, rate in gathered if rate}
+        self.ranks = [
+            [rank for rank, (name, _) in enumerate(gathered) if name == node] for node in self.nodes
+        ]
         self.node = self.nodes.index(mine)
 
     def largest(self, most: int) -> int:
@@ -167,10 +169,10 @@ class Bench:
         some = min(rounds, PAIR_ROUNDS)
         sent, received = (torch.ones(size // 4, device=self.device) for _ in range(2))
         found = []
-        for number in sorted({place * rounds // some for place in range(some)}):
+        for number in sorted({index * rounds // some for index in range(some)}):
             other = partner(self.node, count, number)
-            place = self.ranks[self.node].index(self.rank)
-            peer = None if other is None or place >= len(self.ranks[other]) else self.ranks[other][place]
+            index = self.ranks[self.node].index(self.rank)
+            peer = None if other is None or index >= len(self.ranks[other]) else self.ranks[other][index]
             dist.barrier()
             if peer is not None:
                 self._exchange(sent[:1], received[:1], peer)  # connects the two
@@ -182,7 +184,7 @@ class Bench:
             return []
         home = {rank: node for node, ranks in zip(self.nodes, self.ranks, strict=True) for rank in ranks}
         slowest: dict[tuple[str, str], float] = {}
-        for one, other, rate in (measured for told in every for measured in told):
+        for one, other, rate in (measured for links in every for measured in links):
             pair = home[min(one, other)], home[max(one, other)]
             slowest[pair] = min(rate, slowest.get(pair, rate))
         return [[*pair, rate] for pair, rate in slowest.items()]
