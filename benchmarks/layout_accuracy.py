@@ -2,11 +2,11 @@
 """How well the planner predicts steps of layouts, micro-batches and models that were not measured before.
 
 Run `python benchmarks/layout_accuracy.py --output DIR` where `rdm_trainer` can be imported. It profiles the
-layers of a GPT on this host's first two devices (`rdm-trainer profile`, micro-batches 1, 2, 4 and 8, models
-of 2 and of 6 blocks), predicts steps of other models, micro-batches, global batches and layouts from that,
-takes those steps with the trainer's engine, and compares. The shape is that of Llama 7B's blocks, 4,096 wide
-on 2,048 tokens: with narrower ones a GPU waits for its processor, whose times vary more than the errors that
-are looked for. A step's time is the median over rounds, without the first steps. `--smoke` is for a look
+layers of a GPT on this host's first device, two or four (`rdm-trainer profile`, micro-batches 1, 2, 4 and 8,
+models of 2 and of 6 blocks), predicts steps of other models, micro-batches, global batches and layouts from
+that, takes those steps with the trainer's engine, and compares. The shape is that of Llama 7B's blocks, 4,096
+wide on 2,048 tokens: with narrower ones a GPU waits for its processor, whose times vary more than the errors
+that are looked for. A step's time is the median over rounds, without the first steps. `--smoke` is for a look
 whether everything works: a small shape, on a CPU too.
 """
 
@@ -55,7 +55,18 @@ class Combination:
 
 
 # Tensor, data and pipeline degree.
-LAYOUTS = {"one": (1, 1, 1), "DP 2": (1, 2, 1), "TP 2": (2, 1, 1), "PP 2": (1, 1, 2)}
+LAYOUTS = {
+    "one": (1, 1, 1),
+    "DP 2": (1, 2, 1),
+    "TP 2": (2, 1, 1),
+    "PP 2": (1, 1, 2),
+    "DP 4": (1, 4, 1),
+    "TP 4": (4, 1, 1),
+    "PP 4": (1, 1, 4),
+    "TP 2 DP 2": (2, 2, 1),
+    "TP 2 PP 2": (2, 1, 2),
+    "PP 2 DP 2": (1, 2, 2),
+}
 ONE = [
     Combination("one", 8, 3, 4),
     Combination("one", 8, 6, 3, True),
@@ -83,6 +94,24 @@ TWO = [
     Combination("PP 2", 8, 2, 12),
     Combination("PP 2", 5, 6, 6, True),
 ]
+FOUR = [
+    Combination("DP 4", 8, 3, 4),
+    Combination("DP 4", 8, 6, 3, True),
+    Combination("DP 4", 4, 4, 4),
+    Combination("TP 4", 8, 8, 4),
+    Combination("TP 4", 8, 8, 6, True),
+    Combination("TP 4", 12, 4, 6),
+    Combination("PP 4", 8, 4, 8),
+    Combination("PP 4", 12, 2, 16),
+    Combination("PP 4", 8, 2, 12, True),
+    Combination("TP 2 DP 2", 8, 4, 4),
+    Combination("TP 2 DP 2", 8, 6, 4, True),
+    Combination("TP 2 PP 2", 8, 4, 8),
+    Combination("TP 2 PP 2", 12, 4, 8, True),
+    Combination("PP 2 DP 2", 8, 4, 6),
+    Combination("PP 2 DP 2", 8, 2, 12),
+]
+"""Every layout of four devices, on a host that has them."""
 SMOKE = [Combination("one", 3, 1, 2), Combination("one", 4, 3, 2, True), Combination("one", 6, 2, 2)]
 
 
@@ -247,8 +276,8 @@ def main() -> int:
     from rdm_core import config
     from rdm_planner.profile import Profile
 
-    world = 1 if args.smoke else min(2, devices())
-    chosen = SMOKE if args.smoke else [*ONE, *(TWO if world > 1 else MORE_ON_ONE)]
+    world = 1 if args.smoke else {1: 1, 2: 2, 3: 2}.get(devices(), 4)
+    chosen = SMOKE if args.smoke else {1: [*ONE, *MORE_ON_ONE], 2: [*ONE, *TWO], 4: FOUR}[world]
     chosen = [one for one in chosen if not args.layout or one.layout in args.layout]
     begin = time.perf_counter()
     with tempfile.TemporaryDirectory() as temporary:
