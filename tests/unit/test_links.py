@@ -90,3 +90,21 @@ def test_every_page_that_a_source_file_names_exists() -> None:
 @pytest.mark.parametrize("link", ["no-page.md", "CHANGELOG.md#no-anchor", "#no-anchor"])
 def test_a_broken_link_is_found(link: str) -> None:
     assert broken(link, ROOT / "README.md")
+
+
+PATH = re.compile(
+    r"`((?:benchmarks|docs|molecule|playbooks|plugins|rdm_\w+|requirements|roles|tests|trainer)/[\w./-]+)`"
+)
+ELSEWHERE = ("trainer/.venv", "tests/test_nccl_ib.py")
+"""What set-up makes, and a file of another repository."""
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_path_of_the_repository_that_a_page_names_exists(page: Path) -> None:
+    named = [path for path in PATH.findall(page.read_text(encoding="utf-8")) if path not in ELSEWHERE]
+    folders = (ROOT, ROOT / "trainer")
+    assert [path for path in named if not any((folder / path).exists() for folder in folders)] == []
+    tests = {
+        path.name for folder in ("tests", "trainer/tests") for path in (ROOT / folder).rglob("test_*.py")
+    }
+    assert set(re.findall(r"(?<![\w/])test_\w+\.py\b", page.read_text(encoding="utf-8"))) <= tests
