@@ -99,6 +99,7 @@ class JobState:
         tflops: of each accelerator.
         losses: points (iteration, loss) of the curve.
         checkpoint: iteration of the newest checkpoint.
+        exported: directories with what a fine-tuning has made, ``model`` or ``adapter``.
         phase: what the training does: ``starting``, ``training``, ``evaluating``…
         gpu: how busy the accelerators are: a line of each, by node.
         directory: its directory on each node.
@@ -124,6 +125,7 @@ class JobState:
     tflops: float | None = None
     losses: tuple[tuple[int, float], ...] = field(default=(), repr=False)
     checkpoint: int | None = None
+    exported: tuple[str, ...] = ()
     phase: str = ""
     gpu: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     directory: str = ""
@@ -168,6 +170,7 @@ class JobState:
             tflops=progress.get("tflops"),
             losses=tuple((int(step), float(loss)) for step, loss in progress.get("losses") or ()),
             checkpoint=progress.get("checkpoint"),
+            exported=tuple(map(str, progress.get("exported") or ())),
             phase=str(progress.get("phase") or ""),
             gpu={node: tuple(lines) for node, lines in (data.get("gpu") or {}).items()},
             directory=directory,
@@ -195,6 +198,7 @@ class JobState:
         if self.checkpoint is not None:
             where = f"{self.directory}/checkpoints on each node, the newest of iteration {self.checkpoint}"
             found.append(("checkpoints", where))
+        found += [(name, f"{self.directory}/{name} on {self.master}") for name in self.exported]
         return found
 
     def to_json(self) -> dict[str, Any]:

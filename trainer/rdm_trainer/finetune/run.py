@@ -184,6 +184,7 @@ class _Finetuning:
             models.merge(config, to, self._job_dir / MODEL)
             self._tokenizer.save_pretrained(self._job_dir / MODEL)
         self._collective.barrier()
+        self._note(exported=[to.name, *([MODEL] if config.lora.merge else [])])
         self._say(f"the {to.name} is in {to}")
         if config.lora.merge:
             self._say(f"the model with it merged is in {self._job_dir / MODEL}")

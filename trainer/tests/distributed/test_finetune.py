@@ -117,7 +117,11 @@ def test_the_log_is_megatrons_and_the_exported_model_says_what_the_trainers_did(
     job = tuning.directory / "exported"
     assert list((job / "tensorboard").glob("events.*"))
     assert json.loads((job / "model/config.json").read_text())["use_cache"] is True
-    loss = json.loads((job / "progress.json").read_text())["validation"]["loss"]
+    progress = json.loads((job / "progress.json").read_text())
+    assert (progress["train_iterations"], progress["exported"]) == (4, ["model"])
+    # Who watches it is told how long the rest takes.
+    assert progress["step_seconds"] > 0
+    loss = progress["validation"]["loss"]
     again, found = tuning.loss("exported/model", "one.jsonl")
     assert again == pytest.approx(loss, rel=1e-5)
     np.testing.assert_allclose(found, logits(job), rtol=0, atol=1e-5)

@@ -689,6 +689,16 @@ def test_the_end_of_a_job_has_curve_places_and_failures() -> None:
     assert "/var/lib/rdm/rdm/demo-1/checkpoints on each node, the newest of iteration 20" in text
 
 
+def test_a_fine_tuning_says_how_long_it_takes_and_where_its_model_is() -> None:
+    tuned = {"iteration": 30, "train_iterations": 50, "step_seconds": 1.5}
+    assert state(progress=tuned).remaining == 30.0
+    console = screen()
+    job_view.ending(console, state(state="finished", progress={**tuned, "exported": ["adapter", "model"]}))
+    text = console.export_text()
+    for name in ("adapter", "model"):
+        assert f"/var/lib/rdm/rdm/demo-1/{name} on n1" in text
+
+
 @pytest.mark.parametrize(
     ("changes", "commands"),
     [
