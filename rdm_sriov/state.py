@@ -11,6 +11,7 @@ import json
 import os
 from typing import Any, Dict, Iterator, NamedTuple, Set, Tuple
 
+from ansible_collections.rdm.provision.plugins.module_utils.base.atomic_file import write_whole
 from ansible_collections.rdm.provision.rdm_sriov.functions import FunctionProblem
 
 _VERSION = 1
@@ -150,12 +151,7 @@ class State:
         }
         path = os.path.join(self._directory, _FILE)
         try:
-            with open(path + ".new", "w", encoding="utf-8") as file:
-                # In one piece and unindented: what takes time holds up every container.
-                file.write(json.dumps(content, sort_keys=True))
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(path + ".new", path)
+            write_whole(path, json.dumps(content, sort_keys=True).encode(), 0o644)
         except OSError as error:
             raise NotWritten("cannot write {0}: {1}".format(path, error.strerror)) from error
 

@@ -3,12 +3,12 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from ansible_collections.rdm.provision.plugins.module_utils.base.atomic_file import write_whole
 from ansible_collections.rdm.provision.plugins.module_utils.base.local_path import HOST_NAME
 from ansible_collections.rdm.provision.plugins.modules.ssh_config_plan import ARGUMENT_SPEC
 from ansible_collections.rdm.provision.plugins.plugin_utils.controller.controller_action import Decision
@@ -90,10 +90,8 @@ def _ssh_arguments(reader: HostVariables, host: host_ssh.Host) -> list[str]:
 
 
 def _write(file: Path, text: str) -> None:
-    partial = file.with_name(f".{file.name}.{os.getpid()}")
     try:
-        partial.write_text(text, encoding="utf-8")
-        partial.replace(file)
+        write_whole(str(file), text.encode(), 0o644)
     except OSError as error:
         remedy = "let this user write beside the inventory"
         raise Refused([Problem(None, str(file), f"cannot be written: {error.strerror}", remedy)]) from None

@@ -156,6 +156,7 @@ from typing import Any, Dict, Iterator, List, Mapping, Set
 
 import yaml
 from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.rdm.provision.plugins.module_utils.base.atomic_file import write_whole
 from ansible_collections.rdm.provision.plugins.module_utils.base.file_diff import difference
 from ansible_collections.rdm.provision.plugins.module_utils.docker.api import (
     DockerAPI,
@@ -323,10 +324,7 @@ class Files:
     @staticmethod
     def write(path: Path, text: str) -> None:
         """Write a private file in one step."""
-        new = path.with_name(path.name + ".new")
-        new.write_text(text, encoding="utf-8")
-        new.chmod(0o600)
-        new.replace(path)
+        write_whole(str(path), text.encode(), 0o600)
 
 
 def read(path: Path) -> str:

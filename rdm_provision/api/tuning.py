@@ -8,7 +8,6 @@ from __future__ import annotations
 import collections
 import contextlib
 import functools
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -110,11 +109,12 @@ def keep_profile(cluster: Cluster, profile: ClusterProfile) -> Path:
     Raises:
         InputError: it cannot be written.
     """
+    make_importable()
+    from ansible_collections.rdm.provision.plugins.module_utils.base.atomic_file import write_whole
+
     path = cluster.home / PROFILE_FILE
-    successor = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        successor.write_text(profile.text(), encoding="utf-8")
-        successor.replace(path)
+        write_whole(str(path), profile.text().encode(), 0o644)
     except OSError as error:
         raise InputError(f"{path} cannot be written: {error.strerror}") from None
     return path

@@ -15,14 +15,21 @@ TEMPORARY = ".rdm-provision-"
 """How the names of files begin that one of our programs has not finished yet."""
 
 
-def write_whole(path: str, content: bytes, mode: int, own: Optional[Callable[[int], object]] = None) -> None:
-    """Write a file in one step, on the disk when this returns. Its directory is made when it is missing.
+def write_whole(
+    path: str,
+    content: bytes,
+    mode: int,
+    own: Optional[Callable[[int], object]] = None,
+    durable: bool = True,
+) -> None:
+    """Write a file in one step. Its directory is made when it is missing.
 
     Args:
         path: the file; a link is replaced, not followed.
         content: all of it.
         mode: its permissions; it never has more than these.
         own: gives the open file its owner, by its handle; None leaves it to who writes it.
+        durable: it is on the disk when this returns; not needed for what can be made again.
 
     Raises:
         OSError: it cannot be written, and the error names it; what was there is as it was.
@@ -30,11 +37,16 @@ def write_whole(path: str, content: bytes, mode: int, own: Optional[Callable[[in
     directory = os.path.dirname(path) or "."
     os.makedirs(directory, mode=0o755, exist_ok=True)
     with _naming(path):
-        _write_whole(path, directory, content, mode, own)
+        _write_whole(path, directory, content, mode, own, durable)
 
 
 def _write_whole(
-    path: str, directory: str, content: bytes, mode: int, own: Optional[Callable[[int], object]]
+    path: str,
+    directory: str,
+    content: bytes,
+    mode: int,
+    own: Optional[Callable[[int], object]],
+    durable: bool,
 ) -> None:
     handle, temporary = tempfile.mkstemp(prefix=TEMPORARY, dir=directory)
     try:
@@ -44,7 +56,8 @@ def _write_whole(
             if own is not None:
                 own(stream.fileno())
             os.fchmod(stream.fileno(), mode)
-            os.fsync(stream.fileno())
+            if durable:
+                os.fsync(stream.fileno())
         os.replace(temporary, path)
     except BaseException:
         with contextlib.suppress(OSError):  # the first error is the one to tell

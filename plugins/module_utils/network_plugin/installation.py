@@ -12,6 +12,7 @@ import subprocess
 import time
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence
 
+from ansible_collections.rdm.provision.plugins.module_utils.base.atomic_file import TEMPORARY
 from ansible_collections.rdm.provision.plugins.module_utils.base.systemd import systemd_runs
 from ansible_collections.rdm.provision.plugins.module_utils.base.zip_program import digest
 from ansible_collections.rdm.provision.plugins.module_utils.docker.plugin_client import (
@@ -26,7 +27,7 @@ PROGRAM = "/usr/local/lib/rdm/rdm-sriov"
 STATE = "/var/lib/rdm-sriov"
 SILENT = "does not answer"
 FOREIGN = "is not rdm-sriov"
-_KEPT = ("state.json", "state.json.new", "state.json.broken", "lock")
+_KEPT = ("state.json", "state.json.new", "state.json.broken", "lock")  # .new: of a version before
 _SYSTEMCTL_TIMEOUT = 120.0  # the longest that systemd itself waits for a start, and more
 _POLL = 0.1
 _LAST_LINES = 5
@@ -192,12 +193,10 @@ def wait(place: Place, wanted: str, timeout: float) -> None:
 
 def remove(place: Place) -> List[str]:
     """Take away what was installed and what the plugin has kept; return the paths that went."""
-    kept = [os.path.join(place.state, name) for name in _KEPT]
-    gone = []
-    for path in [place.unit, place.program, *kept]:
+    gone = installed(place)
+    for path in gone:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)
-            gone.append(path)
     for directory in (os.path.dirname(place.program), place.state):
         with contextlib.suppress(OSError):  # not empty, or not there
             os.rmdir(directory)
@@ -206,7 +205,9 @@ def remove(place: Place) -> List[str]:
 
 def installed(place: Place) -> List[str]:
     """Return what of the plugin is there."""
-    kept = [os.path.join(place.state, name) for name in _KEPT]
+    names = os.listdir(place.state) if os.path.isdir(place.state) else []
+    unfinished = sorted(name for name in names if name.startswith(TEMPORARY))
+    kept = [os.path.join(place.state, name) for name in [*_KEPT, *unfinished]]
     return [path for path in [place.unit, place.program, *kept] if os.path.lexists(path)]
 
 

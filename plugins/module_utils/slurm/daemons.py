@@ -397,15 +397,8 @@ def make_key(path: str, check: bool) -> List[str]:
             entry = pwd.getpwnam("slurm")
         except KeyError:
             raise SlurmProblem("the user slurm is missing, which Slurm's packages make") from None
-        new = path + ".new"
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(new)
-        with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-            file.write(os.urandom(KEY_BYTES))
-            file.flush()
-            os.fsync(file.fileno())
-        os.chown(new, entry.pw_uid, entry.pw_gid)
-        os.replace(new, path)
+        key = os.urandom(KEY_BYTES)
+        write_whole(path, key, 0o600, lambda file: os.fchown(file, entry.pw_uid, entry.pw_gid))
     return ["make the key of tokens {0}".format(path)]
 
 

@@ -22,8 +22,6 @@ import contextvars
 import functools
 import hashlib
 import marshal
-import os
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from types import CodeType
@@ -36,6 +34,7 @@ from ansible._internal._templating._jinja_bits import (
     _TemplateCompileContext,
 )
 from ansible.parsing.vault import is_encrypted_file
+from ansible_collections.rdm.provision.plugins.module_utils.base.atomic_file import write_whole
 from jinja2.environment import TemplateExpression
 
 _expression: contextvars.ContextVar[str | None] = contextvars.ContextVar("expression", default=None)
@@ -64,10 +63,7 @@ class Store:
         """Keep code for all processes, and return it."""
         self._known[key] = code
         with contextlib.suppress(OSError):
-            scratch, name = tempfile.mkstemp(dir=self._directory)
-            with os.fdopen(scratch, "wb") as file:
-                file.write(marshal.dumps(code))
-            os.replace(name, self._directory / key)
+            write_whole(str(self._directory / key), marshal.dumps(code), 0o600, durable=False)
         return code
 
 

@@ -16,10 +16,11 @@ import os
 import platform
 import shutil
 import stat
-import tempfile
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+
+from ansible_collections.rdm.provision.plugins.module_utils.base.atomic_file import write_whole
 
 COLLECTIONS = ("rdm.provision", "community.docker")
 """The collections of which modules are kept; those of others are not known to be what the key says."""
@@ -63,7 +64,7 @@ def link(kept: Path, run: Path) -> None:
             return
         os.utime(kept)
         run.mkdir(mode=0o700, parents=True, exist_ok=True)
-        for packed in kept.iterdir():
+        for packed in kept.glob("[!.]*"):  # without those that another run is writing
             with contextlib.suppress(FileExistsError):
                 (run / packed.name).symlink_to(packed)
 
@@ -78,22 +79,8 @@ def keep(run: Path, kept: Path) -> None:
         if not _is_mine(kept):
             return
         for packed in new:
-            _put(packed, kept / packed.name)
+            write_whole(str(kept / packed.name), packed.read_bytes(), 0o600)
         _forget(kept.parent)
-
-
-def _put(source: Path, target: Path) -> None:
-    """Copy a file, whole or not at all."""
-    with tempfile.NamedTemporaryFile(dir=target.parent.parent, delete=False) as scratch:
-        try:
-            with source.open("rb") as packed:
-                shutil.copyfileobj(packed, scratch)
-            scratch.flush()
-            os.fsync(scratch.fileno())
-            os.replace(scratch.name, target)
-        except BaseException:
-            os.unlink(scratch.name)
-            raise
 
 
 def _packed(run: Path) -> Iterator[Path]:

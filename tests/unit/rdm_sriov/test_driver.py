@@ -278,9 +278,15 @@ def test_everything_is_there_after_a_restart(plugin: Plugin) -> None:
     assert plugin.state._all()[:-1] == before
 
 
+def block(plugin: Plugin) -> None:
+    """Let the plugin write its state no more."""
+    (plugin.directory / "state.json").unlink(missing_ok=True)
+    (plugin.directory / "state.json").mkdir()
+
+
 def test_a_full_disk_changes_nothing(plugin: Plugin) -> None:
     before = plugin.state._all()
-    (plugin.directory / "state.json.new").mkdir()  # nothing can be written there
+    block(plugin)
     with pytest.raises(FunctionProblem, match="cannot write"):
         plugin.container("a", "192.169.16.100/24")
     with pytest.raises(FunctionProblem, match="cannot write"):
@@ -293,9 +299,9 @@ def test_a_full_disk_changes_nothing(plugin: Plugin) -> None:
 def test_what_ends_on_a_full_disk_holds_nothing(plugin: Plugin) -> None:
     plugin.container("a")
     plugin.container("b")
-    (plugin.directory / "state.json.new").mkdir()
+    block(plugin)
     plugin.end("a")
-    (plugin.directory / "state.json.new").rmdir()
+    (plugin.directory / "state.json").rmdir()
     assert plugin.container("c") == "ib0.0"
 
 

@@ -22,7 +22,6 @@ def slurm_user(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("slurm_user")
 def test_the_key_of_tokens_is_made_once_for_its_user_alone(tmp_path: Path) -> None:
     key = tmp_path / "jwt.key"
-    (tmp_path / "jwt.key.new").write_bytes(b"left by one that was killed")
     assert daemons.make_key(str(key), True) == [f"make the key of tokens {key}"]
     assert not key.exists()
     assert daemons.make_key(str(key), False) == [f"make the key of tokens {key}"]
