@@ -153,7 +153,7 @@ node:
       sample: [{table: main, destination: default, interface: eth0, gateway: 10.0.0.254, type: unicast}]
     ssh: {description: "Ends of the ssh connection: C(client), C(server); empty without one.", type: dict}
     docker_state:
-      description: One of C(ok), C(absent), C(stopped), C(paused), C(forbidden), C(podman).
+      description: One of C(ok), C(absent), C(stopped), C(paused), C(forbidden).
       type: str
       sample: ok
     docker_error: {description: Why C(docker) is null; empty when it is not., type: str, sample: ""}
@@ -161,6 +161,7 @@ node:
       description: The Docker Engine; null when it cannot be used.
       type: dict
       contains:
+        engine: {description: "What answers, C(docker) or C(podman).", type: str, sample: docker}
         socket: {description: Path of its socket., type: str, sample: /var/run/docker.sock}
         login_user_allowed: {description: Whether the login user may use the socket., type: bool}
         version: {description: The engine's version., type: str, sample: 20.10.24}
@@ -361,14 +362,13 @@ from ansible_collections.rdm.provision.plugins.module_utils.base import host, sh
 from ansible_collections.rdm.provision.plugins.module_utils.base.local_path import local_path
 from ansible_collections.rdm.provision.plugins.module_utils.constants import ACCELERATORS, CONFIG_DIR
 from ansible_collections.rdm.provision.plugins.module_utils.container.spec import container_spec
-from ansible_collections.rdm.provision.plugins.module_utils.docker import engine_facts
+from ansible_collections.rdm.provision.plugins.module_utils.docker import engine_facts, podman
 from ansible_collections.rdm.provision.plugins.module_utils.docker.api import (
     DEFAULT_SOCKET,
     DockerAPI,
     DockerForbidden,
     DockerProblem,
     DockerUnavailable,
-    NotDocker,
 )
 from ansible_collections.rdm.provision.plugins.module_utils.docker.other_engines import other_engines
 from ansible_collections.rdm.provision.plugins.module_utils.hardware import iommu, rdma_tools, sysfs
@@ -570,9 +570,11 @@ def _network(findings: Findings, sysfs_root: str) -> dict[str, Any]:
 def _docker(findings: Findings, socket: str, login_user: str, node: str) -> dict[str, Any]:
     state, error, docker = "ok", "", None
     pid = 0
+    programs = podman.serving("")
     try:
         api = DockerAPI(socket)
-        pid = findings.guard("daemon", host.daemon_pid, api.socket, otherwise=0)
+        programs = podman.serving(api.socket)
+        pid = findings.guard("daemon", host.daemon_pid, api.socket, "/proc", programs, otherwise=0)
         docker = engine_facts.read(api, host.read_text(host.daemon_config(pid)))
         docker["login_user_allowed"] = host.may_use(login_user, api.socket)
         for container in docker["containers"]:
@@ -580,12 +582,10 @@ def _docker(findings: Findings, socket: str, login_user: str, node: str) -> dict
     except DockerForbidden as problem:
         state, error = "forbidden", str(problem)
     except DockerUnavailable as problem:
-        state, error = "stopped" if host.installed("dockerd") else "absent", str(problem)
+        state, error = "stopped" if host.installed(programs[0]) else "absent", str(problem)
         if pid and host.is_paused(pid):
             state = "paused"
             error += "; its process {0} is paused (kill -CONT {0} lets it go on)".format(pid)
-    except NotDocker as problem:
-        state, error = "podman", str(problem)
     except DockerProblem as problem:
         state, error = "stopped", str(problem)
     except Exception as problem:
@@ -608,6 +608,14 @@ def _docker(findings: Findings, socket: str, login_user: str, node: str) -> dict
             "daemon-hidden",
             "the Docker daemon's process cannot be seen (is /proc mounted with hidepid?), so containers are "
             "assumed to get as much locked memory as they ask for",
+        )
+    of_podman = docker and docker.get("engine") == "podman"
+    if of_podman and os.path.isdir("/run/systemd/system") and not podman.restarts_at_boot():
+        findings.add(
+            "warning",
+            "podman-restart",
+            "Podman starts no container when the node boots: systemctl enable podman-restart.service changes "
+            "that",
         )
     return {
         "docker": docker,

@@ -83,7 +83,7 @@ def node_state(
         reachable=True,
         my_ip=planned,
         container_ip=found,
-        engine=str(docker.get("version", "")),
+        engine=("Podman " if docker.get("engine") == "podman" else "") + str(docker.get("version", "")),
         container=f"{container['name']} ({container['state']})" if container else "",
         image=str(container.get("image", "")) if container else "",
         network=f"{network['name']} ({network['driver']})" if network else "",

@@ -125,7 +125,7 @@ def test_memlock_is_that_of_this_engine(engine: Engine) -> None:
 
 
 def test_a_daemon_whose_process_is_hidden(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host, "daemon_pid", lambda socket: 0)
+    monkeypatch.setattr(host, "daemon_pid", lambda socket, *_: 0)
     node = facts(engine.socket)
     assert node["memlock"]["raise_allowed"] is True
     assert [finding["what"] for finding in node["findings"]] == ["daemon-hidden"]

@@ -13,7 +13,7 @@ import shutil
 import socket
 import stat
 import struct
-from typing import Any
+from typing import Any, Sequence
 
 _PATH = "/usr/sbin:/sbin:/usr/bin:/bin:/usr/local/sbin:/usr/local/bin"
 _CAP_SYS_RESOURCE = 24
@@ -136,17 +136,22 @@ def read_text(path: str) -> str:
         return ""
 
 
-def daemon_pid(docker_socket: str, proc: str = "/proc") -> int:
+def daemon_pid(docker_socket: str, proc: str = "/proc", programs: Sequence[str] = ("dockerd",)) -> int:
     """Return the process id of the Docker daemon, 0 when none is found.
 
     The kernel knows who listens on the socket; under systemd's socket activation that is systemd, so then
     the first process called dockerd is taken.
+
+    Args:
+        docker_socket: path of the engine's socket.
+        proc: where procfs is.
+        programs: that may serve the socket, the daemon first.
     """
     pid = _listener(docker_socket)
-    if _command(proc, pid) == "dockerd":
+    if _command(proc, pid) in programs:
         return pid
     others = (int(entry) for entry in sorted(_list(proc)) if entry.isdigit())
-    return next((pid for pid in others if _command(proc, pid) == "dockerd"), 0)
+    return next((pid for pid in others if _command(proc, pid) == programs[0]), 0)
 
 
 def is_paused(pid: int, proc: str = "/proc") -> bool:

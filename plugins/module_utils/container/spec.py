@@ -87,8 +87,10 @@ def own_shm_size(facts: Mapping[str, Any]) -> str:
 
 def nvidia_way(facts: Mapping[str, Any]) -> str:
     """Return how containers on the node get NVIDIA GPUs: toolkit, cdi, or "" when they cannot."""
-    said = (facts.get("docker") or {}).get("nvidia") or []
-    if facts.get("nvidia_hook") or "runtime" in said:
+    docker = facts.get("docker") or {}
+    said = docker.get("nvidia") or []
+    # Podman runs no hook of the toolkit for whoever asks through its API.
+    if (facts.get("nvidia_hook") and docker.get("engine") != "podman") or "runtime" in said:
         return "toolkit"
     return "cdi" if "cdi" in said else ""
 

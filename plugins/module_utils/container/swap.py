@@ -118,7 +118,8 @@ def steps(
     image = image or image_id(api, wanted["image"])
     differs = difference(wanted, found, image, networks)
     state = found["State"]
-    if differs.anew or recreate or state["Status"] == "dead":
+    policy = differs.policy and not api.updates
+    if differs.anew or policy or recreate or state["Status"] == "dead":
         return Steps(["replace"], differs)
     todo = ["update"] * differs.policy + ["disconnect"] * bool(differs.extra_networks)
     if not state["Running"]:
@@ -263,8 +264,9 @@ class Change:
         return made
 
     def _set_policy(self, container: str, name: str) -> None:
-        policy = {"RestartPolicy": {"Name": name}}
-        self._api.post("/containers/{0}/update".format(container), policy)
+        if self._api.updates:
+            policy = {"RestartPolicy": {"Name": name}}
+            self._api.post("/containers/{0}/update".format(container), policy)
 
     def _start(self, container: str) -> None:
         self._api.post("/containers/{0}/start".format(container))

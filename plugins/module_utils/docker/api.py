@@ -19,6 +19,8 @@ import time
 from typing import Any, Iterable, Iterator, NamedTuple
 from urllib.parse import quote, urlencode
 
+from ansible_collections.rdm.provision.plugins.module_utils.docker import podman
+
 DEFAULT_SOCKET = "/var/run/docker.sock"
 
 # The newest API that this client was written against (Docker 28.3). An older engine gets its own version.
@@ -38,10 +40,6 @@ class DockerUnavailable(DockerProblem):
 
 class DockerForbidden(DockerProblem):
     """There is a socket, but this user may not use it."""
-
-
-class NotDocker(DockerProblem):
-    """What answers is not a Docker Engine."""
 
 
 class DockerTimeout(DockerProblem):
@@ -107,7 +105,7 @@ def socket_path(given: str = "") -> str:
 
 
 class DockerAPI:
-    """The engine behind one unix socket.
+    """The engine behind one unix socket: a Docker Engine, or Podman, which podman.py makes look like one.
 
     Every request has a connection of its own, so that one object serves several threads.
 
@@ -124,22 +122,20 @@ class DockerAPI:
     # ---- what the engine is
 
     def version(self) -> dict[str, Any]:
-        """Return the engine's /version, asked once.
-
-        Raises:
-            NotDocker: Podman answers, whose API is Docker's up to a point: its networks are others.
-        """
+        """Return the engine's /version, asked once."""
         if self._version is None:
-            version = self._json("GET", "/version")
-            for component in version.get("Components") or []:
-                if component.get("Name") == "Podman Engine":
-                    raise NotDocker(
-                        "Podman {0} answers at {1}, not a Docker Engine".format(
-                            component.get("Version", "?"), self.socket
-                        )
-                    )
-            self._version = version
+            self._version = self._json("GET", "/version")
         return self._version
+
+    @property
+    def podman(self) -> str:
+        """Podman's version, where Podman answers in a Docker Engine's place; else empty."""
+        return podman.release(self.version())
+
+    @property
+    def updates(self) -> bool:
+        """Whether a container's restart policy can be changed; Podman's compatible API cannot."""
+        return not self.podman
 
     @property
     def api_version(self) -> str:
@@ -162,10 +158,15 @@ class DockerAPI:
 
     def get(self, path: str, **query: Any) -> Any:
         """Return the answer to GET: the JSON value, or the text where it is not JSON."""
-        return self._json("GET", self._versioned(path, query))
+        found = self._json("GET", self._versioned(path, query))
+        if not self.podman:
+            return found
+        return podman.from_podman(path, found, lambda: self._json("GET", podman.LIBPOD_NETWORKS))
 
     def post(self, path: str, body: Any = None, **query: Any) -> Any:
         """Return the answer to POST with a JSON body (None: no body); None when the answer is empty."""
+        if body is not None and self.podman:
+            body = podman.to_podman(path, body)
         return self._json("POST", self._versioned(path, query), body)
 
     def delete(self, path: str, **query: Any) -> Any:

@@ -48,6 +48,7 @@ def read(api: DockerAPI, daemon_json: str) -> dict[str, Any]:
     info = api.get("/info")
     found = api.get("/containers/json", all=True)
     return {
+        "engine": "podman" if api.podman else "docker",
         "socket": api.socket,
         "version": version.get("Version", ""),
         "api_version": version.get("ApiVersion", ""),

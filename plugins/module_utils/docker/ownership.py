@@ -23,6 +23,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.docker.plugin_client
     PluginProblem,
     ask,
 )
+from ansible_collections.rdm.provision.plugins.module_utils.docker.podman import serving
 
 NEXT, OLD = ".next", ".old"
 """Behind the name of a container: its successor before it starts, and the one that makes room for it."""
@@ -153,7 +154,7 @@ def refuse_while_needed(api: DockerAPI, driver: str, cluster: str, what: str, ch
 
 def no_engine_here(api: DockerAPI) -> bool:
     """Return whether no engine is installed, as opposed to one that does not answer."""
-    return not os.path.lexists(api.socket) and shutil.which("dockerd", path=_PROGRAMS) is None
+    return not os.path.lexists(api.socket) and shutil.which(serving(api.socket)[0], path=_PROGRAMS) is None
 
 
 def the_one(found: list[dict[str, Any]]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from ansible_collections.rdm.provision.plugins.module_utils.docker import podman
 from ansible_collections.rdm.provision.plugins.module_utils.docker.api import DEFAULT_SOCKET
 from ansible_collections.rdm.provision.plugins.module_utils.images.archive_images import (
     room_to_load,
@@ -22,6 +23,10 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.image_list
 
 OLDEST_ENGINE = (20, 10)
 OLDEST_API = (1, 41)
+OLDEST_PODMAN = (4, 3)
+# Since this one its Docker-compatible API gives out NVIDIA's GPUs (by CDI).
+_PODMAN_WITH_GPUS = (5, 4)
+_DOCKER_SOCKETS = ("", "/run/docker.sock", DEFAULT_SOCKET)
 # Why the cluster's files cannot be written, as node_facts tells, and what would work.
 _NOT_WRITABLE = {
     "read-only": ("is on a file system that is read-only", "mount it read-write, or set rdm_config_dir"),
@@ -37,12 +42,14 @@ def engine(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None
     if not docker:
         if want.engine_install and facts.get("docker_state") in ("absent", "stopped"):
             if facts["docker_state"] == "absent" and want.docker_socket not in (
-                "",
-                "/run/docker.sock",
-                DEFAULT_SOCKET,
+                *_DOCKER_SOCKETS,
+                podman.SOCKET,
             ):
                 reason = "is not where an engine that docker_engine_install brings would answer"
-                remedy = f"leave rdm_docker_socket out ({DEFAULT_SOCKET} is the usual one)"
+                remedy = (
+                    f"leave rdm_docker_socket out ({DEFAULT_SOCKET} is the usual one), or set "
+                    f"{podman.SOCKET} for Podman"
+                )
                 value = f"rdm_docker_socket {want.docker_socket}"
                 findings.problems.append(Problem(want.node, value, reason, remedy))
             return
@@ -51,10 +58,6 @@ def engine(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None
             "stopped": _to_have_an_engine(want, "start the Docker daemon", elsewhere=not others),
             "paused": "let the Docker daemon go on",
             "forbidden": "add the user to group docker, or set rdm_become: true",
-            "podman": (
-                "install Docker Engine 20.10 or newer, and name its socket with rdm_docker_socket while "
-                "Podman keeps this one"
-            ),
         }
         reason = str(facts.get("docker_error") or "Docker cannot be used").rstrip(". ")
         remedy = remedies.get(str(facts.get("docker_state")), "make sure that the Docker daemon runs")
@@ -81,7 +84,9 @@ def engine(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None
             )
         )
     too_old = "install Docker Engine 20.10 or newer"
-    if _version(docker.get("version")) < OLDEST_ENGINE:
+    if docker.get("engine") == "podman":
+        _podman(want, docker, findings)
+    elif _version(docker.get("version")) < OLDEST_ENGINE:
         findings.problems.append(
             Problem(want.node, f"Docker Engine {docker['version']}", "is too old", too_old)
         )
@@ -98,6 +103,35 @@ def engine(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None
                 "install python3-requests",
             )
         )
+
+
+def _podman(want: NodePlan, docker: Mapping[str, Any], findings: Findings) -> None:
+    """Note what Podman cannot, and refuse it where nobody has asked for it."""
+    release, name = docker["version"], f"Podman {docker['version']}"
+    use_docker = "use a Docker Engine"
+    if want.docker_socket in _DOCKER_SOCKETS:
+        reason = f"answers at {docker['socket']}, not a Docker Engine"
+        remedy = (
+            f"set rdm_docker_socket: {podman.SOCKET} to use Podman, or install Docker Engine 20.10 or newer"
+        )
+        findings.problems.append(Problem(want.node, name, reason, remedy))
+        return
+    if _version(release) < OLDEST_PODMAN:
+        remedy = f"install Podman {'.'.join(map(str, OLDEST_PODMAN))} or newer"
+        findings.problems.append(Problem(want.node, name, "is too old", remedy))
+    if "rootless" in (docker.get("security_options") or []) and _fits(want, rootless=True):
+        remedy = f"set rdm_docker_socket: {podman.SOCKET}, which is root's, and leave rdm_become true"
+        findings.problems.append(Problem(want.node, name, "runs as a user", remedy))
+    drivers = docker.get("network_plugins") or []
+    if want.network_driver not in drivers:
+        lacks = "takes no network plugins of Docker's" if want.network_driver == "sriov" else "lacks it"
+        remedy = f"choose network_driver {' or '.join(drivers)}, or {use_docker}"
+        value = f"network_driver {want.network_driver}"
+        findings.problems.append(Problem(want.node, value, f"cannot be had: {name} {lacks}", remedy))
+    if want.accelerator == "cuda" and not want.own_devices and _version(release) < _PODMAN_WITH_GPUS:
+        reason = f"cannot be had: the Docker-compatible API of {name} gives out no NVIDIA GPUs"
+        remedy = f"install Podman 5.4 or newer, or {use_docker}"
+        findings.problems.append(Problem(want.node, "rdm_accelerator cuda", reason, remedy))
 
 
 def reported(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None:

@@ -133,7 +133,7 @@ def test_an_engine_that_is_paused_is_not_one_to_start(
 ) -> None:
     daemon = subprocess.Popen(["sleep", "600"])
     try:
-        monkeypatch.setattr(host, "daemon_pid", lambda socket: daemon.pid)
+        monkeypatch.setattr(host, "daemon_pid", lambda socket, *_: daemon.pid)
         assert facts(tmp_path)["docker_state"] in ("stopped", "absent")
         daemon.send_signal(signal.SIGSTOP)
         os.waitpid(daemon.pid, os.WUNTRACED)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import struct
 import threading
@@ -14,7 +15,6 @@ from ansible_collections.rdm.provision.plugins.module_utils.docker.api import (
     DockerAPI,
     DockerError,
     DockerUnavailable,
-    NotDocker,
 )
 from hypothesis import given
 from hypothesis import strategies as st
@@ -108,10 +108,19 @@ VERSION_ANSWER = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-
     len(VERSION),
     VERSION,
 )
-PODMAN = b'{"ApiVersion":"1.41","Components":[{"Name":"Podman Engine","Version":"4.9.3"},{"Name":"Conmon"}]}'
-PODMAN_ANSWER = VERSION_ANSWER.partition(b"Content-Length")[0] + b"Content-Length: %d\r\n\r\n%s" % (
-    len(PODMAN),
-    PODMAN,
+
+
+def answer(value: object) -> bytes:
+    """An answer in JSON."""
+    body = json.dumps(value).encode()
+    return VERSION_ANSWER.partition(b"Content-Length")[0] + b"Content-Length: %d\r\n\r\n%s" % (
+        len(body),
+        body,
+    )
+
+
+PODMAN_ANSWER = answer(
+    {"ApiVersion": "1.41", "Components": [{"Name": "Podman Engine", "Version": "4.9.3"}, {"Name": "Conmon"}]}
 )
 STREAM_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
 ONE_LINE = b'd\r\n{"ok": true}\n\r\n'
@@ -137,10 +146,20 @@ def test_an_answer_that_never_comes(tmp_path: Path, answers: list[bytes]) -> Non
         DockerAPI(str(tmp_path / "s")).version()
 
 
-def test_podman_is_recognised(tmp_path: Path, answers: list[bytes]) -> None:
-    answers += [PODMAN_ANSWER]
-    with pytest.raises(NotDocker, match=f"^Podman 4.9.3 answers at {tmp_path}/s, not a Docker Engine$"):
-        DockerAPI(str(tmp_path / "s")).get("/info")
+def test_podman_answers_as_docker_would(tmp_path: Path, answers: list[bytes]) -> None:
+    answers += [PODMAN_ANSWER, answer([network()]), answer([{"id": "1", "driver": "macvlan", **PARENT}])]
+    api = DockerAPI(str(tmp_path / "s"))
+    assert api.get("/networks")[0]["Options"] == {"parent": "ib0"}
+    assert api.podman == "4.9.3"
+    assert not api.updates
+
+
+def network() -> dict[str, object]:
+    """Podman's compatible API names no interface below a network."""
+    return {"Id": "1", "Name": "ibnet", "Driver": "macvlan", "Options": {}}
+
+
+PARENT = {"network_interface": "ib0"}
 
 
 def test_an_error_is_one_sentence() -> None:

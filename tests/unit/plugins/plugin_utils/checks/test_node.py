@@ -135,17 +135,64 @@ def test_a_rootless_engine_has_no_interface_of_the_node() -> None:
     assert problems(found, network_driver="bridge") == []
 
 
-def test_podman_is_named_with_what_works() -> None:
-    found = report(docker=None, docker_state="podman", docker_error="Podman 4.9.3 answers at /x, not Docker")
-    [sentence] = problems(found, engine_install=True)
-    assert sentence.startswith("Podman 4.9.3 answers at /x, not Docker: install Docker Engine")
-    assert "rdm_docker_socket" in sentence
+def podman(version: str = "4.3.1", **more: Any) -> dict[str, Any]:
+    """A report of a node with Podman."""
+    has = {"engine": "podman", "version": version, "network_plugins": ["bridge", "macvlan"], **more}
+    found = report()
+    return {**found, "docker": {**found["docker"], **has}}
+
+
+SOCKET = "/run/podman/podman.sock"
+
+
+def test_podman_is_used_where_its_socket_is_named_and_nowhere_else() -> None:
+    assert problems(podman(), network_driver="macvlan", docker_socket=SOCKET) == []
+    [sentence] = problems(podman(socket="/run/docker.sock"), network_driver="macvlan")
+    assert sentence == (
+        "Podman 4.3.1 answers at /run/docker.sock, not a Docker Engine: set rdm_docker_socket: "
+        "/run/podman/podman.sock to use Podman, or install Docker Engine 20.10 or newer"
+    )
+
+
+@pytest.mark.parametrize(
+    ("found", "want", "sentence"),
+    [
+        (
+            podman(),
+            {"network_driver": "sriov"},
+            "network_driver sriov cannot be had: Podman 4.3.1 takes no network plugins of Docker's: "
+            "choose network_driver bridge or macvlan, or use a Docker Engine",
+        ),
+        (
+            podman(),
+            {"network_driver": "ipvlan"},
+            "network_driver ipvlan cannot be had: Podman 4.3.1 lacks it: "
+            "choose network_driver bridge or macvlan, or use a Docker Engine",
+        ),
+        (podman("4.2.0"), {}, "Podman 4.2.0 is too old: install Podman 4.3 or newer"),
+        (
+            podman(security_options=["rootless"]),
+            {"network_driver": "bridge"},
+            "Podman 4.3.1 runs as a user: set rdm_docker_socket: /run/podman/podman.sock, which is root's, "
+            "and leave rdm_become true",
+        ),
+        (
+            podman("5.3.2"),
+            {"accelerator": "cuda"},
+            "rdm_accelerator cuda cannot be had: the Docker-compatible API of Podman 5.3.2 gives out no "
+            "NVIDIA GPUs: install Podman 5.4 or newer, or use a Docker Engine",
+        ),
+    ],
+)
+def test_what_podman_cannot_is_refused(found: dict[str, Any], want: dict[str, Any], sentence: str) -> None:
+    assert sentence in problems(found, **{"network_driver": "macvlan", "docker_socket": SOCKET, **want})
 
 
 def test_missing_engine_is_no_problem_when_it_will_be_installed() -> None:
     absent = report(docker=None, docker_state="absent", docker_error="none", python_requests=False)
     assert problems(absent, engine_install=True) == []
     assert problems(absent, engine_install=True, docker_socket="/run/docker.sock") == []
+    assert problems(absent, engine_install=True, docker_socket=SOCKET) == []
     [sentence] = problems(absent, engine_install=True, docker_socket="/srv/docker.sock")
     assert "rdm_docker_socket /srv/docker.sock is not where an engine that docker_engine_install" in sentence
     assert problems(report(docker=None, docker_state="forbidden"), engine_install=True) != []
