@@ -44,7 +44,7 @@ def test_the_trainer_has_the_same_launchers_and_final_states() -> None:
 
 def test_both_programs_keep_the_same_from_terminals() -> None:
     """Neither imports the other."""
-    one, other = (ROOT / path / "printable.py" for path in ("rdm_provision/cli", "trainer/rdm_log"))
+    one, other = (ROOT / path / "printable.py" for path in ("rdm_provision/cli/render", "trainer/rdm_log"))
     assert one.read_text(encoding="utf-8") == other.read_text(encoding="utf-8")
 
 
