@@ -10,6 +10,7 @@ from typing import Any
 from ansible.errors import AnsibleActionFail, AnsibleError
 from ansible.module_utils.parsing.convert_bool import boolean
 from ansible.plugins.action import ActionBase
+from ansible_collections.rdm.provision.plugins.module_utils.base.wording import size_text
 from ansible_collections.rdm.provision.plugins.module_utils.images.archive_cache import (
     cached_index,
     default_cache_dir,
@@ -76,10 +77,9 @@ class ActionModule(ActionBase):
             try:
                 self._connection.put_file(path, copy)
             except AnsibleError as error:
-                size = os.path.getsize(path) / 1e9
+                size = size_text(os.path.getsize(path))
                 raise AnsibleActionFail(
-                    f"{path} could not be copied to {copy} on the node (is there room for {size:.1f} GB?): "
-                    f"{error}"
+                    f"{path} could not be copied to {copy} on the node (is there room for {size}?): {error}"
                 ) from error
             self._fixup_perms2([self._connection._shell.tmpdir, copy])
             return self._module({**arguments, "copy": copy}, task_vars)

@@ -176,6 +176,7 @@ from urllib.parse import quote
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.rdm.provision.plugins.module_utils.base.host import disk
 from ansible_collections.rdm.provision.plugins.module_utils.base.invocation import echo
+from ansible_collections.rdm.provision.plugins.module_utils.base.wording import size_text
 from ansible_collections.rdm.provision.plugins.module_utils.docker.api import (
     DockerAPI,
     DockerError,
@@ -197,7 +198,6 @@ from ansible_collections.rdm.provision.plugins.module_utils.images.archive_image
     room_to_load,
     same_image,
     sentence,
-    size_text,
     spare_members,
     wanted_images,
 )

@@ -42,6 +42,7 @@ reached:
 from typing import Any, Dict
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.rdm.provision.plugins.module_utils.base.wording import names
 from ansible_collections.rdm.provision.plugins.module_utils.fabric.answers import parse_nodes
 from ansible_collections.rdm.provision.plugins.module_utils.jobs.launchers import unreachable
 
@@ -59,10 +60,8 @@ def main() -> None:
     nodes = {name: at for name, at in parse_nodes(module.params["nodes"]).items() if name in within}
     lost = unreachable(list(nodes.items()))
     if lost:
-        first = list(lost.items())[:_SHOWN]
-        said = ["{0} at {1} ({2})".format(name, nodes[name], why) for name, why in first]
-        more = " and {0} more".format(len(lost) - _SHOWN) if len(lost) > _SHOWN else ""
-        module.fail_json(msg="it cannot log in over ssh to {0}{1}".format(", ".join(said), more))
+        said = ["{0} at {1} ({2})".format(name, nodes[name], why) for name, why in lost.items()]
+        module.fail_json(msg="it cannot log in over ssh to {0}".format(names(said, _SHOWN)))
     module.exit_json(changed=False, reached=len(nodes))
 
 

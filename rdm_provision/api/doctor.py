@@ -18,6 +18,7 @@ from pathlib import Path
 from rdm_provision import environment
 from rdm_provision.errors import RdmError
 from rdm_provision.runner.run_spec import MAX_FORKS
+from rdm_provision.wording import size_text
 
 __all__ = ["Check", "examine"]
 
@@ -129,7 +130,7 @@ def _on_path(program: str, package: str) -> tuple[bool, str]:
 
 def _disk() -> tuple[bool, str]:
     free = shutil.disk_usage(Path.cwd()).free
-    return free >= _GIB, f"{free / _GIB:.1f} GiB free here" + ("" if free >= _GIB else ": 1 GiB is needed")
+    return free >= _GIB, f"{size_text(free)} free here" + ("" if free >= _GIB else ": 1 GiB is needed")
 
 
 def _writable(folder: Path) -> tuple[bool, str]:

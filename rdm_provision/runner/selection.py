@@ -9,10 +9,10 @@ from typing import Any
 
 from rdm_provision.errors import InputError
 from rdm_provision.nearest import did_you_mean
+from rdm_provision.wording import names
 
 __all__ = ["nearest_node", "select"]
 
-NAMES_SHOWN = 8
 _NO_GROUPS_OF_OURS = ("all", "ungrouped")
 
 
@@ -101,8 +101,7 @@ def _matches(manager: Any, pattern: str) -> bool:
 def nearest_node(name: str, nodes: Sequence[str], groups: Mapping[str, Sequence[str]]) -> str:
     """Return a hint for who wrote a name that is neither a node's nor a group's."""
     known = [*nodes, *(group for group in groups if group not in _NO_GROUPS_OF_OURS)]
-    more = f" and {len(nodes) - NAMES_SHOWN} more" if len(nodes) > NAMES_SHOWN else ""
-    return did_you_mean(name, known, f"the nodes are {', '.join(nodes[:NAMES_SHOWN])}{more}")
+    return did_you_mean(name, known, f"the nodes are {names(nodes)}")
 
 
 @contextlib.contextmanager

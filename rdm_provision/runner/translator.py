@@ -34,6 +34,7 @@ from rdm_provision.results.events import (
     WorkFound,
 )
 from rdm_provision.results.job_state import job_news
+from rdm_provision.wording import names
 
 if TYPE_CHECKING:
     from rdm_provision.runner.run_spec import RunSpec
@@ -453,8 +454,7 @@ def _warnings(res: Mapping[str, Any]) -> Iterator[str]:
 def _with_nodes(text: str, nodes: Sequence[str], of: int) -> str:
     if not nodes or (len(nodes) == of and of > 1):
         return text
-    more = f" and {len(nodes) - 3} more" if len(nodes) > 3 else ""
-    return f"{', '.join(nodes[:3])}{more}: {text}"
+    return f"{names(nodes, 3)}: {text}"
 
 
 def _why(res: Mapping[str, Any], *, unreachable: bool) -> str:

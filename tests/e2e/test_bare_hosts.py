@@ -349,7 +349,7 @@ def test_bad_input_is_a_sentence_and_nothing_has_changed(
     for word, said in (
         (
             "python_env_space=100000",
-            "GiB free, and the environment needs 100000.0 GiB there: make room, or set",
+            "free, and the environment needs 97.7 TiB there: make room, or set",
         ),
         ("python_env_method=pyenv", "there is no pyenv in /home/rdm/.pyenv or on the PATH: install it, set"),
     ):

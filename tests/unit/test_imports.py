@@ -205,6 +205,7 @@ LAYERS = {
         "nearest",
         "environment",
         "constants",
+        "wording",
         "results",
         "runner",
         "api",

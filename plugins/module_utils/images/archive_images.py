@@ -250,12 +250,6 @@ def room_to_load(archives: Iterable[Json], classic: bool) -> int:
     return most
 
 
-def size_text(count: int) -> str:
-    """Return a number of bytes in words, the same for preflight and for a load."""
-    mebibytes = count / 2**20
-    return "{0:.1f} GiB".format(mebibytes / 2**10) if mebibytes >= 2**10 else "{0:.1f} MiB".format(mebibytes)
-
-
 def sentence(problem: str, remedy: str) -> str:
     """Return what is wrong and what would work, for a task that fails."""
     return "{0}: {1}".format(problem, remedy) if remedy else problem

@@ -18,6 +18,7 @@ from typing import Any, Collection, Dict, List, NamedTuple, Optional, Tuple
 from urllib.parse import urlsplit
 
 from ansible_collections.rdm.provision.plugins.module_utils.base.atomic_file import write_whole
+from ansible_collections.rdm.provision.plugins.module_utils.base.wording import size_text
 from ansible_collections.rdm.provision.plugins.module_utils.python_env import apex
 from ansible_collections.rdm.provision.plugins.module_utils.python_env.base_python import (
     EnvironmentProblem,
@@ -239,9 +240,9 @@ def require(directory: str, wanted: Wanted, sources: Sources, space: int) -> Non
         free = shutil.disk_usage(there).free
         if free < wants:
             raise EnvironmentProblem(
-                "{0} has {1:.1f} GiB free, and {2} {3:.1f} GiB there: make room, or set {4} to another file "
+                "{0} has {1} free, and {2} {3} there: make room, or set {4} to another file "
                 "system (python_env_space says what is asked for)".format(
-                    there, free / 2**30, what, wants / 2**30, option
+                    there, size_text(free), what, size_text(wants), option
                 )
             )
         roomy[disk] = wants

@@ -28,6 +28,7 @@ from itertools import chain
 from typing import NamedTuple
 
 from ansible_collections.rdm.provision.plugins.module_utils.base.atomic_file import write_whole
+from ansible_collections.rdm.provision.plugins.module_utils.base.wording import NAMES_SHOWN, names
 from ansible_collections.rdm.provision.plugins.module_utils.constants import PLAN_FILE
 from ansible_collections.rdm.provision.plugins.plugin_utils.addresses.ipv4 import (
     HostRange,
@@ -35,12 +36,7 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.addresses.ipv4 impor
     to_int,
     to_text,
 )
-from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import (
-    NAMES_SHOWN,
-    Problem,
-    Refused,
-    names,
-)
+from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import Problem, Refused
 
 DEFAULT_SUBNET = IPv4Network("192.169.16.0/24")
 WIDE_PREFIX = 16

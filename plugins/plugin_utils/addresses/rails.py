@@ -13,9 +13,9 @@ from collections.abc import Mapping, Sequence
 from ipaddress import IPv4Network
 from typing import NamedTuple
 
+from ansible_collections.rdm.provision.plugins.module_utils.base.wording import names as listed
 from ansible_collections.rdm.provision.plugins.plugin_utils.addresses.ipv4 import parse_subnet
 from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import Problem
-from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import names as listed
 
 MOST = 16
 """Rails of a node: as many adapters as the largest machines have."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from ansible_collections.rdm.provision.plugins.module_utils.base.wording import names, size_text
 from ansible_collections.rdm.provision.plugins.module_utils.container.spec import (
     SHARED_MEMORY,
     memlock_shortage,
@@ -13,7 +14,6 @@ from ansible_collections.rdm.provision.plugins.module_utils.container.spec impor
     rdma_devices,
 )
 from ansible_collections.rdm.provision.plugins.module_utils.hardware.rdma import SHARED
-from ansible_collections.rdm.provision.plugins.module_utils.images.archive_images import size_text
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.node_plan import (
     DRIVERS_ON_A_PARENT,
     OWN,
@@ -22,7 +22,7 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.desired.node_plan im
     parent_variable,
     parents,
 )
-from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import Problem, names
+from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import Problem
 
 _INFINIBAND_ADDRESS = 20
 """Bytes of the address of an IPoIB interface (linux/if_infiniband.h)."""

@@ -7,18 +7,16 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from ansible_collections.rdm.provision.plugins.module_utils.base.wording import names, size_text
 from ansible_collections.rdm.provision.plugins.module_utils.docker import podman
 from ansible_collections.rdm.provision.plugins.module_utils.docker.api import DEFAULT_SOCKET
-from ansible_collections.rdm.provision.plugins.module_utils.images.archive_images import (
-    room_to_load,
-    size_text,
-)
+from ansible_collections.rdm.provision.plugins.module_utils.images.archive_images import room_to_load
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.node_plan import (
     DRIVERS_ON_A_PARENT,
     Findings,
     NodePlan,
 )
-from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import Problem, names
+from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import Problem
 from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.image_list import canonical
 
 OLDEST_ENGINE = (20, 10)

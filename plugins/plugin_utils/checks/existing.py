@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from ipaddress import ip_network
 from typing import Any
 
+from ansible_collections.rdm.provision.plugins.module_utils.base.wording import names
 from ansible_collections.rdm.provision.plugins.module_utils.constants import (
     LABEL_CLUSTER,
     PLAN_FILE,
@@ -23,7 +24,7 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.desired.node_plan im
     NodePlan,
     of_rails,
 )
-from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import Problem, names
+from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import Problem
 
 
 def network_differences(want: NodePlan, facts: Mapping[str, Any]) -> list[str]:

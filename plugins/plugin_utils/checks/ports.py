@@ -10,9 +10,10 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from ansible_collections.rdm.provision.plugins.module_utils.base.wording import names
 from ansible_collections.rdm.provision.plugins.module_utils.sriov.pf import port_of
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.node_plan import Findings, NodePlan
-from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import Problem, names
+from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import Problem
 
 
 def ports(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None:

@@ -11,6 +11,7 @@ import shlex
 from collections.abc import Iterator, Mapping, Set
 from typing import Any
 
+from ansible_collections.rdm.provision.plugins.module_utils.base.wording import names
 from ansible_collections.rdm.provision.plugins.module_utils.docker.ownership import is_ours
 from ansible_collections.rdm.provision.plugins.module_utils.hardware.iommu import (
     iommu_parameters,
@@ -29,7 +30,7 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.desired.node_plan im
     parent_variable,
     parents,
 )
-from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import Problem, names
+from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import Problem
 
 _FIRMWARE_VFS = 8
 """How many VFs the advice is for at least, the default of sriov_firmware_vfs."""

@@ -8,6 +8,7 @@ from ipaddress import IPv4Network
 from typing import Any, NamedTuple
 
 from ansible.errors import AnsibleError
+from ansible_collections.rdm.provision.plugins.module_utils.base.wording import names as listed
 from ansible_collections.rdm.provision.plugins.module_utils.constants import (
     ACCELERATORS,
     PLAN_FILE,
@@ -51,7 +52,6 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition 
     Refused,
     sentences,
 )
-from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import names as listed
 from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.cluster_variables import (
     CLUSTER_OPTIONS,
     CONNECTION_VARIABLES,

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-NAMES_SHOWN = 8
+from ansible_collections.rdm.provision.plugins.module_utils.base.wording import names
 
 
 class Problem(NamedTuple):
@@ -67,13 +67,6 @@ class Refused(Exception):  # noqa: N818
             "msg": str(self),
         }
         return {**result, "warnings": self.warnings} if self.warnings else result
-
-
-def names(items: Iterable[str], limit: int = NAMES_SHOWN) -> str:
-    """Return `a, b, c and 97 more`."""
-    listed = list(items)
-    shown = ", ".join(listed[:limit])
-    return shown if len(listed) <= limit else f"{shown} and {len(listed) - limit} more"
 
 
 def sentences(problems: Iterable[Problem]) -> list[str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import names as listed
+from ansible_collections.rdm.provision.plugins.module_utils.base.wording import names as listed
 from ansible_collections.rdm.provision.plugins.plugin_utils.fabric.pair_evaluation import Bounds, judge
 
 RATE_SHARE = 0.5

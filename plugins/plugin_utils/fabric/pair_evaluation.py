@@ -18,7 +18,7 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import names as listed
+from ansible_collections.rdm.provision.plugins.module_utils.base.wording import names as listed
 
 _WIDE = 0.5  # below this share of the fastest pair, whatever is usual
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import names as listed
+from ansible_collections.rdm.provision.plugins.module_utils.base.wording import names as listed
 from ansible_collections.rdm.provision.plugins.plugin_utils.fabric.fabric import Fabric
 
 MATRIX_NODES = 12

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ansible.module_utils.parsing.convert_bool import boolean
+from ansible_collections.rdm.provision.plugins.module_utils.base.wording import names
 from ansible_collections.rdm.provision.plugins.module_utils.constants import (
     ACCELERATORS,
     CLUSTER,
@@ -21,7 +22,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.constants import (
     RUNTIME_HOST,
     RUNTIMES,
 )
-from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import Problem, names
+from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import Problem
 
 CLUSTER_OPTIONS: dict[str, dict[str, Any]] = {
     "rdm_cluster": {"type": "str", "default": CLUSTER},

@@ -10,11 +10,12 @@ import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from ansible_collections.rdm.provision.plugins.module_utils.base.wording import names
 from ansible_collections.rdm.provision.plugins.module_utils.images.archive_images import (
     ArchiveProblem,
     short_name,
 )
-from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import Problem, names
+from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import Problem
 
 SOURCES = ("registry", "archive", "build")
 

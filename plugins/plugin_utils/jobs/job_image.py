@@ -7,7 +7,8 @@ import difflib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import Problem, names
+from ansible_collections.rdm.provision.plugins.module_utils.base.wording import names
+from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import Problem
 from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.image_list import canonical
 
 KEY = "launcher.slurm.image"

@@ -14,8 +14,9 @@ from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import yaml
+from ansible_collections.rdm.provision.plugins.module_utils.base.wording import names
 from ansible_collections.rdm.provision.plugins.module_utils.constants import LAUNCHERS
-from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import Problem, Refused, names
+from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import Problem, Refused
 from ansible_collections.rdm.provision.plugins.plugin_utils.errors.task_failure import not_reached
 from ansible_collections.rdm.provision.plugins.plugin_utils.jobs import job_image
 

@@ -7,7 +7,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import Problem, names
+from ansible_collections.rdm.provision.plugins.module_utils.base.wording import names
+from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import Problem
 
 HARDWARE = ("CPUs", "Sockets", "CoresPerSocket", "ThreadsPerCore", "RealMemory", "Gres")
 """Of a node's line in slurm.conf, what jobs are given."""

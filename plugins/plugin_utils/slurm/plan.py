@@ -9,12 +9,13 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ansible_collections.rdm.provision.plugins.module_utils.base.wording import names
 from ansible_collections.rdm.provision.plugins.module_utils.slurm.distributions import DISTRIBUTIONS
 from ansible_collections.rdm.provision.plugins.module_utils.slurm.host_facts import (
     CONFIG_DIR,
     HEALTH_SETTINGS,
 )
-from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import Problem, names
+from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import Problem
 from ansible_collections.rdm.provision.plugins.plugin_utils.slurm import conf as slurm_conf
 from ansible_collections.rdm.provision.plugins.plugin_utils.slurm.changes import MEND
 from ansible_collections.rdm.provision.plugins.plugin_utils.slurm.conf import PORTS, STATE_DIR, Cluster

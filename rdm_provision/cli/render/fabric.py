@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.text import Text
 
 from rdm_provision.cli.render import view
+from rdm_provision.wording import names
 
 __all__ = ["show_fabric"]
 
@@ -42,7 +43,7 @@ def _show(console: Console, title: str, fabric: Mapping[str, Any]) -> None:
     if sample:
         console.print(f"  {sample.get('text', '')}", soft_wrap=True)
     if outside := [str(name) for name in fabric.get("outside", ())]:
-        console.print(f"  Not in this run: {view.names(outside)}")
+        console.print(f"  Not in this run: {names(outside)}")
     for finding in fabric.get("findings") or _bad_verdicts(fabric):
         console.print(Text.assemble(("  failed: ", "bold red"), str(finding)), soft_wrap=True)
     for warning in fabric.get("warnings", ()):

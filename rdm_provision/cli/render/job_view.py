@@ -22,6 +22,7 @@ from rdm_provision.cli.render.printable import printable
 from rdm_provision.results.events import Event, RunResult
 from rdm_provision.results.job_state import JobLines, JobState, JobUpdate, JobVerdict
 from rdm_provision.runner.run import Run
+from rdm_provision.wording import names
 
 __all__ = ["ending", "failures", "watch"]
 
@@ -145,7 +146,7 @@ class JobView:
         parts = [state.job, state.state, *figures(state)]
         lost = [node.name for node in state.nodes if node.state in ("failed", "lost")]
         if lost:
-            parts.append(f"failed: {view.names(lost)}")
+            parts.append(f"failed: {names(lost)}")
         if state.state == "queued" and state.reason:
             parts.append(state.reason)
         return "  ".join(parts)
@@ -282,7 +283,7 @@ def folded(texts: Mapping[str, str]) -> list[str]:
     shown = []
     for line, counts in found.values():
         total = sum(counts.values())
-        where = view.names(list(counts), 4)
+        where = names(list(counts), 4)
         shown.append(f"{line}  [{total} times, {where}]" if total > 1 else f"{line}  [{where}]")
     return shown
 
@@ -382,7 +383,7 @@ def table(console: Console, jobs: Sequence[JobState], now: float) -> None:
             Text(state.verdict.verdict, style(state.verdict.verdict)) if state.verdict else "-",
             f"{state.iteration}/{state.train_iterations}" if state.train_iterations else "-",
             f"{state.loss:.4f}" if state.loss is not None else "-",
-            view.names([node.name for node in state.nodes], 4),
+            names([node.name for node in state.nodes], 4),
             f"{view.age(now - state.started)} ago" if state.started else "-",
         )
     view.show(console, made)

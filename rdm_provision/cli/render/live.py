@@ -18,7 +18,7 @@ from rich.spinner import Spinner
 from rich.text import Text
 
 from rdm_provision.cli.render.commands import with_inventory
-from rdm_provision.cli.render.view import STYLE, count, err, names, seconds, sign
+from rdm_provision.cli.render.view import STYLE, count, err, seconds, sign
 from rdm_provision.results.events import (
     Event,
     NodeResult,
@@ -37,6 +37,7 @@ from rdm_provision.results.events import (
 )
 from rdm_provision.results.job_state import JobUpdate
 from rdm_provision.runner.run import Run
+from rdm_provision.wording import names
 
 __all__ = ["View", "no_echo", "signals", "watch"]
 

@@ -16,6 +16,7 @@ from rdm_provision.cli.render.commands import with_inventory
 from rdm_provision.cli.render.printable import printable
 from rdm_provision.errors import Problem
 from rdm_provision.results.events import InProgress, RunResult, Status
+from rdm_provision.wording import names
 
 __all__ = ["complain", "err", "heading", "out", "problems", "table"]
 
@@ -104,12 +105,6 @@ def age(value: float) -> str:
 def count(number: int, noun: str) -> str:
     """Return ``1 node`` or ``3 nodes``."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
-
-
-def names(items: Sequence[str], shown: int = 8) -> str:
-    """Return ``a, b, c and 97 more``."""
-    more = f" and {len(items) - shown} more" if len(items) > shown else ""
-    return ", ".join(items[:shown]) + more
 
 
 # --- building blocks -------------------------------------------------------------------------------------

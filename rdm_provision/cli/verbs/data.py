@@ -9,6 +9,7 @@ import click
 
 from rdm_provision.cli.common import Options, limited_run_options
 from rdm_provision.cli.render.commands import again
+from rdm_provision.wording import names
 
 __all__ = ["data"]
 
@@ -37,7 +38,7 @@ def data(options: Options, directory: Path) -> int:
         view.next_steps(console, view.mend(result, again(), options.limit))
     elif result.changed:
         where = "a job's configuration" if cluster.is_bare else "the containers"
-        console.print(f"Brought {directory} to {view.names(result.changed)}: /jobs/data in {where}.")
+        console.print(f"Brought {directory} to {names(result.changed)}: /jobs/data in {where}.")
     else:
         console.print("Nothing was changed: every node has the data.")
     return result.exit_code

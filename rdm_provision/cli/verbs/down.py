@@ -6,6 +6,7 @@ import click
 
 from rdm_provision.cli.common import Options, lab_steps, run_options
 from rdm_provision.cli.render.commands import again, inventory_flag
+from rdm_provision.wording import names
 
 __all__ = ["down"]
 
@@ -34,7 +35,7 @@ def down(options: Options, images: bool) -> int:
     console = view.out()
     view.recap(console, result)
     for path, nodes in cluster.kept(result).items():
-        console.print(f"  Kept, because something is in it: {path} ({view.names(nodes)})", soft_wrap=True)
+        console.print(f"  Kept, because something is in it: {path} ({names(nodes)})", soft_wrap=True)
     flag = inventory_flag()
     if not result.ok:
         view.next_steps(console, view.mend(result, again(), options.limit))

@@ -8,6 +8,7 @@ from rdm_provision.api.cluster import Cluster
 from rdm_provision.cli.common import Options, run_options
 from rdm_provision.cli.render.commands import again, inventory_flag
 from rdm_provision.runner.run import Run
+from rdm_provision.wording import names
 
 __all__ = ["env"]
 
@@ -67,6 +68,6 @@ def _carry_out(options: Options, cluster: Cluster, run: Run, steps: list[tuple[s
     console = view.out()
     view.recap(console, result)
     for path, nodes in cluster.kept(result).items():
-        console.print(f"  Kept, because something is in it: {path} ({view.names(nodes)})", soft_wrap=True)
+        console.print(f"  Kept, because something is in it: {path} ({names(nodes)})", soft_wrap=True)
     view.next_steps(console, steps if result.ok else view.mend(result, again(), options.limit))
     return result.exit_code

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from rdm_provision.cli.common import Options, emit_json, limited_run_options, refuse_empty, unknown_job
+from rdm_provision.wording import names
 
 if TYPE_CHECKING:
     from rdm_provision.api.cluster import Cluster
@@ -113,20 +114,20 @@ def logs(
 
 def _refuse_elsewhere(cluster: Cluster, options: Options, job: str, limit: str) -> None:
     """Refuse nodes that do not have a job, when others have it: they are none of it, or have lost it."""
-    from rdm_provision.cli.render import job_view, view
+    from rdm_provision.cli.render import job_view
     from rdm_provision.errors import InputError
 
     everywhere = cluster.jobs(job, **{**options.run, "limit": ""})
     result, _ = job_view.watch(everywhere, cluster.name, silent=options.as_json, brief=True)
     for state in cluster.job_states(result):
         nodes = [node.name for node in state.nodes]
-        hint = f"its nodes are {view.names(nodes)}"
+        hint = f"its nodes are {names(nodes)}"
         if state.launcher == "slurm":
             hint = f"Slurm ran it: its logs are on {cluster.login}, those of all its nodes"
         elif lost := [node for node in cluster.select(limit) if node in nodes]:
             others = [node for node in nodes if node not in lost]
-            where = f"its directory {state.directory} is gone on {view.names(lost)}"
+            where = f"its directory {state.directory} is gone on {names(lost)}"
             raise InputError(
-                f"the job {job} has no logs: {where}", hint=f"its other nodes are {view.names(others)}"
+                f"the job {job} has no logs: {where}", hint=f"its other nodes are {names(others)}"
             )
         raise InputError(f"the job {job} is not on {limit}", hint=hint)

@@ -14,6 +14,7 @@ from rdm_provision.api import tuning
 from rdm_provision.cli.common import Options, emit_json, search_options
 from rdm_provision.cli.render.commands import inventory_flag
 from rdm_provision.cli.verbs.measuring_jobs import check_nodes, job_stem, watch_to_end
+from rdm_provision.wording import names
 
 if TYPE_CHECKING:
     from rdm_provision.api.cluster import Cluster
@@ -167,8 +168,6 @@ class _ProfileJobs:
 
 def _line(gpu: str, nodes: Sequence[str], measured: Mapping[str, Any]) -> str:
     """Return what was measured on nodes of a kind, in a line."""
-    from rdm_provision.cli.render import view
-
     degrees = ", ".join(measured["layers"])
     sizes = max(
         int(size) for kinds in measured["layers"].values() for points in kinds.values() for size in points
@@ -177,4 +176,4 @@ def _line(gpu: str, nodes: Sequence[str], measured: Mapping[str, Any]) -> str:
     for where, kinds in measured["links"].items():
         what = "within a node" if where == "within" else "between nodes"
         links += f"; {kinds['all_reduce']['bandwidth'] / 1e9:.1f} Gbit/s {what}"
-    return f"{gpu} ({view.names(nodes)}): tensor degree {degrees}, micro-batches up to {sizes}{links}"
+    return f"{gpu} ({names(nodes)}): tensor degree {degrees}, micro-batches up to {sizes}{links}"

@@ -12,6 +12,7 @@ import click
 from rdm_provision.cli.common import Options, emit_json
 from rdm_provision.results.events import to_json
 from rdm_provision.results.pruning import Removal, age, ended, prunable
+from rdm_provision.wording import size_text
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -106,7 +107,8 @@ def _show(console: Console, jobs: Sequence[JobState], removals: Sequence[Removal
         own = [one for one in removals if one.job == job]
         return (
             ", ".join(
-                f"{one.node} {f'keeps it: {one.reason}' if one.reason else _size(one.bytes)}" for one in own
+                f"{one.node} {f'keeps it: {one.reason}' if one.reason else size_text(one.bytes)}"
+                for one in own
             )
             or "-"
         )
@@ -129,15 +131,6 @@ def _report(console: Console, removals: Sequence[Removal]) -> None:
             console.print(f"{one.node} keeps {one.job}: {one.reason}.", highlight=False)
     gone = [one for one in removals if not one.reason]
     names = sorted({one.job for one in gone})
-    size = _size(sum(one.bytes for one in gone))
+    size = size_text(sum(one.bytes for one in gone))
     nodes = view.count(len({one.node for one in gone}), "node")
     console.print(f"Removed {view.count(len(names), 'job')}, {size} on {nodes}.")
-
-
-def _size(count: int) -> str:
-    size = float(count)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if size < 1024:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1024
-    return f"{size:.1f} TiB"

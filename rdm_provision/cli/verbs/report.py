@@ -18,6 +18,7 @@ from rdm_provision.cli.common import (
     untold_options,
 )
 from rdm_provision.cli.render.printable import printable
+from rdm_provision.wording import names
 
 if TYPE_CHECKING:
     from rdm_provision.api.cluster import Cluster
@@ -56,7 +57,6 @@ def report(
     --verdict`.
     """
     from rdm_provision.api import report as reports
-    from rdm_provision.cli.render import view
 
     for target in targets:
         if "/" in target and not is_here(target):
@@ -89,7 +89,7 @@ def report(
         return 0
     for name, verdict in verdicts.items():
         click.echo(printable(f"{name}: {verdict['verdict']}. {verdict['reason']}"))
-    without = f", without {view.names(list(missing))}, which could not be asked" if missing else ""
+    without = f", without {names(list(missing))}, which could not be asked" if missing else ""
     click.echo(f"Written to {output}{without}.")
     return 0
 

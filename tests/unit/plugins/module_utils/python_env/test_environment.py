@@ -318,7 +318,7 @@ def test_what_a_killed_build_has_left_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("method", "space", "says"),
     [
-        ("uv", 2**60, r"GiB free, and the environment needs 1073741824\.0 GiB there: make room, or set"),
+        ("uv", 2**60, r"free, and the environment needs 1048576\.0 TiB there: make room, or set"),
         ("system", 0, r"there is no Python 3\.99 on the node"),
         ("pyenv", 0, r"there is no pyenv in .*/pyenv or on the PATH: install it, set"),
     ],
@@ -336,8 +336,8 @@ def test_what_cannot_be_made_is_refused_before_anything_is(
 @pytest.mark.parametrize(
     ("full", "says"),
     [
-        ("cache", r"/cache has 0\.0 GiB free, and its downloads need 0\.5 GiB .* set python_env_cache_dir"),
-        ("pyenv", r"/pyenv has 0\.0 GiB free, and a Python needs 0\.5 GiB .* set python_env_pyenv_root"),
+        ("cache", r"/cache has 0 B free, and its downloads need 512\.0 MiB .* set python_env_cache_dir"),
+        ("pyenv", r"/pyenv has 0 B free, and a Python needs 512\.0 MiB .* set python_env_pyenv_root"),
         ("", ""),
     ],
 )
@@ -371,7 +371,7 @@ def rooms(node: Node, monkeypatch: pytest.MonkeyPatch, **free: float) -> None:
     monkeypatch.setattr(environment, "pyenv_program", lambda _: "pyenv")
 
     def usage(path: str) -> SimpleNamespace:
-        return SimpleNamespace(free=free.get(disks.get(path, ""), 2**10) * 2**30)
+        return SimpleNamespace(free=int(free.get(disks.get(path, ""), 2**10) * 2**30))
 
     monkeypatch.setattr(shutil, "disk_usage", usage)
 
@@ -395,7 +395,7 @@ def test_a_directory_that_is_a_mount_point_is_looked_at_itself(
 ) -> None:
     rooms(node, monkeypatch, **{full: 0.1})
     sources = node.sources._replace(no_index=False)
-    with pytest.raises(EnvironmentProblem, match=rf"/{full} has 0\.1 GiB free"):
+    with pytest.raises(EnvironmentProblem, match=rf"/{full} has 102\.4 MiB free"):
         environment.require(
             f"{node.home}/env", node.wanted("pyenv")._replace(python="3.99"), sources, 2 * 2**30
         )
@@ -415,7 +415,7 @@ def test_only_where_packages_are_kept_does_the_users_cache_need_room(
     rooms(node, monkeypatch, xdg=0.1)
     monkeypatch.setenv("XDG_CACHE_HOME", f"{node.home}/xdg")
     sources = node.sources._replace(cache="", no_index=True, find_links=links)
-    expected = pytest.raises(EnvironmentProblem, match=r"/xdg has 0\.1 GiB free, and its downloads need")
+    expected = pytest.raises(EnvironmentProblem, match=r"/xdg has 102\.4 MiB free, and its downloads need")
     with expected if room else contextlib.nullcontext():
         environment.require(f"{node.home}/env", node.wanted(method), sources, 2 * 2**30)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import (
     Problem,
     Refused,
-    names,
     report,
 )
 
@@ -30,9 +29,3 @@ def test_refusal_carries_problems_and_reads_as_the_report() -> None:
     refused = Refused([problem])
     assert refused.problems == [problem]
     assert str(refused) == "Refused before anything was changed, because of 1 problem:\n- n1: x is bad: use y"
-
-
-def test_names() -> None:
-    assert names([]) == ""
-    assert names("abc") == "a, b, c"
-    assert names("abcd", 2) == "a, b and 2 more"
