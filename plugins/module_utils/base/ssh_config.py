@@ -1,14 +1,48 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The ssh client's configuration in the containers of a cluster: by name or by MY_IP, host keys checked."""
+"""The ssh client's configuration: its form, and that of a cluster's containers, host keys always checked.
+
+This runs on the controller and on nodes (Python 3.8 or newer).
+"""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
+from typing import Iterable, List, Sequence
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _PATTERNS_PER_LINE = 50  # old versions of ssh limit the length of a line
 _IMAGES_OWN = "/etc/ssh/ssh_config.image"  # where the container's start puts the image's configuration
+
+
+def section(head: str, settings: Iterable[str]) -> str:
+    """Return settings for the hosts of a line `Host ...` or `Match ...`."""
+    return "{0}\n{1}".format(head, "".join("  {0}\n".format(setting) for setting in settings))
+
+
+def sections(keyword: str, patterns: Sequence[str], separator: str, settings: Sequence[str]) -> str:
+    """Return settings for many hosts.
+
+    Args:
+        keyword: `Host` or `Match originalhost`.
+        patterns: the hosts.
+        separator: between them, a space after `Host` and a comma after `Match`.
+        settings: lines, such as `User root`.
+    """
+    lines = range(0, len(patterns), _PATTERNS_PER_LINE)
+    some = (separator.join(patterns[start : start + _PATTERNS_PER_LINE]) for start in lines)
+    return "".join(section("{0} {1}".format(keyword, one), settings) for one in some)
+
+
+def known_only_from(file: str) -> List[str]:
+    """Return the settings by which ssh believes the host keys of one file and no others."""
+    return [
+        "StrictHostKeyChecking yes",
+        "UserKnownHostsFile {0}".format(file),
+        "GlobalKnownHostsFile /dev/null",
+        "CheckHostIP no",
+        "UpdateHostKeys no",
+    ]
 
 
 def parse_dictionary(text: str) -> list[tuple[str, str]]:
@@ -44,29 +78,22 @@ def ssh_client_config(dictionary: str, port: int, directory: str) -> str:
         ValueError: the dictionary is not well-formed.
     """
     pairs = parse_dictionary(dictionary)
-    settings = (
-        "  User root\n"
-        "  Port {port}\n"
-        "  IdentityFile {directory}/id_ed25519\n"
-        "  IdentitiesOnly yes\n"
-        "  HostKeyAlgorithms ssh-ed25519-cert-v01@openssh.com\n"
-        "  StrictHostKeyChecking yes\n"
-        "  UserKnownHostsFile {directory}/known_hosts\n"
-        "  GlobalKnownHostsFile /dev/null\n"
-        "  CheckHostIP no\n"
-        "  UpdateHostKeys no\n"
-        "  PasswordAuthentication no\n"
-    ).format(port=int(port), directory=directory)
-    parts = ["# Written by rdm-provision.\n"]
+    settings = [
+        "User root",
+        "Port {0}".format(int(port)),
+        "IdentityFile {0}/id_ed25519".format(directory),
+        "IdentitiesOnly yes",
+        "HostKeyAlgorithms ssh-ed25519-cert-v01@openssh.com",
+        *known_only_from("{0}/known_hosts".format(directory)),
+        "PasswordAuthentication no",
+    ]
     patterns = [word for pair in pairs for word in dict.fromkeys(pair)]
-    for start in range(0, len(patterns), _PATTERNS_PER_LINE):
-        some = patterns[start : start + _PATTERNS_PER_LINE]
-        parts.append("Match originalhost {0}\n{1}".format(",".join(some), settings))
+    parts = ["# Written by rdm-provision.\n", sections("Match originalhost", patterns, ",", settings)]
     alike = Counter(name.lower() for name, _ in pairs)
     for name, my_ip in pairs:
         if name != my_ip:
             # Of two names that differ by their case, each is the one that is written so.
             match = "Match originalhost" if alike[name.lower()] == 1 else "Host"
-            parts.append("{0} {1}\n  HostName {2}\n".format(match, name, my_ip))
-    parts.append("Host *\n  Include {0}\n".format(_IMAGES_OWN))
+            parts.append(section("{0} {1}".format(match, name), ["HostName {0}".format(my_ip)]))
+    parts.append(section("Host *", ["Include {0}".format(_IMAGES_OWN)]))
     return "".join(parts)

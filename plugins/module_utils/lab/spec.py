@@ -13,6 +13,7 @@ import json
 import re
 from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
+from ansible_collections.rdm.provision.plugins.module_utils.base.ssh_config import known_only_from, section
 from ansible_collections.rdm.provision.plugins.module_utils.lab.recipe import (
     CPU_ARCHIVE,
     CPU_IMAGE,
@@ -510,16 +511,15 @@ def known_hosts(addresses: Mapping[str, str], keys: Mapping[str, str]) -> str:
 def ssh_config(addresses: Mapping[str, str], directory: str) -> str:
     """Return a configuration with which `ssh -F FILE n1` works, also for people."""
     files = f"{directory}/{FILES_AT}"
-    lines = [f"Host {node}\n  HostName {address}\n" for node, address in addresses.items()]
-    return "".join(lines) + (
-        f"Host *\n  User {USER}\n"
-        f'  IdentityFile "{files}/id_ed25519"\n'
-        "  IdentitiesOnly yes\n"
-        f'  UserKnownHostsFile "{files}/known_hosts"\n'
-        "  GlobalKnownHostsFile /dev/null\n"
-        "  StrictHostKeyChecking yes\n"
-        "  BatchMode yes\n"
-    )
+    hosts = [section(f"Host {node}", [f"HostName {address}"]) for node, address in addresses.items()]
+    settings = [
+        f"User {USER}",
+        f'IdentityFile "{files}/id_ed25519"',
+        "IdentitiesOnly yes",
+        *known_only_from(f'"{files}/known_hosts"'),
+        "BatchMode yes",
+    ]
+    return "".join([*hosts, section("Host *", settings)])
 
 
 # --- what is to be done ---------------------------------------------------------------------------------

@@ -14,6 +14,11 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from ansible_collections.rdm.provision.plugins.module_utils.base.ssh_config import (
+    known_only_from,
+    section,
+    sections,
+)
 from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import Problem
 
 KEYS_FILE = "ssh_host_keys"
@@ -24,7 +29,6 @@ _HOP = r"(?:[A-Za-z0-9_][A-Za-z0-9_.-]*@)?[A-Za-z0-9][A-Za-z0-9.-]*(?::[0-9]{1,5
 _JUMP = re.compile(f"{_HOP}(?:,{_HOP})*")
 _KEY = re.compile(r"(?:ssh|ecdsa|sk-ssh|sk-ecdsa)-[a-z0-9@.-]+")
 _FILE = re.compile(r"[^\s\"'%]+")
-_PATTERNS_PER_LINE = 50  # old versions of ssh limit the length of a line
 
 
 class Host(NamedTuple):
@@ -87,21 +91,14 @@ def client_config(
         lines = [f"HostName {host.address}", f"HostKeyAlias {host.name}", f"Port {host.port}"]
         lines += [f"User {host.user}"] if host.user else []
         lines += [f"IdentityFile {host.identity}"] if host.identity else []
-        parts.append("".join([f"Host {_names(host)}\n", *(f"  {line}\n" for line in lines)]))
+        parts.append(section(f"Host {_names(host)}", lines))
     common = [
         *([f"IdentityFile {identity}", "IdentitiesOnly yes"] if identity else []),
         *([f"ProxyJump {jump}"] if jump else []),
-        "StrictHostKeyChecking yes",
-        f"UserKnownHostsFile {known_hosts}",
-        "GlobalKnownHostsFile /dev/null",
-        "CheckHostIP no",
-        "UpdateHostKeys no",
+        *known_only_from(known_hosts),
         *([f"ServerAliveInterval {keep_alive}"] if keep_alive else []),
     ]
-    for start in range(0, len(hosts), _PATTERNS_PER_LINE):
-        some = " ".join(map(_names, hosts[start : start + _PATTERNS_PER_LINE]))
-        parts.append("".join([f"Host {some}\n", *(f"  {line}\n" for line in common)]))
-    return "".join(parts)
+    return "".join([*parts, sections("Host", [_names(host) for host in hosts], " ", common)])
 
 
 def _names(host: Host) -> str:
