@@ -20,6 +20,7 @@ import yaml
 
 from rdm_provision import Cluster
 from rdm_provision.api.lab import Lab, LabNode
+from rdm_provision.api.tuning import PROFILE_FILE
 from rdm_provision.cli import main
 from rdm_provision.cli.render import job_view, live
 from rdm_provision.errors import BAD_INPUT, REFUSED
@@ -392,6 +393,14 @@ def a_layout_is_found(world: World) -> list[str]:
     return ["tune", *world.cluster(), *gpus, "--limit", "n1", world.config()]
 
 
+@gives("rdm_provision/cli/verbs/tune.py: train VALUE --layout auto")
+def a_profile_is_not_compared_with_the_nodes(world: World) -> list[str]:
+    inventory = world.cluster()
+    profile = {"nodes": {}, "profiles": [profiled("A10")]}
+    Path(inventory[1], PROFILE_FILE).write_text(yaml.safe_dump(profile), encoding="utf-8")
+    return ["tune", *inventory, "-e", "rdm_gpu=A10", "-e", "rdm_slots=2", world.config()]
+
+
 @gives("rdm_provision/cli/verbs/profile.py: exec -- nvidia-smi")
 def a_node_does_not_say_which_gpus_it_has(world: World) -> list[str]:
     world.ends(told={"facts": {}})
@@ -549,12 +558,10 @@ ON_NODES = {
         "plugins/plugin_utils/checks/existing.py: down",
     ),
     # The network plugin is gone, or a container's function.
-    "tests/e2e/test_faults.py::test_the_sriov_plugin_is_killed": (
-        "plugins/module_utils/network_plugin/driver.py: up tells it again",
-    ),
+    "tests/e2e/test_faults.py::test_the_sriov_plugin_is_killed": ("rdm_sriov/driver.py: up tells it again",),
     "tests/e2e/test_vm.py::test_functions_that_vanish_under_a_container_are_named_and_made_anew": (
-        "plugins/module_utils/network_plugin/driver.py: up makes the container anew",
-        "plugins/module_utils/network_plugin/rdma_namespace.py: up make it anew",
+        "rdm_sriov/driver.py: up makes the container anew",
+        "rdm_sriov/rdma_namespace.py: up make it anew",
     ),
     # Addresses of removed nodes are wanted.
     "tests/unit/plugins/plugin_utils/addresses/test_address_plan.py"
