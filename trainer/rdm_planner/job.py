@@ -131,6 +131,7 @@ class Job:
     def __post_init__(self) -> None:
         self._shaped: dict[Layout, _Shaped] = {}
         self._sums: dict[tuple[object, ...], tuple[list[float], list[float]]] = {}
+        self._schedules: dict[tuple[Layout, str], OneForwardOneBackward] = {}
         self._slowdowns: dict[tuple[object, ...], dict[str, tuple[float, float]]] = {}
         self._held: dict[int, tuple[list[int], list[int], list[tuple[int, ...]]]] = {}
         self._units: dict[int, list[tuple[LayerSize, ...]]] = {}
@@ -184,6 +185,16 @@ class Job:
                 backward.append(backward[-1] + back)
             self._sums[key] = both, backward
         return self._sums[key]
+
+    def schedule(self, layout: Layout, gpu: str) -> OneForwardOneBackward:
+        """Return a layout's schedule, with the share of a forward on a GPU."""
+        if (layout, gpu) not in self._schedules:
+            both, backward = self.sums(layout, gpu)
+            micro_batches = layout.accumulation(self.batch)
+            self._schedules[layout, gpu] = OneForwardOneBackward(
+                layout.pipeline, micro_batches, forward=1 - backward[-1] / both[-1]
+            )
+        return self._schedules[layout, gpu]
 
     def slowdowns(self, layout: Layout, gpus: frozenset[str]) -> dict[str, tuple[float, float]]:
         """Return how slow GPUs are: at every layer; and all layers together, seconds."""
@@ -491,10 +502,7 @@ class TrainerModel:
         )
 
     def _schedule(self, layout: Layout) -> OneForwardOneBackward:
-        gpu = self.nodes[0].gpu
-        both, backward = self.job.sums(layout, gpu)
-        micro_batches = layout.accumulation(self.job.batch)
-        return OneForwardOneBackward(layout.pipeline, micro_batches, forward=1 - backward[-1] / both[-1])
+        return self.job.schedule(layout, self.nodes[0].gpu)
 
     def _slowest(self, layout: Layout, nodes: Sequence[NodeKind]) -> NodeKind:
         if len(nodes) == 1:

@@ -12,7 +12,9 @@ from dataclasses import dataclass
 __all__ = ["NodeKind", "order_count", "orders", "ring_nodes", "tried_orders"]
 
 _ORDERS = 200
-_ROTATIONS = 8
+# Of more orders some rotations are tried: all of up to 90 nodes, then so many that a search takes seconds.
+_ROTATED_NODES = 8192
+_LEAST_ROTATIONS = 8
 
 
 @dataclass(frozen=True)
@@ -79,15 +81,18 @@ def order_count(nodes: Sequence[NodeKind]) -> int:
 
 
 def tried_orders(nodes: Sequence[NodeKind]) -> list[tuple[NodeKind, ...]]:
-    """Return the orders of nodes that a search tries: all distinct ones, or of many some rotations.
+    """Return the orders of nodes that a search tries: all distinct ones, or of many only rotations.
+
+    Of up to 90 nodes these are all rotations, which FASOP tries, so that no layout of FASOP's is left out.
 
     Args:
         nodes: In their order, those of a kind together.
     """
     tried = list(itertools.islice(orders(nodes), _ORDERS + 1))
     if len(tried) > _ORDERS:
-        positions = range(0, len(nodes), -(-len(nodes) // _ROTATIONS))
-        tried = list(dict.fromkeys((*nodes[position:], *nodes[:position]) for position in positions))
+        rotations = min(len(nodes), max(_LEAST_ROTATIONS, _ROTATED_NODES // len(nodes)))
+        firsts = range(0, len(nodes), -(-len(nodes) // rotations))
+        tried = list(dict.fromkeys((*nodes[first:], *nodes[:first]) for first in firsts))
     return tried
 
 

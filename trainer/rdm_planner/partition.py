@@ -222,7 +222,7 @@ class CutSearch:
             tries: Returns cuts that are known to be good.
         """
         self.upper = below
-        self.paths = [self.problem.schedule.paths(stage) for stage in range(self.stages)]
+        self.paths = [list(self.problem.schedule.paths(stage)) for stage in range(self.stages)]
         if below == math.inf:
             self._try_known(tries)
         self.bound, cut = self._by_bound()

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -65,7 +65,7 @@ class Schedule(Protocol):
         """
         ...
 
-    def paths(self, stage: int) -> list[Path]:
+    def paths(self, stage: int) -> Iterable[Path]:
         """Return what bounds a step from below, as far as one stage decides it.
 
         Args:
@@ -199,7 +199,15 @@ class OneForwardOneBackward:
             backward[i] = end
 
     def paths(self, stage: int) -> list[Path]:
-        """See :class:`Schedule`.
+        """See :class:`Schedule`."""
+        return self._paths[stage]
+
+    @functools.cached_property
+    def _paths(self) -> list[list[Path]]:
+        return [self._paths_of(stage) for stage in range(self.stages)]
+
+    def _paths_of(self, stage: int) -> list[Path]:
+        """Return the paths that one stage decides.
 
         A path begins either with the stage's own warm-up or with the first micro-batch's way down and back,
         and ends either with the stage's own last backwards or with the last micro-batch's way down and back.
@@ -336,14 +344,13 @@ class BlockingSends:
         """See :class:`Schedule`."""
         return self.inner.ends([time + added for time, added in zip(times, self.seconds, strict=True)])
 
-    def paths(self, stage: int) -> list[Path]:
+    def paths(self, stage: int) -> Iterator[Path]:
         """See :class:`Schedule`."""
         before, own = self._before[stage], self.seconds[stage]
         after = self._before[-1] - self._before[stage + 1]
-        return [
-            Path(path.own, path.after, path.seconds + before + path.own * own + path.after * after)
-            for path in self.inner.paths(stage)
-        ]
+        for path in self.inner.paths(stage):
+            seconds = path.seconds + before + path.own * own + path.after * after
+            yield Path(path.own, path.after, seconds)
 
     def extend(self, chosen: Chosen, time: float, after: float) -> Chosen:
         """See :class:`Schedule`."""

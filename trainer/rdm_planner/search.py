@@ -153,6 +153,8 @@ def floor(problem: Problem, known: dict[tuple[int, ...], _Spread] | None = None)
                 seconds = max(seconds, total + (path.own - 1.0) * share + path.seconds)
             if seconds > highest:
                 highest = seconds
+                if highest >= lowest:
+                    break
         lowest = min(lowest, highest)
     return lowest + problem.rest(1)
 

@@ -21,9 +21,11 @@ from rdm_core.cost import flops
 from rdm_core.cost.dry_run import GIB, dry_run
 from rdm_core.errors import TrainerError
 from rdm_planner.engine_step import EngineStep
+from rdm_planner.fasop.minmax import minmax
 from rdm_planner.job import Job, TrainerModel, published_peaks, with_layout
 from rdm_planner.layouts import Layout
 from rdm_planner.nodes import NodeKind, orders
+from rdm_planner.partition import best_cut
 from rdm_planner.schedules import BlockingSends
 from rdm_planner.search import search
 from rdm_planner.tune.diagram import one_forward_one_backward
@@ -218,6 +220,35 @@ def test_bad_input_is_one_sentence(arguments: list[str], code: int, problem: str
     found, message = _tune(str(CONFIGS / "gpt2-xl.yaml"), *arguments)
     assert found == code
     assert problem in message
+
+
+def test_a_t5_needs_a_block_in_each_half_and_has_no_more_stages_than_blocks() -> None:
+    t5 = str(CONFIGS / "t5-11b.yaml"), "--nodes", "1xH100:4"
+    for halves, key in ((0, 1), "layers"), ((1, 0), "decoder_layers"):
+        given = f"model.layers={halves[0]}", f"model.decoder_layers={halves[1]}"
+        assert _tune(*t5, *given) == (3, f"model.{key} is 0; it must be at least 1 and at most 4096.")
+    code, output = _tune(*t5, "model.layers=1", "model.decoder_layers=1", "--json", "--top", "100")
+    assert code == 0
+    found = json.loads(output)
+    assert {row["pipeline"] for row in found["best"]} == {1, 2}
+    assert found["rejected"]["There are more stages than the model's 2 blocks."] > 0
+
+
+def test_fasops_heuristic_is_never_faster_under_our_model() -> None:
+    model = _model("gpt2-xl", H100, A10, A10)
+    slower = 0
+    for layout in model.layouts():
+        if layout.zero_stage != 1 or layout.pipeline == 1:
+            continue
+        problem = model.problem(layout)
+        costs = [[b - a for a, b in itertools.pairwise(sums)] for sums in problem.sums]
+        heuristic, _times = minmax(problem.layers, costs, [0.0] * layout.pipeline, with_slips=False)
+        best = best_cut(problem, tries=model.tries(layout))
+        if problem.holds(heuristic):
+            assert best is not None
+            assert best.seconds <= problem.seconds(heuristic) * (1 + 1e-9)
+            slower += problem.seconds(heuristic) > best.seconds * (1 + 1e-9)
+    assert slower > 10
 
 
 def test_a_case_of_fasops_paper() -> None:

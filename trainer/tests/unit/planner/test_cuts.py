@@ -1,18 +1,20 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """The best cut: that of brute force, within memory, and never slower than FASOP's."""
 
+import dataclasses
 import itertools
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from rdm_planner.fasop.model import FasopModel, rotations
 from rdm_planner.fasop.shapes import A10, A100, CASES, SHAPES
+from rdm_planner.nodes import tried_orders
 from rdm_planner.partition import Problem, best_cut
 from rdm_planner.schedules import OneForwardOneBackward
-from rdm_planner.search import floor
+from rdm_planner.search import floor, search
 
 
 def _cuts(layers: int, stages: int) -> Iterator[tuple[int, ...]]:
@@ -89,6 +91,37 @@ def test_it_is_never_slower_than_fasops_heuristic(case: str) -> None:
             assert best.bound <= best.seconds * (1 + 1e-9) <= heuristic * (1 + 2e-9)
             faster += best.seconds < heuristic * (1 - 1e-9)
     assert faster > 40
+
+
+@given(
+    name=st.sampled_from(sorted(SHAPES)),
+    layers=st.sampled_from([8, 12, 24]),
+    batch=st.sampled_from([16, 24, 48]),
+    counts=st.tuples(st.integers(0, 6), st.integers(1, 8)),
+)
+@example("bert", 12, 16, (5, 7))  # 792 orders, more than are tried
+@settings(deadline=None, max_examples=8)
+def test_a_search_is_never_slower_than_fasops(
+    name: str, layers: int, batch: int, counts: tuple[int, int]
+) -> None:
+    shape = dataclasses.replace(SHAPES[name], layers=layers, batch=batch)
+    nodes = (*[A100] * counts[0], *[A10] * counts[1])
+    heuristic = [
+        problem.seconds(model.heuristic(layout)[0])
+        for model in (FasopModel(shape, order, with_slips=False) for order in rotations(nodes))
+        for layout in model.layouts()
+        for problem in [model.problem(layout)]
+    ]
+    found = search([FasopModel(shape, order, with_slips=False) for order in tried_orders(nodes)], keep=1)
+    assert bool(found.best) is bool(heuristic)
+    if heuristic:
+        assert found.best[0].seconds <= min(heuristic) * (1 + 1e-9)
+
+
+def test_every_rotation_of_many_nodes_is_tried() -> None:
+    nodes = (*[A100] * 30, *[A10] * 60)
+    assert {*tried_orders(nodes)} == {*rotations(nodes)}
+    assert len(tried_orders((*[A100] * 300, *[A10] * 724))) == 8
 
 
 def test_stages_of_a_t5_never_have_blocks_of_both_halves() -> None:
