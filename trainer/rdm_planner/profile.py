@@ -19,10 +19,13 @@ from rdm_core.errors import TrainerError
 from rdm_planner.nodes import NodeKind
 from rdm_planner.times import Link
 
-__all__ = ["FORMAT", "LayerTimes", "MeasuredTimes", "Profile", "interpolate", "shape_of"]
+__all__ = ["FORMAT", "LEAST_SECONDS", "LayerTimes", "MeasuredTimes", "Profile", "interpolate", "shape_of"]
 
 FORMAT = 1
 """Of the file."""
+
+LEAST_SECONDS = 1e-9
+"""In place of a time that is less: times of layers are differences, and noise makes some of them negative."""
 
 # Of noise a larger micro-batch may take a little less than a smaller one.
 _LEAST_GROWTH = 0.8
@@ -220,6 +223,15 @@ class Profile:
                     f"{source} was measured with {package} {self.versions.get(package)}, and {where} "
                     f"{version}; measure it again: {command}"
                 )
+
+    def lost_in_noise(self) -> str:
+        """Return the first kind of layer whose time noise has hidden; empty if there is none."""
+        for tensor, kinds in self.layers.items():
+            for kind, points in kinds.items():
+                for size, one in sorted(points.items()):
+                    if kind.endswith("Block") and min(dataclasses.astuple(one)) <= LEAST_SECONDS:
+                        return f"{kind} at tensor degree {tensor} and micro-batch {size}"
+        return ""
 
     def _implausible(self, config: Config) -> str | None:
         """Return which time of a block no GPU can have, and why; of a GPU without a published peak none.

@@ -28,7 +28,7 @@ import torch.distributed as dist
 
 from rdm_core.config import Config
 from rdm_core.cost import flops
-from rdm_planner.profile import LayerTimes, Profile, shape_of
+from rdm_planner.profile import LEAST_SECONDS, LayerTimes, Profile, shape_of
 from rdm_planner.times import Link
 from rdm_trainer import models
 from rdm_trainer.data import loaders
@@ -44,8 +44,6 @@ _MICRO_BATCHES = 4
 _WARM_UP, _STEPS = 2, 4
 _LEAST_BYTES, _GPU_BYTES, _CPU_BYTES = 4096, 64 << 20, 4 << 20
 _REPEATS = 10
-_LEAST_SECONDS = 1e-9
-"""A difference of two noisy times may be below zero."""
 
 
 @dataclass(frozen=True)
@@ -146,9 +144,9 @@ def _layers(
         for kind, which in kinds.items():
             plain, full = passes[which, "none"][size], passes[which, "full"][size]
             one = LayerTimes(
-                forward=max(_LEAST_SECONDS, (plain.forward - whole.forward) / added),
-                backward=max(_LEAST_SECONDS, (plain.backward - whole.backward) / added),
-                checkpointed=max(_LEAST_SECONDS, (full.backward - again.backward) / added),
+                forward=max(LEAST_SECONDS, (plain.forward - whole.forward) / added),
+                backward=max(LEAST_SECONDS, (plain.backward - whole.backward) / added),
+                checkpointed=max(LEAST_SECONDS, (full.backward - again.backward) / added),
             )
             found.setdefault(kind, {})[size] = one
             forward -= few * one.forward
@@ -161,9 +159,9 @@ def _layers(
         for kind in tables:
             found.setdefault(kind, {})[size] = LayerTimes(ahead, back, back)
         found.setdefault("Head", {})[size] = LayerTimes(
-            forward=max(_LEAST_SECONDS, forward - len(tables) * ahead),
-            backward=max(_LEAST_SECONDS, backward - len(tables) * back),
-            checkpointed=max(_LEAST_SECONDS, checkpointed - len(tables) * back),
+            forward=max(LEAST_SECONDS, forward - len(tables) * ahead),
+            backward=max(LEAST_SECONDS, backward - len(tables) * back),
+            checkpointed=max(LEAST_SECONDS, checkpointed - len(tables) * back),
         )
     least = sizes[0]
     parameters = flops.parameters(_job(config, topology, counts["more"], "none").spec)
@@ -262,7 +260,7 @@ def _timed_steps(engine: Engine, batches: Iterator[Any]) -> _Pass:
         whole.append(marks[-1][1] - ahead[0])
     ahead_s, back_s, step_s = (statistics.median(times) for times in (forward, backward, whole))
     # With the optimiser, that is what the first and the last micro-batch take longer than others.
-    return _Pass(ahead_s, back_s, max(_LEAST_SECONDS, step_s - _MICRO_BATCHES * (ahead_s + back_s)))
+    return _Pass(ahead_s, back_s, max(LEAST_SECONDS, step_s - _MICRO_BATCHES * (ahead_s + back_s)))
 
 
 class _Clock:
@@ -382,7 +380,7 @@ def _link(device: torch.device, move: Callable[[torch.Tensor], object]) -> Link:
     """Return a link from the times of little and of much data, those of the slowest rank."""
     most = _GPU_BYTES if device.type == "cuda" else _CPU_BYTES
     latency, seconds = (_seconds(device, move, size) for size in (_LEAST_BYTES, most))
-    return Link(latency, 8 * most / max(seconds - latency, _LEAST_SECONDS))
+    return Link(latency, 8 * most / max(seconds - latency, LEAST_SECONDS))
 
 
 def _seconds(device: torch.device, move: Callable[[torch.Tensor], object], size: int) -> float:

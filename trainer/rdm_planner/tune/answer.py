@@ -84,6 +84,12 @@ class Answer:
         """Return why another layout, or fewer nodes, can be faster than the fastest here; a sentence each."""
         best = self.rows[0]["seconds"]
         found = [self.fleet.unverified] if self.fleet.unverified else []
+        for source, profile in self.fleet.profiles.values():
+            if lost := profile.lost_in_noise():
+                found.append(
+                    f"{source} has no time of {lost}, which noise has hidden. On an idle host, measure it "
+                    f"again: {self.fleet.measure}"
+                )
         if self.bound < best * (1 - 1e-6):
             found.append(
                 f"Not proved: the search for cuts was cut short, and one of {self.bound:.3f} s can exist."

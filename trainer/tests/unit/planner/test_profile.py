@@ -145,6 +145,18 @@ def test_tune_predicts_from_a_profile_and_takes_no_degree_that_it_lacks(tmp_path
     assert "GUESS" not in shown
 
 
+def test_tune_names_a_time_that_noise_has_hidden(tmp_path: Path) -> None:
+    file = tmp_path / "cpu.json"
+    block = PROFILE.layers[1]["Block"] | {4: LayerTimes(1e-9, 4e-3, 6e-3)}
+    times = {**PROFILE.layers, 1: {**PROFILE.layers[1], "Block": block}}
+    file.write_text(dataclasses.replace(PROFILE, gpu="cpu", layers=times).text())
+    nodes = ("--nodes", "1xcpu:2", "--profile", str(file), "--json", "--top", "1")
+    result = CliRunner().invoke(cli, ["tune", str(CONFIG), *nodes])
+    (doubt,) = (one for one in json.loads(result.output)["doubts"] if "noise" in one)
+    assert doubt.startswith(f"{file} has no time of Block at tensor degree 1 and micro-batch 4, which noise")
+    assert doubt.endswith(f"rdm-trainer profile {CONFIG}")
+
+
 def test_without_a_profile_tune_says_that_it_guesses_and_what_measures() -> None:
     shown = CliRunner().invoke(cli, ["tune", str(CONFIG), "--nodes", "1xH100:4"]).output
     assert "A GUESS" in shown
