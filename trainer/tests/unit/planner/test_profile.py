@@ -147,7 +147,7 @@ def test_tune_predicts_from_a_profile_and_takes_no_degree_that_it_lacks(tmp_path
 
 def test_tune_names_a_time_that_noise_has_hidden(tmp_path: Path) -> None:
     file = tmp_path / "cpu.json"
-    block = PROFILE.layers[1]["Block"] | {4: LayerTimes(1e-9, 4e-3, 6e-3)}
+    block = {**PROFILE.layers[1]["Block"], 4: LayerTimes(1e-9, 4e-3, 6e-3)}
     times = {**PROFILE.layers, 1: {**PROFILE.layers[1], "Block": block}}
     file.write_text(dataclasses.replace(PROFILE, gpu="cpu", layers=times).text())
     nodes = ("--nodes", "1xcpu:2", "--profile", str(file), "--json", "--top", "1")
