@@ -17,6 +17,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from rdm_core.atomic_file import write_atomically
+
 __all__ = ["NODE_VARIABLE", "PACE_VARIABLE", "Pace", "read", "shape", "starved"]
 
 PACE_VARIABLE = "RDM_PACE"
@@ -127,9 +129,7 @@ def starved() -> float:
 
 
 def _replace(path: Path, record: Mapping[str, Any]) -> None:
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    partial.write_text(json.dumps(record) + "\n")
-    partial.replace(path)
+    write_atomically(path, json.dumps(record) + "\n")
 
 
 def _shape_of(path: Path) -> Path:

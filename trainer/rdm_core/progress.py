@@ -10,10 +10,11 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-import os
 import time
 from pathlib import Path
 from typing import Any
+
+from rdm_core.atomic_file import write_atomically
 
 __all__ = ["POINTS", "Progress", "thin"]
 
@@ -99,16 +100,11 @@ class Progress:
         A directory that cannot be written is no reason to stop a training: the next write tries again.
         """
         self._state.update(changes, time=time.time())
-        partial = self._path.with_name(f".{self._path.name}.{os.getpid()}")
-        try:
+        state = {key: _plain(value) for key, value in self._state.items()}
+        text = json.dumps({**state, "losses": thin(self.curve)}, allow_nan=False)
+        with contextlib.suppress(OSError):
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            state = {key: _plain(value) for key, value in self._state.items()}
-            text = json.dumps({**state, "losses": thin(self.curve)}, allow_nan=False)
-            partial.write_text(text + "\n")
-            partial.replace(self._path)
-        except OSError:
-            with contextlib.suppress(OSError):
-                partial.unlink(missing_ok=True)
+            write_atomically(self._path, text + "\n")
 
 
 def _plain(value: Any) -> Any:

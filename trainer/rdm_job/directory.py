@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from rdm_core.atomic_file import write_atomically
 from rdm_core.data_place import JOBS
 from rdm_core.errors import TrainerError
 from rdm_core.heartbeat import NODE_VARIABLE
@@ -29,7 +30,6 @@ __all__ = [
     "here",
     "jobs_root",
     "this_node",
-    "write_atomically",
 ]
 
 TIME = "time"
@@ -302,17 +302,3 @@ class JobDirectory:
         before, deadline = self.version, time.monotonic() + seconds
         while time.monotonic() < deadline and self.version == before and self.has_agent:
             time.sleep(0.2)
-
-
-def write_atomically(path: Path, text: str, mode: int = 0o644) -> None:
-    """Write a file so that no reader sees half of it."""
-    # Processes in containers have the same numbers, and may share the directory.
-    partial = path.with_name(f".{path.name}.{socket.gethostname()}.{os.getpid()}")
-    try:
-        with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "w") as file:
-            file.write(text)
-        partial.replace(path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            partial.unlink(missing_ok=True)
-        raise

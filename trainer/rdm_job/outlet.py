@@ -8,8 +8,8 @@ import sys
 import threading
 from pathlib import Path
 
+from rdm_core.atomic_file import write_atomically
 from rdm_core.config.job import JobLoggingConfig
-from rdm_job.directory import write_atomically
 from rdm_job.exporter import Exporter
 
 __all__ = ["Outlet", "file_of"]

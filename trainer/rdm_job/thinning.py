@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from rdm_job.directory import write_atomically
+from rdm_core.atomic_file import write_atomically
 
 __all__ = ["MOST", "thin", "thinned"]
 

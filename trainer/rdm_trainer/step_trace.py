@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from rdm_core.atomic_file import write_atomically
 from rdm_log.timeline import TRACES, VERSION
 from rdm_trainer.distributed import clocks
 from rdm_trainer.distributed.collective import Collective
@@ -148,9 +149,7 @@ class StepTrace:
         }
         self._marks.clear()
         path = self._job_dir / TRACES / f"rank-{topology.rank:05d}.json"
-        partial = path.with_suffix(".partial")
         # A full disk ends no training.
         with contextlib.suppress(OSError):
             path.parent.mkdir(parents=True, exist_ok=True)
-            partial.write_text(json.dumps(told))
-            partial.replace(path)
+            write_atomically(path, json.dumps(told))

@@ -26,8 +26,8 @@ from typing import Any
 import jinja2
 import jinja2.meta
 
+from rdm_core.atomic_file import write_atomically
 from rdm_core.errors import FAILED, TrainerError
-from rdm_job.directory import write_atomically
 from rdm_log.printable import printable
 
 __all__ = ["SPECS", "WorkerSpec", "Workers", "job_name", "read_spec"]

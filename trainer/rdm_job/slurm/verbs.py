@@ -20,11 +20,12 @@ from typing import Any
 
 import rdm_core
 from rdm_core import config as configuration
+from rdm_core.atomic_file import write_atomically
 from rdm_core.config.job import SlurmConfig
 from rdm_core.config.slurm import can_run, components, runs_in_image, world_size
 from rdm_core.errors import ConfigError, TrainerError
 from rdm_job import inspection
-from rdm_job.directory import JobDirectory, jobs_root, write_atomically
+from rdm_job.directory import JobDirectory, jobs_root
 from rdm_job.health import of_state
 from rdm_job.protocol import Request, State
 from rdm_job.requested import files_missing, standing_in_the_way

@@ -88,7 +88,7 @@ def profile(
     import torch
     import torch.distributed as dist
 
-    from rdm_job.directory import write_atomically
+    from rdm_core.atomic_file import write_atomically
     from rdm_trainer.profile_model import measure, measure_links, start
 
     done = 0

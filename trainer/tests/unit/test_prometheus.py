@@ -11,10 +11,10 @@ import pytest
 import torch.distributed as dist
 
 from rdm_core import config as configuration
+from rdm_core.atomic_file import write_atomically
 from rdm_core.heartbeat import NODE_VARIABLE
 from rdm_core.progress import Progress
 from rdm_job import metrics, outlet
-from rdm_job.directory import write_atomically
 from rdm_job.measure import measure
 from rdm_job.processes import JOB_VARIABLE
 from rdm_trainer import prometheus
