@@ -396,4 +396,5 @@ def show(line: str) -> None:
     """Print a line for the user; that nobody reads it any more ends no job."""
     if sys.stderr is not None:
         with contextlib.suppress(OSError, ValueError):
-            print(f"rendezvous: {line}", file=sys.stderr, flush=True)
+            # In one piece, beside what others write.
+            print(f"rendezvous: {line}\n", end="", file=sys.stderr, flush=True)
