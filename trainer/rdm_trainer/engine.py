@@ -29,6 +29,7 @@ from rdm_core.config import Config
 from rdm_trainer import models
 from rdm_trainer.deepspeed_config import deepspeed_json
 from rdm_trainer.distributed.parameters import placement_of, seed_of
+from rdm_trainer.distributed.pipeline_parallel.pipeline import Fill
 from rdm_trainer.distributed.topology import Topology, quiet
 from rdm_trainer.models.transformer import Block, Norm
 from rdm_trainer.optim.distributed_optimizer import DistributedOptimizer
@@ -54,6 +55,8 @@ INSTRUCTIONS = {
 }
 """The pipeline's instructions, by the kinds of ``rdm_log.timeline``."""
 
+# A parameter of a layer's part, which only blocks have.
+_IN_BLOCK = re.compile(r"[0-9]+\.\w+\.")
 _TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -92,6 +95,7 @@ class Engine:
         config: The job.
         topology: This rank's place; the process groups must be initialised.
         checkpoint: DeepSpeed's section ``checkpoint``, as ``{"load_universal": True}``.
+        fill: Gives each layer its weights; initial ones by default.
         on_loss: Takes the losses that this rank computes in training, before they are averaged.
 
     Attributes:
@@ -104,6 +108,7 @@ class Engine:
         topology: Topology,
         *,
         checkpoint: Mapping[str, Any] | None = None,
+        fill: Fill | None = None,
         on_loss: Callable[[torch.Tensor], None] | None = None,
     ) -> None:
         self.config = config
@@ -128,7 +133,7 @@ class Engine:
                 mpu=topology.grid,
             )
         with quiet():
-            model = models.build(config, topology, device=self.device, dtype=dtype, divide=divide)
+            model = models.build(config, topology, device=self.device, dtype=dtype, divide=divide, fill=fill)
         stage: Any = model
         kinds = [layer.kind for layer in stage.local_layers] if topology.pipeline > 1 else []
         self.work = partition.work_of(topology.pipeline_rank, topology.pipeline, kinds)
@@ -325,7 +330,9 @@ class Engine:
         whole, rows, vocabulary, tied = [], [], [], []
         for name, placement, shared in self._all_placements():
             pattern = "^" + re.escape(name) + "$"
-            if name[0].isdigit():
+            if _IN_BLOCK.match(name):
+                # One for all blocks. Other layers' names are too alike: an untied embedding's and the last
+                # norm's differ in the number alone.
                 pattern = re.sub(r"^\^[0-9]+", r"^[0-9]+", pattern)
             if placement.vocabulary:
                 vocabulary.append(pattern)

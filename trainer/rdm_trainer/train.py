@@ -26,13 +26,14 @@ from rdm_core.errors import DONE, FAILED, STOPPED, TrainerError
 from rdm_core.heartbeat import NODE_VARIABLE, Pace
 from rdm_core.progress import Progress
 from rdm_trainer import metrics, process
-from rdm_trainer.checkpoint.files import CHECKPOINTS
+from rdm_trainer.checkpoint.files import CHECKPOINTS, scan
 from rdm_trainer.checkpoint.store import Checkpoints
 from rdm_trainer.data import loaders
 from rdm_trainer.data.index_maps.maker import MapMaker
 from rdm_trainer.data.order import Order
 from rdm_trainer.distributed.collective import Collective, Flags
 from rdm_trainer.distributed.leaders import find_leaders
+from rdm_trainer.distributed.pipeline_parallel.pipeline import Fill
 from rdm_trainer.distributed.topology import Topology
 from rdm_trainer.engine import Engine
 from rdm_trainer.optim.schedule import LearningRate
@@ -41,6 +42,7 @@ from rdm_trainer.profiler import Profiler
 from rdm_trainer.prometheus import telling
 from rdm_trainer.step_trace import StepTrace
 from rdm_trainer.tracker import Tracker
+from rdm_trainer.weights.sources import fill, open_source, require_model
 
 __all__ = ["Training", "run"]
 
@@ -138,6 +140,7 @@ class Training:
         write: Callable[[str], None] | None = None,
     ) -> None:
         self.config, self.job_dir = config, job_dir
+        self._plain = config.to_dict()
         self._stop = stop
         self._started = time.monotonic() if started is None else started
         self._write = write or _print
@@ -150,7 +153,12 @@ class Training:
         self._milestone("after megatron is initialized")
         self._own_time = OwnTime(Pace(), torch.device(get_accelerator().current_device_name()))
         self.topology = Topology.create(config.parallel.tensor, config.parallel.pipeline)
-        self.engine = Engine(config, self.topology, on_loss=lambda loss: self._own_time.note_loss(loss))
+        self.engine = Engine(
+            config,
+            self.topology,
+            fill=self._first_weights(),
+            on_loss=lambda loss: self._own_time.note_loss(loss),
+        )
         # Each process says where it is: what a launcher was told is not what it has done.
         mine = (self.topology.pipeline_rank, self.engine.blocks, os.environ.get(NODE_VARIABLE, ""))
         built = self._collective.gather(mine)
@@ -209,6 +217,23 @@ class Training:
 
     # Setting up.
 
+    def _first_weights(self) -> Fill | None:
+        """Return what gives the layers the weights of ``checkpoint.init_from``; None once there are newer."""
+        where = self.config.checkpoint.init_from
+        if where is None or any(self._collective.gather(bool(scan(self.job_dir / CHECKPOINTS).steps))):
+            return None
+        error, source = None, None
+        try:
+            source = open_source(Path(where).expanduser())
+            require_model(source, self.config)
+        except TrainerError as problem:
+            error = str(problem)
+        error = self._collective.first_error(error)
+        if error is not None or source is None:
+            raise TrainerError(f"checkpoint.init_from cannot be taken: {error}")
+        self._say(f"  the weights are those of {source.where}")
+        return fill(source)
+
     def _resume(self) -> None:
         self._note(phase="loading")
         state = self.checkpoints.resume()
@@ -251,6 +276,11 @@ class Training:
             "skipped": self._skipped,
             "loss_scale": self._loss_scale,
             "data": self._order.state(),
+            # What the weights are, for those who take them alone.
+            "config": {
+                "model": self._plain["model"],
+                "data": {"tokenizer": self._plain["data"]["tokenizer"]},
+            },
             "curve": self._collective.gather(self._progress.curve if self._is_first else None)[0],
         }
 

@@ -329,6 +329,9 @@ class CheckpointConfig:
     """Write in the background."""
     load: str | None = None
     """Another job's directory, or the checkpoints directory in it, to begin from."""
+    init_from: str | None = None
+    """Begin with the weights of this model alone: a Hugging Face directory with safetensors, or another job's
+    directory; step, learning rate and optimiser begin anew."""
     exit_interval: Positive | None = None
     """Save and end when the step is a multiple of this."""
     exit_duration_minutes: PositiveFloat | None = None

@@ -250,6 +250,14 @@ def _data(config: Config) -> Iterator[str]:
     yield from _tokenizer(config)
 
 
+def _beginning(config: Config) -> Iterator[str]:
+    if config.checkpoint.load and config.checkpoint.init_from:
+        yield (
+            "checkpoint has load and init_from; give load to go on with another job's training, or init_from "
+            "to begin anew with its weights."
+        )
+
+
 def _split(split: str) -> Iterator[str]:
     parts = [part.strip() for part in re.split("[,/]", split)]
     numbers = [float(part) for part in parts if re.fullmatch(r"[0-9]+(\.[0-9]*)?|\.[0-9]+", part)]

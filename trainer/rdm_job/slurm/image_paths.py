@@ -99,6 +99,8 @@ def _paths(config: Config) -> Iterator[tuple[str, str, str]]:
                 yield f"data.tokenizer.{key}", path, ""
     if config.checkpoint.load:
         yield "checkpoint.load", config.checkpoint.load, ""
+    if config.checkpoint.init_from:
+        yield "checkpoint.init_from", config.checkpoint.init_from, ""
 
 
 def _to_do(path: str, mounts: Sequence[tuple[str, str]]) -> str:

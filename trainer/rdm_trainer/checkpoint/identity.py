@@ -12,7 +12,7 @@ from typing import Any
 from rdm_core.config import Config
 from rdm_core.errors import TrainerError
 
-__all__ = ["fingerprint", "layout_of", "model_of", "require_same_model", "same_layout"]
+__all__ = ["differences", "fingerprint", "layout_of", "model_of", "require_same_model", "same_layout"]
 
 # Ranks that differ only in these read the same files.
 _REPLICAS = {"data"}
@@ -77,22 +77,31 @@ def same_layout(saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
     return all(saved.get(key) == wanted.get(key) for key in keys)
 
 
+def differences(saved: Mapping[str, Any], config: Config) -> list[str]:
+    """Return in what a saved model differs from a job's, each as ``model.KEY is X here and Y there``.
+
+    Args:
+        saved: What :func:`model_of` said of it.
+        config: The job.
+    """
+    wanted = model_of(config)
+    saved = {**_FORMER, "query_groups": saved.get("attention_heads"), **saved}
+    return [
+        f"model.{key} is {wanted.get(key)} here and {saved.get(key)} there"
+        for key in sorted(set(saved) | set(wanted))
+        if saved.get(key) != wanted.get(key)
+    ]
+
+
 def require_same_model(saved: Mapping[str, Any], config: Config, where: Path) -> None:
     """Refuse a checkpoint of another model in one sentence.
 
     Raises:
         TrainerError: The shapes differ.
     """
-    wanted = model_of(config)
-    saved = {**_FORMER, "query_groups": saved.get("attention_heads"), **saved}
-    differences = [
-        f"model.{key} is {wanted.get(key)} here and {saved.get(key)} there"
-        for key in sorted(set(saved) | set(wanted))
-        if saved.get(key) != wanted.get(key)
-    ]
-    if differences:
+    if found := differences(saved, config):
         raise TrainerError(
-            f"The checkpoint {where} is of another model: {', '.join(differences)}; configure the model that "
+            f"The checkpoint {where} is of another model: {', '.join(found)}; configure the model that "
             "was saved, or give the job another name, which begins anew."
         )
 

@@ -33,7 +33,17 @@ from rdm_trainer.checkpoint.files import Manifest
 from rdm_trainer.checkpoint.names import present_name
 from rdm_trainer.checkpoint.reading import load_mapped
 
-__all__ = ["STATES", "abandon", "begin", "convert", "convert_part", "finish", "parameter_folder", "shares"]
+__all__ = [
+    "STATES",
+    "WholeWeights",
+    "abandon",
+    "begin",
+    "convert",
+    "convert_part",
+    "finish",
+    "parameter_folder",
+    "shares",
+]
 
 STATES = ("fp32", "exp_avg", "exp_avg_sq")
 
@@ -167,13 +177,52 @@ class _Source:
         return found
 
 
+class WholeWeights:
+    """The weights of a step, fp32, whatever layout wrote them; of the files, only what is asked for is read.
+
+    Args:
+        directory: The step's.
+        layout: What its manifest says of it.
+    """
+
+    def __init__(self, directory: Path, layout: Mapping[str, Any]) -> None:
+        self._source = _Source(directory, layout)
+        self._info = self._source.model_state(0, 0)[keys.UNIVERSAL_CHECKPOINT_INFO]
+        self._pieces = {present_name(name): (name, pieces) for name, pieces in _by_name(self._source).items()}
+
+    def whole(self, name: str) -> torch.Tensor:
+        """Return a whole parameter; a vocabulary's without padding.
+
+        Raises:
+            KeyError: There is none of this name.
+        """
+        saved, pieces = self._pieces[name]
+        merged: torch.Tensor = _merge([piece.whole("fp32") for piece in pieces], saved, self._info)[
+            keys.PARAM
+        ]
+        return merged
+
+
+def _by_name(source: _Source) -> dict[str, list[_Piece]]:
+    """Return the tensor ranks' pieces of each parameter; of a tied one, the first stage's count."""
+    whole: dict[str, list[_Piece]] = {}
+    for pipe in range(source.pipeline):
+        ranks = [{piece.name: piece for piece in source.pieces(pipe, rank)} for rank in range(source.tensor)]
+        for name in ranks[0]:
+            whole.setdefault(name, [pieces[name] for pieces in ranks])
+    return whole
+
+
 def _merge(parts: list[torch.Tensor], name: str, info: Mapping[str, Any]) -> dict[str, Any]:
     """Put the tensor ranks' parts of one state together, as DeepSpeed's loader takes it apart again."""
 
     def matches(kind: str) -> bool:
         return any(re.match(pattern, name) for pattern in info.get(kind, ()))
 
-    if matches(keys.TP_REPLICATED_PARAMETER_PATTERNS):
+    if matches(keys.TP_REPLICATED_PARAMETER_PATTERNS) and not (
+        # Until 0.1.0 the pattern of the last norm met an untied vocabulary, too.
+        matches(keys.VOCABULARY_PARAMETER_PATTERNS) and not torch.equal(parts[0], parts[-1])
+    ):
         return {keys.PARAM: parts[0].clone()}
     axis = 1 if matches(keys.PARAMETER_WITH_ROW_PARALLELISM_PATTERNS) else 0
     merged: dict[str, Any] = {keys.CAT_DIM: axis}
@@ -306,12 +355,8 @@ def shares(sizes: Mapping[str, int], parts: int) -> list[set[str]]:
 def _convert(source: _Source, target: Path, part: int, parts: int) -> None:
     first = source.model_state(0, 0)
     info = first[keys.UNIVERSAL_CHECKPOINT_INFO]
-    # Mapped: what is another one's part is not read. Of a tied one, the first stage's counts.
-    whole: dict[str, list[_Piece]] = {}
-    for pipe in range(source.pipeline):
-        ranks = [{piece.name: piece for piece in source.pieces(pipe, rank)} for rank in range(source.tensor)]
-        for name in ranks[0]:
-            whole.setdefault(name, [pieces[name] for pieces in ranks])
+    # Mapped: what is another one's part is not read.
+    whole = _by_name(source)
     mine = shares({name: pieces[0].shape.numel() for name, pieces in whole.items()}, parts)[part]
     for name, pieces in whole.items():
         if name not in mine:

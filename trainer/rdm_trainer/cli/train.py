@@ -19,6 +19,11 @@ __all__ = ["train"]
     metavar="DIR",
     help="Where logs, checkpoints and progress go.  [default: jobs/NAME]",
 )
+@click.option(
+    "--init-from",
+    metavar="DIR",
+    help="Begin with the weights of this model alone: checkpoint.init_from.",
+)
 @click.option("--print-config", is_flag=True, help="Print the configuration with every key, and do nothing.")
 # DeepSpeed's launcher adds this to every rank's command line; the rank takes it from LOCAL_RANK.
 @click.option("--local_rank", "--local-rank", "local_rank", type=int, hidden=True)
@@ -26,6 +31,7 @@ def train(
     config: Path,
     overrides: tuple[str, ...],
     job_dir: Path | None,
+    init_from: str | None,
     print_config: bool,
     local_rank: int | None,
 ) -> int:
@@ -35,6 +41,8 @@ def train(
     """
     from rdm_core import config as configuration
 
+    if init_from is not None:
+        overrides = (*overrides, f"checkpoint.init_from={init_from}")
     job = configuration.load(config, overrides)
     if print_config:
         configuration.require(job)

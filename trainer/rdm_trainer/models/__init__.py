@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from rdm_core.config import Config
-from rdm_trainer.distributed.pipeline_parallel.pipeline import FlatModel, Layer, PipelineModel
+from rdm_trainer.distributed.pipeline_parallel.pipeline import Fill, FlatModel, Layer, PipelineModel
 from rdm_trainer.distributed.topology import Topology
 from rdm_trainer.models import gpt, t5
 from rdm_trainer.tokenizers import special_tokens
@@ -43,8 +43,9 @@ def build(
     dtype: torch.dtype = torch.float32,
     padding: int | None = None,
     divide: Callable[[nn.Module], object] | None = None,
+    fill: Fill | None = None,
 ) -> FlatModel | PipelineModel:
-    """Build this rank's part of the model, initialised.
+    """Build this rank's part of the model, with its weights.
 
     Args:
         config: The job.
@@ -53,11 +54,12 @@ def build(
         dtype: Of the parameters.
         padding: The padding token of a T5; that of the job's data by default.
         divide: Called with each layer as soon as it has its weights; only without a pipeline.
+        fill: Gives each layer its weights; initial ones by default.
     """
     if padding is None:
         padding = special_tokens.of_job(config).padding if config.model.kind == "t5" else PADDING
     device = device or torch.device("cpu")
     parts = layers(config, topology, padding, device)
     if topology.pipeline > 1:
-        return PipelineModel(config, topology, parts, device, dtype)
-    return FlatModel(config, parts, device, dtype, divide)
+        return PipelineModel(config, topology, parts, device, dtype, fill)
+    return FlatModel(config, parts, device, dtype, divide, fill)

@@ -35,6 +35,7 @@ __all__ = [
     "Block",
     "CrossAttention",
     "Norm",
+    "Past",
     "PositionEmbedding",
     "SelfAttention",
     "residual_std",
@@ -78,6 +79,28 @@ class HeadNorm(nn.Module):
         return functional.rms_norm(heads, weight.shape, weight, self.epsilon)
 
 
+class Past:
+    """The keys and values of the tokens before these, while a text is generated.
+
+    Attributes:
+        length: How many tokens there were.
+    """
+
+    def __init__(self) -> None:
+        self.length = 0
+        self._kept: dict[nn.Module, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def extended(
+        self, owner: nn.Module, key: torch.Tensor, value: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return an attention's keys and values [batch, tokens, heads, head size] of all tokens so far."""
+        if owner in self._kept:
+            before = self._kept[owner]
+            key, value = torch.cat((before[0], key), dim=1), torch.cat((before[1], value), dim=1)
+        self._kept[owner] = key, value
+        return key, value
+
+
 class PositionEmbedding(nn.Module):
     """Learned positions, and the dropout after the embedding."""
 
@@ -85,11 +108,13 @@ class PositionEmbedding(nn.Module):
         super().__init__()
         self.weight = parameter(Placement((spec.positions, spec.hidden_size), std=spec.init_std))
         self.dropout = spec.hidden_dropout
+        self.past: Past | None = None
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """Add the first positions to [batch, sequence, hidden]."""
+        """Add the first positions to [batch, sequence, hidden]; behind a past, those that follow it."""
+        first = self.past.length if self.past is not None else 0
         return functional.dropout(
-            hidden_states + self.weight[: hidden_states.shape[1]], self.dropout, self.training
+            hidden_states + self.weight[first : first + hidden_states.shape[1]], self.dropout, self.training
         )
 
 
@@ -183,6 +208,7 @@ class SelfAttention(_Attention):
         group = topology.tensor_group if topology.tensor > 1 else None
         self.q_norm = HeadNorm(spec, group) if spec.qk_norm else None
         self.k_norm = HeadNorm(spec, group) if spec.qk_norm else None
+        self.past: Past | None = None
 
     def forward(self, hidden_states: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
         """Map [batch, sequence, hidden] to the same shape."""
@@ -192,7 +218,12 @@ class SelfAttention(_Attention):
     def inner(self, hidden_states: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
         """Return what :meth:`forward` projects."""
         query, key, value = self.qkv(hidden_states)
-        return self.attend(query, key, value, mask, self.causal)
+        causal = self.causal
+        if self.past is not None:
+            key, value = self.past.extended(self, key, value)
+            # A single token looks at all that there are.
+            causal = causal and query.shape[1] > 1
+        return self.attend(query, key, value, mask, causal)
 
     def qkv(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return queries, keys and values of [batch, sequence, hidden], as :meth:`attend` takes them."""
@@ -207,7 +238,8 @@ class SelfAttention(_Attention):
         if self.q_norm is not None and self.k_norm is not None:
             query, key = self.q_norm(query), self.k_norm(key)
         if self.rotary is not None:
-            query, key = self.rotary.rotate(query), self.rotary.rotate(key)
+            first = self.past.length if self.past is not None else 0
+            query, key = self.rotary.rotate(query, first), self.rotary.rotate(key, first)
         return query, key, value
 
 

@@ -7,6 +7,7 @@ Both forms give a parameter the same name (``3.self_attention.qkv_proj.weight``,
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,9 +23,11 @@ from rdm_core.partition import is_block
 from rdm_trainer.distributed.parameters import initialise
 from rdm_trainer.distributed.topology import Topology, quiet
 
-__all__ = ["FlatModel", "Layer", "PipelineModel", "bounds"]
+__all__ = ["Fill", "FlatModel", "Layer", "PipelineModel", "bounds"]
 
 Labels = tuple[torch.Tensor, torch.Tensor]
+Fill = Callable[[nn.Module, str], None]
+"""Gives a layer its weights; it also takes what precedes their names in the whole model."""
 
 
 @dataclass(frozen=True)
@@ -85,16 +88,17 @@ class _Maker:
         device: torch.device,
         dtype: torch.dtype,
         divide: Callable[[nn.Module], object] | None = None,
+        fill: Fill | None = None,
     ) -> None:
         self._divide = divide
-        self._seed = config.optimisation.seed
+        self._fill = fill or functools.partial(initialise, seed=config.optimisation.seed)
         self._compile = config.optimisation.compile
         self._options = _OVERLAP if config.parallel.tensor > 1 else None
         self._device, self._dtype = device, dtype
 
     def __call__(self, layer: Layer, index: int) -> nn.Module:
         module = layer.make()
-        initialise(module, layer.prefix(index), self._seed)
+        self._fill(module, layer.prefix(index))
         for weight in module.parameters():
             weight.data = weight.data.to(self._device, self._dtype)
         if self._divide is not None:
@@ -142,6 +146,7 @@ class FlatModel(nn.Module):
         dtype: Of the parameters.
         divide: Called with each layer when it has its weights, before the next one is made; ZeRO-3 leaves
             of it what this replica keeps.
+        fill: Gives each layer its weights; initial ones by default.
     """
 
     def __init__(
@@ -151,9 +156,10 @@ class FlatModel(nn.Module):
         device: torch.device,
         dtype: torch.dtype,
         divide: Callable[[nn.Module], object] | None = None,
+        fill: Fill | None = None,
     ) -> None:
         super().__init__()
-        make = _Maker(config, device, dtype, divide)
+        make = _Maker(config, device, dtype, divide, fill)
         self.layers = tuple(layers)
         self.interval = _checkpoint_interval(config)
         self.tied_modules = nn.ModuleDict()
@@ -204,6 +210,7 @@ class PipelineModel(PipelineModule):
         layers: The model; the last one is the head.
         device: Where the parameters go.
         dtype: Of the parameters.
+        fill: Gives each layer its weights; initial ones by default.
     """
 
     def __init__(
@@ -213,8 +220,9 @@ class PipelineModel(PipelineModule):
         layers: Sequence[Layer],
         device: torch.device,
         dtype: torch.dtype,
+        fill: Fill | None = None,
     ) -> None:
-        make = _Maker(config, device, dtype)
+        make = _Maker(config, device, dtype, fill=fill)
         specs = [
             (_TiedSpec if layer.tied else _Spec)(layer, index, make) for index, layer in enumerate(layers)
         ]

@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""``rdm-trainer export``, ``import`` and ``generate``: what is done with weights alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+__all__ = ["export", "generate", "import_"]
+
+_iteration = click.option(
+    "--iteration", type=click.IntRange(min=0), help="The step.  [default: the newest complete one]"
+)
+_path = click.Path(path_type=Path)
+_DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+
+
+@click.command()
+@click.argument("checkpoint", type=_path)
+@click.argument("directory", type=_path)
+@_iteration
+@click.option(
+    "--dtype", type=click.Choice(list(_DTYPES)), help="Of the tensors.  [default: the training's precision]"
+)
+@click.option(
+    "--shard-size",
+    type=click.FloatRange(min=0, min_open=True),
+    default=5.0,
+    show_default=True,
+    metavar="GB",
+    help="Of a file, and about the memory that it takes.",
+)
+def export(
+    checkpoint: Path, directory: Path, iteration: int | None, dtype: str | None, shard_size: float
+) -> None:
+    """Write the weights of CHECKPOINT into DIRECTORY as transformers reads them.
+
+    CHECKPOINT is a job's directory, or its checkpoints/. Whatever layout wrote it, the files are the same:
+    config.json, safetensors with their index, and the tokenizer's files. GPT-2, Llama, Qwen2 and Qwen3.
+    """
+    from rdm_trainer.weights import directory as writing
+    from rdm_trainer.weights.sources import open_source
+
+    source = open_source(checkpoint, iteration)
+    size = writing.write(
+        source, directory, dtype=_DTYPES[dtype] if dtype else None, shard_bytes=int(shard_size * 1e9)
+    )
+    click.echo(f"{directory} has the weights of {source.where}, {size / 1e9:.3f} GB.")
+
+
+@click.command("import")
+@click.argument("directory", type=_path)
+@click.argument("config", type=_path)
+def import_(directory: Path, config: Path) -> None:
+    """Write the configuration CONFIG of a job that begins with the weights in DIRECTORY.
+
+    DIRECTORY is a model in Hugging Face's format: config.json and safetensors. Nothing is converted: under
+    every layout, each rank reads from those files what it holds. Add data, batch and layout to CONFIG.
+    """
+    from rdm_trainer.weights.importing import configuration
+
+    text = configuration(directory)
+    from rdm_core.errors import FAILED, TrainerError
+
+    try:
+        with config.open("x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError:
+        raise TrainerError(f"{config} is there already; name a file that is not.") from None
+    except OSError as error:
+        raise TrainerError(f"{config} cannot be written: {error.strerror}.", exit_code=FAILED) from error
+    click.echo(f"{config} begins with the weights of {directory}; add data, batch and layout to it.")
+
+
+@click.command()
+@click.argument("checkpoint", type=_path)
+@click.argument("prompt")
+@_iteration
+@click.option("--tokens", type=click.IntRange(min=1), default=64, show_default=True, help="New ones at most.")
+@click.option(
+    "--temperature",
+    type=click.FloatRange(min=0),
+    default=0.0,
+    show_default=True,
+    help="0 takes the likeliest token each time.",
+)
+@click.option("--top-k", type=click.IntRange(min=1), help="Draw from the K likeliest tokens only.")
+@click.option("--seed", type=int, default=1234, show_default=True, help="Of what is drawn.")
+@click.option("--device", help="As cuda or cpu.  [default: a GPU where there is one]")
+def generate(
+    checkpoint: Path,
+    prompt: str,
+    iteration: int | None,
+    tokens: int,
+    temperature: float,
+    top_k: int | None,
+    seed: int,
+    device: str | None,
+) -> None:
+    """Print PROMPT and what the model of CHECKPOINT makes of it.
+
+    CHECKPOINT is a job's directory, its checkpoints/, or a model in Hugging Face's format.
+    """
+    import sys
+
+    from rdm_trainer.weights.generation import Generator
+    from rdm_trainer.weights.sources import open_source
+
+    generator = Generator(open_source(checkpoint, iteration), device)
+    sys.stdout.write(prompt)
+    for piece in generator.text(prompt, tokens, temperature=temperature, top_k=top_k, seed=seed):
+        sys.stdout.write(piece)
+        sys.stdout.flush()
+    sys.stdout.write("\n")

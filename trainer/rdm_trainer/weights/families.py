@@ -1,0 +1,376 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Hugging Face's families and ours: ``config.json`` and model section, their tensors and our parameters.
+
+Both sides name whole tensors; what tensor ranks and stages hold follows from our names. Pure, and without
+transformers: the families are GPT-2, Llama, Qwen2 and Qwen3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from rdm_core.config import ModelConfig, RopeScalingConfig
+from rdm_core.config.read import from_dict
+from rdm_core.errors import TrainerError
+
+__all__ = ["Mapped", "config_json", "mapping", "model_config"]
+
+Tensors = Sequence[torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Mapped:
+    """One of our parameters, and the tensors that it is made of there.
+
+    Attributes:
+        ours: Its name in the whole model.
+        theirs: Their tensors' names.
+        join: Makes ours of theirs.
+        split: Makes theirs of ours.
+    """
+
+    ours: str
+    theirs: tuple[str, ...]
+    join: Callable[[Tensors], torch.Tensor] = lambda parts: parts[0]
+    split: Callable[[torch.Tensor], Tensors] = lambda whole: (whole,)
+
+
+# The model's section.
+
+_ACTIVATIONS = {"gelu_new", "gelu_pytorch_tanh"}
+
+
+def model_config(found: Mapping[str, Any], source: str) -> ModelConfig:
+    """Return the model's section of a ``config.json``.
+
+    Args:
+        found: Its content.
+        source: The file's name, for messages.
+
+    Raises:
+        TrainerError: The family is another one, or has something that our models have not.
+    """
+    kind = found.get("model_type")
+    try:
+        if kind == "gpt2":
+            _refuse_others(found, source, {"activation_function": _ACTIVATIONS})
+            shape = _gpt2(found)
+        elif kind in ("llama", "qwen2", "qwen3"):
+            _refuse_others(found, source, {"hidden_act": {"silu"}})
+            if found.get("use_sliding_window"):
+                raise TrainerError(f"{source} has use_sliding_window, and there is no such attention here.")
+            shape = _llama(found, source)
+        else:
+            raise TrainerError(
+                f"{source} is of a {kind!r}; gpt2, llama, qwen2 and qwen3 can be read, with their "
+                "architectures as published."
+            )
+    except KeyError as error:
+        raise TrainerError(f"{source} lacks {error}, so it is no {kind}'s config.json.") from None
+    return from_dict({"model": {key: value for key, value in shape.items() if value is not None}}).model
+
+
+def _refuse_others(found: Mapping[str, Any], source: str, allowed: Mapping[str, set[str]]) -> None:
+    for key, values in allowed.items():
+        if key in found and found[key] not in values:
+            raise TrainerError(
+                f"{source} has {key} {found[key]!r}, and our models have {' or '.join(sorted(values))}."
+            )
+
+
+def _gpt2(found: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "layers": found["n_layer"],
+        "hidden_size": found["n_embd"],
+        "attention_heads": found["n_head"],
+        "ffn_hidden_size": found.get("n_inner"),
+        "seq_length": found["n_positions"],
+        "max_position_embeddings": found["n_positions"],
+        "vocab_size": found["vocab_size"],
+        "tied_embeddings": found.get("tie_word_embeddings", True),
+        "layernorm_epsilon": found.get("layer_norm_epsilon", 1e-5),
+    }
+
+
+_LONGEST = 4096
+"""Tokens of a sample after an import: what published models can take would fit few devices."""
+
+
+def _llama(found: Mapping[str, Any], source: str) -> dict[str, Any]:
+    # Releases of transformers before the fifth have the base beside the scaling.
+    rope = found.get("rope_parameters") or {
+        "rope_theta": found.get("rope_theta", 10000.0),
+        **(found.get("rope_scaling") or {}),
+    }
+    kind, positions = found["model_type"], found["max_position_embeddings"]
+    biases = "qkv" if kind == "qwen2" else "all" if found.get("attention_bias") else "none"
+    if (kind == "qwen3" and biases != "none") or (kind == "llama" and _other_biases(found)):
+        raise TrainerError(f"{source} has biases in some of its products; ours have all, or none.")
+    return {
+        "layers": found["num_hidden_layers"],
+        "hidden_size": found["hidden_size"],
+        "attention_heads": found["num_attention_heads"],
+        "query_groups": found.get("num_key_value_heads"),
+        "kv_channels": found.get("head_dim"),
+        "ffn_hidden_size": found["intermediate_size"],
+        "seq_length": min(positions, _LONGEST),
+        "max_position_embeddings": positions,
+        "vocab_size": found["vocab_size"],
+        "tied_embeddings": found.get("tie_word_embeddings", False),
+        "layernorm_epsilon": found["rms_norm_eps"],
+        "position_embedding": "rope",
+        "rope_theta": float(rope.get("rope_theta", 10000.0)),
+        "rope_scaling": _scaling(rope, positions, source),
+        "norm": "rmsnorm",
+        "activation": "swiglu",
+        "biases": biases,
+        "qk_norm": kind == "qwen3",
+    }
+
+
+def _other_biases(found: Mapping[str, Any]) -> bool:
+    return bool(found.get("attention_bias")) != bool(found.get("mlp_bias"))
+
+
+def _scaling(rope: Mapping[str, Any], positions: int, source: str) -> dict[str, Any] | None:
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    if kind == "default":
+        return None
+    if kind not in ("linear", "llama3", "yarn"):
+        raise TrainerError(f"{source} scales its positions by {kind!r}; linear, llama3 and yarn are known.")
+    for key in ("mscale", "mscale_all_dim"):
+        if rope.get(key):
+            raise TrainerError(f"{source} has {key}, which YaRN here has not.")
+    known = ("low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow", "attention_factor")
+    return {
+        "kind": kind,
+        "factor": float(rope["factor"]),
+        "original_max_position_embeddings": int(rope.get("original_max_position_embeddings") or positions),
+        **{key: float(rope[key]) for key in known if rope.get(key) is not None},
+    }
+
+
+def config_json(model: ModelConfig, *, dtype: str, end_of_text: int | None = None) -> dict[str, Any]:
+    """Return the ``config.json`` of a model.
+
+    Args:
+        model: Its section.
+        dtype: Of the tensors, as ``bfloat16``.
+        end_of_text: The token that ends a text, where it is known.
+
+    Raises:
+        TrainerError: No family of Hugging Face's is like it.
+    """
+    family = _family_of(model)
+    common = {
+        "architectures": [_ARCHITECTURES[family]],
+        "model_type": family,
+        "vocab_size": model.vocab_size,
+        "initializer_range": model.init_std,
+        "tie_word_embeddings": model.tied_embeddings,
+        "torch_dtype": dtype,
+        "bos_token_id": end_of_text if family == "gpt2" else None,
+        "eos_token_id": end_of_text,
+        "use_cache": True,
+    }
+    if family == "gpt2":
+        return common | {
+            "activation_function": "gelu_new",
+            "n_layer": model.layers,
+            "n_embd": model.hidden_size,
+            "n_head": model.attention_heads,
+            "n_inner": model.ffn_size,
+            "n_positions": model.positions,
+            "layer_norm_epsilon": model.layernorm_epsilon,
+            "attn_pdrop": model.attention_dropout,
+            "embd_pdrop": model.hidden_dropout,
+            "resid_pdrop": model.hidden_dropout,
+        }
+    made = common | {
+        "hidden_act": "silu",
+        "num_hidden_layers": model.layers,
+        "hidden_size": model.hidden_size,
+        "num_attention_heads": model.attention_heads,
+        "num_key_value_heads": model.query_groups or model.attention_heads,
+        "head_dim": model.head_size,
+        "intermediate_size": model.ffn_size,
+        "max_position_embeddings": model.max_position_embeddings or model.seq_length,
+        "rms_norm_eps": model.layernorm_epsilon,
+        "rope_theta": model.rope_theta,
+        "rope_scaling": _their_scaling(model.rope_scaling),
+        "attention_dropout": model.attention_dropout,
+    }
+    if family != "qwen2":
+        made["attention_bias"] = model.biases == "all"
+    if family == "llama":
+        made["mlp_bias"] = model.biases == "all"
+    return made
+
+
+_ARCHITECTURES = {
+    "gpt2": "GPT2LMHeadModel",
+    "llama": "LlamaForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+}
+
+
+def _family_of(model: ModelConfig) -> str:
+    """Return the family whose tensors a model has."""
+    if model.kind == "t5":
+        raise TrainerError(
+            "model.kind is t5, and Hugging Face's T5 has relative positions, ours learned ones; a gpt can be "
+            "exported."
+        )
+    style = (model.position_embedding, model.norm, model.activation)
+    if style == ("learned", "layernorm", "gelu"):
+        alike = model.head_size * model.attention_heads == model.hidden_size
+        if model.biases == "all" and not model.query_groups and alike:
+            return "gpt2"
+    elif style == ("rope", "rmsnorm", "swiglu"):
+        if model.qk_norm and model.biases == "none":
+            return "qwen3"
+        if not model.qk_norm:
+            return "qwen2" if model.biases == "qkv" else "llama"
+    raise TrainerError(
+        f"No family of Hugging Face's has position_embedding {model.position_embedding}, norm {model.norm}, "
+        f"activation {model.activation}, biases {model.biases} and qk_norm {str(model.qk_norm).lower()} with "
+        "these heads together; docs/models.md says what GPT-2, Llama, Qwen2 and Qwen3 are."
+    )
+
+
+def _their_scaling(scaling: RopeScalingConfig | None) -> dict[str, Any] | None:
+    if scaling is None:
+        return None
+    made: dict[str, Any] = {
+        "rope_type": scaling.kind,
+        "factor": scaling.factor,
+        "original_max_position_embeddings": scaling.original_max_position_embeddings,
+    }
+    if scaling.kind == "llama3":
+        made |= {"low_freq_factor": scaling.low_freq_factor, "high_freq_factor": scaling.high_freq_factor}
+    if scaling.kind == "yarn":
+        made |= {"beta_fast": scaling.beta_fast, "beta_slow": scaling.beta_slow}
+        if scaling.attention_factor is not None:
+            made["attention_factor"] = scaling.attention_factor
+    return made
+
+
+# The tensors.
+
+
+def mapping(model: ModelConfig) -> Iterator[Mapped]:
+    """Yield each of our parameters with the tensors that it is there, in the model's order.
+
+    Raises:
+        TrainerError: No family of Hugging Face's is like it.
+    """
+    family = _family_of(model)
+    names = _GPT2_NAMES if family == "gpt2" else _LLAMA_NAMES
+    outer, inner = names
+    embedding = "tied_modules.embed" if model.tied_embeddings else "0"
+    yield Mapped(f"{embedding}.weight", (outer["embedding"],))
+    if family == "gpt2":
+        yield Mapped("1.weight", (outer["positions"],))
+    for number in range(model.layers):
+        for one in _block(model, family, inner):
+            theirs = tuple(outer["block"].format(number) + name for name in one.theirs)
+            yield Mapped(f"{2 + number}.{one.ours}", theirs, one.join, one.split)
+    last = 2 + model.layers
+    for kind in ("weight", "bias") if model.norm == "layernorm" else ("weight",):
+        yield Mapped(f"{last}.{kind}", (f"{outer['norm']}.{kind}",))
+    if not model.tied_embeddings:
+        yield Mapped(f"{last + 1}.weight", ("lm_head.weight",))
+
+
+_LLAMA_NAMES = (
+    {"embedding": "model.embed_tokens.weight", "block": "model.layers.{}.", "norm": "model.norm"},
+    {
+        "input_layernorm": ("input_layernorm",),
+        "self_attention.qkv_proj": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+        "self_attention.q_norm": ("self_attn.q_norm",),
+        "self_attention.k_norm": ("self_attn.k_norm",),
+        "self_attention.out_proj": ("self_attn.o_proj",),
+        "pre_mlp_layernorm": ("post_attention_layernorm",),
+        "mlp.fc1": ("mlp.gate_proj", "mlp.up_proj"),
+        "mlp.fc2": ("mlp.down_proj",),
+    },
+)
+_GPT2_NAMES = (
+    {
+        "embedding": "transformer.wte.weight",
+        "positions": "transformer.wpe.weight",
+        "block": "transformer.h.{}.",
+        "norm": "transformer.ln_f",
+    },
+    {
+        "input_layernorm": ("ln_1",),
+        "self_attention.qkv_proj": ("attn.c_attn",),
+        "self_attention.out_proj": ("attn.c_proj",),
+        "pre_mlp_layernorm": ("ln_2",),
+        "mlp.fc1": ("mlp.c_fc",),
+        "mlp.fc2": ("mlp.c_proj",),
+    },
+)
+
+
+def _block(model: ModelConfig, family: str, names: Mapping[str, tuple[str, ...]]) -> Iterator[Mapped]:
+    """Yield the parameters of one block, by their names in it."""
+    has_bias = {
+        "input_layernorm": model.norm == "layernorm",
+        "self_attention.qkv_proj": model.biases != "none",
+        "self_attention.out_proj": model.biases == "all",
+        "pre_mlp_layernorm": model.norm == "layernorm",
+        "mlp.fc1": model.biases == "all",
+        "mlp.fc2": model.biases == "all",
+    }
+    for ours, theirs in names.items():
+        if ours.endswith(("q_norm", "k_norm")) and not model.qk_norm:
+            continue
+        for kind in ("weight", "bias") if has_bias.get(ours) else ("weight",):
+            join, split = _pair(model, family, ours, kind)
+            yield Mapped(f"{ours}.{kind}", tuple(f"{name}.{kind}" for name in theirs), join, split)
+
+
+def _pair(
+    model: ModelConfig, family: str, ours: str, kind: str
+) -> tuple[Callable[[Tensors], torch.Tensor], Callable[[torch.Tensor], Tensors]]:
+    """Return how one of a block's parameters is made of theirs, and the other way round."""
+    is_qkv = ours.endswith("qkv_proj")
+    if family == "gpt2":
+        # Its matrices are [inputs, outputs], and its queries, keys and values lie in one.
+        turned = kind == "weight" and "layernorm" not in ours
+        width = model.attention_size
+
+        def join(parts: Tensors) -> torch.Tensor:
+            whole = parts[0].t() if turned else parts[0]
+            return _join_heads(model, whole.split(width)) if is_qkv else whole
+
+        def split(whole: torch.Tensor) -> Tensors:
+            if is_qkv:
+                whole = torch.cat(tuple(_split_heads(model, whole)))
+            return (whole.t() if turned else whole,)
+
+        return join, split
+    if is_qkv:
+        return lambda parts: _join_heads(model, parts), lambda whole: _split_heads(model, whole)
+    if ours == "mlp.fc1":
+        return lambda parts: torch.stack(tuple(parts)), lambda whole: tuple(whole.unbind())
+    return lambda parts: parts[0], lambda whole: (whole,)
+
+
+def _join_heads(model: ModelConfig, parts: Tensors) -> torch.Tensor:
+    """Put queries, keys and values together by key-value head: its queries, its key, its value."""
+    groups = model.query_groups or model.attention_heads
+    return torch.cat([part.unflatten(0, (groups, -1)) for part in parts], dim=1).flatten(0, 1)
+
+
+def _split_heads(model: ModelConfig, whole: torch.Tensor) -> Tensors:
+    groups, size = model.query_groups or model.attention_heads, model.head_size
+    by_group = whole.unflatten(0, (groups, -1))
+    sizes = (by_group.shape[1] - 2 * size, size, size)
+    return tuple(part.flatten(0, 1) for part in by_group.split(sizes, dim=1))

@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Text from a model, one token after the other, with the keys and values of earlier ones kept."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+import torch
+
+from rdm_core.config import Config
+from rdm_core.errors import TrainerError
+from rdm_trainer import models
+from rdm_trainer.distributed.topology import Topology
+from rdm_trainer.models.transformer import Past, PositionEmbedding, SelfAttention
+from rdm_trainer.tokenizers.load import load
+from rdm_trainer.weights.sources import Source, fill
+
+__all__ = ["Generator"]
+
+
+class Generator:
+    """A whole model in this process.
+
+    Args:
+        source: Its weights and tokenizer.
+        device: Where it runs; a GPU where there is one.
+
+    Raises:
+        TrainerError: It has no tokenizer, or is a T5.
+    """
+
+    def __init__(self, source: Source, device: str | None = None) -> None:
+        if source.model.kind != "gpt":
+            raise TrainerError(f"{source.where} is a T5, which fills masked spans and goes on with no text.")
+        if source.tokenizer is None:
+            raise TrainerError(f"{source.where} names no tokenizer; data.tokenizer of its job says which.")
+        self._tokenizer = load(source.tokenizer)
+        self._device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        # Positions beyond a sample's length are possible where they are rotary.
+        longest = source.model.max_position_embeddings or source.model.seq_length
+        self._longest = longest
+        self._vocabulary = source.model.vocab_size
+        shape = dataclasses.replace(source.model, seq_length=longest, make_vocab_size_divisible_by=1)
+        # CPUs are slow with 16 bits.
+        dtype = torch.float32 if self._device.type == "cpu" else getattr(torch, source.dtype)
+        with torch.no_grad():
+            self._model = models.build(
+                Config(model=shape), Topology.single(), device=self._device, dtype=dtype, fill=fill(source)
+            ).eval()
+
+    def text(
+        self,
+        prompt: str,
+        tokens: int,
+        *,
+        temperature: float = 0.0,
+        top_k: int | None = None,
+        seed: int = 1234,
+    ) -> Iterator[str]:
+        """Yield what comes after a prompt, a piece at a time; it ends with the end of a text.
+
+        Args:
+            prompt: The beginning.
+            tokens: New ones at most.
+            temperature: Divides the logits before a token is drawn; 0 takes the likeliest.
+            top_k: Draw from so many of the likeliest.
+            seed: Of what is drawn.
+
+        Raises:
+            TrainerError: The prompt has no token, or leaves no room.
+        """
+        ids = [int(token) for token in self._tokenizer.encode([prompt])[0]]
+        if not ids:
+            raise TrainerError("The prompt is empty; give at least a word to go on with.")
+        if len(ids) >= self._longest:
+            raise TrainerError(
+                f"The prompt has {len(ids)} tokens, and the model takes {self._longest}; give a shorter one."
+            )
+        made: list[int] = []
+        shown = ""
+        for token in self.tokens(ids, tokens, temperature=temperature, top_k=top_k, seed=seed):
+            if token == self._tokenizer.special.end_of_document:
+                break
+            made.append(token)
+            whole = self._tokenizer.decode(made)
+            # A character may be of several tokens.
+            if not whole.endswith("\N{REPLACEMENT CHARACTER}"):
+                yield whole[len(shown) :]
+                shown = whole
+
+    @torch.no_grad()
+    def tokens(
+        self,
+        ids: list[int],
+        count: int,
+        *,
+        temperature: float = 0.0,
+        top_k: int | None = None,
+        seed: int = 1234,
+    ) -> Iterator[int]:
+        """Yield so many tokens that come after others, as :meth:`text` does."""
+        generator = torch.Generator(self._device).manual_seed(seed)
+        past = Past()
+        for module in self._model.modules():
+            if isinstance(module, SelfAttention | PositionEmbedding):
+                module.past = past
+        new = torch.tensor([ids], device=self._device)
+        for _ in range(min(count, self._longest - len(ids))):
+            logits = self._model(new)[0, -1].float()
+            past.length += new.shape[1]
+            token = _chosen(logits, temperature, top_k, generator)
+            yield token
+            new = torch.tensor([[token]], device=self._device)
+
+
+def _chosen(logits: torch.Tensor, temperature: float, top_k: int | None, generator: torch.Generator) -> int:
+    if temperature == 0.0:
+        return int(logits.argmax())
+    if top_k is not None:
+        least = logits.topk(min(top_k, len(logits))).values[-1]
+        logits = logits.masked_fill(logits < least, float("-inf"))
+    return int(torch.multinomial((logits / temperature).softmax(dim=0), 1, generator=generator))

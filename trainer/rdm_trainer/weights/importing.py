@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The configuration of a job that begins with a published model."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from rdm_core.config import Config
+from rdm_core.errors import TrainerError
+from rdm_trainer.weights.sources import CONFIG, HuggingFaceSource
+
+__all__ = ["configuration"]
+
+
+def configuration(directory: Path) -> str:
+    """Return the YAML of a job with a model, its tokenizer and its weights.
+
+    Args:
+        directory: In Hugging Face's format.
+
+    Raises:
+        TrainerError: It is none, its family is not known, or tensors are missing.
+    """
+    if not (directory / CONFIG).is_file():
+        raise TrainerError(f"{directory} has no {CONFIG}; give a model's directory in Hugging Face's format.")
+    source = HuggingFaceSource(directory.expanduser().resolve())
+    job: dict[str, Any] = {
+        "name": directory.resolve().name.lower(),
+        "model": _changed(source.model, Config().model),
+        "checkpoint": {"init_from": str(source.where)},
+    }
+    if source.tokenizer is not None:
+        job["data"] = {"tokenizer": {"kind": source.tokenizer.kind, "file": source.tokenizer.file}}
+    return yaml.safe_dump(job, sort_keys=False, allow_unicode=True)
+
+
+def _changed(section: Any, default: Any) -> dict[str, Any]:
+    """Return the keys of a section that are not as they are by default."""
+    plain = dataclasses.asdict(section)
+    return {key: value for key, value in plain.items() if value != getattr(default, key)}

@@ -1,0 +1,225 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Where weights come from: a checkpoint of ours under any layout, or a Hugging Face directory.
+
+A source gives whole parameters by our names, one at a time, from files that are mapped: however many ranks
+read, no process ever holds more than its own part and one parameter.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import nn
+
+from rdm_core.config import Config, ModelConfig, TokenizerConfig, from_dict
+from rdm_core.errors import FAILED, TrainerError
+from rdm_trainer.checkpoint import damage, files
+from rdm_trainer.checkpoint.identity import differences, model_of
+from rdm_trainer.checkpoint.universal import WholeWeights
+from rdm_trainer.distributed.parameters import Placement, placement_of
+from rdm_trainer.weights import families
+
+__all__ = ["CONFIG", "INDEX", "TOKENIZER_FILES", "Source", "fill", "open_source", "require_model"]
+
+CONFIG, INDEX = "config.json", "model.safetensors.index.json"
+TOKENIZER_FILES = (
+    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
+    *("vocab.json", "merges.txt", "tokenizer.model", "chat_template.jinja", "generation_config.json"),
+)
+
+
+class Source(Protocol):
+    """A model's weights, by our names of the whole model."""
+
+    where: Path
+    model: ModelConfig
+    tokenizer: TokenizerConfig | None
+    dtype: str
+    """In which they lie, as ``bfloat16``."""
+
+    def whole(self, name: str) -> torch.Tensor:
+        """Return a whole parameter; a vocabulary's without padding.
+
+        Raises:
+            KeyError: There is none of this name.
+        """
+
+
+def open_source(where: Path, iteration: int | None = None) -> Source:
+    """Open weights.
+
+    Args:
+        where: A job's directory, its checkpoints directory, or a Hugging Face directory.
+        iteration: Of a checkpoint: which one; the newest complete one by default.
+
+    Raises:
+        TrainerError: There are none, or of a model that is not known here.
+    """
+    if (where / CONFIG).is_file():
+        return HuggingFaceSource(where)
+    return CheckpointSource(where, iteration)
+
+
+class HuggingFaceSource:
+    """A directory with ``config.json`` and safetensors files.
+
+    Raises:
+        TrainerError: The family is not known, or the files are not complete.
+    """
+
+    def __init__(self, where: Path) -> None:
+        self.where = where
+        found = _json(where / CONFIG)
+        self.model = families.model_config(found, str(where / CONFIG))
+        self.dtype = str(found.get("torch_dtype") or found.get("dtype") or "float32")
+        tokenizer = where / "tokenizer.json"
+        self.tokenizer = TokenizerConfig("huggingface", file=str(tokenizer)) if tokenizer.is_file() else None
+        self._mapped = {one.ours: one for one in families.mapping(self.model)}
+        self._files = {name: where / file for name, file in self._listed().items()}
+        self._open: dict[Path, Any] = {}
+        needed = [name for one in self._mapped.values() for name in one.theirs]
+        if missing := [name for name in needed if self._name(name) not in self._files]:
+            raise TrainerError(
+                f"{where} lacks {len(missing)} tensors of a {found['model_type']}, among them {missing[0]}."
+            )
+
+    def _listed(self) -> dict[str, str]:
+        """Return the file of each tensor."""
+        index = self.where / INDEX
+        if index.is_file():
+            return dict(_json(index)["weight_map"])
+        single = self.where / "model.safetensors"
+        if not single.is_file():
+            raise TrainerError(
+                f"{self.where} has neither model.safetensors nor {INDEX}; only safetensors files are read."
+            )
+        with _reading(single), safe_open(str(single), framework="pt") as opened:
+            return dict.fromkeys(opened.keys(), single.name)
+
+    def _name(self, name: str) -> str:
+        """Return a tensor's name there: what the base model saved has no prefix."""
+        return name if name in self._files else name.partition(".")[2]
+
+    def whole(self, name: str) -> torch.Tensor:
+        """Return a whole parameter."""
+        one = self._mapped[name]
+        return one.join([self._tensor(self._name(theirs)) for theirs in one.theirs])
+
+    def _tensor(self, name: str) -> torch.Tensor:
+        path = self._files[name]
+        with _reading(path):
+            if path not in self._open:
+                self._open[path] = safe_open(str(path), framework="pt")
+            tensor: torch.Tensor = self._open[path].get_tensor(name)
+            return tensor
+
+
+class CheckpointSource:
+    """A complete checkpoint of ours, all of whose files are here.
+
+    Raises:
+        TrainerError: There is none, or it does not say what its model is.
+    """
+
+    def __init__(self, where: Path, iteration: int | None = None) -> None:
+        directory = files.checkpoints_of(where)
+        steps = files.complete_steps([files.scan(directory)])
+        chosen = max(steps, default=None) if iteration is None else iteration
+        if chosen is None or chosen not in steps:
+            what = "checkpoint" if iteration is None else f"checkpoint of iteration {iteration}"
+            raise TrainerError(
+                f"{where} has neither a complete {what} nor a config.json; give a job's directory (see "
+                "`rdm-trainer checkpoint list`), or a model's in Hugging Face's format."
+            )
+        self.where = directory / files.tag(chosen)
+        self.iteration = chosen
+        saved = steps[chosen].state.get("config")
+        if saved is None:
+            raise TrainerError(
+                f"{self.where} was written by a release that did not say in it what the model is; go on with "
+                "its training for a step, which writes a new one."
+            )
+        config = from_dict(saved)
+        self.model, self.tokenizer = config.model, config.data.tokenizer
+        precision = str(steps[chosen].layout["precision"])
+        self.dtype = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}[precision]
+        self._names = set(steps[chosen].files)
+        self._weights = WholeWeights(self.where, steps[chosen].layout)
+
+    def whole(self, name: str) -> torch.Tensor:
+        """Return a whole parameter, float32."""
+        with damage.naming(self.where, self._names):
+            return self._weights.whole(name)
+
+
+def require_model(source: Source, config: Config) -> None:
+    """Refuse weights of another model than the job's.
+
+    Raises:
+        TrainerError: The shapes differ.
+    """
+    saved = model_of(from_dict({"model": _plain(source.model)}))
+    found = differences(saved, config)
+    if found:
+        raise TrainerError(
+            f"The weights of {source.where} are of another model: {', '.join(found)}; configure that model."
+        )
+
+
+def fill(source: Source) -> Callable[[nn.Module, str], None]:
+    """Return what gives a layer its weights.
+
+    It takes the layer, on the CPU, and what precedes the names of its parameters in the whole model.
+    """
+
+    def filled(module: nn.Module, prefix: str) -> None:
+        for name, weight in module.named_parameters():
+            placement = placement_of(weight)
+            whole = source.whole(prefix + name)
+            # The padding is this layout's.
+            if (
+                placement.vocabulary
+                and whole.shape[0] == source.model.vocab_size + source.model.vocab_extra_ids
+            ):
+                whole = nn.functional.pad(whole, (0, 0, 0, placement.shape[0] - whole.shape[0]))
+            if tuple(whole.shape) != placement.shape:
+                raise TrainerError(
+                    f"{prefix}{name} of {source.where} is {tuple(whole.shape)}, and here {placement.shape}.",
+                    exit_code=FAILED,
+                )
+            weight.data.copy_(_part(whole, placement))
+
+    return filled
+
+
+def _part(whole: torch.Tensor, placement: Placement) -> torch.Tensor:
+    if placement.dimension is None:
+        return whole
+    return whole.chunk(placement.parts, dim=placement.dimension)[placement.index]
+
+
+def _plain(model: ModelConfig) -> dict[str, Any]:
+    plain: dict[str, Any] = Config(model=model).to_dict()["model"]
+    return plain
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        return found
+    except (OSError, ValueError) as error:
+        raise TrainerError(f"{path} cannot be read: {error}.") from None
+
+
+@contextlib.contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        raise TrainerError(f"{path} cannot be read: {error}.", exit_code=FAILED) from None

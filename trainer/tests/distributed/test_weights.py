@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What one layout trained, exported, and taken up again under others."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from rdm_trainer.checkpoint.files import CHECKPOINTS
+from rdm_trainer.cli import main
+from rdm_trainer.weights import directory
+from rdm_trainer.weights.sources import open_source
+from tests.distributed import processes, training
+from tests.distributed.resuming import QWEN, parallel, train
+
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "dp 4, zero 3": parallel(zero_stage=3),
+    "tp 4, zero 0": parallel(tensor=4, zero_stage=0),
+    "pp 2, dp 2": parallel(pipeline=2),
+    "bf16": {**parallel(tensor=2), "optimisation.precision": "bf16"},
+}
+
+
+def follow(root: Path) -> dict[str, float]:
+    """Train under one layout, export, and return the first loss of others that begin with those weights."""
+    job, exported = root / "job", root / "exported"
+    begun = train(training.configure(QWEN, parallel(tensor=2, pipeline=2)), job, stop_after=3)
+    losses = {"untrained": begun.losses()[1]}
+    # What goes on under another layout is the same training; the embedding is not tied.
+    if dist.get_rank() == 0:
+        shutil.copytree(job, root / "copy")
+    dist.barrier()
+    for name, changes, where in (
+        ("same", parallel(tensor=2, pipeline=2), job),
+        ("other", parallel(zero_stage=3), root / "copy"),
+    ):
+        losses[name] = train(training.configure(QWEN, changes), where, stop_after=4).losses()[4]
+    if dist.get_rank() == 0:
+        directory.write(open_source(job), exported)
+    dist.barrier()
+    for name, changes in LAYOUTS.items():
+        for source in (job, exported):
+            config = training.configure(QWEN, {**changes, "checkpoint.init_from": str(source)})
+            log = train(config, root / f"{name} of {source.name}", stop_after=1)
+            assert log.find(f"the weights are those of {source}")
+            losses[f"{name} of {source.name}"] = log.losses()[1]
+    # It goes on from its own checkpoint, whatever has become of the first weights.
+    config = training.configure(QWEN, {**parallel(pipeline=2), "checkpoint.init_from": str(root / "gone")})
+    log = train(config, root / "pp 2, dp 2 of exported", stop_after=2)
+    assert list(log.losses()) == [2]
+    return losses
+
+
+@pytest.fixture(scope="module")
+def followed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, float]]:
+    """The directories and the losses of one launch."""
+    root = tmp_path_factory.mktemp("weights")
+    return root, processes.run(4, follow, root)[0]
+
+
+def test_every_layout_begins_where_the_weights_are(followed: tuple[Path, dict[str, float]]) -> None:
+    losses = dict(followed[1])
+    untrained = losses.pop("untrained")
+    assert losses.pop("same") == pytest.approx(losses.pop("other"), abs=1e-5)
+    exact = {name: loss for name, loss in losses.items() if not name.startswith("bf16")}
+    first = next(iter(exact.values()))
+    assert exact == pytest.approx(dict.fromkeys(exact, first), abs=1e-5)
+    assert losses == pytest.approx(dict.fromkeys(losses, first), abs=5e-3)
+    assert abs(first - untrained) > 0.05
+
+
+@torch.no_grad()
+def test_the_command_exports_what_transformers_computes_alike(
+    followed: tuple[Path, dict[str, float]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import transformers
+
+    job = followed[0] / "job"
+    with pytest.raises(SystemExit, match="0"):
+        main(["export", str(job / CHECKPOINTS), str(tmp_path / "bf16"), "--dtype", "bf16"])
+    assert "has the weights of" in capsys.readouterr().out
+    assert json.loads((tmp_path / "bf16/config.json").read_text())["torch_dtype"] == "bfloat16"
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "bf16")
+    assert theirs.dtype == torch.bfloat16
+    name = "model.layers.1.mlp.up_proj.weight"
+    assert torch.equal(theirs.state_dict()[name], open_source(job).whole("3.mlp.fc1.weight")[1].bfloat16())
+    with pytest.raises(SystemExit, match="3"):
+        main(["export", str(job), str(tmp_path / "bf16")])
+    with pytest.raises(SystemExit, match="0"):
+        main(["import", str(tmp_path / "bf16"), str(tmp_path / "job.yaml")])

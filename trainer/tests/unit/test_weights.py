@@ -1,0 +1,216 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Weights from and to Hugging Face's format: the same logits there, the same numbers back, in any layout."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from rdm_core.config import Config, ModelConfig, RopeScalingConfig, TokenizerConfig, check, load
+from rdm_core.errors import TrainerError
+from rdm_trainer import models
+from rdm_trainer.cli import main
+from rdm_trainer.distributed.parameters import placement_of
+from rdm_trainer.distributed.pipeline_parallel.pipeline import FlatModel
+from rdm_trainer.distributed.topology import Topology
+from rdm_trainer.weights import directory, families
+from rdm_trainer.weights.generation import Generator
+from rdm_trainer.weights.sources import INDEX, HuggingFaceSource, fill, open_source, require_model
+
+GPT2 = ModelConfig(
+    layers=2,
+    hidden_size=32,
+    attention_heads=4,
+    seq_length=24,
+    vocab_size=50,
+    make_vocab_size_divisible_by=8,
+)
+LLAMA = dataclasses.replace(
+    GPT2,
+    query_groups=2,
+    kv_channels=8,
+    ffn_hidden_size=48,
+    position_embedding="rope",
+    rope_theta=5000.0,
+    norm="rmsnorm",
+    activation="swiglu",
+    biases="none",
+    tied_embeddings=False,
+    layernorm_epsilon=1e-6,
+    max_position_embeddings=24,
+)
+MODELS = {
+    "gpt2": GPT2,
+    "gpt2, untied": dataclasses.replace(GPT2, tied_embeddings=False, ffn_hidden_size=40),
+    "llama": LLAMA,
+    "llama 3.1": dataclasses.replace(LLAMA, rope_scaling=RopeScalingConfig("llama3", 8.0, 16)),
+    "llama, linear": dataclasses.replace(LLAMA, rope_scaling=RopeScalingConfig("linear", 4.0, 6)),
+    "llama, yarn": dataclasses.replace(LLAMA, rope_scaling=RopeScalingConfig("yarn", 4.0, 6)),
+    "llama with biases": dataclasses.replace(LLAMA, biases="all"),
+    "qwen2": dataclasses.replace(LLAMA, biases="qkv", tied_embeddings=True),
+    "qwen3": dataclasses.replace(LLAMA, qk_norm=True, kv_channels=16, tied_embeddings=True),
+}
+
+
+class InMemory:
+    """The weights of a model in this process."""
+
+    def __init__(self, model: ModelConfig, built: FlatModel) -> None:
+        self.where, self.model, self.dtype = Path("memory"), model, "float32"
+        self.tokenizer: TokenizerConfig | None = None
+        self.built = built
+
+    def whole(self, name: str) -> torch.Tensor:
+        weight = dict(self.built.named_parameters())[name]
+        rows = self.model.vocab_size if placement_of(weight).vocabulary else None
+        return weight.data[:rows]
+
+
+def build(model: ModelConfig, topology: Topology | None = None, **options: Any) -> FlatModel:
+    topology = topology or Topology.single()
+    job = Config(model=model)
+    job = dataclasses.replace(job, parallel=dataclasses.replace(job.parallel, tensor=topology.tensor))
+    made = models.build(job, topology, **options)
+    assert isinstance(made, FlatModel)
+    return made.eval()
+
+
+def shaken(model: ModelConfig) -> InMemory:
+    """Return a model none of whose weights is as it begins: norms of one and biases of zero hide mistakes."""
+    made = build(model)
+    generator = torch.Generator().manual_seed(1)
+    for weight in made.parameters():
+        weight.data.add_(torch.randn(weight.shape, generator=generator) * 0.1)
+    return InMemory(model, made)
+
+
+@pytest.mark.parametrize("name", MODELS)
+@torch.no_grad()
+def test_an_exported_model_is_the_same_there_and_back(name: str, tmp_path: Path) -> None:
+    import transformers
+
+    model = MODELS[name]
+    source = shaken(model)
+    # More than one file.
+    directory.write(source, tmp_path / "hf", shard_bytes=20_000)
+    assert (tmp_path / "hf" / INDEX).is_file()
+    theirs, report = transformers.AutoModelForCausalLM.from_pretrained(
+        tmp_path / "hf", output_loading_info=True, dtype=torch.float32
+    )
+    assert not any(report[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    tokens = torch.randint(0, 50, (3, 24), generator=torch.Generator().manual_seed(2))
+    ours = source.built(tokens)
+    torch.testing.assert_close(ours, theirs.eval()(tokens).logits, atol=1e-4, rtol=1e-4)
+    back = open_source(tmp_path / "hf")
+    require_model(back, Config(model=model))
+    for ours_name in dict(source.built.named_parameters()):
+        assert torch.equal(back.whole(ours_name), source.whole(ours_name)), ours_name
+    again = build(dataclasses.replace(back.model, seq_length=24), fill=fill(back))
+    torch.testing.assert_close(again(tokens), ours)
+    # What transformers itself writes is read, too.
+    theirs.save_pretrained(tmp_path / "theirs")
+    assert torch.equal(
+        open_source(tmp_path / "theirs").whole("2.mlp.fc1.weight"), source.whole("2.mlp.fc1.weight")
+    )
+    assert families.model_config(json.loads((tmp_path / "theirs/config.json").read_text()), "") == back.model
+
+
+@pytest.mark.parametrize("tensor", [2, 4])
+@pytest.mark.parametrize("name", ["gpt2", "qwen3", "llama with biases"])
+def test_tensor_ranks_together_have_all_of_a_model(name: str, tensor: int) -> None:
+    model = dataclasses.replace(MODELS[name], query_groups=4 if MODELS[name].query_groups else None)
+    source = shaken(model)
+    ranks = [
+        dict(
+            build(model, Topology.part(tensor=tensor, tensor_rank=rank), fill=fill(source)).named_parameters()
+        )
+        for rank in range(tensor)
+    ]
+    for name in ranks[0]:
+        parts: list[torch.Tensor] = [rank[name].data for rank in ranks]
+        placement = placement_of(ranks[0][name])
+        whole = parts[0] if placement.dimension is None else torch.cat(parts, dim=placement.dimension)
+        expected = source.whole(name)
+        assert torch.equal(whole[: len(expected)], expected), name
+
+
+@pytest.fixture
+def tokenizer(tmp_path: Path) -> TokenizerConfig:
+    """A tokenizer of 50 words."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    words = {"<|endoftext|>": 0, **{f"w{number}": number for number in range(1, 50)}}
+    library = Tokenizer(models.WordLevel(words, unk_token="w49"))
+    library.pre_tokenizer = pre_tokenizers.Whitespace()
+    (tmp_path / "words").mkdir()
+    library.save(str(tmp_path / "words/tokenizer.json"))
+    (tmp_path / "words/chat_template.jinja").write_text("{{ messages }}")
+    return TokenizerConfig("huggingface", file=str(tmp_path / "words/tokenizer.json"))
+
+
+@pytest.mark.parametrize("name", ["gpt2", "qwen3"])
+def test_a_text_goes_on_as_transformers_lets_it(
+    name: str, tokenizer: TokenizerConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import transformers
+
+    source = shaken(MODELS[name])
+    source.tokenizer = tokenizer
+    directory.write(source, tmp_path / "hf")
+    assert (tmp_path / "hf/chat_template.jinja").read_text() == "{{ messages }}"
+    ids = [3, 7, 11]
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "hf")
+    expected = theirs.generate(torch.tensor([ids]), max_new_tokens=15, do_sample=False, eos_token_id=None)
+    generator = Generator(open_source(tmp_path / "hf"), "cpu")
+    assert list(generator.tokens(ids, 15)) == expected[0, 3:].tolist()
+    # No further than the model has positions.
+    assert len(list(generator.tokens(ids, 500))) == 21
+    drawn = [list(generator.tokens(ids, 9, temperature=9.0, top_k=5, seed=seed)) for seed in (1, 1, 2)]
+    assert drawn[0] == drawn[1] != drawn[2]
+    assert list(generator.tokens(ids, 9, temperature=9.0, top_k=1)) == expected[0, 3:12].tolist()
+    with pytest.raises(SystemExit, match="0"):
+        main(["generate", str(tmp_path / "hf"), "w3 w7 w11", "--tokens", "4", "--device", "cpu"])
+    assert capsys.readouterr().out.startswith("w3 w7 w11")
+    with pytest.raises(SystemExit, match="0"):
+        main(["import", str(tmp_path / "hf"), str(tmp_path / "job.yaml")])
+    job = load(tmp_path / "job.yaml", ["data.mock=true", "optimisation.train_iterations=1"])
+    assert list(check(job)) == []
+    assert job.checkpoint.init_from == str(tmp_path / "hf")
+    assert job.data.tokenizer == TokenizerConfig("huggingface", file=str(tmp_path / "hf/tokenizer.json"))
+    require_model(open_source(tmp_path / "hf"), job)
+
+
+def test_what_no_family_has_is_one_sentence(tmp_path: Path) -> None:
+    for model, words in (
+        (dataclasses.replace(LLAMA, norm="layernorm"), "No family of Hugging Face's has"),
+        (dataclasses.replace(LLAMA, qk_norm=True, biases="all"), "No family of Hugging Face's has"),
+        (dataclasses.replace(GPT2, kind="t5"), "relative positions"),
+    ):
+        with pytest.raises(TrainerError, match=words):
+            families.config_json(model, dtype="float32")
+    config = {"model_type": "mamba"}
+    with pytest.raises(TrainerError, match="'mamba'; gpt2, llama, qwen2 and qwen3"):
+        families.model_config(config, "config.json")
+    config = families.config_json(LLAMA, dtype="float32")
+    with pytest.raises(TrainerError, match="hidden_act 'gelu'"):
+        families.model_config({**config, "hidden_act": "gelu"}, "config.json")
+    del config["rms_norm_eps"]
+    with pytest.raises(TrainerError, match="lacks 'rms_norm_eps'"):
+        families.model_config(config, "config.json")
+    with pytest.raises(TrainerError, match=r"neither a complete checkpoint nor a config.json"):
+        open_source(tmp_path)
+    directory.write(shaken(LLAMA), tmp_path / "llama")
+    with pytest.raises(TrainerError, match="is there already"):
+        directory.write(shaken(LLAMA), tmp_path / "llama")
+    with pytest.raises(TrainerError, match=r"model.layers is 3 here and 2 there; configure that model"):
+        require_model(
+            HuggingFaceSource(tmp_path / "llama"), Config(model=dataclasses.replace(LLAMA, layers=3))
+        )
+    (tmp_path / "llama/model.safetensors").write_bytes(b"no safetensors")
+    with pytest.raises(TrainerError, match=r"model.safetensors cannot be read"):
+        open_source(tmp_path / "llama")
