@@ -369,6 +369,30 @@ def test_nothing_is_kept_of_a_job_that_has_measured_nothing(
     assert not (inventory / tuning.PROFILE_FILE).exists()
 
 
+@pytest.mark.parametrize("verb", [("profile",), ("tune", "--validate", "1")])
+def test_a_job_that_is_no_longer_watched_is_left_with_what_stops_it(
+    call: Call,
+    job: Path,
+    make_inventory: MakeInventory,
+    nodes: Nodes,
+    monkeypatch: pytest.MonkeyPatch,
+    verb: tuple[str, ...],
+) -> None:
+    def watch(run: Run, title: str, **how: Any) -> tuple[RunResult, JobState | None]:
+        result, state = nodes.watch(run, title, **how)
+        if state is None:
+            return result, state
+        return RunResult(verb="train", nodes=result.nodes, cancelled=True), JobState("x-0", "running", "")
+
+    monkeypatch.setattr(job_view, "watch", watch)
+    inventory = make_inventory(rdm_accelerator="cuda", rdm_slots=1, rdm_gpu="A10")
+    code, _, err = call(*verb, job, "-i", inventory)
+    assert code == RunResult(verb="train", cancelled=True).exit_code != 0
+    assert "No longer watched. x-0 goes on." in err
+    assert f"rdm-provision stop -i {inventory} x-0" in err
+    assert not (inventory / tuning.PROFILE_FILE).exists()
+
+
 def test_layouts_are_run_and_what_they_took_is_kept(
     call: Call,
     job: Path,
