@@ -359,6 +359,7 @@ from typing import Any, Callable
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.rdm.provision.plugins.module_utils.base import host, shell_variable
+from ansible_collections.rdm.provision.plugins.module_utils.base.iproute2 import IpMissing, ip_json
 from ansible_collections.rdm.provision.plugins.module_utils.base.local_path import local_path
 from ansible_collections.rdm.provision.plugins.module_utils.constants import ACCELERATORS, CONFIG_DIR
 from ansible_collections.rdm.provision.plugins.module_utils.container.spec import container_spec
@@ -546,10 +547,10 @@ def _work(
 
 def _network(findings: Findings, sysfs_root: str) -> dict[str, Any]:
     try:
-        found = interfaces.interfaces(interfaces.ip_json("addr", "show"))
-        routes = interfaces.routes(interfaces.ip_json("-4", "route", "show", "table", "all"))
+        found = interfaces.interfaces(ip_json("addr", "show"))
+        routes = interfaces.routes(ip_json("-4", "route", "show", "table", "all"))
         return {"interfaces": found, "routes": routes}
-    except interfaces.IpMissing as problem:
+    except IpMissing as problem:
         text = "{0}, so only the main routing table and one IPv4 address per interface are known"
         findings.add("warning", "ip-missing", text.format(problem))
     except (KeyError, TypeError, AttributeError) as error:

@@ -14,9 +14,9 @@ import os
 import re
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple
 
+from ansible_collections.rdm.provision.plugins.module_utils.base.iproute2 import IpMissing, ip_json
 from ansible_collections.rdm.provision.plugins.module_utils.hardware import partitions
 from ansible_collections.rdm.provision.plugins.module_utils.hardware import sysfs_files as files
-from ansible_collections.rdm.provision.plugins.module_utils.network.interfaces import IpMissing, ip_json
 from ansible_collections.rdm.provision.plugins.module_utils.sriov.identity import normal
 
 PCI_DEVICES = "bus/pci/devices"

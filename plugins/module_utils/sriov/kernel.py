@@ -11,7 +11,7 @@ import os
 import time
 from typing import Callable, Collection, List, Mapping, Optional, Sequence, Tuple
 
-from ansible_collections.rdm.provision.plugins.module_utils.network.interfaces import IpMissing, ip
+from ansible_collections.rdm.provision.plugins.module_utils.base.iproute2 import IpMissing, ip
 from ansible_collections.rdm.provision.plugins.module_utils.sriov.decision import (
     Step,
     Wanted,

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
-from ansible_collections.rdm.provision.plugins.module_utils.base import host
+from ansible_collections.rdm.provision.plugins.module_utils.base import host, iproute2
 from ansible_collections.rdm.provision.plugins.module_utils.docker import engine_facts
 from ansible_collections.rdm.provision.plugins.module_utils.hardware import sysfs
 from ansible_collections.rdm.provision.plugins.module_utils.network import interfaces
@@ -64,7 +64,7 @@ def test_cpu(tmp_path: Path) -> None:
 
 
 def test_nothing_at_all_is_not_a_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(interfaces, "_PATH", str(tmp_path))
+    monkeypatch.setattr(iproute2, "_PATH", str(tmp_path))
     monkeypatch.setenv("PATH", str(tmp_path))
     node = facts(tmp_path)
     assert (node["accelerator"], node["docker"], node["interfaces"]) == ("cpu", None, [])

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
+from ansible_collections.rdm.provision.plugins.module_utils.base.iproute2 import ip_json
 from ansible_collections.rdm.provision.plugins.module_utils.network import interfaces
-from ansible_collections.rdm.provision.plugins.module_utils.network.interfaces import IpMissing
 
 ADDRESSES = json.loads("""[
   {"ifname": "lo", "mtu": 65536, "operstate": "UNKNOWN", "address": "00:00:00:00:00:00",
@@ -76,32 +74,9 @@ def test_routes_from_proc() -> None:
 
 
 def test_interfaces_without_ip_agree_with_those_of_ip() -> None:
-    known = {entry["name"]: entry for entry in interfaces.interfaces(interfaces.ip_json("addr", "show"))}
+    known = {entry["name"]: entry for entry in interfaces.interfaces(ip_json("addr", "show"))}
     without = {entry["name"]: entry for entry in interfaces.interfaces_without_ip()}
     assert without["lo"] == {**known["lo"], "addresses": ["127.0.0.1/8"]}
-
-
-@pytest.mark.parametrize(
-    ("printed", "status", "reason"),
-    [
-        (b"1: lo: <LOOPBACK>", 0, "no JSON output"),
-        (b"", 255, 'ip -j addr failed: Option "-j" is unknown'),
-    ],
-)
-def test_an_old_ip(monkeypatch: pytest.MonkeyPatch, printed: bytes, status: int, reason: str) -> None:
-    def run(*arguments: Any, **options: Any) -> subprocess.CompletedProcess[bytes]:
-        return subprocess.CompletedProcess([], status, printed, b'Option "-j" is unknown, try "ip -help".\n')
-
-    monkeypatch.setattr(subprocess, "run", run)
-    with pytest.raises(IpMissing, match=reason):
-        interfaces.ip_json("addr")
-
-
-def test_no_ip(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(interfaces, "_PATH", str(tmp_path))
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(IpMissing, match=r"the ip command \(package iproute2\) is missing"):
-        interfaces.ip_json("addr")
 
 
 def test_ssh_connection_of_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
