@@ -51,24 +51,36 @@ _raw:
 """
 
 
+_last: dict[Any, Any] = {}
+"""What was made for the variables of a task, which these are held for: by role, and whether it is absent."""
+
+
 class LookupModule(LookupBase):
     """The lookup."""
 
     def run(self, terms: list[Any], variables: Any = None, **options: Any) -> list[Any]:
         """Return the part."""
         self.set_options(var_options=variables, direct=options)
-        role = str(terms[0])
+        role, absent = str(terms[0]), self.get_option("state") == "absent"
         if role not in PARTS:
             raise AnsibleError(f"there is no desired state of a role {role}: choose {', '.join(PARTS)}")
+        # A task names one key of the dictionary after the other, and each time the lookup is asked for all.
+        if _last.get("variables") is not variables:
+            _last.clear()
+            _last["variables"] = variables
+        if (role, absent) not in _last:
+            _last[role, absent] = self._made(role, absent, variables)
+        return [_last[role, absent]]
+
+    def _made(self, role: str, absent: bool, variables: Mapping[str, Any]) -> dict[str, Any]:
         node = str(variables["inventory_hostname"])
         mine = NodeVariables(variables, lambda name: self._templar.template(variables[name]))
-        absent = self.get_option("state") == "absent"
         entry = PlanEntry.of(variables.get("preflight_plan") or {}, node)
         try:
             if role == "container":
                 entry = entry._replace(engine=_engine(node, variables))
                 entry = entry if absent else entry._replace(keys=_keys(mine, variables, entry))
-            return [desired(role, mine, entry, absent=absent)]
+            return desired(role, mine, entry, absent=absent)
         except ValueError as error:
             raise AnsibleError(f"{node}: {error}") from None
 

@@ -17,7 +17,7 @@ import json
 import os
 import re
 import stat
-from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Tuple
+from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional
 from urllib.parse import quote
 
 from ansible_collections.rdm.provision.plugins.module_utils.base import shell_files
@@ -182,16 +182,14 @@ def to_do(
 
 
 def _other_inputs(role: str, before: Any, now: str) -> str:
-    """Return which inputs differ, as far as both digests tell."""
+    """Return which inputs differ, as far as both digests, each a version and what was made from it, tell."""
     was, parts = str(before or "").split("-"), now.split("-")
-    rest = "other archives, or another accelerator" if role == "images" else "another plan"
-    kinds: Tuple[str, ...] = ("another version of rdm.provision", "other variables", rest)
-    if len(parts) == 2:  # of a role whose desired state is one dictionary
-        kinds = ("another version of rdm.provision", "other variables or another plan")
-    if len(was) == len(parts) == len(kinds):
-        differ = [kind for kind, old, new in zip(kinds, was, parts) if old != new]
-        return "it was made from {0}".format(" and ".join(differ))
-    return "it was made from other variables, another plan or another version"
+    if len(was) != len(parts):
+        return "it was made from other variables, another plan or another version"
+    if was[0] != parts[0]:
+        return "it was made from another version of rdm.provision"
+    more = ", or other archives" if role == "images" else ""
+    return "it was made from other variables or another plan{0}".format(more)
 
 
 def read(config_dir: str) -> Dict[str, Any]:

@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Any, ClassVar
 
 from ansible_collections.rdm.provision.plugins.module_utils.base.zip_program import (
     COLLECTION,
+    digest,
     packed_program,
     to_argument,
 )
@@ -32,6 +34,12 @@ def program(name: str) -> bytes:
 def program_argument(name: str) -> str:
     """Return :func:`program` as the argument of a module."""
     return to_argument(program(name))
+
+
+@functools.cache
+def program_digest(name: str) -> str:
+    """Return what :func:`program` is known by on nodes."""
+    return digest(program(name))
 
 
 class BringsProgram(LettingGo):

@@ -26,6 +26,8 @@ class PlanEntry(NamedTuple):
         dictionary: the file with the addresses of all nodes.
         hostfile: DeepSpeed's.
         image: what the training container runs.
+        vf_mac: the first of the MACs of its virtual functions; empty where the cluster has none.
+        archives: path, size and time of the image archives that are on the controller.
         observed: what the plan says of the node after a look at it, as C(nodes) of the action documents it.
         engine: what a look at the node's engine has found.
         keys: what the node has of the cluster's ssh keys, by file name. That these are right, a look sees.
@@ -40,6 +42,8 @@ class PlanEntry(NamedTuple):
     dictionary: str = ""
     hostfile: str = ""
     image: str = ""
+    vf_mac: str = ""
+    archives: tuple[tuple[Any, ...], ...] = ()
     observed: Mapping[str, Any] = {}
     engine: Mapping[str, Any] = {}
     keys: Mapping[str, str] = {}
@@ -58,6 +62,7 @@ class PlanEntry(NamedTuple):
             rails=tuple(plan.get("rails") or ()),
             my_ip=mine.get("my_ip", ""),
             image=mine.get("image", ""),
+            vf_mac=mine.get("vf_mac", ""),
             observed=mine,
             **{name: plan.get(name, "") for name in _OF_ALL},
         )

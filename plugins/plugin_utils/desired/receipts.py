@@ -27,7 +27,6 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.desired.plan_inputs 
     function_devices,
     wire_addresses,
 )
-from ansible_collections.rdm.provision.plugins.plugin_utils.desired.role_inputs import RoleInputs
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.sriov_settings import (
     plugin_of,
     sriov_settings,
@@ -36,7 +35,6 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.desired.work import 
 from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.host_variables import (
     HostVariables,
 )
-from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.role_specs import ROLES, role_options
 from ansible_collections.rdm.provision.plugins.plugin_utils.ssh import cluster_keys
 
 BARE_ROLES = ("my_ip", "hostfile")
@@ -60,31 +58,11 @@ def receipts(
         images: node -> whether there is an image to bring.
         keys: the cluster's ssh keys; None where they are yet to be made.
     """
-    options: dict[str, list[str]] = {role: [] for role in WORKERS}
-    for role, name, _ in role_options():
-        if role in options:
-            options[role].append(name)
-    inputs = RoleInputs(
-        [ROLES, ROLES.parent / "plugins", ROLES.parent / "rdm_sriov"], options, reader.written_defaults
-    )
     found = {}
     for node in reader.hosts:
         one = _Node(reader, node, plan, become[node])
-        more: dict[str, Any] = {
-            "docker_engine": None,
-            "images": [plan["nodes"][node]["accelerator"], *one.local_archives()],
-            "sriov": plan["nodes"][node]["vf_mac"],
-        }
         found[node] = {
-            "inputs": {
-                role: one.digest(role)
-                if role in state.PARTS
-                else ""
-                if one.looks_itself(role)
-                else inputs.digest(role, reader.written(node), more[role])
-                for role in WORKERS
-                if one.wants(role, images[node])
-            },
+            "inputs": {role: one.digest(role) for role in WORKERS if one.wants(role, images[node])},
             "directory": one.directory(),
             "config_dir": one.config_dir(),
             "absent": one.absent,
@@ -107,7 +85,6 @@ class _Node:
         self.reader = reader
         self.node = node
         self.variables = reader.node(node)
-        self.entry = PlanEntry.of(plan, node)
         self.cluster = plan["cluster"]
         self.image = plan["nodes"][node]["image"]
         self.accelerator = plan["nodes"][node]["accelerator"]
@@ -118,6 +95,7 @@ class _Node:
             role for role in WORKERS if self._absent(role) and (role in BARE_ROLES or not self.bare)
         ]
         self.listed = self._listed()
+        self.entry = PlanEntry.of(plan, node)._replace(archives=tuple(self.local_archives()))
         self.sriov = self._sriov()
         try:
             self.functions = vf_plan.functions_of(reader.known(node))
@@ -135,17 +113,17 @@ class _Node:
         return self.sriov if role == "sriov" else True
 
     def digest(self, role: str) -> str:
-        """Return the digest of what a role should leave here; empty where its variables are not known yet."""
+        """Return the digest of what a role should leave here.
+
+        Empty where it is not known before the role runs: its variables refer to what is not known yet, or
+        what it brings may be newer each time.
+        """
+        if role == "images" and any(image.get("pull") == "always" for image in self.listed):
+            return ""
         try:
             return state.digest(role, self.variables, self.entry)
         except (AnsibleError, ValueError):
             return ""
-
-    def looks_itself(self, role: str) -> bool:
-        """Whether a role must run each time, because what it brings may be newer, or is not known yet."""
-        newer = any(image.get("pull") == "always" for image in self.listed)
-        known = all(map(self._known, ("images_list", "images_profiles")))
-        return role == "images" and (newer or not known)
 
     def directory(self) -> str:
         """Return where the receipt is: beside the files that the container reads."""
@@ -178,15 +156,15 @@ class _Node:
             "plugin": self._plugin(),
         }
 
-    def local_archives(self) -> Iterator[list[Any]]:
+    def local_archives(self) -> Iterator[tuple[Any, ...]]:
         """Yield path, size and time of the image archives that are on the controller."""
         for path in self._archives(on_the_node=False):
             try:
                 now = os.stat(os.path.join(self.inventory_dir, os.path.expanduser(path)))
             except OSError:
-                yield [path, None]
+                yield (path, None)
             else:
-                yield [path, now.st_size, now.st_mtime_ns]
+                yield (path, now.st_size, now.st_mtime_ns)
 
     def _archives(self, on_the_node: bool) -> Iterator[str]:
         for image in self.listed:
@@ -234,16 +212,6 @@ class _Node:
     def _list(self, name: str) -> list[Any]:
         value = self.reader.role_value(self.node, name)
         return list(value) if isinstance(value, (list, tuple)) else []
-
-    def _known(self, name: str) -> bool:
-        """Whether a variable that the host has can be evaluated now."""
-        if name not in self.reader.written(self.node):
-            return True
-        try:
-            self.reader.evaluate(self.node, name)
-        except AnsibleError:
-            return False
-        return True
 
     def config_dir(self) -> str:
         given = self.reader.text(self.node, "rdm_config_dir")

@@ -17,13 +17,16 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.desired.container im
     absent_container,
     desired_container,
 )
+from ansible_collections.rdm.provision.plugins.plugin_utils.desired.docker_engine import desired_docker_engine
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.hostfile import (
     absent_hostfile,
     desired_hostfile,
 )
+from ansible_collections.rdm.provision.plugins.plugin_utils.desired.images import desired_images
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.my_ip import absent_my_ip, desired_my_ip
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.network import desired_network
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.plan_entry import PlanEntry
+from ansible_collections.rdm.provision.plugins.plugin_utils.desired.sriov import desired_sriov
 from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.node_variables import NodeVariables
 
 Make = Callable[[NodeVariables, PlanEntry], Any]
@@ -45,6 +48,9 @@ class Part(NamedTuple):
 
 
 PARTS: Mapping[str, Part] = {
+    "docker_engine": Part(desired_docker_engine),
+    "images": Part(desired_images),
+    "sriov": Part(desired_sriov),
     "network": Part(desired_network),
     "container": Part(desired_container, absent_container),
     "my_ip": Part(desired_my_ip, absent_my_ip),
@@ -81,8 +87,10 @@ def digest(role: str, variables: NodeVariables, entry: PlanEntry) -> str:
 
 def plain(value: Any) -> Any:
     """Return a value with dictionaries and lists in place of named and other tuples."""
-    if hasattr(value, "_asdict"):
+    if value is None or isinstance(value, (str, int, float)):
+        return value
+    if isinstance(value, tuple) and hasattr(value, "_asdict"):
         value = value._asdict()
-    if isinstance(value, Mapping):
+    if isinstance(value, dict):
         return {str(key): plain(item) for key, item in value.items()}
-    return [plain(item) for item in value] if isinstance(value, (list, tuple)) else value
+    return [plain(item) for item in value]

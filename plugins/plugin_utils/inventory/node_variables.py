@@ -30,8 +30,11 @@ class NodeVariables:
             AnsibleError: it refers to something that is not known.
         """
         if name not in self._known:
-            given = self._evaluate(name) if name in self._given else role_specs.default(name)
-            self._known[name] = role_specs.typed(name, given)[0]
+            self._known[name] = (
+                role_specs.typed(name, self._evaluate(name))[0]
+                if name in self._given
+                else role_specs.typed_default(name)
+            )
         return self._known[name]
 
     def text(self, name: str) -> str:

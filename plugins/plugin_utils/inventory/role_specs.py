@@ -43,6 +43,12 @@ def default(name: str) -> Any:
     return None if is_template(value) else value
 
 
+@functools.cache
+def typed_default(name: str) -> Any:
+    """Return the same as the role takes it."""
+    return typed(name, default(name))[0]
+
+
 def typed(name: str, value: Any) -> tuple[Any, list[str]]:
     """Return a variable's value as its role takes it, and what is wrong with it, in Ansible's words.
 

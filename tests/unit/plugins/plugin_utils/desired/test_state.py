@@ -12,7 +12,15 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.desired.plan_entry i
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.work import ROLES
 from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.node_variables import NodeVariables
 
-ENTRY = PlanEntry("n1", subnet="10.1.0.0/24", gateway="10.1.0.1")
+ENTRY = PlanEntry(
+    "n1",
+    subnet="10.1.0.0/24",
+    gateway="10.1.0.1",
+    my_ip="10.1.0.101",
+    master_addr="10.1.0.100",
+    dictionary="n1 10.1.0.101\n",
+    hostfile="10.1.0.100 slots=8\n",
+)
 
 
 def variables(**given: Any) -> NodeVariables:
@@ -52,13 +60,15 @@ def test_another_version_has_another_digest(monkeypatch: pytest.MonkeyPatch) -> 
     assert was[1] == now[1]
 
 
-def test_a_part_is_of_plain_types() -> None:
-    part = state.desired("network", variables(), ENTRY)
+@pytest.mark.parametrize("role", state.PARTS)
+def test_a_part_is_of_plain_types(role: str) -> None:
+    given = {"container_image": "x:1", "images_list": [{"name": "x:1", "source": "registry"}]}
+    part = state.desired(role, variables(**given), ENTRY)
     assert json.loads(json.dumps(part)) == part
 
 
 def test_parts_are_of_roles_that_change_nodes() -> None:
-    assert set(state.PARTS) <= set(ROLES)
+    assert set(state.PARTS) == set(ROLES)
     root = Path(__file__).parents[5] / "roles"
     for role in state.PARTS:
         text = (root / role / "vars/main.yml").read_text(encoding="utf-8")
