@@ -7,10 +7,14 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
+import torch
 import yaml
 
 from rdm_core.config import Config
 from rdm_core.errors import TrainerError
+from rdm_trainer import models
+from rdm_trainer.distributed.parameters import placement_of
+from rdm_trainer.distributed.topology import Topology
 from rdm_trainer.weights.sources import CONFIG, HuggingFaceSource
 
 __all__ = ["configuration"]
@@ -28,6 +32,7 @@ def configuration(directory: Path) -> str:
     if not (directory / CONFIG).is_file():
         raise TrainerError(f"{directory} has no {CONFIG}; give a model's directory in Hugging Face's format.")
     source = HuggingFaceSource(directory.expanduser().resolve())
+    _check_shapes(source)
     job: dict[str, Any] = {
         "name": directory.resolve().name.lower(),
         "model": _changed(source.model, Config().model),
@@ -36,6 +41,22 @@ def configuration(directory: Path) -> str:
     if source.tokenizer is not None:
         job["data"] = {"tokenizer": {"kind": source.tokenizer.kind, "file": source.tokenizer.file}}
     return yaml.safe_dump(job, sort_keys=False, allow_unicode=True)
+
+
+def _check_shapes(source: HuggingFaceSource) -> None:
+    """Refuse tensors that are not of the shapes that config.json says; none of them is read."""
+    # A vocabulary without padding.
+    job = Config(model=dataclasses.replace(source.model, make_vocab_size_divisible_by=1))
+    for index, layer in enumerate(models.layers(job, Topology.single())):
+        with torch.device("meta"):
+            module = layer.make()
+        for name, weight in module.named_parameters():
+            found, wanted = source.shape(layer.prefix(index) + name), placement_of(weight).shape
+            if found != wanted:
+                raise TrainerError(
+                    f"{source.where} has {layer.prefix(index)}{name} of shape {found}, and by its {CONFIG} "
+                    f"it is {wanted}; the two are not of one model."
+                )
 
 
 def _changed(section: Any, default: Any) -> dict[str, Any]:

@@ -111,13 +111,28 @@ class HuggingFaceSource:
         one = self._mapped[name]
         return one.join([self._tensor(self._name(theirs)) for theirs in one.theirs])
 
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of a whole parameter, of which nothing is read."""
+        one = self._mapped[name]
+        parts = [torch.empty(self._shape(self._name(theirs)), device="meta") for theirs in one.theirs]
+        return tuple(one.join(parts).shape)
+
+    def _shape(self, name: str) -> list[int]:
+        path = self._files[name]
+        with _reading(path):
+            shape: list[int] = self._opened(path).get_slice(name).get_shape()
+            return shape
+
     def _tensor(self, name: str) -> torch.Tensor:
         path = self._files[name]
         with _reading(path):
-            if path not in self._open:
-                self._open[path] = safe_open(str(path), framework="pt")
-            tensor: torch.Tensor = self._open[path].get_tensor(name)
+            tensor: torch.Tensor = self._opened(path).get_tensor(name)
             return tensor
+
+    def _opened(self, path: Path) -> Any:
+        if path not in self._open:
+            self._open[path] = safe_open(str(path), framework="pt")
+        return self._open[path]
 
 
 class CheckpointSource:

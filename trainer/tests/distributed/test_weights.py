@@ -19,11 +19,12 @@ from rdm_trainer.weights.sources import open_source
 from tests.distributed import processes, training
 from tests.distributed.resuming import QWEN, parallel, train
 
-LAYOUTS: dict[str, dict[str, Any]] = {
-    "dp 4, zero 3": parallel(zero_stage=3),
-    "tp 4, zero 0": parallel(tensor=4, zero_stage=0),
-    "pp 2, dp 2": parallel(pipeline=2),
-    "bf16": {**parallel(tensor=2), "optimisation.precision": "bf16"},
+# Where the weights come from, and the layout that takes them.
+BEGINNINGS: dict[str, tuple[str, dict[str, Any]]] = {
+    "dp 4, zero 3": ("job", parallel(zero_stage=3)),
+    "tp 4, zero 0": ("exported", parallel(tensor=4, zero_stage=0)),
+    "pp 2, dp 2": ("exported", parallel(pipeline=2)),
+    "bf16": ("exported", {**parallel(tensor=2), "optimisation.precision": "bf16"}),
 }
 
 
@@ -44,15 +45,14 @@ def follow(root: Path) -> dict[str, float]:
     if dist.get_rank() == 0:
         directory.write(open_source(job), exported)
     dist.barrier()
-    for name, changes in LAYOUTS.items():
-        for source in (job, exported):
-            config = training.configure(QWEN, {**changes, "checkpoint.init_from": str(source)})
-            log = train(config, root / f"{name} of {source.name}", stop_after=1)
-            assert log.find(f"the weights are those of {source}")
-            losses[f"{name} of {source.name}"] = log.losses()[1]
+    for name, (source, changes) in BEGINNINGS.items():
+        config = training.configure(QWEN, {**changes, "checkpoint.init_from": str(root / source)})
+        log = train(config, root / name, stop_after=1)
+        assert log.find(f"the weights are those of {root / source}")
+        losses[name] = log.losses()[1]
     # It goes on from its own checkpoint, whatever has become of the first weights.
     config = training.configure(QWEN, {**parallel(pipeline=2), "checkpoint.init_from": str(root / "gone")})
-    log = train(config, root / "pp 2, dp 2 of exported", stop_after=2)
+    log = train(config, root / "pp 2, dp 2", stop_after=2)
     assert list(log.losses()) == [2]
     return losses
 

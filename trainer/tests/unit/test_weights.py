@@ -20,6 +20,7 @@ from rdm_trainer.distributed.pipeline_parallel.pipeline import FlatModel
 from rdm_trainer.distributed.topology import Topology
 from rdm_trainer.weights import directory, families
 from rdm_trainer.weights.generation import Generator
+from rdm_trainer.weights.importing import configuration
 from rdm_trainer.weights.sources import INDEX, HuggingFaceSource, fill, open_source, require_model
 
 GPT2 = ModelConfig(
@@ -211,6 +212,10 @@ def test_what_no_family_has_is_one_sentence(tmp_path: Path) -> None:
         require_model(
             HuggingFaceSource(tmp_path / "llama"), Config(model=dataclasses.replace(LLAMA, layers=3))
         )
+    written = tmp_path / "llama/config.json"
+    written.write_text(written.read_text().replace('"intermediate_size": 48', '"intermediate_size": 40'))
+    with pytest.raises(TrainerError, match=r"2.mlp.fc1.weight of shape \(2, 48, 32\), and by its"):
+        configuration(tmp_path / "llama")
     (tmp_path / "llama/model.safetensors").write_bytes(b"no safetensors")
     with pytest.raises(TrainerError, match=r"model.safetensors cannot be read"):
         open_source(tmp_path / "llama")
