@@ -45,11 +45,15 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.desired.plan_keys im
 )
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.receipts import receipts
 from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import Problem, Refused
+from ansible_collections.rdm.provision.plugins.plugin_utils.inventory import role_specs
 from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.host_variables import (
     HostVariables,
 )
 from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.image_list import Images
 from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.vault import undecryptable
+
+# Read once, when Ansible loads the action: each node's task runs in a process of its own.
+role_specs.options()
 
 
 class ActionModule(Decision):
