@@ -1,32 +1,47 @@
-"""The end of a cluster: one node, then the others. In this order, on one lab."""
+"""The end of a cluster, on nodes that also have what is not ours."""
 
 from __future__ import annotations
 
 from tests.e2e.product import NODES, Lab, changed
 
-
-def test_down_of_one_node_leaves_the_others_alone(lab: Lab) -> None:
-    lab.json("up")
-    result = lab.json("down", "--limit", "n3")
-    assert list(result["nodes"]) == ["n3"]
-    assert [lab.container(node) for node in NODES] == ["running", "running", ""]
-    assert not lab.there("n3", "/etc/rdm")
-
-
-def test_the_receipt_has_gone_with_the_node(lab: Lab) -> None:
-    assert list(lab.json("up")["work"]) == ["n3"]
+THEIRS = """
+docker network create theirs
+docker run --detach --name theirs --network theirs rdm-lab/cpu:1 sleep infinity
+echo notes > /etc/rdm/job/notes
+printf '\nTHEIRS=1\n' >> /etc/environment
+"""
+TAKEN_AWAY = """
+docker rm --force theirs
+docker network rm theirs
+rm -r /etc/rdm
+sed -i /^THEIRS=/d /etc/environment
+"""
 
 
 def test_down_removes_what_is_ours_and_a_second_down_nothing(lab: Lab) -> None:
+    lab.provisioned()
+    lab.on("n1", "sh", "-ec", THEIRS)
     # `up` would be refused, and says how to go on: by this.
     lab.on("n2", "docker", "rename", "rdm", "rdm-old")
-    assert changed(lab.json("down")) == list(NODES)
-    for node in NODES:
-        assert lab.on(node, "docker", "ps", "--all", "--quiet") == ""
-        networks = lab.on(node, "docker", "network", "ls", "--format", "{{.Name}}").split()
-        assert sorted(networks) == ["bridge", "host", "none"]
-        assert not lab.there(node, "/etc/rdm")
-        assert "MY_IP" not in lab.on(node, "cat", "/etc/environment", check=False)
-        assert lab.images(node) != ""
+    try:
+        assert changed(lab.json("down")) == list(NODES)
+        for node in NODES:
+            containers = lab.on(node, "docker", "ps", "--all", "--format", "{{.Names}}").split()
+            networks = lab.on(node, "docker", "network", "ls", "--format", "{{.Name}}").split()
+            theirs = ["theirs"] if node == "n1" else []
+            assert containers == theirs
+            assert sorted(networks) == ["bridge", "host", "none", *theirs]
+            assert lab.there(node, "/etc/rdm") == bool(theirs)
+            assert "MY_IP" not in lab.on(node, "cat", "/etc/environment", check=False)
+            assert lab.images(node) != ""
+        # The claim says whose the directory is, while it is there.
+        left = lab.on("n1", "find", "/etc/rdm", "-type", "f", "-not", "-name", ".*").split()
+        assert sorted(left) == ["/etc/rdm/cluster", "/etc/rdm/job/notes"]
+        assert "THEIRS=1" in lab.on("n1", "cat", "/etc/environment").splitlines()
+        assert (
+            lab.on("n1", "docker", "inspect", "--format", "{{.State.Status}}", "theirs").strip() == "running"
+        )
+    finally:
+        lab.on("n1", "sh", "-c", TAKEN_AWAY)
     assert changed(lab.json("down")) == []
     assert (lab.inventory / "address_plan.cfg").exists()

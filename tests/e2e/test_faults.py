@@ -58,6 +58,9 @@ def test_a_node_that_goes_down_during_the_run(lab: Lab) -> None:
     assert re.search(hint, " ".join(said.split())), said
     for node in ("n1", "n2"):
         assert "NOTE=of this run" in lab.container(node, "{{.Config.Env}}")
+    # One that is down before a run keeps it from no other, either.
+    said = lab.json("up", *note, "--extra-vars", "ansible_timeout=20", expect=1)
+    assert (said["unreachable"], said["failed"]) == (["n3"], [])
     lab.lab("start", "n3")
     assert_mended(lab, *note)
     assert "NOTE=of this run" in lab.container("n3", "{{.Config.Env}}")

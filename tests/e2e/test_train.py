@@ -347,18 +347,9 @@ def test_every_problem_is_told_at_once_and_nothing_starts(cluster: Containers, c
     assert "e2e-refused" not in jobs(cluster, "--limit", "n1")
 
 
-@pytest.mark.parametrize(
-    ("words", "sentence"),
-    [
-        (["model.layer=2"], "did you mean model.layers?"),
-        (["data.mock=false", "data.blend=[/jobs/data/nothing]"], "/jobs/data/nothing"),
-    ],
-)
-def test_a_configuration_that_cannot_be_is_refused(
-    cluster: Containers, config: str, words: list[str], sentence: str
-) -> None:
-    told = cluster.json("train", config, *words, expect=2)
-    assert sentence in " ".join(problem["reason"] for problem in told["problems"])
+def test_data_that_are_not_there_are_named(cluster: Containers, config: str) -> None:
+    told = cluster.json("train", config, "data.mock=false", "data.blend=[/jobs/data/nothing]", expect=2)
+    assert "/jobs/data/nothing" in " ".join(problem["reason"] for problem in told["problems"])
 
 
 def test_a_configuration_can_be_looked_at_before(cluster: Containers, config: str) -> None:
@@ -403,14 +394,6 @@ def test_what_was_measured_finds_a_layout_and_trains_in_it(cluster: Containers, 
     )
 
 
-def test_a_node_that_is_down_is_named(cluster: Containers, config: str) -> None:
-    cluster.lab("stop", "n2")
-    told = cluster.json("train", config, expect=2)
-    assert [(problem["node"], problem["reason"][:17]) for problem in told["problems"]] == [
-        ("n2", "cannot be reached")
-    ]
-
-
 # --- faults ---------------------------------------------------------------------------------------------
 
 
@@ -446,6 +429,7 @@ def test_a_process_that_dies_ends_the_job_everywhere_unless_it_may_restart(
     assert losses == sorted(losses)
 
 
+@pytest.mark.long
 def test_a_full_disk_of_one_node_loses_no_checkpoint(cluster: Containers, config: str) -> None:
     """The save fails on all nodes alike, the training goes on, and saves again when there is room."""
     directory = f"/var/lib/rdm/{cluster.name}"

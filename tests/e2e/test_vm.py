@@ -43,6 +43,7 @@ def test_from_bare_machines_to_containers_that_talk_over_virtual_functions(machi
     assert_both_talk(machines)
 
 
+@pytest.mark.long
 def test_all_is_there_again_after_a_reboot(machines: MachineLab) -> None:
     machines.provisioned()
     before = machines.function("n2")

@@ -20,7 +20,8 @@ from tests.tiny import LOSSES
 from tests.waiting import wait_until
 
 
-@pytest.fixture(params=["agents", "slurm", "slurm in charliecloud"])
+# What agents promise is asserted by test_job_agents.py, and by tests/e2e of the repository in containers.
+@pytest.fixture(params=[pytest.param("agents", marks=pytest.mark.long), "slurm", "slurm in charliecloud"])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
     if request.param == "agents":
         with running(Nodes(tmp_path)) as nodes:
