@@ -77,7 +77,12 @@ def _write_tensors(source: Source, directory: Path, dtype: torch.dtype, shard_by
     held = total = 0
 
     def flush() -> None:
-        save_file(shard, str(directory / f"{len(shards)}"), metadata={"format": "pt"})
+        path = directory / f"{len(shards)}"
+        path.touch()
+        mode = path.stat().st_mode
+        save_file(shard, str(path), metadata={"format": "pt"})
+        # The library lets nobody else read it.
+        path.chmod(mode)
         shards.append(list(shard))
         shard.clear()
 

@@ -100,6 +100,7 @@ def test_an_exported_model_is_the_same_there_and_back(name: str, tmp_path: Path)
     # More than one file.
     directory.write(source, tmp_path / "hf", shard_bytes=20_000)
     assert (tmp_path / "hf" / INDEX).is_file()
+    assert len({path.stat().st_mode for path in (tmp_path / "hf").iterdir()}) == 1
     theirs, report = transformers.AutoModelForCausalLM.from_pretrained(
         tmp_path / "hf", output_loading_info=True, dtype=torch.float32
     )
