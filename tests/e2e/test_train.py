@@ -394,22 +394,30 @@ def test_an_all_reduce_is_timed_and_rdma_is_missed_in_one_sentence(cluster: Cont
 
 @pytest.mark.long
 def test_what_was_measured_finds_a_layout_and_trains_in_it(cluster: Containers, config: str) -> None:
-    told = cluster.json("profile", config, "--micro-batch", "1", "--blocks", "1", "2")
-    assert told["nodes"] == dict.fromkeys(NODES, "cpu")
-    (profile,) = told["profiles"]
+    measured = cluster.json("profile", config, "--micro-batch", "1", "--blocks", "1", "2")
+    assert measured["nodes"] == dict.fromkeys(NODES, "cpu")
+    (profile,) = measured["profiles"]
     assert {*profile["layers"]} == {"1", "2"}
     assert {*profile["links"]} == {"within", "across"}
+    assert {*profile["versions"]} == {"torch", "deepspeed", "image"}
     found = cluster.json("tune", config)
     assert found["measured"] is True
-    assert found["best"][0]["seconds"] > 0
+    best = found["best"][0]
+    assert best["seconds"] > 0
+
+    written = cluster.product.directory / "written.yaml"
+    written.write_text((cluster.product.directory / config).read_text())
+    validated = cluster.json("tune", written.name, "--write", "--validate", "1")["validation"]
+    assert validated["layouts"] == len(validated["rows"]) == 2
+    assert all(row["measured"] > 0 for row in validated["rows"])
+    record = yaml.safe_load((cluster.inventory / "profile.cfg").read_text())
+    assert record["validations"] == [validated]
+
     trained = cluster.json("train", config, "--layout", "auto", "--name", "tuned")["job"]
     assert (trained["state"], trained["iteration"]) == ("finished", STEPS)
-    resolved = yaml.safe_load(cluster.rdm("train", config, "--layout", "auto", "--print-config").stdout)
-    best = found["best"][0]
-    assert (resolved["parallel"]["tensor"], resolved["parallel"]["pipeline"]) == (
-        best["tensor"],
-        best["pipeline"],
-    )
+    for file, *more in (config, "--layout", "auto"), (written.name,):
+        shown = yaml.safe_load(cluster.rdm("train", file, *more, "--print-config").stdout)["parallel"]
+        assert (shown["tensor"], shown["pipeline"]) == (best["tensor"], best["pipeline"])
 
 
 # --- faults ---------------------------------------------------------------------------------------------
