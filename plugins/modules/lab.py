@@ -77,6 +77,11 @@ options:
       - O(node_image) has to be one with Slurm's packages.
     type: bool
     default: false
+  podman:
+    description: Whether the nodes' engine is Podman. O(node_image) has to be one with it.
+    type: bool
+    default: false
+    version_added: 0.6.0
   packages:
     description:
       - The name of the directory in O(archives) with the trainer's packages, from which the nodes of a Slurm
@@ -185,6 +190,7 @@ ARGUMENT_SPEC: Dict[str, Any] = {
     "archives": {"type": "path"},
     "train_archive": {"type": "str", "default": ""},
     "slurm": {"type": "bool", "default": False},
+    "podman": {"type": "bool", "default": False},
     "packages": {"type": "str", "default": ""},
     "torch": {"type": "str", "default": ""},
     "extras": {"type": "list", "elements": "str", "default": []},
@@ -273,6 +279,7 @@ class Files:
             given["train_archive"],
             machines=given["hardware"] == "vm",
             rails=given["rails"],
+            podman=given["podman"],
         )
         if given["slurm"]:
             packages = (
@@ -459,6 +466,7 @@ def node_bodies(
         capabilities=bounding_capabilities(engine.api),
         cgroup_version=str(told.get("CgroupVersion", "1")),
         slurm=given["slurm"],
+        podman=given["podman"],
     )
     return {
         node: spec.node_body(spec.NodeSpec(name=node, address=address, **common))

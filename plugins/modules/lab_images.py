@@ -79,6 +79,7 @@ options:
     description:
       - The Docker Engine of nodes that are virtual machines, C(20.10), C(26.1), or C(newest) for the last one
         that Debian has. Empty means C(26.1).
+      - Nodes that are containers have that of this machine's release, or C(podman).
     type: str
     default: ""
   kernel:
@@ -173,9 +174,9 @@ from ansible_collections.rdm.provision.plugins.module_utils.lab.host import (
     source_files,
 )
 from ansible_collections.rdm.provision.plugins.module_utils.lab.packages import Packages
-from ansible_collections.rdm.provision.plugins.module_utils.lab.slurm import RECIPE_LABEL as SLURM_LABEL
+from ansible_collections.rdm.provision.plugins.module_utils.lab.podman import PodmanImage
 from ansible_collections.rdm.provision.plugins.module_utils.lab.slurm import SlurmImage
-from ansible_collections.rdm.provision.plugins.module_utils.lab.spec import LabProblem
+from ansible_collections.rdm.provision.plugins.module_utils.lab.spec import PODMAN, LabProblem
 from ansible_collections.rdm.provision.plugins.module_utils.lab.trainer_build import install_layer
 from ansible_collections.rdm.provision.plugins.module_utils.lab.vm.build import Machines
 from ansible_collections.rdm.provision.plugins.module_utils.lab.vm.recipe import RECIPE_LABEL as MACHINE_LABEL
@@ -427,7 +428,7 @@ def remove(api: DockerAPI, cache: Path, check: bool) -> bool:
     """Remove the images of every recipe and the cache; return whether there was something to remove."""
     found = [
         image
-        for label in (SLURM_LABEL, recipe.RECIPE_LABEL, MACHINE_LABEL)
+        for label in (SlurmImage.label, PodmanImage.label, recipe.RECIPE_LABEL, MACHINE_LABEL)
         for image in api.get("/images/json", filters={"label": [label]})
     ]
     changed = bool(found) or cache.exists()
@@ -482,9 +483,10 @@ def main() -> None:
         machines = Machines(api, Path(given["files"]), cache, made_of) if given["machines"] else None
         if machines is not None:
             result.update(machine_image=machines.image, machine=str(machines.directory))
-        slurm = SlurmImage(api, images.node_image, Path(given["files"])) if given["slurm"] else None
-        if slurm is not None:
-            result["node_image"] = slurm.name
+        kind = SlurmImage if given["slurm"] else PodmanImage if given["engine"] == PODMAN else None
+        layer = kind(api, images.node_image, images.files) if kind is not None else None
+        if layer is not None:
+            result["node_image"] = layer.name
         packages = (
             Packages(
                 api,
@@ -499,7 +501,7 @@ def main() -> None:
         )
         if packages is not None:
             result.update(packages=packages.directory.name, torch=packages.torch)
-        parts = [images, *(part for part in (training, machines, slurm, packages) if part is not None)]
+        parts = [images, *(part for part in (training, machines, layer, packages) if part is not None)]
         lacking = not images.present() or (machines is not None and not machines.present())
         result["missing"] = not all(part.present() for part in parts)
         result["needs_mmdebstrap"] = lacking and shutil.which("mmdebstrap") is None and os.geteuid() == 0
@@ -514,8 +516,8 @@ def main() -> None:
                 if training is not None and not training.present():
                     training.make()
                     made = True
-                if slurm is not None and not slurm.present():
-                    slurm.make()
+                if layer is not None and not layer.present():
+                    layer.make()
                     made = True
                 if packages is not None and not packages.present():
                     packages.make()

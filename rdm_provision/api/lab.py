@@ -113,7 +113,8 @@ class Lab:
             image_source: ``registry``, ``packages``, or ``auto`` for whichever works.
             hardware: one of :data:`HARDWARE`.
             engine: the Docker Engine of virtual machines: ``20.10``, ``26.1``, or ``newest`` for the last
-                one that Debian has. Empty means 26.1.
+                one that Debian has. Empty means 26.1. Nodes that are containers have that of this machine's
+                release, or ``podman``.
             kernel: that of virtual machines: ``6.12``, or ``newest`` for the last one in the backports of
                 their release. Empty means 6.12.
             trainer: containers run the training image, made from the trainer's sources as they are now; with
@@ -145,6 +146,7 @@ class Lab:
             self._spec.checked_nodes(nodes)
             self._spec.checked_rails(rails, driver)
             recipe.checked_engine(engine, hardware == "vm")
+            self._spec.checked_podman(engine, driver, slurm)
             recipe.checked_kernel(kernel, hardware == "vm")
             if hardware == "vm":
                 recipe.checked_architecture(os.uname().machine)

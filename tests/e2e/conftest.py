@@ -25,7 +25,7 @@ _ORDER = (
     # These have labs of their own.
     *("test_demo", "test_train", "test_demo_down"),
     *("test_vm", "test_vm_move", "test_vm_rails", "test_vm_rdma"),
-    *("test_rails", "test_bare_hosts", "test_watch"),
+    *("test_rails", "test_podman", "test_bare_hosts", "test_watch"),
     *("test_slurm_jobs", "test_slurm"),  # share one
 )
 

@@ -14,6 +14,7 @@ import re
 from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
 from ansible_collections.rdm.provision.plugins.module_utils.base.ssh_config import known_only_from, section
+from ansible_collections.rdm.provision.plugins.module_utils.docker.podman import SOCKET as PODMAN_SOCKET
 from ansible_collections.rdm.provision.plugins.module_utils.lab.recipe import (
     CPU_ARCHIVE,
     CPU_IMAGE,
@@ -33,6 +34,9 @@ MAX_NODES = 100
 MAX_RAILS = 8
 HARDWARE = ("container", "vm")
 DRIVERS = ("macvlan", "bridge", "ipvlan", "sriov")
+PODMAN = "podman"
+"""The engine of nodes that are containers, where it is not this release's Docker Engine."""
+PODMAN_DRIVERS = ("macvlan", "bridge")
 SUBNET_PREFIX = 24
 VIRTUAL_FUNCTIONS = 7  # as many as the card of a virtual machine has
 FIRST_HOST = 10  # node n1 has the 11th address of the management network
@@ -94,6 +98,7 @@ class NodeSpec(NamedTuple):
     cgroup_version: str
     cgroup_driver: str = ""
     slurm: bool = False
+    podman: bool = False
 
 
 # --- names ----------------------------------------------------------------------------------------------
@@ -142,6 +147,21 @@ def checked_rails(rails: int, driver: str) -> int:
             "ipvlan or sriov"
         )
     return rails
+
+
+def checked_podman(engine: str, driver: str, slurm: bool) -> bool:
+    """Return whether the nodes' engine is Podman.
+
+    Raises:
+        LabProblem: it is, and does not go with the rest.
+    """
+    if engine == PODMAN and slurm:
+        raise LabProblem("nodes with --slurm run no containers: leave --engine podman out")
+    if engine == PODMAN and driver not in PODMAN_DRIVERS:
+        raise LabProblem(
+            f"Podman has no network driver {driver}: --engine podman goes with --driver macvlan or bridge"
+        )
+    return engine == PODMAN
 
 
 def port(node: str) -> str:
@@ -268,7 +288,7 @@ def switch_body(lab: str, image: str, rails: int = 1) -> Dict[str, Any]:
 def node_body(node: NodeSpec) -> Dict[str, Any]:
     """Return what makes a node: a container that is as much of a host as this machine allows."""
     binds = [
-        f"{object_name(node.lab, node.name)}:/var/lib/docker",
+        f"{object_name(node.lab, node.name)}:/var/lib/{'containers' if node.podman else 'docker'}",
         f"{node.archives}:{IMAGES_AT}:ro",
         f"{node.directory}/{FILES_AT}/{node.name}:{KEYS_AT}:ro",
     ]
@@ -288,7 +308,7 @@ def node_body(node: NodeSpec) -> Dict[str, Any]:
         host["MaskedPaths"] = []
         host["ReadonlyPaths"] = []
         host["DeviceCgroupRules"] = ["a *:* rwm"]
-    if node.cgroup_version == "1":
+    if node.cgroup_version == "1" and not node.podman:
         host["CgroupnsMode"] = "host"
         binds.append("/sys/fs/cgroup:/sys/fs/cgroup")
     else:
@@ -301,7 +321,11 @@ def node_body(node: NodeSpec) -> Dict[str, Any]:
         {
             **({"Env": [f"RDM_LAB_GPUS={SLURM_GPUS}"]} if node.slurm else {}),
             "Image": node.image,
-            "Cmd": ["rdm-slurm-node"] if node.slurm else ["rdm-lab", "init"],
+            "Cmd": ["rdm-slurm-node"]
+            if node.slurm
+            else ["rdm-podman-node"]
+            if node.podman
+            else ["rdm-lab", "init"],
             "Hostname": node.name,
             "StopSignal": "SIGTERM",
             "Labels": labels(node.lab, node=node.name),
@@ -344,6 +368,7 @@ def inventory(
     *,
     machines: bool = False,
     rails: int = 1,
+    podman: bool = False,
 ) -> Dict[str, Any]:
     """Return the inventory of a lab.
 
@@ -355,6 +380,7 @@ def inventory(
         train_archive: of the training image, which the containers run then; empty for the CPU image.
         machines: the nodes are virtual machines, with virtual functions and all rights of a host.
         rails: how many interfaces of a node are plugged in: ib0, ib1 and so on.
+        podman: the nodes' engine is Podman.
     """
     image, archive = (TRAIN_IMAGE, train_archive) if train_archive else (CPU_IMAGE, CPU_ARCHIVE)
     master, *workers = addresses
@@ -377,6 +403,8 @@ def inventory(
         "network_parent": "ib0",
         "container_image": image,
     }
+    if podman:
+        variables["rdm_docker_socket"] = PODMAN_SOCKET
     if rails > 1:
         variables["container_rails"] = [f"ib{rail}" for rail in range(rails)]
     if machines:

@@ -22,7 +22,7 @@ __all__ = ["lab"]
 
 _NAME = "lab"  # rdm_provision.api.lab.DEFAULT_NAME, without loading it for --help
 _HARDWARE = ("container", "vm")
-_ENGINES = ("20.10", "26.1", "newest")
+_ENGINES = ("20.10", "26.1", "newest", "podman")
 _KERNELS = ("6.12", "newest")
 _EXTRAS = ("finetune",)
 _DRIVERS = ("macvlan", "bridge", "ipvlan", "sriov")
@@ -87,6 +87,7 @@ Examples:
                                                or with the Docker Engine that your nodes have
   rdm-provision lab up --hardware vm -n 2 --rails 2 --kernel newest
                                                and with a kernel whose soft RoCE knows namespaces
+  rdm-provision lab up --engine podman         whose engine is Podman
   rdm-provision lab up --trainer               for training; again after a change of trainer/
   rdm-provision lab up --trainer --extra finetune
                                                and for fine-tuning
@@ -106,7 +107,8 @@ Examples:
 @click.option(
     "--engine",
     type=click.Choice(_ENGINES),
-    help="The Docker Engine of virtual machines; newest: Debian's last.  [default: 26.1]",
+    help="The Docker Engine of virtual machines; newest: Debian's last.  [default: 26.1]  Or podman, for "
+    "nodes that are containers.",
 )
 @click.option(
     "--kernel",

@@ -20,7 +20,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.lab.recipe import (
     NOT_IN_ARCHIVE,
     file_content,
 )
-from ansible_collections.rdm.provision.plugins.module_utils.lab.spec import LabProblem
+from ansible_collections.rdm.provision.plugins.module_utils.lab.spec import PODMAN, LabProblem
 
 SUITE = "trixie"
 REPOSITORY = "rdm-lab/machine"
@@ -133,10 +133,12 @@ def checked_engine(engine: str, machines: bool) -> str:
     Raises:
         LabProblem: there is no such engine, or nodes that are containers were asked to have it.
     """
+    if engine == PODMAN and not machines:
+        return engine
     if engine and not machines:
         raise LabProblem(
-            f"nodes that are containers have the Docker Engine of this machine's release: --engine {engine} "
-            "goes with --hardware vm"
+            "nodes that are containers have the Docker Engine of this machine's release, or podman: "
+            f"--engine {engine} goes with --hardware vm"
         )
     if engine and engine not in ENGINES:
         raise LabProblem(f"virtual machines have no engine {engine!r}: it is one of {', '.join(ENGINES)}")

@@ -12,8 +12,10 @@ from pathlib import Path
 import pytest
 from ansible_collections.rdm.provision.plugins.module_utils.docker.api import DockerAPI
 from ansible_collections.rdm.provision.plugins.module_utils.images.archive_index import index_archive
-from ansible_collections.rdm.provision.plugins.module_utils.lab import packages, recipe, slurm
+from ansible_collections.rdm.provision.plugins.module_utils.lab import packages, recipe
 from ansible_collections.rdm.provision.plugins.module_utils.lab import trainer as lab_trainer
+from ansible_collections.rdm.provision.plugins.module_utils.lab.podman import PodmanImage
+from ansible_collections.rdm.provision.plugins.module_utils.lab.slurm import SlurmImage
 
 FILES = Path(__file__).parents[5] / "roles/lab/files"
 
@@ -92,7 +94,7 @@ def test_the_version_changes_with_every_file_and_with_the_base(tmp_path: Path) -
 
 
 def test_every_file_of_the_role_is_part_of_the_recipe() -> None:
-    scripts = {lab_trainer.SCRIPT, packages.SCRIPT, *slurm.FILES}
+    scripts = {lab_trainer.SCRIPT, packages.SCRIPT, *SlurmImage.files, *PodmanImage.files}
     assert {path.name for path in FILES.iterdir()} == {*recipe.FILES, *scripts, "vm"}
 
 

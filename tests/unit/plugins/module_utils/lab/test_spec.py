@@ -255,6 +255,23 @@ def test_nodes_of_a_slurm_lab_share_a_volume_and_have_stand_ins_for_gpus() -> No
     assert "/shared" not in str(spec.node_body(node()))
 
 
+def test_nodes_with_podman_keep_its_storage_and_the_inventory_names_its_socket() -> None:
+    body = spec.node_body(node(podman=True))
+    assert "rdm-lab-lab-n1:/var/lib/containers" in body["HostConfig"]["Binds"]
+    assert body["Cmd"] == ["rdm-podman-node"]
+    (group,) = spec.inventory("lab", {"n1": "10.0.0.1"}, "macvlan", "/tmp/x", podman=True).values()
+    assert group["vars"]["rdm_docker_socket"] == "/run/podman/podman.sock"
+
+
+def test_what_does_not_go_with_podman() -> None:
+    assert spec.checked_podman("podman", "bridge", False)
+    assert not spec.checked_podman("26.1", "sriov", True)
+    with pytest.raises(spec.LabProblem, match=r"no network driver sriov: --engine podman goes with"):
+        spec.checked_podman("podman", "sriov", False)
+    with pytest.raises(spec.LabProblem, match="leave --engine podman out"):
+        spec.checked_podman("podman", "macvlan", True)
+
+
 def test_a_labs_ssh_is_that_of_any_cluster_but_waits_for_longer(tmp_path: Path) -> None:
     config = tmp_path / "ansible.cfg"
     config.touch()

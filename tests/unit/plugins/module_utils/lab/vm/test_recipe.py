@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from ansible_collections.rdm.provision.plugins.module_utils.lab.spec import LabProblem
+from ansible_collections.rdm.provision.plugins.module_utils.lab.spec import PODMAN, LabProblem
 from ansible_collections.rdm.provision.plugins.module_utils.lab.vm import recipe
 
 from rdm_provision.cli.verbs.lab import lab
@@ -78,6 +78,9 @@ def test_which_engines_machines_can_have() -> None:
     assert [recipe.checked_engine(engine, True) for engine in recipe.ENGINES] == list(recipe.ENGINES)
     with pytest.raises(LabProblem, match=r"have no engine '19.03': it is one of 20.10, 26.1, newest"):
         recipe.checked_engine("19.03", True)
+    assert recipe.checked_engine(PODMAN, False) == PODMAN
+    with pytest.raises(LabProblem, match=r"have no engine 'podman'"):
+        recipe.checked_engine(PODMAN, True)
     with pytest.raises(LabProblem, match=r"--engine 20.10 goes with --hardware vm"):
         recipe.checked_engine("20.10", False)
 
@@ -104,7 +107,7 @@ def test_which_kernels_machines_can_have() -> None:
 @pytest.mark.parametrize(
     ("choice", "known", "default"),
     [
-        ("engine", recipe.ENGINES, recipe.DEFAULT_ENGINE),
+        ("engine", {**recipe.ENGINES, PODMAN: ""}, recipe.DEFAULT_ENGINE),
         ("kernel", recipe.KERNELS, recipe.DEFAULT_KERNEL),
     ],
 )
