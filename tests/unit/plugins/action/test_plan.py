@@ -210,7 +210,7 @@ def test_release_comes_before_the_plan_and_nothing_is_written_when_it_fails(clus
     rc, result, _ = cluster.run()
     [problem] = result["problems"]
     assert (rc, problem["reason"].partition("of which ")[2]) == (2, "removed nodes hold 1 (e)")
-    assert problem["remedy"].endswith("(rdm-provision plan --release NODE)")
+    assert problem["remedy"].endswith("(rdm-provision plan --release e)")
     for name, reason in (("x", "has no reserved address"), ("d", "is still in the inventory")):
         rc, result, _ = cluster.run("-e", f"release={name}")
         assert (rc, result["rdm_refused"]) == (2, "inventory")
