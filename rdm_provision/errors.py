@@ -39,19 +39,19 @@ class Problem:
         node: the node it is about, or None when it is about the whole cluster.
         value: the value that is wrong, as it was written or found; may be empty.
         reason: what is wrong with it.
-        remedy: what would work.
+        hint: what would work.
     """
 
     node: str | None
     value: str
     reason: str
-    remedy: str
+    hint: str
 
     def __str__(self) -> str:
-        """The problem as one sentence: ``node: value reason: remedy``."""
+        """The problem as one sentence: ``node: value reason: hint``."""
         what = " ".join(part for part in (self.value, self.reason) if part)
         head = f"{self.node}: {what}" if self.node else what
-        return f"{head}: {self.remedy}" if self.remedy else head
+        return f"{head}: {self.hint}" if self.hint else head
 
 
 class RdmError(Exception):

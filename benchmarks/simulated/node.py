@@ -228,7 +228,7 @@ def image_archive(node: Node, parameters: Parameters) -> Result:
             else {},
             "path": path,
             "problem": "",
-            "remedy": "",
+            "hint": "",
             "unpacked": 125852160 if missing else 0,
             **{
                 "gid": 0,
@@ -296,8 +296,8 @@ def container(node: Node, parameters: Parameters) -> Result:
     was = containers.get(name, {"state": "absent", "digest": ""})
     claims = parameters.get("claims") or [None]
     written = node_files(node, {**parameters, "claim": claims[0]})
-    anew = parameters.get("recreate") or written["made"]
-    changed = bool(was != {**was, "state": "running", "digest": wanted} or anew)
+    recreate = parameters.get("recreate") or written["made"]
+    changed = bool(was != {**was, "state": "running", "digest": wanted} or recreate)
     labels = {LABEL_CLUSTER: parameters["cluster"], LABEL_ROLE: "container"}
     containers[name] = {"digest": wanted, "state": "running", "labels": labels}
     node.state["my_ip"] = (parameters.get("env") or {}).get("MY_IP", "")

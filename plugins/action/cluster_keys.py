@@ -9,7 +9,7 @@ from typing import Any
 from ansible.errors import AnsibleActionFail
 from ansible_collections.rdm.provision.plugins.modules.cluster_keys import ARGUMENT_SPEC
 from ansible_collections.rdm.provision.plugins.plugin_utils.controller.controller_action import Decision
-from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import Refused
+from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import PreconditionFailed
 from ansible_collections.rdm.provision.plugins.plugin_utils.ssh import cluster_keys
 
 
@@ -25,7 +25,7 @@ class ActionModule(Decision):
             missing = cluster_keys.read(directory) is None
             if missing and not self._task.check_mode:
                 cluster_keys.make(directory, options["cluster"])
-        except Refused as refused:
+        except PreconditionFailed as refused:
             raise AnsibleActionFail(str(refused)) from None
         except OSError as error:
             raise AnsibleActionFail(f"{error.filename}: {error.strerror}") from None

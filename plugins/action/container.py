@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
-from ansible_collections.rdm.provision.plugins.plugin_utils.ansible_internals.task_arguments import LettingGo
+from ansible_collections.rdm.provision.plugins.plugin_utils.ansible_internals.task_arguments import (
+    DroppedArguments,
+)
 
 
-class ActionModule(LettingGo):
+class ActionModule(DroppedArguments):
     """The action."""

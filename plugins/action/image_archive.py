@@ -49,10 +49,10 @@ class ActionModule(ActionBase):
             if missing and state == "absent":
                 self._display.warning(f"{what}, so its images cannot be told from others and stay")
                 return {"changed": False, "actions": [], "copy_needed": False}
-            remedy = PUT_IT_THERE if missing else problem.remedy
+            hint = PUT_IT_THERE if missing else problem.hint
             if state == "inspected":
-                return inspection(path, what, remedy)
-            raise AnsibleActionFail(sentence(what, remedy)) from None
+                return inspection(path, what, hint)
+            raise AnsibleActionFail(sentence(what, hint)) from None
         arguments.update(path=path, remote_src=False, copy=None, index=index.to_json())
         result = self._module(arguments, task_vars)
         if self._task.check_mode or result.get("failed") or not result.get("copy_needed"):

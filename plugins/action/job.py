@@ -42,7 +42,7 @@ class ActionModule(ActionBase):
             if answer.get("known"):
                 return answer
             answers.append(answer)
-        return joined(answers, str(verb), spare=way is None and job_place.both(groups))
+        return joined(answers, str(verb), skip_missing=way is None and job_place.both(groups))
 
     def _ask(self, slurm: bool, arguments: dict[str, Any], variables: dict[str, Any]) -> dict[str, Any]:
         """Run the module in one place. Jobs are submitted to Slurm as the user who is logged in."""
@@ -59,15 +59,15 @@ class ActionModule(ActionBase):
         return answer
 
 
-def joined(answers: list[dict[str, Any]], verb: str, *, spare: bool) -> dict[str, Any]:
+def joined(answers: list[dict[str, Any]], verb: str, *, skip_missing: bool) -> dict[str, Any]:
     """Return the answer of a host of whose places none knows the job, or of which all jobs are asked.
 
     Args:
         answers: of its places.
         verb: what they were asked.
-        spare: whether a place may be missing, since jobs may all be in others; a warning says so.
+        skip_missing: whether a place may be missing, since jobs may all be in others; a warning says so.
     """
-    missing = [one for one in answers if one.get("no_place")] if spare else []
+    missing = [one for one in answers if one.get("no_place")] if skip_missing else []
     there = [one for one in answers if one not in missing]
     failed = [one for one in there if one.get("failed") or one.get("unreachable")]
     if failed:

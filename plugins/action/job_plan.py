@@ -11,7 +11,10 @@ from typing import Any
 from ansible_collections.rdm.provision.plugins.module_utils.constants import ACCELERATORS
 from ansible_collections.rdm.provision.plugins.modules.job_plan import ARGUMENT_SPEC
 from ansible_collections.rdm.provision.plugins.plugin_utils.controller.controller_action import Decision
-from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import Problem, Refused
+from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import (
+    PreconditionFailed,
+    Problem,
+)
 from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.registered import registered
 from ansible_collections.rdm.provision.plugins.plugin_utils.jobs.job_plan import (
     Node,
@@ -36,7 +39,7 @@ class ActionModule(Decision):
             known = [Problem(**problem) for problem in job.get("problems") or ()]
             problems = [*known, *verdict(job, answers)]
             if problems:
-                return Refused(problems).result("inventory" if known else self.STAGE)
+                return PreconditionFailed(problems).result("inventory" if known else self.STAGE)
             return {"job": dict(job, offer=answers[job["master"]].get("offer") or {})}
         nodes = [
             Node(name, node["my_ip"], int(node["slots"]))
@@ -49,13 +52,13 @@ class ActionModule(Decision):
             before = past(registered(options["before"], variables) if wanted.resume else {})
             in_run = variables["ansible_play_hosts_all"]
             plan = plan_job(wanted, nodes, in_run, time.time(), slurm, before, put_off=options["put_off"])
-        except Refused as refused:
+        except PreconditionFailed as refused:
             return refused.result("inventory")
         try:
             accelerator = self._accelerator(options, plan.nodes[0].name)
-        except Refused as refused:
+        except PreconditionFailed as refused:
             # What was put off would not be told any more.
-            return Refused([*plan.problems, *refused.problems]).result("inventory")
+            return PreconditionFailed([*plan.problems, *refused.problems]).result("inventory")
         return {"job": dict(plan.as_dict(), accelerator=accelerator, ssh_port=options["ssh_port"])}
 
     @staticmethod
@@ -67,8 +70,8 @@ class ActionModule(Decision):
         if found not in ACCELERATORS:
             what = f"rdm_accelerator {found}".strip()
             reason = "says what the nodes that Slurm gives have"
-            remedy = f"set it to {', '.join(ACCELERATORS[:-1])} or {ACCELERATORS[-1]}"
-            raise Refused([Problem(None, what, reason, remedy)])
+            hint = f"set it to {', '.join(ACCELERATORS[:-1])} or {ACCELERATORS[-1]}"
+            raise PreconditionFailed([Problem(None, what, reason, hint)])
         return found
 
     @staticmethod
@@ -78,14 +81,16 @@ class ActionModule(Decision):
         if not options["config"]:
             if options["resume"]:
                 return Wanted("", "", *given)
-            remedy = "set job_config to a YAML file, or job_resume to the name of a job"
-            raise Refused([Problem(None, "", "there is no configuration of a job", remedy)])
+            hint = "set job_config to a YAML file, or job_resume to the name of a job"
+            raise PreconditionFailed([Problem(None, "", "there is no configuration of a job", hint)])
         path = Path(options["config"]).expanduser()
         if not path.exists() and not path.is_absolute() and variables.get("inventory_dir"):
-            beside = Path(variables["inventory_dir"]) / path
-            path = beside if beside.exists() else path
+            local = Path(variables["inventory_dir"]) / path
+            path = local if local.exists() else path
         try:
             return Wanted(path.read_text(encoding="utf-8"), str(path), *given)
         except (OSError, UnicodeError) as error:
             reason = f"cannot be read: {getattr(error, 'strerror', None) or error}"
-            raise Refused([Problem(None, str(path), reason, "give the path of a YAML file")]) from None
+            raise PreconditionFailed(
+                [Problem(None, str(path), reason, "give the path of a YAML file")]
+            ) from None

@@ -7,9 +7,12 @@ from typing import Any
 
 from ansible_collections.rdm.provision.plugins.modules.launch_programs import ARGUMENT_SPEC
 from ansible_collections.rdm.provision.plugins.plugin_utils.controller.controller_action import Decision
-from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import Refused, sentences
+from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import (
+    PreconditionFailed,
+    sentences,
+)
 from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.registered import registered
-from ansible_collections.rdm.provision.plugins.plugin_utils.jobs.launch_programs import judge
+from ansible_collections.rdm.provision.plugins.plugin_utils.jobs.launch_programs import evaluate
 
 
 class ActionModule(Decision):
@@ -24,8 +27,8 @@ class ActionModule(Decision):
             for host, answer in registered(name, variables).items():
                 if "programs" in answer:
                     found[host] = answer["programs"][options["program"]]
-        problems, warnings = judge(options["program"], found)
+        problems, warnings = evaluate(options["program"], found)
         if problems:
-            raise Refused(problems, before="a job was started")
+            raise PreconditionFailed(problems, before="a job was started")
         versions = {host: one["version"] for host, one in found.items() if one["version"]}
         return {"versions": versions, "warnings": sentences(warnings)}

@@ -20,7 +20,10 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.checks.existing impo
 )
 from ansible_collections.rdm.provision.plugins.plugin_utils.controller import node_locks
 from ansible_collections.rdm.provision.plugins.plugin_utils.controller.controller_action import Decision
-from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import Problem, Refused
+from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import (
+    PreconditionFailed,
+    Problem,
+)
 from ansible_collections.rdm.provision.plugins.plugin_utils.ssh import cluster_keys
 
 
@@ -57,7 +60,7 @@ class ActionModule(Decision):
             # They come as nodes answer.
             problems.sort(key=lambda problem: nodes.index(str(problem.node)))
             locks.release(node for node, holder in found.items() if not holder)
-            raise Refused(problems)
+            raise PreconditionFailed(problems)
         return {}
 
 
@@ -65,7 +68,7 @@ def _others(authorities: Mapping[str, str], options: Mapping[str, Any], inventor
     """Yield a problem for each node whose cluster was made from another inventory."""
     keys, known = None, None
     # Where they are of no use, the cluster can be taken down as long as one of them says that it is this one.
-    with contextlib.suppress(Refused):
+    with contextlib.suppress(PreconditionFailed):
         keys = cluster_keys.read(os.path.join(inventory, os.path.expanduser(options["keys"])))
     with contextlib.suppress(PlanFileError):
         known = read_plan(os.path.join(inventory, PLAN_FILE))

@@ -16,8 +16,13 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.ansible_internals.pl
     unseen,
     variables_in_play,
 )
-from ansible_collections.rdm.provision.plugins.plugin_utils.ansible_internals.remote_executor import Reach
-from ansible_collections.rdm.provision.plugins.plugin_utils.checks.cluster import plan_nodes, problems_beside
+from ansible_collections.rdm.provision.plugins.plugin_utils.ansible_internals.remote_executor import (
+    RemoteExecutor,
+)
+from ansible_collections.rdm.provision.plugins.plugin_utils.checks.cluster import (
+    plan_nodes,
+    problems_of_nodes,
+)
 from ansible_collections.rdm.provision.plugins.plugin_utils.controller.controller_action import Decision
 from ansible_collections.rdm.provision.plugins.plugin_utils.controller.node_locks import (
     NodeLocks,
@@ -26,7 +31,7 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.controller.node_lock
 )
 from ansible_collections.rdm.provision.plugins.plugin_utils.controller.plan_lock import alone
 from ansible_collections.rdm.provision.plugins.plugin_utils.controller.query_results import sort
-from ansible_collections.rdm.provision.plugins.plugin_utils.controller.thread_pool import together
+from ansible_collections.rdm.provision.plugins.plugin_utils.controller.thread_pool import run_all
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.cluster_plan import (
     ClusterPlan,
     presumed_config_dir,
@@ -44,7 +49,10 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.desired.plan_keys im
     replaced_authorities,
 )
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.receipts import receipts
-from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import Problem, Refused
+from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import (
+    PreconditionFailed,
+    Problem,
+)
 from ansible_collections.rdm.provision.plugins.plugin_utils.inventory import role_specs
 from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.host_variables import (
     HostVariables,
@@ -79,8 +87,8 @@ class ActionModule(Decision):
         draft = plan_inventory(reader, options["release"], unseen, options["keys"])
         plan, previous, images, problems, warnings = draft
         if problems or plan is None:
-            beside = self._beside(reader, plan, images, problems, options) if plan else []
-            raise Refused([*problems, *beside], warnings=warnings)
+            node_problems = self._problems_of_nodes(reader, plan, images, problems, options) if plan else []
+            raise PreconditionFailed([*problems, *node_problems], warnings=warnings)
         nodes = base_of_nodes(plan, previous, images)
         found: list[Problem] = []
         facts: dict[str, dict[str, Any]] = {}
@@ -100,7 +108,7 @@ class ActionModule(Decision):
             try:
                 failed = reader.failed(options["facts"], plan.addresses.nodes)
                 planned = plan_nodes(plan, wants, facts, changes, failed)
-            except Refused as refused:
+            except PreconditionFailed as refused:
                 if locks:
                     locks.release(node for node, one in facts.items() if one.get("locked"))
                 if options["refuse"]:
@@ -148,7 +156,7 @@ class ActionModule(Decision):
         seen = {host: reader.written(host) for host in reader.hosts}
         return unseen(self._task, variables, seen, reader.written_defaults, planned_variables())
 
-    def _beside(
+    def _problems_of_nodes(
         self,
         reader: HostVariables,
         plan: ClusterPlan,
@@ -158,9 +166,9 @@ class ActionModule(Decision):
     ) -> list[Problem]:
         """Return what is wrong with the nodes themselves, as far as they answer at once."""
         hosts = [host for host in self._variables["ansible_play_hosts"] if host in reader.hosts]
-        threads, patience = max(1, int(self._variables["ansible_forks"])), options["patience"]
+        threads, timeout = max(1, int(self._variables["ansible_forks"])), options["patience"]
         calls = self._calls(plan, hosts, options["look"]) if options["look"] else ()
-        answers = sort(together(calls, threads, patience), patience).answers
+        answers = sort(run_all(calls, threads, timeout), timeout).answers
         facts = {host: answers[host]["node"] for host in hosts if host in answers}
         doubtful = {problem.node for problem in problems}
         wants = {}
@@ -169,18 +177,18 @@ class ActionModule(Decision):
                 wants[host] = node_plan(reader, host, plan, images[host])
             else:
                 wants[host] = bare_node_plan(reader, host, plan)
-        return problems_beside(plan, problems, wants, facts)
+        return problems_of_nodes(plan, problems, wants, facts)
 
     def _calls(
         self, plan: ClusterPlan, hosts: list[str], connections: list[str]
     ) -> Iterator[tuple[str, Callable[[], Any]]]:
         """Yield what looks at the nodes that can be asked in threads, with their names."""
-        reach = Reach(self, self._variables, connections)
+        executor = RemoteExecutor(self, self._variables, connections)
         for name in hosts:
             # Whatever the inventory may bring: what is wrong with it is to be told in any case.
             with contextlib.suppress(Exception):
                 arguments = {"config_dir": presumed_config_dir(plan, name), "node": name}
-                yield name, reach.call(reach.host(name), "rdm.provision.node_facts", arguments)
+                yield name, executor.call(executor.host(name), "rdm.provision.node_facts", arguments)
 
     def _locks(self, plan: ClusterPlan, options: dict[str, Any]) -> NodeLocks | None:
         """Return what takes and releases the nodes' locks; None in a run that has none."""
@@ -200,9 +208,9 @@ class ActionModule(Decision):
             try:
                 address_plan.write_plan(str(path), plan)
             except OSError as error:
-                remedy = "let this user write beside the inventory"
-                problem = Problem(None, str(path), f"cannot be written: {error.strerror}", remedy)
-                raise Refused([problem]) from None
+                hint = "let this user write beside the inventory"
+                problem = Problem(None, str(path), f"cannot be written: {error.strerror}", hint)
+                raise PreconditionFailed([problem]) from None
         kept: dict[str, Any] = {"changed": differs and write, "saved": writes or not differs}
         if differs and self._task.diff:
             kept["diff"] = difference(str(path), before, after)
@@ -221,7 +229,7 @@ def _taken_over(locks: NodeLocks | None, facts: Mapping[str, Any]) -> dict[str, 
 def _refuse_secrets(reader: HostVariables) -> None:
     """See to it that encrypted variables can be read; Refused when not."""
     if found := undecryptable({host: reader.written(host) for host in reader.hosts}):
-        raise Refused(found)
+        raise PreconditionFailed(found)
 
 
 def _refuse_batches(task_vars: Mapping[str, Any]) -> None:

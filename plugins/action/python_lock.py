@@ -10,7 +10,7 @@ from typing import Any
 from ansible_collections.rdm.provision.plugins.module_utils.constants import STATE_DIR
 from ansible_collections.rdm.provision.plugins.modules.python_lock import ARGUMENT_SPEC
 from ansible_collections.rdm.provision.plugins.plugin_utils.controller.controller_action import Decision
-from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import Refused
+from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import PreconditionFailed
 from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.host_variables import HostVariables
 from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.registered import registered
 from ansible_collections.rdm.provision.plugins.plugin_utils.python_env import lock as python_lock
@@ -53,7 +53,7 @@ class ActionModule(Decision):
                 changed = changed or made
             wheel = python_lock.trainer_wheel(TRAINER, home / STATE_DIR / "wheels")
             uv = python_lock.find_uv()
-        except Refused as refused:
+        except PreconditionFailed as refused:
             return refused.result("inventory")
         program = f"{wheel.name} {wheel.parent.name}"
         # A file on the controller is no change of a node.
@@ -77,7 +77,7 @@ class ActionModule(Decision):
             return dict.fromkeys(hosts, options["torch_backend"])
         reader = HostVariables(variables)
         torch = next(line for line in requirements.splitlines() if line.startswith("torch"))
-        asked: dict[tuple[str, str], str] = {}
+        by_gpu: dict[tuple[str, str], str] = {}
         found, problems = {}, []
         for host, gpus in registered(options["gpus"], variables, hosts).items():
             accelerator = reader.text(host, "rdm_accelerator")
@@ -86,11 +86,11 @@ class ActionModule(Decision):
                 continue
             try:
                 has = torch_backend.variable_of(host, accelerator, gpus)
-                if has not in asked:
-                    asked[has] = torch_backend.ask_uv(*has, torch, sources)
-                found[host] = asked[has]
-            except Refused as refused:
+                if has not in by_gpu:
+                    by_gpu[has] = torch_backend.query_uv(*has, torch, sources)
+                found[host] = by_gpu[has]
+            except PreconditionFailed as refused:
                 problems += refused.problems
         if problems := problems or torch_backend.agree(found, options["per_node"]):
-            raise Refused(problems)
+            raise PreconditionFailed(problems)
         return found

@@ -69,9 +69,9 @@ class ActionModule(Decision):
             for host, answer in _of_rail(options["results"], options["rail"], variables).items()
             if host in ready and not answer.get("skipped")
         }
-        judged = dict(options["others"])
-        judged[options["rail"]] = rdma.as_dict(
-            rdma.judge_rdma(
+        evaluated = dict(options["others"])
+        evaluated[options["rail"]] = rdma.as_dict(
+            rdma.evaluate_rdma(
                 [name for name in addresses if name in looks],
                 looks,
                 results,
@@ -79,8 +79,8 @@ class ActionModule(Decision):
                 Bounds(share=options["slow_share"]),
             )
         )
-        tables = [f"{name and f'Rail {name}. '}{rdma.table(one)}" for name, one in judged.items()]
-        return {"rdma": rdma.of_rails(judged), "msg": "\n".join(tables)}
+        tables = [f"{name and f'Rail {name}. '}{rdma.table(one)}" for name, one in evaluated.items()]
+        return {"rdma": rdma.of_rails(evaluated), "msg": "\n".join(tables)}
 
 
 def _of_rail(name: str, rail: str, variables: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

@@ -12,7 +12,10 @@ from typing import Any
 from ansible_collections.rdm.provision.plugins.module_utils.base.atomic_file import write_whole
 from ansible_collections.rdm.provision.plugins.modules.slurm_plan import ARGUMENT_SPEC
 from ansible_collections.rdm.provision.plugins.plugin_utils.controller.controller_action import Decision
-from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import Problem, Refused
+from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import (
+    PreconditionFailed,
+    Problem,
+)
 from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.registered import registered
 from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.role_specs import role_defaults
 from ansible_collections.rdm.provision.plugins.plugin_utils.slurm import changes as slurm_changes
@@ -38,7 +41,7 @@ class ActionModule(Decision):
         everybody = _everybody(options, variables)
         jobs = [job for facts in everybody.values() for job in facts["jobs"] or []]
         if problems := slurm_plan.check_queue(jobs, slurm_changes.unseen(everybody)):
-            raise Refused(problems)
+            raise PreconditionFailed(problems)
         return {**slurm_plan.removed(), "database": slurm_conf.database(options["cluster"])}
 
     def _plan(self, options: Mapping[str, Any], variables: Mapping[str, Any]) -> dict[str, Any]:
@@ -47,7 +50,7 @@ class ActionModule(Decision):
         facts = {name: host.facts for name, host in cluster.hosts.items()}
         problems += slurm_plan.check_key(_digest(options["key"]), facts, options["key"])
         if problems:
-            raise Refused(problems)
+            raise PreconditionFailed(problems)
         if not self._task.check_mode:
             make_key(Path(options["key"]))
         health = HEALTH_CHECK.read_text(encoding="utf-8") if options["health_check"] else ""
@@ -74,12 +77,10 @@ class ActionModule(Decision):
         found = registered(options["facts"], variables, wanted)
         for name in wanted:
             if "slurm" not in found.get(name, {}):
-                remedy = "give the cluster as a whole, without --limit, and see that each host is reached"
-                problems.append(
-                    Problem(name, "", "was not looked at, and Slurm has one configuration", remedy)
-                )
+                hint = "give the cluster as a whole, without --limit, and see that each host is reached"
+                problems.append(Problem(name, "", "was not looked at, and Slurm has one configuration", hint))
         if problems:
-            raise Refused(problems)
+            raise PreconditionFailed(problems)
         hosts = {name: _host(name, found[name]["slurm"], variables) for name in wanted}
         cgroups = options["cgroups"] == "true" or (
             options["cgroups"] == "auto" and slurm_conf.cgroups_work(hosts[name].facts for name in nodes)

@@ -12,7 +12,10 @@ from ansible_collections.rdm.provision.plugins.module_utils.base.atomic_file imp
 from ansible_collections.rdm.provision.plugins.module_utils.base.local_path import HOST_NAME
 from ansible_collections.rdm.provision.plugins.modules.ssh_config_plan import ARGUMENT_SPEC
 from ansible_collections.rdm.provision.plugins.plugin_utils.controller.controller_action import Decision
-from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import Problem, Refused
+from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import (
+    PreconditionFailed,
+    Problem,
+)
 from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.host_variables import HostVariables
 from ansible_collections.rdm.provision.plugins.plugin_utils.ssh import host_config as host_ssh
 from ansible_collections.rdm.provision.plugins.plugin_utils.ssh.known_hosts import known_keys
@@ -42,7 +45,7 @@ class ActionModule(Decision):
             met = dict(zip(order, found, strict=True))
         keys, other = host_ssh.believe(known, met, str(file))
         if problems := list(dict.fromkeys([*problems, *wrong, *other])):
-            raise Refused(problems)
+            raise PreconditionFailed(problems)
         saved = not self._task.check_mode and any(host not in known for host in keys)
         if saved:
             # What is there stays as it was written, comments and all.
@@ -93,5 +96,7 @@ def _write(file: Path, text: str) -> None:
     try:
         write_whole(str(file), text.encode(), 0o644)
     except OSError as error:
-        remedy = "let this user write beside the inventory"
-        raise Refused([Problem(None, str(file), f"cannot be written: {error.strerror}", remedy)]) from None
+        hint = "let this user write beside the inventory"
+        raise PreconditionFailed(
+            [Problem(None, str(file), f"cannot be written: {error.strerror}", hint)]
+        ) from None

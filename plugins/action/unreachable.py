@@ -21,7 +21,7 @@ class ActionModule(Decision):
         Raises:
             AnsibleConnectionFailure: with the sentence for this host, of which Ansible makes "unreachable".
         """
-        said = options["hosts"].get(variables["inventory_hostname"])
-        if said is not None:
-            raise AnsibleConnectionFailure(str(said))
+        output = options["hosts"].get(variables["inventory_hostname"])
+        if output is not None:
+            raise AnsibleConnectionFailure(str(output))
         return {}

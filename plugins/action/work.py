@@ -9,7 +9,7 @@ from ansible import context
 from ansible_collections.rdm.provision.plugins.modules.work import ARGUMENT_SPEC
 from ansible_collections.rdm.provision.plugins.plugin_utils.checks.node import with_strays
 from ansible_collections.rdm.provision.plugins.plugin_utils.controller.controller_action import Decision
-from ansible_collections.rdm.provision.plugins.plugin_utils.desired.work import BESIDE, decide
+from ansible_collections.rdm.provision.plugins.plugin_utils.desired.work import BUNDLED, decide
 from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.registered import registered
 
 
@@ -36,7 +36,7 @@ class ActionModule(Decision):
             {host: receipts[host]["absent"] for host in found},
             recheck=options["recheck"],
             engineless=engineless if self._task.check_mode else (),
-            beside=BESIDE if whole else (),
+            bundled=BUNDLED if whole else (),
         )
         if not whole or self._task.check_mode:
             # Some parts of the run left the node as it is to be, and others may not have.

@@ -13,7 +13,7 @@ name: probe_arguments
 short_description: What each node of a run measures
 description:
   - Returns the arguments of M(rdm.provision.fabric_probe) that differ from node to node, by node, for
-    M(rdm.provision.ask_all); the nodes to measure are chosen by P(rdm.provision.fabric_peers#filter).
+    M(rdm.provision.run_on_all); the nodes to measure are chosen by P(rdm.provision.fabric_peers#filter).
 author:
   - The rdm-provision developers
 positional: _input, run
@@ -43,7 +43,7 @@ options:
 
 EXAMPLES = r"""
 - name: Measure from all containers
-  rdm.provision.ask_all:
+  rdm.provision.run_on_all:
     module: rdm.provision.fabric_probe
     arguments: "{{ preflight_plan.dictionary | rdm.provision.probe_arguments(ansible_play_hosts_all) }}"
   register: fabric_measurement_all

@@ -11,7 +11,7 @@ from ansible.errors import AnsibleError
 from ansible.plugins.lookup import LookupBase
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.plan_entry import PlanEntry, needed
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.state import PARTS, desired
-from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import Refused
+from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import PreconditionFailed
 from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.node_variables import NodeVariables
 from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.registered import answer
 from ansible_collections.rdm.provision.plugins.plugin_utils.ssh import cluster_keys
@@ -87,7 +87,7 @@ class LookupModule(LookupBase):
 
 def _engine(node: str, variables: Mapping[str, Any]) -> dict[str, Any]:
     """Return what was seen of the engine, by the role that has installed it or by preflight."""
-    for name in ("__docker_engine_looked", "preflight_facts"):
+    for name in ("__docker_engine_gathered", "preflight_facts"):
         found = (answer(name, node, variables) or {}).get("node")
         if found:
             return found.get("docker") or {}
@@ -102,7 +102,7 @@ def _keys(mine: NodeVariables, variables: Mapping[str, Any], entry: PlanEntry) -
     directory = os.path.expanduser(mine.text("container_ssh_key_dir"))
     try:
         keys = cluster_keys.read(directory)
-    except Refused as refused:
+    except PreconditionFailed as refused:
         raise AnsibleError(str(refused)) from None
     if keys is None and not checks:
         raise AnsibleError(f"the cluster's ssh keys are not in {directory}")

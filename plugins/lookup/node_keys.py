@@ -8,7 +8,7 @@ from typing import Any
 
 from ansible.errors import AnsibleError
 from ansible.plugins.lookup import LookupBase
-from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import Refused
+from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import PreconditionFailed
 from ansible_collections.rdm.provision.plugins.plugin_utils.ssh import cluster_keys
 
 DOCUMENTATION = r"""
@@ -68,7 +68,7 @@ class LookupModule(LookupBase):
         directory = os.path.expanduser(str(terms[0]))
         try:
             keys = cluster_keys.read(directory)
-        except Refused as refused:
+        except PreconditionFailed as refused:
             raise AnsibleError(str(refused)) from None
         if keys is None:
             if self.get_option("missing_ok"):

@@ -161,7 +161,7 @@ options:
         their work; empty means the one that it stands for.
     type: str
     default: ""
-  spare_jobs:
+  protect_jobs:
     description: Whether to refuse what would end a training job that runs in it.
     type: bool
     default: true
@@ -255,11 +255,18 @@ container:
 from typing import Any, Dict, Optional, Tuple
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.rdm.provision.plugins.module_utils.base.file_arguments import CLAIM, FILE_ARGUMENTS
+from ansible_collections.rdm.provision.plugins.module_utils.base.file_arguments import (
+    FILE_ARGUMENTS,
+    OWNER_MARKER,
+)
 from ansible_collections.rdm.provision.plugins.module_utils.base.file_diff import (
     difference as file_difference,
 )
-from ansible_collections.rdm.provision.plugins.module_utils.base.file_plan import Plan, Problem, claimed
+from ansible_collections.rdm.provision.plugins.module_utils.base.file_plan import (
+    Plan,
+    Problem,
+    with_owner_marker,
+)
 from ansible_collections.rdm.provision.plugins.module_utils.base.invocation import echo
 from ansible_collections.rdm.provision.plugins.module_utils.container import etc_hosts
 from ansible_collections.rdm.provision.plugins.module_utils.container.readiness import NotReady
@@ -267,9 +274,9 @@ from ansible_collections.rdm.provision.plugins.module_utils.container.request im
 from ansible_collections.rdm.provision.plugins.module_utils.container.swap import (
     ENDS,
     Change,
-    Refused,
+    PreconditionFailed,
     jobs_in,
-    settled,
+    leftovers_of,
     steps,
 )
 from ansible_collections.rdm.provision.plugins.module_utils.container.vfs import Functions
@@ -320,11 +327,11 @@ ARGUMENT_SPEC: Dict[str, Any] = {
     "reads": {"type": "str", "default": ""},
     "recreate": {"type": "bool", "default": False},
     "image_comes": {"type": "str", "default": ""},
-    "spare_jobs": {"type": "bool", "default": True},
+    "protect_jobs": {"type": "bool", "default": True},
     "ready_line": {"type": "str", "default": ""},
     "ready_timeout": {"type": "int", "default": 30},
     **FILE_ARGUMENTS,
-    "claims": {**CLAIM, "type": "list", "elements": "dict", "default": []},
+    "claims": {**OWNER_MARKER, "type": "list", "elements": "dict", "default": []},
     "lock": {"type": "dict", "options": node_lock.ARGUMENTS},
     "receipt": {"type": "dict", "options": state_file.ARGUMENTS},
 }
@@ -347,10 +354,10 @@ def run(module: AnsibleModule) -> Dict[str, Any]:
     check, name = module.check_mode, wanted["name"]
     if wanted["lock"] and not check:
         _renew(wanted["lock"])
-    files = Plan(claimed(wanted, wanted["claims"]))
+    files = Plan(with_owner_marker(wanted, wanted["claims"]))
     paths = files.changes()
     api = DockerAPI(timeout=_PATIENCE + wanted["stop_timeout"])
-    found, gone = settled(api, name, wanted["cluster"], check)
+    found, gone = leftovers_of(api, name, wanted["cluster"], check)
     functions = Functions(api, wanted["plugin_socket"], ends(wanted), wanted["rdma"])
     before = settings_of(found) if found else {}
     wanted["functions"] = functions.settings(found, before.get("functions") or {}, check)
@@ -376,7 +383,7 @@ def run(module: AnsibleModule) -> Dict[str, Any]:
         result["diff"] = [*parts, difference] if parts else difference
     if not check:
         change = Change(api, wanted, found, functions)
-        change.spare_jobs(todo)
+        change.protect_jobs(todo)
         files.apply(module)
         change.make(todo)
         if names and named != names:
@@ -415,7 +422,7 @@ def _renew(lock: Dict[str, Any]) -> None:
         return  # which the look has told
     if holder:
         leader = holder["leader"]
-        raise Refused(
+        raise PreconditionFailed(
             "{what} (process {pid} of {user} on {host}) has begun to change this node, and this run leaves "
             "it as it is: run it again when that one has ended".format(**leader)
         )
@@ -430,7 +437,7 @@ def main() -> None:
     module = AnsibleModule(argument_spec=ARGUMENT_SPEC, supports_check_mode=True)
     try:
         result = run(module)
-    except (DockerProblem, NotReady, PluginProblem, Problem, RdmaProblem, Refused) as problem:
+    except (DockerProblem, NotReady, PluginProblem, Problem, RdmaProblem, PreconditionFailed) as problem:
         module.fail_json(msg=str(problem), **echo(module))
     except OSError as error:
         where = error.filename or "cannot write"

@@ -86,7 +86,7 @@ from typing import Any, Dict
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.rdm.provision.plugins.module_utils.container.readiness import (
     NotReady,
-    refuse_claimed,
+    refuse_taken,
     wait_ready,
 )
 from ansible_collections.rdm.provision.plugins.module_utils.docker.api import DockerAPI, DockerProblem
@@ -112,7 +112,7 @@ def main() -> None:
     try:
         api = DockerAPI()
         if params["state"] == "unclaimed":
-            refuse_claimed(api, params["name"], params["cluster"], params["socket"])
+            refuse_taken(api, params["name"], params["cluster"], params["socket"])
         else:
             if not module.check_mode:
                 wait_ready(api, params["name"], params["socket"], params["ready_line"], params["timeout"])

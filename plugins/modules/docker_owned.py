@@ -106,7 +106,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.docker.api import (
     DockerUnavailable,
 )
 from ansible_collections.rdm.provision.plugins.module_utils.docker.ownership import (
-    Refused,
+    PreconditionFailed,
     container_names,
     is_ours,
     label_filter,
@@ -176,7 +176,7 @@ def remove_networks(api: DockerAPI, params: Dict[str, Any], check: bool) -> List
         if not params["disconnect"] and not check and not foreign:
             foreign = allowed
         if foreign:
-            raise Refused(
+            raise PreconditionFailed(
                 "network {0} stays: {1} on it: {2}; remove or disconnect them first".format(
                     network["Name"],
                     "foreign containers are" if foreign != allowed else "the cluster's containers are",
@@ -249,7 +249,7 @@ def main() -> None:
         except DockerUnavailable:
             if not no_engine_here(api):
                 raise
-    except (DockerProblem, Problem, Refused) as problem:
+    except (DockerProblem, Problem, PreconditionFailed) as problem:
         module.fail_json(msg=str(problem))
     except OSError as error:
         module.fail_json(msg="{0}: {1}".format(error.filename or "cannot remove", error.strerror or error))

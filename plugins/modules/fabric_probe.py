@@ -15,7 +15,7 @@ description:
   - Whatever the number of nodes, it ends within O(deadline) for each rail, plus what the engine needs to
     start a process.
   - What cannot be measured is not a failure of this module but a RV(reason). The action
-    M(rdm.provision.fabric_verdict) judges the measurements of all nodes together.
+    M(rdm.provision.fabric_result) judges the measurements of all nodes together.
   - Reads only. The image of the container needs C(python3) (3.7 or newer), nothing else.
 version_added: 0.1.0
 author: The rdm-provision developers
@@ -176,7 +176,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.docker.api import Do
 from ansible_collections.rdm.provision.plugins.module_utils.docker.container_program import NotMeasuredError
 from ansible_collections.rdm.provision.plugins.module_utils.fabric import probe_script
 from ansible_collections.rdm.provision.plugins.module_utils.fabric.answers import packed, parse_nodes
-from ansible_collections.rdm.provision.plugins.module_utils.network.rails import moved
+from ansible_collections.rdm.provision.plugins.module_utils.network.rails import in_subnet
 
 ARGUMENT_SPEC: dict[str, Any] = {
     "node": {"type": "str", "required": True},
@@ -235,7 +235,7 @@ def all_rails(parameters: dict[str, Any], nodes: dict[str, str]) -> dict[str, An
     found = [_measured(parameters, nodes)]
     # Where no container runs, the others would only say so again. One that runs may lack an address of one.
     for subnet in subnets[1:] if found[0]["container_state"] == "running" else ():
-        there = {name: moved(address, subnets[0], subnet) for name, address in nodes.items()}
+        there = {name: in_subnet(address, subnets[0], subnet) for name, address in nodes.items()}
         found.append(_measured({**parameters, "ssh": False}, there))
     return dict(found[0], rails=found[1:]) if found[1:] else found[0]
 

@@ -145,7 +145,7 @@ problem:
   returned: for O(state=inspected)
   type: str
   sample: "/shared/images/training-2026.11.tar.zst is truncated (it ends in the middle)"
-remedy:
+hint:
   description: What would work instead.
   returned: for O(state=inspected)
   type: str
@@ -198,7 +198,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.images.archive_image
     room_to_load,
     same_image,
     sentence,
-    spare_members,
+    skippable_members,
     wanted_images,
 )
 from ansible_collections.rdm.provision.plugins.module_utils.images.archive_load import (
@@ -404,20 +404,20 @@ class Images:
         # An archive may hold images for other architectures under the same tags.
         index = self.index._replace(images=[image for image, _tags in self.wanted])
         classic = image_store(self.api.get("/info")) == "classic"
-        spare = spare_members(index, self._new_layers()) if classic else frozenset()
-        if spare:
+        skipped = skippable_members(index, self._new_layers()) if classic else frozenset()
+        if skipped:
             try:
-                self._send(source, index, spare)
+                self._send(source, index, skipped)
             except DockerError:
                 pass  # somebody removed a layer meanwhile: all of it, then
             else:
                 return
         self._send(source, index, frozenset())
 
-    def _send(self, source: str, index: ArchiveIndex, spare: frozenset[str]) -> None:
+    def _send(self, source: str, index: ArchiveIndex, skipped: frozenset[str]) -> None:
         """Let the engine load an archive, without the members that it does not need."""
         try:
-            with contextlib.closing(load_chunks(source, index, spare)) as chunks:
+            with contextlib.closing(load_chunks(source, index, skipped)) as chunks:
                 progress = self.api.post_stream(
                     "/images/load", chunks, {"Content-Type": "application/x-tar"}, quiet=True
                 )
@@ -485,17 +485,17 @@ def main() -> None:
             module.exit_json(changed=False, actions=[], copy_needed=False)
         _give_up(module, str(problem), PUT_IT_THERE)
     except ArchiveProblem as problem:
-        _give_up(module, str(problem), problem.remedy)
+        _give_up(module, str(problem), problem.hint)
     except DockerProblem as problem:
         _give_up(module, str(problem), "")
     module.exit_json(**images.result(), **echo(module))
 
 
-def _give_up(module: AnsibleModule, problem: str, remedy: str) -> None:
+def _give_up(module: AnsibleModule, problem: str, hint: str) -> None:
     """Fail, or for an inspection tell what is wrong."""
     if module.params["state"] == "inspected":
-        module.exit_json(**inspection(module.params["path"], problem, remedy), **echo(module))
-    module.fail_json(msg=sentence(problem, remedy), actions=[], copy_needed=False)
+        module.exit_json(**inspection(module.params["path"], problem, hint), **echo(module))
+    module.fail_json(msg=sentence(problem, hint), actions=[], copy_needed=False)
 
 
 if __name__ == "__main__":

@@ -447,12 +447,12 @@ def jobs(agent: Agent, _options: Dict[str, Any]) -> Dict[str, Any]:
 
 def _described(job: Dict[str, Any]) -> Dict[str, Any]:
     words = {"finished": "has finished", "failed": "has failed", "stopped": "was stopped"}
-    said = "the job {0} {1}".format(job["job"], words.get(job["state"], "is " + job["state"]))
+    output = "the job {0} {1}".format(job["job"], words.get(job["state"], "is " + job["state"]))
     reason = str(job.get("reason") or "")
     return {
         "job": job,
         "ended": job["state"] in FINAL_STATES,
-        "msg": said + (": " + reason if reason else ""),
+        "msg": output + (": " + reason if reason else ""),
     }
 
 
@@ -517,7 +517,7 @@ def run(module: AnsibleModule) -> Dict[str, Any]:
             slurm = bool(chosen.get("slurm"))
             result["jobs"] = [one for one in result["jobs"] if (one.get("launcher") == "slurm") == slurm]
     except BadConfiguration as error:
-        blank = {"node": None, "value": "", "remedy": ""}
+        blank = {"node": None, "value": "", "hint": ""}
         problems = [dict(blank, reason=line) for line in str(error).splitlines()]
         return {"failed": True, "msg": str(error), "rdm_refused": "nodes", "problems": problems}
     except (DockerProblem, NoAgent) as error:
@@ -536,10 +536,10 @@ def _is_here(directory: str, name: str, place: Dict[str, Any]) -> bool:
 def _near(directory: str, name: str) -> List[str]:
     """Return the jobs that may have been meant; beside jobs lies what else is in their directory."""
     try:
-        beside = [one for one in os.listdir(directory) if _NAME.fullmatch(one) and one != name]
+        neighbours = [one for one in os.listdir(directory) if _NAME.fullmatch(one) and one != name]
     except OSError:
         return []
-    found = [one for one in beside if os.path.isfile(os.path.join(directory, one, "job.json"))]
+    found = [one for one in neighbours if os.path.isfile(os.path.join(directory, one, "job.json"))]
     return difflib.get_close_matches(name, found)
 
 
@@ -551,16 +551,16 @@ def _half_removed(directory: str) -> bool:
         return False
 
 
-def _none(verb: str, said: str) -> Dict[str, Any]:
+def _none(verb: str, output: str) -> Dict[str, Any]:
     """Return the result when the agent cannot be asked."""
     if verb == "check":
-        return {"changed": False, "problems": [said]}
+        return {"changed": False, "problems": [output]}
     if verb == "running":
         return {"changed": False, "running": []}
     if verb == "past":
         # Why the job cannot go on there, its check says.
-        return {"changed": False, "known": False, "msg": said}
-    return {"failed": True, "msg": said}
+        return {"changed": False, "known": False, "msg": output}
+    return {"failed": True, "msg": output}
 
 
 def main() -> None:

@@ -302,7 +302,7 @@ class Images:
         labels = {recipe.RECIPE_LABEL: self.version}
         names = {"cpu": recipe.CPU_IMAGE, "sriov-plugin": recipe.SRIOV_IMAGE, "node": self.node_image}
         for stage, name in names.items():
-            said: List[str] = []
+            printed: List[str] = []
             headers = {"Content-Type": "application/x-tar"}
             query: Dict[str, Any] = {
                 "t": name,
@@ -313,9 +313,9 @@ class Images:
             }
             try:
                 for line in self.api.post_stream("/build", [context], headers, **query):
-                    said.append(str(line.get("stream", "")))
+                    printed.append(str(line.get("stream", "")))
             except DockerError as error:
-                raise LabProblem("{0}; the build said: {1}".format(error, "".join(said)[-500:])) from error
+                raise LabProblem("{0}; the build said: {1}".format(error, "".join(printed)[-500:])) from error
         with work_directory() as work, new_directory(self.archives) as target:
             for archive, name in (
                 (recipe.CPU_ARCHIVE, recipe.CPU_IMAGE),

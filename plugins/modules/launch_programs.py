@@ -50,7 +50,7 @@ rdm_refused:
   returned: when it is refused
   type: str
 problems:
-  description: Every host with another version, as C(node), C(value), C(reason) and C(remedy).
+  description: Every host with another version, as C(node), C(value), C(reason) and C(hint).
   returned: when it is refused
   type: list
   elements: dict

@@ -63,7 +63,7 @@ rdm_refused:
   returned: when it is refused
   type: str
 problems:
-  description: Every node on which another run is at work, as C(node), C(value), C(reason) and C(remedy).
+  description: Every node on which another run is at work, as C(node), C(value), C(reason) and C(hint).
   returned: when it is refused
   type: list
   elements: dict

@@ -477,9 +477,9 @@ def node_facts(
         "kubernetes", kubernetes.kubernetes, otherwise={"name": "", "ranges": []}
     )
     found.update(_docker(findings, docker_socket, login_user["name"], node))
-    said = docker_socket or os.environ.get("DOCKER_HOST", "")
+    output = docker_socket or os.environ.get("DOCKER_HOST", "")
     found["other_engines"] = (
-        [] if said else findings.guard("contexts", other_engines, login_user, DEFAULT_SOCKET, otherwise=[])
+        [] if output else findings.guard("contexts", other_engines, login_user, DEFAULT_SOCKET, otherwise=[])
     )
     found.update(_hardware(findings, sysfs_root, dev_root))
     found["network_plugin"] = findings.guard(
@@ -643,8 +643,8 @@ def _hardware(findings: Findings, sysfs_root: str, dev_root: str) -> dict[str, A
     )
     infiniband = findings.guard("infiniband", sysfs.infiniband, sysfs_root, dev_root, otherwise=[])
     sriov = findings.guard("sriov", functions.facts, sysfs_root, otherwise=[])
-    _judge_gpus(findings, gpus)
-    _judge_infiniband(findings, infiniband)
+    _check_gpus(findings, gpus)
+    _check_infiniband(findings, infiniband)
     return {
         "gpus": gpus,
         "accelerator": sysfs.accelerator(gpus),
@@ -700,7 +700,7 @@ def _parents(
     }
 
 
-def _judge_gpus(findings: Findings, gpus: list[dict[str, Any]]) -> None:
+def _check_gpus(findings: Findings, gpus: list[dict[str, Any]]) -> None:
     unserved = sysfs.unserved(gpus)
     if unserved:
         described = [
@@ -711,7 +711,7 @@ def _judge_gpus(findings: Findings, gpus: list[dict[str, Any]]) -> None:
         findings.add("warning", "gpu-vendors", "there are AMD and NVIDIA GPUs; containers get one kind only")
 
 
-def _judge_infiniband(findings: Findings, infiniband: list[dict[str, Any]]) -> None:
+def _check_infiniband(findings: Findings, infiniband: list[dict[str, Any]]) -> None:
     without = [
         device["name"]
         for device in infiniband

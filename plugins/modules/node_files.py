@@ -97,17 +97,20 @@ kept:
 from typing import Any, Dict
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.rdm.provision.plugins.module_utils.base.file_arguments import CLAIM, FILE_ARGUMENTS
+from ansible_collections.rdm.provision.plugins.module_utils.base.file_arguments import (
+    FILE_ARGUMENTS,
+    OWNER_MARKER,
+)
 from ansible_collections.rdm.provision.plugins.module_utils.base.file_plan import (
     Plan,
     Problem,
-    claimed,
+    with_owner_marker,
 )
 from ansible_collections.rdm.provision.plugins.module_utils.base.invocation import echo
 
 ARGUMENT_SPEC: Dict[str, Any] = {
     **FILE_ARGUMENTS,
-    "claim": CLAIM,
+    "claim": OWNER_MARKER,
     "owner": {"type": "str"},
     "group": {"type": "str"},
 }
@@ -118,7 +121,7 @@ def main() -> None:
     module = AnsibleModule(argument_spec=ARGUMENT_SPEC, supports_check_mode=True)
     try:
         claim = module.params["claim"]
-        plan = Plan(claimed(module.params, [claim] if claim else []))
+        plan = Plan(with_owner_marker(module.params, [claim] if claim else []))
         result: Dict[str, Any] = {"paths": plan.changes(), "made": plan.made, "kept": plan.kept}
         result["changed"] = bool(result["paths"])
         if module._diff:

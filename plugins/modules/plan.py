@@ -281,7 +281,7 @@ problems:
     reason:
       description: What is wrong with it.
       type: str
-    remedy:
+    hint:
       description: What would work instead.
       type: str
 """

@@ -290,8 +290,8 @@ def run(module: AnsibleModule) -> Dict[str, Any]:
         copies = options["copies"]
         if not copies or module.check_mode:
             return dict(result, needed=not module.check_mode)
-        spare = options["spare"] if options["others_known"] else None
-        environment.make(directory, wanted, sources, str(copies["wheel"]), str(copies.get("uv") or ""), spare)
+        keep = options["spare"] if options["others_known"] else None
+        environment.make(directory, wanted, sources, str(copies["wheel"]), str(copies.get("uv") or ""), keep)
         lost = environment.receipt_of(directory).get("lost")
         if lost:
             module.warn(lost)

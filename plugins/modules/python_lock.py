@@ -102,7 +102,7 @@ rdm_refused:
   returned: when it is refused
   type: str
 problems:
-  description: Every problem, with C(node), C(value), C(reason) and C(remedy).
+  description: Every problem, with C(node), C(value), C(reason) and C(hint).
   returned: when it is refused
   type: list
   elements: dict

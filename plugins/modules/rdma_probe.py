@@ -249,14 +249,14 @@ def main() -> None:
     """Run the module."""
     module = AnsibleModule(argument_spec=ARGUMENT_SPEC, supports_check_mode=True)
     options = module.params
-    said = {"changed": False, "rail": options["rail"], **echo(module)}
+    output = {"changed": False, "rail": options["rail"], **echo(module)}
     if module.check_mode and options["stage"] != "look":
-        module.exit_json(reason="nothing is measured in check mode", done=True, **said)
+        module.exit_json(reason="nothing is measured in check mode", done=True, **output)
     try:
         result = _STAGES[options["stage"]](DockerAPI(options["docker_socket"]), options)
     except (NotMeasuredError, DockerProblem) as error:
         result = {"reason": str(error), "done": True}
-    module.exit_json(**result, **said)
+    module.exit_json(**result, **output)
 
 
 if __name__ == "__main__":

@@ -127,7 +127,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.docker.api import (
     socket_path,
 )
 from ansible_collections.rdm.provision.plugins.module_utils.docker.ownership import (
-    Refused,
+    PreconditionFailed,
     label_filter,
     no_engine_here,
     refuse_while_needed,
@@ -236,7 +236,7 @@ def remove(params: Dict[str, Any], place: Place, check: bool) -> Dict[str, Any]:
 
     Raises:
         DockerProblem: the engine cannot say whether a network needs it.
-        Refused: a network does.
+        PreconditionFailed: a network does.
         InstallationProblem: systemd refuses.
     """
     try:
@@ -294,7 +294,7 @@ def main() -> None:
     act = install if params["state"] == "present" else remove
     try:
         result = act(params, place, module.check_mode)
-    except (DockerProblem, InstallationProblem, NotReady, PluginProblem, Refused) as problem:
+    except (DockerProblem, InstallationProblem, NotReady, PluginProblem, PreconditionFailed) as problem:
         module.fail_json(msg=str(problem), **echo(module))
     except OSError as error:
         what = error.filename or "the plugin"

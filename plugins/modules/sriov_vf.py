@@ -308,9 +308,9 @@ class Change:
         return tuple(stays)
 
     def _systemctl(self, *words: str) -> None:
-        status, _, said = self._module.run_command(["systemctl", *words])
+        status, _, output = self._module.run_command(["systemctl", *words])
         if status:
-            raise VfProblem("systemctl {0}: {1}".format(" ".join(words), " ".join(said.split()) or status))
+            raise VfProblem("systemctl {0}: {1}".format(" ".join(words), " ".join(output.split()) or status))
 
 
 def wanted_of(params: Dict[str, Any]) -> List[Wanted]:

@@ -83,7 +83,7 @@ rdm_refused:
   returned: when it is refused
   type: str
 problems:
-  description: Everything that does not fit, as C(node), C(value), C(reason) and C(remedy).
+  description: Everything that does not fit, as C(node), C(value), C(reason) and C(hint).
   returned: when it is refused
   type: list
   elements: dict

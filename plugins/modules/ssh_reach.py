@@ -60,8 +60,8 @@ def main() -> None:
     nodes = {name: at for name, at in parse_nodes(module.params["nodes"]).items() if name in within}
     lost = unreachable(list(nodes.items()))
     if lost:
-        said = ["{0} at {1} ({2})".format(name, nodes[name], why) for name, why in lost.items()]
-        module.fail_json(msg="it cannot log in over ssh to {0}".format(names(said, _SHOWN)))
+        output = ["{0} at {1} ({2})".format(name, nodes[name], why) for name, why in lost.items()]
+        module.fail_json(msg="it cannot log in over ssh to {0}".format(names(output, _SHOWN)))
     module.exit_json(changed=False, reached=len(nodes))
 
 

@@ -119,8 +119,8 @@ def _ssh() -> tuple[bool, str]:
     path = shutil.which("ssh")
     if path is None:
         return False, "not installed: install the package openssh-client"
-    said = subprocess.run([path, "-V"], capture_output=True, text=True, check=False, timeout=60).stderr
-    return True, f"{said.split(',')[0].strip() or 'found'} at {path}"
+    output = subprocess.run([path, "-V"], capture_output=True, text=True, check=False, timeout=60).stderr
+    return True, f"{output.split(',')[0].strip() or 'found'} at {path}"
 
 
 def _on_path(program: str, package: str) -> tuple[bool, str]:

@@ -53,15 +53,15 @@ def write(
         check=False,
     )
     try:
-        said = json.loads(ended.stdout)
+        printed = json.loads(ended.stdout)
     except ValueError:
         raise InputError(f"the report was not made: {MODULE} ended with {ended.returncode}") from None
-    if not said["ok"]:
-        sentence = str(said["problems"][0]).rstrip(".")
+    if not printed["ok"]:
+        sentence = str(printed["problems"][0]).rstrip(".")
         if not sentence.startswith(tuple(map(str, (*paths, output, *([conf] if conf else []))))):
             sentence = sentence[:1].lower() + sentence[1:]
         raise InputError(sentence)
-    verdicts: dict[str, Any] = said["jobs"]
+    verdicts: dict[str, Any] = printed["jobs"]
     return verdicts
 
 

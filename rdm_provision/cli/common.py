@@ -319,7 +319,7 @@ def _with(*decorators: Callable[[Command], Command]) -> Callable[[Command], Comm
             except RdmError as error:
                 error.hint = with_inventory(error.hint)
                 error.problems = tuple(
-                    replace(problem, remedy=with_inventory(problem.remedy)) for problem in error.problems
+                    replace(problem, hint=with_inventory(problem.hint)) for problem in error.problems
                 )
                 raise
 

@@ -57,8 +57,8 @@ def _holds_hosts(path: Path) -> bool:
 def similar_inventories(path: Path) -> str:
     """Return a hint for who named an inventory that is not there."""
     with contextlib.suppress(OSError):
-        beside = [entry.name for entry in path.parent.iterdir() if not entry.name.startswith(".")]
-        if close := difflib.get_close_matches(path.name, beside, n=1):
+        neighbours = [entry.name for entry in path.parent.iterdir() if not entry.name.startswith(".")]
+        if close := difflib.get_close_matches(path.name, neighbours, n=1):
             return f"did you mean {path.parent / close[0]}?"
     return "make a lab with: rdm-provision lab up" if path.name == "lab" else "check the path after -i"
 
@@ -84,9 +84,9 @@ def read_inventory(path: Path, vault: str = "") -> dict[str, Any]:
         ) from None
     unparsed = list(_unparsed(plain(done.stderr)))
     if done.returncode != 0:
-        said = _parse_error(*unparsed[0]) if unparsed else _other_error(done.stderr, path)
-        if "decrypt" in said.lower() and (encrypted := next(_encrypted(path), None)):
-            what = f"{path} cannot be read: {encrypted} is encrypted: {said.rstrip('.')}"
+        output = _parse_error(*unparsed[0]) if unparsed else _other_error(done.stderr, path)
+        if "decrypt" in output.lower() and (encrypted := next(_encrypted(path), None)):
+            what = f"{path} cannot be read: {encrypted} is encrypted: {output.rstrip('.')}"
             raise InventoryError(
                 what, hint="give its password: --ask-vault-pass or --vault-password-file FILE"
             )
@@ -94,7 +94,7 @@ def read_inventory(path: Path, vault: str = "") -> dict[str, Any]:
         hint = (
             f"put the hosts into {path / 'hosts.yml'}, or make a lab: rdm-provision lab up" if empty else ""
         )
-        raise InventoryError(f"{path} {'is empty' if empty else f'cannot be read: {said}'}", hint=hint)
+        raise InventoryError(f"{path} {'is empty' if empty else f'cannot be read: {output}'}", hint=hint)
     for file, complaints in unparsed:
         # Ansible would go on without the nodes of this file. A key or a note that lies about is no matter.
         if file.is_file() and (file.suffix in _INVENTORY_SUFFIXES or file.stem == "hosts"):
@@ -116,7 +116,7 @@ def _bounded(argv: Sequence[str], env: Mapping[str, str], seconds: float) -> sub
         argv, env=env, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True
     ) as process:
         try:
-            said = process.communicate(timeout=seconds)
+            output = process.communicate(timeout=seconds)
         except BaseException:
             children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
             with contextlib.suppress(OSError):
@@ -124,7 +124,7 @@ def _bounded(argv: Sequence[str], env: Mapping[str, str], seconds: float) -> sub
                     os.kill(int(pid), signal.SIGTERM)
             process.kill()
             raise
-    return subprocess.CompletedProcess(argv, process.returncode, *said)
+    return subprocess.CompletedProcess(argv, process.returncode, *output)
 
 
 def _unparsed(stderr: str) -> Iterator[tuple[Path, str]]:
@@ -141,7 +141,7 @@ def _parse_error(file: Path, complaints: str) -> str:
     Every plugin that gives up has its say, and most of them were never meant: what counts is the one for the
     file's kind. The plugin ``auto`` is the only one that knows the line of a YAML error.
     """
-    said = {
+    output = {
         plugin: (" ".join(message.split()).rstrip("."), origin)
         for plugin, message, origin in re.findall(
             r"Failed to parse inventory with '(\w+)' plugin: (.+?)\n\n.+?Origin: ([^\n]+)",
@@ -149,10 +149,10 @@ def _parse_error(file: Path, complaints: str) -> str:
             re.DOTALL,
         )
     }
-    message, origin = said.get("auto", ("", ""))
+    message, origin = output.get("auto", ("", ""))
     if not message.startswith("YAML parsing failed"):
         plugin = "yaml" if file.suffix in (".yml", ".yaml", ".json") else "ini"
-        message, origin = said.get(plugin, (message, ""))
+        message, origin = output.get(plugin, (message, ""))
     message = message.removeprefix("Failed to parse inventory: ")
     if "invalid structure" in message:
         # Ansible names the class that it keeps the value in.

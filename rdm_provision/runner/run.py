@@ -179,7 +179,10 @@ class Run:
         import ansible_runner
 
         environment.make_importable()
-        from ansible_collections.rdm.provision.plugins.plugin_utils.controller.progress import DIRECTORY, told
+        from ansible_collections.rdm.provision.plugins.plugin_utils.controller.progress import (
+            DIRECTORY,
+            hosts_done,
+        )
 
         spec = self.spec
         record = Record(spec.home, spec.verb, spec.command(show_values=False))
@@ -205,8 +208,8 @@ class Run:
         answers.mkdir()
 
         def look_in() -> bool:
-            if translator.asking is not None:
-                emit(translator.answered(told(answers, translator.asking.task)))
+            if translator.on_all is not None:
+                emit(translator.answered(hosts_done(answers, translator.on_all.task)))
             emit(translator.waited())
             return self._cancel_now()
 

@@ -42,14 +42,14 @@ if TYPE_CHECKING:
 __all__ = ["Translator", "error_sentence", "plain"]
 
 PLAN_ACTION = "rdm.provision.plan"
-ASK_ACTION = "rdm.provision.ask_all"
+RUN_ON_ALL_ACTION = "rdm.provision.run_on_all"
 WORK_ACTION = "rdm.provision.work"
-FABRIC_ACTION = "rdm.provision.fabric_verdict"
+FABRIC_ACTION = "rdm.provision.fabric_result"
 LAUNCH_ACTION = "rdm.provision.launch_programs"
 RDMA_ACTION = "rdm.provision.rdma_pairs"
 PROBE_ACTION = "rdm.provision.rdma_probe"
-COLLECTIVE_ACTION = "rdm.provision.collective_verdict"
-SPARE_ACTION = "rdm.provision.spare_jobs"
+COLLECTIVE_ACTION = "rdm.provision.collective_result"
+PROTECT_ACTION = "rdm.provision.protect_jobs"
 LONG_S = 10.0
 """From how many seconds on a task takes long."""
 ARGSPEC_ACTIONS = ("ansible.builtin.validate_argument_spec", "validate_argument_spec")
@@ -79,7 +79,7 @@ class _Counts:
 
 
 @dataclass
-class _Asking:
+class _RunOnAll:
     """A task that asks all nodes: its uuid, the host that it is of, and of which ones it was told."""
 
     task: str
@@ -114,7 +114,7 @@ class Translator:
         self.returned: dict[str, dict[str, list[dict[str, Any]]]] = {}
         self.any_change = False
         self.playing = False
-        self.asking: _Asking | None = None
+        self.on_all: _RunOnAll | None = None
         self.errors: list[str] = []
 
     def _now(self) -> float:
@@ -139,10 +139,10 @@ class Translator:
         elif kind == "playbook_on_task_start":
             yield from self._task_started(details)
         elif kind == "runner_on_start":
-            if _action(details) == ASK_ACTION:
+            if _action(details) == RUN_ON_ALL_ACTION:
                 host, uuid = (str(details.get(key)) for key in ("host", "task_uuid"))
-                self.asking = _Asking(uuid, host, time.monotonic())
-            for node in self._asked_in(details):
+                self.on_all = _RunOnAll(uuid, host, time.monotonic())
+            for node in self._hosts_in(details):
                 self.running[node] = InProgress(node=node, phase=self.phase, task=self.task)
                 yield NodeStarted(at=self._now(), node=node, phase=self.phase, task=self.task)
         elif kind in _RESULTS:
@@ -210,7 +210,7 @@ class Translator:
         message = _why(res, unreachable=status is Status.UNREACHABLE) if bad else ""
         diff = sys.intern(unified_diff(res))  # the same on many nodes
         self.hidden.update(environment_values(res))
-        cluster_wide = action in (PLAN_ACTION, FABRIC_ACTION, SPARE_ACTION, LAUNCH_ACTION)
+        cluster_wide = action in (PLAN_ACTION, FABRIC_ACTION, PROTECT_ACTION, LAUNCH_ACTION)
         self._keep(action, node, res)
         if action == WORK_ACTION and "why" in res:
             self.work = dict(res["why"])
@@ -251,32 +251,32 @@ class Translator:
             counts.changed += 1
             counts.changes.append(Change(phase=phase, task=task, diff=diff))
 
-    def _asked_in(self, details: Mapping[str, Any]) -> list[str]:
+    def _hosts_in(self, details: Mapping[str, Any]) -> list[str]:
         """Return the nodes that a task is about: one, or all in the task that asks all of them itself."""
         node = str(details.get("host"))
-        if _action(details) != ASK_ACTION:
+        if _action(details) != RUN_ON_ALL_ACTION:
             return [node]
         return [name for name, counts in self.counts.items() if name == node or not counts.unreachable]
 
     def _answers(self, details: Mapping[str, Any]) -> Iterator[Event]:
         """Yield what a task that asks all nodes did on each, as if it had been a task there."""
-        if _action(details) != ASK_ACTION:
+        if _action(details) != RUN_ON_ALL_ACTION:
             return
         yield from self.answered((details.get("res") or {}).get("answers") or ())
         # Who gave no answer has a task of his own next.
         self.running.clear()
-        self.asking = None
+        self.on_all = None
 
     def answered(self, nodes: Iterable[str]) -> Iterator[Event]:
         """Yield what the task that asks all nodes did on these, also while it runs; each is told once."""
-        asking = self.asking
-        if asking is None:
+        on_all = self.on_all
+        if on_all is None:
             return
         for node in nodes:
             # The task's own host has the task's own result.
-            if node == asking.host or node in asking.told:
+            if node == on_all.host or node in on_all.told:
                 continue
-            asking.told.add(node)
+            on_all.told.add(node)
             self.running.pop(node, None)
             yield NodeResult(
                 at=self._now(),
@@ -287,7 +287,7 @@ class Translator:
                 changed=False,
                 message="",
                 diff="",
-                seconds=round(time.monotonic() - asking.began, 3),
+                seconds=round(time.monotonic() - on_all.began, 3),
             )
             self.counts.setdefault(node, _Counts()).ok += 1
 
@@ -300,7 +300,7 @@ class Translator:
                     node=item.get("node"),
                     value=str(item.get("value", "")),
                     reason=str(item.get("reason", "")),
-                    remedy=str(item.get("remedy", "")),
+                    hint=str(item.get("hint", "")),
                 )
                 for item in res.get("problems") or []
             ]
@@ -402,8 +402,8 @@ class Translator:
         return any(counts.failed or counts.unreachable for counts in self.counts.values())
 
     def _failed_as_a_whole(self, rc: int | None) -> None:
-        said = " ".join(self.errors)
-        if _NO_HOSTS in said:
+        output = " ".join(self.errors)
+        if _NO_HOSTS in output:
             self.refused = "input"
             self.problems.append(
                 Problem(None, self.spec.limit, "matches no node of this inventory", "check --limit")
@@ -411,10 +411,10 @@ class Translator:
         elif not self.playing:
             self.refused = "input"
             self.problems.append(
-                Problem(None, "", error_sentence(said) or f"ansible-playbook ended with {rc}", "")
+                Problem(None, "", error_sentence(output) or f"ansible-playbook ended with {rc}", "")
             )
         else:
-            self.message = error_sentence(said) or f"ansible-playbook ended with {rc}"
+            self.message = error_sentence(output) or f"ansible-playbook ended with {rc}"
 
 
 _RESULTS = {
@@ -486,6 +486,6 @@ def error_sentence(text: str) -> str:
     """
     text = plain(text)
     match = re.search(r"(?:\[ERROR\]:|ERROR[!:])\s*(.+?)(?=\n\s*\n|\nOrigin:|<<< caused|\Z)", text, re.DOTALL)
-    said = _one_line(match.group(1) if match else (text.splitlines() or [""])[0])
+    output = _one_line(match.group(1) if match else (text.splitlines() or [""])[0])
     origin = re.search(r"^Origin: (\S+:\d+:\d+)", text, re.MULTILINE)
-    return f"{said.rstrip('.')} ({origin.group(1)})" if origin and said else said
+    return f"{output.rstrip('.')} ({origin.group(1)})" if origin and output else output

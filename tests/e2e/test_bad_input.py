@@ -91,8 +91,8 @@ def refusal(lab: Lab) -> dict[str, list[str]]:
     assert result["refused"] == "nodes"
     said: dict[str, list[str]] = {}
     for problem in result["problems"]:
-        assert problem["remedy"], problem
-        sentence = f"{problem['value']} {problem['reason']}: {problem['remedy']}"
+        assert problem["hint"], problem
+        sentence = f"{problem['value']} {problem['reason']}: {problem['hint']}"
         said.setdefault(problem["node"], []).append(sentence)
     return said
 

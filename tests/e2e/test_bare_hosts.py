@@ -367,7 +367,7 @@ def test_bad_input_is_a_sentence_and_nothing_has_changed(
     (problem,) = refused["problems"]
     assert (problem["node"], problem["value"]) == ("n2", "deepspeed 0.0.1")
     assert problem["reason"] == f"is not {before}, as on n1"
-    assert "rdm-provision env up" in problem["remedy"]
+    assert "rdm-provision env up" in problem["hint"]
     assert "differs" not in jobs(hosts)
 
 

@@ -130,7 +130,7 @@ def test_a_container_that_was_renamed_is_told_by_status_as_by_up(lab: Lab) -> No
     lab.on("n2", "docker", "rename", "rdm", "rdm-old")
     (problem,) = lab.json("up", expect=2)["problems"]
     (remark,) = lab.json("status", expect=1)["nodes"]["n2"]["remarks"]
-    assert remark == f"{problem['value']} {problem['reason']}: {problem['remedy']}"
+    assert remark == f"{problem['value']} {problem['reason']}: {problem['hint']}"
     assert "rename it back (docker rename rdm-old rdm)" in remark
     lab.on("n2", "docker", "rename", "rdm-old", "rdm")
     assert lab.json("status")["healthy"]

@@ -32,7 +32,7 @@ def test_containers_are_on_both_rails_and_each_is_judged(lab: Lab) -> None:
     lab.on("switch", "ip", "link", "set", "port2r1", "down")
     result = lab.json("verify", expect=1)
     rails = result["fabric"]["rails"]
-    assert [rail for rail, judged in rails.items() if not judged["ok"]] == ["ib1"]
+    assert [rail for rail, evaluated in rails.items() if not evaluated["ok"]] == ["ib1"]
     assert "rail ib1: " in result["nodes"]["n2"]["why"]
     assert "rail ib0" not in result["nodes"]["n2"]["why"]
     assert [node["cable"] for node in lab.lab("status")["nodes"]] == ["plugged", "cut"]

@@ -25,7 +25,7 @@ def options(slurm: SlurmLab, **more: Any) -> str:
 def problems(answer: Any) -> str:
     """What was refused and why, a sentence a line."""
     return "\n".join(
-        " ".join(word for word in (one["value"], one["reason"], one["remedy"]) if word)
+        " ".join(word for word in (one["value"], one["reason"], one["hint"]) if word)
         for one in answer["problems"]
     )
 

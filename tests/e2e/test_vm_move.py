@@ -73,7 +73,7 @@ def reasons(result: Any) -> dict[str, set[str]]:
     """Return why nodes were refused, by node."""
     found: dict[str, set[str]] = {}
     for problem in result["problems"]:
-        sentence = f"{problem['value']} {problem['reason']}: {problem['remedy']}"
+        sentence = f"{problem['value']} {problem['reason']}: {problem['hint']}"
         found.setdefault(problem["node"], set()).add(sentence)
     return found
 

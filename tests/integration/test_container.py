@@ -291,7 +291,7 @@ def test_a_job_that_has_just_started_is_spared(api: DockerAPI, options: Options,
         # What ends nothing is done.
         api.post("/containers/rdm/update", {"RestartPolicy": {"Name": "no"}})
         assert up(options)["actions"] == ["update"]
-        assert up(options, env={}, spare_jobs=False)["actions"] == ["replace"]
+        assert up(options, env={}, protect_jobs=False)["actions"] == ["replace"]
 
 
 def test_a_lock_that_nobody_holds_is_no_job(api: DockerAPI, options: Options, tmp_path: Path) -> None:

@@ -273,12 +273,12 @@ def test_a_container_whose_device_stayed_on_the_node_is_started_again(
             up(fabric)
     confirm = Functions.confirm
 
-    def mended(self: Any, now: Any) -> None:
+    def retried(self: Any, now: Any) -> None:
         fabric.move(has(fabric))
         confirm(self, now)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Functions, "confirm", mended)
+        patch.setattr(Functions, "confirm", retried)
         assert up(fabric)["actions"] == ["restart"]
     assert found(api)["Id"] == before["Id"]
     assert found(api)["State"]["StartedAt"] > before["State"]["StartedAt"]

@@ -102,15 +102,17 @@ class Cluster:
             text=True,
         )
         results = [task for play in json.loads(done.stdout)["plays"] for task in play["tasks"]]
-        judged = [host["fabric"] for task in results for host in task["hosts"].values() if host.get("fabric")]
+        evaluated = [
+            host["fabric"] for task in results for host in task["hosts"].values() if host.get("fabric")
+        ]
         failed = {
             name: host["msg"]
             for task in results
             for name, host in task["hosts"].items()
             if host.get("failed")
         }
-        assert judged, f"{done.stdout}{done.stderr}"
-        return done.returncode, judged[0], failed
+        assert evaluated, f"{done.stdout}{done.stderr}"
+        return done.returncode, evaluated[0], failed
 
 
 @pytest.fixture
@@ -175,20 +177,20 @@ def test_each_rail_is_measured_and_the_verdict_names_the_one_that_is_cut(
         cluster.inside(node, "ip", "addr", "add", f"{address.replace(NET, NEXT)}/24", "dev", "eth1")
         cluster.inside(node, "ip", "link", "set", "eth1", "up")
     arguments = ["--extra-vars", json.dumps({"verify_rails": rails})]
-    status, judged, failed = cluster.verify(tmp_path, *arguments)
-    assert (status, judged["ok"], failed) == (0, True, {})
-    assert [sorted(times) for times in judged["rails"]["ib1"]["rtt_us"].values()] == [
+    status, evaluated, failed = cluster.verify(tmp_path, *arguments)
+    assert (status, evaluated["ok"], failed) == (0, True, {})
+    assert [sorted(times) for times in evaluated["rails"]["ib1"]["rtt_us"].values()] == [
         ["n2", "n3"],
         ["n1", "n3"],
         ["n1", "n2"],
     ]
     cluster.inside("n2", "ip", "link", "set", "eth1", "down")
-    status, judged, failed = cluster.verify(tmp_path, *arguments)
+    status, evaluated, failed = cluster.verify(tmp_path, *arguments)
     assert status == 2
     assert list(failed) == ["n2"], failed
     assert failed["n2"].startswith("rail ib1: no answer from any peer: ")
-    assert [name for name, rail in judged["rails"].items() if not rail["ok"]] == ["ib1"]
-    assert judged["findings"] == [f"rail ib1: n2: {failed['n2'].removeprefix('rail ib1: ')}"]
+    assert [name for name, rail in evaluated["rails"].items() if not rail["ok"]] == ["ib1"]
+    assert evaluated["findings"] == [f"rail ib1: n2: {failed['n2'].removeprefix('rail ib1: ')}"]
 
 
 def test_who_else_has_an_address_is_named(cluster: Cluster) -> None:

@@ -326,7 +326,7 @@ def test_an_inspection_tells_what_is_wrong_and_does_not_fail(
     for options, problem in cases:
         result = run(engine, tmp_path, state="inspected", **options)
         assert (result["problem"], result["needed"], result["load"]) == (problem, False, False)
-        assert result["remedy"]
+        assert result["hint"]
 
 
 # ---- faults

@@ -89,12 +89,12 @@ def verify(
         text=True,
     )
     results = [task for play in json.loads(done.stdout)["plays"] for task in play["tasks"]]
-    judged = [host["rdma"] for task in results for host in task["hosts"].values() if host.get("rdma")]
+    evaluated = [host["rdma"] for task in results for host in task["hosts"].values() if host.get("rdma")]
     failed = {
         name: host["msg"] for task in results for name, host in task["hosts"].items() if host.get("failed")
     }
-    assert judged, f"{done.stdout}{done.stderr}"
-    return done.returncode, judged[-1], failed
+    assert evaluated, f"{done.stdout}{done.stderr}"
+    return done.returncode, evaluated[-1], failed
 
 
 def given(number: int) -> dict[str, str]:

@@ -137,10 +137,10 @@ def test_a_new_program_takes_over_under_a_living_container(node: Node) -> None:
     before = installation.running(str(node.socket))
     with node.program.open("ab") as program:
         program.write(b"# changed by hand")
-    mended = node.role()
-    assert (mended.status, mended.changes) == (0, [1]), mended.output
+    retried = node.role()
+    assert (retried.status, retried.changes) == (0, [1]), retried.output
     # What runs was the right one all the time.
-    assert not mended.results["rdm.provision.sriov : Install the plugin"]["restarted"]
+    assert not retried.results["rdm.provision.sriov : Install the plugin"]["restarted"]
     node.unit.write_text(node.unit.read_text().replace("RestartSec=1", "RestartSec=9"))
     assert node.role().results["rdm.provision.sriov : Install the plugin"]["restarted"]
     assert installation.running(str(node.socket)) == before
@@ -155,8 +155,8 @@ def test_a_plugin_that_died_or_is_not_enabled_is_mended(node: Node) -> None:
     subprocess.run(["systemctl", "disable", "--now", node.unit.name], check=True)
     changed = {what for what, state in installation.observe(watch).items() if state != right[what]}
     assert changed == {f"the plugin at {node.socket}"}  # the unit that is looked at is the node's
-    mended = node.role()
-    assert (mended.status, mended.changes) == (0, [1]), mended.output
+    retried = node.role()
+    assert (retried.status, retried.changes) == (0, [1]), retried.output
     assert installation.enabled(str(node.unit))
     assert installation.observe(watch) == right
 

@@ -71,7 +71,7 @@ def test_a_part_of_env_up_has_the_plan_that_it_goes_by() -> None:
     plan = [
         task["tags"]
         for task, role in zip(play["tasks"], roles, strict=True)
-        if role.get("name") == PREFLIGHT and role["tasks_from"] in ("look", "plan")
+        if role.get("name") == PREFLIGHT and role["tasks_from"] in ("gather", "plan")
     ]
     assert plan == [["always"]] * 2
 
@@ -97,11 +97,11 @@ def test_a_node_whose_shell_waits_at_login_keeps_no_verb_for_ever() -> None:
     for path in sorted(PLAYBOOKS.glob("*.yml")):
         entries = _read(path)
         play = next((entry for entry in entries if entry.get("hosts", "localhost") != "localhost"), None)
-        looks = entries[0].get("ansible.builtin.import_playbook") == "parts/look.yml"
+        looks = entries[0].get("ansible.builtin.import_playbook") == "parts/gather.yml"
         if looks or play is None or path.name == "plan.yml":  # which connects to no node
             continue
         roles = [task.get("ansible.builtin.import_role", {}) for task in play["tasks"]]
-        looks = any(role.get("name") == PREFLIGHT and role["tasks_from"] == "look" for role in roles)
+        looks = any(role.get("name") == PREFLIGHT and role["tasks_from"] == "gather" for role in roles)
         ends = play.get("timeout") or play["tasks"][0].get("timeout") or play.get("become") is True
         if not looks and not ends:
             endless.append(path.name)

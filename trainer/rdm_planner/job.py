@@ -187,7 +187,7 @@ class Job:
         return self._sums[key]
 
     def schedule(self, layout: Layout, gpu: str) -> OneForwardOneBackward:
-        """Return a layout's schedule, with the share of a forward on a GPU."""
+        """Return a layout's schedule, with the share that a forward has of both passes there."""
         if (layout, gpu) not in self._schedules:
             both, backward = self.sums(layout, gpu)
             micro_batches = layout.accumulation(self.batch)

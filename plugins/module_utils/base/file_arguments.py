@@ -73,7 +73,7 @@ FILE_ARGUMENTS: Dict[str, Any] = {
     },
 }
 
-CLAIM: Dict[str, Any] = {
+OWNER_MARKER: Dict[str, Any] = {
     "type": "dict",
     "options": {"path": {"type": "str", "required": True}, "name": {"type": "str", "required": True}},
 }

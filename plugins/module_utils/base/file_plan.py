@@ -313,14 +313,14 @@ class Plan:
             raise Problem("{0} cannot be written: there is no directory {1}".format(path, parent))
 
 
-def claimed(params: Dict[str, Any], claims: Iterable[Dict[str, str]]) -> Dict[str, Any]:
+def with_owner_marker(params: Dict[str, Any], claims: Iterable[Dict[str, str]]) -> Dict[str, Any]:
     """Return the parameters with the claims among the files, or without what is in a directory of others."""
     for claim in claims:
-        params = _claimed(params, claim)
+        params = _with_owner_marker(params, claim)
     return params
 
 
-def _claimed(params: Dict[str, Any], claim: Dict[str, str]) -> Dict[str, Any]:
+def _with_owner_marker(params: Dict[str, Any], claim: Dict[str, str]) -> Dict[str, Any]:
     path = _absolute(claim["path"])
     home = os.path.dirname(path)
     before = _read(path)[0]

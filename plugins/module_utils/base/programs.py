@@ -45,10 +45,10 @@ def run_program(command: List[str], seconds: float) -> str:
         raise ProgramProblem("{0} does not answer within {1:g} s".format(name, seconds)) from None
     except OSError as error:
         raise ProgramProblem("{0} cannot be started: {1}".format(name, error.strerror)) from None
-    said = done.stdout.decode("utf-8", "replace")
+    output = done.stdout.decode("utf-8", "replace")
     if done.returncode != 0:
         # Some say it on the one stream, some on the other.
-        streams = (done.stderr.decode("utf-8", "replace").strip(), said.strip())
+        streams = (done.stderr.decode("utf-8", "replace").strip(), output.strip())
         told = "; ".join(text.splitlines()[-1].strip() for text in streams if text)
         raise ProgramProblem("{0}: {1}".format(name, told or "status {0}".format(done.returncode)))
-    return said
+    return output

@@ -28,7 +28,7 @@ class NotReady(Exception):  # noqa: N818  # one sentence for fail_json
     """Why it is not ready or not ours; the text is one sentence, and perhaps the container's last words."""
 
 
-def refuse_claimed(api: DockerAPI, name: str, cluster: str, socket: str = "") -> None:
+def refuse_taken(api: DockerAPI, name: str, cluster: str, socket: str = "") -> None:
     """Return when the name, and the socket if there is one, are free or ours.
 
     Raises:

@@ -50,14 +50,14 @@ class Difference(NamedTuple):
     Attributes:
         before: what it has: setting -> value; only those that differ.
         after: what it shall have.
-        anew: whether another container has to take its place.
+        recreate_needed: whether another container has to take its place.
         policy: whether its restart policy is another.
         extra_networks: the networks that it is on and shall not be.
     """
 
     before: Dict[str, Any]
     after: Dict[str, Any]
-    anew: bool
+    recreate_needed: bool
     policy: bool
     extra_networks: List[str]
 

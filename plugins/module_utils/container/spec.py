@@ -88,11 +88,11 @@ def own_shm_size(facts: Mapping[str, Any]) -> str:
 def nvidia_way(facts: Mapping[str, Any]) -> str:
     """Return how containers on the node get NVIDIA GPUs: toolkit, cdi, or "" when they cannot."""
     docker = facts.get("docker") or {}
-    said = docker.get("nvidia") or []
+    output = docker.get("nvidia") or []
     # Podman runs no hook of the toolkit for whoever asks through its API.
-    if (facts.get("nvidia_hook") and docker.get("engine") != "podman") or "runtime" in said:
+    if (facts.get("nvidia_hook") and docker.get("engine") != "podman") or "runtime" in output:
         return "toolkit"
-    return "cdi" if "cdi" in said else ""
+    return "cdi" if "cdi" in output else ""
 
 
 def memlock_limit(facts: Mapping[str, Any]) -> int:

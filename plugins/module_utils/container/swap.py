@@ -5,7 +5,7 @@ A container that is to be another one is only given up for a successor that work
 beside it, under NAME.next, so that the engine has taken every option; then the old one is stopped and called
 NAME.old, since both have one address; the successor gets the name, starts, and says that it is ready; and
 only then the old one goes. Whatever fails on this way, the old one is started again. A run that is killed on
-it leaves names from which the next one sees how far it came: see :func:`settled`.
+it leaves names from which the next one sees how far it came: see :func:`leftovers_of`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple
 
 from ansible_collections.rdm.provision.plugins.module_utils.container.readiness import (
     NotReady,
-    refuse_claimed,
+    refuse_taken,
     wait_ready,
 )
 from ansible_collections.rdm.provision.plugins.module_utils.container.request import (
@@ -53,7 +53,7 @@ ENDS = tuple(_FATES)
 """The steps that end what runs in the container."""
 
 
-class Refused(Exception):  # noqa: N818  # one sentence for fail_json
+class PreconditionFailed(Exception):  # noqa: N818  # one sentence for fail_json
     """Why the container stays as it is; the text is one sentence."""
 
 
@@ -69,7 +69,9 @@ class Steps(NamedTuple):
     differs: Optional[Difference]
 
 
-def settled(api: DockerAPI, name: str, cluster: str, check: bool) -> Tuple[Optional[Container], List[str]]:
+def leftovers_of(
+    api: DockerAPI, name: str, cluster: str, check: bool
+) -> Tuple[Optional[Container], List[str]]:
     """Clear away what a run that was killed has left; return the container, and the names that go.
 
     One that was to be the successor has never run. One that was to make room is only needed where its
@@ -78,10 +80,10 @@ def settled(api: DockerAPI, name: str, cluster: str, check: bool) -> Tuple[Optio
     Raises:
         NotReady: the name is somebody else's.
     """
-    refuse_claimed(api, name, cluster)
-    now, old = inspect(api, "containers", name), _spare(api, name + OLD, cluster)
+    refuse_taken(api, name, cluster)
+    now, old = inspect(api, "containers", name), _leftover(api, name + OLD, cluster)
     comes_back = old is not None and not (now is not None and now["State"]["Running"])
-    gone = [_spare(api, name + NEXT, cluster), now if comes_back else old, *_nameless(api, cluster)]
+    gone = [_leftover(api, name + NEXT, cluster), now if comes_back else old, *_nameless(api, cluster)]
     for one in gone if not check else ():
         if one is not None:
             _remove(api, one["Id"])
@@ -119,7 +121,7 @@ def steps(
     differs = difference(wanted, found, image, networks)
     state = found["State"]
     policy = differs.policy and not api.updates
-    if differs.anew or policy or recreate or state["Status"] == "dead":
+    if differs.recreate_needed or policy or recreate or state["Status"] == "dead":
         return Steps(["replace"], differs)
     todo = ["update"] * differs.policy + ["disconnect"] * bool(differs.extra_networks)
     if not state["Running"]:
@@ -163,7 +165,7 @@ class Change:
         self._name = wanted["name"]
         self._found = found
 
-    def spare_jobs(self, todo: Steps) -> None:
+    def protect_jobs(self, todo: Steps) -> None:
         """Raise Refused where the steps would end a job that runs now; they look again themselves."""
         for step, fate in _FATES.items():
             if self._found is not None and step in todo.todo:
@@ -173,7 +175,7 @@ class Change:
         """Take the steps, and wait until the container is ready.
 
         Raises:
-            Refused: a job that runs in it would end, or its successor does not work; it is as it was.
+            PreconditionFailed: a job in it would end, or its successor does not work; it is as it was.
             NotReady: it does not become ready.
             DockerProblem: the engine refuses.
             PluginProblem: it has not got the functions that it was to get.
@@ -226,11 +228,11 @@ class Change:
             self._functions.hold()
             self._start(successor)
             self._wait()
-        except (DockerProblem, NotReady, PluginProblem, RdmaProblem, Refused) as problem:
+        except (DockerProblem, NotReady, PluginProblem, RdmaProblem, PreconditionFailed) as problem:
             self._undo(old, successor)
-            if isinstance(problem, Refused):
+            if isinstance(problem, PreconditionFailed):
                 raise
-            raise Refused(
+            raise PreconditionFailed(
                 "{0}. It was to take the place of another, which {1}".format(
                     str(problem).rstrip(". "), "runs again" if was_running else "is there again"
                 )
@@ -277,9 +279,9 @@ class Change:
         self._functions.confirm(inspect(self._api, "containers", self._name))
 
     def _spare_jobs(self, found: Container, fate: str) -> None:
-        jobs = jobs_in(found, self._wanted["node"]) if self._wanted["spare_jobs"] else []
+        jobs = jobs_in(found, self._wanted["node"]) if self._wanted["protect_jobs"] else []
         if jobs:
-            raise Refused(
+            raise PreconditionFailed(
                 "the container {0} is to be {1}, and since this run has looked the {2} in it: run it again "
                 "when {3} ended, or let the steps since the last checkpoint be lost with "
                 "-e container_spare_jobs=false".format(
@@ -293,7 +295,7 @@ class Change:
             )
 
 
-def _spare(api: DockerAPI, name: str, cluster: str) -> Optional[Container]:
+def _leftover(api: DockerAPI, name: str, cluster: str) -> Optional[Container]:
     """Return the cluster's container of that name."""
     found = inspect(api, "containers", name)
     return (

@@ -81,10 +81,10 @@ def run(
             pass
         else:
             return value
-    said = (done.stderr + done.stdout).decode("utf-8", "replace").strip()
+    output = (done.stderr + done.stdout).decode("utf-8", "replace").strip()
     if done.exit_code in (126, 127):  # the runtime's codes for a program that it could not start
-        raise NotMeasuredError(_failed_start(container, said), state)
-    last = said.splitlines()[-1] if said else "nothing was printed"
+        raise NotMeasuredError(_failed_start(container, output), state)
+    last = output.splitlines()[-1] if output else "nothing was printed"
     raise NotMeasuredError(
         "the measurement in container {0} ended with code {1}: {2}".format(container, done.exit_code, last),
         state,
@@ -145,7 +145,7 @@ def running(docker: DockerAPI, container: str) -> str:
     return state
 
 
-def _failed_start(container: str, said: str) -> str:
-    if "not found" in said or "no such file" in said:
+def _failed_start(container: str, output: str) -> str:
+    if "not found" in output or "no such file" in output:
         return "container {0} has no python3 in its PATH, which the measurement needs".format(container)
-    return "nothing can be run in container {0}: {1}".format(container, said)
+    return "nothing can be run in container {0}: {1}".format(container, output)

@@ -36,7 +36,7 @@ _PLUGIN_TIMEOUT = 5.0  # seconds a plugin may take to answer
 _PROGRAMS = os.pathsep.join(["/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"])
 
 
-class Refused(Exception):  # noqa: N818  # one sentence for fail_json
+class PreconditionFailed(Exception):  # noqa: N818  # one sentence for fail_json
     """Somebody else's work needs it; the text is one sentence."""
 
 
@@ -136,13 +136,13 @@ def refuse_while_needed(api: DockerAPI, driver: str, cluster: str, what: str, ch
         check: nothing is removed, so that the cluster's own networks are still there, which would be gone.
 
     Raises:
-        Refused: a network needs it.
+        PreconditionFailed: a network needs it.
     """
     users = api.get("/networks", filters={"driver": [driver]})
     if check:
         users = [network for network in users if not is_ours(network["Labels"], cluster)]
     if users:
-        raise Refused(
+        raise PreconditionFailed(
             "{0} stays: {1} with driver {2} need it: {3}".format(
                 what,
                 "networks" if len(users) > 1 else "a network",

@@ -315,16 +315,16 @@ async def greeting(address: str, settings: Settings, until: float, end: float) -
     loop = asyncio.get_running_loop()
     found = SILENT
     while True:
-        said = await banner(address, settings, until, end)
-        if said != SILENT:  # the last try is cut short, and what was heard before still holds
-            found = said
+        output = await banner(address, settings, until, end)
+        if output != SILENT:  # the last try is cut short, and what was heard before still holds
+            found = output
         left = until - loop.time()
         if not found or left <= 0:
             return found
         await asyncio.sleep(min(AGAIN, left))
 
 
-async def ask_ssh(peer: Peer, settings: Settings, until: float, end: float) -> None:
+async def query_ssh(peer: Peer, settings: Settings, until: float, end: float) -> None:
     """Ask for a peer's sshd until it greets or the peer's time is over."""
     peer.ssh = SILENT
     peer.ssh = await greeting(peer.address, settings, until, end)
@@ -351,7 +351,7 @@ async def log_in(address: str, settings: Settings, end: float) -> str:
             stderr=asyncio.subprocess.PIPE,
         )
         try:
-            _, said = await asyncio.wait_for(ssh.communicate(), max(end - begun, AGAIN))
+            _, output = await asyncio.wait_for(ssh.communicate(), max(end - begun, AGAIN))
         except asyncio.TimeoutError:
             return "its sshd greets, and the login did not end within %.1f s" % (loop.time() - begun)
         finally:
@@ -360,7 +360,7 @@ async def log_in(address: str, settings: Settings, end: float) -> str:
                 await ssh.wait()
         if ssh.returncode == 0:
             return ""
-        lines = said.decode("utf-8", "replace").split("\n")
+        lines = output.decode("utf-8", "replace").split("\n")
         last = next((line.strip(" .\r") for line in reversed(lines) if line.strip()), "it failed")
         if loop.time() + AGAIN >= patience or any(word in last for word in REFUSED):
             return last
@@ -370,8 +370,8 @@ async def log_in(address: str, settings: Settings, end: float) -> str:
 async def log_ins(settings: Settings, result: dict[str, Any], end: float) -> None:
     """Log in at all addresses at once, and put into the result how each ended."""
     if settings.login and not shutil.which("ssh"):
-        said = "there is no ssh in the container, so no login was tried"
-        result["note"] = "; ".join(filter(None, [result["note"], said]))
+        output = "there is no ssh in the container, so no login was tried"
+        result["note"] = "; ".join(filter(None, [result["note"], output]))
         return
     ends = await asyncio.gather(*(log_in(address, settings, end) for address in settings.login))
     result["login"].update(zip(settings.login, ends))
@@ -398,7 +398,7 @@ async def watch(peer: Peer, prober: Icmp | Tcp, settings: Settings, end: float) 
     until = loop.time() + settings.patience
     ssh = None
     if peer.index in settings.ssh:
-        ssh = asyncio.ensure_future(ask_ssh(peer, settings, until, end))
+        ssh = asyncio.ensure_future(query_ssh(peer, settings, until, end))
     while not peer.rtts:
         await heard(peer, AGAIN)
         if peer.rtts or loop.time() >= until:

@@ -389,12 +389,12 @@ class Node:
         address = channel.writer.get_extra_info("peername")[0]
         process = await started([*self.command(program, int(answer["port"])), *how, address])
         try:
-            output, said = await process.communicate()
+            output, printed = await process.communicate()
         finally:
             end(process)
         value = (latency if program == LATENCY else bandwidth)(output.decode("utf-8", "replace"))
         if process.returncode != 0 or value is None:
-            raise self.failed(channel, program, said or output)
+            raise self.failed(channel, program, printed or output)
         channel.send(value=value)
         return value
 
@@ -406,9 +406,9 @@ class Node:
             argv += ["-x", str(settings.gid_index)]
         return argv
 
-    def failed(self, channel: Channel, program: str, said: bytes) -> PairError:
+    def failed(self, channel: Channel, program: str, printed: bytes) -> PairError:
         """Return why perftest failed here, and tell the partner."""
-        lines = [line.strip() for line in said.decode("utf-8", "replace").splitlines() if line.strip()]
+        lines = [line.strip() for line in printed.decode("utf-8", "replace").splitlines() if line.strip()]
         last = lines[-1] if lines else "it printed no result"
         text = "{0} on {1}: {2}".format(program, self.settings.name, last[:200])
         channel.send(error=text)

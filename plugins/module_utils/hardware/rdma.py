@@ -109,18 +109,18 @@ def rdma_devices(what: Function, root: str = "/sys", dev_root: str = "/dev") -> 
         "parent": {name for name in _all(root) if read(root, _CLASS, name, "parent") in what.interfaces},
         "guid": _by_guid(what, root),
     }
-    said = {way: sorted(found) for way, found in ways.items() if found}
-    devices = sorted({name for found in said.values() for name in found})
+    output = {way: sorted(found) for way, found in ways.items() if found}
+    devices = sorted({name for found in output.values() for name in found})
     if len(devices) > 1:
         raise RdmaProblem(
             "{0} has more than one RDMA device: {1}. It must have one: see whether GUIDs are given twice, "
             "and take away what was made on top of it (rdma link delete)".format(
                 _shown(what),
-                "; ".join("by {0} {1}".format(WAYS[way], ", ".join(found)) for way, found in said.items()),
+                "; ".join("by {0} {1}".format(WAYS[way], ", ".join(found)) for way, found in output.items()),
             )
         )
     paths = _char_devices(devices[0], root, dev_root) if devices else []
-    return RdmaDevices(devices[0] if devices else "", paths, said)
+    return RdmaDevices(devices[0] if devices else "", paths, output)
 
 
 def in_this_namespace(pci: str, root: str = "/sys") -> str:

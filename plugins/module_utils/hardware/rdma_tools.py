@@ -110,12 +110,12 @@ def subnet_manager(device: str, port: int) -> Dict[str, str]:
     if not path:
         return {"answer": "unknown", "text": "sminfo (package infiniband-diags) is not installed"}
     try:
-        said = run_program([path, "-C", device, "-P", str(port), "-t", "500"], _ANSWER_S)
+        printed = run_program([path, "-C", device, "-P", str(port), "-t", "500"], _ANSWER_S)
     except ProgramProblem as problem:
         # The port could be opened and the query was not answered; anything else is not about the manager.
         asked = "failed: query" in str(problem)
         return {"answer": "no" if asked else "unknown", "text": str(problem)}
-    return {"answer": "yes", "text": said.strip().splitlines()[-1] if said.strip() else ""}
+    return {"answer": "yes", "text": printed.strip().splitlines()[-1] if printed.strip() else ""}
 
 
 def _truth(value: Optional[str]) -> Optional[bool]:

@@ -45,12 +45,12 @@ class ArchiveProblem(Exception):  # noqa: N818  # its text is one sentence for a
 
     Args:
         text: what is wrong, beginning with the archive's path.
-        remedy: what would work, in the imperative; may be empty.
+        hint: what would work, in the imperative; may be empty.
     """
 
-    def __init__(self, text: str, remedy: str = "") -> None:
+    def __init__(self, text: str, hint: str = "") -> None:
         super().__init__(text)
-        self.remedy = remedy
+        self.hint = hint
 
 
 class ArchiveMissing(ArchiveProblem):
@@ -214,7 +214,7 @@ def new_layers(images: Iterable[Image], chains: Iterable[List[str]]) -> Dict[str
     return new
 
 
-def spare_members(index: ArchiveIndex, new: Iterable[str]) -> FrozenSet[str]:
+def skippable_members(index: ArchiveIndex, new: Iterable[str]) -> FrozenSet[str]:
     """Return the members of an archive that an engine with the classic store would not open: it has them.
 
     Such an engine unpacks all that it is sent before it looks; what it has need not be sent. This is told
@@ -250,18 +250,18 @@ def room_to_load(archives: Iterable[Json], classic: bool) -> int:
     return most
 
 
-def sentence(problem: str, remedy: str) -> str:
+def sentence(problem: str, hint: str) -> str:
     """Return what is wrong and what would work, for a task that fails."""
-    return "{0}: {1}".format(problem, remedy) if remedy else problem
+    return "{0}: {1}".format(problem, hint) if hint else problem
 
 
-def inspection(path: str, problem: str = "", remedy: str = "") -> Json:
+def inspection(path: str, problem: str = "", hint: str = "") -> Json:
     """Return what an inspection tells: here of an archive that cannot be used, or of which nothing is needed.
 
     Args:
         path: of the archive.
         problem: what is wrong, in one sentence.
-        remedy: what would work.
+        hint: what would work.
     """
     return {
         "changed": False,
@@ -269,7 +269,7 @@ def inspection(path: str, problem: str = "", remedy: str = "") -> Json:
         "copy_needed": False,
         "path": path,
         "problem": problem,
-        "remedy": remedy,
+        "hint": hint,
         "needed": False,
         "load": False,
         "unpacked": 0,

@@ -53,7 +53,7 @@ def load_chunks(
     Args:
         path: of the archive.
         index: of the archive.
-        spare: members to leave out; see `spare_members`.
+        spare: members to leave out; see `skippable_members`.
 
     Raises:
         ArchiveProblem: the archive can no longer be read.

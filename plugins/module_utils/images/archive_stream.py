@@ -178,5 +178,5 @@ def explained(path: str) -> Iterator[None]:
         if error.errno in (errno.ENOENT, errno.ENOTDIR):
             raise ArchiveMissing("{0} does not exist".format(path)) from None
         reason = os.strerror(error.errno or 0)
-        remedy = "let this user read it" if isinstance(error, PermissionError) else ""
-        raise ArchiveProblem("{0} cannot be read ({1})".format(path, reason), remedy) from None
+        hint = "let this user read it" if isinstance(error, PermissionError) else ""
+        raise ArchiveProblem("{0} cannot be read ({1})".format(path, reason), hint) from None

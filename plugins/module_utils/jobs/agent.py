@@ -75,10 +75,10 @@ class Agent:
         """
         ended = self._run(["config", "/dev/stdin", *overrides], config)
         if ended.exit_code != 0:
-            said = ended.stderr.decode("utf-8", "replace").strip()
+            output = ended.stderr.decode("utf-8", "replace").strip()
             # Python, a locale and libraries may complain beside them.
-            errors = re.findall(r"(?m)^Error: (.+)", said)
-            text = "\n".join(errors) or said
+            errors = re.findall(r"(?m)^Error: (.+)", output)
+            text = "\n".join(errors) or output
             raise (BadConfiguration if errors and ended.exit_code == BAD_INPUT else NoAgent)(text)
         return ended.stdout.decode("utf-8", "replace")
 
@@ -87,7 +87,7 @@ class Agent:
 
     @staticmethod
     def _last_words(what: str, ended: ExecResult) -> str:
-        said = (ended.stderr or ended.stdout).decode("utf-8", "replace").strip().splitlines()
+        output = (ended.stderr or ended.stdout).decode("utf-8", "replace").strip().splitlines()
         return "{0} {1} ended with exit code {2}: {3}".format(
-            PROGRAM, what, ended.exit_code, said[-1] if said else "it wrote nothing"
+            PROGRAM, what, ended.exit_code, output[-1] if output else "it wrote nothing"
         )

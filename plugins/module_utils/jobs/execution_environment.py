@@ -179,18 +179,16 @@ def find_host(place: Dict[str, Any]) -> Host:
         local_path(str(place[one])) if place[one] else "" for one in ("environment", "directory", "key")
     )
     host = Host(environment, directory, key, place["my_ip"])
-    remedy = "make it with rdm-provision env up"
+    hint = "make it with rdm-provision env up"
     if place.get("slurm"):
         # Whose inventory may have containers, or no nodes.
-        remedy += ", from an inventory with rdm_runtime: host that has this host among its nodes"
+        hint += ", from an inventory with rdm_runtime: host that has this host among its nodes"
     if not os.path.isfile(os.path.join(host.environment, "bin", PROGRAM)):
-        raise NoAgent(
-            "there is no environment with {0} at {1}: {2}".format(PROGRAM, host.environment, remedy)
-        )
+        raise NoAgent("there is no environment with {0} at {1}: {2}".format(PROGRAM, host.environment, hint))
     if not os.path.isdir(host.directory):
-        raise NoAgent("there is no directory {0} for jobs: {1}".format(host.directory, remedy))
+        raise NoAgent("there is no directory {0} for jobs: {1}".format(host.directory, hint))
     if host.key and not os.access(host.key, os.R_OK):
-        raise NoAgent("the cluster's key {0} cannot be read: {1}".format(host.key, remedy))
+        raise NoAgent("the cluster's key {0} cannot be read: {1}".format(host.key, hint))
     return host
 
 

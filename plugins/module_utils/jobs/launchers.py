@@ -69,9 +69,9 @@ def program(name: str) -> Program:
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         return Program("", "has a {0} that cannot be run: {1}".format(kind.argv[0], error))
-    said = done.stdout.decode("utf-8", "replace")
-    version = re.search(kind.version, said)
-    if not version or not re.search(kind.wanted, said):
+    output = done.stdout.decode("utf-8", "replace")
+    version = re.search(kind.version, output)
+    if not version or not re.search(kind.wanted, output):
         return Program("", kind.otherwise)
     return Program(version.group(1), "")
 
@@ -99,9 +99,11 @@ def unreachable(peers: Sequence[Tuple[str, str]], ssh: Sequence[str] = ("ssh",))
             return "no answer within {0} s".format(3 * _SECONDS)
         except OSError as error:
             return "ssh cannot be run: {0}".format(error.strerror)
-        said = done.stderr.decode("utf-8", "replace").strip().splitlines()
-        return "" if done.returncode == 0 else (said or ["exit code {0}".format(done.returncode)])[-1].strip()
+        output = done.stderr.decode("utf-8", "replace").strip().splitlines()
+        return (
+            "" if done.returncode == 0 else (output or ["exit code {0}".format(done.returncode)])[-1].strip()
+        )
 
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         answers = list(pool.map(ask, peers))
-    return {name: said for (name, _), said in zip(peers, answers) if said}
+    return {name: output for (name, _), output in zip(peers, answers) if output}

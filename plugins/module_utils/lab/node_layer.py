@@ -97,8 +97,8 @@ class NodeLayer:
             with builder(self.api, self.node_image, binds, {}) as container:
                 done = self.api.exec(container, argv, LIMIT_S)
                 if done.exit_code:
-                    said = (done.stdout + done.stderr).decode("utf-8", "replace").strip()
-                    raise LabProblem(f"{self.what} packages cannot be installed: {said[-800:]}")
+                    output = (done.stdout + done.stderr).decode("utf-8", "replace").strip()
+                    raise LabProblem(f"{self.what} packages cannot be installed: {output[-800:]}")
                 self.api.post(
                     "/commit",
                     {"Labels": {self.label: self.version}, "Env": [recipe.PATH], "Cmd": []},

@@ -83,9 +83,9 @@ class Packages:
             with builder(self.api, self.node_image, binds, environment) as container:
                 done = self.api.exec(container, ["sh", "{0}/lab/{1}".format(AT, SCRIPT)], LIMIT_S)
             if done.exit_code:
-                said = (done.stdout + done.stderr).decode("utf-8", "replace").strip()
+                printed = (done.stdout + done.stderr).decode("utf-8", "replace").strip()
                 raise LabProblem(
-                    "the trainer's packages cannot be downloaded; pip said: {0}".format(said[-800:])
+                    "the trainer's packages cannot be downloaded; pip said: {0}".format(printed[-800:])
                 )
             with new_directory(self.directory) as target:
                 for path in output.iterdir():

@@ -59,8 +59,8 @@ def install_layer(
     with _base_image(api, base) as image, builder(api, image, binds, environment) as container:
         done = api.exec(container, argv, LIMIT_S)
     if done.exit_code:
-        said = (done.stdout + done.stderr).decode("utf-8", "replace").strip()
-        raise LabProblem(f"the training image cannot be made; the installation said: {said[-800:]}")
+        printed = (done.stdout + done.stderr).decode("utf-8", "replace").strip()
+        raise LabProblem(f"the training image cannot be made; the installation said: {printed[-800:]}")
     return recipe.measured(output / "layer.tar")
 
 

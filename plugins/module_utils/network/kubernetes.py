@@ -68,9 +68,9 @@ def kubernetes(root: str = "/") -> dict[str, Any]:
     for text in (*lines.values(), *map(read_text, paths)):
         for of, network in ranges(text):
             found[of, network] = True
-    said = {of for of, _network in found}
+    output = {of for of, _network in found}
     for of, network in _ASSUMED[name].items():
-        if of not in said:
+        if of not in output:
             found[of, network] = False
     return {
         "name": name,

@@ -10,7 +10,7 @@ from ipaddress import IPv4Address, IPv4Network
 from typing import Mapping
 
 
-def moved(address: str, first: IPv4Network, subnet: IPv4Network) -> str:
+def in_subnet(address: str, first: IPv4Network, subnet: IPv4Network) -> str:
     """Return the address that has the same place in another subnet.
 
     Args:
@@ -38,4 +38,4 @@ def on_rail(address: str, rails: Mapping[str, str], rail: str) -> str:
         return address
     if rail not in rails:
         raise ValueError("there is no rail {0}: choose one of {1}".format(rail, ", ".join(rails) or "none"))
-    return moved(address, IPv4Network(next(iter(rails.values()))), IPv4Network(rails[rail]))
+    return in_subnet(address, IPv4Network(next(iter(rails.values()))), IPv4Network(rails[rail]))

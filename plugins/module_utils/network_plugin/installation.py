@@ -219,8 +219,8 @@ def _words() -> str:
     """Return what the plugin said last, as an appendix to a sentence."""
     # Its own words: with --unit come systemd's about it, which would be most of the last ones.
     of_it = "_SYSTEMD_UNIT=" + unit.NAME
-    said = _run(["journalctl", of_it, "--lines", str(_LAST_LINES), "--output", "cat"])
-    lines = [line.strip() for line in said.stdout.splitlines()] if said.returncode == 0 else []
+    output = _run(["journalctl", of_it, "--lines", str(_LAST_LINES), "--output", "cat"])
+    lines = [line.strip() for line in output.stdout.splitlines()] if output.returncode == 0 else []
     return "; its last words: " + " | ".join(filter(None, lines)) if any(lines) else ""
 
 

@@ -135,5 +135,5 @@ def _run(argv: List[str], variables: Mapping[str, str], log: str) -> bool:
 
 def _end(log: str) -> str:
     with open(log, encoding="utf-8", errors="replace") as file:
-        said = [line.strip() for line in file if line.strip()]
-    return " ".join(said[-4:])[-400:]
+        output = [line.strip() for line in file if line.strip()]
+    return " ".join(output[-4:])[-400:]

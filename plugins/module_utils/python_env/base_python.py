@@ -183,13 +183,13 @@ def run_program(argv: List[str], what: str, variables: Mapping[str, str], direct
         raise EnvironmentProblem("it took more than {0} s to {1}".format(_LIMIT_S, what)) from None
     if done.returncode:
         wrote = done.stderr if done.stderr.strip() else done.stdout
-        said = [line.strip() for line in wrote.splitlines() if line.strip()]
+        output = [line.strip() for line in wrote.splitlines() if line.strip()]
         log = re.search(r"Results logged to (\S+)", wrote)
         raise EnvironmentProblem(
             "{0} could not {1}: {2}{3}".format(
                 os.path.basename(argv[0]),
                 what,
-                _in_short(said),
+                _in_short(output),
                 " (all of it is in {0})".format(log.group(1)) if log else "",
             )
         )

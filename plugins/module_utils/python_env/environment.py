@@ -459,24 +459,26 @@ def _fill(place: str, wanted: Wanted, sources: Sources, wheel: str, uv: str) -> 
     # Its digest is compared before it gets here.
     run_program([*install, "--no-index", wheel], "install the trainer", variables)
     asked = [python, "-c", "import platform; print(platform.python_version())"]
-    said = {"python": run_program(asked, "start", variables).strip()}
+    output = {"python": run_program(asked, "start", variables).strip()}
     if wanted.apex:
-        said["lost"] = apex.install(
+        output["lost"] = apex.install(
             [*install, *where],
             _build_options_of(python, wanted.method, variables),
             os.path.expanduser(wanted.apex),
             variables,
             os.path.join(place, apex.LOG),
         )
-    return said
+    return output
 
 
 def _build_options_of(python: str, method: str, variables: Dict[str, str]) -> Tuple[int, ...]:
     """Return the version of pip by which it takes options for a build; uv takes them as new ones do."""
     if method == "uv":
         return (99,)
-    said = run_program([python, "-c", "import pip; print(pip.__version__)"], "tell pip's version", variables)
-    return tuple(int(part) for part in said.strip().split(".")[:2] if part.isdigit())
+    output = run_program(
+        [python, "-c", "import pip; print(pip.__version__)"], "tell pip's version", variables
+    )
+    return tuple(int(part) for part in output.strip().split(".")[:2] if part.isdigit())
 
 
 def entry_of(lock: str, name: str) -> str:

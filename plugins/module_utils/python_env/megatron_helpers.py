@@ -83,11 +83,11 @@ def plan(checkout: str, environment: str) -> Build:
     python = os.path.join(environment, "bin", "python")
     if not os.access(python, os.X_OK):
         raise EnvironmentProblem("there is no environment at {0} to build for".format(environment))
-    said = json.loads(run_program([python, "-I", "-c", _ASK], "say where its headers are", _environment()))
-    if not said["pybind11"]:
+    output = json.loads(run_program([python, "-I", "-c", _ASK], "say where its headers are", _environment()))
+    if not output["pybind11"]:
         raise EnvironmentProblem("{0} has neither pybind11 nor torch, which brings it".format(environment))
-    target = source[: -len(".cpp")] + said["suffix"]
-    return Build(source, target, [said["python"], *said["pybind11"]])
+    target = source[: -len(".cpp")] + output["suffix"]
+    return Build(source, target, [output["python"], *output["pybind11"]])
 
 
 def build(what: Build, environment: str) -> None:

@@ -150,24 +150,24 @@ def answers(name: str, address: str = "") -> bool:
     if name not in asked:
         return True
     try:
-        said = run_program(asked[name], RUN_S)
+        output = run_program(asked[name], RUN_S)
     except ProgramProblem:
         return False
-    return name != "slurmctld" or "UP" in said
+    return name != "slurmctld" or "UP" in output
 
 
 def last_words(name: str) -> str:
     """Return the last line of a service's log, empty for none."""
     if name in LOGS:
-        said = read_text(LOGS[name])
+        output = read_text(LOGS[name])
     else:
         try:
-            said = run_program(
+            output = run_program(
                 ["journalctl", "--quiet", "--unit", name, "--lines", "1", "--output", "cat"], RUN_S
             )
         except ProgramProblem:
             return ""
-    return (said.strip().splitlines() or [""])[-1].strip()
+    return (output.strip().splitlines() or [""])[-1].strip()
 
 
 def wait_for(name: str, services: Services, seconds: float, address: str = "") -> None:
@@ -185,8 +185,8 @@ def wait_for(name: str, services: Services, seconds: float, address: str = "") -
     deadline = time.monotonic() + seconds
     while not (services.pids(name) and answers(name, address)):
         if time.monotonic() > deadline:
-            said = last_words(name)
-            words = "; its log ends with: {0}".format(said) if said else ""
+            output = last_words(name)
+            words = "; its log ends with: {0}".format(output) if output else ""
             raise SlurmProblem(
                 "{0} does not answer {1:g} s after it was started{2}".format(name, seconds, words)
             )
@@ -228,8 +228,8 @@ def remove_database(name: str) -> None:
 
 def accounting(*argv: str) -> List[List[str]]:
     """Return what sacctmgr shows."""
-    said = run_program([find_program("sacctmgr"), "--noheader", "--parsable2", "show", *argv], RUN_S)
-    return [line.split("|") for line in said.splitlines() if line]
+    output = run_program([find_program("sacctmgr"), "--noheader", "--parsable2", "show", *argv], RUN_S)
+    return [line.split("|") for line in output.splitlines() if line]
 
 
 def missing_accounts(cluster: str, accounts: Mapping[str, Any]) -> List[List[str]]:
@@ -411,9 +411,9 @@ def nodes() -> List[Dict[str, str]]:
     Raises:
         ProgramProblem: slurmctld does not answer.
     """
-    said = run_program([find_program("sinfo"), "--noheader", "--Node", "--format=%N|%R|%T|%E|%G"], RUN_S)
+    output = run_program([find_program("sinfo"), "--noheader", "--Node", "--format=%N|%R|%T|%E|%G"], RUN_S)
     keys = ("node", "partition", "state", "reason", "gres")
-    return [dict(zip(keys, line.split("|"))) for line in said.splitlines() if line]
+    return [dict(zip(keys, line.split("|"))) for line in output.splitlines() if line]
 
 
 def unready(wanted: List[str], found: List[Dict[str, str]]) -> Dict[str, str]:
@@ -448,9 +448,9 @@ def wait_for_nodes(wanted: List[str], seconds: float) -> List[Dict[str, str]]:
         if not bad:
             return found
         if time.monotonic() > deadline:
-            said = "; ".join("{0}: {1}".format(*item) for item in sorted(bad.items()))
-            remedy = "see /var/log/slurm/slurmd.log there"
+            output = "; ".join("{0}: {1}".format(*item) for item in sorted(bad.items()))
+            hint = "see /var/log/slurm/slurmd.log there"
             raise SlurmProblem(
-                "not all nodes can take jobs after {0:g} s: {1}: {2}".format(seconds, said, remedy)
+                "not all nodes can take jobs after {0:g} s: {1}: {2}".format(seconds, output, hint)
             )
         time.sleep(POLL_S)

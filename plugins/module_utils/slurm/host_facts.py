@@ -30,7 +30,7 @@ CONFIG_DIR = "/etc/slurm"
 CONFIG = CONFIG_DIR + "/slurm.conf"
 # Where Slurm of other packages has it.
 OTHER_CONFIGS = ("/etc/slurm-llnl/slurm.conf", "/usr/local/etc/slurm.conf", "/opt/slurm/etc/slurm.conf")
-CLAIM = CONFIG_DIR + "/rdm/cluster"
+OWNER_MARKER = CONFIG_DIR + "/rdm/cluster"
 MUNGE_KEY = "/etc/munge/munge.key"
 APPLIED = "/var/lib/slurm/rdm-applied.json"
 HEALTH_SETTINGS = CONFIG_DIR + "/rdm/health.json"
@@ -51,7 +51,7 @@ def look(devices: Iterable[str]) -> Dict[str, Any]:
     """
     manager = package_manager()
     installed = installed_versions(manager)
-    claim = read_text(CLAIM).strip()
+    claim = read_text(OWNER_MARKER).strip()
     slurm = next((installed[name] for name in ("client", *DAEMONS) if installed.get(name)), "")
     running = processes()
     hostname = socket.gethostname().partition(".")[0]
@@ -240,8 +240,8 @@ def candidate(manager: str) -> str:
     """Return the version of Slurm that would be installed; empty where none is known."""
     try:
         if manager == "apt":
-            said = run_program([find_program("apt-cache"), "policy", packages("apt")["slurmd"]], TIMEOUT_S)
-            match = re.search(r"Candidate: (\d\S+)", said)
+            output = run_program([find_program("apt-cache"), "policy", packages("apt")["slurmd"]], TIMEOUT_S)
+            match = re.search(r"Candidate: (\d\S+)", output)
             return match.group(1) if match else ""
         if manager == "dnf":
             argv = [find_program("dnf"), "-q", "repoquery", "--qf", "%{VERSION}", packages("dnf")["slurmd"]]
@@ -271,11 +271,11 @@ def jobs(
 def queue() -> Optional[List[Dict[str, str]]]:
     """Return the jobs in the queue, id, state, partition, nodes; None where it cannot be read."""
     try:
-        said = run_program([find_program("squeue"), "--noheader", "--format=" + QUEUE_FORMAT], TIMEOUT_S)
+        output = run_program([find_program("squeue"), "--noheader", "--format=" + QUEUE_FORMAT], TIMEOUT_S)
     except ProgramProblem:
         return None
     return [
         dict(zip(("id", "state", "partition", "nodes"), line.split("|")))
-        for line in said.splitlines()
+        for line in output.splitlines()
         if line
     ]

@@ -85,8 +85,8 @@ class Kernel:
             IpMissing: there is no such command.
         """
         done = ip(*words)
-        said = " ".join(done.stderr.decode("utf-8", "replace").split())
-        return (said or "status {0}".format(done.returncode)) if done.returncode else ""
+        output = " ".join(done.stderr.decode("utf-8", "replace").split())
+        return (output or "status {0}".format(done.returncode)) if done.returncode else ""
 
     def do(self, step: Step) -> None:
         """Do one thing.
@@ -112,14 +112,14 @@ class Kernel:
             held: the numbers of those whose interfaces are in containers.
         """
 
-        def settled() -> bool:
+        def stable() -> bool:
             found = self.look(parent)
             ready = found.autoprobe is False or all(
                 vf.driver and (vf.interface or vf.number in held) for vf in found.there
             )
             return found.whole and ready
 
-        self._until(settled)
+        self._until(stable)
 
     def _write(self, step: Step) -> str:
         try:

@@ -134,8 +134,8 @@ def opensm(root: str = "/") -> Dict[str, str]:
     for path in _SM_CONFIGURATIONS:
         text = read_text(os.path.join(root, path.lstrip("/")))
         if text:
-            said = re.findall(r"^\s*virt_enabled\s+(\S+)", text, re.MULTILINE)
-            return {"path": path, "virt_enabled": said[-1] if said else ""}
+            output = re.findall(r"^\s*virt_enabled\s+(\S+)", text, re.MULTILINE)
+            return {"path": path, "virt_enabled": output[-1] if output else ""}
     return {}
 
 

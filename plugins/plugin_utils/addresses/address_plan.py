@@ -36,7 +36,10 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.addresses.ipv4 impor
     to_int,
     to_text,
 )
-from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import Problem, Refused
+from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import (
+    PreconditionFailed,
+    Problem,
+)
 
 DEFAULT_SUBNET = IPv4Network("192.169.16.0/24")
 WIDE_PREFIX = 16
@@ -98,14 +101,14 @@ def make_plan(
         replace_network: the user agrees to make the network anew on every node.
 
     Raises:
-        Refused: with every problem that was found.
+        PreconditionFailed: with every problem that was found.
     """
     pins = {host: pins[host] for host in hosts if host in pins} if pins else {}
     try:
         wanted = parse_subnet(subnet) if subnet else None
     except ValueError as error:
         problem = Problem(None, f"rdm_subnet {subnet}", str(error), "correct it in the inventory")
-        raise Refused([problem, *_check_pins(pins, None, None)[1]]) from None
+        raise PreconditionFailed([problem, *_check_pins(pins, None, None)[1]]) from None
     settings = _Settings(wanted, gateway, pins, [])
     if previous is None:
         return _fresh_plan(hosts, settings)
@@ -117,14 +120,16 @@ def make_plan(
         return _grown_plan(hosts, wanted or previous.subnet, settings, previous)
     except _FullError as full:
         if wanted is not None or previous.subnet.prefixlen <= WIDE_PREFIX:
-            raise Refused([full.problem("rdm_subnet" if wanted else "the plan's subnet")]) from None
+            raise PreconditionFailed(
+                [full.problem("rdm_subnet" if wanted else "the plan's subnet")]
+            ) from None
         wide = previous.subnet.supernet(new_prefix=WIDE_PREFIX)
         if not replace_network:
-            raise Refused([full.widening(wide)]) from None
+            raise PreconditionFailed([full.widening(wide)]) from None
     try:
         return _grown_plan(hosts, wide, settings, previous)
     except _FullError as full:
-        raise Refused([full.problem("the plan's subnet")]) from None
+        raise PreconditionFailed([full.problem("the plan's subnet")]) from None
 
 
 def release(plan: AddressPlan, nodes: Iterable[str], hosts: Iterable[str] | None = None) -> AddressPlan:
@@ -136,7 +141,7 @@ def release(plan: AddressPlan, nodes: Iterable[str], hosts: Iterable[str] | None
         hosts: the inventory's nodes, when some of the plan's have left it since; None when none have.
 
     Raises:
-        Refused: a name is not among the removed nodes.
+        PreconditionFailed: a name is not among the removed nodes.
     """
     released = set(nodes)
     present = set(plan.nodes if hosts is None else hosts)
@@ -154,7 +159,7 @@ def release(plan: AddressPlan, nodes: Iterable[str], hosts: Iterable[str] | None
         for node in sorted(released.difference(removed))
     ]
     if problems:
-        raise Refused(problems)
+        raise PreconditionFailed(problems)
     return plan._replace(
         nodes={name: at for name, at in plan.nodes.items() if name not in released},
         removed={name: at for name, at in plan.removed.items() if name not in released},
@@ -165,13 +170,13 @@ def check_owner(plan: AddressPlan, hosts: Iterable[str], path: str) -> None:
     """See to it that the plan in the file at `path` is not that of another inventory in the same directory.
 
     Raises:
-        Refused: it knows none of the inventory's nodes.
+        PreconditionFailed: it knows none of the inventory's nodes.
     """
     known = {**plan.nodes, **plan.removed}
     if known and known.keys().isdisjoint(hosts):
         reason = f"is the plan of other nodes ({names(known)}), and has none of this inventory"
-        remedy = "give each inventory a directory of its own, or delete the file if those nodes are gone"
-        raise Refused([Problem(None, path, reason, remedy)])
+        hint = "give each inventory a directory of its own, or delete the file if those nodes are gone"
+        raise PreconditionFailed([Problem(None, path, reason, hint)])
 
 
 def widened(plan: AddressPlan, previous: AddressPlan | None, subnet: str) -> str | None:
@@ -218,7 +223,7 @@ def _fresh_plan(hosts: Sequence[str], settings: _Settings) -> AddressPlan:
     if network is None:
         full = _FullError(candidates[-1], len(hosts), ())
         problem = full.problem("rdm_subnet" if settings.subnet else "the default subnet")
-        raise Refused([*settings.problems, problem])
+        raise PreconditionFailed([*settings.problems, problem])
     usable = HostRange(network)
     master = usable.base + MASTER_OFFSET
     gateway = _choose_gateway(settings, network, usable.first)
@@ -307,7 +312,7 @@ def _allot(
         if at in left
     ]
     if problems:
-        raise Refused(problems)
+        raise PreconditionFailed(problems)
 
     addresses = {**kept, **pinned}
     addresses.update(zip((host for host in hosts if host not in addresses), free, strict=False))
@@ -350,8 +355,8 @@ class _FullError(Exception):
     def problem(self, value: str) -> Problem:
         """The refusal that names the prefix that would do."""
         prefix = prefix_for(self.hosts + len(self.reserved))
-        remedy = f"set rdm_subnet to a /{prefix} or wider{self._or_release()}"
-        return Problem(None, f"{value} {self.network}", self._reason(), remedy)
+        hint = f"set rdm_subnet to a /{prefix} or wider{self._or_release()}"
+        return Problem(None, f"{value} {self.network}", self._reason(), hint)
 
     def _or_release(self) -> str:
         """What else makes room, when that is enough: a release that is not releases nothing."""
@@ -366,11 +371,11 @@ class _FullError(Exception):
 
     def widening(self, wide: IPv4Network) -> Problem:
         """The refusal that says what widening costs."""
-        remedy = (
+        hint = (
             f"widening it to {wide} means making the network anew on every node; "
             f"set network_replace: true to do so (addresses in use are kept){self._or_release()}"
         )
-        return Problem(None, f"the plan's subnet {self.network}", self._reason(), remedy)
+        return Problem(None, f"the plan's subnet {self.network}", self._reason(), hint)
 
 
 def prefix_for(nodes: int) -> int:
@@ -389,7 +394,7 @@ def _check_pins(
     problems: list[Problem] = []
     users: dict[int, str] = {}
     for host, text in pins.items():
-        remedy = choose
+        hint = choose
         try:
             at = to_int(text)
         except ValueError as error:
@@ -404,12 +409,12 @@ def _check_pins(
             reason = f"is outside the subnet {network}"
         elif at == gateway:
             reason = "is the gateway's address"
-            remedy = "choose another address, or set rdm_gateway to another one"
+            hint = "choose another address, or set rdm_gateway to another one"
         elif at in users:
             reason = f"is used twice, by {users[at]} as well"
-            remedy = "give each node an address of its own"
+            hint = "give each node an address of its own"
         if reason:
-            problems.append(Problem(host, f"my_ip {text}", reason, remedy))
+            problems.append(Problem(host, f"my_ip {text}", reason, hint))
         else:
             users[at] = host
             pinned[host] = at
@@ -424,10 +429,10 @@ def _check_gateway(text: str, network: IPv4Network) -> list[Problem]:
         reason = f"is not a usable address of {network}"
     except ValueError as error:
         reason = str(error)
-    remedy = (
+    hint = (
         f"choose an address from {to_text(usable.first)} to {to_text(usable.last)}, or leave rdm_gateway out"
     )
-    return [Problem(None, f"rdm_gateway {text}", reason, remedy)]
+    return [Problem(None, f"rdm_gateway {text}", reason, hint)]
 
 
 def _other_network(settings: _Settings, previous: AddressPlan) -> list[Problem]:

@@ -54,9 +54,7 @@ class Use(NamedTuple):
 def subnet_problems(subnet: IPv4Network, variable: str = SUBNET) -> list[Problem]:
     """Return what is wrong with the subnet on any node: loopback, multicast and the like."""
     return [
-        Problem(
-            None, str(subnet), f"overlaps {what} {special}", _remedy([special], subnet.prefixlen, variable)
-        )
+        Problem(None, str(subnet), f"overlaps {what} {special}", _hint([special], subnet.prefixlen, variable))
         for special, what in SPECIAL.items()
         if subnet.overlaps(special)
     ]
@@ -84,9 +82,9 @@ def ssh_address_problems(
         variable: with which another subnet can be chosen.
     """
     literals = {node: at for node, at in addresses.items() if ipv4_network(at) is not None}
-    remedy = _remedy([*literals.values(), subnet], subnet.prefixlen, variable)
+    hint = _hint([*literals.values(), subnet], subnet.prefixlen, variable)
     return [
-        Problem(node, f"ansible_host {at}", f"lies in the container network's subnet {subnet}", remedy)
+        Problem(node, f"ansible_host {at}", f"lies in the container network's subnet {subnet}", hint)
         for node, at in literals.items()
         if subnet.overlaps(ipv4_network(at) or subnet)
     ]
@@ -121,7 +119,7 @@ def collisions(
         overlapping = [use for use in uses if use.network.overlaps(subnet)]
         if overlapping:
             hits[node] = overlapping
-    another = _remedy([*used, subnet], subnet.prefixlen, variable) if hits else ""
+    another = _hint([*used, subnet], subnet.prefixlen, variable) if hits else ""
     return [
         Problem(
             node,
@@ -134,7 +132,7 @@ def collisions(
 
 
 def pool_warnings(
-    subnet: IPv4Network, facts: Mapping[str, Mapping[str, Any]], settled: Container[str] = ()
+    subnet: IPv4Network, facts: Mapping[str, Mapping[str, Any]], with_network: Container[str] = ()
 ) -> list[Problem]:
     """Return one warning for each node on which a part of the subnet may get another use later.
 
@@ -144,12 +142,12 @@ def pool_warnings(
     Args:
         subnet: the cluster's.
         facts: node name -> what `node_facts` found there.
-        settled: nodes on which the network is there.
+        with_network: nodes on which the network is there.
     """
     hits = {
         node: pool
         for node, found in facts.items()
-        if node not in settled
+        if node not in with_network
         for pool in [next((one for one in _pools(found) if one.network.overlaps(subnet)), None)]
         if pool is not None
     }
@@ -157,12 +155,11 @@ def pool_warnings(
         return []
     used = [use.network for found in facts.values() for use in (*_uses(found, []), *_pools(found))]
     outside = free_subnet([*used, subnet], subnet.prefixlen)
-    remedy = "keep it while nobody makes networks there, or choose one outside with rdm_subnet"
+    hint = "keep it while nobody makes networks there, or choose one outside with rdm_subnet"
     if outside is not None:
-        remedy += f", for example {outside}"
+        hint += f", for example {outside}"
     return [
-        Problem(node, str(subnet), f"lies in {pool.what} {pool.network}", remedy)
-        for node, pool in hits.items()
+        Problem(node, str(subnet), f"lies in {pool.what} {pool.network}", hint) for node, pool in hits.items()
     ]
 
 
@@ -271,11 +268,11 @@ def _interfaces_of(network: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _removal(uses: Iterable[Use]) -> str:
-    """Return the remedy where the cluster already has the subnet: another one would rebuild it everywhere."""
+    """Return the hint where the cluster already has the subnet: another one would rebuild it everywhere."""
     return f"remove {', '.join(use.what for use in uses)} from this node; the cluster already has the subnet"
 
 
-def _remedy(used: Iterable[IPv4Network | str], prefixlen: int, variable: str) -> str:
+def _hint(used: Iterable[IPv4Network | str], prefixlen: int, variable: str) -> str:
     free = free_subnet(used, prefixlen)
     example = f", for example {free}" if free is not None else ""
     return f"choose another subnet with {variable}{example}"

@@ -55,13 +55,13 @@ def name_problems(node: str, rails: Sequence[str], parent: str, driver: str) -> 
     if not rails:
         return []
     value = f"container_rails {','.join(rails)}"
-    remedy = "list the interfaces of the node, such as [ib0, ib1]"
+    hint = "list the interfaces of the node, such as [ib0, ib1]"
     wrong = [name for name in rails if not _INTERFACE.fullmatch(name)]
     if wrong:
-        return [Problem(node, value, f"has {wrong[0]!r}, which is no name of an interface", remedy)]
+        return [Problem(node, value, f"has {wrong[0]!r}, which is no name of an interface", hint)]
     twice = [name for name in rails if list(rails).count(name) > 1]
     if twice:
-        return [Problem(node, value, f"has {twice[0]} more than once", remedy)]
+        return [Problem(node, value, f"has {twice[0]} more than once", hint)]
     if len(rails) > MOST:
         return [Problem(node, value, f"has more than {MOST} interfaces", f"list {MOST} at most")]
     if driver == "bridge":
@@ -88,8 +88,8 @@ def rail_subnets(
         most = max(counts, key=lambda node: counts[node])
         fewer = [node for node in counts if max(counts[node], 1) < counts[most]]
         reason = f"has {counts[most]} interfaces on {most}, and fewer on {listed(fewer)}"
-        remedy = "give every node as many rails: what one cannot reach there, it waits for"
-        return [], [Problem(None, "container_rails", reason, remedy)]
+        hint = "give every node as many rails: what one cannot reach there, it waits for"
+        return [], [Problem(None, "container_rails", reason, hint)]
     further = (wanted.pop() if wanted else 1) - 1
     texts = {tuple(subnets) for subnets in given.values()}
     if len(texts) > 1:
@@ -110,7 +110,7 @@ def rail_subnets(
             value = f"container_rail_subnets {mine[index] if mine else ''}".rstrip()
             problems.append(Problem(None, value, str(error), "correct it in the inventory"))
     if not problems:
-        problems = _apart(first, found)
+        problems = _disjoint(first, found)
     return ([], problems) if problems else (found, [])
 
 
@@ -135,7 +135,7 @@ def _next(first: IPv4Network, index: int) -> IPv4Network:
     return IPv4Network((base, first.prefixlen))
 
 
-def _apart(first: IPv4Network, found: Sequence[IPv4Network]) -> list[Problem]:
+def _disjoint(first: IPv4Network, found: Sequence[IPv4Network]) -> list[Problem]:
     """Return which subnets are of another size than the first, or overlap one before them."""
     problems = []
     for index, subnet in enumerate(found):

@@ -56,8 +56,8 @@ def unseen(
             if any(name not in host or _differ(variables[name], host[name]) for host in seen.values()):
                 found.add(name)
     reason = "is given to a role or a block of the playbook, where the plan does not see it"
-    remedy = "set it in the inventory, or in vars or vars_files of the play"
-    return [Problem(None, name, reason, remedy) for name in sorted(found)]
+    hint = "set it in the inventory, or in vars or vars_files of the play"
+    return [Problem(None, name, reason, hint) for name in sorted(found)]
 
 
 def as_written(value: Any) -> str:

@@ -24,7 +24,7 @@ class OrdinaryError(Exception):
     """A host is to be left to an ordinary task; the text says why."""
 
 
-class Reach:
+class RemoteExecutor:
     """Makes calls of modules on the hosts of a play.
 
     Each host has plugins of its own, so that its calls can be made in a thread.

@@ -19,7 +19,7 @@ def let_go(task: Task) -> None:
         task.args = {}
 
 
-class LettingGo(Normal):
+class DroppedArguments(Normal):
     """Runs the module, as Ansible does where there is no action of its name."""
 
     def run(self, tmp: Any = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:

@@ -44,9 +44,9 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.desired import vf_pl
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.cluster_plan import ClusterPlan
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.node_plan import NodePlan
 from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import (
+    PreconditionFailed,
     Problem,
-    Refused,
-    rehearsal,
+    dry_run,
     sentences,
 )
 from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.cluster_variables import (
@@ -84,7 +84,7 @@ def plan_nodes(
             and the others go on without it; what answers with an error is for a person to decide about.
 
     Raises:
-        Refused: with every problem of every node.
+        PreconditionFailed: with every problem of every node.
     """
     bare = plan.inventory.runtime == RUNTIME_HOST
     problems = _taken(plan, wants, facts, bare)
@@ -116,13 +116,13 @@ def plan_nodes(
         warnings += findings.warnings
         nodes[node] = _told(want, found, config_dir)
     warnings += fleet_checks.differences(facts)
-    settled = {node for node, planned in nodes.items() if planned["network_present"]}
+    with_network = {node for node, planned in nodes.items() if planned["network_present"]}
     if not bare:
-        warnings += pool_warnings(plan.addresses.subnet, facts, settled)
+        warnings += pool_warnings(plan.addresses.subnet, facts, with_network)
     if problems:
         order = {node: rank for rank, node in enumerate(plan.inventory.nodes)}
-        raise Refused(sorted(problems, key=lambda problem: order.get(problem.node or "", -1)))
-    return NodesPlan(nodes, sentences(warnings) + rehearsal([*locked, *ended]))
+        raise PreconditionFailed(sorted(problems, key=lambda problem: order.get(problem.node or "", -1)))
+    return NodesPlan(nodes, sentences(warnings) + dry_run([*locked, *ended]))
 
 
 def _taken(
@@ -179,7 +179,7 @@ def _rail(rail: Rail) -> dict[str, Any]:
     return {**rail._asdict(), "subnet": str(rail.subnet), "options": dict(rail.options)}
 
 
-def problems_beside(
+def problems_of_nodes(
     plan: ClusterPlan,
     found: Sequence[Problem],
     wants: Mapping[str, NodePlan],
@@ -198,7 +198,7 @@ def problems_beside(
     clear = {node: one for node, one in facts.items() if None not in doubtful and node not in doubtful}
     try:
         plan_nodes(plan, {node: wants[node] for node in clear}, clear, changes=False)
-    except Refused as refused:
+    except PreconditionFailed as refused:
         problems = refused.problems
     else:
         problems = []

@@ -69,11 +69,11 @@ def gpu_access(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> 
     value = f"rdm_accelerator {want.accelerator}"
     if want.accelerator == "cuda" and not nvidia_way(facts):
         reason = "needs NVIDIA's container toolkit, and neither it nor a CDI specification is on the node"
-        remedy = (
+        hint = (
             "install nvidia-container-toolkit, run nvidia-ctk runtime configure --runtime=docker, and "
             "restart Docker"
         )
-        findings.problems.append(Problem(want.node, value, reason, remedy))
+        findings.problems.append(Problem(want.node, value, reason, hint))
     elif want.accelerator == "cuda" and not devices.get("nvidia"):
         findings.warn(
             want.node,
@@ -85,10 +85,8 @@ def gpu_access(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> 
             path for path, there in (("/dev/kfd", "kfd"), ("/dev/dri", "dri")) if not devices.get(there)
         ]
         if missing:
-            remedy = "load amdgpu with its compute part (modprobe amdgpu; dmesg says what it lacks)"
-            findings.problems.append(
-                Problem(want.node, value, f"needs {names(missing)}, missing here", remedy)
-            )
+            hint = "load amdgpu with its compute part (modprobe amdgpu; dmesg says what it lacks)"
+            findings.problems.append(Problem(want.node, value, f"needs {names(missing)}, missing here", hint))
         lacking = [str(gid) for gid in devices.get("groups") or [] if str(gid) not in (want.groups or [])]
         if lacking and want.groups is not None and all(group.isdigit() for group in want.groups):
             findings.warn(
@@ -109,15 +107,15 @@ def parent(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None
         # Docker makes a VLAN interface of the parent of macvlan and ipvlan: ib0.100 needs ib0 only.
         base = name if name in existing or want.network_driver == "sriov" else name.rpartition(".")[0]
         if base in existing:
-            reason, remedy = _unfit(want, existing[base], facts)
+            reason, hint = _unfit(want, existing[base], facts)
         else:
             reason = "is not an interface of the node"
             reason += f", whose kernel has no driver for {names(driverless)}" if driverless else ""
-            remedy = "load its driver (lspci -k names it) or install the kernel's further modules"
-            remedy = f"{remedy}, or {choose}" if driverless else choose
+            hint = "load its driver (lspci -k names it) or install the kernel's further modules"
+            hint = f"{hint}, or {choose}" if driverless else choose
         if reason:
             value = f"{parent_variable(want, name)} {name}"
-            findings.problems.append(Problem(want.node, value, reason, remedy or choose))
+            findings.problems.append(Problem(want.node, value, reason, hint or choose))
 
 
 def _unfit(want: NodePlan, interface: Mapping[str, Any], facts: Mapping[str, Any]) -> tuple[str, str]:
@@ -131,8 +129,8 @@ def _unfit(want: NodePlan, interface: Mapping[str, Any], facts: Mapping[str, Any
     if want.network_driver == "sriov":
         return "", ""
     if len(str(interface.get("mac", "")).split(":")) == _INFINIBAND_ADDRESS:
-        remedy = "set network_driver: sriov, or choose an Ethernet interface"
-        return f"is InfiniBand, and the kernel puts {want.network_driver} on Ethernet only", remedy
+        hint = "set network_driver: sriov, or choose an Ethernet interface"
+        return f"is InfiniBand, and the kernel puts {want.network_driver} on Ethernet only", hint
     ports = {one["name"]: one["bond"] for one in facts.get("parents") or []}
     if ports.get(name) not in (None, "", name):
         bond = ports[name]
@@ -144,11 +142,11 @@ def memlock(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> Non
     """Note when containers could not lock as much memory as RDMA needs."""
     shortage = memlock_shortage(facts) if want.memlock_required else None
     if shortage is not None:
-        remedy = (
+        hint = (
             "set LimitMEMLOCK=infinity for the docker service, "
             "or go on with less with container_memlock_required: false"
         )
-        findings.problems.append(Problem(want.node, "", shortage, remedy))
+        findings.problems.append(Problem(want.node, "", shortage, hint))
 
 
 def shared_memory(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None:
@@ -164,9 +162,9 @@ def shared_memory(want: NodePlan, facts: Mapping[str, Any], findings: Findings) 
     if own is not None:
         problem = Problem(want.node, "container_shm_size", reason, "set it to 1G or more, such as 64G")
     else:
-        remedy = "give it more (mount -o remount,size=50% /dev/shm, and the same in /etc/fstab)"
+        hint = "give it more (mount -o remount,size=50% /dev/shm, and the same in /etc/fstab)"
         more = ", or set container_shm_size: 64G" if want.network_name else ""
-        problem = Problem(want.node, "/dev/shm", reason, remedy + more)  # noqa: S108  # its name
+        problem = Problem(want.node, "/dev/shm", reason, hint + more)  # noqa: S108  # its name
     findings.problems.append(problem)
 
 
@@ -201,6 +199,6 @@ def _stay_out(want: NodePlan, facts: Mapping[str, Any]) -> list[Problem]:
     seen = facts.get("network_plugin") or {}
     if want.sriov.run_as == "container" or (want.sriov.run_as == "auto" and not seen.get("systemd")):
         reason = "needs rdm-sriov as a systemd unit: in a container it sees no other one's namespace"
-        remedy = f"set sriov_run_as: unit, where systemd runs; or {shared}"
-        return [Problem(want.node, value, reason, remedy)]
+        hint = f"set sriov_run_as: unit, where systemd runs; or {shared}"
+        return [Problem(want.node, value, reason, hint)]
     return []

@@ -44,26 +44,26 @@ def engine(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None
                 podman.SOCKET,
             ):
                 reason = "is not where an engine that docker_engine_install brings would answer"
-                remedy = (
+                hint = (
                     f"leave rdm_docker_socket out ({DEFAULT_SOCKET} is the usual one), or set "
                     f"{podman.SOCKET} for Podman"
                 )
                 value = f"rdm_docker_socket {want.docker_socket}"
-                findings.problems.append(Problem(want.node, value, reason, remedy))
+                findings.problems.append(Problem(want.node, value, reason, hint))
             return
-        remedies = {
+        hints = {
             "absent": _to_have_an_engine(want, "install Docker Engine 20.10 or newer", elsewhere=not others),
             "stopped": _to_have_an_engine(want, "start the Docker daemon", elsewhere=not others),
             "paused": "let the Docker daemon go on",
             "forbidden": "add the user to group docker, or set rdm_become: true",
         }
         reason = str(facts.get("docker_error") or "Docker cannot be used").rstrip(". ")
-        remedy = remedies.get(str(facts.get("docker_state")), "make sure that the Docker daemon runs")
+        hint = hints.get(str(facts.get("docker_state")), "make sure that the Docker daemon runs")
         for other in others:
             reason += f"; {_described(other)}"
             if other["address"].startswith("/") and _fits(want, other["kind"] == "rootless"):
-                remedy = f"set rdm_docker_socket: {other['address']}, or {remedy}"
-        findings.problems.append(Problem(want.node, "", reason, remedy))
+                hint = f"set rdm_docker_socket: {other['address']}, or {hint}"
+        findings.problems.append(Problem(want.node, "", reason, hint))
         return
     for other in others:
         if other["kind"] == "context":
@@ -109,27 +109,27 @@ def _podman(want: NodePlan, docker: Mapping[str, Any], findings: Findings) -> No
     use_docker = "use a Docker Engine"
     if want.docker_socket in _DOCKER_SOCKETS:
         reason = f"answers at {docker['socket']}, not a Docker Engine"
-        remedy = (
+        hint = (
             f"set rdm_docker_socket: {podman.SOCKET} to use Podman, or install Docker Engine 20.10 or newer"
         )
-        findings.problems.append(Problem(want.node, name, reason, remedy))
+        findings.problems.append(Problem(want.node, name, reason, hint))
         return
     if _version(release) < OLDEST_PODMAN:
-        remedy = f"install Podman {'.'.join(map(str, OLDEST_PODMAN))} or newer"
-        findings.problems.append(Problem(want.node, name, "is too old", remedy))
+        hint = f"install Podman {'.'.join(map(str, OLDEST_PODMAN))} or newer"
+        findings.problems.append(Problem(want.node, name, "is too old", hint))
     if "rootless" in (docker.get("security_options") or []) and _fits(want, rootless=True):
-        remedy = f"set rdm_docker_socket: {podman.SOCKET}, which is root's, and leave rdm_become true"
-        findings.problems.append(Problem(want.node, name, "runs as a user", remedy))
+        hint = f"set rdm_docker_socket: {podman.SOCKET}, which is root's, and leave rdm_become true"
+        findings.problems.append(Problem(want.node, name, "runs as a user", hint))
     drivers = docker.get("network_plugins") or []
     if want.network_driver not in drivers:
         lacks = "takes no network plugins of Docker's" if want.network_driver == "sriov" else "lacks it"
-        remedy = f"choose network_driver {' or '.join(drivers)}, or {use_docker}"
+        hint = f"choose network_driver {' or '.join(drivers)}, or {use_docker}"
         value = f"network_driver {want.network_driver}"
-        findings.problems.append(Problem(want.node, value, f"cannot be had: {name} {lacks}", remedy))
+        findings.problems.append(Problem(want.node, value, f"cannot be had: {name} {lacks}", hint))
     if want.accelerator == "cuda" and not want.own_devices and _version(release) < _PODMAN_WITH_GPUS:
         reason = f"cannot be had: the Docker-compatible API of {name} gives out no NVIDIA GPUs"
-        remedy = f"install Podman 5.4 or newer, or {use_docker}"
-        findings.problems.append(Problem(want.node, "rdm_accelerator cuda", reason, remedy))
+        hint = f"install Podman 5.4 or newer, or {use_docker}"
+        findings.problems.append(Problem(want.node, "rdm_accelerator cuda", reason, hint))
 
 
 def reported(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None:
@@ -150,11 +150,11 @@ def user_namespaces(want: NodePlan, facts: Mapping[str, Any], findings: Findings
     ):
         return
     reason = "hides the cluster's keys, job directories and devices from the containers' root"
-    remedy = (
+    hint = (
         "set container_userns_mode: host, which runs the cluster's containers without it, or take it out of "
         "the engine's daemon.json"
     )
-    findings.problems.append(Problem(want.node, "userns-remap of the engine", reason, remedy))
+    findings.problems.append(Problem(want.node, "userns-remap of the engine", reason, hint))
 
 
 def selinux(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None:
@@ -171,8 +171,8 @@ def log_driver(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> 
     """Note when nobody could read the line by which the container is known to be ready."""
     if want.log_needed and (facts.get("docker") or {}).get("log_driver") == "none":
         reason = "keeps no line of a container's log, and one says that the container's sshd is up"
-        remedy = "set another in /etc/docker/daemon.json, such as local, and restart the engine"
-        findings.problems.append(Problem(want.node, "the engine's log driver none", reason, remedy))
+        hint = "set another in /etc/docker/daemon.json, such as local, and restart the engine"
+        findings.problems.append(Problem(want.node, "the engine's log driver none", reason, hint))
 
 
 def config_dir(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None:
@@ -206,7 +206,7 @@ def archives(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> No
         if problem:
             value = path if problem.startswith(f"{path} ") else ""
             reason = problem[len(value) :].lstrip()
-            findings.problems.append(Problem(want.node, value, reason, str(archive["remedy"])))
+            findings.problems.append(Problem(want.node, value, reason, str(archive["hint"])))
 
 
 def disk(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None:
@@ -219,13 +219,13 @@ def disk(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None:
     if int(disk["free"]) < to_load:
         free, needed = size_text(disk["free"]), size_text(to_load)
         what = f"has {free} free, and loading the image archives needs {needed}"
-        remedy = "free some space there (docker image prune)"
+        hint = "free some space there (docker image prune)"
     elif int(disk["free"]) < want.min_free_bytes:
         what = f"has {size_text(disk['free'])} free, and images need {size_text(want.min_free_bytes)}"
-        remedy = "free some space there (docker image prune), or lower images_min_free_bytes"
+        hint = "free some space there (docker image prune), or lower images_min_free_bytes"
     else:
         return
-    findings.problems.append(Problem(want.node, str(disk["path"]), what, remedy))
+    findings.problems.append(Problem(want.node, str(disk["path"]), what, hint))
 
 
 def _to_have_an_engine(want: NodePlan, do: str, *, elsewhere: bool) -> str:

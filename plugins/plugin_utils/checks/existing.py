@@ -65,7 +65,7 @@ def ended_by_plan(want: NodePlan, facts: Mapping[str, Any]) -> list[str]:
     return sorted(
         job
         for container in _containers(facts)
-        if want.spare_jobs and is_ours(container.get("labels"), want.cluster)
+        if want.protect_jobs and is_ours(container.get("labels"), want.cluster)
         if replaced or (container.get("networks") or {}).get(want.network_name, want.my_ip) != want.my_ip
         for job in container.get("jobs") or []
     )
@@ -76,8 +76,8 @@ def config_dir_problems(want: NodePlan, config_dir: str, facts: Mapping[str, Any
     owner = facts.get("config_owner") or want.cluster
     if owner == want.cluster:
         return []
-    remedy = f"set rdm_config_dir to another directory, for example {config_dir}-{want.cluster}"
-    return [Problem(want.node, config_dir, f"belongs to the cluster {owner}", remedy)]
+    hint = f"set rdm_config_dir to another directory, for example {config_dir}-{want.cluster}"
+    return [Problem(want.node, config_dir, f"belongs to the cluster {owner}", hint)]
 
 
 def origin_problems(want: NodePlan, config_dir: str, facts: Mapping[str, Any]) -> list[Problem]:
@@ -97,8 +97,8 @@ def origin_problems(want: NodePlan, config_dir: str, facts: Mapping[str, Any]) -
     if my_ip and not mine.planned and my_ip != want.my_ip:
         lacks = f"and this inventory, which has no {PLAN_FILE}, would give it {want.my_ip}"
         reason = f"gave this node {my_ip}, {lacks}"
-        remedy = f"copy {PLAN_FILE} from where the cluster was made, or set my_ip: {my_ip} for this node"
-        return [Problem(want.node, what, reason, remedy)]
+        hint = f"copy {PLAN_FILE} from where the cluster was made, or set my_ip: {my_ip} for this node"
+        return [Problem(want.node, what, reason, hint)]
     return []
 
 
@@ -112,11 +112,11 @@ def authority_problem(node: str, what: str, theirs: str, ours: str) -> Problem:
         ours: that of this inventory's; empty where there is none yet.
     """
     its = f"its ssh authority is {theirs}, and this one's is {ours or 'yet to be made'}"
-    remedy = (
+    hint = (
         f"work with that one, whose {PLAN_FILE} and {STATE_DIR}/ssh may be copied here, or, if both are "
         "lost, set preflight_new_ssh_keys=true for one run"
     )
-    return Problem(node, what, f"was made from another inventory: {its}", remedy)
+    return Problem(node, what, f"was made from another inventory: {its}", hint)
 
 
 def wire_problems(want: NodePlan, facts: Mapping[str, Any], ours: Collection[str]) -> list[Problem]:
@@ -127,12 +127,12 @@ def wire_problems(want: NodePlan, facts: Mapping[str, Any], ours: Collection[str
         facts: what was found there.
         ours: the addresses that containers of this cluster have now, which may be about to change.
     """
-    remedy = (
+    hint = (
         "set rdm_subnet to a subnet of this cluster's own (each cluster on a fabric needs one), or give the "
         "node another my_ip"
     )
     return [
-        Problem(want.node, one["address"], f"is used already on {one['interface']} by {one['mac']}", remedy)
+        Problem(want.node, one["address"], f"is used already on {one['interface']} by {one['mac']}", hint)
         for one in facts.get("in_use") or ()
         if one["address"] not in ours
     ]
@@ -170,16 +170,16 @@ def network(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> Non
     foreign = _foreign_containers(want, facts, network)
     other = (network.get("labels") or {}).get(LABEL_CLUSTER)
     if other and other != want.cluster:
-        reason, remedy = f"belongs to the cluster {other}", "choose another network_name"
+        reason, hint = f"belongs to the cluster {other}", "choose another network_name"
     elif foreign:
         reason = f"has other settings ({'; '.join(differences)}) and carries containers that are not ours"
-        remedy = f"remove {names(foreign)} from it, or choose another network_name"
+        hint = f"remove {names(foreign)} from it, or choose another network_name"
     elif not want.network_replace:
         reason = f"has other settings: {'; '.join(differences)}"
-        remedy = "set network_replace: true to have it made anew, or choose another network_name"
+        hint = "set network_replace: true to have it made anew, or choose another network_name"
     else:
         return
-    findings.problems.append(Problem(want.node, value, reason, remedy))
+    findings.problems.append(Problem(want.node, value, reason, hint))
 
 
 def old_names(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None:
@@ -198,15 +198,15 @@ def old_names(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> N
                 if one["name"] not in [rail.network for rail in want.rails]:
                     value = f"the Docker network {one['name']}"
                     reason = "is of a rail that container_rails no longer has"
-                    remedy = "list it again, or take the cluster down first (rdm-provision down)"
-                    findings.problems.append(Problem(want.node, value, reason, remedy))
+                    hint = "list it again, or take the cluster down first (rdm-provision down)"
+                    findings.problems.append(Problem(want.node, value, reason, hint))
             else:
                 reason = f"is not what this cluster has on the node, a {kind} named {one['name']}"
                 # A network cannot be renamed.
                 back = f"rename it back (docker rename {one['name']} {name}), " if kind == "container" else ""
-                settled = f"set {kind}_name: {one['name']}"
-                remedy = f"{back}{settled}, or take the cluster down first (rdm-provision down)"
-                findings.problems.append(Problem(want.node, f"{kind}_name {name}", reason, remedy))
+                hint = f"set {kind}_name: {one['name']}"
+                hint = f"{back}{hint}, or take the cluster down first (rdm-provision down)"
+                findings.problems.append(Problem(want.node, f"{kind}_name {name}", reason, hint))
 
 
 def parent_in_use(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None:
@@ -272,8 +272,8 @@ def guests(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None
         if owner and address != want.my_ip:
             # Both would answer, and verification blame the node whose address it is.
             reason = f"is used by the container {guest}, which is not this cluster's"
-            remedy = "remove that container from the network"
-            findings.problems.append(Problem(want.node, f"the address {address} of {owner}", reason, remedy))
+            hint = "remove that container from the network"
+            findings.problems.append(Problem(want.node, f"the address {address} of {owner}", reason, hint))
         elif not owner:
             findings.warn(
                 want.node,

@@ -68,8 +68,8 @@ def socket(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None
     )
     if not by_unit and not by_container:
         reason = "is served by something else already"
-        remedy = "stop it, or leave it to that (sriov_enabled: false)"
-        findings.problems.append(Problem(want.node, f"sriov_socket {seen['socket']}", reason, remedy))
+        hint = "stop it, or leave it to that (sriov_enabled: false)"
+        findings.problems.append(Problem(want.node, f"sriov_socket {seen['socket']}", reason, hint))
 
 
 def _version(text: str) -> tuple[int, ...]:

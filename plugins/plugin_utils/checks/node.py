@@ -94,8 +94,8 @@ def check_host(want: NodePlan, facts: Mapping[str, Any]) -> Findings:
         return findings
     having = sorted(address for address in own if ":" not in address and not address.startswith("127."))
     reason = f"is no address of the host, which has {', '.join(having) or 'none'}"
-    remedy = "set my_ip to the one that it has on the fabric"
-    findings.problems.append(Problem(want.node, f"my_ip {want.my_ip}", reason, remedy))
+    hint = "set my_ip to the one that it has on the fabric"
+    findings.problems.append(Problem(want.node, f"my_ip {want.my_ip}", reason, hint))
     return findings
 
 

@@ -79,8 +79,8 @@ def opensm(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None
         for port in device["ports"]
     )
     if in_charge:
-        said = configured["virt_enabled"]
-        has = f"has virt_enabled {said}" if said else "says nothing of virt_enabled"
+        printed = configured["virt_enabled"]
+        has = f"has virt_enabled {printed}" if printed else "says nothing of virt_enabled"
         findings.warnings.append(
             Problem(
                 want.node,
@@ -99,12 +99,12 @@ def _port(want: NodePlan, parent: Mapping[str, Any], port: Mapping[str, Any]) ->
     answer = parent.get("subnet_manager") or {}
     if port["state"] != "ACTIVE" and port["physical_state"] != "LinkUp":
         reason = f"{at} is {port['state']}, {port['physical_state']}: nobody at the other end"
-        remedy = f"look at the cable and the switch's port (ibstat {port['device']}, ibportstate, mlxlink)"
-        yield Problem(want.node, "link:", reason, remedy)
+        hint = f"look at the cable and the switch's port (ibstat {port['device']}, ibportstate, mlxlink)"
+        yield Problem(want.node, "link:", reason, hint)
     elif port["state"] != "ACTIVE" and port["link_layer"] == "InfiniBand":
         reason = f"{at} is {port['state']} with its link up, SM LID {port['sm_lid']}: none has configured it"
-        remedy = f"start one on a host of the subnet (systemctl start opensm), or the switch's own; {query}"
-        yield Problem(want.node, "subnet manager:", reason, remedy)
+        hint = f"start one on a host of the subnet (systemctl start opensm), or the switch's own; {query}"
+        yield Problem(want.node, "subnet manager:", reason, hint)
     elif port["state"] != "ACTIVE":
         yield Problem(want.node, "link:", f"{at} is {port['state']}", f"ip link set {parent['name']} up")
     elif answer.get("answer") == "no":
@@ -122,11 +122,11 @@ def _unfollowing(want: NodePlan, name: str, which: str, kept: Sequence[Mapping[s
     number = kept[0]["index"]
     if kept[0]["by_files"]:
         path = f"/sys/class/net/{name}/device/sriov/{number}/policy"
-        remedy, shown = f"echo Follow > {path}, and rebind the VF", path
+        hint, shown = f"echo Follow > {path}, and rebind the VF", path
     else:
-        remedy, shown = f"ip link set {shlex.quote(name)} vf {number} state auto", f"ip link show {name}"
+        hint, shown = f"ip link set {shlex.quote(name)} vf {number} state auto", f"ip link show {name}"
     reason = f"{which}: the policy of {names(str(vf['index']) for vf in kept)} is not Follow ({shown})"
-    return Problem(want.node, "driver:", reason, remedy)
+    return Problem(want.node, "driver:", reason, hint)
 
 
 def _down(facts: Mapping[str, Any], name: str) -> list[int]:

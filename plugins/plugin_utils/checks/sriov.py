@@ -65,7 +65,7 @@ def link_layer(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> 
     below += [(rail.parent, rail.options) for rail in want.rails]
     vlan = [name for name, options in below if options.get("vlan") and infiniband.get(name) is True]
     pkey = [name for name, options in below if options.get("pkey") and infiniband.get(name) is False]
-    for option, wrong, kind, remedy in (
+    for option, wrong, kind, hint in (
         (
             "vlan",
             vlan,
@@ -78,7 +78,7 @@ def link_layer(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> 
             value = next(options[option] for name, options in below if name == wrong[0])
             reason = f"does not fit {names(wrong)}: {'that is' if len(wrong) == 1 else 'these are'} {kind}"
             reason += " in the place of VLANs" if option == "vlan" else ""
-            findings.problems.append(Problem(want.node, f"network_{option} {value}", reason, remedy))
+            findings.problems.append(Problem(want.node, f"network_{option} {value}", reason, hint))
 
 
 def shared_functions(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None:
@@ -107,7 +107,7 @@ def iommu(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None:
     if not cpu or booted["virtual"] or want.sriov.kernel_parameters:
         return  # of other CPUs nothing is known; a virtual machine's is the hypervisor's; or it is in hand
     wanted = iommu_parameters(cpu)
-    remedy = f"{_kernel_command(facts, wanted)}, and reboot; or set sriov_kernel_parameters: true"
+    hint = f"{_kernel_command(facts, wanted)}, and reboot; or set sriov_kernel_parameters: true"
     if not booted["iommu"]:
         table = {"intel": "DMAR", "amd": "IVRS"}[cpu]
         if not booted["table"]:
@@ -118,13 +118,13 @@ def iommu(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None:
                     want.node,
                     "BIOS:",
                     f"the IOMMU is off ({told})",
-                    f"switch {name} on in the BIOS set-up, beside SR-IOV, then {remedy}",
+                    f"switch {name} on in the BIOS set-up, beside SR-IOV, then {hint}",
                 )
             )
             return
         has = " ".join(booted["parameters"]) or "nothing about it"
         reason = f"the IOMMU is off (no IOMMU group, /proc/cmdline has {has})"
-        findings.warnings.append(Problem(want.node, "kernel command line:", reason, remedy))
+        findings.warnings.append(Problem(want.node, "kernel command line:", reason, hint))
         return
     slow = [one for one in facts.get("parents") or [] if str(one["iommu"]).startswith("DMA")]
     if slow and missing_parameters(booted):
@@ -134,7 +134,7 @@ def iommu(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None:
                 want.node,
                 "kernel command line:",
                 f"the IOMMU translates every transfer ({told}), which costs bandwidth, and GPUs theirs",
-                remedy,
+                hint,
             )
         )
 
@@ -150,8 +150,8 @@ def other_networks(want: NodePlan, facts: Mapping[str, Any], findings: Findings)
     ]
     if others:
         reason = f"serves {names(others)}, not of this cluster, too, so that it cannot be replaced"
-        remedy = f"remove {'it' if len(others) == 1 else 'them'}, or keep sriov_plugin: upstream"
-        findings.problems.append(Problem(want.node, "rdma/sriov-plugin", reason, remedy))
+        hint = f"remove {'it' if len(others) == 1 else 'them'}, or keep sriov_plugin: upstream"
+        findings.problems.append(Problem(want.node, "rdma/sriov-plugin", reason, hint))
 
 
 def _none_to_give(want: NodePlan, facts: Mapping[str, Any], refused: Set[str]) -> Iterator[Problem]:
@@ -169,8 +169,8 @@ def _none_to_give(want: NodePlan, facts: Mapping[str, Any], refused: Set[str]) -
     if lost:
         reason = f"makes no virtual functions, and rdma/sriov-plugin takes those of {listed} with it"
     most = min(max(one["total_vfs"], want.sriov.firmware_vfs) for one in empty)
-    remedy = f"set sriov_vfs to how many {'it' if len(empty) == 1 else 'each'} shall have, {most} at most"
-    yield Problem(want.node, "sriov_vfs 0", reason, remedy)
+    hint = f"set sriov_vfs to how many {'it' if len(empty) == 1 else 'each'} shall have, {most} at most"
+    yield Problem(want.node, "sriov_vfs 0", reason, hint)
 
 
 def ending(want: NodePlan, facts: Mapping[str, Any]) -> dict[str, int]:
@@ -211,10 +211,10 @@ def _impossible(want: NodePlan, facts: Mapping[str, Any], told: Set[str]) -> Ite
         fact = found.get(wanted.parent)
         if fact is None:
             reason = "is to have virtual functions, and has no SR-IOV on this node"
-            remedy = f"choose one of {names(one['pf'] for one in facts.get('sriov') or [])}"
+            hint = f"choose one of {names(one['pf'] for one in facts.get('sriov') or [])}"
             if not found:
-                remedy = "switch SR-IOV on in its firmware and in the BIOS, and see that its driver is loaded"
-            yield Problem(want.node, wanted.parent, reason, remedy)
+                hint = "switch SR-IOV on in its firmware and in the BIOS, and see that its driver is loaded"
+            yield Problem(want.node, wanted.parent, reason, hint)
             continue
         other = seen.setdefault(fact["pci"], wanted.parent)
         if other != wanted.parent:
@@ -233,28 +233,28 @@ def _unfit(want: NodePlan, one: Mapping[str, Any]) -> Problem | None:
     name, bond = one["name"], one["bond"]
     if bond == name:
         reason = "is a bond, and VFs belong to one PCI function"
-        remedy = f"name one of its ports (cat /sys/class/net/{name}/bonding/slaves), taken out of the bond"
+        hint = f"name one of its ports (cat /sys/class/net/{name}/bonding/slaves), taken out of the bond"
     elif bond:
         reason = f"is a port of the bond {bond}, which its VFs would not be part of"
-        remedy = f"take it out (ip link set {shlex.quote(name)} nomaster), or name another interface"
+        hint = f"take it out (ip link set {shlex.quote(name)} nomaster), or name another interface"
     elif one["virtual"]:
         reason = f"is a VF itself ({one['pci']})"
-        remedy = "name its physical function, which /sys/class/net/" + f"{name}/device/physfn/net lists"
+        hint = "name its physical function, which /sys/class/net/" + f"{name}/device/physfn/net lists"
     elif one["driver"] == "mlx4_core":
         reason = (
             "is a ConnectX-3 or older (driver mlx4_core), which has its VFs by module options at boot only"
         )
-        remedy = "use a ConnectX-4 or newer"
+        hint = "use a ConnectX-4 or newer"
         if not one["infiniband"]:
-            remedy += ", or network_driver ipvlan"
+            hint += ", or network_driver ipvlan"
     elif not one["pci"] and name != "lo" and want.network_options.get("mode") != "passthrough":
         if want.sriov.stand_in:
             return None
         reason = "is no PCI device, and VFs belong to one"
-        remedy = "name a card's interface (ls -l /sys/class/net/*/device), or set network_driver: macvlan"
+        hint = "name a card's interface (ls -l /sys/class/net/*/device), or set network_driver: macvlan"
     else:
         return None
-    return Problem(want.node, f"host: {parent_variable(want, name)} {name}", reason, remedy)
+    return Problem(want.node, f"host: {parent_variable(want, name)} {name}", reason, hint)
 
 
 def _too_few(want: NodePlan, one: Mapping[str, Any], findings: Findings) -> Problem | None:
@@ -278,28 +278,28 @@ def _too_few(want: NodePlan, one: Mapping[str, Any], findings: Findings) -> Prob
     if firmware.get("error") or "next" not in firmware:
         reason = f"{offers}, and how it is set is not known: {firmware.get('error') or 'nobody has asked'}"
         first = "see as root why" if firmware.get("tool") else "install mstflint"
-        remedy = f"{first} ({tool} -d {pci} -e query), then {command}, and reboot{fewer}"
-        return Problem(node, "firmware:", reason, remedy)
+        hint = f"{first} ({tool} -d {pci} -e query), then {command}, and reboot{fewer}"
+        return Problem(node, "firmware:", reason, hint)
     if allows(firmware["current"], want.sriov.vfs):
         reason = f"{offers}, though the firmware allows {firmware['current']['vfs']} ({tool} -e query)"
-        remedy = (
+        hint = (
             f"switch SR-IOV, and memory above 4 GB, on in the BIOS set-up (dmesg | grep -i {pci} says what "
             "it lacks)"
         )
-        return Problem(node, "BIOS:", reason, remedy)
-    said = f"SRIOV_EN={_said(firmware['next']['sriov'])} NUM_OF_VFS={_said(firmware['next']['vfs'])}"
+        return Problem(node, "BIOS:", reason, hint)
+    shown = f"SRIOV_EN={_said(firmware['next']['sriov'])} NUM_OF_VFS={_said(firmware['next']['vfs'])}"
     if allows(firmware["next"], want.sriov.vfs):
-        reason = f"{offers}; {said} are set and wait for a reboot ({tool} -e query)"
-        remedy = "reboot the node (power it off and on where a reboot does not do)"
+        reason = f"{offers}; {shown} are set and wait for a reboot ({tool} -e query)"
+        hint = "reboot the node (power it off and on where a reboot does not do)"
     else:
-        reason = f"{offers}; after the next boot, too, it has {said} ({tool} -e query)"
-        remedy = f"{command}, and reboot{fewer}"
+        reason = f"{offers}; after the next boot, too, it has {shown} ({tool} -e query)"
+        hint = f"{command}, and reboot{fewer}"
     if want.sriov.firmware_vfs:
         then = "reboots the node" if want.sriov.reboot_ok else "stops there until the node was rebooted"
         findings.warn(node, f"firmware: {reason}: the run sets it, as sriov_firmware says, and {then}.")
         return None
-    remedy += "; or set sriov_firmware: true (and sriov_reboot_ok: true)"
-    return Problem(node, "firmware:", reason, remedy)
+    hint += "; or set sriov_firmware: true (and sriov_reboot_ok: true)"
+    return Problem(node, "firmware:", reason, hint)
 
 
 def _said(value: Any) -> str:

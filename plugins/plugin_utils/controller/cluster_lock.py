@@ -140,7 +140,7 @@ def state_folder(home: Path) -> Path:
     return folder
 
 
-def take(home: Path, what: str, patience: float = PATIENCE_S) -> int | None:
+def take(home: Path, what: str, timeout: float = PATIENCE_S) -> int | None:
     """Take the lock of a cluster.
 
     What a dead run has left is ended first. What a run itself starts shares its lock.
@@ -148,7 +148,7 @@ def take(home: Path, what: str, patience: float = PATIENCE_S) -> int | None:
     Args:
         home: the folder of the inventory.
         what: for which verb, for whoever meets the lock.
-        patience: seconds to wait for a run that is about to end.
+        timeout: seconds to wait for a run that is about to end.
 
     Returns:
         The descriptor of the file that holds the lock; None where there can be none: the folder cannot be
@@ -169,7 +169,7 @@ def take(home: Path, what: str, patience: float = PATIENCE_S) -> int | None:
     except OSError:
         return None
     try:
-        with brief_lock(_gate(path), patience):
+        with brief_lock(_gate(path), timeout):
             if not _leads_us(_leader(file)):
                 if not _alone(file):
                     _clear(file, path)
@@ -251,12 +251,12 @@ def give_back(home: Path) -> None:
 
 
 @contextlib.contextmanager
-def brief_lock(path: Path, patience: float) -> Iterator[None]:
+def brief_lock(path: Path, timeout: float) -> Iterator[None]:
     """Hold a file locked, against others that do the same, for the length of a block.
 
     Args:
         path: the file; made when it is missing.
-        patience: seconds to wait for another process.
+        timeout: seconds to wait for another process.
 
     Raises:
         TimeoutError: another process holds it for longer.
@@ -264,7 +264,7 @@ def brief_lock(path: Path, patience: float) -> Iterator[None]:
     """
     file = _open(path)
     try:
-        if not _alone(file, patience):
+        if not _alone(file, timeout):
             raise TimeoutError(f"{path} is held by another process")
         yield
     finally:
@@ -308,8 +308,8 @@ def end(left: Callable[[], set[int]]) -> set[int]:
     Returns:
         Those that do not end.
     """
-    for number, patience in ((signal.SIGTERM, ORDERLY_S), (signal.SIGKILL, KILLED_S)):
-        deadline = time.monotonic() + patience
+    for number, timeout in ((signal.SIGTERM, ORDERLY_S), (signal.SIGKILL, KILLED_S)):
+        deadline = time.monotonic() + timeout
         told: set[int] = set()
         while there := left():
             for pid in there - told:
@@ -385,9 +385,9 @@ def _gate(path: Path) -> Path:
     return path.with_name("lock.taking")
 
 
-def _alone(file: int, patience: float = 0.0) -> bool:
+def _alone(file: int, timeout: float = 0.0) -> bool:
     """Whether nobody else has the file locked, now or within some seconds; if so it is, for this process."""
-    deadline = time.monotonic() + patience
+    deadline = time.monotonic() + timeout
     while True:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -8,7 +8,10 @@ from typing import Any, ClassVar, Literal
 
 from ansible.plugins.action import ActionBase
 from ansible_collections.rdm.provision.plugins.plugin_utils.ansible_internals.task_arguments import let_go
-from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import Problem, Refused
+from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import (
+    PreconditionFailed,
+    Problem,
+)
 
 
 class Decision(ActionBase):
@@ -33,14 +36,14 @@ class Decision(ActionBase):
         result["changed"] = False
         try:
             result.update(self.decide(options, variables))
-        except Refused as refused:
+        except PreconditionFailed as refused:
             result.update(refused.result(self.STAGE))
         except OSError as error:
             if not error.filename:
                 raise
             reason = f"cannot be used: {error.strerror}"
             problem = Problem(None, str(error.filename), reason, "let this user read and write there")
-            result.update(Refused([problem]).result(self.STAGE))
+            result.update(PreconditionFailed([problem]).result(self.STAGE))
         let_go(self._task)
         return result
 
@@ -53,5 +56,5 @@ class Decision(ActionBase):
             variables: the host's variables.
 
         Raises:
-            Refused: of it the task's failure is made.
+            PreconditionFailed: of it the task's failure is made.
         """

@@ -14,11 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from ansible.plugins.action import ActionBase
-from ansible_collections.rdm.provision.plugins.plugin_utils.ansible_internals.remote_executor import Reach
+from ansible_collections.rdm.provision.plugins.plugin_utils.ansible_internals.remote_executor import (
+    RemoteExecutor,
+)
 from ansible_collections.rdm.provision.plugins.plugin_utils.controller import cluster_lock
 from ansible_collections.rdm.provision.plugins.plugin_utils.controller.cluster_lock import Leader
 from ansible_collections.rdm.provision.plugins.plugin_utils.controller.query_results import sort
-from ansible_collections.rdm.provision.plugins.plugin_utils.controller.thread_pool import together
+from ansible_collections.rdm.provision.plugins.plugin_utils.controller.thread_pool import run_all
 
 _LIMIT_S = 60.0
 
@@ -75,7 +77,7 @@ class NodeLocks:
         root: bool = False,
         config_dir: str = "",
     ) -> None:
-        self._reach = Reach(action, variables, connections, root) if connections else None
+        self._executor = RemoteExecutor(action, variables, connections, root) if connections else None
         self._threads = max(1, int(variables["ansible_forks"]))
         self._wanted = wanted
         self._config_dir = config_dir
@@ -117,16 +119,16 @@ class NodeLocks:
 
     def _call(self, nodes: Iterable[str], options: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
         calls = self._calls(nodes, {**options, "lock": self._wanted})
-        return sort(together(calls, self._threads, _LIMIT_S), _LIMIT_S).answers
+        return sort(run_all(calls, self._threads, _LIMIT_S), _LIMIT_S).answers
 
     def _calls(
         self, nodes: Iterable[str], options: Mapping[str, Any]
     ) -> Iterator[tuple[str, Callable[[], Any]]]:
-        for node in nodes if self._reach else ():
+        for node in nodes if self._executor else ():
             # Whatever the inventory may bring: without a lock the run goes on as it always did.
             with contextlib.suppress(Exception):
-                assert self._reach is not None
-                yield node, self._reach.call(self._reach.host(node), "rdm.provision.node_lock", options)
+                assert self._executor is not None
+                yield node, self._executor.call(self._executor.host(node), "rdm.provision.node_lock", options)
 
 
 def _mark(*what: object) -> str:

@@ -13,7 +13,9 @@ from ansible_collections.rdm.provision.plugins.module_utils.base.zip_program imp
     packed_program,
     to_argument,
 )
-from ansible_collections.rdm.provision.plugins.plugin_utils.ansible_internals.task_arguments import LettingGo
+from ansible_collections.rdm.provision.plugins.plugin_utils.ansible_internals.task_arguments import (
+    DroppedArguments,
+)
 
 _MAIN = "import sys\n\nfrom {0}.rdm_sriov.{1} import main\n\nsys.exit(main())\n"
 _DIRECTORY = Path(__file__).parents[3]
@@ -42,7 +44,7 @@ def program_digest(name: str) -> str:
     return digest(program(name))
 
 
-class BringsProgram(LettingGo):
+class BringsProgram(DroppedArguments):
     """Runs the module of the action's name with a program as its argument `packed`."""
 
     packed: ClassVar[str]

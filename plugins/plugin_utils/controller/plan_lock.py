@@ -10,7 +10,10 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.controller.cluster_l
     brief_lock,
     state_folder,
 )
-from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import Problem, Refused
+from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import (
+    PreconditionFailed,
+    Problem,
+)
 from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.host_variables import (
     HostVariables,
 )
@@ -32,7 +35,9 @@ def alone(reader: HostVariables, writes: bool) -> Iterator[None]:
                 stack.enter_context(brief_lock(state_folder(path.parent) / "lock.plan", PLANNING_S))
             except TimeoutError:
                 reason = f"has been in work by another process for {PLANNING_S:.0f} s"
-                raise Refused([Problem(None, str(path), reason, "try again when that has ended")]) from None
+                raise PreconditionFailed(
+                    [Problem(None, str(path), reason, "try again when that has ended")]
+                ) from None
             except OSError:
                 pass  # then it cannot be written either, which is told later
         yield

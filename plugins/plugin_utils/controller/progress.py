@@ -16,7 +16,7 @@ DIRECTORY = "RDM_ANSWERED"
 
 
 @contextlib.contextmanager
-def telling(task: str) -> Iterator[Callable[[str], None]]:
+def progress_reports(task: str) -> Iterator[Callable[[str], None]]:
     """Give what is to be told the name of each host that has answered.
 
     Args:
@@ -28,15 +28,15 @@ def telling(task: str) -> Iterator[Callable[[str], None]]:
             with contextlib.suppress(OSError):
                 stream = stack.enter_context(open(Path(directory, task), "w", encoding="utf-8", buffering=1))
 
-        def tell(name: str) -> None:
+        def report_done(name: str) -> None:
             if stream is not None:
                 with contextlib.suppress(OSError):
                     stream.write(f"{name}\n")
 
-        yield tell
+        yield report_done
 
 
-def told(directory: Path, task: str) -> list[str]:
+def hosts_done(directory: Path, task: str) -> list[str]:
     """Return the hosts that have answered so far."""
     with contextlib.suppress(OSError):
         text = (directory / task).read_text(encoding="utf-8")

@@ -15,7 +15,7 @@ INTERPRETER = "discovered_interpreter_python"
 _INTERNAL = ("invocation", "ansible_facts")
 
 
-class Asked(NamedTuple):
+class QueryResults(NamedTuple):
     """What became of it.
 
     Attributes:
@@ -42,16 +42,16 @@ class Asked(NamedTuple):
         plays = {}
         for play, chosen in (("lost", self.lost), ("others", self.others)):
             mine = [host for host in hosts if host in chosen]
-            company = next((host for host in hosts if host in self.answers), None)
-            if company is None and play == "lost":
-                company = next((host for host in hosts if host in self.others), None)
-            plays[play] = [*mine, *([company] if mine and company is not None else [])]
+            extra_host = next((host for host in hosts if host in self.answers), None)
+            if extra_host is None and play == "lost":
+                extra_host = next((host for host in hosts if host in self.others), None)
+            plays[play] = [*mine, *([extra_host] if mine and extra_host is not None else [])]
         return plays
 
 
 def sort(
-    outcomes: Iterable[Outcome], patience: float, tell: Callable[[str], None] = lambda _name: None
-) -> Asked:
+    outcomes: Iterable[Outcome], timeout: float, report_done: Callable[[str], None] = lambda _name: None
+) -> QueryResults:
     """Sort how the calls ended.
 
     Only what is beyond doubt is taken: an answer without anything to tell beside it, or that a host cannot be
@@ -59,32 +59,32 @@ def sort(
 
     Args:
         outcomes: of the calls, as they come.
-        patience: seconds that each call had.
-        tell: called with the name of each host that has answered.
+        timeout: seconds that each call had.
+        report_done: called with the name of each host that has answered.
     """
-    asked = Asked({}, {}, {}, {})
+    results = QueryResults({}, {}, {}, {})
     known: dict[str, str] = {}
     for name, value, error in outcomes:
         if isinstance(error, TimeoutError):
-            asked.others[name] = f"it has not answered within {patience:g} s"
+            results.others[name] = f"it has not answered within {timeout:g} s"
         elif isinstance(error, AnsibleConnectionFailure):
-            asked.lost[name] = str(error)
+            results.lost[name] = str(error)
         elif error is not None:
-            asked.others[name] = f"{type(error).__name__}: {error}"
+            results.others[name] = f"{type(error).__name__}: {error}"
         elif not _is_clean(value):
-            asked.others[name] = str(value.get("msg") or "the module has more to tell")
+            results.others[name] = str(value.get("msg") or "the module has more to tell")
         else:
             interpreter = (value.get("ansible_facts") or {}).get(INTERPRETER)
             if interpreter:
-                asked.interpreters[name] = interpreter
+                results.interpreters[name] = interpreter
             answer = {
                 key: one
                 for key, one in value.items()
                 if key not in _INTERNAL and not key.startswith("_ansible")
             }
-            asked.answers[name] = _shared(answer, known)
-            tell(name)
-    return asked
+            results.answers[name] = _shared(answer, known)
+            report_done(name)
+    return results
 
 
 def _is_clean(value: Mapping[str, Any]) -> bool:

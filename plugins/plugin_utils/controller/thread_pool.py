@@ -64,13 +64,13 @@ class _Running:
                     os.kill(int(pid), signal.SIGTERM)
 
 
-def together(calls: Iterable[tuple[str, Call]], threads: int, patience: float) -> Iterator[Outcome]:
+def run_all(calls: Iterable[tuple[str, Call]], threads: int, timeout: float) -> Iterator[Outcome]:
     """Yield how each call ended, as they end.
 
     Args:
         calls: with their names; each is asked for when there is a thread for it.
         threads: how many at the same time.
-        patience: seconds for each. Of a call that takes longer, the programs that it waits for are ended;
+        timeout: seconds for each. Of a call that takes longer, the programs that it waits for are ended;
             where that does not end it, it is given up, and its thread left to itself.
     """
     done: queue.SimpleQueue[tuple[_Running, Outcome]] = queue.SimpleQueue()
@@ -89,8 +89,8 @@ def together(calls: Iterable[tuple[str, Call]], threads: int, patience: float) -
                 running.remove(one)
                 yield Outcome(one.name, None, TimeoutError()) if one.late else outcome
         now = time.monotonic()
-        for one in [one for one in running if now - one.began > patience]:
-            if one.late and now - one.began > patience + GRACE_S:
+        for one in [one for one in running if now - one.began > timeout]:
+            if one.late and now - one.began > timeout + GRACE_S:
                 running.remove(one)
                 yield Outcome(one.name, None, TimeoutError())
             else:

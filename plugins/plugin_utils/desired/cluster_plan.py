@@ -25,8 +25,8 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.addresses.collision 
 )
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.vf_plan import Functions
 from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import (
+    PreconditionFailed,
     Problem,
-    Refused,
 )
 from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.cluster_variables import (
     Inventory,
@@ -86,7 +86,7 @@ def plan_cluster(
                 pins=inventory.pins,
                 replace_network=replace_network,
             )
-        except Refused as refused:
+        except PreconditionFailed as refused:
             found += refused.problems
         else:
             found += subnet_problems(addresses.subnet)

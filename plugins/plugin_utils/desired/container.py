@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from ipaddress import IPv4Network
 from typing import Any, NamedTuple
 
-from ansible_collections.rdm.provision.plugins.module_utils.network.rails import moved
+from ansible_collections.rdm.provision.plugins.module_utils.network.rails import in_subnet
 from ansible_collections.rdm.provision.plugins.plugin_utils.addresses.rails import network_of
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.owned_files import (
     OwnedFiles,
@@ -250,7 +250,7 @@ def _rails(variables: NodeVariables, entry: PlanEntry, my_ip: str) -> dict[str, 
     """Return the networks of further rails, which only the plan knows, and the address on each."""
     first = variables.text("network_name")
     return {
-        network_of(first, index): moved(my_ip, IPv4Network(entry.subnet), IPv4Network(subnet))
+        network_of(first, index): in_subnet(my_ip, IPv4Network(entry.subnet), IPv4Network(subnet))
         for index, subnet in enumerate(entry.rails, start=1)
     }
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from ipaddress import IPv4Network
 from typing import NamedTuple
 
-from ansible_collections.rdm.provision.plugins.module_utils.network.rails import moved
+from ansible_collections.rdm.provision.plugins.module_utils.network.rails import in_subnet
 from ansible_collections.rdm.provision.plugins.plugin_utils.addresses.rails import network_of, prefix_of
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.plan_entry import PlanEntry, needed
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.sriov_settings import plugin_of
@@ -66,7 +66,7 @@ def desired_network(variables: NodeVariables, entry: PlanEntry) -> DesiredNetwor
         DockerNetwork(
             network_of(first.name, index),
             subnet,
-            moved(first.gateway, plan, IPv4Network(subnet)),
+            in_subnet(first.gateway, plan, IPv4Network(subnet)),
             network_options(variables, parents[index], index),
         )
         for index, subnet in enumerate(entry.rails, start=1)

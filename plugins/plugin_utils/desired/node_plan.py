@@ -94,7 +94,7 @@ class NodePlan(NamedTuple):
         rails: the further rails of the node, each with a network of its own.
         image: what the training container runs; empty when that is not known.
         image_listed: whether images_list brings it; otherwise the node must have it.
-        spare_jobs: refuse what would end a training job.
+        protect_jobs: refuse what would end a training job.
         own_devices: whether the user says which devices the container gets, and how.
         groups: the groups that the user gives the container, None for those of the node.
         userns_mode: `host` when the container is left out of the engine's user namespaces.
@@ -132,7 +132,7 @@ class NodePlan(NamedTuple):
     rails: Sequence[Rail] = ()
     image: str = ""
     image_listed: bool = True
-    spare_jobs: bool = True
+    protect_jobs: bool = True
     own_devices: bool = False
     groups: Sequence[str] | None = None
     userns_mode: str = ""

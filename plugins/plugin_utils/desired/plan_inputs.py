@@ -14,7 +14,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.constants import (
     PLAN_FILE,
     RUNTIME_HOST,
 )
-from ansible_collections.rdm.provision.plugins.module_utils.network.rails import moved
+from ansible_collections.rdm.provision.plugins.module_utils.network.rails import in_subnet
 from ansible_collections.rdm.provision.plugins.plugin_utils.addresses import address_plan
 from ansible_collections.rdm.provision.plugins.plugin_utils.addresses.address_plan import AddressPlan
 from ansible_collections.rdm.provision.plugins.plugin_utils.addresses.collision import (
@@ -48,8 +48,8 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.desired.sriov_settin
 )
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.work import ROLES as WORKERS
 from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import (
+    PreconditionFailed,
     Problem,
-    Refused,
     sentences,
 )
 from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.cluster_variables import (
@@ -147,11 +147,11 @@ def plan_inventory(
                 problems += key_problems(reader, previous, str(path))
             if release:
                 base = _release(previous, release, reader.hosts)
-        except Refused as refused:
+        except PreconditionFailed as refused:
             problems += refused.problems
         except address_plan.PlanFileError as error:
-            remedy = "correct it, or restore it from version control"
-            problems.append(Problem(None, str(path), str(error), remedy))
+            hint = "correct it, or restore it from version control"
+            problems.append(Problem(None, str(path), str(error), hint))
     # The network is one for all nodes, so it is made anew only when every node says so.
     replace = all(reader.true(host, "network_replace") for host in reader.hosts)
     plan, problems = plan_cluster(reader.masters, reader.workers, variables, base, replace, problems)
@@ -182,7 +182,7 @@ def _with_functions(reader: HostVariables, plan: ClusterPlan, problems: list[Pro
         except ValueError as error:
             problems.append(Problem(host, "", str(error), "correct it in the inventory"))
     functions = {host: one for host, one in functions.items() if one.number}
-    addresses = vf_plan.settled(
+    addresses = vf_plan.assigned(
         plan.addresses, functions, plan.inventory.cluster, plan.inventory.ssh_addresses
     )
     problems += vf_plan.clashes(addresses, functions)
@@ -237,8 +237,8 @@ def contradictions(reader: HostVariables, addresses: AddressPlan) -> list[Proble
 def _release(previous: AddressPlan | None, names: list[str], hosts: list[str]) -> AddressPlan:
     """Return the plan before without what removed nodes hold; Refused when they hold nothing."""
     if previous is None:
-        reason, remedy = "has no reserved address", f"there is no {PLAN_FILE} yet"
-        raise Refused([Problem(None, name, reason, remedy) for name in names])
+        reason, hint = "has no reserved address", f"there is no {PLAN_FILE} yet"
+        raise PreconditionFailed([Problem(None, name, reason, hint) for name in names])
     return address_plan.release(previous, names, hosts)
 
 
@@ -257,7 +257,7 @@ def _check_roles(
     problems: list[Problem] = []
     images: dict[str, Images] = {}
     names: set[str] = set()
-    apart: list[str] = []
+    bridged: list[str] = []
     odd: list[Problem] = []
     for host in reader.hosts:
         present = list(reader.variables(host))
@@ -270,7 +270,7 @@ def _check_roles(
                 except AnsibleError:
                     continue  # it refers to what a later role knows, and is checked there
         if given.get("network_driver") == "bridge":
-            apart.append(host)
+            bridged.append(host)
         wrong = checker.problems(host, given)
         untyped = {problem.value for problem in wrong}
         accelerator = variables[host].get("rdm_accelerator")
@@ -298,9 +298,9 @@ def _check_roles(
         problems += images[host].problems
         problems += [one for one in wrong if not (told and one.value == "images_list")]
     warnings = unknown_variables(names, known, prefixes) + sentences(odd)
-    if apart and len(reader.hosts) > 1:
+    if bridged and len(reader.hosts) > 1:
         warnings.append(
-            f"{listed(apart)}: network_driver bridge reaches the containers of its own node only, and this "
+            f"{listed(bridged)}: network_driver bridge reaches the containers of its own node only, and this "
             "cluster has several nodes: choose sriov, macvlan or ipvlan."
         )
     return problems, warnings, images
@@ -312,8 +312,8 @@ def _torch_problems(reader: HostVariables, host: str) -> list[Problem]:
     if names[1] not in reader.variables(host) or any(reader.text(host, name) for name in names):
         return []
     reason = "takes PyPI's torch, which is for CUDA, and rdm_accelerator is rocm"
-    remedy = "set it to auto, or to the build for the node's ROCm, such as rocm6.4, or set python_env_torch"
-    return [Problem(host, "an empty python_env_torch_backend", reason, remedy)]
+    hint = "set it to auto, or to the build for the node's ROCm, such as rocm6.4, or set python_env_torch"
+    return [Problem(host, "an empty python_env_torch_backend", reason, hint)]
 
 
 def _images(reader: HostVariables, host: str, accelerator: Any, given: Mapping[str, Any]) -> Images:
@@ -363,7 +363,7 @@ def wire_addresses(reader: HostVariables, host: str, plan: Mapping[str, Any]) ->
     subnets = [first, *map(IPv4Network, plan.get("rails") or ())]
     parents = _texts(reader.role_value(host, "container_rails")) or [reader.text(host, "network_parent")]
     return {
-        parent.partition(",")[0].strip() + (f".{vlan}" if vlan else ""): moved(
+        parent.partition(",")[0].strip() + (f".{vlan}" if vlan else ""): in_subnet(
             plan["nodes"][host]["my_ip"], first, subnet
         )
         for parent, subnet in zip(parents, subnets, strict=False)
@@ -416,7 +416,7 @@ def node_plan(reader: HostVariables, node: str, plan: ClusterPlan, images: Image
         min_free_bytes=int(reader.text(node, "images_min_free_bytes") or 0),
         image=images.image,
         image_listed=images.listed,
-        spare_jobs=reader.true(node, "container_spare_jobs", otherwise=True),
+        protect_jobs=reader.true(node, "container_spare_jobs", otherwise=True),
         own_devices=any(
             reader.role_value(node, f"container_{what}") is not None
             for what in ("devices", "device_requests")
@@ -444,8 +444,8 @@ def _rails(reader: HostVariables, node: str, plan: ClusterPlan) -> list[Rail]:
             parent=parents[index],
             network=network_of(reader.text(node, "network_name"), index),
             subnet=subnet,
-            gateway=moved(plan.addresses.gateway, first, subnet),
-            my_ip=moved(plan.addresses.nodes[node], first, subnet),
+            gateway=in_subnet(plan.addresses.gateway, first, subnet),
+            my_ip=in_subnet(plan.addresses.nodes[node], first, subnet),
             options=network_options(reader.known(node), parents[index], index),
         )
         for index, subnet in enumerate(plan.rails, start=1)

@@ -9,7 +9,10 @@ from collections.abc import Iterable
 from ansible_collections.rdm.provision.plugins.module_utils.constants import STATE_DIR
 from ansible_collections.rdm.provision.plugins.plugin_utils.addresses.address_plan import AddressPlan
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.node_plan import Origin
-from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import Problem, Refused
+from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import (
+    PreconditionFailed,
+    Problem,
+)
 from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.host_variables import HostVariables
 from ansible_collections.rdm.provision.plugins.plugin_utils.ssh import cluster_keys
 
@@ -32,7 +35,7 @@ def key_problems(reader: HostVariables, previous: AddressPlan | None, plan_file:
         return []
     try:
         keys = cluster_keys.read(first)
-    except Refused as refused:
+    except PreconditionFailed as refused:
         return refused.problems
     return cluster_keys.problems(first, keys, previous.keys if previous else {}, plan_file)
 
@@ -46,19 +49,19 @@ def keys_of(reader: HostVariables, cluster: str, writes: bool) -> cluster_keys.K
         writes: whether to make keys. If not, there are none where some would have been made.
 
     Raises:
-        Refused: they cannot be made.
+        PreconditionFailed: they cannot be made.
     """
     directory = _directory(reader, reader.hosts[0])
-    anew = _wants_new(reader)
-    keys = None if anew else cluster_keys.read(directory)
+    renewed = _wants_new(reader)
+    keys = None if renewed else cluster_keys.read(directory)
     if keys or not writes:
         return keys
     try:
-        return cluster_keys.make(directory, cluster, anew)
+        return cluster_keys.make(directory, cluster, renewed)
     except OSError as error:
         reason = f"cannot be written: {error.strerror}"
         problem = Problem(None, f"container_ssh_key_dir {directory}", reason, "let this user write there")
-        raise Refused([problem]) from None
+        raise PreconditionFailed([problem]) from None
 
 
 def origins(reader: HostVariables, previous: AddressPlan | None) -> dict[str, Origin]:
@@ -69,15 +72,15 @@ def origins(reader: HostVariables, previous: AddressPlan | None) -> dict[str, Or
         previous: what the plan file holds.
 
     Raises:
-        Refused: a key that is there cannot be used.
+        PreconditionFailed: a key that is there cannot be used.
     """
-    anew = _wants_new(reader)
-    keys = None if anew else cluster_keys.read(_directory(reader, reader.hosts[0]))
+    renewed = _wants_new(reader)
+    keys = None if renewed else cluster_keys.read(_directory(reader, reader.hosts[0]))
     authority = keys.fingerprints[cluster_keys.AUTHORITY] if keys else ""
     before = {**previous.removed, **previous.nodes} if previous else {}
     replaced = previous.replaced if previous else ()
     return {
-        host: Origin(authority, anew, previous is not None, before.get(host, ""), replaced)
+        host: Origin(authority, renewed, previous is not None, before.get(host, ""), replaced)
         for host in reader.hosts
     }
 

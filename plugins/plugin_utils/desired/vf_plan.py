@@ -142,7 +142,7 @@ def refuse_undone(functions: Functions, network: Network) -> None:
             )
 
 
-def settled(
+def assigned(
     plan: AddressPlan, wanted: Mapping[str, Functions], name: str, ssh: Mapping[str, str]
 ) -> AddressPlan:
     """Return the plan with the two bytes that MACs and GUIDs begin with, where they are needed.
@@ -155,9 +155,9 @@ def settled(
     """
     if plan.vf_prefix or not any(one.number for one in wanted.values()):
         return plan
-    said = repr((name, [(node, ssh.get(node, "")) for node in plan.nodes]))
+    output = repr((name, [(node, ssh.get(node, "")) for node in plan.nodes]))
     for attempt in itertools.count():
-        drawn = hashlib.sha256(f"{attempt} {said}".encode()).digest()
+        drawn = hashlib.sha256(f"{attempt} {output}".encode()).digest()
         # Locally administered (bit 1), and of one station (bit 0); IEEE 802.
         prefix = f"{drawn[0] & 0xFC | 2:02x}:{drawn[1]:02x}"
         if prefix != _DOCKERS:
@@ -183,8 +183,8 @@ def clashes(plan: AddressPlan, wanted: Mapping[str, Functions]) -> list[Problem]
         other, other_at = holders.setdefault(_low(at), (node, at))
         if other != node and (node in wanted or other in wanted):
             reason = f"and {other_at} of {other} differ in what is left out of MACs, their first bits"
-            remedy = f"choose a my_ip that differs in the last {ADDRESS_BITS} bits"
-            problems.append(Problem(node, f"its address {at}", reason, remedy))
+            hint = f"choose a my_ip that differs in the last {ADDRESS_BITS} bits"
+            problems.append(Problem(node, f"its address {at}", reason, hint))
     owners = _Owners(plan, wanted)
     pinned: dict[str, tuple[str, str]] = {}
     for node, one in wanted.items():
@@ -192,8 +192,8 @@ def clashes(plan: AddressPlan, wanted: Mapping[str, Functions]) -> list[Problem]
             other, other_vf = owners.by_place(address) or pinned.setdefault(_key(address), (node, vf))
             if (other, other_vf) != (node, vf):
                 reason = f"of {vf} is that of {other_vf} of {other}"
-                remedy = "give each VF its own in sriov_vf_addresses"
-                problems.append(Problem(node, f"the address {address}", reason, remedy))
+                hint = "give each VF its own in sriov_vf_addresses"
+                problems.append(Problem(node, f"the address {address}", reason, hint))
     return problems
 
 
@@ -216,8 +216,8 @@ def taken(
             owner, vf = pinned.get(_key(address)) or owners.by_place(address) or (node, "")
             if owner != node:
                 reason = f"of {vf} is that of {device} of {node}"
-                remedy = "set others with sriov_vf_addresses, or change vf_prefix in the address plan"
-                problems.append(Problem(owner, f"the address {address}", reason, remedy))
+                hint = "set others with sriov_vf_addresses, or change vf_prefix in the address plan"
+                problems.append(Problem(owner, f"the address {address}", reason, hint))
     return problems
 
 

@@ -9,14 +9,14 @@ from typing import NamedTuple
 ROLES = ("docker_engine", "images", "sriov", "network", "my_ip", "container", "hostfile")
 """The roles that change nodes, in their order."""
 
-FOLLOWERS: Mapping[str, Sequence[str]] = {
+DEPENDENTS: Mapping[str, Sequence[str]] = {
     "images": ("container",),
     "sriov": ("network", "container"),
     "network": ("container",),
 }
 """What has to look again when another role has worked: a container is made of an image, on a network."""
 
-BESIDE = ("my_ip", "hostfile", "receipt")
+BUNDLED = ("my_ip", "hostfile", "receipt")
 """What the call that runs a node's container can write in passing; a call of its own is 0.1 CPU s a node."""
 
 Why = dict[str, list[str]]
@@ -28,7 +28,7 @@ class Work(NamedTuple):
 
     Attributes:
         why: node -> its roles with work, in their order, and the reasons; nodes without work are left out.
-        beside: node -> what is written with its container, and in no play of its own.
+        bundled: node -> what is written with its container, and in no play of its own.
         plays: role -> the hosts of its play; also `inspect`, for image archives, `absent`, where something is
             to be taken away, `receipt` and `verify`. After the nodes with work there is one more, where there
             is one: when every host of a play has failed, Ansible ends the whole run, and nobody else's work
@@ -36,7 +36,7 @@ class Work(NamedTuple):
     """
 
     why: dict[str, Why]
-    beside: dict[str, list[str]]
+    bundled: dict[str, list[str]]
     plays: dict[str, list[str]]
 
 
@@ -46,7 +46,7 @@ def decide(
     absent: Mapping[str, Sequence[str]],
     recheck: bool = False,
     engineless: Sequence[str] = (),
-    beside: Sequence[str] = (),
+    bundled: Sequence[str] = (),
 ) -> Work:
     """Decide who has what to do.
 
@@ -57,40 +57,40 @@ def decide(
         recheck: let every wanted role look again, whatever was found.
         engineless: nodes without an engine in a run that changes nothing: what follows the engine cannot even
             be looked at there.
-        beside: what may be written with the container. Where a run is to do some parts only, each has to be
+        bundled: what may be written with the container. Where a run is to do some parts only, each has to be
             a task of its own.
     """
     why: dict[str, Why] = {}
     for node, reasons in found.items():
-        mine: Why = {role: list(said) for role, said in reasons.items()}
+        mine: Why = {role: list(output) for role, output in reasons.items()}
         if recheck:
             for role in wanted[node]:
                 mine.setdefault(role, ["everything is to be looked at again"])
         for role in ROLES:
             # An image that is nobody's to bring is still what the container is made of.
             works = role in mine and (role in wanted[node] or role == "images")
-            for follower in FOLLOWERS.get(role, ()) if works else ():
+            for follower in DEPENDENTS.get(role, ()) if works else ():
                 mine.setdefault(follower, [f"it follows {role}"])
         roles = ["docker_engine"] if node in engineless else wanted[node]
         if mine := {role: mine[role] for role in ROLES if role in mine and role in roles}:
             why[node] = mine
-    together = {
-        node: [part for part in beside if part in mine or part == "receipt"]
+    run_all = {
+        node: [part for part in bundled if part in mine or part == "receipt"]
         for node, mine in why.items()
-        if beside and "container" in mine
+        if bundled and "container" in mine
     }
     plays = {
         part: [
             node
             for node, mine in why.items()
-            if (part in mine or part == "receipt") and part not in together.get(node, ())
+            if (part in mine or part == "receipt") and part not in run_all.get(node, ())
         ]
         for part in (*ROLES, "receipt")
     }
     plays["inspect"] = plays["images"]
     plays["absent"] = [node for node in found if absent[node] and node not in engineless]
     plays = {play: _accompanied(nodes, found) for play, nodes in plays.items()}
-    return Work(why, together, {**plays, "verify": [node for node in found if node not in engineless]})
+    return Work(why, run_all, {**plays, "verify": [node for node in found if node not in engineless]})
 
 
 def _accompanied(nodes: Sequence[str], all_nodes: Mapping[str, object]) -> list[str]:

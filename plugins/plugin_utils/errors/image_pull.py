@@ -43,18 +43,18 @@ def pull_problem(name: str, message: str) -> str:
     """
     registry = registry_of(name)
     quoted = _WORDS.search(message)
-    said = " ".join((quoted["words"] if quoted else message.rpartition(" - ")[2]).split())
-    words = said.lower()
+    output = " ".join((quoted["words"] if quoted else message.rpartition(" - ")[2]).split())
+    words = output.lower()
     if any(sign in words for sign in _DENIED):
-        what, remedy = f"registry {registry} does not give {name} to this node", "docker login there"
+        what, hint = f"registry {registry} does not give {name} to this node", "docker login there"
     elif any(sign in words for sign in _UNTRUSTED):
         what = f"registry {registry}, for {name}, is not trusted by the engine"
-        remedy = "give the engine its certificate (/etc/docker/certs.d), or list it in insecure-registries"
+        hint = "give the engine its certificate (/etc/docker/certs.d), or list it in insecure-registries"
     elif any(sign in words for sign in _ABSENT):
-        what, remedy = f"registry {registry} has no {name}", "correct the name in images_list"
+        what, hint = f"registry {registry} has no {name}", "correct the name in images_list"
     elif any(sign in words for sign in _UNREACHABLE):
         what = f"registry {registry} cannot be reached for {name}"
-        remedy = "let the node reach it, or bring the image as an archive (source: archive)"
+        hint = "let the node reach it, or bring the image as an archive (source: archive)"
     else:
-        return f"{name} could not be pulled from registry {registry} ({said})"
-    return f"{what} ({said}): {remedy}"
+        return f"{name} could not be pulled from registry {registry} ({output})"
+    return f"{what} ({output}): {hint}"

@@ -20,22 +20,22 @@ class Problem(NamedTuple):
         node: the inventory name of the node, or None when the whole cluster is meant.
         value: what is at fault, as the user wrote it or as the node reports it.
         reason: what is wrong with the value; continues the sentence that the value begins.
-        remedy: what would work instead, in the imperative.
+        hint: what would work instead, in the imperative.
     """
 
     node: str | None
     value: str
     reason: str
-    remedy: str
+    hint: str
 
     @property
     def sentence(self) -> str:
-        """The problem without its node: value, reason and remedy in one sentence."""
+        """The problem without its node: value, reason and hint in one sentence."""
         what = " ".join(part for part in (self.value, self.reason) if part)
-        return f"{what}: {self.remedy}" if self.remedy else what
+        return f"{what}: {self.hint}" if self.hint else what
 
 
-class Refused(Exception):  # noqa: N818
+class PreconditionFailed(Exception):  # noqa: N818
     """Raised instead of a change, with every problem that was found.
 
     Attributes:
@@ -79,7 +79,7 @@ def sentences(problems: Iterable[Problem]) -> list[str]:
     return [f"{names(who)}: {sentence}" if who else sentence for (_, sentence), who in nodes.items()]
 
 
-def rehearsal(problems: Iterable[Problem]) -> list[str]:
+def dry_run(problems: Iterable[Problem]) -> list[str]:
     """Return the warnings of a run that changes nothing, and so refuses nothing, but says what would be."""
     return [f"This would be refused: {line}" for line in sentences(problems)]
 

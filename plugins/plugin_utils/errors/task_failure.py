@@ -68,8 +68,8 @@ def reason(result: Mapping[str, Any]) -> str:
         return _SUDO_ASKS
     if message and not message.startswith(_NO_MESSAGE):
         return message
-    said = str(result.get("stderr") or result.get("module_stderr") or result.get("stdout") or "")
-    last = next((line for line in reversed(said.splitlines()) if line.strip()), "")
+    output = str(result.get("stderr") or result.get("module_stderr") or result.get("stdout") or "")
+    last = next((line for line in reversed(output.splitlines()) if line.strip()), "")
     ended = f"exit code {result['rc']}" if "rc" in result else "it failed"
     return f"{ended}: {' '.join(last.split())}" if last else ended
 
@@ -87,12 +87,12 @@ def not_reached(message: str) -> str:
         return _ENDED_WITHOUT_A_WORD
     message = _SSH_NOISE.sub("", message)
     if _THROUGH_JUMP_HOST.search(message):
-        said = _THROUGH_JUMP_HOST.sub("", message).strip(" .:")
-        if not said:
+        output = _THROUGH_JUMP_HOST.sub("", message).strip(" .:")
+        if not output:
             return _JUMP_HOST_UNTOLD
         # Only this machine's own ssh says its name; what else is said, comes from the jump host.
-        what = "cannot be reached" if said.startswith("ssh: ") else "does not let it through"
-        return f"its jump host {what}: {said.removeprefix('ssh: ')}"
+        what = "cannot be reached" if output.startswith("ssh: ") else "does not let it through"
+        return f"its jump host {what}: {output.removeprefix('ssh: ')}"
     if "Host key verification failed" in message:
         return (
             "ssh knows no key of this host: log in once by hand and compare the fingerprint it shows "

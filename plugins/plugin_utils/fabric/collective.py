@@ -10,13 +10,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ansible_collections.rdm.provision.plugins.module_utils.base.wording import names as listed
-from ansible_collections.rdm.provision.plugins.plugin_utils.fabric.pair_evaluation import Bounds, judge
+from ansible_collections.rdm.provision.plugins.plugin_utils.fabric.pair_evaluation import Bounds, evaluate
 
 RATE_SHARE = 0.5
 """Below this share of the links' rate the bus bandwidth is told as low."""
 
 
-def judge_collective(
+def evaluate_collective(
     nodes: Mapping[str, str], job: Mapping[str, Any], slow_share: float = 0.5
 ) -> dict[str, Any]:
     """Return the judgement as plain data.
@@ -43,15 +43,15 @@ def judge_collective(
         for one, other, rate in result.get("links_gbit") or ()
     ]
     bandwidth = {pair: rate for one, other, rate in links for pair in ((one, other), (other, one))}
-    verdict = judge(list(nodes), bandwidth, {}, {}, Bounds(share=slow_share))
-    for name, reason in verdict.nodes.items():
+    outcome = evaluate(list(nodes), bandwidth, {}, {}, Bounds(share=slow_share))
+    for name, reason in outcome.nodes.items():
         reasons[name].append(reason)
         findings.append(f"{name}: {reason}")
-    for (one, other), reason in verdict.links.items():
+    for (one, other), reason in outcome.links.items():
         findings.append(f"{one} <-> {other}: {reason}")
         for name in (one, other):
             reasons[name].append(f"{one} <-> {other}: {reason}")
-    warnings += verdict.unclear
+    warnings += outcome.unclear
     rates = {names.get(name, name): float(rate) for name, rate in (result.get("rates_gbit") or {}).items()}
     sizes: Sequence[Mapping[str, Any]] = result.get("sizes") or ()
     best = max((float(size["busbw"]) for size in sizes), default=None)
@@ -74,7 +74,7 @@ def judge_collective(
         "sizes": [dict(size) for size in sizes],
         "busbw": best,
         "links_gbit": [list(link) for link in links],
-        "usual_gbit": verdict.usual_gbit,
+        "usual_gbit": outcome.usual_gbit,
         "rates_gbit": rates,
     }
 

@@ -20,10 +20,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from ansible_collections.rdm.provision.plugins.module_utils.base.wording import names as listed
 from ansible_collections.rdm.provision.plugins.plugin_utils.fabric.fabric import (
     Fabric,
+    HostResult,
     Measurement,
     Pair,
     Sample,
-    Verdict,
 )
 
 LOSSY_NODES = 32  # so many are listed
@@ -35,7 +35,7 @@ LOSSY_PEERS = 3  # so many lossy links, and …
 LOSSY_SHARE = 0.125  # … this share of all that were measured, are the node's own fault
 
 
-def judge(
+def evaluate(
     nodes: Sequence[str],
     measurements: Mapping[str, Measurement],
     slow_factor: float = 4.0,
@@ -49,10 +49,10 @@ def judge(
         slow_factor: a node is slow when its links take so many times the cluster's median …
         slow_floor_us: … and also so much longer than that.
     """
-    return _Judge(nodes, measurements, slow_factor, slow_floor_us).judge()
+    return _Evaluator(nodes, measurements, slow_factor, slow_floor_us).evaluate()
 
 
-class _Judge:
+class _Evaluator:
     """The steps of one judgement, and what they know of each other."""
 
     def __init__(
@@ -86,7 +86,7 @@ class _Judge:
             for peer in rtts:
                 self.askers.setdefault(peer, []).append(name)
 
-    def judge(self) -> Fabric:
+    def evaluate(self) -> Fabric:
         """Take the steps in their order: from the causes that explain most to those that explain least."""
         failed_pairs = [(one, other) for one in self.measuring for other in self._by_rank(self.silent[one])]
         explained = self._not_measured() | self._duplicates()
@@ -98,11 +98,11 @@ class _Judge:
         self._losses()
         self._notes()
         verdicts = {
-            name: Verdict(not self.reasons[name], "; ".join(self.reasons[name])) for name in self.nodes
+            name: HostResult(not self.reasons[name], "; ".join(self.reasons[name])) for name in self.nodes
         }
         for name, remark in self.remarks.items():
             if verdicts[name].ok:
-                verdicts[name] = Verdict(True, remark)
+                verdicts[name] = HostResult(True, remark)
         methods = {self.measurements[name].method for name in self.measuring}
         return Fabric(
             nodes=self.nodes,
@@ -140,7 +140,7 @@ class _Judge:
             causes.setdefault(own.reason, []).append(name)
             dead.add(name)
         for reason, names in causes.items():
-            self._blame(names, reason)
+            self._root_cause(names, reason)
         return dead
 
     def _duplicates(self) -> set[str]:
@@ -148,7 +148,7 @@ class _Judge:
         found = {name: self.measurements[name].duplicate for name in self.measuring}
         for name, reason in found.items():
             if reason:
-                self._blame([name], reason)
+                self._root_cause([name], reason)
         return {name for name, reason in found.items() if reason}
 
     def _cut_off(self, dead: set[str]) -> set[str]:
@@ -170,7 +170,7 @@ class _Judge:
         split = [group for group in groups if len(group) > 1]
         for group in split:
             share = f"{len(group)} of {len(self.nodes)} nodes"
-            self._blame(group, f"reaches only {share}: the fabric is split")
+            self._root_cause(group, f"reaches only {share}: the fabric is split")
         alone = [group[0] for group in groups if len(group) == 1]
         down = [name for name in alone if self.measurements[name].link_up is False]
         if not main and not split and len(down) == len(alone) - 1:
@@ -179,7 +179,7 @@ class _Judge:
         for name in alone:
             causes.setdefault(self._suspicion(name), []).append(name)
         for cause, names in causes.items():
-            self._blame(names, f"no answer from any peer: {cause}")
+            self._root_cause(names, f"no answer from any peer: {cause}")
         return {*alone, *(name for group in split for name in group)}
 
     def _pairs(self, pairs: list[Pair]) -> None:
@@ -194,7 +194,7 @@ class _Judge:
             peers = self._by_rank(silent.get(worst, ()))
             if len(peers) < 2:
                 break
-            self._blame(
+            self._root_cause(
                 [worst],
                 f"no answer between it and {listed(peers)} "
                 f"({len(peers)} of {len(self._partners(worst))} peers)",
@@ -234,7 +234,7 @@ class _Judge:
                 continue
             if len(wrong) == len(asked):
                 text = statistics.mode(sorted(wrong.values()))
-                self._blame([name], f"its sshd does not answer: {text}")
+                self._root_cause([name], f"its sshd does not answer: {text}")
                 dead.add(name)
                 continue
             for peer, text in wrong.items():
@@ -251,7 +251,7 @@ class _Judge:
         }
         alone = [name for name, peer in failed if name == peer]
         for name in alone:
-            self._blame([name], f"ssh from its container to itself fails: {failed[name, name]}")
+            self._root_cause([name], f"ssh from its container to itself fails: {failed[name, name]}")
         pairs = {
             (name, peer): text
             for (name, peer), text in failed.items()
@@ -433,7 +433,7 @@ class _Judge:
             return statistics.mode(errors)
         return "its fabric interface or the port of the switch may be down"
 
-    def _blame(self, names: list[str], reason: str) -> None:
+    def _root_cause(self, names: list[str], reason: str) -> None:
         """Note what is wrong with one node, or with several that share it."""
         for name in names:
             self.reasons[name].append(reason)

@@ -49,7 +49,7 @@ class Measurement(NamedTuple):
     login: Mapping[str, str] = {}
 
 
-class Verdict(NamedTuple):
+class HostResult(NamedTuple):
     """Whether a node takes its part in the fabric, and if not, or not well, why."""
 
     ok: bool
@@ -100,7 +100,7 @@ class Fabric(NamedTuple):
 
     nodes: list[str]
     outside: list[str]
-    verdicts: dict[str, Verdict]
+    verdicts: dict[str, HostResult]
     findings: list[str]
     warnings: list[str]
     rtt_us: Mapping[str, Mapping[str, float | None]]
@@ -114,7 +114,7 @@ class Fabric(NamedTuple):
     @property
     def ok(self) -> bool:
         """Whether every pair that was measured talks."""
-        return all(verdict.ok for verdict in self.verdicts.values())
+        return all(outcome.ok for outcome in self.verdicts.values())
 
 
 def measurement(result: Mapping[str, Any]) -> Measurement:
@@ -196,34 +196,34 @@ def lasting(measured: Mapping[str, Measurement], changing: Set[str]) -> dict[str
     }
 
 
-def of_rails(judged: Mapping[str, Fabric]) -> dict[str, Any]:
+def of_rails(evaluated: Mapping[str, Fabric]) -> dict[str, Any]:
     """Return the judgement on several rails as plain data.
 
     It is that of the first, but what is said of nodes is said of all rails, and names the rail; `rails` has
     them one by one.
 
     Args:
-        judged: by name of the rail, the first one first.
+        evaluated: by name of the rail, the first one first.
     """
-    rails = {rail: as_dict(fabric) for rail, fabric in judged.items()}
+    rails = {rail: as_dict(fabric) for rail, fabric in evaluated.items()}
     if len(rails) == 1:
         return next(iter(rails.values()))
     first = next(iter(rails.values()))
     reasons = {
         name: "; ".join(
             f"rail {rail}: {fabric.verdicts[name].reason}"
-            for rail, fabric in judged.items()
+            for rail, fabric in evaluated.items()
             if name in fabric.verdicts and not fabric.verdicts[name].ok
         )
         for name in first["verdicts"]
     }
-    said = {
+    output = {
         what: [f"rail {rail}: {sentence}" for rail, one in rails.items() for sentence in one[what]]
         for what in ("findings", "warnings")
     }
     return {
         **first,
-        **said,
+        **output,
         "ok": not any(reasons.values()),
         "verdicts": {name: {"ok": not reason, "reason": reason} for name, reason in reasons.items()},
         "slow": [name for name in first["nodes"] if any(name in one["slow"] for one in rails.values())],
@@ -243,7 +243,7 @@ def as_dict(fabric: Fabric) -> dict[str, Any]:
         "nodes": fabric.nodes,
         "outside": fabric.outside,
         "verdicts": {
-            name: {"ok": verdict.ok, "reason": verdict.reason} for name, verdict in fabric.verdicts.items()
+            name: {"ok": outcome.ok, "reason": outcome.reason} for name, outcome in fabric.verdicts.items()
         },
         "findings": fabric.findings,
         "warnings": fabric.warnings,

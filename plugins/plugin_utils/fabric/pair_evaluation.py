@@ -39,7 +39,7 @@ class Bounds(NamedTuple):
     floor_us: float = 3.0
 
 
-class Judgement(NamedTuple):
+class Evaluation(NamedTuple):
     """Who is at fault.
 
     Attributes:
@@ -64,13 +64,13 @@ class Judgement(NamedTuple):
     unclear: list[str]
 
 
-def judge(
+def evaluate(
     nodes: Sequence[str],
     bandwidth: Mapping[Pair, float],
     latency: Mapping[Pair, float],
     failed: Mapping[Pair, str],
     bounds: Bounds = Bounds(),  # noqa: B008  # immutable
-) -> Judgement:
+) -> Evaluation:
     """Return who is at fault.
 
     Args:
@@ -91,27 +91,27 @@ def judge(
     bad: dict[Pair, str] = {_ordered(pair, rank): why for pair, why in failed.items()}
     for pair, value in sorted(bandwidth.items(), key=lambda item: item[1]):
         if usual_gbit is not None and value < bounds.share * usual_gbit:
-            said = f"{pair[0]} sends {pair[1]} {value:.3g} Gb/s; usual are {usual_gbit:.3g}"
-            bad.setdefault(_ordered(pair, rank), said)
+            output = f"{pair[0]} sends {pair[1]} {value:.3g} Gb/s; usual are {usual_gbit:.3g}"
+            bad.setdefault(_ordered(pair, rank), output)
     for pair, value in latency.items():
         if usual_us is not None and value > max(bounds.factor * usual_us, usual_us + bounds.floor_us):
-            said = f"the latency is {value:.3g} us; usual are {usual_us:.3g}"
-            bad.setdefault(_ordered(pair, rank), said)
+            output = f"the latency is {value:.3g} us; usual are {usual_us:.3g}"
+            bad.setdefault(_ordered(pair, rank), output)
     measured = {_ordered(pair, rank) for pair in (*bandwidth, *latency, *failed)}
     medians = [
         {name: statistics.median_high(values) if values else None for name, values in found.items()}
         for found in (sent, received)
     ]
     waits = {name: statistics.median_low(values) if values else None for name, values in times.items()}
-    guilty = _guilty(nodes, measured, set(bad))
-    verdict = Judgement({}, {}, usual_gbit, usual_us, medians[0], medians[1], waits, [])
-    for name, (count, of) in guilty.items():
+    faulty = _faulty(nodes, measured, set(bad))
+    result = Evaluation({}, {}, usual_gbit, usual_us, medians[0], medians[1], waits, [])
+    for name, (count, of) in faulty.items():
         failures = [why for pair, why in failed.items() if name in pair]
-        verdict.nodes[name] = _reason(name, verdict, failures, (count, of), bounds)
+        result.nodes[name] = _reason(name, result, failures, (count, of), bounds)
     for pair in sorted(bad, key=lambda pair: (rank[pair[0]], rank[pair[1]])):
-        if not set(pair) & set(guilty):
-            verdict.links[pair] = bad[pair]
-    told = {pair for pair in measured if pair in bad or set(pair) & set(guilty)}
+        if not set(pair) & set(faulty):
+            result.links[pair] = bad[pair]
+    told = {pair for pair in measured if pair in bad or set(pair) & set(faulty)}
     rates: dict[Pair, float] = {}
     for pair, value in bandwidth.items():  # of two directions the slower
         both_ways = _ordered(pair, rank)
@@ -121,13 +121,13 @@ def judge(
     if rates:
         share, most = min(bounds.share, _WIDE), max(rates.values())
         slow = [pair for pair in sorted(rates, key=rates.__getitem__) if rates[pair] < share * most]
-        verdict.unclear.extend(_unclear("bandwidths", "Gb/s", rates, slow))
+        result.unclear.extend(_unclear("bandwidths", "Gb/s", rates, slow))
     if late:
         least = min(late.values())
         most = max(bounds.factor * least, least + bounds.floor_us)
         slow = [pair for pair in sorted(late, key=lambda pair: -late[pair]) if late[pair] > most]
-        verdict.unclear.extend(_unclear("latencies", "us", late, slow))
-    return verdict
+        result.unclear.extend(_unclear("latencies", "us", late, slow))
+    return result
 
 
 def _unclear(what: str, unit: str, values: Mapping[Pair, float], slow: Sequence[Pair]) -> list[str]:
@@ -139,7 +139,7 @@ def _unclear(what: str, unit: str, values: Mapping[Pair, float], slow: Sequence[
     return [f"the {what} go from {span}, and no single node or link explains it; slow are {pairs}"]
 
 
-def _guilty(nodes: Sequence[str], measured: set[Pair], bad: set[Pair]) -> dict[str, tuple[int, int]]:
+def _faulty(nodes: Sequence[str], measured: set[Pair], bad: set[Pair]) -> dict[str, tuple[int, int]]:
     """Return the nodes at fault, each with how many of how many pairs are bad, in the order of ranks."""
     of: dict[str, set[Pair]] = {name: set() for name in nodes}
     mine: dict[str, set[Pair]] = {name: set() for name in nodes}
@@ -166,14 +166,14 @@ def _guilty(nodes: Sequence[str], measured: set[Pair], bad: set[Pair]) -> dict[s
 
 
 def _reason(
-    name: str, verdict: Judgement, failures: Sequence[str], bad: tuple[int, int], bounds: Bounds
+    name: str, result: Evaluation, failures: Sequence[str], bad: tuple[int, int], bounds: Bounds
 ) -> str:
     """Return why a node is at fault, in one sentence."""
     parts = []
-    usual = verdict.usual_gbit
+    usual = result.usual_gbit
     directions = {
-        "sends": verdict.sent_gbit[name],
-        "receives": verdict.received_gbit[name],
+        "sends": result.sent_gbit[name],
+        "receives": result.received_gbit[name],
     }
     slow = {
         verb: value
@@ -181,9 +181,9 @@ def _reason(
         if value is not None and usual is not None and value < bounds.share * usual
     }
     if slow and usual is not None:
-        said = " and ".join(f"{verb} {value:.3g}" for verb, value in slow.items())
-        parts.append(f"it {said} Gb/s where {usual:.3g} are usual")
-    late, common = verdict.latency_us[name], verdict.usual_us
+        output = " and ".join(f"{verb} {value:.3g}" for verb, value in slow.items())
+        parts.append(f"it {output} Gb/s where {usual:.3g} are usual")
+    late, common = result.latency_us[name], result.usual_us
     if (
         late is not None
         and common is not None

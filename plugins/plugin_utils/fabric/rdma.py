@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ansible_collections.rdm.provision.plugins.module_utils.base.wording import names as listed
-from ansible_collections.rdm.provision.plugins.plugin_utils.fabric import pair_evaluation as pair_judge
+from ansible_collections.rdm.provision.plugins.plugin_utils.fabric import pair_evaluation
 from ansible_collections.rdm.provision.plugins.plugin_utils.fabric.pair_evaluation import Bounds, Pair
 
 FULL_MATRIX_NODES = 128
@@ -98,7 +98,7 @@ def device_problems(look: Mapping[str, Any]) -> tuple[list[str], list[str]]:
     return problems, warnings
 
 
-def judge_rdma(
+def evaluate_rdma(
     nodes: Sequence[str],
     looks: Mapping[str, Mapping[str, Any]],
     results: Mapping[str, Mapping[str, Any]],
@@ -134,24 +134,24 @@ def judge_rdma(
     warnings += [f"{listed(who)}: {warning}" for warning, who in told.items()]
     measured = [name for name in nodes if name in results and not results[name].get("reason")]
     bandwidth, latency, failed = pairs_of(measured, results)
-    verdict = pair_judge.judge(measured, bandwidth, latency, failed, bounds)
+    result = pair_evaluation.evaluate(measured, bandwidth, latency, failed, bounds)
     rates = {
         name: float(rate)
         for name in nodes
         if (rate := (looks.get(name, {}).get("look") or {}).get("rate_gbit"))
     }
     usual_rate = max(rates.values(), key=list(rates.values()).count) if rates else None
-    for name, reason in verdict.nodes.items():
+    for name, reason in result.nodes.items():
         if usual_rate is not None and rates.get(name, usual_rate) != usual_rate:
             reason = f"{reason}; its link runs at {rates[name]:g} Gb/s, the others' at {usual_rate:g}"
         findings.append(f"{name}: {reason}")
         reasons[name].append(reason)
-    for (one, other), reason in verdict.links.items():
+    for (one, other), reason in result.links.items():
         findings.append(f"{one} <-> {other}: {reason}")
         for name in (one, other):
             reasons[name].append(f"{one} <-> {other}: {reason}")
-    warnings += verdict.unclear
-    usual = verdict.usual_gbit
+    warnings += result.unclear
+    usual = result.usual_gbit
     if usual is not None and usual_rate is not None and usual < RATE_SHARE * usual_rate:
         warnings.append(
             f"the usual bandwidth is {usual:.3g} Gb/s, {usual / usual_rate:.0%} of the links' "
@@ -164,11 +164,11 @@ def judge_rdma(
         warnings=warnings,
         bandwidth_gbit=bandwidth,
         latency_us=latency,
-        sent_gbit=verdict.sent_gbit,
-        received_gbit=verdict.received_gbit,
-        node_latency_us=verdict.latency_us,
+        sent_gbit=result.sent_gbit,
+        received_gbit=result.received_gbit,
+        node_latency_us=result.latency_us,
         usual_gbit=usual,
-        usual_us=verdict.usual_us,
+        usual_us=result.usual_us,
         rates=rates,
         sample=sample,
         bare=[name for name in nodes if (looks.get(name, {}).get("look") or {}).get("shown") == []],
@@ -239,25 +239,25 @@ def as_dict(rdma: Rdma) -> dict[str, Any]:
     }
 
 
-def of_rails(judged: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+def of_rails(evaluated: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """Return the judgement on several rails as plain data.
 
     Figures are those of the first. What is said of nodes is said of all rails, and names the rail unless it
     is the same on each; `rails` has them one by one.
 
     Args:
-        judged: by name of the rail what as_dict() returned, the first one first; one with the name "" is the
+        evaluated: what as_dict() returned, by rail, the first one first; one with the name "" is the
             only one.
     """
-    first = next(iter(judged.values()))
-    if "" in judged:
+    first = next(iter(evaluated.values()))
+    if "" in evaluated:
         return dict(first)
     reasons = {
         name: "; ".join(
             _said_by(
                 {
                     rail: [one["verdicts"][name]["reason"]]
-                    for rail, one in judged.items()
+                    for rail, one in evaluated.items()
                     if name in one["verdicts"]
                 }
             )
@@ -267,25 +267,25 @@ def of_rails(judged: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     return {
         **first,
         **{
-            what: _said_by({rail: one[what] for rail, one in judged.items()})
+            what: _said_by({rail: one[what] for rail, one in evaluated.items()})
             for what in ("findings", "warnings")
         },
         "ok": not any(reasons.values()),
         "verdicts": {name: {"ok": not reason, "reason": reason} for name, reason in reasons.items()},
-        "rails": dict(judged),
+        "rails": dict(evaluated),
     }
 
 
 def _said_by(rails: Mapping[str, Sequence[str]]) -> list[str]:
     """Return the sentences on each rail, those that are the same on every rail once and without its name."""
     common = set.intersection(*map(set, rails.values())) if len(rails) > 1 else set()
-    said = [
+    output = [
         sentence if sentence in common else f"rail {rail}: {sentence}"
         for rail, sentences in rails.items()
         for sentence in sentences
         if sentence
     ]
-    return list(dict.fromkeys(said))
+    return list(dict.fromkeys(output))
 
 
 def table(rdma: Mapping[str, Any]) -> str:

@@ -74,8 +74,8 @@ def _lines(fabric: Fabric) -> list[str]:
             if times is None
             else str(sum(1 for peer, rtt in times.items() if rtt is None and peer in members))
         )
-        verdict = fabric.verdicts[name]
-        word = "FAILED" if not verdict.ok else "slow" if name in fabric.slow else "ok"
+        result = fabric.verdicts[name]
+        word = "FAILED" if not result.ok else "slow" if name in fabric.slow else "ok"
         rows.append([name, _time(fabric.median_us[name]), silent, word])
     pairs = [
         (rtt, one, other)

@@ -173,9 +173,9 @@ def check_inventory(
     problems += _check_duplicates([hosts[name] for name in order])
     shared = {option: _shared(option, [hosts[name] for name in order], problems) for option in SHARED}
     if not _CLUSTER.fullmatch(shared["rdm_cluster"]):
-        remedy = "use small letters, digits, '_', '.' and '-', beginning with a letter or digit"
+        hint = "use small letters, digits, '_', '.' and '-', beginning with a letter or digit"
         problems.append(
-            Problem(None, f"rdm_cluster {shared['rdm_cluster']!r}", "is not a cluster name", remedy)
+            Problem(None, f"rdm_cluster {shared['rdm_cluster']!r}", "is not a cluster name", hint)
         )
     nodes = {name: _check_node(hosts[name], problems) for name in order}
     runtime = _check_runtime(shared["rdm_runtime"], nodes, hosts, problems)
@@ -209,8 +209,8 @@ def _check_groups(masters: Sequence[str], workers: Sequence[str]) -> list[Proble
             Problem(None, "the cluster", what, "put one host into master and the others into workers")
         )
     elif not masters:
-        remedy = f"move one host there from workers, for example {workers[0]}"
-        problems.append(Problem(None, "the group master", "has no host", remedy))
+        hint = f"move one host there from workers, for example {workers[0]}"
+        problems.append(Problem(None, "the group master", "has no host", hint))
     elif len(masters) > 1:
         what = f"has {len(masters)} hosts ({names(masters)})"
         problems.append(
@@ -220,10 +220,10 @@ def _check_groups(masters: Sequence[str], workers: Sequence[str]) -> list[Proble
 
 
 def _check_names(order: Sequence[str]) -> list[Problem]:
-    remedy = "use letters, digits, '.', '_' and '-', beginning with a letter or digit, and set ansible_host"
+    hint = "use letters, digits, '.', '_' and '-', beginning with a letter or digit, and set ansible_host"
     return [
         Problem(
-            None, f"the host name {name!r}", "has characters that are not safe in files and commands", remedy
+            None, f"the host name {name!r}", "has characters that are not safe in files and commands", hint
         )
         for name in order
         if not _NAME.fullmatch(name)
@@ -241,8 +241,8 @@ def _check_duplicates(hosts: Sequence[Host]) -> list[Problem]:
         given = (str(host.variables.get(name) or "") for name in SSH_ARGUMENTS)
         reached = (where, *(way for text in given for way in _ways(text)))
         if reached in users:
-            remedy = "list each node once"
-            problems.append(Problem(host.name, where, f"is the same host as {users[reached]}", remedy))
+            hint = "list each node once"
+            problems.append(Problem(host.name, where, f"is the same host as {users[reached]}", hint))
         users.setdefault(reached, host.name)
     return problems
 
@@ -272,9 +272,9 @@ def _shared(option: str, hosts: Sequence[Host], problems: list[Problem]) -> str:
         value = host.variables.get(option)
         values.setdefault(str(default if value is None else value), []).append(host.name)
     if len(values) > 1:
-        said = "; ".join(f"{value!r} on {names(who, 3)}" for value, who in values.items())
-        remedy = "set it once, under all: vars:"
-        problems.append(Problem(None, option, f"differs between nodes: {said}", remedy))
+        output = "; ".join(f"{value!r} on {names(who, 3)}" for value, who in values.items())
+        hint = "set it once, under all: vars:"
+        problems.append(Problem(None, option, f"differs between nodes: {output}", hint))
     return max(values, key=lambda value: len(values[value])) if values else str(default)
 
 
@@ -283,8 +283,8 @@ def _check_runtime(
 ) -> str:
     """Return what jobs run in, and add what a bare host needs beside to `problems`."""
     if runtime not in RUNTIMES:
-        remedy = "choose container or host"
-        problems.append(Problem(None, f"rdm_runtime {runtime!r}", "is nothing that jobs run in", remedy))
+        hint = "choose container or host"
+        problems.append(Problem(None, f"rdm_runtime {runtime!r}", "is nothing that jobs run in", hint))
         return RUNTIME_CONTAINER
     if runtime == RUNTIME_HOST:
         for name, node in nodes.items():
@@ -294,8 +294,8 @@ def _check_runtime(
                 )
                 problems.append(Problem(name, "rdm_become true", reason, "set rdm_become: false"))
             if hosts[name].variables.get("my_ip") in (None, ""):
-                remedy = "set it to the address that the host has on the fabric"
-                problems.append(Problem(name, "my_ip", "is not set, and a bare host is given none", remedy))
+                hint = "set it to the address that the host has on the fabric"
+                problems.append(Problem(name, "my_ip", "is not set, and a bare host is given none", hint))
     return runtime
 
 
@@ -310,12 +310,12 @@ def check_gpus(host: Host) -> tuple[Gpus, list[Problem]]:
     """
     problems = []
 
-    def value(option: str, fits: Callable[[float], bool], reason: str, remedy: str) -> float | None:
+    def value(option: str, fits: Callable[[float], bool], reason: str, hint: str) -> float | None:
         written = host.variables.get(option, CLUSTER_OPTIONS[option]["default"])
         number = _number(written)
         if number is not None and fits(number):
             return number
-        problems.append(Problem(host.name, f"{option} {written!r}", reason, remedy))
+        problems.append(Problem(host.name, f"{option} {written!r}", reason, hint))
         return None
 
     slots = value(
@@ -342,8 +342,8 @@ def check_gpus(host: Host) -> tuple[Gpus, list[Problem]]:
 def _check_node(host: Host, problems: list[Problem]) -> Node:
     """Return the node's variables, and add what is wrong with them to `problems`."""
 
-    def reject(option: str, value: Any, reason: str, remedy: str) -> None:
-        problems.append(Problem(host.name, f"{option} {value!r}", reason, remedy))
+    def reject(option: str, value: Any, reason: str, hint: str) -> None:
+        problems.append(Problem(host.name, f"{option} {value!r}", reason, hint))
 
     accelerator = host.variables.get("rdm_accelerator")
     if accelerator is None:
@@ -362,13 +362,13 @@ def _check_node(host: Host, problems: list[Problem]) -> Node:
 
     config_dir = str(host.variables.get("rdm_config_dir") or "")
     if config_dir and not _CONFIG_DIR.fullmatch(config_dir):
-        remedy = "give an absolute path such as /etc/rdm, without ':' and line breaks"
-        reject("rdm_config_dir", config_dir, "is not a usable directory", remedy)
+        hint = "give an absolute path such as /etc/rdm, without ':' and line breaks"
+        reject("rdm_config_dir", config_dir, "is not a usable directory", hint)
 
     docker_socket = str(host.variables.get("rdm_docker_socket") or "")
     if docker_socket and not _SOCKET.fullmatch(docker_socket):
-        remedy = "give the path of a unix socket on the node, such as /run/docker.sock, without unix://"
-        reject("rdm_docker_socket", docker_socket, "is not the path of an engine's socket", remedy)
+        hint = "give the path of a unix socket on the node, such as /run/docker.sock, without unix://"
+        reject("rdm_docker_socket", docker_socket, "is not the path of an engine's socket", hint)
 
     return Node(
         accelerator=str(accelerator) if accelerator in ACCELERATORS else "cpu",

@@ -45,10 +45,10 @@ def container_problems(node: str, options: Mapping[str, Any]) -> list[Problem]:
         options: what the user set: name of the variable -> value.
     """
     problems = [
-        Problem(node, f"{name} {shown}", reason, remedy)
+        Problem(node, f"{name} {shown}", reason, hint)
         for name, check in _CHECKS.items()
         if options.get(name) is not None
-        for shown, reason, remedy in check(_typed(options[name], check))
+        for shown, reason, hint in check(_typed(options[name], check))
     ]
     if options.get("container_shm_size") and options.get("container_ipc_mode") == "host":
         shown = f"container_shm_size {options['container_shm_size']}"
@@ -69,9 +69,9 @@ def missing_over_ssh(node: str, options: Mapping[str, Any]) -> list[Problem]:
         return []
     # As roles/container/files/start.sh leaves out. The value may be a secret.
     reason = "has a double quote, a backslash or a newline in its value, and commands over ssh do not get it"
-    remedy = "use `rdm-provision exec`, which gets it, or keep the value in a file"
+    hint = "use `rdm-provision exec`, which gets it, or keep the value in a file"
     return [
-        Problem(node, f"container_env {name}", reason, remedy)
+        Problem(node, f"container_env {name}", reason, hint)
         for name, value in values.items()
         if re.search(r'["\\\n]', str(value))
     ]
@@ -154,16 +154,16 @@ def _env(value: Any) -> Iterator[Complaint]:
         return  # Ansible reads `A=B C=D` as a dictionary of texts
     for name, content in value.items():
         if not isinstance(name, str) or not name or re.search(r"[=\s\0]", name):
-            remedy = "give it a name without '=' and white space, in quotes where YAML sees something else"
-            yield repr(name), "is not the name of an environment variable", remedy
+            hint = "give it a name without '=' and white space, in quotes where YAML sees something else"
+            yield repr(name), "is not the name of an environment variable", hint
         elif OURS_IN_ENV.fullmatch(name):
             whose = "a node's" if name.startswith("MY_IP") else "the master's"
-            remedy = f"leave it out; to choose it, pin {whose} my_ip in the inventory"
-            yield name, "is what the plan gives each container", remedy
+            hint = f"leave it out; to choose it, pin {whose} my_ip in the inventory"
+            yield name, "is what the plan gives each container", hint
         elif not isinstance(content, (str, int, float)) or isinstance(content, bool):
             kind = {bool: "a truth value", type(None): "nothing"}.get(type(content), "a structure")
-            remedy = "say in quotes what programs shall see, such as '1', 'true' or ''"
-            yield name, f"has {kind} for a value, and programs get a text", remedy
+            hint = "say in quotes what programs shall see, such as '1', 'true' or ''"
+            yield name, f"has {kind} for a value, and programs get a text", hint
         elif "\0" in str(content):
             yield name, "has a null character in its value", "take it out"
 

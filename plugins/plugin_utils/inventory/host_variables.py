@@ -12,7 +12,10 @@ from ansible.errors import AnsibleError
 from ansible.module_utils.parsing.convert_bool import boolean
 from ansible.vars.hostvars import HostVarsVars
 from ansible_collections.rdm.provision.plugins.module_utils.constants import PLAN_FILE
-from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import Problem, Refused
+from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import (
+    PreconditionFailed,
+    Problem,
+)
 from ansible_collections.rdm.provision.plugins.plugin_utils.errors.task_failure import reason
 from ansible_collections.rdm.provision.plugins.plugin_utils.inventory import role_specs
 from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.node_variables import NodeVariables
@@ -155,7 +158,7 @@ class HostVariables:
         host = self._by_host[self.hosts[0]]
         directory = host.get("inventory_dir")
         if not directory:
-            raise Refused(
+            raise PreconditionFailed(
                 [
                     Problem(
                         None,
@@ -171,7 +174,7 @@ class HostVariables:
         """Return what the plan file is a link to, or itself; None when there is no place for it."""
         try:
             return Path(os.path.realpath(self.plan_file()))
-        except (Refused, IndexError):
+        except (PreconditionFailed, IndexError):
             return None
 
 

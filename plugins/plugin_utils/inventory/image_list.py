@@ -59,13 +59,13 @@ def check_images(
         listed = canonical(container_image) in found
         if found and not listed:
             what = f"container_image {container_image}"
-            remedy = f"list it in images_list, or choose one of {names(found.values())}"
-            problems.append(Problem(node, what, f"is not in {source}", remedy))
+            hint = f"list it in images_list, or choose one of {names(found.values())}"
+            problems.append(Problem(node, what, f"is not in {source}", hint))
         return Images(container_image, listed, problems)
     if not found:
-        remedy = f"list the image to run, such as {_EXAMPLE}"
+        hint = f"list the image to run, such as {_EXAMPLE}"
         reason = f"is empty, and images_profiles has nothing for {accelerator}"
-        problems.append(Problem(node, "images_list", reason, remedy))
+        problems.append(Problem(node, "images_list", reason, hint))
     return Images(next(iter(found.values()), ""), bool(found), problems)
 
 
@@ -91,11 +91,11 @@ def unpinned(node: str, powerful: Mapping[str, str], images: Any) -> list[Proble
         if _DIGEST.fullmatch(digest) or canonical(image) in bound:
             continue
         reason = "names no digest, and what it names runs with all rights on the node"
-        remedy = (
+        hint = (
             f"write {_without_tag(repository)}@sha256:…, which `docker images --digests` shows, list it in "
             "images_list as an archive with sha256, or set sriov_allow_tag: true"
         )
-        problems.append(Problem(node, f"{variable} {image}", reason, remedy))
+        problems.append(Problem(node, f"{variable} {image}", reason, hint))
     return problems
 
 
@@ -146,7 +146,7 @@ def _entries(node: str, images: Any, source: str, problems: list[Problem]) -> di
 
 
 def _wrong(entry: Mapping[str, Any]) -> list[str]:
-    """Return the first thing that is wrong with an entry, reason and remedy; empty when nothing is."""
+    """Return the first thing that is wrong with an entry, reason and hint; empty when nothing is."""
     repository, at, digest = entry["name"].partition("@")
     source = entry.get("source")
     try:

@@ -34,8 +34,8 @@ def source_problems(host: str, given: Mapping[str, Any]) -> list[Problem]:
     directory = str(given.get(MEGATRON) or "")
     if given.get(REPOSITORY) and HOST_NAME in directory:
         reason = f"is {directory}, and git knows no {HOST_NAME}"
-        remedy = f"give a directory without it, or check it out yourself and leave {REPOSITORY} empty"
-        problems.append(Problem(host, MEGATRON, reason, remedy))
+        hint = f"give a directory without it, or check it out yourself and leave {REPOSITORY} empty"
+        problems.append(Problem(host, MEGATRON, reason, hint))
     return problems
 
 

@@ -13,7 +13,7 @@ ALL = "_all"
 def registered(
     name: str, task_vars: Mapping[str, Any], hosts: Sequence[str] | None = None
 ) -> dict[str, dict[str, Any]]:
-    """Return what each host registered under a name, or has there from the action ask_all.
+    """Return what each host registered under a name, or has there from the action run_on_all.
 
     Args:
         name: the name.

@@ -52,25 +52,25 @@ class RoleVariables:
             key = f"{name}={value!r}"
             if key not in self._known:
                 self._known[key] = self._validators[name].validate({name: value}).error_messages
-            said = self._known[key]
-            if said and option.get("choices"):
-                # Ansible's own words list the choices, as the remedy does.
-                said = [repr(value)]
+            output = self._known[key]
+            if output and option.get("choices"):
+                # Ansible's own words list the choices, as the hint does.
+                output = [repr(value)]
             secret = " (not shown here)" if option.get("no_log") else ""
             found += [
-                Problem(node, name, "has a wrong value" + (secret or f": {message}"), _remedy(option))
-                for message in said
+                Problem(node, name, "has a wrong value" + (secret or f": {message}"), _hint(option))
+                for message in output
             ]
             if name in DOCKER_NAMES and not _DOCKER_NAME.fullmatch(str(value)):
-                remedy = "use letters, digits, '_', '.' and '-', beginning with a letter or digit"
-                found.append(Problem(node, f"{name} {value!r}", "is not a name that Docker takes", remedy))
+                hint = "use letters, digits, '_', '.' and '-', beginning with a letter or digit"
+                found.append(Problem(node, f"{name} {value!r}", "is not a name that Docker takes", hint))
             if name in ("network_name", "container_network") and str(value) in _OF_DOCKER:
                 reason = "is a word of Docker's own, and not a network on which a container has MY_IP"
                 found.append(Problem(node, f"{name} {value!r}", reason, "choose another name, such as ibnet"))
         return found
 
 
-def _remedy(option: Mapping[str, Any]) -> str:
+def _hint(option: Mapping[str, Any]) -> str:
     if option.get("choices"):
         return "choose " + ", ".join(str(choice) or "''" for choice in option["choices"])
     elements = f" of {option['elements']}" if option.get("elements") else ""

@@ -40,8 +40,8 @@ def undecryptable(hosts: Mapping[str, Mapping[str, Any]]) -> list[Problem]:
                     readable.add(vault_id)
                     continue
                 reason = f"is encrypted and cannot be read: {known[text]}"
-                remedy = "give its password with --ask-vault-pass or --vault-password-file FILE"
-                found.append(Problem(host, name, reason, remedy))
+                hint = "give its password with --ask-vault-pass or --vault-password-file FILE"
+                found.append(Problem(host, name, reason, hint))
     return found
 
 

@@ -38,8 +38,8 @@ def from_list(
         # The accelerator of Slurm's nodes, by which a profile is chosen, is not known here.
         empty = "that is empty, and images_profiles is for containers alone"
         has = f"that has {names(sorted(listed))}" if listed else empty
-        remedy = f"did you mean {close[0]}?" if close else f"give a path or docker://NAME; {has}"
-        return [], [Problem(None, what, "is no path, no docker://NAME, and not in images_list", remedy)]
+        hint = f"did you mean {close[0]}?" if close else f"give a path or docker://NAME; {has}"
+        return [], [Problem(None, what, "is no path, no docker://NAME, and not in images_list", hint)]
     if entry.get("source") == "registry":
         return [f"{KEY}=docker://{entry['name']}"], []
     if entry.get("source") == "build":
@@ -53,18 +53,18 @@ def from_list(
 
 
 def _wrong_archive(entry: Mapping[str, Any], sha256: Any) -> tuple[str, str] | None:
-    """Return why a job of Slurm cannot run an archive of the list, reason and remedy; None when it can."""
+    """Return why a job of Slurm cannot run an archive of the list, reason and hint; None when it can."""
     path = str(entry.get("path") or "")
     if not entry.get("remote_src", True):
-        remedy = "copy it to a directory that all nodes see, and list that path, with remote_src: true"
-        return f"is an archive on this machine ({path})", remedy
+        hint = "copy it to a directory that all nodes see, and list that path, with remote_src: true"
+        return f"is an archive on this machine ({path})", hint
     if not path.startswith("/"):
         return f"is an archive at a relative path ({path})", "list its whole path, which all nodes must see"
     if not path.endswith(ARCHIVES):
         plain = path.removesuffix(".zst")
         unpacked = plain != path and plain.endswith(ARCHIVES)
-        remedy = f"unpack it (zstd -d {path}), and list {plain}" if unpacked else "rename it"
-        return f"is an archive that is no {', '.join(ARCHIVES)} ({path})", remedy
+        hint = f"unpack it (zstd -d {path}), and list {plain}" if unpacked else "rename it"
+        return f"is an archive that is no {', '.join(ARCHIVES)} ({path})", hint
     listed = entry.get("sha256")
     if sha256 and listed and str(sha256).lower() != str(listed).lower():
         reason = f"has the sha256 {listed} in images_list, and {DIGEST} is {sha256}"

@@ -16,7 +16,10 @@ from typing import Any, NamedTuple
 import yaml
 from ansible_collections.rdm.provision.plugins.module_utils.base.wording import names
 from ansible_collections.rdm.provision.plugins.module_utils.constants import LAUNCHERS
-from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import Problem, Refused
+from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import (
+    PreconditionFailed,
+    Problem,
+)
 from ansible_collections.rdm.provision.plugins.plugin_utils.errors.task_failure import not_reached
 from ansible_collections.rdm.provision.plugins.plugin_utils.jobs import job_image
 
@@ -154,13 +157,13 @@ def plan_job(
         put_off: whether to return problems with which the nodes can still be asked for others.
 
     Raises:
-        Refused: something cannot be; with every problem.
+        PreconditionFailed: something cannot be; with every problem.
     """
     problems: list[Problem] = []
     config = _config(wanted, problems)
     launcher = config.get("launcher") or {}
     kind = _chosen("launcher.kind", launcher, wanted.overrides)
-    overrides, minor = _judged(wanted.overrides, kind)
+    overrides, minor = _evaluated(wanted.overrides, kind)
     chosen = set(in_run)
     only = bool(slurm.login) and not nodes
     through = kind == "slurm" or (kind is None and (only or before.slurm))
@@ -199,12 +202,12 @@ def plan_job(
     name = wanted.resume or wanted.name or _new_name(config, wanted.source, now)
     if not JOB_NAME.fullmatch(name):
         reason = "is no name for a job"
-        remedy = "use lower-case letters, digits, '-', '_' and '.', and begin with a letter or digit"
-        problems.append(Problem(None, repr(name), reason, remedy))
+        hint = "use lower-case letters, digits, '-', '_' and '.', and begin with a letter or digit"
+        problems.append(Problem(None, repr(name), reason, hint))
     # Slurm may give other nodes, whose number other problems depend on.
     slurm_meant = bool(difflib.get_close_matches(str(kind), ["slurm"]))
     if problems or (minor and not (put_off and taking_part and not through and not slurm_meant)):
-        raise Refused([*minor, *problems])
+        raise PreconditionFailed([*minor, *problems])
     return JobPlan(name, bool(wanted.resume), wanted.text, overrides, taking_part, through, minor)
 
 
@@ -223,8 +226,8 @@ def _listed(value: Any, nodes: Sequence[Node], through: bool) -> tuple[list[Node
     for name in dict.fromkeys(value):
         if name not in known:
             close = difflib.get_close_matches(name, known, n=1)
-            remedy = f"did you mean {close[0]}?" if close else "they are " + names(list(known))
-            problems.append(Problem(None, f"{what} {name}", "is no node of this run", remedy))
+            hint = f"did you mean {close[0]}?" if close else "they are " + names(list(known))
+            problems.append(Problem(None, f"{what} {name}", "is no node of this run", hint))
         elif value.count(name) > 1:
             problems.append(Problem(None, f"{what} {name}", "is named twice", "name each node once"))
     return ([] if problems else [known[name] for name in value]), problems
@@ -245,7 +248,7 @@ def _first(count: int, nodes: Sequence[Node], before: Container[str]) -> list[No
     return [node for node in nodes if node in chosen]
 
 
-def _judged(overrides: Sequence[str], kind: Any) -> tuple[list[str], list[Problem]]:
+def _evaluated(overrides: Sequence[str], kind: Any) -> tuple[list[str], list[Problem]]:
     """Return the overrides, and what is wrong with them and with the launcher.
 
     What is wrong is not in them any more, so that the nodes, which are asked for other problems, do not find
@@ -260,8 +263,8 @@ def _judged(overrides: Sequence[str], kind: Any) -> tuple[list[str], list[Proble
             problems.append(Problem(None, repr(override), "is no override", "write key.sub=value"))
     if kind is not None and kind not in LAUNCHERS:
         close = difflib.get_close_matches(str(kind), LAUNCHERS, n=1)
-        remedy = f"did you mean {close[0]}?" if close else "use one of " + ", ".join(LAUNCHERS)
-        problems.append(Problem(None, f"launcher.kind {kind}", "is not known", remedy))
+        hint = f"did you mean {close[0]}?" if close else "use one of " + ", ".join(LAUNCHERS)
+        problems.append(Problem(None, f"launcher.kind {kind}", "is not known", hint))
         sound.append(f"launcher.kind={LAUNCHERS[0]}")
     return sound, problems
 
@@ -270,11 +273,11 @@ def _way(kind: Any, through: bool, only: bool, slurm: Slurm, in_run: Container[s
     """Yield a problem when the job cannot go the way of its launcher."""
     what = f"launcher.kind {kind}" if kind is not None else "Slurm"
     if through and not slurm.login:
-        remedy = "put it into the group login of the inventory"
+        hint = "put it into the group login of the inventory"
         if slurm.here:
             here = "login: {hosts: {localhost: {ansible_connection: local}}}"
-            remedy += f", as {here}, since this machine has sbatch"
-        yield Problem(None, what, "needs a host that jobs are submitted to Slurm from", remedy)
+            hint += f", as {here}, since this machine has sbatch"
+        yield Problem(None, what, "needs a host that jobs are submitted to Slurm from", hint)
     elif through and slurm.login not in in_run:
         reason = f"needs {slurm.login}, from which jobs are submitted"
         yield Problem(None, what, reason, "do not leave it out of --limit")
@@ -295,14 +298,14 @@ def verdict(plan: Mapping[str, Any], answers: Mapping[str, Mapping[str, Any]]) -
         name = node["name"]
         answer = answers.get(name)
         if answer is None or answer.get("unreachable"):
-            said = str((answer or {}).get("msg") or "")
-            reason = "cannot be reached" + (": " + not_reached(said) if said else "")
-            remedy = "mend it, or leave it out with --limit or launcher.nodes"
-            problems.append(Problem(name, "", reason, remedy))
+            output = str((answer or {}).get("msg") or "")
+            reason = "cannot be reached" + (": " + not_reached(output) if output else "")
+            hint = "mend it, or leave it out with --limit or launcher.nodes"
+            problems.append(Problem(name, "", reason, hint))
         elif answer.get("failed"):
             problems.append(Problem(name, "", _first_line(str(answer.get("msg") or "it failed")), ""))
         else:
-            problems += [Problem(name, "", str(said), "") for said in answer.get("problems") or []]
+            problems += [Problem(name, "", str(output), "") for output in answer.get("problems") or []]
     # What is wrong with the configuration every node says; it is told once.
     everywhere = [set(_said(problems, node["name"])) for node in plan["nodes"]]
     common = set.intersection(*everywhere) if len(everywhere) > 1 else set()
@@ -329,8 +332,8 @@ def _differences(
         for version, having in found.items():
             if version != most:
                 reason = f"is not {most}, as on {found[most][0]}"
-                remedy = "give all nodes the same image, or the same environment (rdm-provision env up)"
-                problems += [Problem(name, f"{what} {version}", reason, remedy) for name in having]
+                hint = "give all nodes the same image, or the same environment (rdm-provision env up)"
+                problems += [Problem(name, f"{what} {version}", reason, hint) for name in having]
     return problems
 
 
@@ -361,8 +364,8 @@ def _config(wanted: Wanted, problems: list[Problem]) -> Mapping[str, Any]:
     if not isinstance(config, dict) or not config:
         what = "is empty" if not config else "is a list" if isinstance(config, list) else "holds no keys"
         reason = f"{what}, and no configuration of a job"
-        remedy = "write keys with values, such as model: {kind: gpt, layers: 4}"
-        problems.append(Problem(None, wanted.source, reason, remedy))
+        hint = "write keys with values, such as model: {kind: gpt, layers: 4}"
+        problems.append(Problem(None, wanted.source, reason, hint))
         return {}
     if not isinstance(config.get("launcher") or {}, dict):
         problems.append(Problem(None, "launcher", "holds no keys", _CORRECT))

@@ -12,16 +12,16 @@ NEEDED_BY = {"pdsh": "deepspeed", "openmpi": "mpirun"}
 """The launcher that each program is for."""
 
 
-def judge(name: str, found: Mapping[str, Mapping[str, Any]]) -> tuple[list[Problem], list[Problem]]:
+def evaluate(name: str, found: Mapping[str, Mapping[str, Any]]) -> tuple[list[Problem], list[Problem]]:
     """Return what is to be refused, and what is worth a warning.
 
     Args:
         name: the program.
         found: for each host its `version` and `problem`.
     """
-    launcher, remedy = NEEDED_BY[name], f"install it, or set {name}_install: true"
+    launcher, hint = NEEDED_BY[name], f"install it, or set {name}_install: true"
     warnings = [
-        Problem(host, "it", str(one["problem"]), f"for the launcher {launcher}, {remedy}")
+        Problem(host, "it", str(one["problem"]), f"for the launcher {launcher}, {hint}")
         for host, one in found.items()
         if one["problem"]
     ]

@@ -18,7 +18,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ansible_collections.rdm.provision.plugins.module_utils.base.atomic_file import write_whole
-from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import Problem, Refused
+from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import (
+    PreconditionFailed,
+    Problem,
+)
 
 LOCK_FILE = "python_env.lock"
 """Beside the inventory, so that everybody who uses that makes the same environments."""
@@ -67,12 +70,14 @@ def find_uv() -> str:
     """Return the path of uv beside this Python, or on the PATH.
 
     Raises:
-        Refused: there is none.
+        PreconditionFailed: there is none.
     """
-    beside = os.path.join(os.path.dirname(sys.executable), "uv")
-    found = beside if os.access(beside, os.X_OK) else shutil.which("uv")
+    bundled = os.path.join(os.path.dirname(sys.executable), "uv")
+    found = bundled if os.access(bundled, os.X_OK) else shutil.which("uv")
     if found is None:
-        raise Refused([Problem(None, "uv", "is not on this machine, and makes the lock file", _NEEDS)])
+        raise PreconditionFailed(
+            [Problem(None, "uv", "is not on this machine, and makes the lock file", _NEEDS)]
+        )
     return found
 
 
@@ -111,7 +116,7 @@ def lock(
         keep: leave one that is there as it is, because it is also for nodes that are not asked now.
 
     Raises:
-        Refused: it cannot be made, or would have to be made anew.
+        PreconditionFailed: it cannot be made, or would have to be made anew.
     """
     head = first_line(requirements, python, sources.torch_backend)
     try:
@@ -121,7 +126,7 @@ def lock(
     if text.startswith(head):
         return text, False
     if text and keep:
-        raise Refused(
+        raise PreconditionFailed(
             [
                 Problem(
                     None,
@@ -149,12 +154,12 @@ def lock(
         argv += ["--python-version", python, "--override", str(pins), str(pins)]
         done = run_program(argv, "the lock file", env={"UV_NO_CONFIG": "1", **sources.variables()})
     if done.returncode:
-        said = " ".join(done.stderr.split())
-        remedy = (
+        output = " ".join(done.stderr.split())
+        hint = (
             "set python_env_index_url, python_env_controller_find_links, python_env_torch_backend or "
             "python_env_torch"
         )
-        raise Refused([Problem(None, "the lock file", f"cannot be made: {said[-600:]}", remedy)])
+        raise PreconditionFailed([Problem(None, "the lock file", f"cannot be made: {output[-600:]}", hint)])
     text = head + done.stdout
     if write:
         write_whole(str(file), text.encode(), 0o644)
@@ -178,7 +183,7 @@ def run_program(
         text: what it reads.
 
     Raises:
-        Refused: it is late.
+        PreconditionFailed: it is late.
     """
     try:
         return subprocess.run(
@@ -193,8 +198,8 @@ def run_program(
         )
     except subprocess.TimeoutExpired:
         reason = f"was not there after {_LIMIT_S:.0f} s of {' '.join(argv[:3])}"
-        remedy = "see that this machine reaches the package index (python_env_index_url, python_env_proxy)"
-        raise Refused([Problem(None, makes, reason, remedy)]) from None
+        hint = "see that this machine reaches the package index (python_env_index_url, python_env_proxy)"
+        raise PreconditionFailed([Problem(None, makes, reason, hint)]) from None
 
 
 def trainer_digest(trainer: Path) -> str:
@@ -218,7 +223,7 @@ def trainer_wheel(trainer: Path, directory: Path) -> Path:
         directory: where wheels are kept.
 
     Raises:
-        Refused: it cannot be made.
+        PreconditionFailed: it cannot be made.
     """
     place = directory / trainer_digest(trainer)
     if found := sorted(place.glob("*.whl")):
@@ -236,8 +241,10 @@ def trainer_wheel(trainer: Path, directory: Path) -> Path:
         build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(made)]
         done = run_program(build, "the trainer's wheel", cwd=source)
         if done.returncode:
-            said = (done.stderr.strip().splitlines() or ["it says nothing"])[-1]
-            raise Refused([Problem(None, "the trainer's wheel", f"cannot be built: {said}", _NEEDS)])
+            output = (done.stderr.strip().splitlines() or ["it says nothing"])[-1]
+            raise PreconditionFailed(
+                [Problem(None, "the trainer's wheel", f"cannot be built: {output}", _NEEDS)]
+            )
         if not place.exists():
             made.rename(place)
     return sorted(place.glob("*.whl"))[0]

@@ -7,7 +7,10 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import Problem, Refused
+from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import (
+    PreconditionFailed,
+    Problem,
+)
 from ansible_collections.rdm.provision.plugins.plugin_utils.python_env.lock import (
     Sources,
     find_uv,
@@ -29,23 +32,23 @@ def variable_of(host: str, accelerator: str, found: Mapping[str, Any]) -> tuple[
         found: what rdm.provision.gpu_driver returned.
 
     Raises:
-        Refused: it has nothing that would decide.
+        PreconditionFailed: it has nothing that would decide.
     """
     if accelerator == "cuda":
         if found["nvidia"]:
             return "UV_CUDA_DRIVER_VERSION", str(found["nvidia"])
-        reason, remedy = "has no NVIDIA driver in use (/sys/module/nvidia/version)", f"load it, or {_SET}"
+        reason, hint = "has no NVIDIA driver in use (/sys/module/nvidia/version)", f"load it, or {_SET}"
     else:
         if len(found["amd"]) == 1:
             return "UV_AMD_GPU_ARCHITECTURE", str(found["amd"][0])
         what = (
             f"has GPUs of several kinds ({', '.join(found['amd'])})" if found["amd"] else "shows no AMD GPU"
         )
-        reason, remedy = f"{what} in /sys/class/kfd", f"{_SET}, such as rocm6.4"
-    raise Refused([Problem(host, "it", reason, remedy)])
+        reason, hint = f"{what} in /sys/class/kfd", f"{_SET}, such as rocm6.4"
+    raise PreconditionFailed([Problem(host, "it", reason, hint)])
 
 
-def ask_uv(variable: str, value: str, requirement: str, sources: Sources) -> str:
+def query_uv(variable: str, value: str, requirement: str, sources: Sources) -> str:
     """Return the backend that uv takes for a driver or an architecture.
 
     Args:
@@ -55,7 +58,7 @@ def ask_uv(variable: str, value: str, requirement: str, sources: Sources) -> str
         sources: where packages come from.
 
     Raises:
-        Refused: uv names none.
+        PreconditionFailed: uv names none.
     """
     argv = [find_uv(), "pip", "compile", "--quiet", "--color", "never", "--no-deps", "--no-header", "-"]
     env = {
@@ -68,9 +71,9 @@ def ask_uv(variable: str, value: str, requirement: str, sources: Sources) -> str
     done = run_program(argv, "the build of torch", env=env, text=f"{requirement}\n")
     named = _INDEX.search(done.stdout) or _INDEX.search(done.stderr)
     if named is None:
-        said = " ".join(done.stderr.split())[-300:]
-        reason = f"names no build of torch for {variable}={value}: {said or 'it says nothing'}"
-        raise Refused([Problem(None, "uv", reason, f"{_SET}, such as cu128 or rocm6.4")])
+        output = " ".join(done.stderr.split())[-300:]
+        reason = f"names no build of torch for {variable}={value}: {output or 'it says nothing'}"
+        raise PreconditionFailed([Problem(None, "uv", reason, f"{_SET}, such as cu128 or rocm6.4")])
     return named.group(1)
 
 
@@ -85,10 +88,10 @@ def agree(backends: Mapping[str, str], per_node: bool) -> list[Problem]:
     for host, backend in backends.items():
         by_backend.setdefault(backend, []).append(host)
     most = max(by_backend, key=lambda backend: len(by_backend[backend]), default="")
-    remedy = "give all nodes the same driver, set python_env_torch_backend, or python_env_per_node: true"
+    hint = "give all nodes the same driver, set python_env_torch_backend, or python_env_per_node: true"
     return [
         Problem(
-            host, f"torch for {backend}", f"fits its driver, and {most} that of {by_backend[most][0]}", remedy
+            host, f"torch for {backend}", f"fits its driver, and {most} that of {by_backend[most][0]}", hint
         )
         for backend, hosts in by_backend.items()
         if backend != most and not per_node

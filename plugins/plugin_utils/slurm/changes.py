@@ -12,7 +12,7 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition 
 
 HARDWARE = ("CPUs", "Sockets", "CoresPerSocket", "ThreadsPerCore", "RealMemory", "Gres")
 """Of a node's line in slurm.conf, what jobs are given."""
-MEND = "mend slurmctld (/var/log/slurm/slurmctld.log says why), or wait until no slurmstepd runs"
+HINT = "mend slurmctld (/var/log/slurm/slurmctld.log says why), or wait until no slurmstepd runs"
 LOSES_JOBS = ("SelectType", "ProctrackType", "TaskPlugin")
 """Settings that no job outlives a change of (slurm.conf(5))."""
 
@@ -70,10 +70,10 @@ def check_controller(cluster: str, controller: str, hosts: Mapping[str, Mapping[
         hosts: what rdm.provision.slurm_facts found, by name.
     """
     reason = f"is the controller of {cluster}, whose jobs would end if {controller} took its place"
-    remedy = "take the cluster away with slurm down first, or put this host into the group slurm_controller"
+    hint = "take the cluster away with slurm down first, or put this host into the group slurm_controller"
     hidden = unseen(hosts)
     return [
-        Problem(name, "", reason, remedy)
+        Problem(name, "", reason, hint)
         for name, facts in hosts.items()
         if name != controller and facts["claim"] == cluster
         if "slurmctld" in facts["running"] or (facts["jobs"] is None and hidden)
@@ -83,10 +83,10 @@ def check_controller(cluster: str, controller: str, hosts: Mapping[str, Mapping[
 def _waiting(node: str | None, what: str, jobs: Sequence[str], hidden: Sequence[str]) -> Problem:
     if not jobs:
         reason = f"while jobs run on {names(hidden)} and the queue cannot be read"
-        return Problem(node, what, reason, MEND)
-    remedy = f"wait for {'it' if len(jobs) == 1 else 'them'}, or cancel with scancel {' '.join(jobs[:8])}"
+        return Problem(node, what, reason, HINT)
+    hint = f"wait for {'it' if len(jobs) == 1 else 'them'}, or cancel with scancel {' '.join(jobs[:8])}"
     several = f"jobs {names(jobs)} are" if len(jobs) > 1 else f"job {jobs[0]} is"
-    return Problem(node, what, f"while {several} there", remedy)
+    return Problem(node, what, f"while {several} there", hint)
 
 
 def _setting(text: str, key: str) -> str:

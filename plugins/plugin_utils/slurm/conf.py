@@ -211,12 +211,12 @@ def partitions_of(
     for name, value in wanted.items():
         what = f"slurm_partitions: {name}"
         if not _NAME.fullmatch(str(name)):
-            remedy = "use letters, digits, '_' and '-', beginning with a letter or digit"
-            problems.append(Problem(None, what, "is no name for a partition", remedy))
+            hint = "use letters, digits, '_' and '-', beginning with a letter or digit"
+            problems.append(Problem(None, what, "is no name for a partition", hint))
             continue
         if not isinstance(value, Mapping) or not isinstance(value.get("groups"), list) or not value["groups"]:
-            remedy = f"write {name}: {{groups: [GROUP]}}"
-            problems.append(Problem(None, what, "names no groups of hosts", remedy))
+            hint = f"write {name}: {{groups: [GROUP]}}"
+            problems.append(Problem(None, what, "names no groups of hosts", hint))
             continue
         members: list[str] = []
         for group in value["groups"]:
@@ -224,30 +224,30 @@ def partitions_of(
                 members += groups[group]
                 continue
             close = difflib.get_close_matches(str(group), [*groups], n=1)
-            remedy = f"did you mean {close[0]}?" if close else f"the groups are {names(sorted(groups))}"
+            hint = f"did you mean {close[0]}?" if close else f"the groups are {names(sorted(groups))}"
             problems.append(
-                Problem(None, what, f"is of the group {group!r}, which the inventory lacks", remedy)
+                Problem(None, what, f"is of the group {group!r}, which the inventory lacks", hint)
             )
-        strangers = [host for host in dict.fromkeys(members) if host not in nodes]
-        if strangers:
-            remedy = "put them into workers as well"
-            problems.append(Problem(None, what, f"has hosts that are no nodes: {names(strangers)}", remedy))
+        outside = [host for host in dict.fromkeys(members) if host not in nodes]
+        if outside:
+            hint = "put them into workers as well"
+            problems.append(Problem(None, what, f"has hosts that are no nodes: {names(outside)}", hint))
         max_time = str(value.get("max_time") or "UNLIMITED")
         if not _TIME.fullmatch(max_time):
-            remedy = "write minutes, hours:minutes:seconds, or days-hours:minutes:seconds"
-            problems.append(Problem(None, what, f"has the max_time {max_time!r}, which is no time", remedy))
+            hint = "write minutes, hours:minutes:seconds, or days-hours:minutes:seconds"
+            problems.append(Problem(None, what, f"has the max_time {max_time!r}, which is no time", hint))
         options = value.get("options") or {}
         _check_options(
             f"{what}: options", options, problems, {"nodes", "default", "maxtime", "partitionname"}
         )
         unknown = [key for key in value if key not in ("groups", "default", "max_time", "options")]
         if unknown:
-            remedy = "it has groups, default, max_time and options"
-            problems.append(Problem(None, what, f"has {names(map(str, unknown))}, which is unknown", remedy))
+            hint = "it has groups, default, max_time and options"
+            problems.append(Problem(None, what, f"has {names(map(str, unknown))}, which is unknown", hint))
         chosen = tuple(node for node in nodes if node in members)
         if not chosen and all(group in groups for group in value["groups"]):
-            remedy = "put nodes into its groups, or remove it"
-            problems.append(Problem(None, what, "has no nodes", remedy))
+            hint = "put nodes into its groups, or remove it"
+            problems.append(Problem(None, what, "has no nodes", hint))
         found.append(Partition(str(name), chosen, bool(value.get("default")), max_time, options))
     several = [partition.name for partition in found if partition.default]
     if len(several) > 1:
@@ -256,8 +256,8 @@ def partitions_of(
     inside = {node for partition in found for node in partition.nodes}
     for node in nodes:
         if node not in inside and not problems:
-            remedy = "name one of its groups in slurm_partitions"
-            problems.append(Problem(node, "", "is in no partition, so no job could ever run there", remedy))
+            hint = "name one of its groups in slurm_partitions"
+            problems.append(Problem(node, "", "is in no partition, so no job could ever run there", hint))
     return tuple(found)
 
 
@@ -269,11 +269,11 @@ def _check_options(what: str, options: Any, problems: list[Problem], own: Iterab
         if not _KEY.fullmatch(str(key)):
             problems.append(Problem(None, f"{what}: {key}", "is no name of an option", "see man slurm.conf"))
         elif str(key).lower() in own:
-            remedy = "leave it out: it follows from the inventory"
-            problems.append(Problem(None, f"{what}: {key}", "is the role's own", remedy))
+            hint = "leave it out: it follows from the inventory"
+            problems.append(Problem(None, f"{what}: {key}", "is the role's own", hint))
         elif not _VALUE.fullmatch(str(value)):
-            remedy = "write it in one line, without '#'"
-            problems.append(Problem(None, f"{what}: {key}", "has a value that cannot be written", remedy))
+            hint = "write it in one line, without '#'"
+            problems.append(Problem(None, f"{what}: {key}", "has a value that cannot be written", hint))
 
 
 def check(cluster: Cluster) -> list[Problem]:
@@ -285,33 +285,31 @@ def check(cluster: Cluster) -> list[Problem]:
     for host in cluster.hosts.values():
         foreign = host.facts.get("foreign")
         if foreign:
-            remedy = "use that one as it is; or remove it from the host, or the host from the inventory"
+            hint = "use that one as it is; or remove it from the host, or the host from the inventory"
             problems.append(
-                Problem(host.name, foreign, "and is not of rdm-provision, so it is not touched", remedy)
+                Problem(host.name, foreign, "and is not of rdm-provision, so it is not touched", hint)
             )
         claim = host.facts.get("claim") or cluster.name
         if claim != cluster.name:
-            remedy = f"take that down first, or set rdm_cluster: {claim}"
-            problems.append(Problem(host.name, "its Slurm", f"is of the cluster {claim}", remedy))
+            hint = f"take that down first, or set rdm_cluster: {claim}"
+            problems.append(Problem(host.name, "its Slurm", f"is of the cluster {claim}", hint))
     versions: dict[str, list[str]] = {}
     for host in cluster.hosts.values():
         version = release(host.facts.get("version") or host.facts.get("candidate") or "")
         if not version:
-            remedy = "add the package sources that have it"
-            problems.append(
-                Problem(host.name, "", "has no package of Slurm and finds none to install", remedy)
-            )
+            hint = "add the package sources that have it"
+            problems.append(Problem(host.name, "", "has no package of Slurm and finds none to install", hint))
         else:
             versions.setdefault(version, []).append(host.name)
     if len(versions) > 1:
-        said = "; ".join(f"{version} on {names(who, 3)}" for version, who in sorted(versions.items()))
-        remedy = "give all hosts the same release"
-        problems.append(Problem(None, "Slurm", f"differs between hosts: {said}", remedy))
+        output = "; ".join(f"{version} on {names(who, 3)}" for version, who in sorted(versions.items()))
+        hint = "give all hosts the same release"
+        problems.append(Problem(None, "Slurm", f"differs between hosts: {output}", hint))
     for name in cluster.nodes:
         problems += _check_node(cluster.hosts[name])
         if cluster.cgroups and (why := without_cgroups(cluster.hosts[name].facts)):
-            remedy = "leave slurm_cgroups at auto, or set it to false"
-            problems.append(Problem(name, "", f"{why} (slurm_cgroups is true)", remedy))
+            hint = "leave slurm_cgroups at auto, or set it to false"
+            problems.append(Problem(name, "", f"{why} (slurm_cgroups is true)", hint))
     return problems
 
 
@@ -324,9 +322,9 @@ def _check_rest(cluster: Cluster) -> list[Problem]:
         what = f"slurm_rest_address {cluster.rest!r}"
         problems.append(Problem(None, what, "is no address", "write HOST:PORT, such as 127.0.0.1:6820"))
     if not cluster.hosts[cluster.controller].facts["systemd"]:
-        remedy = "leave slurm_rest out"
+        hint = "leave slurm_rest out"
         reason = "needs systemd, which keeps slurmrestd running, and the host has none"
-        problems.append(Problem(cluster.controller, "slurm_rest", reason, remedy))
+        problems.append(Problem(cluster.controller, "slurm_rest", reason, hint))
     return problems
 
 
@@ -335,24 +333,22 @@ def _check_node(host: Host) -> list[Problem]:
     own = {key.lower() for key in (*HARDWARE, "NodeName", "NodeAddr", "NodeHostname", "State")}
     _check_options("slurm_node_options", host.options, problems, own)
     if host.gpu_type and not _NAME.fullmatch(host.gpu_type):
-        remedy = "use letters, digits, '_' and '-'"
-        problems.append(Problem(None, f"slurm_gpu_type {host.gpu_type!r}", "is no name of a type", remedy))
+        hint = "use letters, digits, '_' and '-'"
+        problems.append(Problem(None, f"slurm_gpu_type {host.gpu_type!r}", "is no name of a type", hint))
     if host.gpu_type and not host.devices:
         reason = f"is set, and no GPU with a driver was found (slurm_gpu_type: {host.gpu_type})"
-        remedy = "install its driver, or set slurm_gpu_devices to the device files"
-        problems.append(Problem(None, "GRES gpu", reason, remedy))
+        hint = "install its driver, or set slurm_gpu_devices to the device files"
+        problems.append(Problem(None, "GRES gpu", reason, hint))
     bad = [device for device in host.devices if not _DEVICE.fullmatch(str(device))]
     if bad:
-        remedy = "write paths such as /dev/nvidia0"
+        hint = "write paths such as /dev/nvidia0"
         problems.append(
-            Problem(None, "slurm_gpu_devices", f"has {names(map(str, bad))}, no device file", remedy)
+            Problem(None, "slurm_gpu_devices", f"has {names(map(str, bad))}, no device file", hint)
         )
     missing = [device for device in host.devices if device in (host.facts.get("missing_devices") or [])]
     if missing:
-        remedy = "load the driver that makes it, or leave it out of slurm_gpu_devices"
-        problems.append(
-            Problem(None, "GRES gpu", f"has a device that is not there: {names(missing)}", remedy)
-        )
+        hint = "load the driver that makes it, or leave it out of slurm_gpu_devices"
+        problems.append(Problem(None, "GRES gpu", f"has a device that is not there: {names(missing)}", hint))
     return [Problem(host.name, *problem[1:]) for problem in problems]
 
 

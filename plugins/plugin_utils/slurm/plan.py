@@ -17,7 +17,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.slurm.host_facts imp
 )
 from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import Problem
 from ansible_collections.rdm.provision.plugins.plugin_utils.slurm import conf as slurm_conf
-from ansible_collections.rdm.provision.plugins.plugin_utils.slurm.changes import MEND
+from ansible_collections.rdm.provision.plugins.plugin_utils.slurm.changes import HINT
 from ansible_collections.rdm.provision.plugins.plugin_utils.slurm.conf import PORTS, STATE_DIR, Cluster
 
 OWN_DIR = f"{CONFIG_DIR}/rdm"  # with the claim, by which the Slurm of a host is known as ours
@@ -41,8 +41,8 @@ def check_accounts(accounts: Mapping[str, Any]) -> list[Problem]:
     for account, users in accounts.items():
         what = f"slurm_accounts: {account}"
         if not _ACCOUNT.fullmatch(str(account)):
-            remedy = "use small letters, digits, '_', '.' and '-'"
-            problems.append(Problem(None, what, "is no name of an account", remedy))
+            hint = "use small letters, digits, '_', '.' and '-'"
+            problems.append(Problem(None, what, "is no name of an account", hint))
         if not isinstance(users, list) or not all(_ACCOUNT.fullmatch(str(user)) for user in users):
             problems.append(Problem(None, what, "is no list of users", f"write {account}: [USER]"))
     return problems
@@ -71,9 +71,9 @@ def check_key(digest: str, hosts: Mapping[str, Mapping[str, Any]], path: str) ->
     if not other:
         return problems
     what = "is not there" if not digest else "is another"
-    remedy = "copy it there from where the cluster was made"
+    hint = "copy it there from where the cluster was made"
     reason = f"{what} than that of the cluster, on {names(other, 3)}"
-    return [*problems, Problem(None, f"munge's key {path}", reason, remedy)]
+    return [*problems, Problem(None, f"munge's key {path}", reason, hint)]
 
 
 def hosts_of(
@@ -203,10 +203,10 @@ def check_queue(jobs: Sequence[Mapping[str, str]], hidden: Sequence[str] = ()) -
         hidden: hosts with steps of jobs that no queue tells of.
     """
     if hidden:
-        return [Problem(None, "the queue", f"cannot be read, and jobs run on {names(hidden)}", MEND)]
+        return [Problem(None, "the queue", f"cannot be read, and jobs run on {names(hidden)}", HINT)]
     if not jobs:
         return []
     ids = [job["id"] for job in jobs]
     what = f"job {ids[0]}" if len(ids) == 1 else f"{len(ids)} jobs"
-    remedy = f"wait, or cancel with scancel {' '.join(ids[:8])}"
-    return [Problem(None, what, f"{'is' if len(ids) == 1 else 'are'} in the queue", remedy)]
+    hint = f"wait, or cancel with scancel {' '.join(ids[:8])}"
+    return [Problem(None, what, f"{'is' if len(ids) == 1 else 'are'} in the queue", hint)]

@@ -15,7 +15,10 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from ansible_collections.rdm.provision.plugins.module_utils.base.atomic_file import write_whole
-from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import Problem, Refused
+from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import (
+    PreconditionFailed,
+    Problem,
+)
 from ansible_collections.rdm.provision.plugins.plugin_utils.ssh.key_formats import (
     derived,
     fingerprint,
@@ -58,7 +61,7 @@ def read(directory: str) -> Keys | None:
     """Return the keys in a directory; None where one of them is missing.
 
     Raises:
-        Refused: with each file that cannot be used.
+        PreconditionFailed: with each file that cannot be used.
     """
     found = {}
     problems = []
@@ -76,16 +79,16 @@ def read(directory: str) -> Keys | None:
             reason = "is no ed25519 key without a passphrase"
             problems.append(Problem(None, path, reason, f"restore it, or {_NEW}"))
     if problems:
-        raise Refused(problems)
+        raise PreconditionFailed(problems)
     return Keys(found[LOGIN], found[AUTHORITY]) if len(found) == 2 else None
 
 
-def make(directory: str, cluster: str, anew: bool = False) -> Keys:
+def make(directory: str, cluster: str, renew: bool = False) -> Keys:
     """Make the keys that are missing, or all of them, and return them all.
 
     Raises:
         OSError: they cannot be written.
-        Refused: one that is there cannot be used.
+        PreconditionFailed: one that is there cannot be used.
     """
     os.makedirs(directory, exist_ok=True)
     os.chmod(directory, 0o700)
@@ -95,7 +98,7 @@ def make(directory: str, cluster: str, anew: bool = False) -> Keys:
         (AUTHORITY, f"signs the host keys of the containers of {cluster}"),
     ):
         path = os.path.join(directory, name)
-        if anew or not os.path.exists(path):
+        if renew or not os.path.exists(path):
             key = Ed25519PrivateKey.generate()
             write_whole(path, private_text(key, comment).encode(), 0o600)
             write_whole(f"{path}.pub", f"{public_line(key)} {comment}\n".encode(), 0o600)
@@ -136,8 +139,8 @@ def problems(directory: str, keys: Keys | None, known: Mapping[str, str], plan_f
         return []
     what = "lacks keys" if keys is None else "has other keys than those"
     reason = f"{what} that {plan_file} knows by their fingerprints"
-    remedy = f"copy {LOGIN} and {AUTHORITY} there from where the cluster was made, or {_NEW}"
-    return [Problem(None, f"container_ssh_key_dir {directory}", reason, remedy)]
+    hint = f"copy {LOGIN} and {AUTHORITY} there from where the cluster was made, or {_NEW}"
+    return [Problem(None, f"container_ssh_key_dir {directory}", reason, hint)]
 
 
 class _OpenError(Exception):

@@ -53,22 +53,22 @@ def check(hosts: Sequence[Host], jump: str, keep_alive: int) -> list[Problem]:
     """Return what of the inventory cannot be written into a configuration of ssh."""
     problems = []
     if jump and not _JUMP.fullmatch(jump):
-        remedy = "give [user@]host[:port], or several of them with commas"
-        problems.append(Problem(None, f"ssh_config_jump_host {jump!r}", "is no host to go through", remedy))
+        hint = "give [user@]host[:port], or several of them with commas"
+        problems.append(Problem(None, f"ssh_config_jump_host {jump!r}", "is no host to go through", hint))
     if not 0 <= keep_alive <= 3600:
-        remedy = "give seconds up to 3600; 0 sends nothing"
-        problems.append(Problem(None, f"ssh_config_keep_alive {keep_alive}", "is no such interval", remedy))
+        hint = "give seconds up to 3600; 0 sends nothing"
+        problems.append(Problem(None, f"ssh_config_keep_alive {keep_alive}", "is no such interval", hint))
     for host in hosts:
         if host.user and not _USER.fullmatch(host.user):
-            reason, remedy = "is no name of a user", "set ansible_user or ssh_config_user"
-            problems.append(Problem(host.name, f"ssh_config_user {host.user!r}", reason, remedy))
+            reason, hint = "is no name of a user", "set ansible_user or ssh_config_user"
+            problems.append(Problem(host.name, f"ssh_config_user {host.user!r}", reason, hint))
         if not 0 < host.port < 65536:
-            reason, remedy = "is no port", "set ssh_config_port to where its sshd listens on the fabric"
-            problems.append(Problem(host.name, f"ssh_config_port {host.port}", reason, remedy))
+            reason, hint = "is no port", "set ssh_config_port to where its sshd listens on the fabric"
+            problems.append(Problem(host.name, f"ssh_config_port {host.port}", reason, hint))
         if host.identity and not _FILE.fullmatch(host.identity):
-            reason, remedy = "cannot be written into ssh's configuration", "rename the file, without spaces"
+            reason, hint = "cannot be written into ssh's configuration", "rename the file, without spaces"
             problems.append(
-                Problem(host.name, f"ansible_ssh_private_key_file {host.identity!r}", reason, remedy)
+                Problem(host.name, f"ansible_ssh_private_key_file {host.identity!r}", reason, hint)
             )
     return problems
 
@@ -119,8 +119,8 @@ def parse_keys(text: str, file: str) -> tuple[dict[str, list[str]], list[Problem
         if not words or words[0].startswith("#"):
             continue
         if len(words) < 3 or not _KEY.fullmatch(words[1]) or not fingerprint(words[2]):
-            remedy = "write `name type key`, as ssh-keyscan prints it, or remove the line"
-            problems.append(Problem(None, f"{file}:{number}", "names no host key", remedy))
+            hint = "write `name type key`, as ssh-keyscan prints it, or remove the line"
+            problems.append(Problem(None, f"{file}:{number}", "names no host key", hint))
             continue
         for name in words[0].split(","):
             found.setdefault(name, []).append(" ".join(words[1:3]))
@@ -146,12 +146,12 @@ def believe(
             if of_type.get(kind, key) != key:
                 other = fingerprint(of_type[kind])
                 reason = f"is {fingerprint(key)} for this machine's ssh, and {other} in {file}"
-                remedy = "if the host was made anew, remove its lines there"
-                problems.append(Problem(host, f"its host key of type {kind}", reason, remedy))
+                hint = "if the host was made anew, remove its lines there"
+                problems.append(Problem(host, f"its host key of type {kind}", reason, hint))
         if not keys and host not in known:
             reason = "is not in the known_hosts of this machine"
-            remedy = f"log in once by hand and compare the fingerprint, or write its keys into {file}"
-            problems.append(Problem(host, "its host key", reason, remedy))
+            hint = f"log in once by hand and compare the fingerprint, or write its keys into {file}"
+            problems.append(Problem(host, "its host key", reason, hint))
     merged = {host: list(known.get(host) or keys) for host, keys in met.items()}
     return {host: keys for host, keys in merged.items() if keys}, problems
 

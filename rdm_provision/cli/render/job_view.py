@@ -110,7 +110,7 @@ class JobView:
         self.brief = brief
         self._setting_up = live.View(console, title, brief=brief)
         self._told = ""
-        self._judged = ""
+        self._evaluated = ""
         self._seen_at = time.monotonic()
 
     def handle(self, event: Event) -> None:
@@ -134,7 +134,7 @@ class JobView:
         """Say when the verdict has become another one, in a line that stays."""
         found = state.verdict
         word = found.verdict if found is not None else ""
-        before, self._judged = self._judged, word or self._judged
+        before, self._evaluated = self._evaluated, word or self._evaluated
         # That it begins, gets on and ends, the display says itself.
         if found is None or word == before or (before in ("", "starting") and word in _WELL) or state.ended:
             return

@@ -57,10 +57,10 @@ def show_collective(console: Console, collective: Mapping[str, Any]) -> None:
         console.print(Text("  No node makes it slow.", "green"))
 
 
-def _told(console: Console, judged: Mapping[str, Any]) -> None:
-    for finding in judged["findings"]:
+def _told(console: Console, evaluated: Mapping[str, Any]) -> None:
+    for finding in evaluated["findings"]:
         console.print(Text.assemble(("  failed: ", "bold red"), str(finding)), soft_wrap=True)
-    for warning in judged["warnings"]:
+    for warning in evaluated["warnings"]:
         console.print(Text.assemble(("  warning: ", "yellow"), str(warning)), soft_wrap=True)
 
 
@@ -68,5 +68,5 @@ def _figure(value: float | None) -> Text:
     return Text("--", "dim") if value is None else Text(f"{value:.3g}")
 
 
-def _mark(judged: Mapping[str, Any], name: str) -> Text:
-    return Text("ok", "green") if judged["verdicts"][name]["ok"] else Text("failed", "bold red")
+def _mark(evaluated: Mapping[str, Any], name: str) -> Text:
+    return Text("ok", "green") if evaluated["verdicts"][name]["ok"] else Text("failed", "bold red")

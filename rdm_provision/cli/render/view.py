@@ -156,15 +156,15 @@ def complain(message: str) -> None:
 
 def problems(console: Console, found: Iterable[Problem]) -> None:
     """Print each problem on a line of its own; nodes that share one share the line."""
-    for (value, reason, remedy), nodes in _shared(found).items():
+    for (value, reason, hint), nodes in _shared(found).items():
         line = Text()
         if nodes:
             line.append(names(nodes), "bold").append(": ")
         line.append(value, "yellow" if value else "")
         reason = with_inventory(reason)
         line.append(f" {reason}" if value and reason else reason)
-        if remedy:
-            line.append(": ").append(with_inventory(remedy), "green")
+        if hint:
+            line.append(": ").append(with_inventory(hint), "green")
         bullet(console, line)
 
 
@@ -172,7 +172,7 @@ def _shared(found: Iterable[Problem]) -> dict[tuple[str, str, str], list[str]]:
     """The nodes of each different problem."""
     grouped: dict[tuple[str, str, str], list[str]] = {}
     for problem in found:
-        nodes = grouped.setdefault((problem.value, problem.reason, problem.remedy), [])
+        nodes = grouped.setdefault((problem.value, problem.reason, problem.hint), [])
         if problem.node:
             nodes.append(problem.node)
     return grouped
@@ -303,7 +303,9 @@ def next_steps(console: Console, lines: Sequence[tuple[str, str]]) -> None:
         )
 
 
-def mend(result: RunResult, command: str, limit: str = "", *, whole: bool = False) -> list[tuple[str, str]]:
+def retry_steps(
+    result: RunResult, command: str, limit: str = "", *, whole: bool = False
+) -> list[tuple[str, str]]:
     """Return what to do when nodes failed: run the same again, and look.
 
     Args:

@@ -48,7 +48,7 @@ def check(options: Options, exit_code: bool, recheck: bool) -> int:
     if result.fabric is not None:
         fabric.show_fabric(console, result.fabric)
     if not result.ok:
-        view.next_steps(console, view.mend(result, again(), options.limit, whole=True))
+        view.next_steps(console, view.retry_steps(result, again(), options.limit, whole=True))
     elif result.changed:
         part = "".join(
             f" {option} {shlex.quote(value)}"

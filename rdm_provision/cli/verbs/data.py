@@ -35,7 +35,7 @@ def data(options: Options, directory: Path) -> int:
     console = view.out()
     if not result.ok:
         view.recap(console, result)
-        view.next_steps(console, view.mend(result, again(), options.limit))
+        view.next_steps(console, view.retry_steps(result, again(), options.limit))
     elif result.changed:
         where = "a job's configuration" if cluster.is_bare else "the containers"
         console.print(f"Brought {directory} to {names(result.changed)}: /jobs/data in {where}.")

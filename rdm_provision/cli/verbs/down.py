@@ -38,7 +38,7 @@ def down(options: Options, images: bool) -> int:
         console.print(f"  Kept, because something is in it: {path} ({names(nodes)})", soft_wrap=True)
     flag = inventory_flag()
     if not result.ok:
-        view.next_steps(console, view.mend(result, again(), options.limit))
+        view.next_steps(console, view.retry_steps(result, again(), options.limit))
     elif cluster.is_lab:
         view.next_steps(
             console,

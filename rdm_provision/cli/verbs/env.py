@@ -69,5 +69,5 @@ def _carry_out(options: Options, cluster: Cluster, run: Run, steps: list[tuple[s
     view.recap(console, result)
     for path, nodes in cluster.kept(result).items():
         console.print(f"  Kept, because something is in it: {path} ({names(nodes)})", soft_wrap=True)
-    view.next_steps(console, steps if result.ok else view.mend(result, again(), options.limit))
+    view.next_steps(console, steps if result.ok else view.retry_steps(result, again(), options.limit))
     return result.exit_code

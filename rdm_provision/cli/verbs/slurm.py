@@ -154,8 +154,8 @@ def _carry_out(
         view.recap(console, result)
     if result.ok and done is not None:
         done(console, answer)
-    mended = view.mend(result, command or again(), whole=True)
-    view.next_steps(console, steps if result.ok else mended)
+    retried = view.retry_steps(result, command or again(), whole=True)
+    view.next_steps(console, steps if result.ok else retried)
     return result.exit_code
 
 

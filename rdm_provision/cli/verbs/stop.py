@@ -52,8 +52,8 @@ def stop(options: Options, job: str, now: bool) -> int:
         job_view.unheard(console, result)
         return result.exit_code
     flag = inventory_flag()
-    said = f"{job} is stopped." if result.changed else f"{job} had ended already."
-    console.print(f"{said}{_saved(result, state)}", soft_wrap=True)
+    output = f"{job} is stopped." if result.changed else f"{job} had ended already."
+    console.print(f"{output}{_saved(result, state)}", soft_wrap=True)
     view.next_steps(
         console,
         [

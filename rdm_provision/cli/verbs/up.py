@@ -56,7 +56,7 @@ def up(options: Options, recheck: bool) -> int:
             console.print(f"Nothing was changed: the cluster is as the inventory describes it{where}.")
         view.next_steps(console, next_steps(cluster, flag))
     else:
-        view.next_steps(console, view.mend(result, again(), options.limit))
+        view.next_steps(console, view.retry_steps(result, again(), options.limit))
     return result.exit_code
 
 

@@ -298,7 +298,7 @@ def test_hundred_at_once_get_hundred_functions(client: Client) -> None:
 
 
 def test_hundred_good_and_bad_requests_in_the_same_moment_are_all_answered(client: Client) -> None:
-    together = threading.Barrier(100, timeout=30)
+    run_all = threading.Barrier(100, timeout=30)
     bad = [
         ("NetworkDriver.Join", b"{", 400),
         ("NetworkDriver.Nothing", b"{}", 404),
@@ -312,7 +312,7 @@ def test_hundred_good_and_bad_requests_in_the_same_moment_are_all_answered(clien
         else:
             request = {"NetworkID": "n", "EndpointID": f"e{number}", "Interface": {}}
             call, body, status = "NetworkDriver.CreateEndpoint", json.dumps(request).encode(), 200
-        together.wait()
+        run_all.wait()
         found, answer = client.post(call, body)
         return (found, "Err" in answer) == (status, bool(number % 2)), "Interface" in answer
 

@@ -18,29 +18,31 @@ BROKEN: dict[str, Any] = {"failed": True, "msg": "it has not ended within 130 s"
 
 
 def test_all_jobs_are_those_of_both_places() -> None:
-    found = joined([SLURM, NODE], "list", spare=True)
+    found = joined([SLURM, NODE], "list", skip_missing=True)
     assert [one["job"] for one in found["jobs"]] == ["a", "b"]
 
 
 def test_a_place_may_be_missing_only_where_jobs_can_be_in_another() -> None:
-    found = joined([SLURM, MISSING], "list", spare=True)
+    found = joined([SLURM, MISSING], "list", skip_missing=True)
     assert (found.get("failed"), found["warnings"]) == (None, ["there is no training container"])
     assert [one["job"] for one in found["jobs"]] == ["a"]
-    assert joined([MISSING], "list", spare=False) == MISSING
+    assert joined([MISSING], "list", skip_missing=False) == MISSING
 
 
 def test_a_host_without_a_place_knows_no_job() -> None:
-    found = joined([MISSING], "state", spare=True)
+    found = joined([MISSING], "state", skip_missing=True)
     assert (found["known"], found["ended"], found.get("failed")) == (False, True, None)
-    assert joined([MISSING], "list", spare=True)["jobs"] == []
+    assert joined([MISSING], "list", skip_missing=True)["jobs"] == []
 
 
 def test_the_jobs_that_may_have_been_meant_are_those_of_both_places() -> None:
     unknown = {"changed": False, "known": False, "ended": True}
-    found = joined([{**unknown, "near": ["gpt-1"]}, {**unknown, "near": ["gpt-2"]}], "state", spare=True)
+    found = joined(
+        [{**unknown, "near": ["gpt-1"]}, {**unknown, "near": ["gpt-2"]}], "state", skip_missing=True
+    )
     assert found["near"] == ["gpt-1", "gpt-2"]
 
 
 def test_what_goes_wrong_in_one_place_is_said() -> None:
-    assert joined([SLURM, BROKEN], "list", spare=True) == BROKEN
-    assert joined([{"unreachable": True}], "state", spare=True) == {"unreachable": True}
+    assert joined([SLURM, BROKEN], "list", skip_missing=True) == BROKEN
+    assert joined([{"unreachable": True}], "state", skip_missing=True) == {"unreachable": True}

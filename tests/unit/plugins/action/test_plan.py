@@ -210,7 +210,7 @@ def test_release_comes_before_the_plan_and_nothing_is_written_when_it_fails(clus
     rc, result, _ = cluster.run()
     [problem] = result["problems"]
     assert (rc, problem["reason"].partition("of which ")[2]) == (2, "removed nodes hold 1 (e)")
-    assert problem["remedy"].endswith("(rdm-provision plan --release e)")
+    assert problem["hint"].endswith("(rdm-provision plan --release e)")
     for name, reason in (("x", "has no reserved address"), ("d", "is still in the inventory")):
         rc, result, _ = cluster.run("-e", f"release={name}")
         assert (rc, result["rdm_refused"]) == (2, "inventory")
@@ -260,7 +260,7 @@ def test_bare_hosts_with_amd_gpus_are_not_given_the_torch_for_cuda(cluster: Clus
     assert rc != 0
     (problem,) = result["problems"]
     assert (problem["node"], problem["value"]) == ("a", "an empty python_env_torch_backend")
-    assert "such as rocm6.4" in problem["remedy"]
+    assert "such as rocm6.4" in problem["hint"]
     assert not cluster.plan_file.exists()
     for told in ({"python_env_torch_backend": "rocm6.4"}, {"python_env_torch": "torch==2.13.0+rocm6.4"}):
         cluster.write(host, {}, {**rocm, **told})
@@ -467,7 +467,7 @@ def test_rails_share_the_places_of_the_plan_which_stays_as_it_is(cluster: Cluste
     cluster.write({"a": facts(interfaces=taken[::2])}, {}, common)
     refused = cluster.run(stage="nodes")[1]
     assert [problem["value"] for problem in refused["problems"]] == ["192.169.17.0/24", "container_rails ib1"]
-    assert "container_rail_subnets" in refused["problems"][0]["remedy"]
+    assert "container_rail_subnets" in refused["problems"][0]["hint"]
 
 
 def test_who_says_which_rdma_devices_a_container_gets(cluster: Cluster) -> None:
@@ -506,8 +506,8 @@ def test_directory_of_another_cluster_is_refused(cluster: Cluster) -> None:
     cluster.write({"a": facts(config_owner="A")}, {"b": facts(config_owner="b")}, {**CPU, "rdm_cluster": "b"})
     rc, result, _ = cluster.run(stage="nodes")
     assert (rc, result["rdm_refused"]) == (2, "nodes")
-    remedy = "set rdm_config_dir to another directory, for example /etc/rdm-b"
-    assert result["msg"].endswith(f"a: /etc/rdm belongs to the cluster A: {remedy}")
+    hint = "set rdm_config_dir to another directory, for example /etc/rdm-b"
+    assert result["msg"].endswith(f"a: /etc/rdm belongs to the cluster A: {hint}")
 
 
 def test_a_cluster_of_the_same_name_from_another_inventory_is_refused(cluster: Cluster) -> None:
@@ -609,12 +609,12 @@ def test_network_as_the_roles_would_make_it_is_no_difference(cluster: Cluster) -
 
 def inspected(**told: Any) -> dict[str, Any]:
     """A host's variables with the inspection of one archive, as a loop registers it."""
-    one = {"path": "/srv/a.tar", "problem": "", "remedy": "", "unpacked": 0, "new_layers": {}, **told}
+    one = {"path": "/srv/a.tar", "problem": "", "hint": "", "unpacked": 0, "new_layers": {}, **told}
     return {"known_inspection": {"changed": False, "results": [one]}}
 
 
 def test_what_is_wrong_with_an_archive_is_in_the_same_report(cluster: Cluster) -> None:
-    short = inspected(problem="/srv/a.tar is truncated (it ends in the middle)", remedy="copy it there again")
+    short = inspected(problem="/srv/a.tar is truncated (it ends in the middle)", hint="copy it there again")
     large = inspected(unpacked=200 * 2**30, new_layers={"sha256:1": 2**30})
     skipped = {"known_inspection": {"changed": False, "results": [{"skipped": True}]}}
     cluster.write(

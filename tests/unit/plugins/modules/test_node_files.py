@@ -296,7 +296,7 @@ def test_a_failed_write_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.M
     assert (tmp_path / "a").read_text() == "old"
 
 
-def claimed(root: Path, name: str, state: str) -> dict[str, Any]:
+def with_owner_marker(root: Path, name: str, state: str) -> dict[str, Any]:
     content = {"content": f"{name}\n"} if state == "present" else {}
     return {
         "claim": {"path": str(root / "etc/cluster"), "name": name},
@@ -307,24 +307,24 @@ def claimed(root: Path, name: str, state: str) -> dict[str, Any]:
 
 
 def test_directory_of_another_cluster_is_neither_written_nor_removed(tmp_path: Path) -> None:
-    run(**claimed(tmp_path, "a", "present"))
+    run(**with_owner_marker(tmp_path, "a", "present"))
     assert (tmp_path / "etc/cluster").read_text() == "a\n"
-    assert not run(**claimed(tmp_path, "a", "present"))["changed"]
+    assert not run(**with_owner_marker(tmp_path, "a", "present"))["changed"]
     with pytest.raises(Failed, match="etc belongs to the cluster a: choose another directory"):
-        run(**claimed(tmp_path, "b", "present"))
-    assert not run(**claimed(tmp_path, "b", "absent"))["changed"]
+        run(**with_owner_marker(tmp_path, "b", "present"))
+    assert not run(**with_owner_marker(tmp_path, "b", "absent"))["changed"]
     assert (tmp_path / "etc/nodes").read_text() == "a\n"
 
 
 def test_claim_goes_with_the_last_thing_in_its_directory(tmp_path: Path) -> None:
-    run(**claimed(tmp_path, "a", "present"))
+    run(**with_owner_marker(tmp_path, "a", "present"))
     (tmp_path / "etc/more").write_text("")
-    run(**claimed(tmp_path, "a", "absent"))
+    run(**with_owner_marker(tmp_path, "a", "absent"))
     assert sorted(path.name for path in (tmp_path / "etc").glob("[!.]*")) == ["cluster", "more"]
     (tmp_path / "etc/more").unlink()
-    run(**claimed(tmp_path, "a", "absent"))
+    run(**with_owner_marker(tmp_path, "a", "absent"))
     assert not (tmp_path / "etc").exists()
-    assert not run(**claimed(tmp_path, "a", "absent"))["changed"]
+    assert not run(**with_owner_marker(tmp_path, "a", "absent"))["changed"]
 
 
 def shells_of(home: Path) -> list[str]:

@@ -447,7 +447,7 @@ def test_what_a_killed_run_has_left_beside_the_container_is_not_the_container(tm
 
 
 def test_what_would_be_refused_is_not_as_planned(tmp_path: Path) -> None:
-    problem = {"node": "node1", "value": "x", "reason": "is wrong", "remedy": "right it"}
+    problem = {"node": "node1", "value": "x", "reason": "is wrong", "hint": "right it"}
     others = [{**problem, "node": "node2"}, {**problem, "node": None, "value": "all"}]
     found = state(facts(), problems=[problem, *others], tmp=tmp_path)
     assert found.remarks == ("x is wrong: right it", "all is wrong: right it")

@@ -828,14 +828,14 @@ def test_a_page_without_a_node_says_so_in_the_last_line_in_the_verdict_and_on_th
 def test_nothing_that_a_job_wrote_is_obeyed_by_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     title = "\x1b]0;PWNED\x07"
     words = f"{title}\x1b[2Jlast\x9b31m words"
-    judged = {"verdict": "suspect", "reason": words, "evidence": [words, words], "exit_code": 4}
+    evaluated = {"verdict": "suspect", "reason": words, "evidence": [words, words], "exit_code": 4}
     failure = {"node": "n2", "rank": 5, "reason": words, "lines": [words]}
     bad = JobState.of({**TOLD, "state": "failed", "reason": words, "failures": [failure]}, "/d", NOW)
     job_view.lines("n1", f"{words}\rbar\n", ["n1"])
     assert job_view.folded({"n1": words}) == ["last words  [n1]"]
-    jobs_verb._verdict(JobState.of({**TOLD, "verdict": judged}, "/d", NOW), as_json=False)
+    jobs_verb._verdict(JobState.of({**TOLD, "verdict": evaluated}, "/d", NOW), as_json=False)
     job_view.ending(view.out(), bad)
-    job_view.JobView(view.out(), "demo")._tell_verdict(JobState.of({**TOLD, "verdict": judged}, "/d", NOW))
+    job_view.JobView(view.out(), "demo")._tell_verdict(JobState.of({**TOLD, "verdict": evaluated}, "/d", NOW))
     shown = capsys.readouterr().out
     assert shown.startswith("last words\nbar\nsuspect: last words\n  last words\n")
     assert shown.count("last") >= 7

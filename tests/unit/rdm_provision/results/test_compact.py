@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ansible_collections.rdm.provision.plugins.plugin_utils.fabric import fabric
-from ansible_collections.rdm.provision.plugins.plugin_utils.fabric.evaluation import judge
+from ansible_collections.rdm.provision.plugins.plugin_utils.fabric.evaluation import evaluate
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -70,7 +70,7 @@ def plan(count: int) -> dict[str, Any]:
 def test_the_result_of_a_thousand_nodes_with_all_that_can_be_in_it_is_small(tmp_path: Path) -> None:
     nodes = names(1000)
     times = {name: fabric.Measurement(True, rtt_us=dict.fromkeys(nodes[:16], 95.1)) for name in nodes}
-    measured = fabric.as_dict(judge(nodes, times))
+    measured = fabric.as_dict(evaluate(nodes, times))
     mine = "--- /etc/profile\n+++ /etc/profile\n+export MY_IP="
     made = result(1000, lambda name: f"{NEW_FILE}{mine}{name}\n", 10, plan=plan(1000), fabric=measured)
     size, held = written(tmp_path, made)

@@ -95,10 +95,10 @@ def test_a_task_that_has_ended_takes_no_longer(end: str, monkeypatch: pytest.Mon
 
 def test_a_task_that_asks_all_nodes_is_told_as_a_task_on_each_that_answers() -> None:
     made = translator()
-    ask = {"host": "a", "task_action": "rdm.provision.ask_all"}
+    ask = {"host": "a", "task_action": "rdm.provision.run_on_all"}
     started = feed(
         made,
-        task("rdm.provision.preflight", "Look at the nodes", "rdm.provision.ask_all"),
+        task("rdm.provision.preflight", "Look at the nodes", "rdm.provision.run_on_all"),
         {"event": "runner_on_start", "event_data": ask},
     )
     assert [event.node for event in started if isinstance(event, NodeStarted)] == list(NODES)
@@ -115,8 +115,8 @@ def test_a_task_that_asks_all_nodes_is_in_progress_on_all_until_it_ends() -> Non
     made = translator()
     feed(
         made,
-        task("rdm.provision.preflight", "Look at the nodes", "rdm.provision.ask_all"),
-        {"event": "runner_on_start", "event_data": {"host": "a", "task_action": "rdm.provision.ask_all"}},
+        task("rdm.provision.preflight", "Look at the nodes", "rdm.provision.run_on_all"),
+        {"event": "runner_on_start", "event_data": {"host": "a", "task_action": "rdm.provision.run_on_all"}},
     )
     cancelled = made.end(1, cancelled=True, record=None)
     assert [doing.node for doing in cancelled.in_progress] == list(NODES)
@@ -159,8 +159,8 @@ def test_a_refusal_by_the_nodes_is_not_the_failure_of_one() -> None:
     refusal = {
         "rdm_refused": "nodes",
         "problems": [
-            {"node": "a", "value": "192.169.16.0/24", "reason": "overlaps ib0", "remedy": "choose another"},
-            {"node": None, "value": "", "reason": "too old", "remedy": ""},
+            {"node": "a", "value": "192.169.16.0/24", "reason": "overlaps ib0", "hint": "choose another"},
+            {"node": None, "value": "", "reason": "too old", "hint": ""},
         ],
         "msg": "…",
     }
@@ -177,7 +177,7 @@ def test_a_refusal_by_the_nodes_is_not_the_failure_of_one() -> None:
 
 def test_what_several_nodes_refuse_alike_is_one_problem() -> None:
     made = translator()
-    problem = {"node": None, "value": "rank 99", "reason": "is none of the job x", "remedy": ""}
+    problem = {"node": None, "value": "rank 99", "reason": "is none of the job x", "hint": ""}
     refusal = {"rdm_refused": "input", "problems": [problem], "msg": "…"}
     feed(made, *(outcome("failed", node, refusal, "rdm.provision.job") for node in ("a", "b")))
     result = end(made, 2)
@@ -223,7 +223,7 @@ def test_the_plan_and_the_fabric_are_kept() -> None:
     feed(
         made,
         outcome("ok", "a", plan, "rdm.provision.plan"),
-        outcome("ok", "a", {"fabric": {"nodes": ["a"]}, "msg": "table"}, "rdm.provision.fabric_verdict"),
+        outcome("ok", "a", {"fabric": {"nodes": ["a"]}, "msg": "table"}, "rdm.provision.fabric_result"),
         outcome("ok", "c", {"rc": 1}, "rdm.provision.container_exec"),
         outcome("ok", "b", {"rc": 0, "invocation": {}}, "rdm.provision.container_exec"),
     )
@@ -231,7 +231,7 @@ def test_the_plan_and_the_fabric_are_kept() -> None:
         made,
         outcome("ok", "a", {"parts": {}, "msg": "2 nodes"}, "rdm.provision.rdma_pairs"),
         outcome("ok", "a", {"rdma": {"nodes": ["a"]}}, "rdm.provision.rdma_pairs"),
-        outcome("ok", "a", {"collective": {"busbw": 21.5}}, "rdm.provision.collective_verdict"),
+        outcome("ok", "a", {"collective": {"busbw": 21.5}}, "rdm.provision.collective_result"),
     )
     result = end(made)
     assert result.plan == {"nodes": {"a": {"my_ip": "10.0.0.1"}}, "hostfile": "x"}
@@ -265,7 +265,7 @@ def test_a_warning_is_told_once_and_names_its_nodes() -> None:
     assert end(made).warnings == ("a, b, c and 1 more: the disk is nearly full",)
 
 
-@pytest.mark.parametrize("action", ["plan", "spare_jobs", "launch_programs"])
+@pytest.mark.parametrize("action", ["plan", "protect_jobs", "launch_programs"])
 def test_a_warning_about_the_cluster_names_no_node(action: str) -> None:
     made = translator()
     feed(made, outcome("ok", "a", {"nodes": {}, "warnings": ["not private"]}, f"rdm.provision.{action}"))

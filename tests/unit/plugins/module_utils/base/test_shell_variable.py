@@ -86,7 +86,7 @@ def test_zsh_reads_other_files() -> None:
     assert found(files, zsh=True) == [stray("/home/u/.zshrc", 1, "10.0.0.9", "zsh")]
 
 
-def mended(text: str, path: str = "/home/u/.bashrc") -> str:
+def retried(text: str, path: str = "/home/u/.bashrc") -> str:
     """What a file holds when its strays are repaired; itself where nothing is."""
     files = {path: text}
     texts = repaired("MY_IP", "192.169.16.100", "/home/u", True, False, lambda one: files.get(one, ""), [])
@@ -108,8 +108,8 @@ def test_a_line_that_only_sets_it_becomes_a_comment_and_the_rest_stays(line: str
     indent = line[: len(line) - len(word)]
     text = "alias a=b\nif true; then\n{}\nfi\nno newline"
     commented = f"{indent}: # commented out by rdm-provision: {word}"
-    assert mended(text.format(line)) == text.format(commented)
-    assert mended(text.format(commented)) == text.format(commented)
+    assert retried(text.format(line)) == text.format(commented)
+    assert retried(text.format(commented)) == text.format(commented)
 
 
 @pytest.mark.parametrize(
@@ -125,16 +125,16 @@ def test_a_line_that_only_sets_it_becomes_a_comment_and_the_rest_stays(line: str
     ],
 )
 def test_a_line_that_does_more_or_no_harm_stays(text: str) -> None:
-    assert mended(text) == text
+    assert retried(text) == text
 
 
 def test_the_line_that_wins_next_goes_too_and_one_that_is_right_ends_it() -> None:
     text = "MY_IP=1.1.1.1\nMY_IP=192.169.16.100\nMY_IP=2.2.2.2\nMY_IP=3.3.3.3\n"
-    there = mended(text)
+    there = retried(text)
     assert [line.startswith(":") for line in there.splitlines()] == [False, False, True, True]
 
 
 def test_the_file_of_pam_has_plain_comments() -> None:
     ours = block("A=b\n", content="MY_IP=192.169.16.100\n")
-    there = mended(ours + "MY_IP=10.0.0.9\n", "/etc/environment")
+    there = retried(ours + "MY_IP=10.0.0.9\n", "/etc/environment")
     assert there == ours + "# commented out by rdm-provision: MY_IP=10.0.0.9\n"

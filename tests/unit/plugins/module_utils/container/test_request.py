@@ -76,7 +76,7 @@ def test_each_rail_answers_for_its_own_addresses_only() -> None:
     # As one that an earlier version made.
     body["HostConfig"]["Sysctls"] = None
     found = difference(railed, body)
-    assert (found.anew, list(found.before)) == (True, ["sysctls"])
+    assert (found.recreate_needed, list(found.before)) == (True, ["sysctls"])
 
 
 def test_what_was_asked_for_is_no_difference() -> None:
@@ -98,15 +98,15 @@ def test_what_was_asked_for_is_no_difference() -> None:
 )
 def test_another_setting_makes_another_container(change: dict[str, Any], named: str) -> None:
     found = difference({**WANTED, **change}, made(WANTED), "sha256:1", {"ibnet": "net1"})
-    assert found.anew
+    assert found.recreate_needed
     assert named in found.after
     assert set(found.before) == set(found.after)
 
 
 def test_an_image_and_a_network_that_cannot_be_looked_up_make_no_difference() -> None:
-    assert not difference(WANTED, made(WANTED), "", {}).anew
-    assert difference(WANTED, made(WANTED), "sha256:2", {"ibnet": "net1"}).anew
-    assert difference(WANTED, made(WANTED), "sha256:1", {"ibnet": "net2"}).anew
+    assert not difference(WANTED, made(WANTED), "", {}).recreate_needed
+    assert difference(WANTED, made(WANTED), "sha256:2", {"ibnet": "net1"}).recreate_needed
+    assert difference(WANTED, made(WANTED), "sha256:1", {"ibnet": "net2"}).recreate_needed
 
 
 def test_labels_have_no_value_of_the_environment() -> None:
@@ -118,7 +118,7 @@ def test_labels_have_no_value_of_the_environment() -> None:
 def test_one_that_does_not_say_how_it_was_made_is_made_anew(label: str) -> None:
     found = made(WANTED)
     found["Config"]["Labels"] = {"rdm.provision.settings": label}
-    assert difference(WANTED, found).anew
+    assert difference(WANTED, found).recreate_needed
 
 
 MAC = "02:2d:ea:07:26:b5"
@@ -161,8 +161,8 @@ def test_a_hardware_address_is_the_endpoints_where_the_engine_knows_that(
 
 
 def test_a_container_asks_at_every_start_for_the_function_whose_devices_it_has() -> None:
-    asking = {**WANTED, "functions": {"ibnet": {"function": "0000:41:00.2", "devices": ["/dev/x"]}}}
-    end = request(asking)["NetworkingConfig"]["EndpointsConfig"]["ibnet"]
+    on_all = {**WANTED, "functions": {"ibnet": {"function": "0000:41:00.2", "devices": ["/dev/x"]}}}
+    end = request(on_all)["NetworkingConfig"]["EndpointsConfig"]["ibnet"]
     assert end["DriverOpts"] == {"rdm.provision.function": "0000:41:00.2"}
     assert "DriverOpts" not in request(WITH_FUNCTION)["NetworkingConfig"]["EndpointsConfig"]["ibnet"]
 
@@ -171,14 +171,14 @@ def test_a_container_without_rails_and_functions_is_labelled_as_ever() -> None:
     label = request({**WANTED, "rails": {}, "functions": {}})["Labels"]["rdm.provision.settings"]
     assert label == request(WANTED)["Labels"]["rdm.provision.settings"]
     assert not {"rails", "functions"} & set(json.loads(label))
-    assert not difference({**WANTED, "rails": {}, "functions": {}}, made(WANTED)).anew
+    assert not difference({**WANTED, "rails": {}, "functions": {}}, made(WANTED)).recreate_needed
 
 
 def test_other_devices_of_its_function_make_another_container() -> None:
     other = {**WANTED, "functions": {"ibnet": {"mac": MAC, "devices": ["/dev/infiniband/uverbs5"]}}}
     assert set(difference(other, made(WITH_FUNCTION)).after) == {"functions"}
-    assert not difference(WITH_FUNCTION, made(WITH_FUNCTION)).anew
-    assert difference(WANTED, made(WITH_FUNCTION)).anew
+    assert not difference(WITH_FUNCTION, made(WITH_FUNCTION)).recreate_needed
+    assert difference(WANTED, made(WITH_FUNCTION)).recreate_needed
 
 
 def test_each_rail_is_compared() -> None:

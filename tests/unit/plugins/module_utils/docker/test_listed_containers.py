@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import pytest
 from ansible_collections.rdm.provision.plugins.module_utils.container.readiness import NotReady, refuse_served
-from ansible_collections.rdm.provision.plugins.module_utils.container.swap import settled
+from ansible_collections.rdm.provision.plugins.module_utils.container.swap import leftovers_of
 from ansible_collections.rdm.provision.plugins.module_utils.docker.api import DockerAPI, DockerError
 from ansible_collections.rdm.provision.plugins.module_utils.docker.ownership import container_names, the_one
 from ansible_collections.rdm.provision.plugins.module_utils.jobs import execution_environment
@@ -63,7 +63,7 @@ def test_down_removes_a_container_without_a_name() -> None:
 
 def test_up_removes_a_container_without_a_name_and_one_that_goes_meanwhile() -> None:
     there = Engine()
-    assert settled(cast("DockerAPI", there), "rdm", "rdm", check=True) == (None, [SHORT])
+    assert leftovers_of(cast("DockerAPI", there), "rdm", "rdm", check=True) == (None, [SHORT])
     assert there.calls == []
-    assert settled(cast("DockerAPI", there), "rdm", "rdm", check=False) == (None, [SHORT])
+    assert leftovers_of(cast("DockerAPI", there), "rdm", "rdm", check=False) == (None, [SHORT])
     assert there.calls == [f"/containers/{BARE['Id']}"]

@@ -53,7 +53,7 @@ def test_a_container_that_is_as_it_should_be_differs_in_nothing(policy: str, add
     """Also one that has stopped, of which Podman shows no address."""
     has = found(podman.to_podman("/containers/create", request(wanted(restart_policy=policy))), address)
     differs = difference(wanted(restart_policy=policy), has, "sha256:1", {"ibnet": "f00d"})
-    assert (differs.before, differs.anew, differs.policy) == ({}, False, False)
+    assert (differs.before, differs.recreate_needed, differs.policy) == ({}, False, False)
 
 
 def test_what_was_changed_is_seen() -> None:

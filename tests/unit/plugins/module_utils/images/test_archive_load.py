@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from ansible_collections.rdm.provision.plugins.module_utils.images.archive_images import (
     new_layers,
-    spare_members,
+    skippable_members,
 )
 from ansible_collections.rdm.provision.plugins.module_utils.images.archive_index import index_archive
 from ansible_collections.rdm.provision.plugins.module_utils.images.archive_load import (
@@ -75,7 +75,7 @@ def test_what_is_left_out_is_what_the_engine_has(height: int, others: int, known
         path = put(Path(directory), PACKERS[packing](saved(one, two)))
         index = index_archive(path)
         new = new_layers(index.images, [one.diff_ids[:known]])
-        spare = spare_members(index, new)
+        spare = skippable_members(index, new)
         with tarfile.open(fileobj=io.BytesIO(b"".join(load_chunks(path, index, spare)))) as archive:
             sent = {member.name for member in archive}
             contents = {name: reader.read() for name in sent if (reader := archive.extractfile(name))}
@@ -113,7 +113,7 @@ def test_members_that_are_left_out_are_hashed(tmp_path: Path) -> None:
     one = MadeImage([layer("low", 3_000_000), layer("high")], ["one:1"])
     path = put(tmp_path, saved(one))
     index = index_archive(path, digest=True)
-    spare = spare_members(index, new_layers(index.images, [one.diff_ids[:1]]))
+    spare = skippable_members(index, new_layers(index.images, [one.diff_ids[:1]]))
     assert len(b"".join(load_chunks(path, index, spare))) < 3_000_000
     data = bytearray(saved(one))
     data[data.index(layer("low", 3_000_000)) + 2_000_000] ^= 1

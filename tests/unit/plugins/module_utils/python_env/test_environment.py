@@ -502,7 +502,7 @@ def list_pythons(mirror: Path, digest: str) -> Path:
     return path
 
 
-class Asked(SimpleHTTPRequestHandler):
+class QueryResults(SimpleHTTPRequestHandler):
     """Serves a directory, and notes what it is asked for."""
 
     paths: ClassVar[list[str]] = []
@@ -518,8 +518,8 @@ class Asked(SimpleHTTPRequestHandler):
 @contextlib.contextmanager
 def serving(directory: Path) -> Iterator[str]:
     """Serve a directory; give the address."""
-    Asked.paths.clear()
-    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Asked, directory=str(directory))) as server:
+    QueryResults.paths.clear()
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(QueryResults, directory=str(directory))) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{server.server_port}"
         server.shutdown()
@@ -542,7 +542,7 @@ def test_packages_come_from_a_mirror_that_only_the_proxy_reaches(node: Node, met
     with serving(node.home / "web") as proxy:
         node.sources = Sources(index, proxy=proxy, cache=str(node.home / "cache"))
         node.make(node.wanted(method))
-    assert f"{index}/helper/{node.package.name}" in Asked.paths
+    assert f"{index}/helper/{node.package.name}" in QueryResults.paths
     assert environment.drift(node.directory, node.wanted(method)) == ""
 
 
@@ -557,7 +557,7 @@ def test_uv_takes_a_python_that_the_node_lacks_from_the_mirror(
         python_mirror=served, python_downloads=f"{served}/{listed.name}", cache=str(node.home / "cache")
     )
     node.make(node.wanted())
-    assert Asked.paths == [f"/{listed.name}", f"/{PYTHON_ARCHIVE}"]
+    assert QueryResults.paths == [f"/{listed.name}", f"/{PYTHON_ARCHIVE}"]
     said = subprocess.run([f"{node.directory}/bin/rdm-trainer"], capture_output=True, text=True, check=True)
     assert said.stdout == "it runs\n"
     pythons = node.home / "pythons"
@@ -565,7 +565,7 @@ def test_uv_takes_a_python_that_the_node_lacks_from_the_mirror(
     base = subprocess.run(shown, capture_output=True, text=True, check=True).stdout.strip()
     assert Path(base).resolve().parent == pythons
     node.make(node.wanted(lock="# newer\n" + node.lock))
-    assert len(Asked.paths) == 2, "it is there"
+    assert len(QueryResults.paths) == 2, "it is there"
     assert str(pythons) in environment.remove(node.directory, "c")
     assert not pythons.exists()
 

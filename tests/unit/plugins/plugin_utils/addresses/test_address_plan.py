@@ -21,7 +21,10 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.addresses.address_pl
     release,
     write_plan,
 )
-from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import Problem, Refused
+from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import (
+    PreconditionFailed,
+    Problem,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -30,7 +33,7 @@ def nodes(count: int, first: int = 0) -> list[str]:
     return [f"node{number}" for number in range(first, first + count)]
 
 
-def sentences(refused: pytest.ExceptionInfo[Refused]) -> list[str]:
+def sentences(refused: pytest.ExceptionInfo[PreconditionFailed]) -> list[str]:
     return [f"{problem.node or 'cluster'}: {problem.sentence}" for problem in refused.value.problems]
 
 
@@ -59,7 +62,9 @@ def test_default_subnet_is_laid_out_by_the_number_of_nodes(
 
 
 def test_more_nodes_than_the_default_subnet_can_hold_are_refused() -> None:
-    with pytest.raises(Refused, match=r"192\.169\.0\.0/16 is too small for 65534 nodes.*/15 or wider"):
+    with pytest.raises(
+        PreconditionFailed, match=r"192\.169\.0\.0/16 is too small for 65534 nodes.*/15 or wider"
+    ):
         make_plan(nodes(65534))
 
 
@@ -69,7 +74,9 @@ def test_small_subnet_starts_at_its_first_address() -> None:
 
 
 def test_explicit_subnet_that_is_too_small_is_refused_with_the_prefix_that_would_do() -> None:
-    with pytest.raises(Refused, match=r"10\.0\.0\.0/26 is too small for 62 nodes.*room for 61.*a /25"):
+    with pytest.raises(
+        PreconditionFailed, match=r"10\.0\.0\.0/26 is too small for 62 nodes.*room for 61.*a /25"
+    ):
         make_plan(nodes(62), subnet="10.0.0.0/26")
 
 
@@ -86,7 +93,9 @@ def test_gateway_of_the_users_choice_is_not_given_to_a_node() -> None:
 
 @pytest.mark.parametrize("gateway", ["192.169.16.0", "192.169.16.255", "10.0.0.1", "fe80::1", "nonsense"])
 def test_bad_gateway_is_refused(gateway: str) -> None:
-    with pytest.raises(Refused, match=f"rdm_gateway {gateway} is .*192.169.16.1 to 192.169.16.254"):
+    with pytest.raises(
+        PreconditionFailed, match=f"rdm_gateway {gateway} is .*192.169.16.1 to 192.169.16.254"
+    ):
         make_plan(nodes(2), gateway=gateway)
 
 
@@ -103,7 +112,7 @@ def test_bad_gateway_is_refused(gateway: str) -> None:
     ],
 )
 def test_malformed_subnet_is_refused_together_with_bad_pins(subnet: str, reason: str) -> None:
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(PreconditionFailed) as refused:
         make_plan(nodes(2), subnet=subnet, pins={"node1": "10.0.0.256"})
     assert reason in sentences(refused)[0]
     assert "node1: my_ip 10.0.0.256 is not an IPv4 address" in sentences(refused)[1]
@@ -127,7 +136,7 @@ def test_growing_plan_keeps_its_gateway_and_fills_upward_then_below_the_master()
 
 def test_full_plan_is_widened_only_when_the_user_says_so() -> None:
     full = make_plan(nodes(253))
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(PreconditionFailed) as refused:
         make_plan(nodes(254), previous=full)
     assert "192.169.16.0/24 is too small for 254 nodes" in sentences(refused)[0]
     assert (
@@ -142,7 +151,9 @@ def test_full_plan_is_widened_only_when_the_user_says_so() -> None:
 
 def test_full_plan_with_reservations_offers_to_release_them() -> None:
     full = make_plan(nodes(253))
-    with pytest.raises(Refused, match=r"removed nodes hold 1.*\(rdm-provision plan --release node252\)"):
+    with pytest.raises(
+        PreconditionFailed, match=r"removed nodes hold 1.*\(rdm-provision plan --release node252\)"
+    ):
         make_plan([*nodes(252), "new"], previous=full)
     emptied = make_plan(nodes(252), previous=full)
     assert (
@@ -153,15 +164,17 @@ def test_full_plan_with_reservations_offers_to_release_them() -> None:
 
 def test_explicit_subnet_is_never_widened() -> None:
     full = make_plan(nodes(61), subnet="10.0.0.0/26")
-    with pytest.raises(Refused, match=r"rdm_subnet 10\.0\.0\.0/26 is too small for 62 nodes.*/25"):
+    with pytest.raises(PreconditionFailed, match=r"rdm_subnet 10\.0\.0\.0/26 is too small for 62 nodes.*/25"):
         make_plan(nodes(62), subnet="10.0.0.0/26", previous=full, replace_network=True)
 
 
 def test_another_subnet_or_gateway_than_the_plans_is_refused_until_the_user_says_so() -> None:
     before = make_plan(nodes(2))
-    with pytest.raises(Refused, match=r"10\.9\.0\.0/24 differs .* 192\.169\.16\.0/24.*network_replace"):
+    with pytest.raises(
+        PreconditionFailed, match=r"10\.9\.0\.0/24 differs .* 192\.169\.16\.0/24.*network_replace"
+    ):
         make_plan(nodes(2), subnet="10.9.0.0/24", previous=before)
-    with pytest.raises(Refused, match=r"192\.169\.16\.9 differs from .* 192\.169\.16\.1:"):
+    with pytest.raises(PreconditionFailed, match=r"192\.169\.16\.9 differs from .* 192\.169\.16\.1:"):
         make_plan(nodes(2), gateway="192.169.16.9", previous=before)
     moved = make_plan(nodes(2), subnet="10.9.0.0/24", previous=before, replace_network=True)
     assert (moved.gateway, list(moved.nodes.values())) == ("10.9.0.1", ["10.9.0.100", "10.9.0.101"])
@@ -171,7 +184,7 @@ def test_another_subnet_or_gateway_than_the_plans_is_refused_until_the_user_says
 
 def test_new_gateway_on_a_nodes_address_is_refused() -> None:
     before = make_plan(nodes(2))
-    with pytest.raises(Refused, match=r"node1: 192\.169\.16\.101 is both this node's"):
+    with pytest.raises(PreconditionFailed, match=r"node1: 192\.169\.16\.101 is both this node's"):
         make_plan(nodes(2), gateway="192.169.16.101", previous=before, replace_network=True)
 
 
@@ -202,7 +215,7 @@ def test_the_release_that_is_offered_makes_room_and_none_is_that_would_not(new: 
     """A release after which the nodes still lack addresses is refused, and releases nothing."""
     kept, added = nodes(243), [f"new{number}" for number in range(new)]
     before = make_plan(kept, previous=make_plan(nodes(253)))
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(PreconditionFailed) as refused:
         make_plan([*kept, *added], previous=before)
     offered = re.search(r"\(rdm-provision plan (.*)\)", str(refused.value))
     assert bool(offered) == (new <= 10)
@@ -216,9 +229,11 @@ def test_the_release_that_is_offered_makes_room_and_none_is_that_would_not(new: 
 def test_release_names_what_it_cannot_release() -> None:
     plan = make_plan(["node0"], previous=make_plan(nodes(2)))
     assert release(plan, ["node1"]).removed == {}
-    with pytest.raises(Refused, match="node7 has no reserved address: the removed nodes are node1"):
+    with pytest.raises(
+        PreconditionFailed, match="node7 has no reserved address: the removed nodes are node1"
+    ):
         release(plan, ["node7"])
-    with pytest.raises(Refused, match="node0 is still in the inventory"):
+    with pytest.raises(PreconditionFailed, match="node0 is still in the inventory"):
         release(plan, ["node0"])
 
 
@@ -226,7 +241,8 @@ def test_a_plan_without_any_of_the_nodes_is_another_inventorys() -> None:
     plan = make_plan(["node0", "new"], previous=make_plan(nodes(2)))
     check_owner(plan, ["x", "node1"], "p")  # it was removed, and comes back
     with pytest.raises(
-        Refused, match=r"p is the plan of other nodes \(node0, new, node1\).*a directory of its own"
+        PreconditionFailed,
+        match=r"p is the plan of other nodes \(node0, new, node1\).*a directory of its own",
     ):
         check_owner(plan, ["x"], "p")
 
@@ -244,7 +260,7 @@ def test_pin_wins_over_the_nodes_own_address() -> None:
 def test_pin_on_a_reserved_address_is_refused_until_it_is_released() -> None:
     before = make_plan(["node0", "node1"], previous=make_plan(nodes(3)))
     pins = {"node0": "192.169.16.102"}
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(PreconditionFailed) as refused:
         make_plan(["node0", "node1"], previous=before, pins=pins)
     assert sentences(refused) == [
         "node0: my_ip 192.169.16.102 is reserved for node2, which has left the inventory: choose a free one, "
@@ -257,7 +273,7 @@ def test_pin_on_a_reserved_address_is_refused_until_it_is_released() -> None:
 
 
 def test_the_advice_for_a_pin_leaves_the_gateway_out() -> None:
-    with pytest.raises(Refused, match=r"192\.169\.16\.254, but not the gateway 192\.169\.16\.1$"):
+    with pytest.raises(PreconditionFailed, match=r"192\.169\.16\.254, but not the gateway 192\.169\.16\.1$"):
         make_plan(nodes(2), pins={"node1": "10.0.0.1"})
 
 
@@ -268,7 +284,7 @@ def test_two_pins_may_swap() -> None:
 
 
 def test_pin_onto_another_nodes_address_is_refused_with_a_free_one() -> None:
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(PreconditionFailed) as refused:
         make_plan(nodes(3), previous=make_plan(nodes(3)), pins={"node2": "192.169.16.100"})
     assert sentences(refused) == [
         "node2: my_ip 192.169.16.100 is the address of node0: choose a free one, for example 192.169.16.102, "
@@ -288,12 +304,12 @@ def test_pin_onto_another_nodes_address_is_refused_with_a_free_one() -> None:
     ],
 )
 def test_bad_pin_is_refused(pin: str, reason: str) -> None:
-    with pytest.raises(Refused, match=reason):
+    with pytest.raises(PreconditionFailed, match=reason):
         make_plan(nodes(2), pins={"node1": pin})
 
 
 def test_all_bad_pins_are_reported_at_once() -> None:
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(PreconditionFailed) as refused:
         make_plan(
             nodes(4),
             pins={"node0": "192.169.16.7", "node1": "192.169.16.7", "node2": "x", "node3": "192.169.16.1"},
@@ -351,7 +367,7 @@ def test_pins_win_whatever_was_before(data: st.DataObject) -> None:
         pins = {name: at for name, at in pins.items() if held.get(at) in pins or at not in held}
         try:
             plan = make_plan(hosts, previous=plan, pins=pins)
-        except Refused as refused:
+        except PreconditionFailed as refused:
             refusals += refused.problems
             continue
         check_sound(plan)
@@ -365,7 +381,7 @@ def test_refused_subnet_names_the_longest_prefix_that_works(count: int, prefix: 
     longest = prefix_for(count)
     check_sound(make_plan(nodes(count), subnet=f"10.0.0.0/{longest}"))
     if prefix > longest:
-        with pytest.raises(Refused, match=f"set rdm_subnet to a /{longest} or wider"):
+        with pytest.raises(PreconditionFailed, match=f"set rdm_subnet to a /{longest} or wider"):
             make_plan(nodes(count), subnet=f"10.0.0.0/{prefix}")
 
 

@@ -61,22 +61,22 @@ def test_the_hint_is_to_remove_the_stranger_where_the_cluster_stands() -> None:
         "n3": report(ssh={"client": "192.169.16.9"}, docker_networks=with_network(ours)),
     }
     first, last = collisions(SUBNET, nodes, dict.fromkeys(nodes, "ibnet"), "rdm")
-    assert (first.node, first.remedy) == (
+    assert (first.node, first.hint) == (
         "n1",
         "remove Docker network legacy (192.169.16.128/25) from this node; the cluster already has the subnet",
     )
-    assert (last.node, last.remedy) == (
+    assert (last.node, last.hint) == (
         "n3",
         "choose another subnet with rdm_subnet, for example 10.20.0.0/24",
     )
     alone = {"n1": report(docker_networks=with_network(stranger))}
     [problem] = collisions(SUBNET, alone, {"n1": "ibnet"}, "rdm")
-    assert problem.remedy.startswith("choose another subnet"), "nothing of ours stands yet"
+    assert problem.hint.startswith("choose another subnet"), "nothing of ours stands yet"
     moved = {
         "n1": report(docker_networks=with_network(network("ibnet", "10.9.0.0/24", labels=OURS), stranger))
     }
     [problem] = collisions(SUBNET, moved, {"n1": "ibnet"}, "rdm")
-    assert problem.remedy.startswith("choose another subnet"), "the cluster has another subnet"
+    assert problem.hint.startswith("choose another subnet"), "the cluster has another subnet"
 
 
 def test_everything_that_overlaps_on_a_node_is_one_problem_and_named_once() -> None:
@@ -122,12 +122,12 @@ def test_an_address_pool_of_the_daemon_is_a_warning() -> None:
     nodes["n3"] = report(docker_default_address_pools=pools)
     subnet = IPv4Network("192.168.50.0/24")
     assert collisions(subnet, nodes, dict.fromkeys(nodes, "ibnet"), "rdm") == []
-    [warning] = pool_warnings(subnet, nodes, settled={"n3"})
+    [warning] = pool_warnings(subnet, nodes, with_network={"n3"})
     assert warning.sentence.startswith(
         "192.168.50.0/24 lies in the Docker daemon's address pool 192.168.0.0/16: "
     )
     assert warning.node == "n1"
-    assert warning.remedy.endswith("for example 10.24.0.0/24"), "outside of every pool"
+    assert warning.hint.endswith("for example 10.24.0.0/24"), "outside of every pool"
     assert pool_warnings(IPv4Network("10.24.0.0/24"), nodes) == []
 
 
@@ -137,7 +137,7 @@ def test_a_subnet_that_is_proposed_lies_outside_of_the_pools() -> None:
         interfaces=[{"name": "ib0", "addresses": ["192.169.16.5/24"]}],
     )
     [problem] = collisions(SUBNET, {"n1": found}, {"n1": "ibnet"}, "rdm")
-    assert problem.remedy.endswith("for example 10.24.0.0/24")
+    assert problem.hint.endswith("for example 10.24.0.0/24")
 
 
 def test_an_address_pool_of_the_swarm_is_a_warning_and_not_proposed() -> None:
@@ -145,14 +145,14 @@ def test_an_address_pool_of_the_swarm_is_a_warning_and_not_proposed() -> None:
     assert overlaps(swarm, "10.60.0.0/24") == ""
     [warning] = pool_warnings(IPv4Network("10.60.0.0/24"), {"n1": swarm})
     assert warning.reason == "lies in the swarm's address pool 10.0.0.0/8"
-    assert warning.remedy.endswith("for example 172.16.0.0/24")
+    assert warning.hint.endswith("for example 172.16.0.0/24")
 
 
 def test_pools_of_an_engine_that_is_yet_to_be_installed() -> None:
     bare = report(docker=None, pools_to_come=[{"base": "10.20.0.0/14", "size": 24}])
     [warning] = pool_warnings(IPv4Network("10.21.0.0/24"), {"n1": bare})
     assert warning.reason == "lies in an address pool of the engine that is yet to be installed, 10.20.0.0/14"
-    assert warning.remedy.endswith("for example 10.24.0.0/24")
+    assert warning.hint.endswith("for example 10.24.0.0/24")
 
 
 def test_ranges_of_kubernetes_are_uses_where_they_are_known() -> None:
@@ -167,7 +167,7 @@ def test_ranges_of_kubernetes_are_uses_where_they_are_known() -> None:
         "lies in the range that Kubernetes (k3s) gives services unless it is told otherwise, 10.43.0.0/16"
     )
     [problem] = collisions(IPv4Network("10.42.0.0/15"), {"n1": found}, {"n1": "ibnet"}, "rdm")
-    assert problem.remedy.endswith("for example 10.20.0.0/15")
+    assert problem.hint.endswith("for example 10.20.0.0/15")
 
 
 def test_docker_gwbridge_counts() -> None:
@@ -225,7 +225,7 @@ def test_free_subnet_is_free_on_every_node() -> None:
         "node2": report(interfaces=[{"name": "a", "addresses": ["10.20.1.1/24"]}]),
     }
     [problem] = collisions(SUBNET, facts, dict.fromkeys(facts, "ibnet"), "rdm")
-    assert problem.remedy.endswith("for example 10.20.2.0/24")
+    assert problem.hint.endswith("for example 10.20.2.0/24")
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import re
 from ipaddress import IPv4Address, IPv4Network
 
 import pytest
-from ansible_collections.rdm.provision.plugins.module_utils.network.rails import moved
+from ansible_collections.rdm.provision.plugins.module_utils.network.rails import in_subnet
 from ansible_collections.rdm.provision.plugins.plugin_utils.addresses.rails import (
     MOST,
     name_problems,
@@ -107,7 +107,7 @@ def test_no_two_rails_overlap_and_a_node_has_one_place_in_all(
     assert not any(one.overlaps(other) for one in every for other in every if one is not other)
     address = first[place % first.num_addresses]
     for subnet in found:
-        there = IPv4Address(moved(str(address), first, subnet))
+        there = IPv4Address(in_subnet(str(address), first, subnet))
         assert there in subnet
         assert int(there) - int(subnet.network_address) == int(address) - int(first.network_address)
 

@@ -69,7 +69,7 @@ def test_sound_node_passes_without_a_word() -> None:
 
 
 @pytest.mark.parametrize(
-    ("state", "remedy"),
+    ("state", "hint"),
     [
         ("absent", "install Docker"),
         ("stopped", "start the Docker daemon"),
@@ -77,10 +77,10 @@ def test_sound_node_passes_without_a_word() -> None:
         ("forbidden", "add the user to group docker"),
     ],
 )
-def test_node_whose_engine_cannot_be_used_is_refused(state: str, remedy: str) -> None:
+def test_node_whose_engine_cannot_be_used_is_refused(state: str, hint: str) -> None:
     found = report(docker=None, docker_state=state, docker_error="no engine answers at /var/run/docker.sock.")
     [sentence] = problems(found)
-    assert sentence.startswith("no engine answers at /var/run/docker.sock: " + remedy)
+    assert sentence.startswith("no engine answers at /var/run/docker.sock: " + hint)
 
 
 @pytest.mark.parametrize("state", ["absent", "stopped"])
@@ -727,16 +727,16 @@ def test_full_disk_is_refused() -> None:
 
 
 def archive(**told: Any) -> dict[str, Any]:
-    sound = {"path": "/srv/a.tar", "problem": "", "remedy": "", "unpacked": 0, "new_layers": {}}
+    sound = {"path": "/srv/a.tar", "problem": "", "hint": "", "unpacked": 0, "new_layers": {}}
     return {**sound, **told}
 
 
 def test_bad_archive_is_refused() -> None:
     found = report()
     found["archives"] = [
-        archive(problem="/srv/a.tar does not exist", remedy="put it there"),
+        archive(problem="/srv/a.tar does not exist", hint="put it there"),
         archive(),
-        archive(problem="'x y' is not an image name", remedy="write repository:tag"),
+        archive(problem="'x y' is not an image name", hint="write repository:tag"),
     ]
     assert [tuple(problem) for problem in check_node(want(), found).problems] == [
         ("node1", "/srv/a.tar", "does not exist", "put it there"),
@@ -833,7 +833,7 @@ def test_jobs_end_with_their_containers_network_or_address() -> None:
     assert ended_by_plan(want(), other) == []  # which is refused for itself
     assert ended_by_plan(want(network_replace=True), other) == ["a", "b"]
     assert ended_by_plan(want(my_ip="192.169.16.7"), kept) == ["a", "b"]
-    assert ended_by_plan(want(my_ip="192.169.16.7", spare_jobs=False), kept) == []
+    assert ended_by_plan(want(my_ip="192.169.16.7", protect_jobs=False), kept) == []
     assert ended_by_plan(want(), report(docker=None)) == []
 
 

@@ -24,4 +24,4 @@ def test_every_job_is_told_once_with_its_nodes_and_the_ways_out() -> None:
 def test_what_ends_with_the_node_cannot_be_allowed() -> None:
     (problem,) = ended_jobs({"n1": ["a"]}, whole_node=True)
     assert problem.reason.startswith("runs on the node, and would lose its steps")
-    assert problem.remedy == ("stop it first (rdm-provision stop a saves a checkpoint) and wait for its end")
+    assert problem.hint == ("stop it first (rdm-provision stop a saves a checkpoint) and wait for its end")

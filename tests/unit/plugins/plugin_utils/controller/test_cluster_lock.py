@@ -252,7 +252,7 @@ def test_who_takes_the_lock_is_waited_for(tmp_path: Path) -> None:
     with cluster_lock.brief_lock(tmp_path / ".rdm" / "lock.taking", 1):
         began = time.monotonic()
         with pytest.raises(Busy, match="is taking the lock"):
-            take(tmp_path, "x", patience=0.2)
+            take(tmp_path, "x", timeout=0.2)
         assert time.monotonic() - began >= 0.2
     assert_free(tmp_path)
 

@@ -8,20 +8,20 @@ from typing import Any
 import pytest
 from ansible.errors import AnsibleConnectionFailure
 from ansible.template import is_trusted_as_template, trust_as_template
-from ansible_collections.rdm.provision.plugins.plugin_utils.controller.query_results import Asked, sort
+from ansible_collections.rdm.provision.plugins.plugin_utils.controller.query_results import QueryResults, sort
 from ansible_collections.rdm.provision.plugins.plugin_utils.controller.thread_pool import Outcome
 from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.registered import answer, registered
 
 PARSED = {"_ansible_parsed": True, "changed": False}
 
 
-def asked(value: Any = None, error: BaseException | None = None) -> Asked:
+def asked(value: Any = None, error: BaseException | None = None) -> QueryResults:
     return sort([Outcome("a", value, error)], 7.0)
 
 
 def test_an_answer_is_taken_without_what_ansible_adds() -> None:
     value = {**PARSED, "node": {"x": 1}, "invocation": {"module_args": {}}, "ansible_facts": {}}
-    assert asked(value) == Asked({"a": {"changed": False, "node": {"x": 1}}}, {}, {}, {})
+    assert asked(value) == QueryResults({"a": {"changed": False, "node": {"x": 1}}}, {}, {}, {})
 
 
 def test_what_nodes_say_in_the_same_words_is_kept_once() -> None:
@@ -58,7 +58,7 @@ def test_an_interpreter_that_had_to_be_found_is_remembered() -> None:
     ],
 )
 def test_what_is_not_a_plain_answer_is_left_to_an_ordinary_task(value: dict[str, Any], why: str) -> None:
-    assert asked(value) == Asked({}, {}, {"a": why}, {})
+    assert asked(value) == QueryResults({}, {}, {"a": why}, {})
 
 
 def test_only_the_connection_plugin_says_that_a_host_is_lost() -> None:
@@ -69,12 +69,12 @@ def test_only_the_connection_plugin_says_that_a_host_is_lost() -> None:
 
 def test_a_play_of_the_rest_ends_with_one_that_was_reached() -> None:
     hosts = list("abcde")
-    some = Asked({"c": {}, "d": {}}, {"b": "no", "a": "no"}, {"e": "odd"}, {})
+    some = QueryResults({"c": {}, "d": {}}, {"b": "no", "a": "no"}, {"e": "odd"}, {})
     assert some.plays(hosts) == {"lost": ["a", "b", "c"], "others": ["e", "c"]}
-    none_answered = Asked({}, {"a": "no"}, {"e": "odd"}, {})
+    none_answered = QueryResults({}, {"a": "no"}, {"e": "odd"}, {})
     assert none_answered.plays(["a", "e"]) == {"lost": ["a", "e"], "others": ["e"]}
-    assert Asked({}, {"a": "no"}, {}, {}).plays(["a"]) == {"lost": ["a"], "others": []}
-    assert Asked({"a": {}}, {}, {}, {}).plays(["a"]) == {"lost": [], "others": []}
+    assert QueryResults({}, {"a": "no"}, {}, {}).plays(["a"]) == {"lost": ["a"], "others": []}
+    assert QueryResults({"a": {}}, {}, {}, {}).plays(["a"]) == {"lost": [], "others": []}
 
 
 def test_a_task_of_its_own_has_the_last_word_unless_it_was_skipped() -> None:

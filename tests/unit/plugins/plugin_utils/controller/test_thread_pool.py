@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from ansible_collections.rdm.provision.plugins.plugin_utils.controller import thread_pool as module
-from ansible_collections.rdm.provision.plugins.plugin_utils.controller.thread_pool import together
+from ansible_collections.rdm.provision.plugins.plugin_utils.controller.thread_pool import run_all
 
 FOREVER = 3600.0
 
@@ -20,14 +20,14 @@ def test_each_call_is_made_and_told_by_its_name() -> None:
         raise ValueError("no")
 
     outcomes = {
-        one.name: one for one in together({"a": lambda: 1, "b": fails, "c": lambda: 3}.items(), 2, FOREVER)
+        one.name: one for one in run_all({"a": lambda: 1, "b": fails, "c": lambda: 3}.items(), 2, FOREVER)
     }
     assert {name: one.value for name, one in outcomes.items()} == {"a": 1, "b": None, "c": 3}
     assert [str(one.error) for one in outcomes.values() if one.error] == ["no"]
 
 
 def test_there_may_be_nothing_to_call() -> None:
-    assert list(together([], 4, FOREVER)) == []
+    assert list(run_all([], 4, FOREVER)) == []
 
 
 @pytest.mark.parametrize("threads", [1, 3])
@@ -45,7 +45,7 @@ def test_no_more_calls_than_threads_run_at_a_time(threads: int) -> None:
             now.remove(number)
 
     calls = {str(number): lambda number=number: call(number) for number in range(4 * threads)}
-    assert sorted(one.name for one in together(calls.items(), threads, FOREVER)) == sorted(calls)
+    assert sorted(one.name for one in run_all(calls.items(), threads, FOREVER)) == sorted(calls)
     assert most == [threads]
 
 
@@ -62,7 +62,7 @@ def test_programs_of_a_call_that_takes_too_long_are_ended_and_no_others(
 
     ended = []
     with subprocess.Popen(["sleep", "3600"]) as other:  # of this thread, which is none of theirs
-        for one in together([("late", lambda: wait("late", "sleep", "3600"))], 1, 0.1):
+        for one in run_all([("late", lambda: wait("late", "sleep", "3600"))], 1, 0.1):
             ended.append((one.name, type(one.error)))
         assert other.poll() is None
         other.kill()
@@ -73,7 +73,7 @@ def test_programs_of_a_call_that_takes_too_long_are_ended_and_no_others(
 def test_a_call_that_cannot_be_ended_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "GRACE_S", 0.0)
     release = threading.Event()
-    told = {one.name: one for one in together([("stuck", release.wait), ("next", lambda: 1)], 1, 2.0)}
+    told = {one.name: one for one in run_all([("stuck", release.wait), ("next", lambda: 1)], 1, 2.0)}
     release.set()
     assert isinstance(told["stuck"].error, TimeoutError)
     assert told["next"].value == 1
@@ -87,10 +87,10 @@ def test_a_call_is_asked_for_when_there_is_a_thread_for_it() -> None:
             made.append(number)
             yield str(number), lambda: len(made)
 
-    assert [one.value for one in together(calls(), 1, FOREVER)] == [1, 2, 3, 4, 5, 6]
+    assert [one.value for one in run_all(calls(), 1, FOREVER)] == [1, 2, 3, 4, 5, 6]
 
 
 def test_calls_see_the_context_of_who_makes_them() -> None:
     variable: contextvars.ContextVar[str] = contextvars.ContextVar("variable")
     variable.set("mine")
-    assert [one.value for one in together([("a", variable.get)], 1, FOREVER)] == ["mine"]
+    assert [one.value for one in run_all([("a", variable.get)], 1, FOREVER)] == ["mine"]

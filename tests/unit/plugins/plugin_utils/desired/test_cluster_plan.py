@@ -5,14 +5,20 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from ansible_collections.rdm.provision.plugins.plugin_utils.checks.cluster import plan_nodes, problems_beside
+from ansible_collections.rdm.provision.plugins.plugin_utils.checks.cluster import (
+    plan_nodes,
+    problems_of_nodes,
+)
 from ansible_collections.rdm.provision.plugins.plugin_utils.controller.cluster_lock import Leader
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.cluster_plan import (
     ClusterPlan,
     plan_cluster,
 )
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.node_plan import NodePlan
-from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import Problem, Refused
+from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import (
+    PreconditionFailed,
+    Problem,
+)
 
 from tests.unit.plugins.node_reports import container, report
 
@@ -103,7 +109,7 @@ def test_what_is_wrong_with_nodes_comes_beside_what_is_wrong_with_the_inventory(
 
     def beside(found: list[Problem]) -> list[tuple[str | None, str]]:
         facts = {"m": report(), "w2": without_engine}
-        return [(one.node, one.sentence[:20]) for one in problems_beside(plan, found, wanted, facts)]
+        return [(one.node, one.sentence[:20]) for one in problems_of_nodes(plan, found, wanted, facts)]
 
     parent, engine = ("m", "network_parent ib7 i"), ("w2", "Docker is not instal")
     assert beside(found) == [parent, engine]
@@ -179,7 +185,7 @@ def test_a_plan_that_ends_a_job_is_refused_before_a_change_and_else_told() -> No
     plan = planned()
     trains = {**container("rdm", "rdm", ibnet="192.169.16.9"), "jobs": ["one"]}
     facts = {"m": report(), "w1": report(docker_containers=[trains])}
-    with pytest.raises(Refused, match="w1: the job one runs in the container"):
+    with pytest.raises(PreconditionFailed, match="w1: the job one runs in the container"):
         plan_nodes(plan, wants(plan), facts)
     (warning,) = plan_nodes(plan, wants(plan), facts, changes=False).warnings
     assert warning.startswith("This would be refused: w1: the job one runs")
@@ -190,13 +196,13 @@ def test_an_address_that_another_on_the_wire_has_is_refused_unless_it_is_one_of_
     used = [{"interface": "ib0", "address": "192.169.16.100", "mac": "02:42:c0:a9:10:64"}]
     facts = {"m": report(in_use=used), "w1": report()}
     told = "m: 192.169.16.100 is used already on ib0 by 02:42:c0:a9:10:64: set rdm_subnet to a subnet of"
-    with pytest.raises(Refused, match=told):
+    with pytest.raises(PreconditionFailed, match=told):
         plan_nodes(plan, wants(plan), facts)
     # The two are about to exchange their addresses.
     facts["w1"] = report(docker_containers=[container("rdm", "rdm", ibnet="192.169.16.100")])
     assert plan_nodes(plan, wants(plan), facts).nodes
     facts["w1"] = report(docker_containers=[container("rdm", "other", ibnet="192.169.16.100")])
-    with pytest.raises(Refused, match=told):
+    with pytest.raises(PreconditionFailed, match=told):
         plan_nodes(plan, wants(plan), facts)
 
 
@@ -207,7 +213,7 @@ def test_a_node_that_another_run_changes_refuses_this_one_and_is_told_to_who_onl
     other = {"run": "x", "leader": {"who": "a later version"}}
     facts = {"m": report(), "w1": report(lock=holder), "w2": report(lock=other)}
     told = r"w1: is being changed by rdm-provision up \(process 7 of eve on ctl\) since 2025-11-25 "
-    with pytest.raises(Refused, match=told) as refused:
+    with pytest.raises(PreconditionFailed, match=told) as refused:
         plan_nodes(plan, wants(plan), facts)
     assert "w2: is being changed by a run of another version" in str(refused.value)
     warnings = plan_nodes(plan, wants(plan), facts, changes=False).warnings
@@ -225,7 +231,7 @@ def test_problems_of_all_nodes_are_reported_in_the_order_of_the_inventory() -> N
         "w1": report(interfaces=overlapping),
         "w2": report(interfaces=overlapping, python_requests=False),
     }
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(PreconditionFailed) as refused:
         plan_nodes(plan, wants(plan), facts)
     assert [problem.node for problem in refused.value.problems] == ["m", "w1", "w2", "w2"]
 
@@ -243,5 +249,5 @@ def test_bare_hosts_keep_the_addresses_that_ssh_uses_and_need_no_engine() -> Non
     assert plan is not None
     assert problems == []
     assert plan_nodes(plan, wants(plan), {"m": report(docker=None)}).warnings == []
-    with pytest.raises(Refused, match=r"my_ip 10\.0\.0\.1 is no address of the host"):
+    with pytest.raises(PreconditionFailed, match=r"my_ip 10\.0\.0\.1 is no address of the host"):
         plan_nodes(plan, wants(plan), {"m": report(docker=None, interfaces=[])})

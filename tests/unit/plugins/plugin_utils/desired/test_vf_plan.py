@@ -18,9 +18,9 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.addresses.address_pl
 )
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.vf_plan import (
     Functions,
+    assigned,
     clashes,
     first_of,
-    settled,
     taken,
 )
 from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import Problem
@@ -34,7 +34,7 @@ def planned(hosts: Sequence[str], previous: AddressPlan | None = None, **more: A
     """A plan in which every node has 16 VFs on each of four rails."""
     plan = make_plan(hosts, previous=previous, **more)
     plan = plan._replace(vf_prefix=previous.vf_prefix if previous else "")
-    return settled(plan, wanted(hosts), "rdm", {})
+    return assigned(plan, wanted(hosts), "rdm", {})
 
 
 def wanted(hosts: Sequence[str], **changes: Any) -> dict[str, Functions]:
@@ -110,21 +110,23 @@ def test_other_clusters_have_another_prefix_and_the_plan_keeps_its_own() -> None
     plan = planned(["a", "b"])
     assert plan == planned(["a", "b"])
     assert planned(["a", "c"]).vf_prefix != plan.vf_prefix
-    assert settled(make_plan(["a", "b"]), wanted(["a"]), "other", {}).vf_prefix != plan.vf_prefix
-    assert settled(make_plan(["a", "b"]), wanted(["a"]), "rdm", {"a": "10.0.0.1"}).vf_prefix != plan.vf_prefix
+    assert assigned(make_plan(["a", "b"]), wanted(["a"]), "other", {}).vf_prefix != plan.vf_prefix
+    assert (
+        assigned(make_plan(["a", "b"]), wanted(["a"]), "rdm", {"a": "10.0.0.1"}).vf_prefix != plan.vf_prefix
+    )
     assert planned(["x", "y"], plan).vf_prefix == plan.vf_prefix
     assert f"\nvf_prefix = {plan.vf_prefix}\n" in format_plan(plan)
 
 
 @given(st.text(max_size=8))
 def test_a_prefix_is_local_and_of_one_station_and_not_dockers(name: str) -> None:
-    prefix = settled(make_plan(["a"]), wanted(["a"]), name, {}).vf_prefix
+    prefix = assigned(make_plan(["a"]), wanted(["a"]), name, {}).vf_prefix
     assert int(prefix[:2], 16) & 3 == 2
     assert prefix != "02:42"
 
 
 def test_without_functions_the_plan_file_says_nothing_of_them() -> None:
-    plan = settled(make_plan(["a"]), {}, "rdm", {})
+    plan = assigned(make_plan(["a"]), {}, "rdm", {})
     assert "vf_prefix" not in format_plan(plan)
     assert first_of(plan, "a") == ""
 
@@ -153,10 +155,10 @@ def test_a_pinned_address_must_be_of_one_function() -> None:
     listed = [f"06:00:00:00:00:{number:02x}" for number in range(16)]
     theirs = macs(plan)["a"][16]
     want = wanted(["a"], pinned={"ib0": listed}) | wanted(["b"], pinned={"ib1": [guid_of(listed[0]), theirs]})
-    remedy = "give each VF its own in sriov_vf_addresses"
+    hint = "give each VF its own in sriov_vf_addresses"
     assert sentences(clashes(plan, want)) == [
-        f"b: the address 06:00:00:ff:fe:00:00:00 of VF 0 of ib1 is that of VF 0 of ib0 of a: {remedy}",
-        f"b: the address {theirs} of VF 1 of ib1 is that of VF 0 of ib1 of a: {remedy}",
+        f"b: the address 06:00:00:ff:fe:00:00:00 of VF 0 of ib1 is that of VF 0 of ib0 of a: {hint}",
+        f"b: the address {theirs} of VF 1 of ib1 is that of VF 0 of ib1 of a: {hint}",
     ]
     # What a pin replaces is free for others.
     freed = wanted(["a"], pinned={"ib0": listed}) | wanted(["b"], pinned={"ib0": [macs(plan)["a"][0]]})

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.work import (
-    BESIDE,
-    FOLLOWERS,
+    BUNDLED,
+    DEPENDENTS,
     ROLES,
     decide,
 )
@@ -37,7 +37,7 @@ def test_every_reason_becomes_work_where_the_role_is_wanted_and_nothing_else(
 
 def _all_followers(role: str, wants: set[str]) -> set[str]:
     found: set[str] = set()
-    for follower in FOLLOWERS.get(role, ()):
+    for follower in DEPENDENTS.get(role, ()):
         found |= {follower} | (_all_followers(follower, wants) if follower in wants else set())
     return found
 
@@ -90,14 +90,14 @@ def test_what_is_written_with_a_container_has_no_play_and_all_else_has_one(
     wanted = {node: list(ROLES) for node in cluster}
     absent: dict[str, list[str]] = {node: [] for node in cluster}
     apart = decide(found, wanted, absent)
-    work = decide(found, wanted, absent, beside=BESIDE)
-    assert apart.beside == {}
+    work = decide(found, wanted, absent, bundled=BUNDLED)
+    assert apart.bundled == {}
     assert work.why == apart.why
-    assert set(work.beside) == {node for node, mine in work.why.items() if "container" in mine}
+    assert set(work.bundled) == {node for node, mine in work.why.items() if "container" in mine}
     for part in (*ROLES, "receipt"):
         due = [node for node, mine in work.why.items() if part in mine or part == "receipt"]
-        passing = [node for node in due if part in work.beside.get(node, ())]
+        passing = [node for node in due if part in work.bundled.get(node, ())]
         alone = [node for node in due if node not in passing]
         assert work.plays[part][: len(alone)] == alone
         assert set(passing).isdisjoint(work.plays[part][: len(alone)])
-        assert passing == ([node for node in due if node in work.beside] if part in BESIDE else [])
+        assert passing == ([node for node in due if node in work.bundled] if part in BUNDLED else [])

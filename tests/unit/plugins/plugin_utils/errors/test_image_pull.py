@@ -28,7 +28,7 @@ def test_registry_is_the_first_part_of_the_name(name: str, registry: str) -> Non
 
 
 @pytest.mark.parametrize(
-    ("said", "start", "remedy"),
+    ("said", "start", "hint"),
     [
         (
             'Get "https://r.example.com/v2/": dial tcp: lookup r.example.com on 10.0.0.1:53: no such host',
@@ -58,11 +58,11 @@ def test_registry_is_the_first_part_of_the_name(name: str, registry: str) -> Non
         ),
     ],
 )
-def test_what_engines_say_becomes_one_sentence(said: str, start: str, remedy: str) -> None:
+def test_what_engines_say_becomes_one_sentence(said: str, start: str, hint: str) -> None:
     sentence = pull_problem("r.example.com/x:1", message("r.example.com/x:1", said))
     assert sentence.startswith(start)
     assert said in sentence
-    assert remedy in sentence.rpartition("): ")[2]
+    assert hint in sentence.rpartition("): ")[2]
     assert "http+docker" not in sentence
 
 

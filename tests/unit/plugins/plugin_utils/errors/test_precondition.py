@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import (
+    PreconditionFailed,
     Problem,
-    Refused,
     report,
 )
 
@@ -26,6 +26,6 @@ def test_nodes_with_the_same_problem_share_a_line() -> None:
 
 def test_refusal_carries_problems_and_reads_as_the_report() -> None:
     problem = Problem("n1", "x", "is bad", "use y")
-    refused = Refused([problem])
+    refused = PreconditionFailed([problem])
     assert refused.problems == [problem]
     assert str(refused) == "Refused before anything was changed, because of 1 problem:\n- n1: x is bad: use y"

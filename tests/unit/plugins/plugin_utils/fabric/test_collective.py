@@ -7,7 +7,10 @@ from itertools import combinations
 from typing import Any
 
 import pytest
-from ansible_collections.rdm.provision.plugins.plugin_utils.fabric.collective import judge_collective, table
+from ansible_collections.rdm.provision.plugins.plugin_utils.fabric.collective import (
+    evaluate_collective,
+    table,
+)
 from ansible_collections.rdm.provision.plugins.plugin_utils.fabric.pair_schedule import chosen_rounds
 
 MIB = 1024**2
@@ -33,12 +36,12 @@ def job(slow: str = "", **changes: Any) -> dict[str, Any]:
 
 
 def test_a_sound_cluster_is_ok_and_its_nodes_have_their_names() -> None:
-    judged = judge_collective(NODES, job())
-    assert judged["ok"]
-    assert judged["findings"] == judged["warnings"] == []
-    assert judged["busbw"] == 21.5
-    assert {name for one, other, _ in judged["links_gbit"] for name in (one, other)} == set(NODES)
-    assert table(judged).splitlines() == [
+    evaluated = evaluate_collective(NODES, job())
+    assert evaluated["ok"]
+    assert evaluated["findings"] == evaluated["warnings"] == []
+    assert evaluated["busbw"] == 21.5
+    assert {name for one, other, _ in evaluated["links_gbit"] for name in (one, other)} == set(NODES)
+    assert table(evaluated).splitlines() == [
         "All-reduce over 40 ranks on 5 nodes (nccl), bandwidths in GB/s:",
         "   MiB         ms    algbw    busbw",
         "     1      20.00     1.00     1.50",
@@ -47,9 +50,9 @@ def test_a_sound_cluster_is_ok_and_its_nodes_have_their_names() -> None:
 
 
 def test_the_node_whose_exchanges_are_slow_is_named_and_nobody_else() -> None:
-    judged = judge_collective(NODES, job(slow="n4"))
-    assert [name for name, verdict in judged["verdicts"].items() if not verdict["ok"]] == ["n4"]
-    assert judged["findings"] == ["n4: it sends 20 and receives 20 Gb/s where 180 are usual"]
+    evaluated = evaluate_collective(NODES, job(slow="n4"))
+    assert [name for name, verdict in evaluated["verdicts"].items() if not verdict["ok"]] == ["n4"]
+    assert evaluated["findings"] == ["n4: it sends 20 and receives 20 Gb/s where 180 are usual"]
 
 
 PAIR_ROUNDS = 8  # as many as rdm_trainer/tools/all_reduce.py carries out
@@ -70,31 +73,33 @@ def test_among_a_thousand_nodes_eight_exchanges_tell_slow_nodes_from_a_slow_link
         ]
         for one, other in pairs
     ]
-    judged = judge_collective(nodes, job(nodes=list(nodes), links_gbit=links, rates_gbit={}), slow_share=0.5)
-    assert {name for name, verdict in judged["verdicts"].items() if not verdict["ok"]} == slow | set(link)
-    said = [finding.partition(":")[0] for finding in judged["findings"]]
+    evaluated = evaluate_collective(
+        nodes, job(nodes=list(nodes), links_gbit=links, rates_gbit={}), slow_share=0.5
+    )
+    assert {name for name, verdict in evaluated["verdicts"].items() if not verdict["ok"]} == slow | set(link)
+    said = [finding.partition(":")[0] for finding in evaluated["findings"]]
     assert sorted(said) == sorted([*slow, " <-> ".join(link)])
 
 
 def test_far_below_the_links_rate_is_a_warning() -> None:
-    judged = judge_collective(NODES, job(rates_gbit=dict.fromkeys(NODES, 400.0)))
-    assert judged["ok"]
-    assert judged["warnings"] == ["the best bus bandwidth is 21.5 GB/s, 43% of a link's 400 Gb/s"]
+    evaluated = evaluate_collective(NODES, job(rates_gbit=dict.fromkeys(NODES, 400.0)))
+    assert evaluated["ok"]
+    assert evaluated["warnings"] == ["the best bus bandwidth is 21.5 GB/s, 43% of a link's 400 Gb/s"]
 
 
 def test_of_a_job_that_failed_the_node_that_failed_first_fails() -> None:
     reason = "Rank 1 on n2 failed: NCCL error."
     ended = job(sizes=[], links_gbit=[])
     ended.update(state="failed", reason=reason, failures=[{"node": "n2", "rank": 1, "reason": reason}])
-    judged = judge_collective(NODES, ended)
-    assert judged["findings"] == ["the all-reduce did not end well: Rank 1 on n2 failed: NCCL error"]
-    assert judged["verdicts"]["n2"] == {"ok": False, "reason": reason}
-    assert judged["verdicts"]["n1"]["ok"]
+    evaluated = evaluate_collective(NODES, ended)
+    assert evaluated["findings"] == ["the all-reduce did not end well: Rank 1 on n2 failed: NCCL error"]
+    assert evaluated["verdicts"]["n2"] == {"ok": False, "reason": reason}
+    assert evaluated["verdicts"]["n1"]["ok"]
 
 
 def test_of_a_job_of_which_nothing_is_known_the_master_fails() -> None:
-    judged = judge_collective(NODES, {"state": "not known", "reason": "no answer"})
-    assert not judged["ok"]
-    assert judged["verdicts"]["n1"]["reason"] == "the all-reduce did not end well: no answer"
-    assert judged["busbw"] is None
-    assert table(judged) == "FAILED the all-reduce did not end well: no answer"
+    evaluated = evaluate_collective(NODES, {"state": "not known", "reason": "no answer"})
+    assert not evaluated["ok"]
+    assert evaluated["verdicts"]["n1"]["reason"] == "the all-reduce did not end well: no answer"
+    assert evaluated["busbw"] is None
+    assert table(evaluated) == "FAILED the all-reduce did not end well: no answer"

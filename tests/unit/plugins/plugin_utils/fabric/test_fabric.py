@@ -7,8 +7,12 @@ from random import Random
 
 import pytest
 from ansible_collections.rdm.provision.plugins.plugin_utils.fabric import fabric
-from ansible_collections.rdm.provision.plugins.plugin_utils.fabric.evaluation import judge
-from ansible_collections.rdm.provision.plugins.plugin_utils.fabric.fabric import Fabric, Measurement, Verdict
+from ansible_collections.rdm.provision.plugins.plugin_utils.fabric.evaluation import evaluate
+from ansible_collections.rdm.provision.plugins.plugin_utils.fabric.fabric import (
+    Fabric,
+    HostResult,
+    Measurement,
+)
 from ansible_collections.rdm.provision.plugins.plugin_utils.fabric.sample import peers_of
 from ansible_collections.rdm.provision.plugins.plugin_utils.fabric.table import table
 from hypothesis import given
@@ -38,41 +42,41 @@ def cut(*gone: str) -> Rtt:
     return lambda one, other: None if {one, other} & set(gone) else USUAL
 
 
-def failing(judged: Fabric) -> list[str]:
-    return [name for name, verdict in judged.verdicts.items() if not verdict.ok]
+def failing(evaluated: Fabric) -> list[str]:
+    return [name for name, verdict in evaluated.verdicts.items() if not verdict.ok]
 
 
 def test_a_healthy_cluster_has_no_findings() -> None:
     nodes = names(4)
-    judged = judge(nodes, cluster(nodes))
-    assert judged.ok
-    assert judged.findings == []
-    assert judged.warnings == []
-    assert judged.cluster_median_us == USUAL
-    assert judged.rtt_us["n1"] == {"n2": USUAL, "n3": USUAL, "n4": USUAL}
+    evaluated = evaluate(nodes, cluster(nodes))
+    assert evaluated.ok
+    assert evaluated.findings == []
+    assert evaluated.warnings == []
+    assert evaluated.cluster_median_us == USUAL
+    assert evaluated.rtt_us["n1"] == {"n2": USUAL, "n3": USUAL, "n4": USUAL}
 
 
 def test_a_cluster_of_one_node_is_healthy() -> None:
-    judged = judge(["n1"], cluster(["n1"]))
-    assert judged.ok
-    assert judged.cluster_median_us is None
+    evaluated = evaluate(["n1"], cluster(["n1"]))
+    assert evaluated.ok
+    assert evaluated.cluster_median_us is None
 
 
 def test_a_node_that_is_cut_off_is_named_once() -> None:
     nodes = names(5)
-    judged = judge(nodes, cluster(nodes, cut("n3")))
-    assert failing(judged) == ["n3"]
-    assert len(judged.findings) == 1
-    assert judged.findings[0].startswith("n3: no answer from any peer")
-    assert len(judged.failed_pairs) == 8
+    evaluated = evaluate(nodes, cluster(nodes, cut("n3")))
+    assert failing(evaluated) == ["n3"]
+    assert len(evaluated.findings) == 1
+    assert evaluated.findings[0].startswith("n3: no answer from any peer")
+    assert len(evaluated.failed_pairs) == 8
 
 
 def test_a_node_whose_link_is_down_says_so() -> None:
     nodes = names(3)
     measurements = cluster(nodes, cut("n2"))
     measurements["n2"] = measurements["n2"]._replace(link_up=False)
-    judged = judge(nodes, measurements)
-    assert judged.findings == [
+    evaluated = evaluate(nodes, measurements)
+    assert evaluated.findings == [
         "n2: no answer from any peer: "
         "eth0 in its container has no link: the interface or cable below it is down"
     ]
@@ -81,32 +85,32 @@ def test_a_node_whose_link_is_down_says_so() -> None:
 def test_of_two_nodes_the_one_whose_link_is_down_is_at_fault() -> None:
     nodes = names(2)
     measurements = cluster(nodes, cut("n2"))
-    assert failing(judge(nodes, measurements)) == ["n1", "n2"]
+    assert failing(evaluate(nodes, measurements)) == ["n1", "n2"]
     measurements["n2"] = measurements["n2"]._replace(link_up=False)
-    assert failing(judge(nodes, measurements)) == ["n2"]
+    assert failing(evaluate(nodes, measurements)) == ["n2"]
 
 
 def test_the_kernels_words_are_the_suspicion() -> None:
     nodes = names(3)
     measurements = cluster(nodes, cut("n2"))
     measurements["n2"] = measurements["n2"]._replace(errors={"n1": "network is unreachable"})
-    assert judge(nodes, measurements).findings == ["n2: no answer from any peer: network is unreachable"]
+    assert evaluate(nodes, measurements).findings == ["n2: no answer from any peer: network is unreachable"]
 
 
 def test_a_node_whose_address_another_has_explains_what_others_meet_there() -> None:
     nodes = names(3)
     measurements = cluster(nodes)
     reason = "10.0.0.2 is used by 02:42:00:00:00:01 on the wire below eth0, too"
-    strangers = {"login": {"n2": "Host key verification failed"}}
-    measurements["n1"] = measured(nodes, "n1", lambda _one, _other: USUAL, **strangers)
+    outside = {"login": {"n2": "Host key verification failed"}}
+    measurements["n1"] = measured(nodes, "n1", lambda _one, _other: USUAL, **outside)
     measurements["n2"] = measured(nodes, "n2", lambda _one, _other: USUAL, duplicate=reason)
-    judged = judge(nodes, measurements)
-    assert (failing(judged), judged.findings) == (["n2"], [f"n2: {reason}"])
+    evaluated = evaluate(nodes, measurements)
+    assert (failing(evaluated), evaluated.findings) == (["n2"], [f"n2: {reason}"])
 
 
 def test_what_is_said_of_several_rails_names_the_rail() -> None:
     nodes = names(3)
-    whole, cut_off = judge(nodes, cluster(nodes)), judge(nodes, cluster(nodes, cut("n2")))
+    whole, cut_off = evaluate(nodes, cluster(nodes)), evaluate(nodes, cluster(nodes, cut("n2")))
     assert fabric.of_rails({"ib0": whole}) == fabric.as_dict(whole)
     both = fabric.of_rails({"ib0": whole, "ib1": cut_off})
     (finding,) = cut_off.findings
@@ -119,70 +123,74 @@ def test_what_is_said_of_several_rails_names_the_rail() -> None:
 
 def test_nodes_that_are_all_cut_off_share_a_line() -> None:
     nodes = names(4)
-    judged = judge(nodes, cluster(nodes, lambda _one, _other: None))
-    assert failing(judged) == nodes
-    assert len(judged.findings) == 1
-    assert judged.cluster_median_us is None
+    evaluated = evaluate(nodes, cluster(nodes, lambda _one, _other: None))
+    assert failing(evaluated) == nodes
+    assert len(evaluated.findings) == 1
+    assert evaluated.cluster_median_us is None
 
 
 def test_a_split_fabric_is_told_as_the_group_that_is_split_off() -> None:
     nodes = names(6)
-    judged = judge(nodes, cluster(nodes, lambda a, b: None if (a > "n4") != (b > "n4") else USUAL))
-    assert judged.findings == ["n5, n6: reaches only 2 of 6 nodes: the fabric is split"]
-    assert failing(judged) == ["n5", "n6"]
+    evaluated = evaluate(nodes, cluster(nodes, lambda a, b: None if (a > "n4") != (b > "n4") else USUAL))
+    assert evaluated.findings == ["n5, n6: reaches only 2 of 6 nodes: the fabric is split"]
+    assert failing(evaluated) == ["n5", "n6"]
 
 
 def test_of_two_halves_neither_is_the_right_one() -> None:
     nodes = names(4)
-    judged = judge(nodes, cluster(nodes, lambda a, b: None if (a > "n2") != (b > "n2") else USUAL))
-    assert failing(judged) == nodes
+    evaluated = evaluate(nodes, cluster(nodes, lambda a, b: None if (a > "n2") != (b > "n2") else USUAL))
+    assert failing(evaluated) == nodes
 
 
 def test_a_single_pair_is_told_for_both_ends() -> None:
     nodes = names(4)
-    judged = judge(nodes, cluster(nodes, lambda a, b: None if {a, b} == {"n2", "n3"} else USUAL))
-    assert judged.findings == ["n2 <-> n3: no answer"]
-    assert failing(judged) == ["n2", "n3"]
+    evaluated = evaluate(nodes, cluster(nodes, lambda a, b: None if {a, b} == {"n2", "n3"} else USUAL))
+    assert evaluated.findings == ["n2 <-> n3: no answer"]
+    assert failing(evaluated) == ["n2", "n3"]
 
 
 def test_a_pair_that_talks_one_way_only_is_told_as_such() -> None:
     nodes = names(4)
-    judged = judge(nodes, cluster(nodes, lambda a, b: None if (a, b) == ("n2", "n3") else USUAL))
-    assert judged.findings == ["n2 -> n3: no answer, though there is one the other way"]
+    evaluated = evaluate(nodes, cluster(nodes, lambda a, b: None if (a, b) == ("n2", "n3") else USUAL))
+    assert evaluated.findings == ["n2 -> n3: no answer, though there is one the other way"]
 
 
 def test_a_node_that_fails_with_several_peers_explains_them() -> None:
     nodes = names(6)
     bad = {"n1", "n2"}
-    judged = judge(nodes, cluster(nodes, lambda a, b: None if "n4" in (a, b) and {a, b} & bad else USUAL))
-    assert judged.findings == ["n4: no answer between it and n1, n2 (2 of 5 peers)"]
-    assert failing(judged) == ["n4"]
+    evaluated = evaluate(
+        nodes, cluster(nodes, lambda a, b: None if "n4" in (a, b) and {a, b} & bad else USUAL)
+    )
+    assert evaluated.findings == ["n4: no answer between it and n1, n2 (2 of 5 peers)"]
+    assert failing(evaluated) == ["n4"]
 
 
 def test_a_container_that_does_not_run_fails_its_node_only() -> None:
     nodes = names(4)
     measurements = cluster(nodes, cut("n4"))
     measurements["n4"] = Measurement(False, "container rdm does not run: it is exited", "exited")
-    judged = judge(nodes, measurements)
-    assert judged.findings == ["n4: container rdm does not run: it is exited"]
-    assert failing(judged) == ["n4"]
+    evaluated = evaluate(nodes, measurements)
+    assert evaluated.findings == ["n4: container rdm does not run: it is exited"]
+    assert failing(evaluated) == ["n4"]
 
 
 def test_a_node_that_answers_but_cannot_measure_is_a_warning() -> None:
     nodes = names(3)
     measurements = cluster(nodes)
     measurements["n2"] = Measurement(False, "container rdm has no python3", "running")
-    judged = judge(nodes, measurements)
-    assert judged.ok
-    assert judged.warnings == ["n2 answers all that ask it, but cannot measure: container rdm has no python3"]
+    evaluated = evaluate(nodes, measurements)
+    assert evaluated.ok
+    assert evaluated.warnings == [
+        "n2 answers all that ask it, but cannot measure: container rdm has no python3"
+    ]
 
 
 def test_where_nobody_can_measure_nothing_is_proven() -> None:
     nodes = names(2)
     nothing = Measurement(False, "container rdm has no python3", "running")
-    judged = judge(nodes, dict.fromkeys(nodes, nothing))
-    assert failing(judged) == nodes
-    assert judged.method == ""
+    evaluated = evaluate(nodes, dict.fromkeys(nodes, nothing))
+    assert failing(evaluated) == nodes
+    assert evaluated.method == ""
 
 
 def test_an_sshd_that_answers_nobody_is_its_nodes_fault() -> None:
@@ -196,9 +204,9 @@ def test_an_sshd_that_answers_nobody_is_its_nodes_fault() -> None:
         )
         for node in nodes
     }
-    judged = judge(nodes, measurements)
-    assert judged.findings == ["n3: its sshd does not answer: connection refused"]
-    assert failing(judged) == ["n3"]
+    evaluated = evaluate(nodes, measurements)
+    assert evaluated.findings == ["n3: its sshd does not answer: connection refused"]
+    assert failing(evaluated) == ["n3"]
 
 
 def test_an_sshd_that_answers_some_is_told_pair_by_pair() -> None:
@@ -206,8 +214,8 @@ def test_an_sshd_that_answers_some_is_told_pair_by_pair() -> None:
     measurements = cluster(nodes)
     measurements["n1"] = measurements["n1"]._replace(ssh={"n3": "no answer"})
     measurements["n2"] = measurements["n2"]._replace(ssh={"n3": ""})
-    judged = judge(nodes, measurements)
-    assert judged.findings == ["n1 -> n3: the sshd does not answer: no answer"]
+    evaluated = evaluate(nodes, measurements)
+    assert evaluated.findings == ["n1 -> n3: the sshd does not answer: no answer"]
 
 
 def test_the_silent_sshd_of_a_node_that_is_cut_off_is_not_told_again() -> None:
@@ -221,7 +229,7 @@ def test_the_silent_sshd_of_a_node_that_is_cut_off_is_not_told_again() -> None:
         )
         for node in nodes
     }
-    assert len(judge(nodes, measurements).findings) == 1
+    assert len(evaluate(nodes, measurements).findings) == 1
 
 
 def logged_in(count: int, refused: Callable[[str, str], bool]) -> dict[str, Measurement]:
@@ -237,27 +245,27 @@ def logged_in(count: int, refused: Callable[[str, str], bool]) -> dict[str, Meas
 
 def test_a_node_with_other_keys_is_found_as_client_and_as_server_and_named_alone() -> None:
     other = logged_in(4, lambda one, peer: one != peer and "n3" in (one, peer))
-    judged = judge(names(4), other)
-    assert failing(judged) == ["n3"]
-    assert judged.findings == ["n2 -> n3: ssh fails: denied", "n3 -> n4: ssh fails: denied"]
-    assert failing(judge(names(2), logged_in(2, lambda one, peer: one != peer))) == ["n1", "n2"]
+    evaluated = evaluate(names(4), other)
+    assert failing(evaluated) == ["n3"]
+    assert evaluated.findings == ["n2 -> n3: ssh fails: denied", "n3 -> n4: ssh fails: denied"]
+    assert failing(evaluate(names(2), logged_in(2, lambda one, peer: one != peer))) == ["n1", "n2"]
 
 
 def test_a_node_that_lets_not_even_itself_in_explains_who_fails_with_it() -> None:
-    judged = judge(names(4), logged_in(4, lambda _one, peer: peer == "n3"))
-    assert judged.findings == ["n3: ssh from its container to itself fails: denied"]
-    assert failing(judged) == ["n3"]
+    evaluated = evaluate(names(4), logged_in(4, lambda _one, peer: peer == "n3"))
+    assert evaluated.findings == ["n3: ssh from its container to itself fails: denied"]
+    assert failing(evaluated) == ["n3"]
 
 
 def test_a_login_fails_the_node_of_the_run_and_not_where_something_else_is_wrong() -> None:
     nodes = names(4)
     other = logged_in(4, lambda one, peer: one != peer and "n3" in (one, peer))
-    judged = judge(nodes, {"n3": other["n3"]})
-    assert failing(judged) == ["n3"]
+    evaluated = evaluate(nodes, {"n3": other["n3"]})
+    assert failing(evaluated) == ["n3"]
     silent = other["n3"]._replace(rtt_us={**other["n3"].rtt_us, "n4": None}, ssh={"n4": "no answer"})
-    assert failing(judge(nodes, {"n3": silent, "n4": other["n4"]._replace(ssh={})})) != ["n3"]
-    assert judge(nodes, {"n3": silent}).ok
-    assert judge(nodes, {name: one._replace(login={}, ssh={}) for name, one in other.items()}).ok
+    assert failing(evaluate(nodes, {"n3": silent, "n4": other["n4"]._replace(ssh={})})) != ["n3"]
+    assert evaluate(nodes, {"n3": silent}).ok
+    assert evaluate(nodes, {name: one._replace(login={}, ssh={}) for name, one in other.items()}).ok
 
 
 def test_where_icmp_is_not_let_through_the_sshds_greeting_is_an_answer() -> None:
@@ -266,56 +274,56 @@ def test_where_icmp_is_not_let_through_the_sshds_greeting_is_an_answer() -> None
         node: measured(nodes, node, lambda _a, _b: None, ssh={peer: "" for peer in nodes if peer != node})
         for node in nodes
     }
-    assert judge(nodes, measurements).ok
+    assert evaluate(nodes, measurements).ok
 
 
 @pytest.mark.parametrize("count", [3, 4, 8])
 def test_a_slow_node_is_named_and_fails_nothing(count: int) -> None:
     nodes = names(count)
-    judged = judge(nodes, cluster(nodes, lambda a, b: 812.0 if "n3" in (a, b) else USUAL))
-    assert judged.ok
-    assert judged.slow == ["n3"]
-    assert judged.warnings == ["n3 is slow: median 812 us, cluster median 95 us"]
-    assert judged.verdicts["n3"] == Verdict(True, "median 812 us, cluster median 95 us")
+    evaluated = evaluate(nodes, cluster(nodes, lambda a, b: 812.0 if "n3" in (a, b) else USUAL))
+    assert evaluated.ok
+    assert evaluated.slow == ["n3"]
+    assert evaluated.warnings == ["n3 is slow: median 812 us, cluster median 95 us"]
+    assert evaluated.verdicts["n3"] == HostResult(True, "median 812 us, cluster median 95 us")
 
 
 def test_little_differences_of_a_fast_fabric_are_not_slow() -> None:
     nodes = names(4)
-    judged = judge(nodes, cluster(nodes, lambda a, b: 50.0 if "n3" in (a, b) else 5.0))
-    assert judged.slow == []
+    evaluated = evaluate(nodes, cluster(nodes, lambda a, b: 50.0 if "n3" in (a, b) else 5.0))
+    assert evaluated.slow == []
 
 
 def test_a_node_outside_the_run_can_only_lead_to_a_warning() -> None:
     nodes = names(4)
     all_of_them = cluster(nodes, cut("n4"))
-    judged = judge(nodes, {name: all_of_them[name] for name in ("n1", "n2", "n3")})
-    assert judged.ok
-    assert judged.outside == ["n4"]
-    assert judged.warnings == ["no answer from nodes that are not in this run: n4"]
+    evaluated = evaluate(nodes, {name: all_of_them[name] for name in ("n1", "n2", "n3")})
+    assert evaluated.ok
+    assert evaluated.outside == ["n4"]
+    assert evaluated.warnings == ["no answer from nodes that are not in this run: n4"]
 
 
 def test_a_node_outside_the_run_that_answers_some_is_told_with_them() -> None:
     nodes = names(3)
     everyone = cluster(nodes, lambda a, b: None if (a, b) == ("n1", "n3") else USUAL)
-    judged = judge(nodes, {name: everyone[name] for name in ("n1", "n2")})
-    assert judged.ok
-    assert judged.warnings == ["nodes that are not in this run: n3 does not answer n1"]
+    evaluated = evaluate(nodes, {name: everyone[name] for name in ("n1", "n2")})
+    assert evaluated.ok
+    assert evaluated.warnings == ["nodes that are not in this run: n3 does not answer n1"]
 
 
 def test_a_run_of_one_node_fails_only_when_its_own_link_is_down() -> None:
     nodes = names(3)
     alone = cluster(nodes, cut("n2"))["n2"]
-    assert judge(nodes, {"n2": alone}).ok
-    assert failing(judge(nodes, {"n2": alone._replace(link_up=False)})) == ["n2"]
+    assert evaluate(nodes, {"n2": alone}).ok
+    assert failing(evaluate(nodes, {"n2": alone._replace(link_up=False)})) == ["n2"]
 
 
 def test_losses_and_notes_are_warnings() -> None:
     nodes = names(2)
     measurements = cluster(nodes)
     measurements["n1"] = measurements["n1"]._replace(loss={"n2": 0.33}, method="tcp", note="no raw sockets")
-    judged = judge(nodes, measurements)
-    assert judged.warnings == ["lost on the way: 33% from n1 to n2", "n1: no raw sockets"]
-    assert judged.method == "mixed"
+    evaluated = evaluate(nodes, measurements)
+    assert evaluated.warnings == ["lost on the way: 33% from n1 to n2", "n1: no raw sockets"]
+    assert evaluated.method == "mixed"
 
 
 def test_a_node_that_loses_packets_with_many_is_named_and_fails_nothing() -> None:
@@ -325,11 +333,11 @@ def test_a_node_that_loses_packets_with_many_is_named_and_fails_nothing() -> Non
         measurements[peer] = measurements[peer]._replace(loss={"n3": 0.33})
     measurements["n3"] = measurements["n3"]._replace(loss={"n5": 0.67})
     measurements["n7"] = measurements["n7"]._replace(loss={"n8": 0.33})
-    judged = judge(nodes, measurements)
-    assert judged.ok
+    evaluated = evaluate(nodes, measurements)
+    assert evaluated.ok
     remark = "it loses 42% of the packets to and from 4 of 7 peers"
-    assert judged.warnings == [f"n3: {remark}", "lost on the way: 33% from n7 to n8"]
-    assert judged.verdicts["n3"] == Verdict(True, remark)
+    assert evaluated.warnings == [f"n3: {remark}", "lost on the way: 33% from n7 to n8"]
+    assert evaluated.verdicts["n3"] == HostResult(True, remark)
 
 
 # ---- a sample of a large cluster
@@ -361,17 +369,17 @@ def with_faults(healthy: dict[str, Measurement], rtt: Rtt) -> dict[str, Measurem
 
 
 def test_a_healthy_sample_has_no_findings_and_says_how_sure_that_is(large: dict[str, Measurement]) -> None:
-    judged = judge(LARGE, large)
-    assert (judged.ok, judged.findings, judged.warnings) == (True, [], [])
-    assert judged.sample is not None
-    assert judged.sample[:3] == (16, 999, 32)
-    assert judged.sample.pairs == pytest.approx(32 / 999)
+    evaluated = evaluate(LARGE, large)
+    assert (evaluated.ok, evaluated.findings, evaluated.warnings) == (True, [], [])
+    assert evaluated.sample is not None
+    assert evaluated.sample[:3] == (16, 999, 32)
+    assert evaluated.sample.pairs == pytest.approx(32 / 999)
     text = (
         "Sampled: 16 of 999 peers each. Every node and its link are measured 32 times, so that a bad one is "
         "found; a single bad pair is met with 3.2 %."
     )
-    assert fabric.as_dict(judged)["sample"]["text"] == text
-    lines = table(judged).splitlines()
+    assert fabric.as_dict(evaluated)["sample"]["text"] == text
+    lines = table(evaluated).splitlines()
     assert lines[-2:] == [text, "Every container of this run reaches every other that it was measured with."]
 
 
@@ -380,9 +388,9 @@ def test_a_sample_names_every_node_that_is_cut_off_and_no_other(
     large: dict[str, Measurement], count: int
 ) -> None:
     gone = Random(count).sample(LARGE, count)
-    judged = judge(LARGE, with_faults(large, cut(*gone)))
-    assert set(failing(judged)) == set(gone)
-    assert len(judged.findings) == 1
+    evaluated = evaluate(LARGE, with_faults(large, cut(*gone)))
+    assert set(failing(evaluated)) == set(gone)
+    assert len(evaluated.findings) == 1
 
 
 @pytest.mark.parametrize("count", [1, 5, 20])
@@ -392,9 +400,9 @@ def test_a_sample_names_every_node_whose_container_does_not_run_and_no_other(
     gone = Random(count).sample(LARGE, count)
     measurements = with_faults(large, cut(*gone))
     measurements.update(dict.fromkeys(gone, Measurement(False, "container rdm does not run", "exited")))
-    judged = judge(LARGE, measurements)
-    assert set(failing(judged)) == set(gone)
-    assert judged.findings[0].endswith(": container rdm does not run")
+    evaluated = evaluate(LARGE, measurements)
+    assert set(failing(evaluated)) == set(gone)
+    assert evaluated.findings[0].endswith(": container rdm does not run")
 
 
 @pytest.mark.parametrize("count", [1, 5, 20])
@@ -404,19 +412,19 @@ def test_a_sample_names_every_node_that_most_do_not_reach_and_no_other(
     """What a flapping link does: of a node's measurements, a third come through."""
     bad = set(Random(count).sample(LARGE, count))
     flap = Random(7)
-    judged = judge(
+    evaluated = evaluate(
         LARGE, with_faults(large, lambda a, b: None if {a, b} & bad and flap.random() < 0.67 else USUAL)
     )
-    assert set(failing(judged)) == bad
-    assert len(judged.findings) == count
+    assert set(failing(evaluated)) == bad
+    assert len(evaluated.findings) == count
 
 
 @pytest.mark.parametrize("count", [1, 5, 20])
 def test_a_sample_names_every_slow_node_and_no_other(large: dict[str, Measurement], count: int) -> None:
     bad = set(Random(count).sample(LARGE, count))
-    judged = judge(LARGE, with_faults(large, lambda a, b: 812.0 if {a, b} & bad else USUAL))
-    assert judged.ok
-    assert set(judged.slow) == bad
+    evaluated = evaluate(LARGE, with_faults(large, lambda a, b: 812.0 if {a, b} & bad else USUAL))
+    assert evaluated.ok
+    assert set(evaluated.slow) == bad
 
 
 @pytest.mark.parametrize("count", [1, 5, 20])
@@ -436,36 +444,36 @@ def test_a_sample_names_every_link_that_loses_packets_and_no_other(
     for node, own in large.items():
         shares = {peer: loss(node, peer) for peer in own.rtt_us}
         measurements[node] = own._replace(loss={peer: share for peer, share in shares.items() if share})
-    judged = judge(LARGE, measurements)
-    assert judged.ok
-    assert {name for name, verdict in judged.verdicts.items() if "it loses" in verdict.reason} == bad
+    evaluated = evaluate(LARGE, measurements)
+    assert evaluated.ok
+    assert {name for name, verdict in evaluated.verdicts.items() if "it loses" in verdict.reason} == bad
 
 
 def test_a_single_pair_in_the_sample_is_told_for_both_ends(large: dict[str, Measurement]) -> None:
     other = next(iter(large["n7"].rtt_us))
-    judged = judge(LARGE, with_faults(large, lambda a, b: None if (a, b) == ("n7", other) else USUAL))
-    assert judged.findings == [f"n7 -> {other}: no answer"]
-    assert set(failing(judged)) == {"n7", other}
+    evaluated = evaluate(LARGE, with_faults(large, lambda a, b: None if (a, b) == ("n7", other) else USUAL))
+    assert evaluated.findings == [f"n7 -> {other}: no answer"]
+    assert set(failing(evaluated)) == {"n7", other}
 
 
 def test_a_split_is_found_in_a_sample(large: dict[str, Measurement]) -> None:
     rack = set(LARGE[300:340])
-    judged = judge(LARGE, with_faults(large, lambda a, b: None if len({a, b} & rack) == 1 else USUAL))
-    assert set(failing(judged)) == rack
-    assert judged.findings[0].endswith("reaches only 40 of 1000 nodes: the fabric is split")
+    evaluated = evaluate(LARGE, with_faults(large, lambda a, b: None if len({a, b} & rack) == 1 else USUAL))
+    assert set(failing(evaluated)) == rack
+    assert evaluated.findings[0].endswith("reaches only 40 of 1000 nodes: the fabric is split")
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 300])
 def test_a_run_of_a_part_proves_that_its_nodes_reach_each_other(size: int) -> None:
     run = Random(size).sample(LARGE, size)
-    judged = judge(LARGE, sampled(LARGE, run=run))
-    assert (judged.ok, judged.warnings) == (True, [])
-    assert (judged.sample is None) == (size <= 256)
+    evaluated = evaluate(LARGE, sampled(LARGE, run=run))
+    assert (evaluated.ok, evaluated.warnings) == (True, [])
+    assert (evaluated.sample is None) == (size <= 256)
     if size == 1:
         return
     gone = run[0]
-    judged = judge(LARGE, sampled(LARGE, cut(gone), run))
-    assert set(failing(judged)) == ({gone} if size > 2 else set(run))
+    evaluated = evaluate(LARGE, sampled(LARGE, cut(gone), run))
+    assert set(failing(evaluated)) == ({gone} if size > 2 else set(run))
 
 
 def test_a_node_that_only_measured_dead_ones_is_not_blamed_but_told() -> None:
@@ -473,9 +481,9 @@ def test_a_node_that_only_measured_dead_ones_is_not_blamed_but_told() -> None:
     measurements = sampled(nodes, peers=1, above=2)  # a ring
     for name in ("n1", "n3"):
         measurements[name] = Measurement(False, "there is no container rdm", "missing")
-    judged = judge(nodes, with_faults(measurements, cut("n1", "n3")))
-    assert failing(judged) == ["n1", "n3"]
-    assert judged.warnings[0].startswith("n2: measured with no node of the others that could answer")
+    evaluated = evaluate(nodes, with_faults(measurements, cut("n1", "n3")))
+    assert failing(evaluated) == ["n1", "n3"]
+    assert evaluated.warnings[0].startswith("n2: measured with no node of the others that could answer")
 
 
 # ---- properties
@@ -509,19 +517,19 @@ def samples(draw: st.DrawFn) -> tuple[list[str], dict[str, Measurement]]:
 @given(samples())
 def test_who_is_in_no_failing_pair_is_not_blamed(case: tuple[list[str], dict[str, Measurement]]) -> None:
     nodes, measurements = case
-    judged = judge(nodes, measurements)
-    told = {name for pair in judged.failed_pairs for name in pair}
-    for name in failing(judged):
-        assert name in told or not measurements[name].measured or "split" in judged.verdicts[name].reason
+    evaluated = evaluate(nodes, measurements)
+    told = {name for pair in evaluated.failed_pairs for name in pair}
+    for name in failing(evaluated):
+        assert name in told or not measurements[name].measured or "split" in evaluated.verdicts[name].reason
 
 
 @given(st.one_of(clusters(), samples()))
 def test_every_failing_pair_has_an_end_that_is_told(case: tuple[list[str], dict[str, Measurement]]) -> None:
-    judged = judge(*case)
-    for one, other in judged.failed_pairs:
-        assert not (judged.verdicts[one].ok and judged.verdicts[other].ok)
-    assert all(verdict.reason for verdict in judged.verdicts.values() if not verdict.ok)
-    assert judged.ok == (not judged.findings)
+    evaluated = evaluate(*case)
+    for one, other in evaluated.failed_pairs:
+        assert not (evaluated.verdicts[one].ok and evaluated.verdicts[other].ok)
+    assert all(verdict.reason for verdict in evaluated.verdicts.values() if not verdict.ok)
+    assert evaluated.ok == (not evaluated.findings)
 
 
 @given(clusters())
@@ -529,11 +537,11 @@ def test_a_node_that_everybody_reaches_both_ways_is_told_only_in_a_tie(
     case: tuple[list[str], dict[str, Measurement]],
 ) -> None:
     nodes, measurements = case
-    judged = judge(nodes, measurements)
-    touched = {name for pair in judged.failed_pairs for name in pair}
+    evaluated = evaluate(nodes, measurements)
+    touched = {name for pair in evaluated.failed_pairs for name in pair}
     for name in nodes:
         if name not in touched and measurements[name].measured:
-            assert judged.verdicts[name].ok
+            assert evaluated.verdicts[name].ok
 
 
 @given(st.one_of(clusters(), samples()), st.randoms(use_true_random=False))
@@ -543,16 +551,16 @@ def test_the_judgement_does_not_depend_on_the_order_of_arrival(
     nodes, measurements = case
     items = list(measurements.items())
     random.shuffle(items)  # type: ignore[attr-defined]
-    assert judge(nodes, dict(items)) == judge(nodes, measurements)
+    assert evaluate(nodes, dict(items)) == evaluate(nodes, measurements)
 
 
 @given(st.integers(3, 40), st.data())
 def test_one_node_that_is_cut_off_is_the_only_finding(count: int, data: st.DataObject) -> None:
     nodes = names(count)
     gone = data.draw(st.sampled_from(nodes))
-    judged = judge(nodes, cluster(nodes, cut(gone)))
-    assert failing(judged) == [gone]
-    assert len(judged.findings) == 1
+    evaluated = evaluate(nodes, cluster(nodes, cut(gone)))
+    assert failing(evaluated) == [gone]
+    assert len(evaluated.findings) == 1
 
 
 @given(st.integers(3, 20), st.floats(5.0, 200.0), st.floats(0.8, 1.25), st.data())
@@ -564,7 +572,7 @@ def test_one_slow_node_is_the_only_slow_one(
     times = cluster(
         nodes, lambda a, b: usual * 5 + 300 if bad in (a, b) else usual * (spread if a < b else 1)
     )
-    assert judge(nodes, times).slow == [bad]
+    assert evaluate(nodes, times).slow == [bad]
 
 
 # ---- what goes in and out
@@ -605,7 +613,7 @@ def test_the_table_of_a_small_cluster_is_a_matrix() -> None:
     nodes = names(3)
     measurements = cluster(nodes, cut("n3"))
     measurements["n3"] = Measurement(False, "there is no container rdm", "missing")
-    assert table(judge(nodes, measurements)).splitlines() == [
+    assert table(evaluate(nodes, measurements)).splitlines() == [
         "Round-trip time in microseconds, from the container of the row to that of the column:",
         "    n1  n2  n3",
         "n1   .  95  --",
@@ -617,8 +625,8 @@ def test_the_table_of_a_small_cluster_is_a_matrix() -> None:
 
 def test_the_table_of_a_run_of_one_node_shows_the_others_too() -> None:
     nodes = names(3)
-    judged = judge(nodes, {"n2": cluster(nodes)["n2"]})
-    assert table(judged).splitlines()[1:] == [
+    evaluated = evaluate(nodes, {"n2": cluster(nodes)["n2"]})
+    assert table(evaluated).splitlines()[1:] == [
         "    n2  n1  n3",
         "n2   .  95  95",
         "Not in this run: n1, n3",
@@ -626,8 +634,8 @@ def test_the_table_of_a_run_of_one_node_shows_the_others_too() -> None:
 
 
 def test_the_table_tells_who_takes_no_part_and_why() -> None:
-    judged = judge(names(3), {})
-    assert table(judged, ["n1", "n2"]).splitlines() == [
+    evaluated = evaluate(names(3), {})
+    assert table(evaluated, ["n1", "n2"]).splitlines() == [
         "Nothing was measured.",
         "The container does not run yet on: n1, n2",
         "Not in this run: n3",
@@ -636,8 +644,8 @@ def test_the_table_tells_who_takes_no_part_and_why() -> None:
 
 def test_the_table_of_a_large_cluster_has_a_line_per_node_and_the_longest_pairs() -> None:
     nodes = names(20)
-    judged = judge(nodes, cluster(nodes, lambda a, b: 500.0 if (a, b) == ("n7", "n9") else USUAL))
-    lines = table(judged).splitlines()
+    evaluated = evaluate(nodes, cluster(nodes, lambda a, b: 500.0 if (a, b) == ("n7", "n9") else USUAL))
+    lines = table(evaluated).splitlines()
     assert len(lines) == 1 + 1 + 20 + 2
     assert lines[-2].startswith("Longest: n7 -> n9 500, ")
 
@@ -645,6 +653,6 @@ def test_the_table_of_a_large_cluster_has_a_line_per_node_and_the_longest_pairs(
 @pytest.mark.parametrize(("count", "rows"), [(128, 128), (129, 0)])
 def test_the_matrix_of_a_huge_cluster_is_left_out_of_the_data(count: int, rows: int) -> None:
     nodes = names(count)
-    data = fabric.as_dict(judge(nodes, cluster(nodes)))
+    data = fabric.as_dict(evaluate(nodes, cluster(nodes)))
     assert len(data["rtt_us"]) == rows
     assert len(data["median_us"]) == count

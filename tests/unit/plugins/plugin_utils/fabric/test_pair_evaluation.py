@@ -8,9 +8,9 @@ from itertools import pairwise
 
 import pytest
 from ansible_collections.rdm.provision.plugins.plugin_utils.fabric.pair_evaluation import (
-    Judgement,
+    Evaluation,
     Pair,
-    judge,
+    evaluate,
 )
 from ansible_collections.rdm.provision.plugins.plugin_utils.fabric.pair_schedule import chosen_rounds, rounds
 from hypothesis import given
@@ -23,7 +23,7 @@ def names(count: int) -> list[str]:
     return [f"n{number}" for number in range(1, count + 1)]
 
 
-def judged(
+def evaluated(
     schedule: Sequence[Sequence[Pair]],
     nodes: list[str],
     *,
@@ -33,7 +33,7 @@ def judged(
     links: Collection[Pair] = (),
     cut: Collection[Pair] = (),
     direction: str = "both",
-) -> Judgement:
+) -> Evaluation:
     """Judge a cluster with planted faults; good links differ by a few percent."""
     noise = random.Random(7)
     bandwidth, latency, failed = {}, {}, {}
@@ -49,7 +49,7 @@ def judged(
             )
             bandwidth[sender, receiver] = (SLOW if bad else GOOD) * noise.uniform(0.95, 1.02)
         latency[one, other] = (20.0 if {one, other} & set(late) else 2.0) * noise.uniform(0.9, 1.2)
-    return judge(nodes, bandwidth, latency, failed)
+    return evaluate(nodes, bandwidth, latency, failed)
 
 
 @st.composite
@@ -71,7 +71,7 @@ def test_planted_slow_nodes_and_links_are_named_and_nobody_else(
     found: tuple[list[str], list[str], list[Pair]], direction: str
 ) -> None:
     nodes, bad, links = found
-    verdict = judged(rounds(nodes), nodes, slow=bad, links=links, direction=direction)
+    verdict = evaluated(rounds(nodes), nodes, slow=bad, links=links, direction=direction)
     assert set(verdict.nodes) == set(bad)
     assert set(verdict.links) == set(links)
 
@@ -79,14 +79,14 @@ def test_planted_slow_nodes_and_links_are_named_and_nobody_else(
 @given(planted())
 def test_so_are_planted_failures(found: tuple[list[str], list[str], list[Pair]]) -> None:
     nodes, bad, links = found
-    verdict = judged(rounds(nodes), nodes, dead=bad, cut=links)
+    verdict = evaluated(rounds(nodes), nodes, dead=bad, cut=links)
     assert set(verdict.nodes) == set(bad)
     assert set(verdict.links) == set(links)
 
 
 @given(st.integers(2, 30).map(names))
 def test_a_sound_cluster_is_sound(nodes: list[str]) -> None:
-    verdict = judged(rounds(nodes), nodes)
+    verdict = evaluated(rounds(nodes), nodes)
     assert (verdict.nodes, verdict.links) == ({}, {})
     assert verdict.usual_gbit == pytest.approx(GOOD, rel=0.06)
 
@@ -100,44 +100,44 @@ def test_at_a_thousand_nodes(most: int) -> None:
     slow, late, dead = bad[:30], bad[30:50], bad[50:]
     good = [pair for pair in schedule[0] if not set(pair) & set(bad)]
     links, cut = good[:20], good[20:25]
-    verdict = judged(schedule, nodes, slow=slow, late=late, dead=dead, links=links, cut=cut)
+    verdict = evaluated(schedule, nodes, slow=slow, late=late, dead=dead, links=links, cut=cut)
     assert set(verdict.nodes) == set(bad)
     assert set(verdict.links) == {*links, *cut}
 
 
 def test_of_three_a_slow_one_is_known_and_of_two_it_is_a_link() -> None:
     three = names(3)
-    assert set(judged(rounds(three), three, slow=["n2"]).nodes) == {"n2"}
+    assert set(evaluated(rounds(three), three, slow=["n2"]).nodes) == {"n2"}
     two = names(2)
-    verdict = judge(two, {("n1", "n2"): 20.0, ("n2", "n1"): 97.0}, {}, {})
+    verdict = evaluate(two, {("n1", "n2"): 20.0, ("n2", "n1"): 97.0}, {}, {})
     assert verdict.nodes == {}
     assert verdict.links == {("n1", "n2"): "n1 sends n2 20 Gb/s; usual are 97"}
 
 
 def test_half_of_the_nodes_slow_is_told_though_nobody_can_be_blamed() -> None:
     nodes = names(4)
-    verdict = judged(rounds(nodes), nodes, slow=["n3", "n4"])
+    verdict = evaluated(rounds(nodes), nodes, slow=["n3", "n4"])
     assert (verdict.nodes, verdict.links) == ({}, {})
     [sentence] = verdict.unclear
     assert sentence.startswith("the bandwidths go from ")
     assert "no single node or link explains it; slow are " in sentence
     assert "n1 <-> n2" not in sentence
-    [sentence] = judged(rounds(nodes), nodes, late=["n3", "n4"]).unclear
+    [sentence] = evaluated(rounds(nodes), nodes, late=["n3", "n4"]).unclear
     assert sentence.startswith("the latencies go from ")
-    for clear in (judged(rounds(nodes), nodes), judged(rounds(nodes), nodes, slow=["n3"], late=["n3"])):
+    for clear in (evaluated(rounds(nodes), nodes), evaluated(rounds(nodes), nodes, slow=["n3"], late=["n3"])):
         assert clear.unclear == []
 
 
 def test_the_reason_says_how_slow_and_in_which_direction() -> None:
     nodes = names(8)
-    verdict = judged(rounds(nodes), nodes, slow=["n3"], direction="sends")
+    verdict = evaluated(rounds(nodes), nodes, slow=["n3"], direction="sends")
     assert verdict.nodes["n3"].startswith("it sends 2")
     assert verdict.nodes["n3"].endswith(" are usual")
     assert "receives" not in verdict.nodes["n3"]
-    assert "its latency is 1" in judged(rounds(nodes), nodes, late=["n3"]).nodes["n3"]
-    assert judged(rounds(nodes), nodes, dead=["n3"]).nodes["n3"] == "7 of its pairs failed: no answer"
+    assert "its latency is 1" in evaluated(rounds(nodes), nodes, late=["n3"]).nodes["n3"]
+    assert evaluated(rounds(nodes), nodes, dead=["n3"]).nodes["n3"] == "7 of its pairs failed: no answer"
 
 
 def test_nothing_measured_is_nothing_known() -> None:
-    verdict = judge(names(3), {}, {}, {})
+    verdict = evaluate(names(3), {}, {}, {})
     assert (verdict.nodes, verdict.links, verdict.usual_gbit, verdict.usual_us) == ({}, {}, None, None)

@@ -9,7 +9,7 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.fabric.rdma import (
     Sample,
     as_dict,
     device_problems,
-    judge_rdma,
+    evaluate_rdma,
     of_rails,
     table,
 )
@@ -84,11 +84,11 @@ def test_a_spread_that_nobody_explains_is_a_warning_and_nodes_without_devices_ar
         for other, figures in found[one]["pairs"].items():
             if {one, other} != {"n1", "n2"}:
                 figures[:2] = [20.0, 20.0]
-    rdma = as_dict(judge_rdma(nodes, dict.fromkeys(nodes, look()), found))
+    rdma = as_dict(evaluate_rdma(nodes, dict.fromkeys(nodes, look()), found))
     assert rdma["ok"] is True
     assert any(one.startswith("the bandwidths go from 20 to 180 Gb/s, and no") for one in rdma["warnings"])
     bare = look(reason="it has no RDMA device: the node shows none", look={"shown": []}, given=[])
-    assert as_dict(judge_rdma(["n1"], {"n1": bare}, {}))["without_device"] == ["n1"]
+    assert as_dict(evaluate_rdma(["n1"], {"n1": bare}, {}))["without_device"] == ["n1"]
 
 
 def test_a_thousand_nodes_carry_out_a_sample_and_start_in_their_time() -> None:
@@ -156,21 +156,21 @@ def test_the_slow_node_fails_with_its_reason_and_its_links_rate() -> None:
     nodes = names(6)
     looks = {name: look() for name in nodes}
     looks["n3"]["look"]["rate_gbit"] = 25.0
-    judged = as_dict(judge_rdma(nodes, looks, results(nodes, slow="n3")))
-    assert not judged["ok"]
-    assert [name for name, verdict in judged["verdicts"].items() if not verdict["ok"]] == ["n3"]
-    assert judged["findings"] == [
+    evaluated = as_dict(evaluate_rdma(nodes, looks, results(nodes, slow="n3")))
+    assert not evaluated["ok"]
+    assert [name for name, verdict in evaluated["verdicts"].items() if not verdict["ok"]] == ["n3"]
+    assert evaluated["findings"] == [
         "n3: it sends 20 and receives 20 Gb/s where 180 are usual; its link runs at 25 Gb/s, the others' "
         "at 200"
     ]
-    assert judged["warnings"] == []
-    assert judged["by_node"]["n3"] == {
+    assert evaluated["warnings"] == []
+    assert evaluated["by_node"]["n3"] == {
         "sent_gbit": 20.0,
         "received_gbit": 20.0,
         "latency_us": 2.0,
         "rate_gbit": 25.0,
     }
-    text = table(judged)
+    text = table(evaluated)
     assert "n3       20        20        2    25  FAILED" in text
     assert "FAILED n3: it sends 20" in text
     assert "rail" not in text
@@ -181,50 +181,50 @@ def test_of_several_rails_each_is_judged_and_named() -> None:
     closed = look(given=["/dev/infiniband/rdma_cm", "/dev/infiniband/uverbs2", "/dev/infiniband/uverbs9"])
     looks = {**{name: look() for name in nodes}, "n5": closed}
     rails = {
-        "ib0": as_dict(judge_rdma(nodes, looks, results(nodes))),
-        "ib1": as_dict(judge_rdma(nodes, looks, results(nodes, slow="n3"))),
+        "ib0": as_dict(evaluate_rdma(nodes, looks, results(nodes))),
+        "ib1": as_dict(evaluate_rdma(nodes, looks, results(nodes, slow="n3"))),
     }
-    judged = of_rails(rails)
+    evaluated = of_rails(rails)
     slow = "it sends 20 and receives 20 Gb/s where 180 are usual"
     shut = "its container was given /dev/infiniband/uverbs9, but cannot open it"
-    assert judged["findings"] == [f"n5: {shut}", f"rail ib1: n3: {slow}"], (
+    assert evaluated["findings"] == [f"n5: {shut}", f"rail ib1: n3: {slow}"], (
         "what holds everywhere is said once"
     )
-    assert {name: one["reason"] for name, one in judged["verdicts"].items() if not one["ok"]} == {
+    assert {name: one["reason"] for name, one in evaluated["verdicts"].items() if not one["ok"]} == {
         "n3": f"rail ib1: {slow}",
         "n5": shut,
     }
-    assert not judged["ok"]
-    assert judged["by_node"] == rails["ib0"]["by_node"]
-    assert judged["rails"] == rails
+    assert not evaluated["ok"]
+    assert evaluated["by_node"] == rails["ib0"]["by_node"]
+    assert evaluated["rails"] == rails
     assert of_rails({"ib0": rails["ib0"]})["findings"] == [f"rail ib0: n5: {shut}"], (
         "until the next is measured"
     )
 
 
 def test_the_only_rail_has_no_name() -> None:
-    judged = as_dict(judge_rdma(["n1"], {"n1": look()}, {}))
-    assert of_rails({"": judged}) == judged
+    evaluated = as_dict(evaluate_rdma(["n1"], {"n1": look()}, {}))
+    assert of_rails({"": evaluated}) == evaluated
 
 
 def test_what_one_of_a_pair_did_not_tell_the_other_does() -> None:
     nodes = names(3)
     found = results(nodes)
     found["n2"] = {"reason": "", "pairs": {}, "errors": {}}
-    judged = as_dict(judge_rdma(nodes, {name: look() for name in nodes}, found))
-    assert judged["ok"]
-    assert judged["bandwidth_gbit"]["n2"] == {"n1": 181.0, "n3": 181.0}
+    evaluated = as_dict(evaluate_rdma(nodes, {name: look() for name in nodes}, found))
+    assert evaluated["ok"]
+    assert evaluated["bandwidth_gbit"]["n2"] == {"n1": 181.0, "n3": 181.0}
 
 
 def test_a_reason_that_several_share_is_told_once() -> None:
     nodes = names(3)
     reason = "it has no RDMA device: the node shows none"
-    judged = as_dict(
-        judge_rdma(nodes, {name: look(reason=reason, given=[], given_all=True) for name in nodes}, {})
+    evaluated = as_dict(
+        evaluate_rdma(nodes, {name: look(reason=reason, given=[], given_all=True) for name in nodes}, {})
     )
-    assert judged["findings"] == [f"n1, n2, n3: {reason}"]
-    assert [verdict["ok"] for verdict in judged["verdicts"].values()] == [False] * 3
-    assert judged["usual_gbit"] is None
+    assert evaluated["findings"] == [f"n1, n2, n3: {reason}"]
+    assert [verdict["ok"] for verdict in evaluated["verdicts"].values()] == [False] * 3
+    assert evaluated["usual_gbit"] is None
 
 
 def test_a_usual_bandwidth_far_below_the_links_rate_is_told() -> None:
@@ -232,14 +232,16 @@ def test_a_usual_bandwidth_far_below_the_links_rate_is_told() -> None:
     looks = {name: look() for name in nodes}
     for one in looks.values():
         one["look"]["rate_gbit"] = 400.0
-    judged = as_dict(judge_rdma(nodes, looks, results(nodes)))
-    assert judged["ok"]
-    assert judged["warnings"] == ["the usual bandwidth is 181 Gb/s, 45% of the links' 400 Gb/s"]
+    evaluated = as_dict(evaluate_rdma(nodes, looks, results(nodes)))
+    assert evaluated["ok"]
+    assert evaluated["warnings"] == ["the usual bandwidth is 181 Gb/s, 45% of the links' 400 Gb/s"]
 
 
 def test_beyond_128_nodes_the_pairs_are_left_out() -> None:
     nodes = names(129)
-    judged = as_dict(judge_rdma(nodes, {name: look() for name in nodes}, results(nodes), Sample(16, 129)))
-    assert judged["bandwidth_gbit"] == {}
-    assert judged["by_node"]["n129"]["sent_gbit"] == 180.0
-    assert judged["sample"]["rounds"] == 16
+    evaluated = as_dict(
+        evaluate_rdma(nodes, {name: look() for name in nodes}, results(nodes), Sample(16, 129))
+    )
+    assert evaluated["bandwidth_gbit"] == {}
+    assert evaluated["by_node"]["n129"]["sent_gbit"] == 180.0
+    assert evaluated["sample"]["rounds"] == 16

@@ -180,7 +180,7 @@ OFF, ON = (False, 0), (True, 8)
 
 
 @pytest.mark.parametrize(
-    ("current", "after", "layer", "remedy"),
+    ("current", "after", "layer", "hint"),
     [
         (OFF, OFF, "firmware:", "mstconfig -d 0000:41:00.0 --yes set SRIOV_EN=1 NUM_OF_VFS=8, and reboot"),
         ((True, 2), (True, 2), "firmware:", "--yes set SRIOV_EN=1 NUM_OF_VFS=8"),
@@ -189,14 +189,14 @@ OFF, ON = (False, 0), (True, 8)
     ],
 )
 def test_no_vfs_is_refused_with_the_layer_that_is_not_ready(
-    node: Node, current: tuple[bool, int], after: tuple[bool, int], layer: str, remedy: str
+    node: Node, current: tuple[bool, int], after: tuple[bool, int], layer: str, hint: str
 ) -> None:
     node.write(f"{PF}/sriov_totalvfs", "0")
     node.tool("mstconfig", listing(current, after))
     problems, warnings = node.says()
     assert warnings == []
     assert problems[0].startswith(f"n1: {layer} ib0 (0000:41:00.0) offers no VFs")
-    assert remedy in problems[0]
+    assert hint in problems[0]
 
 
 def test_a_parent_is_named_by_its_pci_address_too(node: Node) -> None:

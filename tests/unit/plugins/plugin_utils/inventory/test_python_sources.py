@@ -31,7 +31,7 @@ def test_an_address_with_a_secret_is_refused_without_printing_it(name: str, addr
     (problem,) = source_problems("n1", {name: address})
     assert (problem.node, problem.value) == ("n1", name)
     assert "s3cret" not in problem.sentence
-    assert "a credential helper" in problem.remedy
+    assert "a credential helper" in problem.hint
 
 
 @pytest.mark.parametrize(

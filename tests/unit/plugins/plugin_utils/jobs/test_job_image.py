@@ -6,7 +6,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import Refused, sentences
+from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import (
+    PreconditionFailed,
+    sentences,
+)
 from ansible_collections.rdm.provision.plugins.plugin_utils.jobs.job_image import from_list
 from ansible_collections.rdm.provision.plugins.plugin_utils.jobs.job_plan import Slurm, Wanted, plan_job
 
@@ -94,7 +97,7 @@ def test_a_job_through_slurm_has_the_path_of_its_image() -> None:
     assert plan() == ["launcher.slurm.image=/shared/plain.tar"]
     # The last word about it counts, and the path stands behind it.
     assert plan("launcher.slurm.image=lab/train:1")[1] == "launcher.slurm.image=/shared/train.tar"
-    with pytest.raises(Refused, match="not in images_list"):
+    with pytest.raises(PreconditionFailed, match="not in images_list"):
         plan("launcher.slurm.image=lab/none:9")
-    with pytest.raises(Refused, match=r"in images_list, and launcher\.slurm\.image_sha256 is b"):
+    with pytest.raises(PreconditionFailed, match=r"in images_list, and launcher\.slurm\.image_sha256 is b"):
         plan("launcher.slurm.image=lab/train:1", f"launcher.slurm.image_sha256={'b' * 64}")

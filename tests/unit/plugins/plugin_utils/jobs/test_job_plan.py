@@ -6,7 +6,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import Refused, sentences
+from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import (
+    PreconditionFailed,
+    sentences,
+)
 from ansible_collections.rdm.provision.plugins.plugin_utils.jobs.job_plan import (
     JOB_NAME,
     NO_PAST,
@@ -31,7 +34,7 @@ def wanted(text: str = "name: tiny\n", *overrides: str, **more: Any) -> Wanted:
 
 
 def refusal(request: Wanted, in_run: list[str] | None = None) -> list[str]:
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(PreconditionFailed) as refused:
         plan_job(request, NODES, in_run or NAMES, NOW)
     return sentences(refused.value.problems)
 
@@ -166,7 +169,7 @@ def test_problems_with_which_nodes_can_be_asked_for_others_are_put_off_when_that
     asked = wanted("launcher: {kind: torchrn}", "nonsense", "model.layers=few")
     planned = plan_job(asked, NODES, NAMES, NOW, put_off=True)
     assert [problem.value for problem in planned.problems] == ["'nonsense'", "launcher.kind torchrn"]
-    assert planned.as_dict()["problems"][0]["remedy"] == "write key.sub=value"
+    assert planned.as_dict()["problems"][0]["hint"] == "write key.sub=value"
     # The nodes do not find them again.
     assert planned.overrides == ["model.layers=few", "launcher.kind=no_ssh"]
     assert len(planned.nodes) == len(NODES)
@@ -181,7 +184,7 @@ def test_problems_with_which_nodes_can_be_asked_for_others_are_put_off_when_that
     ],
 )
 def test_what_the_nodes_cannot_be_asked_with_is_not_put_off(asked: Wanted) -> None:
-    with pytest.raises(Refused):
+    with pytest.raises(PreconditionFailed):
         plan_job(asked, NODES, NAMES, NOW, put_off=True)
 
 
@@ -253,7 +256,7 @@ def test_where_there_is_only_slurm_it_is_the_default_and_chooses_the_nodes() -> 
     assert plan_job(wanted("", resume="x"), [], ["front"], NOW, FRONT).overrides == []
     named = wanted("launcher: {kind: slurm}")
     assert plan_job(named, [], ["front"], NOW, FRONT).overrides == []
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(PreconditionFailed) as refused:
         plan_job(wanted("launcher: {kind: no_ssh}"), [], ["front"], NOW, FRONT)
     (said,) = sentences(refused.value.problems)
     assert "needs nodes, and this inventory has only Slurm (group login: front)" in said
@@ -261,7 +264,7 @@ def test_where_there_is_only_slurm_it_is_the_default_and_chooses_the_nodes() -> 
 
 def test_the_nodes_of_a_job_of_slurm_are_not_the_inventorys() -> None:
     request = wanted("launcher: {kind: slurm, nodelist: [n1]}")
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(PreconditionFailed) as refused:
         plan_job(request, NODES, NAMES, NOW, Slurm("n0", False))
     assert "launcher.slurm.nodelist" in sentences(refused.value.problems)[0]
 
@@ -278,7 +281,7 @@ def test_beside_nodes_a_job_goes_through_slurm_only_when_it_is_its_launcher() ->
     assert way(wanted("name: x", "launcher.kind=slurm")) == way(wanted("launcher: {kind: slurm}")) == submits
     assert way(wanted("", resume="x")) == nodes
     assert way(wanted("", resume="x"), before=Past(slurm=True)) == submits
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(PreconditionFailed) as refused:
         plan_job(wanted("launcher: {kind: slurm}"), NODES, NAMES, NOW, FRONT)
     (said,) = sentences(refused.value.problems)
     assert "needs front, from which jobs are submitted: do not leave it out of --limit" in said
@@ -286,7 +289,7 @@ def test_beside_nodes_a_job_goes_through_slurm_only_when_it_is_its_launcher() ->
 
 @pytest.mark.parametrize("here", [False, True])
 def test_without_a_login_host_slurm_is_refused_with_what_to_add(here: bool) -> None:
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(PreconditionFailed) as refused:
         plan_job(wanted("launcher: {kind: slurm}"), NODES, NAMES, NOW, Slurm(here=here))
     (said,) = sentences(refused.value.problems)
     assert "needs a host that jobs are submitted to Slurm from: put it into the group login" in said

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import sentences
-from ansible_collections.rdm.provision.plugins.plugin_utils.jobs.launch_programs import judge
+from ansible_collections.rdm.provision.plugins.plugin_utils.jobs.launch_programs import evaluate
 
 
 def test_who_lacks_a_program_is_warned_of_and_other_versions_are_refused() -> None:
@@ -13,10 +13,10 @@ def test_who_lacks_a_program_is_warned_of_and_other_versions_are_refused() -> No
         "n3": {"version": "5.0.1", "problem": ""},
         "n4": {"version": "", "problem": "has no mpirun on the PATH of commands over ssh"},
     }
-    problems, warnings = judge("openmpi", found)
+    problems, warnings = evaluate("openmpi", found)
     assert sentences(problems) == ["n3: openmpi 5.0.1 is not 4.1.4, as on n1: install the same"]
     assert sentences(warnings) == [
         "n4: it has no mpirun on the PATH of commands over ssh: for the launcher mpirun, install it, "
         "or set openmpi_install: true"
     ]
-    assert judge("pdsh", {"n1": found["n1"], "n2": found["n2"]}) == ([], [])
+    assert evaluate("pdsh", {"n1": found["n1"], "n2": found["n2"]}) == ([], [])

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import Refused
+from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import PreconditionFailed
 from ansible_collections.rdm.provision.plugins.plugin_utils.python_env import lock as python_lock
 from ansible_collections.rdm.provision.plugins.plugin_utils.python_env.lock import Sources
 
@@ -44,7 +44,9 @@ def test_a_lock_has_the_digest_of_each_file_and_is_made_once(sources: Sources, t
 def test_a_lock_that_is_for_other_nodes_too_is_not_replaced(sources: Sources, tmp_path: Path) -> None:
     file = tmp_path / "python_env.lock"
     text, _ = python_lock.lock(file, "helper==1.0\n", "3.11", sources, write=True, keep=True)
-    with pytest.raises(Refused, match=r"python_env.lock was made of other requirements.*run without --limit"):
+    with pytest.raises(
+        PreconditionFailed, match=r"python_env.lock was made of other requirements.*run without --limit"
+    ):
         python_lock.lock(file, "helper==1.0\n", "3.12", sources, write=True, keep=True)
     assert file.read_text(encoding="utf-8") == text
 
@@ -57,7 +59,7 @@ def test_in_check_mode_no_lock_is_written(sources: Sources, tmp_path: Path) -> N
 
 def test_a_package_that_is_nowhere_is_named(sources: Sources, tmp_path: Path) -> None:
     said = r"the lock file cannot be made: .*helper==2\.0.*python_env_controller_find_links"
-    with pytest.raises(Refused, match=said):
+    with pytest.raises(PreconditionFailed, match=said):
         python_lock.lock(tmp_path / "python_env.lock", "helper==2.0\n", "3.11", sources, write=True)
 
 
@@ -100,7 +102,7 @@ def test_a_program_that_is_late_is_refused(monkeypatch: pytest.MonkeyPatch) -> N
         raise subprocess.TimeoutExpired(argv, timeout)
 
     monkeypatch.setattr(subprocess, "run", late)
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(PreconditionFailed) as refused:
         python_lock.run_program(["uv", "pip", "compile", "-"], "the lock file")
     assert refused.value.problems[0].sentence.startswith(
         "the lock file was not there after 1800 s of uv pip compile: see that this machine reaches"

@@ -5,11 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import Refused, sentences
+from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import (
+    PreconditionFailed,
+    sentences,
+)
 from ansible_collections.rdm.provision.plugins.plugin_utils.python_env.lock import Sources, lock_file
 from ansible_collections.rdm.provision.plugins.plugin_utils.python_env.torch_backend import (
     agree,
-    ask_uv,
+    query_uv,
     variable_of,
 )
 
@@ -29,7 +32,7 @@ def test_uv_names_the_build_for_a_driver_or_an_architecture(
     accelerator: str, found: dict[str, Any], backend: str
 ) -> None:
     asked = variable_of("n1", accelerator, found)
-    assert ask_uv(*asked, "torch==2.13.0", NOWHERE) == backend
+    assert query_uv(*asked, "torch==2.13.0", NOWHERE) == backend
 
 
 @pytest.mark.parametrize(
@@ -41,15 +44,17 @@ def test_uv_names_the_build_for_a_driver_or_an_architecture(
     ],
 )
 def test_a_node_that_shows_nothing_is_refused(accelerator: str, found: dict[str, Any], said: str) -> None:
-    with pytest.raises(Refused) as caught:
+    with pytest.raises(PreconditionFailed) as caught:
         variable_of("n1", accelerator, found)
     assert said in sentences(caught.value.problems)[0]
     assert "set python_env_torch_backend" in sentences(caught.value.problems)[0]
 
 
 def test_an_answer_without_a_build_is_refused_with_uv_s_words() -> None:
-    with pytest.raises(Refused, match=r"uv names no build of torch for UV_CUDA_DRIVER_VERSION=none"):
-        ask_uv("UV_CUDA_DRIVER_VERSION", "none", "torch==2.13.0", NOWHERE)
+    with pytest.raises(
+        PreconditionFailed, match=r"uv names no build of torch for UV_CUDA_DRIVER_VERSION=none"
+    ):
+        query_uv("UV_CUDA_DRIVER_VERSION", "none", "torch==2.13.0", NOWHERE)
 
 
 def test_nodes_with_other_drivers_are_refused_unless_each_may_have_its_own() -> None:

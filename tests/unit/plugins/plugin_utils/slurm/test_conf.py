@@ -390,13 +390,13 @@ def test_what_may_end_jobs_that_no_queue_tells_of_is_refused() -> None:
     assert slurm_changes.endangered(old, same, [], ["n2"]) == []
     one = (Partition("hgx", ("n1", "n2")),)
     words = said(slurm_changes.endangered(old, slurm_conf.slurm_conf(cluster(partitions=one)), [], ["n2"]))
-    why = f"while jobs run on n2 and the queue cannot be read: {slurm_changes.MEND}"
+    why = f"while jobs run on n2 and the queue cannot be read: {slurm_changes.HINT}"
     assert f"n3: would leave the cluster {why}" in words
     assert f"the partition gpu2 would be removed {why}" in words
     held = slurm_conf.slurm_conf(cluster(cgroups=True))
     assert why in said(slurm_changes.endangered(old, held, [], ["n2"]))
     assert said(slurm_plan.check_queue([], ["n2"])) == (
-        f"None: the queue cannot be read, and jobs run on n2: {slurm_changes.MEND}"
+        f"None: the queue cannot be read, and jobs run on n2: {slurm_changes.HINT}"
     )
 
 

@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import Refused
+from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import PreconditionFailed
 from ansible_collections.rdm.provision.plugins.plugin_utils.ssh import cluster_keys
 from cryptography.hazmat.primitives.serialization import SSHCertificate, load_ssh_public_identity
 
@@ -47,8 +47,8 @@ def test_keys_that_are_there_stay_and_what_is_missing_is_made(
     assert now[cluster_keys.LOGIN] == keys.fingerprints[cluster_keys.LOGIN]
     assert now[cluster_keys.AUTHORITY] != keys.fingerprints[cluster_keys.AUTHORITY]
     assert not (directory / HOST_KEY).exists()
-    anew = cluster_keys.make(str(directory), "mine", anew=True).fingerprints
-    assert not set(anew.values()) & set(now.values())
+    renew = cluster_keys.make(str(directory), "mine", renew=True).fingerprints
+    assert not set(renew.values()) & set(now.values())
 
 
 def test_openssh_reads_what_a_node_gets(tmp_path: Path, keys: cluster_keys.Keys) -> None:
@@ -106,7 +106,7 @@ def test_a_key_that_cannot_be_used_is_refused_with_what_to_do(
     path = tmp_path / "keys" / cluster_keys.AUTHORITY
     path.write_text(path.read_text() if text is None else text)
     path.chmod(mode)
-    with pytest.raises(Refused, match=said):
+    with pytest.raises(PreconditionFailed, match=said):
         cluster_keys.read(str(tmp_path / "keys"))
 
 

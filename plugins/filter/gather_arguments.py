@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from typing import Any
 
 DOCUMENTATION = r"""
-name: look_arguments
+name: gather_arguments
 short_description: The arguments of the look at each node
 description:
   - Turns what M(rdm.provision.plan) returned as C(receipts) into the arguments of
-    M(rdm.provision.node_facts) by node, for M(rdm.provision.ask_all).
+    M(rdm.provision.node_facts) by node, for M(rdm.provision.run_on_all).
 author:
   - The rdm-provision developers
 positional: _input, lock, locks
@@ -32,9 +32,9 @@ options:
 
 EXAMPLES = r"""
 - name: Look at all nodes
-  rdm.provision.ask_all:
+  rdm.provision.run_on_all:
     module: rdm.provision.node_facts
-    arguments: "{{ preflight_plan.receipts | rdm.provision.look_arguments }}"
+    arguments: "{{ preflight_plan.receipts | rdm.provision.gather_arguments }}"
   register: preflight_facts_all
   run_once: true
 """
@@ -46,7 +46,7 @@ _value:
 """
 
 
-def look_arguments(
+def gather_arguments(
     receipts: Mapping[str, Mapping[str, Any]], lock: Mapping[str, Any] | None = None, locks: bool = False
 ) -> dict[str, dict[str, Any]]:
     """Return the arguments by node, the same that the role preflight gives the ordinary task."""
@@ -72,4 +72,4 @@ class FilterModule:
 
     def filters(self) -> dict[str, Any]:
         """Return the filters by name."""
-        return {"look_arguments": look_arguments}
+        return {"gather_arguments": gather_arguments}

@@ -1,4 +1,4 @@
-"""`rdm.provision.spare_jobs` as ansible-playbook runs it, on hosts that are never reached."""
+"""`rdm.provision.protect_jobs` as ansible-playbook runs it, on hosts that are never reached."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PLAY = """
   gather_facts: false
   tasks:
     - name: Spare
-      rdm.provision.spare_jobs:
+      rdm.provision.protect_jobs:
         jobs: looked
       run_once: true
     - name: Go on

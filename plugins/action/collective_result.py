@@ -1,14 +1,17 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Judge the all-reduce over all nodes; see plugins/modules/collective_verdict.py."""
+"""Judge the all-reduce over all nodes; see plugins/modules/collective_result.py."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from ansible.errors import AnsibleActionFail
-from ansible_collections.rdm.provision.plugins.modules.collective_verdict import ARGUMENT_SPEC
+from ansible_collections.rdm.provision.plugins.modules.collective_result import ARGUMENT_SPEC
 from ansible_collections.rdm.provision.plugins.plugin_utils.controller.controller_action import Decision
-from ansible_collections.rdm.provision.plugins.plugin_utils.fabric.collective import judge_collective, table
+from ansible_collections.rdm.provision.plugins.plugin_utils.fabric.collective import (
+    evaluate_collective,
+    table,
+)
 from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.registered import registered
 
 
@@ -29,5 +32,5 @@ class ActionModule(Decision):
         answer = registered(options["progress"], variables).get(plan["master"]) or {}
         job = answer.get("job") or {"state": "not known", "reason": str(answer.get("msg") or "")}
         nodes = {node["name"]: node["address"] for node in plan["nodes"]}
-        judged = judge_collective(nodes, job, options["slow_share"])
-        return {"collective": judged, "msg": table(judged)}
+        evaluated = evaluate_collective(nodes, job, options["slow_share"])
+        return {"collective": evaluated, "msg": table(evaluated)}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Judge the fabric from what all hosts of the play have registered; see plugins/modules/fabric_verdict.py."""
+"""Judge the fabric from what all hosts of the play have registered; see plugins/modules/fabric_result.py."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Any
 
 from ansible.errors import AnsibleActionFail
 from ansible_collections.rdm.provision.plugins.module_utils.fabric.answers import parse_nodes
-from ansible_collections.rdm.provision.plugins.modules.fabric_verdict import ARGUMENT_SPEC
+from ansible_collections.rdm.provision.plugins.modules.fabric_result import ARGUMENT_SPEC
 from ansible_collections.rdm.provision.plugins.plugin_utils.controller.controller_action import Decision
 from ansible_collections.rdm.provision.plugins.plugin_utils.fabric import fabric
-from ansible_collections.rdm.provision.plugins.plugin_utils.fabric.evaluation import judge
+from ansible_collections.rdm.provision.plugins.plugin_utils.fabric.evaluation import evaluate
 from ansible_collections.rdm.provision.plugins.plugin_utils.fabric.table import table
 from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.registered import registered
 
@@ -44,9 +44,9 @@ class ActionModule(Decision):
                 continue
             for rail, there in zip(rails.values(), measured, strict=False):
                 rail[host] = there
-        judged = self._judged(names, rails, options)
-        tables = [f"{name and f'Rail {name}. '}{table(one, waiting)}" for name, one in judged.items()]
-        found = fabric.of_rails(judged)
+        evaluated = self._evaluated(names, rails, options)
+        tables = [f"{name and f'Rail {name}. '}{table(one, waiting)}" for name, one in evaluated.items()]
+        found = fabric.of_rails(evaluated)
         results = {
             role: [registered(task, variables, list(options["work"])) for task in tasks]
             for role, tasks in _RESULTS.items()
@@ -54,7 +54,7 @@ class ActionModule(Decision):
         changing = fabric.about_to_change(options["work"], results)
         # What a node that is about to change does to others is not their fault, and may be over then.
         stays = {name: fabric.lasting(rail, changing) for name, rail in rails.items()}
-        lasting = fabric.of_rails(self._judged(names, stays, options)) if changing else found
+        lasting = fabric.of_rails(self._evaluated(names, stays, options)) if changing else found
         faulty = {
             node: one["reason"]
             for node, one in lasting["verdicts"].items()
@@ -63,11 +63,11 @@ class ActionModule(Decision):
         return {"fabric": found, "faulty": faulty, "msg": "\n".join(tables)}
 
     @staticmethod
-    def _judged(
+    def _evaluated(
         names: list[str], rails: dict[str, dict[str, fabric.Measurement]], options: dict[str, Any]
     ) -> dict[str, fabric.Fabric]:
         """Return the judgement on each rail."""
         return {
-            name: judge(names, measurements, options["slow_factor"], options["slow_floor_us"])
+            name: evaluate(names, measurements, options["slow_factor"], options["slow_floor_us"])
             for name, measurements in rails.items()
         }

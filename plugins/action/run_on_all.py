@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Run a module on all hosts of a play from one task, in threads; see plugins/modules/ask_all.py."""
+"""Run a module on all hosts of a play from one task, in threads; see plugins/modules/run_on_all.py."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from ansible.errors import AnsibleError
-from ansible_collections.rdm.provision.plugins.modules.ask_all import ARGUMENT_SPEC
+from ansible_collections.rdm.provision.plugins.modules.run_on_all import ARGUMENT_SPEC
 from ansible_collections.rdm.provision.plugins.plugin_utils.ansible_internals.remote_executor import (
     Host,
     OrdinaryError,
-    Reach,
+    RemoteExecutor,
 )
 from ansible_collections.rdm.provision.plugins.plugin_utils.controller.controller_action import Decision
-from ansible_collections.rdm.provision.plugins.plugin_utils.controller.progress import telling
+from ansible_collections.rdm.provision.plugins.plugin_utils.controller.progress import progress_reports
 from ansible_collections.rdm.provision.plugins.plugin_utils.controller.query_results import INTERPRETER, sort
-from ansible_collections.rdm.provision.plugins.plugin_utils.controller.thread_pool import together
+from ansible_collections.rdm.provision.plugins.plugin_utils.controller.thread_pool import run_all
 
 
 class ActionModule(Decision):
@@ -30,12 +30,12 @@ class ActionModule(Decision):
         others: dict[str, str] = {}
         calls = self._calls(hosts, options, variables, others)
         threads = max(1, int(variables["ansible_forks"]))
-        with telling(self._task._uuid) as tell:
-            asked = sort(together(calls, threads, options["patience"]), options["patience"], tell)
-        asked.others.update(others)
-        for host, why in asked.others.items():
+        with progress_reports(self._task._uuid) as report_done:
+            results = sort(run_all(calls, threads, options["patience"]), options["patience"], report_done)
+        results.others.update(others)
+        for host, why in results.others.items():
             self._display.vv(f"left to an ordinary task: {why}", host=host)
-        return {"plays": asked.plays(hosts), **asked._asdict()}
+        return {"plays": results.plays(hosts), **results._asdict()}
 
     def _calls(
         self,
@@ -48,20 +48,20 @@ class ActionModule(Decision):
         if not options["connections"]:
             others.update(dict.fromkeys(hosts, "nobody is to be asked in threads"))
             return
-        reach = Reach(self, variables, options["connections"])
+        executor = RemoteExecutor(self, variables, options["connections"])
         try:
-            own = reach.host(variables["inventory_hostname"]).values(options["alike"])
+            own = executor.host(variables["inventory_hostname"]).values(options["alike"])
         except AnsibleError as error:
             others.update(dict.fromkeys(hosts, str(error)))
             return
         for name in hosts:
             try:
-                host = reach.host(name)
+                host = executor.host(name)
                 if host.values(options["alike"]) != own:
                     raise OrdinaryError("variables that the arguments depend on differ")
                 _remember(host, options["interpreters"])
                 arguments = {**options["common"], **options["arguments"].get(name, {})}
-                call = reach.call(host, options["module"], arguments)
+                call = executor.call(host, options["module"], arguments)
             except (OrdinaryError, AnsibleError) as error:
                 others[name] = str(error)
             except Exception as error:

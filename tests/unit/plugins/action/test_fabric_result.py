@@ -1,4 +1,4 @@
-"""`rdm.provision.fabric_verdict` as ansible-playbook runs it, on what hosts are said to have measured."""
+"""`rdm.provision.fabric_result` as ansible-playbook runs it, on what hosts are said to have measured."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PLAY = """
   gather_facts: false
   tasks:
     - name: Judge
-      rdm.provision.fabric_verdict:
+      rdm.provision.fabric_result:
         nodes: "n1 10.0.0.1\\nn2 10.0.0.2\\nn3 10.0.0.3\\n"
         measurements: measured
         work: "{{ work | default({}) }}"
@@ -54,7 +54,7 @@ CUT = {
 }
 
 
-def judged(directory: Path, *options: str, hosts: dict[str, Any] = CUT) -> dict[str, Any]:
+def evaluated(directory: Path, *options: str, hosts: dict[str, Any] = CUT) -> dict[str, Any]:
     (directory / "hosts.yml").write_text(yaml.safe_dump({"all": {"hosts": hosts}}, sort_keys=False))
     (directory / "play.yml").write_text(PLAY)
     done = subprocess.run(
@@ -83,7 +83,7 @@ def judged(directory: Path, *options: str, hosts: dict[str, Any] = CUT) -> dict[
 
 
 def test_a_run_that_changes_nothing_fails_who_is_off_the_fabric(tmp_path: Path) -> None:
-    result = judged(tmp_path)
+    result = evaluated(tmp_path)
     assert list(result["faulty"]) == ["n3"]
     assert result["faulty"]["n3"] == result["fabric"]["verdicts"]["n3"]["reason"]
     assert "no link" in result["faulty"]["n3"]
@@ -110,7 +110,7 @@ def test_only_who_is_about_to_change_is_shown_and_not_failed(
 ) -> None:
     hosts = {**CUT, "n3": {**CUT["n3"], **results}}
     options = json.dumps({"work": {"n3": {role: ["it was made from another version"] for role in work}}})
-    result = judged(tmp_path, "-e", options, hosts=hosts)
+    result = evaluated(tmp_path, "-e", options, hosts=hosts)
     assert list(result["faulty"]) == faulty
     assert result["fabric"]["verdicts"]["n3"]["ok"] is False
 
@@ -122,5 +122,5 @@ def test_what_a_node_that_is_about_to_change_refuses_is_no_fault_of_who_asks_it(
         "n2": measured("n3 -", "n1 90 80", refused_by="n2"),
         "n3": measured("n1 -", "n2 -"),
     }
-    result = judged(tmp_path, "-e", '{"work": {"n2": {"container": ["a key has changed"]}}}', hosts=hosts)
+    result = evaluated(tmp_path, "-e", '{"work": {"n2": {"container": ["a key has changed"]}}}', hosts=hosts)
     assert list(result["faulty"]) == ["n3"]

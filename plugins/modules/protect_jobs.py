@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Documentation and options of `rdm.provision.spare_jobs`, an action that runs on the controller."""
+"""Documentation and options of `rdm.provision.protect_jobs`, an action that runs on the controller."""
 
 from __future__ import annotations
 
 DOCUMENTATION = r"""
-module: spare_jobs
+module: protect_jobs
 short_description: Refuse what would end running training jobs
 description:
   - Takes what M(rdm.provision.job) with C(verb=running) registered on the hosts of the play, and refuses with
@@ -39,7 +39,7 @@ EXAMPLES = r"""
   register: jobs
 
 - name: Refuse to end them, or go on
-  rdm.provision.spare_jobs:
+  rdm.provision.protect_jobs:
     jobs: jobs
   run_once: true
 """
@@ -50,7 +50,7 @@ rdm_refused:
   returned: when it is refused
   type: str
 problems:
-  description: Every job on every node, as C(node), C(value), C(reason) and C(remedy).
+  description: Every job on every node, as C(node), C(value), C(reason) and C(hint).
   returned: when it is refused
   type: list
   elements: dict

@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from ansible_collections.rdm.provision.plugins.filter.look_arguments import look_arguments
+from ansible_collections.rdm.provision.plugins.filter.gather_arguments import gather_arguments
 from ansible_collections.rdm.provision.plugins.filter.probe_arguments import probe_arguments
 
 from benchmarks.scale import SOME_UNREACHABLE, Cluster, Figures
@@ -206,12 +206,12 @@ def test_arguments_of_all_nodes_are_those_of_each() -> None:
     }
     absent: list[str] = []
     lock = {"run": "x"}
-    assert look_arguments({"a": {**receipt, "watch": {}, "absent": ["my_ip"]}}, lock)["a"]["locks"] is True
+    assert gather_arguments({"a": {**receipt, "watch": {}, "absent": ["my_ip"]}}, lock)["a"]["locks"] is True
     assert (
-        look_arguments({"a": {**receipt, "watch": {}, "absent": absent}}, lock, locks=True)["a"]["lock"]
+        gather_arguments({"a": {**receipt, "watch": {}, "absent": absent}}, lock, locks=True)["a"]["lock"]
         == lock
     )
-    assert look_arguments({"a": {**receipt, "watch": {}, "absent": absent}}) == {
+    assert gather_arguments({"a": {**receipt, "watch": {}, "absent": absent}}) == {
         "a": {
             "locks": False,
             "config_dir": "~/.rdm",

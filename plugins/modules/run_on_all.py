@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Documentation and options of `rdm.provision.ask_all`, an action that runs on the controller."""
+"""Documentation and options of `rdm.provision.run_on_all`, an action that runs on the controller."""
 
 from __future__ import annotations
 
 DOCUMENTATION = r"""
-module: ask_all
+module: run_on_all
 short_description: Run a module that only reads on all hosts of a play, from one task
 description:
   - Makes the connections itself, with each host's own connection, become and shell plugins and variables, in
@@ -15,7 +15,7 @@ description:
     did not answer within O(patience).
   - Whether root is used is told by C(ansible_become), else by C(rdm_become).
   - Register the result under the name that the ordinary task registers, with C(_all) added; that is where
-    M(rdm.provision.plan), M(rdm.provision.work) and M(rdm.provision.fabric_verdict) look.
+    M(rdm.provision.plan), M(rdm.provision.work) and M(rdm.provision.fabric_result) look.
 version_added: 0.2.0
 author: The rdm-provision developers
 extends_documentation_fragment: rdm.provision.attributes.looks
@@ -60,7 +60,7 @@ options:
 
 EXAMPLES = r"""
 - name: Look at all nodes
-  rdm.provision.ask_all:
+  rdm.provision.run_on_all:
     module: rdm.provision.node_facts
     common:
       config_dir: /etc/rdm

@@ -1,14 +1,17 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Refuse what would end running training jobs; see plugins/modules/spare_jobs.py."""
+"""Refuse what would end running training jobs; see plugins/modules/protect_jobs.py."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from ansible_collections.rdm.provision.plugins.modules.spare_jobs import ARGUMENT_SPEC
+from ansible_collections.rdm.provision.plugins.modules.protect_jobs import ARGUMENT_SPEC
 from ansible_collections.rdm.provision.plugins.plugin_utils.checks.running_jobs import ended_jobs
 from ansible_collections.rdm.provision.plugins.plugin_utils.controller.controller_action import Decision
-from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import Refused, rehearsal
+from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import (
+    PreconditionFailed,
+    dry_run,
+)
 from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.registered import registered
 
 
@@ -24,8 +27,10 @@ class ActionModule(Decision):
         whole = options["ends"] == "node"
         problems = ended_jobs(running, whole)
         if problems and self._task.check_mode:
-            return {"warnings": rehearsal(problems)}
+            return {"warnings": dry_run(problems)}
         if problems:
             # What no job needs, such as an image, may have been changed before.
-            raise Refused(problems, before="the node was rebooted" if whole else "a container was touched")
+            raise PreconditionFailed(
+                problems, before="the node was rebooted" if whole else "a container was touched"
+            )
         return {}

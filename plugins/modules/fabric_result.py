@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Documentation and options of `rdm.provision.fabric_verdict`, an action that runs on the controller."""
+"""Documentation and options of `rdm.provision.fabric_result`, an action that runs on the controller."""
 
 from __future__ import annotations
 
 DOCUMENTATION = r"""
-module: fabric_verdict
+module: fabric_result
 short_description: Judge the fabric from the measurements of all nodes
 description:
   - Takes what M(rdm.provision.fabric_probe) registered on every host of the play and says for each node
@@ -29,7 +29,7 @@ options:
   measurements:
     description:
       - Name of the variable that M(rdm.provision.fabric_probe) was registered in; with C(_all) added, of that
-        which has the result of M(rdm.provision.ask_all).
+        which has the result of M(rdm.provision.run_on_all).
     type: str
     required: true
   hosts:
@@ -66,16 +66,16 @@ options:
 
 EXAMPLES = r"""
 - name: Judge the fabric
-  rdm.provision.fabric_verdict:
+  rdm.provision.fabric_result:
     nodes: "{{ preflight_plan.dictionary }}"
     measurements: fabric_measurement
-  register: fabric_verdict
+  register: fabric_result
   run_once: true
 
 - name: Fail the nodes that do not take part
   ansible.builtin.fail:
-    msg: "{{ fabric_verdict.faulty[inventory_hostname] }}"
-  when: inventory_hostname in fabric_verdict.faulty
+    msg: "{{ fabric_result.faulty[inventory_hostname] }}"
+  when: inventory_hostname in fabric_result.faulty
 """
 
 RETURN = r"""

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 DOCUMENTATION = r"""
-module: collective_verdict
+module: collective_result
 short_description: Judge the all-reduce over all nodes
 description:
   - Takes how a job ended that ran C(rdm_trainer.tools.all_reduce), and says how fast it was, and for each
@@ -33,7 +33,7 @@ options:
 
 EXAMPLES = r"""
 - name: Judge the all-reduce
-  rdm.provision.collective_verdict:
+  rdm.provision.collective_result:
     plan: "{{ job_plan.job }}"
     progress: job_progress
   register: collective
