@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A build that is told to end."""
+"""A build that is told to end, and what it leaves."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from ansible_collections.rdm.provision.plugins.module_utils.lab import work
 
 BUILD = """
 from ansible_collections.rdm.provision.plugins.module_utils.lab import work
@@ -44,4 +45,13 @@ def test_a_build_that_is_told_to_end_cleans_up_though_it_is_told_again(
         build.stdin.write("\n")
         build.stdin.flush()
         build.wait()
+    assert not any(tmp_path.iterdir())
+
+
+def test_what_a_build_mounts_is_gone_with_it(tmp_path: Path) -> None:
+    inside = 'mount -t tmpfs none "$1" && touch "$1/mounted"'
+    mounts = ["sh", "-c", inside, "sh", str(tmp_path)]
+    # Another user has its own mounts by a namespace of users, as mmdebstrap makes one.
+    work.run(mounts if os.geteuid() == 0 else ["unshare", "--user", "--map-root-user", "--mount", *mounts])
+    assert not os.path.ismount(tmp_path)
     assert not any(tmp_path.iterdir())
