@@ -493,7 +493,7 @@ def test_a_full_disk(tmp_path: Path) -> None:
     try:
         with private_engine(f"--data-root={disk}/data") as small:
             hidden = MadeImage([layer("hidden", 70_000_000)], [NAME])  # what gzip hides, nobody foresees
-            with pytest.raises(Failed, match=r"which unpacks to .* MiB, filled the disk of the engine"):
+            with pytest.raises(Failed, match=r"which unpacks to .* KiB, filled the disk of the engine"):
                 run(small, tmp_path, path=put(tmp_path, oci_layout(hidden)))
             large = MadeImage([layer("large", 40_000_000)], [NAME])
             with pytest.raises(Failed, match=r"image.tar needs 76\.3 MiB for loading, and .* free: free"):
