@@ -14,7 +14,8 @@ from pathlib import Path
 
 def test_leaves():
     suite = Path(tempfile.gettempdir())
-    for name in ("ompi.here.0", "rdm-job@1", "a-cache"):
+    ours = ("ompi.here.0", "rdm-job@1", "torchelastic_1")
+    for name in (*ours, "rdm-provision-1", "ansible_file_payload_1", "a-cache"):
         (suite / name).mkdir()
     Path(__file__).with_name("suite").write_text(str(suite))
 """
@@ -29,7 +30,7 @@ def test_a_suite_that_leaves_what_is_ours_fails_with_its_name(tmp_path: Path) ->
     )
     assert "1 passed" in done.stdout, done.stdout + done.stderr
     said = [line.rpartition(": ")[2] for line in done.stdout.splitlines() if line.startswith("LEFT")]
-    assert (said, done.returncode) == (["ompi.here.0", "rdm-job@1"], 1)
+    assert (said, done.returncode) == (["ompi.here.0", "rdm-job@1", "torchelastic_1"], 1)
     suite = Path((tmp_path / "suite").read_text())
     assert suite.is_absolute()
     assert not suite.exists()
