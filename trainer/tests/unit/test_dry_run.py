@@ -25,7 +25,7 @@ def report(name: str, *overrides: str, world: int | None = None) -> Report:
 
 def test_the_documents_shapes_are_all_there() -> None:
     documents = {"t5-23b", "t5-11b", "gpt-5b", "gpt-1.3b", "gpt-345m", "gpt2-xl", "gpt2-small", "slurm-debug"}
-    assert documents | {"demo"} == set(NAMES)
+    assert documents <= set(NAMES)
 
 
 @pytest.mark.parametrize("name", NAMES)
