@@ -25,13 +25,17 @@ class Port:
         device: As ``mlx5_0``.
         number: From 1.
         is_ethernet: RoCE, not InfiniBand.
-        interfaces: Network interfaces of its device.
+        interfaces: Network interfaces of its device in this network namespace.
+        rate: As ``400 Gb/sec (4X NDR)``.
+        is_vf: Its device is an SR-IOV VF.
     """
 
     device: str
     number: int
     is_ethernet: bool
     interfaces: tuple[str, ...]
+    rate: str = ""
+    is_vf: bool = False
 
     def __str__(self) -> str:
         return f"{self.device}:{self.number}"
@@ -39,12 +43,12 @@ class Port:
 
 @dataclass(frozen=True)
 class Fabric:
-    """Where this member is reached, and the RDMA ports behind that interface.
+    """Where this member is reached, and the RDMA ports that a job should use.
 
     Args:
         interface: Its name; nothing when no interface of this network namespace has the address.
         address: Its IPv4 address.
-        ports: Active RDMA ports of the interface's device; all active ones when none is its own.
+        ports: Active RDMA ports: the interface's own and its rails; all when none is its own.
     """
 
     interface: str
@@ -64,8 +68,16 @@ def rdma_ports(sysfs: Path = SYSFS) -> list[Port]:
         for port in sorted((device / "ports").glob("*")):
             # As "4: ACTIVE" (Documentation/ABI/stable/sysfs-class-infiniband).
             if _text(port / "state").endswith("ACTIVE") and port.name.isdigit():
-                is_ethernet = _text(port / "link_layer") == "Ethernet"
-                ports.append(Port(device.name, int(port.name), is_ethernet, interfaces))
+                ports.append(
+                    Port(
+                        device.name,
+                        int(port.name),
+                        is_ethernet=_text(port / "link_layer") == "Ethernet",
+                        interfaces=interfaces,
+                        rate=_text(port / "rate"),
+                        is_vf=(device / "device/physfn").exists(),
+                    )
+                )
     return ports
 
 
@@ -107,8 +119,19 @@ def _checked(interface: str, address: str, ports: list[Port]) -> Fabric:
             f"This member's address would be {address}, which other hosts cannot reach; name the interface "
             "that they are on: --interface."
         )
-    own = tuple(port for port in ports if interface in port.interfaces)
-    return Fabric(interface, address, own or tuple(ports))
+    rails = tuple(port for port in ports if _is_rail(port, interface, ports))
+    return Fabric(interface, address, rails or tuple(ports))
+
+
+def _is_rail(port: Port, interface: str, ports: list[Port]) -> bool:
+    """Whether a port is an interface's own, or one like it.
+
+    Another link layer or rate is that of storage or management. A device without an interface here is another
+    container's, and RoCE needs an address.
+    """
+    own = {(one.is_ethernet, one.rate, one.is_vf) for one in ports if interface in one.interfaces}
+    is_here = any(map(address_of, port.interfaces)) if port.is_ethernet else bool(port.interfaces)
+    return is_here and (port.is_ethernet, port.rate, port.is_vf) in own
 
 
 def library_settings(fabric: Fabric, sysfs: Path = SYSFS) -> dict[str, str]:
@@ -134,16 +157,17 @@ def library_settings(fabric: Fabric, sysfs: Path = SYSFS) -> dict[str, str]:
 
 
 def _gid_index(port: Port, address: str, sysfs: Path) -> int | None:
-    """Return where a RoCE port's table has this address for RoCE v2; None when it does not."""
+    """Return where a RoCE port's table has this address, or its rail's own, for RoCE v2; None without one."""
     folder = sysfs / "class/infiniband" / port.device / "ports" / str(port.number)
-    wanted = ipaddress.IPv6Address(f"::ffff:{address}")
+    addresses = {address, *filter(None, map(address_of, port.interfaces))}
+    wanted = {ipaddress.IPv6Address(f"::ffff:{one}") for one in addresses}
     numbers = sorted(int(path.name) for path in (folder / "gids").glob("*") if path.name.isdigit())
     for number in numbers:
         try:
             found = ipaddress.IPv6Address(_text(folder / "gids" / str(number)))
         except ValueError:
             continue
-        if found == wanted and _text(folder / "gid_attrs/types" / str(number)) in ("RoCE v2", ""):
+        if found in wanted and _text(folder / "gid_attrs/types" / str(number)) in ("RoCE v2", ""):
             return number
     return None
 
