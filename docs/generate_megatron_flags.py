@@ -283,7 +283,7 @@ RULES: tuple[tuple[str, str, str], ...] = (
     (
         "documents within a sample",
         "As without the flags: attention and positions cross the ends of documents, and these are predicted too.",
-        r"reset-(position-ids|attention-mask)|eod-mask-loss|dataloader-inter-document-masking"
+        r"reset-(position-ids|attention-mask)|dataloader-inter-document-masking"
         r"|no-create-attention-mask-in-dataloader|allow-ambiguous-pad-tokens",
     ),
     (
@@ -361,11 +361,6 @@ RULES: tuple[tuple[str, str, str], ...] = (
         "a configuration in YAML",
         "The job's YAML, with the keys above.",
         r"yaml-cfg",
-    ),
-    (
-        "the loss of a batch",
-        "Leave out for a GPT: every micro-batch has as many tokens.",
-        r"calculate-per-token-loss",
     ),
 )
 

@@ -30,13 +30,13 @@ from rdm_trainer import models
 from rdm_trainer.deepspeed_config import deepspeed_json
 from rdm_trainer.distributed.parameters import placement_of, seed_of
 from rdm_trainer.distributed.pipeline_parallel.pipeline import Fill
+from rdm_trainer.distributed.token_counts import Batch, with_counts
 from rdm_trainer.distributed.topology import Topology, quiet
 from rdm_trainer.models.transformer import Block, Norm
 from rdm_trainer.optim.distributed_optimizer import DistributedOptimizer
 
 __all__ = ["Engine", "StepResult", "Watcher"]
 
-Batch = tuple[Any, tuple[torch.Tensor, torch.Tensor]]
 
 Watcher = Callable[[str, str], contextlib.AbstractContextManager[Any]]
 """(kind, name) of something that a step does → entered when it begins, left when it ends."""
@@ -65,7 +65,7 @@ class StepResult:
     """What a step did. The loss stays on the device until it is asked for, so that steps do not wait for it.
 
     Attributes:
-        mean_loss: float32 scalar on the device: mean over the micro-batches and replicas.
+        mean_loss: float32 scalar on the device: the mean over the tokens that count.
         grad_norm: Norm of all gradients before clipping; ``None`` where it is not known.
         skipped: The gradients overflowed, and the weights were left alone. Only fp16 tells; a bf16 step with
             gradients that are not finite is left out as well, and its norm says so.
@@ -243,7 +243,7 @@ class Engine:
     def _train_step(self, batches: Iterator[Batch]) -> StepResult:
         if self._dropout:
             self._seed_dropout()
-        moved = map(self._moved, batches)
+        moved = self._loaded(batches)
         if self.topology.pipeline > 1:
             loss = self.deepspeed.train_batch(data_iter=moved)
         else:
@@ -276,7 +276,7 @@ class Engine:
             return float(self._eval_step(batches))
 
     def _eval_step(self, batches: Iterator[Batch]) -> torch.Tensor:
-        moved = map(self._moved, batches)
+        moved = self._loaded(batches)
         if self.topology.pipeline > 1:
             loss: torch.Tensor = self.deepspeed.eval_batch(data_iter=moved)
         else:
@@ -364,9 +364,15 @@ class Engine:
                     seen.add(full)
                     yield full, placement_of(weight), layer.tied is not None
 
+    def _loaded(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+        """Return a step's micro-batches on the device, with what their losses are divided by."""
+        if self.config.counts_tokens:
+            batches = with_counts(batches, self._accumulation, self.topology, self.device)
+        return map(self._moved, batches)
+
     def _moved(self, batch: Batch) -> Batch:
-        inputs, (labels, mask) = batch
-        return _to(inputs, self.device), (_to(labels, self.device), _to(mask, self.device))
+        inputs, labels = batch
+        return _to(inputs, self.device), _to(labels, self.device)
 
     def _averaged(self, loss: torch.Tensor, count: int) -> torch.Tensor:
         loss = loss / count

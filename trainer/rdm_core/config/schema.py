@@ -218,6 +218,9 @@ class OptimisationConfig:
     """Decay of the second moment."""
     adam_epsilon: PositiveFloat = 1e-8
     """Added to the root of the second moment."""
+    calculate_per_token_loss: bool = True
+    """Every token of a step counts alike in the loss, also where masks leave micro-batches different numbers
+    of them. `false`: the mean of the micro-batches' means, as Megatron does without its flag of this name."""
     clip_grad: NotNegative = 1.0
     """Highest norm of all gradients together; 0 does not clip."""
     loss_scale: PositiveFloat | None = None
@@ -284,6 +287,8 @@ class DataConfig:
     """Processes that read ahead on each rank."""
     tokenizer: TokenizerConfig | None = None
     """The tokenizer that made the data. A T5 needs it."""
+    eod_mask_loss: bool = False
+    """Not for a T5: what follows the end of a document is not predicted."""
     mask_probability: Annotated[float, Bounds(above=0, below=1)] = 0.15
     """T5 only: part of the tokens that are masked."""
     mean_span_length: Annotated[float, Bounds(least=1)] = 3.0
@@ -413,6 +418,12 @@ class Config(JobConfig):
     def zero_stage(self) -> int:
         """The ZeRO stage that runs: weights of 16 bits have fp32 copies, which are shared in any case."""
         return max(self.parallel.zero_stage, int(self.optimisation.precision != "fp32"))
+
+    @property
+    def counts_tokens(self) -> bool:
+        """Micro-batches may differ in the tokens that count, and each token is to count alike."""
+        differ = self.model.kind == "t5" or self.data.eod_mask_loss
+        return differ and self.optimisation.calculate_per_token_loss
 
     @property
     def train_iterations(self) -> int:

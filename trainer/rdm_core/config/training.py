@@ -145,6 +145,8 @@ def _t5(config: Config) -> Iterator[str]:
     ):
         if value:
             yield f"model.{key} is for a decoder, but model.kind is t5; leave it out."
+    if config.data.eod_mask_loss:
+        yield "data.eod_mask_loss is for a decoder, but model.kind is t5; leave it out."
     if model.vocab_extra_ids == 0:
         yield (
             "model.vocab_extra_ids is 0, but a T5 marks masked spans with sentinels of its own; 100 is usual."

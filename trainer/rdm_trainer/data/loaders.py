@@ -18,6 +18,7 @@ from rdm_trainer.data.index_maps.maker import MapMaker
 from rdm_trainer.data.order import Order
 from rdm_trainer.data.sampler import Sampler
 from rdm_trainer.data.sources import sources
+from rdm_trainer.tokenizers import special_tokens
 
 __all__ = ["Loaders", "MicroBatch", "MicroBatches", "build"]
 
@@ -37,7 +38,13 @@ class MicroBatches(Iterator[MicroBatch]):
     """
 
     def __init__(
-        self, source: SampleSource, sampler: Sampler, threads: int, consumed_samples: int = 0
+        self,
+        source: SampleSource,
+        sampler: Sampler,
+        threads: int,
+        consumed_samples: int = 0,
+        *,
+        unpredicted: int | None = None,
     ) -> None:
         """Read samples.
 
@@ -46,7 +53,9 @@ class MicroBatches(Iterator[MicroBatch]):
             sampler: In whose order.
             threads: How many read ahead; 0: the caller's alone.
             consumed_samples: As for :meth:`restart`.
+            unpredicted: The token of a GPT behind which the loss does not count; None: all count.
         """
+        self._unpredicted = unpredicted
         self._source = source
         self._sampler = sampler
         self._threads = threads
@@ -103,7 +112,10 @@ class MicroBatches(Iterator[MicroBatch]):
         if len(columns) == 1:
             text = columns[0]
             tokens, labels = text[:, :-1].contiguous(), text[:, 1:].contiguous()
-            return self._placed(tokens), (self._placed(labels), self._placed(torch.ones(labels.shape)))
+            mask = torch.ones(labels.shape)
+            if self._unpredicted is not None:
+                mask = (tokens != self._unpredicted).float()
+            return self._placed(tokens), (self._placed(labels), self._placed(mask))
         encoder, decoder, labels, mask = (self._placed(column) for column in columns)
         return (encoder, decoder), (labels, mask)
 
@@ -154,6 +166,7 @@ def build(
     """
     opened = sources(config, maps=maps or MapMaker(), order=order or Order.of(config))
     optimisation = config.optimisation
+    unpredicted = special_tokens.of_job(config).end_of_document if config.data.eod_mask_loss else None
     loaders: list[MicroBatches | None] = []
     for number, source in enumerate(opened):
         if source is None:
@@ -171,6 +184,12 @@ def build(
             seed=optimisation.seed,
         )
         loaders.append(
-            MicroBatches(source, sampler, config.data.workers, consumed_samples if training else 0)
+            MicroBatches(
+                source,
+                sampler,
+                config.data.workers,
+                consumed_samples if training else 0,
+                unpredicted=unpredicted,
+            )
         )
     return Loaders(*loaders)

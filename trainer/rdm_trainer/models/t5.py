@@ -31,7 +31,7 @@ class Embedding(VocabParallelEmbedding):
     def forward(  # type: ignore[override]
         self,
         inputs: torch.Tensor | tuple[torch.Tensor, torch.Tensor] | Triple,
-        labels: tuple[torch.Tensor, torch.Tensor] | None = None,
+        labels: tuple[torch.Tensor, ...] | None = None,
     ) -> torch.Tensor | Triple:
         """Look up the encoder's of (encoder tokens, decoder tokens), the decoder's behind the encoder."""
         if isinstance(inputs, torch.Tensor):

@@ -32,6 +32,7 @@ def cut(partition: str) -> dict[str, Any]:
 # World size, then name of the layout, then what is different from one process.
 LAYOUTS: dict[int, dict[str, dict[str, Any]]] = {
     1: {
+        "one micro-batch": {"optimisation.micro_batch_size": 8},
         "zero 0": zero(0),
         "zero 2": zero(2),
         "zero 3": zero(3),
@@ -127,6 +128,7 @@ def told() -> dict[int, Said]:
         }
         if world == 1:
             jobs |= {model: base for model, (base, _) in MODELS.items()}
+            jobs["gpt: means"] = configure(GPT, {"optimisation.calculate_per_token_loss": False})
         said[world] = launch(world, jobs)
     return said
 
@@ -146,3 +148,8 @@ def test_the_weights_move_the_loss(told: dict[int, Said], model: str) -> None:
     # The evaluation is of the first step's samples: were nothing learnt, equal losses would prove little.
     losses = [step["loss"] for step in told[1][model]]
     assert abs(losses[-1] - losses[0]) > 10 * 1e-4
+
+
+def test_the_mean_of_micro_batches_means_is_another_loss(told: dict[int, Said]) -> None:
+    tokens, means = (told[1][name] for name in ("gpt", "gpt: means"))
+    assert 1e-3 < abs(tokens[0]["loss"] - means[0]["loss"]) < 0.1

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from rdm_core.config import Config, ModelConfig, OptimisationConfig
+from rdm_core.config import Config, DataConfig, ModelConfig, OptimisationConfig
 from rdm_trainer.distributed.topology import Topology
 from rdm_trainer.engine import Engine
 
@@ -28,6 +28,8 @@ GPT = Config(
     optimisation=OptimisationConfig(
         micro_batch_size=2, global_batch_size=8, train_iterations=4, precision="fp32", lr=1e-2
     ),
+    # The masks are drawn, and leave micro-batches different numbers of tokens.
+    data=DataConfig(eod_mask_loss=True),
 )
 
 # Everything that sets Llama and Qwen apart from GPT.
@@ -68,6 +70,7 @@ T5 = dataclasses.replace(
         vocab_extra_ids=6,
         make_vocab_size_divisible_by=8,
     ),
+    data=DataConfig(),
 )
 
 

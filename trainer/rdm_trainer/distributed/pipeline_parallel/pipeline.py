@@ -25,7 +25,7 @@ from rdm_trainer.distributed.topology import Topology, quiet
 
 __all__ = ["Fill", "FlatModel", "Layer", "PipelineModel", "bounds"]
 
-Labels = tuple[torch.Tensor, torch.Tensor]
+Labels = tuple[torch.Tensor, ...]
 Fill = Callable[[nn.Module, str], None]
 """Gives a layer its weights; it also takes what precedes their names in the whole model."""
 

@@ -29,6 +29,7 @@ def linear_cross_entropy(
     weight: torch.Tensor,
     labels: torch.Tensor,
     mask: torch.Tensor,
+    count: torch.Tensor | None = None,
     *,
     first: int = 0,
     valid: int | None = None,
@@ -36,13 +37,14 @@ def linear_cross_entropy(
     compiled: bool = False,
     chunk_elements: int | None = None,
 ) -> torch.Tensor:
-    """Return the mean cross entropy of ``hidden_states @ weight.T`` over the tokens that the mask counts.
+    """Return the cross entropy of ``hidden_states @ weight.T``, summed over the tokens that the mask counts.
 
     Args:
         hidden_states: [..., hidden].
         weight: This rank's rows of the vocabulary's matrix, [vocabulary / tensor, hidden].
         labels: int64 [...], indices into the whole vocabulary.
         mask: float32 [...]; 0 where a token does not count.
+        count: float32 scalar that the sum is divided by; the tokens that the mask counts by default.
         first: The token of this rank's first row.
         valid: Rows that are tokens; those after them are padding. All of them by default.
         group: The tensor ranks; ``None`` when the vocabulary is whole.
@@ -57,6 +59,7 @@ def linear_cross_entropy(
         weight,
         labels.reshape(-1),
         mask.reshape(-1),
+        mask.sum().clamp_min(1.0) if count is None else count,
         (
             first,
             weight.shape[0] if valid is None else valid,
@@ -151,6 +154,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         weight: torch.Tensor,
         labels: torch.Tensor,
         mask: torch.Tensor,
+        count: torch.Tensor,
         options: tuple[int, int, Any, bool, int | None, bool],
     ) -> torch.Tensor:
         first, valid, group, compiled, chunk_elements, training = options
@@ -158,7 +162,6 @@ class _LinearCrossEntropy(torch.autograd.Function):
         gradient_of = _compiled(_gradient) if compiled else _gradient
         tokens = hidden_states.shape[0]
         size = chunk_tokens(tokens, weight.shape[0], compiled=compiled, elements=chunk_elements)
-        count = mask.sum().clamp_min(1.0)
         loss = torch.zeros((), dtype=torch.float32, device=hidden_states.device)
         states_gradient = torch.empty_like(hidden_states) if training else None
         weight_gradient: torch.Tensor | None = None
@@ -197,6 +200,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         return (
             _scaled(states_gradient, scale, states_gradient.dtype),
             _scaled(weight_gradient, scale if shrink is None else scale / shrink, ctx.weight_type),
+            None,
             None,
             None,
             None,

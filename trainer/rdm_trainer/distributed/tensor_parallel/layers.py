@@ -244,15 +244,14 @@ class VocabParallelEmbedding(nn.Module):
         self.vocabulary = vocabulary
         self.compiled = compiled
 
-    def forward(
-        self, inputs: torch.Tensor, labels: tuple[torch.Tensor, torch.Tensor] | None = None
-    ) -> torch.Tensor:
+    def forward(self, inputs: torch.Tensor, labels: tuple[torch.Tensor, ...] | None = None) -> torch.Tensor:
         """Look tokens up, or as the head, make the loss where there are labels, else the logits.
 
         Args:
             inputs: Tokens int64 [...], of which the rows [..., hidden] are returned; or the final hidden
                 states [..., hidden].
-            labels: Next tokens int64 and loss mask float32, both of the states' shape without features.
+            labels: Next tokens int64 and loss mask float32, both of the states' shape without features, and
+                the number that the loss is divided by where that is not the mask's sum.
         """
         if not inputs.is_floating_point():
             return self._look_up(inputs)
@@ -272,7 +271,7 @@ class VocabParallelEmbedding(nn.Module):
         dist.all_gather(parts, own.contiguous(), group=self.group)
         return torch.cat(parts, dim=-1)[..., : self.vocabulary]
 
-    def loss(self, hidden_states: torch.Tensor, labels: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+    def loss(self, hidden_states: torch.Tensor, labels: tuple[torch.Tensor, ...]) -> torch.Tensor:
         """Return the mean cross entropy of hidden states [..., hidden]; ``labels`` as for :meth:`forward`."""
         return linear_cross_entropy(
             hidden_states,

@@ -116,6 +116,19 @@ def test_batches_do_not_depend_on_the_layout(
             rank.close()
 
 
+def test_the_loss_leaves_out_what_follows_a_document(make_dataset: Callable[..., Path]) -> None:
+    # Without a tokenizer, the vocabulary's last token ends documents.
+    end = VOCABULARY - 1
+    prefix = str(make_dataset("ends", [[[*range(1, 6), end]]] * 200))
+    loaders = open_data(config(blend=[{"prefix": prefix}], eod_mask_loss=True))
+    assert loaders.train is not None
+    tokens, (_, mask) = next(loaders.train)
+    assert isinstance(tokens, torch.Tensor)
+    assert torch.equal(mask, (tokens != end).float())
+    assert 0 < mask.sum() < mask.numel()
+    loaders.close()
+
+
 def test_a_t5_reads_documents_that_are_not_split_to_their_end(
     make_dataset: Callable[..., Path], small_vocabulary: TokenizerConfig
 ) -> None:
