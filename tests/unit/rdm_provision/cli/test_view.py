@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from rich.console import Console
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
 
 from rdm_provision.cli.render import live, view
 from rdm_provision.cli.render.fabric import show_fabric
@@ -387,3 +393,24 @@ def test_a_task_that_takes_long_is_named_away_from_a_terminal() -> None:
 def test_what_a_run_is_about_may_be_more_than_the_machine_that_it_is_on() -> None:
     head = show(run_of("localhost"), about="5 nodes").splitlines()[0]
     assert head.split() == ["up", "demo", "5", "nodes"]
+
+
+WORDS = st.one_of(st.text("ab é漢", max_size=8), st.text("x y", max_size=30), st.just("two\nlines"))
+
+
+@settings(max_examples=30)
+@given(rows=st.lists(st.tuples(WORDS, WORDS, WORDS), max_size=4), width=st.integers(20, 90))
+def test_a_table_that_fits_looks_as_rich_lays_it_out(rows: list[tuple[str, str, str]], width: int) -> None:
+    def shown(how: Callable[[Console, Table], None]) -> str:
+        made = view.table("rank", "node", "", right=("rank",))
+        for rank, node, note in rows:
+            made.add_row(rank.strip(), node, Text(note, "green"))
+        where = console(width)
+        with where.capture() as written:
+            how(where, made)
+        return written.get()
+
+    def laid_out(where: Console, made: Table) -> None:
+        where.print(Padding(made, (0, 0, 0, 2), expand=False))
+
+    assert shown(view.show) == shown(laid_out)
