@@ -150,7 +150,7 @@ def measure(combinations: Sequence[Combination], *, smoke: bool) -> list[list[fl
 
     from rdm_trainer.data import loaders
     from rdm_trainer.distributed.topology import Topology, quiet
-    from rdm_trainer.engine import Engine
+    from rdm_trainer.engines import create
     from rdm_trainer.tools.all_reduce import join
 
     device = join(TIMEOUT_S)
@@ -160,8 +160,8 @@ def measure(combinations: Sequence[Combination], *, smoke: bool) -> list[list[fl
     for combination in combinations:
         config = configuration(combination, smoke=smoke)
         torch.compiler.reset()
-        engine = Engine(config, topology)
-        engine.set_learning_rate(1e-4)
+        engine = create.create(config, topology)
+        engine.lr = 1e-4
         train = loaders.build(
             config, data_rank=topology.data_rank, data_size=topology.data, consumed_samples=0
         ).train
@@ -181,7 +181,7 @@ def measure(combinations: Sequence[Combination], *, smoke: bool) -> list[list[fl
         found.append(seconds[WARM_UP:])
         del batches, train
         with quiet():
-            engine.deepspeed.destroy()
+            engine.close()
         del engine
         gc.collect()
         if device.type == "cuda":

@@ -231,7 +231,7 @@ def our_engine(leg: Leg, device: Any) -> tuple[Callable[[], object], Iterator[An
     from rdm_core import config as configuration
     from rdm_trainer.data import loaders
     from rdm_trainer.distributed.topology import Topology
-    from rdm_trainer.engine import Engine
+    from rdm_trainer.engines import create
 
     if device.type == "cuda":
         dist.init_process_group("nccl", device_id=device)
@@ -239,8 +239,8 @@ def our_engine(leg: Leg, device: Any) -> tuple[Callable[[], object], Iterator[An
         dist.init_process_group("gloo")
     config = configuration.from_dict(leg.configuration())
     topology = Topology.create(leg.layout.tensor, leg.layout.pipeline)
-    engine = Engine(config, topology)
-    engine.set_learning_rate(1e-4)
+    engine = create.create(config, topology)
+    engine.lr = 1e-4
 
     def micro_batches() -> Iterator[Any]:
         train = loaders.build(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""How :mod:`rdm_trainer.engine` takes a step, for the planner. No torch.
+"""How :mod:`rdm_trainer.engines` take a step, for the planner. No torch.
 
 Whoever changes what the engine sends, when, or behind which computing it hides that, changes this file.
 """
@@ -13,7 +13,7 @@ __all__ = ["engine_step"]
 
 
 def engine_step(config: Config) -> EngineStep:
-    """Return how DeepSpeed's engines take a step of a job, as :mod:`rdm_trainer.deepspeed_config` sets them.
+    """Return how DeepSpeed's engines take a step of a job, as their configuration sets them.
 
     The pipeline engine waits for every send and receive. ZeRO 1 reduces after the last micro-batch, in fp32
     unless weights are fp16. ZeRO 2 and 3 reduce every micro-batch's gradients beside its backward pass

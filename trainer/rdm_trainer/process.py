@@ -13,14 +13,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import deepspeed
 import torch
 import torch.distributed as dist
 from deepspeed.accelerator import get_accelerator
 
 from rdm_core.errors import TrainerError
+from rdm_trainer.engines.deepspeed.topology import without_compiler
 
-__all__ = ["Stop", "alone", "join"]
+__all__ = ["Stop", "alone", "device", "join", "memory"]
 
 # SIGUSR1 is what batch systems send before the time is up.
 _SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
@@ -63,8 +63,7 @@ def join(precision: str, backend: str, timeout: datetime.timedelta) -> None:
         TrainerError: This node's device cannot do that.
     """
     logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
-    # DeepSpeed would build a shared-memory operation with a C++ compiler, which a node need not have.
-    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    without_compiler()
     accelerator = get_accelerator()
     on_cpu = accelerator.device_name() == "cpu"
     _require_device(precision, backend, accelerator)
@@ -80,6 +79,22 @@ def join(precision: str, backend: str, timeout: datetime.timedelta) -> None:
         # Port 0: the store takes one that is free, and nobody else has to know it.
         os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT="0")
     dist.init_process_group(backend, timeout=timeout, device_id=device if backend == "nccl" else None)
+
+
+def device() -> torch.device:
+    """Return what this process computes on."""
+    return torch.device(get_accelerator().current_device_name())
+
+
+def memory() -> dict[str, int]:
+    """Return bytes of the device's memory, by the names of :func:`rdm_trainer.metrics.memory_line`."""
+    accelerator = get_accelerator()
+    return {
+        "allocated": accelerator.memory_allocated() or 0,
+        "most": accelerator.max_memory_allocated() or 0,
+        "reserved": accelerator.memory_reserved() or 0,
+        "most_reserved": accelerator.max_memory_reserved() or 0,
+    }
 
 
 def _require_device(precision: str, backend: str, accelerator: Any) -> None:

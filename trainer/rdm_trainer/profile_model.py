@@ -21,7 +21,6 @@ from dataclasses import dataclass
 from importlib import metadata
 from typing import Any
 
-import deepspeed
 import psutil
 import torch
 import torch.distributed as dist
@@ -33,8 +32,9 @@ from rdm_planner.times import Link
 from rdm_trainer import models
 from rdm_trainer.data import loaders
 from rdm_trainer.distributed.parameters import initialise
-from rdm_trainer.distributed.topology import Topology, quiet
-from rdm_trainer.engine import Engine
+from rdm_trainer.distributed.topology import Topology
+from rdm_trainer.engines import create
+from rdm_trainer.engines.engine import Engine
 from rdm_trainer.tools.all_reduce import join, this_node
 
 __all__ = ["measure", "measure_links", "start"]
@@ -93,7 +93,7 @@ def measure(
     layers: dict[int, dict[str, dict[int, LayerTimes]]] = {}
     optimiser = 0.0
     for tensor in [degree for degree in range(1, local + 1) if local % degree == 0 and heads % degree == 0]:
-        topology = Topology.create(tensor, 1)
+        topology = create.create_topology(_shared(config, tensor))
         layers[tensor], updates = _layers(config, topology, device, sizes, blocks, report)
         # Of the largest degree, which has the fewest replicas: they would reduce their gradients meanwhile.
         # ZeRO gives each its part of the parameters.
@@ -104,12 +104,19 @@ def measure(
     return Profile(
         gpu=known.name if known else name,
         shape=shape_of(config),
-        versions={"torch": metadata.version("torch"), "deepspeed": deepspeed.__version__},
+        versions={"torch": metadata.version("torch"), "deepspeed": metadata.version("deepspeed")},
         date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         memory_gib=_memory(device) / 2**30,
         optimiser=optimiser,
         layers=layers,
         links=measure_links(device),
+    )
+
+
+def _shared(config: Config, tensor: int) -> Config:
+    """Return the job with so many tensor ranks and no pipeline."""
+    return dataclasses.replace(
+        config, parallel=dataclasses.replace(config.parallel, tensor=tensor, pipeline=1)
     )
 
 
@@ -219,8 +226,8 @@ def _passes(
     """Return the times of a model by micro-batch."""
     # Each engine compiles again; what torch's cache on the disk has is soon there.
     torch.compiler.reset()
-    engine = Engine(job, topology)
-    engine.set_learning_rate(1e-4)
+    engine = create.create(job, topology)
+    engine.lr = 1e-4
     found = {}
     try:
         for size in sizes:
@@ -232,8 +239,7 @@ def _passes(
                 report(f"micro-batch {size} does not fit the memory")
                 break
     finally:
-        with quiet():
-            engine.deepspeed.destroy()
+        engine.close()
         del engine
         gc.collect()
         if torch.cuda.is_available():
@@ -280,7 +286,7 @@ class _Clock:
 
     @contextlib.contextmanager
     def watch(self, kind: str, _name: str) -> Iterator[None]:
-        """See :data:`rdm_trainer.engine.Watcher`."""
+        """See :data:`rdm_trainer.engines.engine.Watcher`."""
         self.mark(kind)
         yield
 

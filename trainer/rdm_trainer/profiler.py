@@ -16,7 +16,7 @@ import torch
 
 from rdm_core.config import Config
 from rdm_job.profilers import PROFILES
-from rdm_trainer.engine import Engine
+from rdm_trainer.engines.engine import Engine
 
 __all__ = ["Profiler"]
 

@@ -25,7 +25,7 @@ from rdm_trainer.distributed import clocks
 from rdm_trainer.distributed.collective import Collective
 from rdm_trainer.distributed.collective_watch import CollectiveWatch
 from rdm_trainer.distributed.topology import Topology
-from rdm_trainer.engine import Engine
+from rdm_trainer.engines.engine import Engine
 
 __all__ = ["StepTrace"]
 

@@ -19,7 +19,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from deepspeed.accelerator import get_accelerator
 
 from rdm_core.config import Config
 from rdm_core.errors import DONE, FAILED, STOPPED, TrainerError
@@ -34,8 +33,7 @@ from rdm_trainer.data.order import Order
 from rdm_trainer.distributed.collective import Collective, Flags
 from rdm_trainer.distributed.leaders import find_leaders
 from rdm_trainer.distributed.pipeline_parallel.pipeline import Fill
-from rdm_trainer.distributed.topology import Topology
-from rdm_trainer.engine import Engine
+from rdm_trainer.engines import create
 from rdm_trainer.optim.schedule import LearningRate
 from rdm_trainer.own_time import OwnTime
 from rdm_trainer.profiler import Profiler
@@ -151,9 +149,9 @@ class Training:
         self._progress = Progress(job_dir / "progress.json", config.train_iterations)
         self._note(phase="starting")
         self._milestone("after megatron is initialized")
-        self._own_time = OwnTime(Pace(), torch.device(get_accelerator().current_device_name()))
-        self.topology = Topology.create(config.parallel.tensor, config.parallel.pipeline)
-        self.engine = Engine(
+        self._own_time = OwnTime(Pace(), process.device())
+        self.topology = create.create_topology(config)
+        self.engine = create.create(
             config,
             self.topology,
             fill=self._first_weights(),
@@ -383,7 +381,7 @@ class Training:
 
     def _step(self, batches: Iterator[Any]) -> None:
         batch = self.config.optimisation.global_batch_size
-        self.engine.set_learning_rate(self._learning_rate())
+        self.engine.lr = self._learning_rate()
         interval = self.config.logging.interval
         self._own_time.begin(
             self.iteration + 1, measured=interval > 0 and (self.iteration + 1) % interval == 0
@@ -448,17 +446,7 @@ class Training:
 
     def _tell_memory(self) -> None:
         if self.topology.data_rank == 0:
-            accelerator = get_accelerator()
-            self._write(
-                metrics.memory_line(
-                    self.topology.rank,
-                    self.iteration,
-                    allocated=accelerator.memory_allocated() or 0,
-                    most=accelerator.max_memory_allocated() or 0,
-                    reserved=accelerator.memory_reserved() or 0,
-                    most_reserved=accelerator.max_memory_reserved() or 0,
-                )
-            )
+            self._write(metrics.memory_line(self.topology.rank, self.iteration, **process.memory()))
 
     def _evaluate(self, split: str, where: str) -> None:
         """Write the average loss over the first batches of a split: the same ones each time."""
@@ -472,7 +460,7 @@ class Training:
         began = time.monotonic()
         self._note(phase="evaluating")
         batches.restart()
-        loss = sum(self.engine.eval_step(batches) for _ in range(count)) / count
+        loss = sum(self.engine.evaluate(batches) for _ in range(count)) / count
         losses: Mapping[str, float] = {metrics.LM_LOSS: loss}
         if self._is_last:
             for line in metrics.validation_lines(where, losses):
@@ -527,7 +515,7 @@ class Training:
         self._loaders.close()
         self._tracker.close()
         self._own_time.close()
-        self.engine.deepspeed.destroy()
+        self.engine.close()
 
 
 def _print(line: str) -> None:

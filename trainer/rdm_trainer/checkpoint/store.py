@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 import subprocess
@@ -16,15 +15,13 @@ import torch
 
 from rdm_core.config import Config
 from rdm_core.errors import FAILED, TrainerError
-from rdm_trainer import models
-from rdm_trainer.checkpoint import damage, files, identity, reading, restore, universal
+from rdm_trainer.checkpoint import damage, files, identity, reading, universal
 from rdm_trainer.checkpoint.files import Inventory, Manifest
 from rdm_trainer.checkpoint.names import has_former_names
 from rdm_trainer.checkpoint.storage import Storage
-from rdm_trainer.checkpoint.writer import RankWriter
 from rdm_trainer.distributed.collective import Collective
 from rdm_trainer.distributed.topology import Topology
-from rdm_trainer.engine import Engine
+from rdm_trainer.engines.engine import Engine
 
 __all__ = ["Checkpoints"]
 
@@ -59,11 +56,7 @@ class Checkpoints:
         self._say = say
         self._storage = Storage(directory, collective)
         self._layout = identity.layout_of(config, topology.world_size)
-        self._writer = RankWriter(asynchronous=config.checkpoint.asynchronous)
-        engine.deepspeed.checkpoint_engine = self._writer
-        # On a full disk this would fail on rank 0 alone, between two barriers of DeepSpeed.
-        copy_script = engine.deepspeed._copy_recovery_script
-        engine.deepspeed._copy_recovery_script = lambda path: _tolerate(copy_script, path)
+        self._states = engine.states
         self._pending: tuple[int, Mapping[str, Any]] | None = None
         self.newest: int | None = None
 
@@ -72,7 +65,7 @@ class Checkpoints:
     @property
     def is_writing(self) -> bool:
         """This rank is still writing in the background."""
-        return not self._writer.wait(0)
+        return not self._states.wait(0)
 
     @property
     def pending(self) -> int | None:
@@ -110,22 +103,9 @@ class Checkpoints:
         problem = self._storage.each(lambda: _make_anew(self._storage.directory / partial))
         if problem is not None:
             return self._failed(iteration, problem)
-        self._engine.deepspeed.save_checkpoint(
-            str(self._storage.directory),
-            tag=partial,
-            client_state={
-                "iteration": iteration,
-                "consumed_samples": state["consumed_samples"],
-                "configuration": identity.fingerprint(self._config),
-                "universal_checkpoint_info": self._engine.universal_checkpoint_info(),
-                **self._optimiser_names(),
-            },
-            save_latest=False,
-        )
         random = self._collective.gather(torch.get_rng_state())
-        if self._collective.rank == 0:
-            self._writer.save(random, str(self._storage.directory / partial / _RANDOM))
-        self._writer.start()
+        extra = {_RANDOM: random} if self._collective.rank == 0 else {}
+        self._states.save(self._storage.directory, partial, {"iteration": iteration, **state}, extra)
         self._pending = iteration, dict(state)
         return self._config.checkpoint.asynchronous or self.finish()
 
@@ -134,12 +114,12 @@ class Checkpoints:
         if self._pending is None:
             return True
         iteration, state = self._pending
-        self._collective.wait_until(self._writer.wait)
+        self._collective.wait_until(self._states.wait)
         self._pending = None
         directory, name = self._storage.directory, files.tag(iteration)
         partial = directory / f"{name}{files.PARTIAL}"
-        own = {path.relative_to(partial).as_posix(): size for path, size in self._writer.files.items()}
-        problem = self._storage.first_error(self._writer.error)
+        own = {path.relative_to(partial).as_posix(): size for path, size in self._states.files.items()}
+        problem = self._storage.first_error(self._states.error)
         written: dict[str, int] = {}
         for part in self._collective.gather(own):
             written.update(part)
@@ -168,18 +148,6 @@ class Checkpoints:
         )
         self._say(f"iteration {iteration} was not saved, {kept}, and training goes on: {problem}")
         return False
-
-    def _optimiser_names(self) -> dict[str, Any]:
-        """Name the optimiser's parameters where DeepSpeed keeps no record of them: without ZeRO."""
-        if self._config.zero_stage:
-            return {}
-        groups = [group["params"] for group in self._engine.deepspeed.optimizer.param_groups]
-        names = {parameter: name for name, parameter in self._engine.module.named_parameters()}
-        layers = models.layers(self._config, self._topology)
-        return {
-            "optimizer_parameters": [[names.get(parameter) for parameter in group] for group in groups],
-            "tied_layers": {str(index): layer.tied for index, layer in enumerate(layers) if layer.tied},
-        }
 
     # Resuming.
 
@@ -216,7 +184,7 @@ class Checkpoints:
             return None
         step_directory = storage.directory / files.tag(manifest.iteration)
         identity.require_same_model(manifest.model, self._config, step_directory)
-        if identity.same_layout(manifest.layout, self._layout):
+        if self._states.can_load(manifest.layout):
             self._load(storage, manifest, inventories)
         else:
             self._load_converted(storage, manifest, inventories)
@@ -249,12 +217,12 @@ class Checkpoints:
 
     def _load(self, storage: Storage, manifest: Manifest, inventories: dict[int, Inventory]) -> None:
         name = files.tag(manifest.iteration)
-        needed = self._needed(storage, restore.needed_files(manifest, self._engine, self._topology))
+        needed = self._needed(storage, self._states.needed_files(manifest, storage.directory / name))
         self._spread(storage, name, manifest, needed, inventories)
         with damage.naming(storage.directory / name, needed[self._collective.rank]):
-            restore.load_same_layout(self._engine, storage.directory, name)
+            damaged = self._states.load(storage.directory, name, manifest)
             random, is_sound = reading.load(storage.directory / name / _RANDOM)
-        self._refuse(storage.directory / name, self._writer.damaged | (set() if is_sound else {_RANDOM}))
+        self._refuse(storage.directory / name, damaged | (set() if is_sound else {_RANDOM}))
         if len(random) == self._collective.size:
             torch.set_rng_state(random[self._collective.rank])
         self._say(
@@ -281,13 +249,13 @@ class Checkpoints:
                     "it?",
                     exit_code=FAILED,
                 )
-        needed = self._needed(storage, restore.needed_universal_files(converted, self._engine))
+        needed = self._needed(storage, self._states.needed_universal_files(converted))
         self._spread(storage, name, converted, needed, inventories)
         own = self._share(storage, converted, needed)
         damaged = {file for file in own if not damage.is_sound(storage.directory / name / file)}
         self._refuse(storage.directory / name, damaged)
         with damage.naming(storage.directory / name, needed[self._collective.rank]):
-            restore.load_universal(self._engine, storage.directory / name, self._topology, manifest)
+            self._states.load_universal(storage.directory / name, manifest)
         self._say(
             f"  successfully loaded checkpoint from {storage.directory} at iteration {manifest.iteration}"
             f" (saved as {_short(manifest.layout)}, now {_short(self._layout)})"
@@ -417,8 +385,3 @@ def _commit(directory: Path, name: str, manifest: Manifest) -> None:
 
 def _remove(directory: Path) -> None:
     shutil.rmtree(directory, ignore_errors=True)
-
-
-def _tolerate(action: Callable[[str], None], path: str) -> None:
-    with contextlib.suppress(OSError):
-        action(path)

@@ -19,7 +19,7 @@ import heapq
 import re
 import shutil
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,6 +41,7 @@ __all__ = [
     "convert",
     "convert_part",
     "finish",
+    "needed_files",
     "parameter_folder",
     "shares",
 ]
@@ -63,6 +64,21 @@ class _Piece:
     def whole(self, state: str) -> torch.Tensor:
         """Return one state of all data ranks, without padding, in the parameter's shape."""
         return torch.cat(self.states[state])[: self.shape.numel()].view(self.shape)
+
+
+def needed_files(manifest: Manifest, names: Iterable[str]) -> set[str]:
+    """Return the files of a copy that are read for some parameters.
+
+    Args:
+        manifest: Of the copy.
+        names: The parameters'.
+    """
+    own = {f"zero/{name}" for name in names}
+    return {
+        name
+        for name in manifest.files
+        if name.rpartition("/")[0] in own or name.rpartition("/")[0] in ("", "zero")
+    }
 
 
 def parameter_folder(universal: Path, name: str) -> Path:

@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
 
 from rdm_core.errors import TrainerError
 
-__all__ = ["Topology", "quiet"]
+__all__ = ["Topology", "prefer_collectives", "quiet", "replicas"]
 
 
 @contextlib.contextmanager
@@ -24,23 +25,23 @@ def quiet() -> Iterator[None]:
         yield
 
 
-@contextlib.contextmanager
-def _groups_of_one_at_home() -> Iterator[None]:
-    """Let only its rank make a group of one. All ranks would wait for each other, once for each rank."""
-    make = dist.new_group
+def replicas(world: int, tensor: int, pipeline: int) -> int:
+    """Return how many replicas of a model a world has.
 
-    def new_group(ranks: Any = None, **options: Any) -> Any:
-        if ranks is None or len(ranks) > 1:
-            return make(ranks, **options)
-        if dist.get_rank() not in ranks:
-            return dist.GroupMember.NON_GROUP_MEMBER
-        return make(ranks, **options, use_local_synchronization=True)
+    Raises:
+        TrainerError: The world cannot be divided like that.
+    """
+    if world % (tensor * pipeline):
+        raise TrainerError(
+            f"A world of {world} cannot be divided into replicas of parallel.tensor {tensor} times "
+            f"parallel.pipeline {pipeline}; start a multiple of {tensor * pipeline} processes."
+        )
+    return world // (tensor * pipeline)
 
-    dist.new_group = new_group  # type: ignore[assignment]
-    try:
-        yield
-    finally:
-        dist.new_group = make
+
+def prefer_collectives() -> None:
+    """Let NCCL's sums go on beside matrix products, which would else leave them no multiprocessor."""
+    os.environ.setdefault("TORCH_NCCL_HIGH_PRIORITY", "1")
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ class Topology:
     """This rank's place. Ranks count tensor first, then data, then pipeline, as DeepSpeed's grid does.
 
     The groups are ``None`` in a topology made without process groups; ``grid`` is DeepSpeed's
-    ``PipelineParallelGrid`` (its model-parallel unit), whose groups these are.
+    ``PipelineParallelGrid`` (its model-parallel unit), whose groups these are, where its engine runs.
     """
 
     world_size: int
@@ -75,43 +76,32 @@ class Topology:
         Raises:
             TrainerError: The world cannot be divided like that.
         """
-        import deepspeed
-        from deepspeed.runtime.pipe.topology import PipelineParallelGrid, PipeModelDataParallelTopology
-
-        # DeepSpeed would build a shared-memory operation with a C++ compiler, which a node need not have.
-        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-        if not deepspeed.comm.is_initialized():
-            deepspeed.init_distributed(dist_backend=dist.get_backend(), auto_mpi_discovery=False)
-
-        world = dist.get_world_size()
-        if world % (tensor * pipeline):
-            raise TrainerError(
-                f"A world of {world} cannot be divided into replicas of parallel.tensor {tensor} times "
-                f"parallel.pipeline {pipeline}; start a multiple of {tensor * pipeline} processes."
-            )
-        axes = PipeModelDataParallelTopology(
-            num_pp=pipeline, num_mp=tensor, num_dp=world // (tensor * pipeline)
-        )
-        # Sums over tensor ranks go on beside the matrix products, which would otherwise leave them no
-        # multiprocessor until they are done.
-        os.environ.setdefault("TORCH_NCCL_HIGH_PRIORITY", "1")
-        with quiet(), _groups_of_one_at_home():
-            grid = PipelineParallelGrid(topology=axes)
-        rank = dist.get_rank()
-        place = axes.get_coord(rank)
+        world, rank = dist.get_world_size(), dist.get_rank()
+        data = replicas(world, tensor, pipeline)
+        prefer_collectives()
+        sizes = {"pipeline": pipeline, "data": data, "tensor": tensor}
+        # A mesh makes a group of one for each rank, all ranks waiting for each other each time.
+        shared = {axis: size for axis, size in sizes.items() if size > 1}
+        groups: dict[str, Any] = {}
+        if shared:
+            device = "cuda" if dist.get_backend() == "nccl" else "cpu"
+            mesh = init_device_mesh(device, tuple(shared.values()), mesh_dim_names=tuple(shared))
+            groups = {axis: mesh.get_group(axis) for axis in shared}
+        if len(shared) < len(sizes):
+            alone = dist.new_group([rank], use_local_synchronization=True)
+            groups |= {axis: alone for axis in sizes if axis not in shared}
         return cls(
             world_size=world,
             rank=rank,
             tensor=tensor,
             pipeline=pipeline,
-            data=world // (tensor * pipeline),
-            tensor_rank=place.model,
-            pipeline_rank=place.pipe,
-            data_rank=place.data,
-            tensor_group=grid.get_slice_parallel_group(),
-            pipeline_group=grid.get_pipe_parallel_group(),
-            data_group=grid.get_data_parallel_group(),
-            grid=grid,
+            data=data,
+            tensor_rank=rank % tensor,
+            pipeline_rank=rank // (tensor * data),
+            data_rank=rank // tensor % data,
+            tensor_group=groups["tensor"],
+            pipeline_group=groups["pipeline"],
+            data_group=groups["data"],
         )
 
     @classmethod

@@ -9,12 +9,12 @@ import torch
 from torch import nn
 
 from rdm_core.config import Config
-from rdm_trainer.distributed.pipeline_parallel.pipeline import Fill, FlatModel, Layer, PipelineModel
+from rdm_trainer.distributed.pipeline_parallel.pipeline import Fill, FlatModel, Layer, bounds
 from rdm_trainer.distributed.topology import Topology
 from rdm_trainer.models import gpt, t5
 from rdm_trainer.tokenizers import special_tokens
 
-__all__ = ["PADDING", "build", "layers"]
+__all__ = ["PADDING", "build", "layers", "padding_of"]
 
 PADDING = 0
 
@@ -44,7 +44,7 @@ def build(
     padding: int | None = None,
     divide: Callable[[nn.Module], object] | None = None,
     fill: Fill | None = None,
-) -> FlatModel | PipelineModel:
+) -> FlatModel:
     """Build this rank's part of the model, with its weights.
 
     Args:
@@ -56,10 +56,14 @@ def build(
         divide: Called with each layer as soon as it has its weights; only without a pipeline.
         fill: Gives each layer its weights; initial ones by default.
     """
-    if padding is None:
-        padding = special_tokens.of_job(config).padding if config.model.kind == "t5" else PADDING
     device = device or torch.device("cpu")
-    parts = layers(config, topology, padding, device)
+    parts = layers(config, topology, padding_of(config) if padding is None else padding, device)
+    part = slice(None)
     if topology.pipeline > 1:
-        return PipelineModel(config, topology, parts, device, dtype, fill)
-    return FlatModel(config, parts, device, dtype, divide, fill)
+        part = slice(*bounds(config, parts)[topology.pipeline_rank :][:2])
+    return FlatModel(config, parts, device, dtype, divide, fill, part)
+
+
+def padding_of(config: Config) -> int:
+    """Return the padding token of a job's data; only a T5 asks for it."""
+    return special_tokens.of_job(config).padding if config.model.kind == "t5" else PADDING

@@ -292,7 +292,8 @@ def not_finite(root: str) -> dict[str, Any]:
     answers: dict[str, Any] = {}
 
     def prepare(trained: Training) -> None:
-        step, engine = trained.engine.train_step, trained.engine
+        engine: Any = trained.engine
+        step = engine.train_step
 
         def spoiling(batches: Any) -> Any:
             result = step(batches)
@@ -301,7 +302,7 @@ def not_finite(root: str) -> dict[str, Any]:
                 state["exp_avg"][3] = spoiled
             return result
 
-        engine.train_step = spoiling  # type: ignore[method-assign]
+        engine.train_step = spoiling
 
     for spoiled in (float("nan"), float("inf")):
         job_dir = Path(root) / str(spoiled)

@@ -20,7 +20,7 @@ from rdm_trainer.distributed.tensor_parallel.layers import (
     VocabParallelEmbedding,
 )
 from rdm_trainer.distributed.topology import Topology
-from rdm_trainer.engine import Engine
+from rdm_trainer.engines import create
 from tests.distributed import processes, training
 from tests.distributed.training import GPT, T5, configure
 
@@ -99,9 +99,9 @@ def promises(*jobs: Config) -> list[dict[str, Any]]:
     """Build an engine for each job and say what it says of itself."""
     said = []
     for config in jobs:
-        topology = Topology.create(config.parallel.tensor, config.parallel.pipeline)
-        engine = Engine(config, topology)
-        engine.set_learning_rate(0.25)
+        topology = create.create_topology(config)
+        engine: Any = create.create(config, topology)
+        engine.lr = 0.25
         engine.train_step(training.batches(config, topology, 1))
         said.append(
             {
@@ -110,14 +110,14 @@ def promises(*jobs: Config) -> list[dict[str, Any]]:
                 "rates": {group["lr"] for group in engine.deepspeed.optimizer.param_groups},
             }
         )
-        engine.deepspeed.destroy()
+        engine.close()
     return said
 
 
 def encoder_passes(config: Config) -> int:
     """Count how often the backward pass of a step goes through the encoder's last block, over all stages."""
-    topology = Topology.create(config.parallel.tensor, config.parallel.pipeline)
-    engine = Engine(config, topology)
+    topology = create.create_topology(config)
+    engine = create.create(config, topology)
     passes: list[torch.Tensor] = []
     for name, weight in engine.module.named_parameters():
         if re.fullmatch(r"3\.self_attention\.qkv_proj\.weight", name):

@@ -233,8 +233,9 @@ def settings_after(cases: dict[str, Any], root: str) -> dict[str, Any]:
         other = {"optimisation.initial_loss_scale_power": 12, "optimisation.loss_scale_window": 7}
         job = training.configure(GPT, {**other, **CHANGED, **resumed})
         trained = Training(job, job_dir, write=resuming.Log())
-        trained.engine.set_learning_rate(job.optimisation.lr)
-        optimiser: Any = trained.engine.deepspeed.optimizer
+        trained.engine.lr = job.optimisation.lr
+        engine: Any = trained.engine
+        optimiser = engine.deepspeed.optimizer
         base = getattr(optimiser, "optimizer", optimiser)
         keys = ("lr", "weight_decay", "betas", "eps")
         scaler: Any = getattr(optimiser, "loss_scaler", None)

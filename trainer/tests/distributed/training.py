@@ -11,7 +11,7 @@ import torch
 
 from rdm_core.config import Config, DataConfig, ModelConfig, OptimisationConfig
 from rdm_trainer.distributed.topology import Topology
-from rdm_trainer.engine import Engine
+from rdm_trainer.engines import create
 
 __all__ = ["GPT", "QWEN", "T5", "batches", "configure", "losses"]
 
@@ -117,8 +117,8 @@ def losses(jobs: Mapping[str, Config], steps: int = 3) -> dict[str, list[dict[st
     """
     answers = {}
     for name, config in jobs.items():
-        topology = Topology.create(config.parallel.tensor, config.parallel.pipeline)
-        engine = Engine(config, topology)
+        topology = create.create_topology(config)
+        engine = create.create(config, topology)
         data = batches(config, topology, steps)
         said = []
         for _ in range(steps):
@@ -131,7 +131,7 @@ def losses(jobs: Mapping[str, Config], steps: int = 3) -> dict[str, list[dict[st
                     "loss_scale": step.loss_scale,
                 }
             )
-        said.append({"loss": engine.eval_step(batches(config, topology, 1))})
+        said.append({"loss": engine.evaluate(batches(config, topology, 1))})
         answers[name] = said
-        engine.deepspeed.destroy()
+        engine.close()
     return answers

@@ -477,7 +477,7 @@ def test_the_schema_is_frozen() -> None:
 def test_nothing_here_imports_torch() -> None:
     code = (
         "import sys; from rdm_core import config, partition; from rdm_core.cost import flops, dry_run; "
-        "from rdm_trainer import deepspeed_config, cli; "
+        "from rdm_trainer import cli; from rdm_trainer.engines.deepspeed import config as c2; "
         "from rdm_trainer.cli import train, config as c, dry_run as d; "
         "sys.exit('torch' in sys.modules or 'deepspeed' in sys.modules)"
     )

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from rdm_core.config import from_dict
-from rdm_trainer.deepspeed_config import deepspeed_json
+from rdm_trainer.engines.deepspeed.config import deepspeed_json
 
 
 def settings(*overrides: str, world: int = 4, **more: Any) -> dict[str, Any]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A list of layers as a model: whole on one stage, or cut into the stages of DeepSpeed's pipeline.
+"""A list of layers as a model: whole on one stage, or cut into the stages of a pipeline.
 
 Both forms give a parameter the same name (``3.self_attention.qkv_proj.weight``,
 ``tied_modules.embed.weight``), so that a checkpoint of one can be converted for the other.
@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from deepspeed.runtime.pipe.module import LayerSpec, PipelineModule, TiedLayerSpec
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -21,9 +20,8 @@ from rdm_core.config import Config
 from rdm_core.errors import TrainerError
 from rdm_core.partition import is_block
 from rdm_trainer.distributed.parameters import initialise
-from rdm_trainer.distributed.topology import Topology, quiet
 
-__all__ = ["Fill", "FlatModel", "Layer", "PipelineModel", "bounds"]
+__all__ = ["Fill", "FlatModel", "Labels", "Layer", "Maker", "bounds", "checkpoint_interval", "run_layers"]
 
 Labels = tuple[torch.Tensor, ...]
 Fill = Callable[[nn.Module, str], None]
@@ -79,7 +77,7 @@ _OVERLAP: dict[str, Any] = {
 }
 
 
-class _Maker:
+class Maker:
     """Makes layers where they belong, initialised: one at a time, so that host memory holds only one."""
 
     def __init__(
@@ -97,6 +95,7 @@ class _Maker:
         self._device, self._dtype = device, dtype
 
     def __call__(self, layer: Layer, index: int) -> nn.Module:
+        """Make the layer of a number, which is part of its weights' names."""
         module = layer.make()
         self._fill(module, layer.prefix(index))
         for weight in module.parameters():
@@ -114,7 +113,7 @@ def _chain(functions: Sequence[Callable[[Any], Any]], states: Any) -> Any:
     return states
 
 
-def _run(
+def run_layers(
     layers: Sequence[Layer], functions: Sequence[Callable[[Any], Any]], states: Any, interval: int
 ) -> Any:
     """Apply the layers; with an interval, keep only the input of every so many successive blocks."""
@@ -131,22 +130,24 @@ def _run(
     return states
 
 
-def _checkpoint_interval(config: Config) -> int:
+def checkpoint_interval(config: Config) -> int:
+    """Return how many blocks an activation checkpoint has; 0 without."""
     parallel = config.parallel
     return parallel.activation_checkpointing_interval if parallel.activation_checkpointing == "full" else 0
 
 
 class FlatModel(nn.Module):
-    """The whole list of layers on every rank (of a tensor-parallel group: its part of each).
+    """The list of layers, or a stage of it, on a rank (of a tensor-parallel group: its part of each).
 
     Args:
         config: The job.
-        layers: The model; the last one is the head.
+        layers: The whole model; the last one is the head.
         device: Where the parameters go.
         dtype: Of the parameters.
         divide: Called with each layer when it has its weights, before the next one is made; ZeRO-3 leaves
             of it what this replica keeps.
         fill: Gives each layer its weights; initial ones by default.
+        part: The layers of this stage; all by default.
     """
 
     def __init__(
@@ -157,95 +158,30 @@ class FlatModel(nn.Module):
         dtype: torch.dtype,
         divide: Callable[[nn.Module], object] | None = None,
         fill: Fill | None = None,
+        part: slice = slice(None),
     ) -> None:
         super().__init__()
-        make = _Maker(config, device, dtype, divide, fill)
-        self.layers = tuple(layers)
-        self.interval = _checkpoint_interval(config)
+        make = Maker(config, device, dtype, divide, fill)
+        self.numbers = range(len(layers))[part]
+        self.layers = tuple(layers[part])
+        self.has_head = self.numbers.stop == len(layers)
+        self.interval = checkpoint_interval(config)
         self.tied_modules = nn.ModuleDict()
-        for index, layer in enumerate(layers):
+        for index, layer in zip(self.numbers, self.layers, strict=True):
             if layer.tied is None:
                 self.add_module(str(index), make(layer, index))
             elif layer.tied not in self.tied_modules:
                 self.tied_modules[layer.tied] = make(layer, index)
 
-    def forward(self, inputs: Any, labels: Labels | None = None) -> torch.Tensor:
-        """Return the loss of a micro-batch; without labels, the logits [batch, sequence, vocabulary]."""
+    def forward(self, inputs: Any, labels: Labels | None = None) -> Any:
+        """Return what the next stage takes; with the head, the loss of a micro-batch.
+
+        Without labels, the head makes the logits [batch, sequence, vocabulary].
+        """
         functions = [
             self.tied_modules[layer.tied] if layer.tied else self.get_submodule(str(index))
-            for index, layer in enumerate(self.layers)
+            for index, layer in zip(self.numbers, self.layers, strict=True)
         ]
-        states = _run(self.layers[:-1], functions[:-1], inputs, self.interval)
-        result: torch.Tensor = functions[-1](states, labels)
-        return result
-
-
-class _Spec(LayerSpec):
-    def __init__(self, layer: Layer, index: int, make: _Maker) -> None:
-        super().__init__(nn.Module)
-        self._layer, self._index, self._make = layer, index, make
-
-    def build(self, log: bool = False) -> nn.Module:  # noqa: ARG002
-        return self._make(self._layer, self._index)
-
-
-class _TiedSpec(TiedLayerSpec):
-    def __init__(self, layer: Layer, index: int, make: _Maker) -> None:
-        super().__init__(layer.tied, nn.Module)
-        self._layer, self._index, self._make = layer, index, make
-
-    def build(self, log: bool = False) -> nn.Module:  # noqa: ARG002
-        return self._make(self._layer, self._index)
-
-
-class PipelineModel(PipelineModule):
-    """This rank's stage of the list of layers.
-
-    DeepSpeed's own cuts are even, by type or by size; ours come from ``partition``. The head is not a layer
-    that is run: with the labels it becomes the loss.
-
-    Args:
-        config: The job.
-        topology: This rank's place.
-        layers: The model; the last one is the head.
-        device: Where the parameters go.
-        dtype: Of the parameters.
-        fill: Gives each layer its weights; initial ones by default.
-    """
-
-    def __init__(
-        self,
-        config: Config,
-        topology: Topology,
-        layers: Sequence[Layer],
-        device: torch.device,
-        dtype: torch.dtype,
-        fill: Fill | None = None,
-    ) -> None:
-        make = _Maker(config, device, dtype, fill=fill)
-        specs = [
-            (_TiedSpec if layer.tied else _Spec)(layer, index, make) for index, layer in enumerate(layers)
-        ]
-        # Read by _partition_layers, which DeepSpeed's constructor calls.
-        self._bounds = bounds(config, layers)
-        with quiet():
-            super().__init__(
-                layers=specs,
-                topology=topology.grid.topology(),
-                loss_fn=self._loss,
-            )
-        self.interval = _checkpoint_interval(config)
-        self.local_layers = tuple(layers[self._local_start : self._local_stop])
-
-    def _partition_layers(self, method: str = "uniform") -> None:  # noqa: ARG002
-        self.parts = list(self._bounds)
-        self._set_bounds(self.parts[self.stage_id], self.parts[self.stage_id + 1])
-
-    def forward(self, inputs: Any) -> Any:
-        """Run this stage's layers; of the last stage up to the head."""
-        count = len(self.local_layers) - (self._local_stop == self._num_layers)
-        return _run(self.local_layers[:count], self.forward_funcs[:count], inputs, self.interval)
-
-    def _loss(self, states: torch.Tensor, labels: Labels) -> torch.Tensor:
-        loss: torch.Tensor = self.forward_funcs[-1](states, labels)
-        return loss
+        body = len(functions) - self.has_head
+        states = run_layers(self.layers[:body], functions[:body], inputs, self.interval)
+        return functions[-1](states, labels) if self.has_head else states

@@ -21,13 +21,13 @@ is_rank = "-m" in sys.orig_argv and sys.orig_argv[sys.orig_argv.index("-m") + 1]
 if "PLANTED" in os.environ and is_rank:
     from rdm_job.environment import adopt_launcher_environment
     from rdm_trainer import own_time
-    from rdm_trainer.engine import Engine
+    from rdm_trainer.engines.deepspeed.engine import DeepSpeedEngine
 
     adopt_launcher_environment(os.environ)
     place, rank = Path(os.environ["PLANTED"]), os.environ["RANK"]
     job, attempt = os.environ["RDM_JOB_ID"].partition("@")[0], os.environ["RDM_ATTEMPT"]
     (place / f"{job}.{rank}.{attempt}").touch()
-    made, step = Engine.__init__, Engine.train_step
+    made, step = DeepSpeedEngine.__init__, DeepSpeedEngine.train_step
     taken: list[bytes] = []
     MIB64 = 64 * 1024**2
 
@@ -36,15 +36,15 @@ if "PLANTED" in os.environ and is_rank:
             return float((place / name).read_text() or 1)
         return 0.0
 
-    def init(self: Engine, *args: Any, on_loss: Any, **more: Any) -> None:
+    def init(self: DeepSpeedEngine, *args: Any, on_loss: Any, **more: Any) -> None:
         def tell(loss: Any) -> None:
             on_loss(loss * float("nan") if planted(f"nan.{rank}") else loss)
 
         made(self, *args, on_loss=tell, **more)
         # In the forward, where a slow kernel would be: before and after it are others to wait for.
-        self.deepspeed.module.register_forward_pre_hook(lambda *_: time.sleep(planted(f"slow.{rank}")))
+        self.module.register_forward_pre_hook(lambda *_: time.sleep(planted(f"slow.{rank}")))
 
-    def train_step(self: Engine, batches: Any) -> Any:
+    def train_step(self: DeepSpeedEngine, batches: Any) -> Any:
         if len(taken) * MIB64 < planted(f"grow.{rank}"):
             taken.append(b"\1" * MIB64)
         result = step(self, batches)
@@ -52,5 +52,5 @@ if "PLANTED" in os.environ and is_rank:
             time.sleep(planted("pause"))
         return result
 
-    setattr(Engine, "__init__", init)  # noqa: B010
-    setattr(Engine, "train_step", train_step)  # noqa: B010
+    setattr(DeepSpeedEngine, "__init__", init)  # noqa: B010
+    setattr(DeepSpeedEngine, "train_step", train_step)  # noqa: B010

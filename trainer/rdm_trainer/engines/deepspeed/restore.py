@@ -17,15 +17,14 @@ from rdm_trainer.checkpoint import reading
 from rdm_trainer.checkpoint.files import Manifest
 from rdm_trainer.checkpoint.universal import STATES, parameter_folder
 from rdm_trainer.distributed.topology import Topology
-from rdm_trainer.engine import Engine
 
-__all__ = ["load_same_layout", "load_universal", "needed_files", "needed_universal_files"]
+__all__ = ["load_same_layout", "load_universal", "needed_files"]
 
 _ZERO = re.compile(r"(?:bf16_)?zero_pp_rank_(\d+)_mp_rank_(\d+)_(optim|model)_states\.pt")
 _LAYER = re.compile(r"layer_(\d+)(?:-model_(\d+))?-model_states\.pt")
 
 
-def needed_files(manifest: Manifest, engine: Engine, topology: Topology) -> set[str]:
+def needed_files(manifest: Manifest, engine: Any, topology: Topology) -> set[str]:
     """Return the files that this rank reads when the layout is the saved one."""
     place = topology.pipeline_rank * topology.tensor + topology.tensor_rank
     module: Any = engine.module
@@ -45,52 +44,41 @@ def needed_files(manifest: Manifest, engine: Engine, topology: Topology) -> set[
     return needed
 
 
-def needed_universal_files(manifest: Manifest, engine: Engine) -> set[str]:
-    """Return the files that this rank reads of a universal copy."""
-    own = {f"zero/{name}" for name in engine.parameter_names()}
-    return {
-        name
-        for name in manifest.files
-        if name.rpartition("/")[0] in own or name.rpartition("/")[0] in ("", "zero")
-    }
-
-
-def load_same_layout(engine: Engine, directory: Path, tag: str) -> None:
+def load_same_layout(engine: Any, directory: Path, tag: str) -> None:
     """Let DeepSpeed read what each rank of the same layout wrote."""
     # DeepSpeed leaves a line of its own debugging on standard output.
     with _settings_kept(engine), Path(os.devnull).open("w") as nowhere, contextlib.redirect_stdout(nowhere):
-        engine.deepspeed.load_checkpoint(str(directory), tag=tag, load_lr_scheduler_states=False)
+        engine.load_checkpoint(str(directory), tag=tag, load_lr_scheduler_states=False)
 
 
-def load_universal(engine: Engine, folder: Path, topology: Topology, manifest: Manifest) -> None:
+def load_universal(engine: Any, folder: Path, topology: Topology, manifest: Manifest) -> None:
     """Read a universal copy.
 
     ZeRO 1 and 2, and bf16 in a pipeline, are DeepSpeed's; its ZeRO 3 takes no parts for tensor ranks, and
     without ZeRO it has nothing.
 
     Args:
-        engine: Whose weights and optimiser are replaced.
+        engine: DeepSpeed's, whose weights and optimiser are replaced.
         folder: The copy, ``global_stepN_universal``.
         topology: This rank's place.
         manifest: Of the checkpoint: its counters, and what it was saved with.
     """
-    wrapped = engine.deepspeed
     with _settings_kept(engine):
-        if wrapped.zero_optimization_stage() == 3:
+        if engine.zero_optimization_stage() == 3:
             _load_partitioned(engine, folder, topology)
-        elif hasattr(wrapped.optimizer, "load_hp_checkpoint_state_from_checkpoint_dir"):
+        elif hasattr(engine.optimizer, "load_hp_checkpoint_state_from_checkpoint_dir"):
             with reading.as_data():
-                wrapped.optimizer.load_state_dict(None, checkpoint_folder=str(folder))
-            wrapped.optimizer.update_lp_params()
-            _place_steps(wrapped.optimizer.optimizer)
+                engine.optimizer.load_state_dict(None, checkpoint_folder=str(folder))
+            engine.optimizer.update_lp_params()
+            _place_steps(engine.optimizer.optimizer)
         else:
             _load_replicated(engine, folder, topology)
     state = manifest.state
-    wrapped.global_steps = int(state["iteration"])
-    wrapped.global_samples = int(state["consumed_samples"])
-    wrapped.skipped_steps = int(state["skipped"])
+    engine.global_steps = int(state["iteration"])
+    engine.global_samples = int(state["consumed_samples"])
+    engine.skipped_steps = int(state["skipped"])
     if manifest.layout.get("precision") == "fp16":
-        _set_loss_scale(wrapped.optimizer, state.get("loss_scale"))
+        _set_loss_scale(engine.optimizer, state.get("loss_scale"))
 
 
 class _settings_kept:  # noqa: N801  # a context manager reads as a verb
@@ -99,8 +87,8 @@ class _settings_kept:  # noqa: N801  # a context manager reads as a verb
     Loading may change them where they are, or put other dictionaries and objects into their place.
     """
 
-    def __init__(self, engine: Engine) -> None:
-        self._optimiser: Any = engine.deepspeed.optimizer
+    def __init__(self, engine: Any) -> None:
+        self._optimiser: Any = engine.optimizer
 
     def __enter__(self) -> None:
         optimiser = self._optimiser
@@ -181,9 +169,9 @@ def _part(folder: Path, name: str, state: str, shape: torch.Size, topology: Topo
     return whole.chunk(topology.tensor, dim=saved.get("cat_dim", 0))[topology.tensor_rank]
 
 
-def _load_replicated(engine: Engine, folder: Path, topology: Topology) -> None:
+def _load_replicated(engine: Any, folder: Path, topology: Topology) -> None:
     """Without ZeRO, which is fp32 alone: torch's optimiser over the weights themselves."""
-    optimiser = engine.deepspeed.optimizer
+    optimiser = engine.optimizer
     names = {parameter: name for name, parameter in engine.module.named_parameters()}
     for group in optimiser.param_groups:
         for weight in group["params"]:
@@ -198,11 +186,11 @@ def _load_replicated(engine: Engine, folder: Path, topology: Topology) -> None:
             }
 
 
-def _load_partitioned(engine: Engine, folder: Path, topology: Topology) -> None:
+def _load_partitioned(engine: Any, folder: Path, topology: Topology) -> None:
     """ZeRO 3: each data rank's slice of each parameter, then the weights from their fp32 copies."""
     from deepspeed.utils import safe_set_local_fp32_param, safe_set_local_optimizer_state
 
-    optimiser = engine.deepspeed.optimizer
+    optimiser = engine.optimizer
     optimiser.checkpoint_event_prologue()
     for master in optimiser.fp32_partitioned_groups_flat:
         # Before the first step there is nothing to set.

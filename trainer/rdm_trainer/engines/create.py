@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The engine that a job asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from rdm_core.config import Config
+from rdm_trainer.distributed.pipeline_parallel.pipeline import Fill
+from rdm_trainer.distributed.topology import Topology
+from rdm_trainer.engines.deepspeed.engine import DeepSpeedEngine
+from rdm_trainer.engines.deepspeed.topology import create_topology as deepspeed_topology
+from rdm_trainer.engines.engine import Engine
+
+__all__ = ["create", "create_topology"]
+
+
+def create_topology(config: Config) -> Topology:
+    """Spread the initialised world over the job's axes, with the process groups that its engine uses.
+
+    Raises:
+        TrainerError: The world cannot be divided like that.
+    """
+    return deepspeed_topology(config.parallel.tensor, config.parallel.pipeline)
+
+
+def create(
+    config: Config,
+    topology: Topology,
+    *,
+    fill: Fill | None = None,
+    on_loss: Callable[[torch.Tensor], None] | None = None,
+) -> Engine:
+    """Make the job's engine, on every rank.
+
+    Args:
+        config: The job.
+        topology: This rank's place, of :func:`create_topology`.
+        fill: Gives each layer its weights; initial ones by default.
+        on_loss: Takes the losses that this rank computes in training, before they are averaged.
+    """
+    return DeepSpeedEngine(config, topology, fill=fill, on_loss=on_loss)

@@ -1,0 +1,362 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The model, its optimiser and DeepSpeed put together."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import logging
+import os
+import re
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import deepspeed
+import torch
+import torch.distributed as dist
+from deepspeed.accelerator import get_accelerator
+from deepspeed.checkpoint import constants as universal
+from deepspeed.runtime.pipe import schedule
+from deepspeed.runtime.pipe.engine import PipelineEngine
+from torch import nn
+
+from rdm_core.config import Config
+from rdm_trainer import models
+from rdm_trainer.distributed.parameters import placement_of
+from rdm_trainer.distributed.pipeline_parallel.pipeline import Fill
+from rdm_trainer.distributed.topology import Topology, quiet
+from rdm_trainer.engines.deepspeed.config import deepspeed_json
+from rdm_trainer.engines.deepspeed.distributed_optimizer import DistributedOptimizer
+from rdm_trainer.engines.deepspeed.pipeline import PipelineModel
+from rdm_trainer.engines.deepspeed.states import DeepSpeedStates
+from rdm_trainer.engines.engine import DTYPES, Batch, Engine, StepResult, Watcher, adamw
+
+__all__ = ["DeepSpeedEngine"]
+
+INSTRUCTIONS = {
+    schedule.LoadMicroBatch: "load",
+    schedule.ForwardPass: "forward",
+    schedule.BackwardPass: "backward",
+    schedule.SendActivation: "send",
+    schedule.SendGrad: "send",
+    schedule.RecvActivation: "receive",
+    schedule.RecvGrad: "receive",
+    schedule.ReduceGrads: "reduce",
+    schedule.ReduceTiedGrads: "reduce",
+    schedule.OptimizerStep: "optimiser",
+}
+"""The pipeline's instructions, by the kinds of ``rdm_log.timeline``."""
+
+
+# A parameter of a layer's part, which only blocks have.
+_IN_BLOCK = re.compile(r"[0-9]+\.\w+\.")
+
+
+class DeepSpeedEngine(Engine):
+    """The model, its optimiser and DeepSpeed.
+
+    Args:
+        config: The job.
+        topology: This rank's place, of :func:`rdm_trainer.engines.deepspeed.topology.create_topology`.
+        fill: Gives each layer its weights; initial ones by default.
+        on_loss: Takes the losses that this rank computes in training, before they are averaged.
+
+    Attributes:
+        deepspeed: DeepSpeed's engine.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        topology: Topology,
+        *,
+        fill: Fill | None = None,
+        on_loss: Callable[[torch.Tensor], None] | None = None,
+    ) -> None:
+        super().__init__(config, topology, torch.device(get_accelerator().current_device_name()))
+        self._on_loss = on_loss
+        # Each engine's own messages, per rank and layer, would drown the log lines.
+        logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
+        warnings.filterwarnings("ignore", "c10d::broadcast_: an autograd kernel was not registered")
+        warnings.filterwarnings("ignore", ".*all_gather_into_tensor. is deprecated", FutureWarning)
+        clips_itself = config.optimisation.precision == "fp32" and config.zero_stage == 0
+        settings = deepspeed_json(config, topology.world_size, clips=not clips_itself)
+        with quiet():
+            model = self._model(fill, settings)
+        self.work = self._work([layer.kind for layer in model.local_layers] if topology.pipeline > 1 else [])
+        if on_loss is not None and topology.pipeline > 1:
+            loss_fn: Any = model.loss_fn
+            model.loss_fn = functools.partial(_told, loss_fn, on_loss)
+        self._norm: torch.Tensor | None = None
+        self.optimiser = adamw(config, _groups(model), self.device)
+        if clips_itself:
+            self.optimiser.register_step_pre_hook(self._clip)
+        _import_muon()
+        with quiet():
+            self.deepspeed, *_ = deepspeed.initialize(
+                model=model,
+                optimizer=self.optimiser,
+                mpu=None if topology.pipeline > 1 else topology.grid,
+                config=settings,
+                dist_init_required=False,
+            )
+        self.module = self.deepspeed.module
+        if topology.pipeline > 1:
+            self._instructions = {
+                **self.deepspeed._INSTRUCTION_MAP,
+                schedule.BackwardPass: _backward_at_once,
+            }
+            self.deepspeed._INSTRUCTION_MAP = self._instructions
+        if config.optimisation.precision == "bf16" and config.zero_stage == 1:
+            DistributedOptimizer.adopt(
+                self.deepspeed, topology, self._counts, compiled=config.optimisation.compile
+            )
+        self.states = DeepSpeedStates(
+            config, self.deepspeed, topology, self.parameter_names(), self.universal_checkpoint_info()
+        )
+
+    def _model(self, fill: Fill | None, settings: Mapping[str, Any]) -> Any:
+        config, topology, dtype = self.config, self.topology, DTYPES[self.config.optimisation.precision]
+        if topology.pipeline > 1:
+            layers = models.layers(config, topology, models.padding_of(config), self.device)
+            return PipelineModel(config, topology, layers, self.device, dtype, fill)
+        divide = None
+        if config.zero_stage == 3 and topology.data > 1:
+            divide = functools.partial(
+                deepspeed.zero.Init,
+                data_parallel_group=topology.data_group,
+                config_dict_or_path=settings,
+                dtype=dtype,
+                mpu=topology.grid,
+            )
+        return models.build(config, topology, device=self.device, dtype=dtype, divide=divide, fill=fill)
+
+    @property
+    def shape(self) -> dict[str, int]:
+        """What DeepSpeed and the model have become; see :attr:`Engine.shape`."""
+        return {
+            **super().shape,
+            "GLOBAL_BATCH_SIZE": self.deepspeed.train_batch_size(),
+            "MICRO_BATCH_SIZE": self.deepspeed.train_micro_batch_size_per_gpu(),
+        }
+
+    @property
+    def lr(self) -> float:
+        """The learning rate of the next step."""
+        return float(self.deepspeed.optimizer.param_groups[0]["lr"])
+
+    @lr.setter
+    def lr(self, rate: float) -> None:
+        for group in self.deepspeed.optimizer.param_groups:
+            group["lr"] = rate
+
+    @property
+    def steps(self) -> int:
+        """Steps that were taken, those before a checkpoint included."""
+        return int(self.deepspeed.global_steps)
+
+    def optimiser_states(self) -> Mapping[torch.Tensor, Mapping[str, Any]]:
+        """Return the optimiser's states, by the tensor that each is of."""
+        wrapped = self.deepspeed.optimizer
+        states: Mapping[torch.Tensor, Mapping[str, Any]] = getattr(wrapped, "optimizer", wrapped).state
+        return states
+
+    def close(self) -> None:
+        """Let go of the device's memory."""
+        with quiet():
+            self.deepspeed.destroy()
+
+    @contextlib.contextmanager
+    def watched(self, watcher: Watcher) -> Iterator[None]:
+        """Let a watcher see what the steps within do; other steps are as fast as without it."""
+        try:
+            with super().watched(watcher):
+                self._show_instructions()
+                yield
+        finally:
+            self._show_instructions()
+
+    def _show_instructions(self) -> None:
+        """Hand the pipeline's instructions to those who watch, and only then."""
+        if self.topology.pipeline > 1:
+            self.deepspeed._INSTRUCTION_MAP = (
+                {one: self._shown(one, act) for one, act in self._instructions.items()}
+                if self._watchers
+                else self._instructions
+            )
+
+    def _shown(self, instruction: type, act: Callable[..., None]) -> Callable[..., None]:
+        kind, name = INSTRUCTIONS.get(instruction, "other"), instruction.__name__
+
+        def acted(engine: Any, *arguments: Any, **options: Any) -> None:
+            with self._span(kind, name):
+                act(engine, *arguments, **options)
+
+        return acted
+
+    def _train_step(self, batches: Iterator[Batch]) -> StepResult:
+        if self.topology.pipeline > 1:
+            loss = self.deepspeed.train_batch(data_iter=batches)
+        else:
+            self.module.train()
+            loss = torch.zeros((), device=self.device)
+            for _ in range(self.accumulation):
+                with self._span("load", "LoadMicroBatch"):
+                    inputs, labels = next(batches)
+                with self._span("forward", "ForwardPass"):
+                    micro_loss = self.deepspeed(inputs, labels)
+                    loss += micro_loss.detach()
+                with self._span("backward", "BackwardPass"):
+                    self.deepspeed.backward(micro_loss)
+                with self._span("optimiser", "OptimizerStep"):
+                    self.deepspeed.step()
+            if self._on_loss is not None:
+                self._on_loss(loss)
+            loss = self._averaged(loss)
+        optimiser = self.deepspeed.optimizer
+        return StepResult(
+            mean_loss=loss,
+            norm=self._norm if self._norm is not None else self.deepspeed.get_global_grad_norm(),
+            skipped=bool(getattr(optimiser, "overflow", False)),
+            loss_scale=float(getattr(optimiser, "cur_scale", 1.0)),
+        )
+
+    def _evaluate(self, batches: Iterator[Batch]) -> torch.Tensor:
+        if self.topology.pipeline > 1:
+            loss: torch.Tensor = self.deepspeed.eval_batch(data_iter=batches)
+            return loss
+        self.module.eval()
+        loss = torch.zeros((), device=self.device)
+        for _ in range(self.accumulation):
+            inputs, labels = next(batches)
+            loss += self.deepspeed(inputs, labels)
+        return self._averaged(loss)
+
+    def _averaged(self, loss: torch.Tensor) -> torch.Tensor:
+        loss = loss / self.accumulation
+        if self.topology.data > 1:
+            dist.all_reduce(loss, group=self.topology.data_group)
+            loss = loss / self.topology.data
+        return loss
+
+    def universal_checkpoint_info(self) -> dict[str, Any]:
+        """Return what DeepSpeed's universal checkpoints need to know to merge tensor-parallel parts.
+
+        Every pattern meets at least one parameter of the whole model: the conversion refuses others.
+        """
+        whole, rows, vocabulary, tied = [], [], [], []
+        for name, placement, shared in self._all_placements():
+            pattern = "^" + re.escape(name) + "$"
+            if _IN_BLOCK.match(name):
+                # One for all blocks. Other layers' names are too alike: an untied embedding's and the last
+                # norm's differ in the number alone.
+                pattern = re.sub(r"^\^[0-9]+", r"^[0-9]+", pattern)
+            if placement.vocabulary:
+                vocabulary.append(pattern)
+            elif placement.dimension is None:
+                whole.append(pattern)
+            elif placement.dimension == 1:
+                rows.append(pattern)
+            if shared:
+                tied.append(pattern)
+        model = self.config.model
+        return {
+            universal.UNIVERSAL_CHECKPOINT_VERSION_KEY: universal.UNIVERSAL_CHECKPOINT_VERSION_VALUE,
+            universal.ORIGINAL_VOCAB_SIZE: model.vocab_size + model.vocab_extra_ids,
+            universal.TP_REPLICATED_PARAMETER_PATTERNS: sorted(set(whole)),
+            universal.PARAMETER_WITH_ROW_PARALLELISM_PATTERNS: sorted(set(rows)),
+            universal.VOCABULARY_PARAMETER_PATTERNS: sorted(set(vocabulary)),
+            universal.PIPELINE_REPLICATED_PARAMETER_PATTERNS: sorted(set(tied)),
+        }
+
+    def _all_placements(self) -> Iterator[tuple[str, Any, bool]]:
+        """Name every parameter of the whole model, also those of other stages."""
+        seen = set()
+        for index, layer in enumerate(models.layers(self.config, self.topology)):
+            with torch.device("meta"):
+                module = layer.make()
+            for name, weight in module.named_parameters():
+                full = layer.prefix(index) + name
+                if full not in seen:
+                    seen.add(full)
+                    yield full, placement_of(weight), layer.tied is not None
+
+    def _clip(self, optimiser: torch.optim.Optimizer, *_: object) -> None:
+        """Clip before the step: without ZeRO, DeepSpeed would count tied and shared gradients wrongly."""
+        weights = [
+            weight
+            for group in optimiser.param_groups
+            for weight in group["params"]
+            if weight.grad is not None
+        ]
+        own = [weight.grad for weight in weights if self._counts(weight)]
+        squares = torch.stack(torch._foreach_norm(own)).square().sum() if own else torch.zeros(())
+        squares = squares.to(self.device)
+        dist.all_reduce(squares, group=self.topology.grid.get_model_parallel_group())
+        self._norm = squares.sqrt()
+        limit = self.config.optimisation.clip_grad
+        if limit:
+            scale = (limit / (self._norm + 1e-6)).clamp(max=1.0)
+            torch._foreach_mul_([weight.grad for weight in weights], scale)
+
+    def _counts(self, weight: nn.Parameter) -> bool:
+        """Each of the whole model's gradients counts once, on one rank of a replica."""
+        if getattr(weight, "ds_pipe_replicated", False):
+            return False
+        return self.topology.tensor_rank == 0 or placement_of(weight).dimension is not None
+
+
+def _told(
+    loss_fn: Callable[..., Any], on_loss: Callable[[torch.Tensor], None], *arguments: Any
+) -> torch.Tensor:
+    loss: torch.Tensor = loss_fn(*arguments)
+    if torch.is_grad_enabled():
+        on_loss(loss)
+    return loss
+
+
+def _backward_at_once(engine: Any, buffer_id: int) -> None:
+    """Run a stage's backward pass once, also where its output is several tensors.
+
+    DeepSpeed goes through the stage again for each of them: a stage of a T5 that has the end of the encoder
+    and the beginning of the decoder would go through its encoder blocks twice.
+    """
+    outputs = engine.pipe_buffers["outputs"][buffer_id]
+    received = engine.grad_layer
+    if not engine.is_last_stage() and isinstance(outputs, tuple) and len(received) > 1:
+        states = [output for output in outputs if output.is_floating_point()]
+        # One number whose gradients are those that were received.
+        joint = torch.stack(
+            [(state * gradient).sum() for state, gradient in zip(states, received, strict=True)]
+        )
+        engine.pipe_buffers["outputs"][buffer_id] = joint
+        engine.grad_layer = torch.ones_like(joint)
+    PipelineEngine._exec_backward_pass(engine, buffer_id)
+    # Its buffers take the next gradients.
+    engine.grad_layer = received
+
+
+def _import_muon() -> None:
+    """Import DeepSpeed's optimiser Muon without torch's compiler, which takes seconds of every process.
+
+    DeepSpeed imports it with any optimiser, and a function in it, which nobody calls, is compiled at that.
+    """
+    before = os.environ.get("TORCHDYNAMO_DISABLE")
+    os.environ["TORCHDYNAMO_DISABLE"] = "1"
+    try:
+        importlib.import_module("deepspeed.runtime.zero.muon.muon_optimizer")
+    finally:
+        del os.environ["TORCHDYNAMO_DISABLE"]
+        if before is not None:
+            os.environ["TORCHDYNAMO_DISABLE"] = before
+
+
+def _groups(model: nn.Module) -> list[dict[str, Any]]:
+    """Return this rank's parameters: those that decay and those that do not."""
+    decaying: list[nn.Parameter] = []
+    others: list[nn.Parameter] = []
+    for weight in model.parameters():
+        (decaying if placement_of(weight).decays else others).append(weight)
+    return [{"params": decaying}, {"params": others, "weight_decay": 0.0}]

@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""A list of layers cut into the stages of DeepSpeed's pipeline."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from deepspeed.runtime.pipe.module import LayerSpec, PipelineModule, TiedLayerSpec
+from torch import nn
+
+from rdm_core.config import Config
+from rdm_trainer.distributed.pipeline_parallel.pipeline import (
+    Fill,
+    Labels,
+    Layer,
+    Maker,
+    bounds,
+    checkpoint_interval,
+    run_layers,
+)
+from rdm_trainer.distributed.topology import Topology, quiet
+
+__all__ = ["PipelineModel"]
+
+
+class _Spec(LayerSpec):
+    def __init__(self, layer: Layer, index: int, make: Maker) -> None:
+        super().__init__(nn.Module)
+        self._layer, self._index, self._make = layer, index, make
+
+    def build(self, log: bool = False) -> nn.Module:  # noqa: ARG002
+        return self._make(self._layer, self._index)
+
+
+class _TiedSpec(TiedLayerSpec):
+    def __init__(self, layer: Layer, index: int, make: Maker) -> None:
+        super().__init__(layer.tied, nn.Module)
+        self._layer, self._index, self._make = layer, index, make
+
+    def build(self, log: bool = False) -> nn.Module:  # noqa: ARG002
+        return self._make(self._layer, self._index)
+
+
+class PipelineModel(PipelineModule):
+    """This rank's stage of the list of layers.
+
+    DeepSpeed's own cuts are even, by type or by size; ours come from ``partition``. The head is not a layer
+    that is run: with the labels it becomes the loss.
+
+    Args:
+        config: The job.
+        topology: This rank's place.
+        layers: The model; the last one is the head.
+        device: Where the parameters go.
+        dtype: Of the parameters.
+        fill: Gives each layer its weights; initial ones by default.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        topology: Topology,
+        layers: Sequence[Layer],
+        device: torch.device,
+        dtype: torch.dtype,
+        fill: Fill | None = None,
+    ) -> None:
+        make = Maker(config, device, dtype, fill=fill)
+        specs = [
+            (_TiedSpec if layer.tied else _Spec)(layer, index, make) for index, layer in enumerate(layers)
+        ]
+        # Read by _partition_layers, which DeepSpeed's constructor calls.
+        self._bounds = bounds(config, layers)
+        with quiet():
+            super().__init__(
+                layers=specs,
+                topology=topology.grid.topology(),
+                loss_fn=self._loss,
+            )
+        self.interval = checkpoint_interval(config)
+        self.local_layers = tuple(layers[self._local_start : self._local_stop])
+
+    def _partition_layers(self, method: str = "uniform") -> None:  # noqa: ARG002
+        self.parts = list(self._bounds)
+        self._set_bounds(self.parts[self.stage_id], self.parts[self.stage_id + 1])
+
+    def forward(self, inputs: Any) -> Any:
+        """Run this stage's layers; of the last stage up to the head."""
+        count = len(self.local_layers) - (self._local_stop == self._num_layers)
+        return run_layers(self.local_layers[:count], self.forward_funcs[:count], inputs, self.interval)
+
+    def _loss(self, states: torch.Tensor, labels: Labels) -> torch.Tensor:
+        loss: torch.Tensor = self.forward_funcs[-1](states, labels)
+        return loss

@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What DeepSpeed saves and loads, as the store of checkpoints wants it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from rdm_core.config import Config
+from rdm_trainer import models
+from rdm_trainer.checkpoint import identity, universal
+from rdm_trainer.checkpoint.files import Manifest
+from rdm_trainer.distributed.topology import Topology
+from rdm_trainer.engines.deepspeed import restore
+from rdm_trainer.engines.deepspeed.writer import RankWriter
+
+__all__ = ["DeepSpeedStates"]
+
+
+class DeepSpeedStates:
+    """The states of DeepSpeed's engine; see :class:`rdm_trainer.engines.engine.States`.
+
+    Args:
+        config: The job.
+        engine: DeepSpeed's.
+        topology: This rank's place.
+        names: Of this rank's parameters.
+        info: What DeepSpeed's universal checkpoints need to know of the parameters.
+    """
+
+    def __init__(
+        self, config: Config, engine: Any, topology: Topology, names: list[str], info: Mapping[str, Any]
+    ) -> None:
+        self._config, self._engine, self._topology = config, engine, topology
+        self._names, self._info = names, info
+        self._writer = RankWriter(asynchronous=config.checkpoint.asynchronous)
+        self._layout = identity.layout_of(config, topology.world_size)
+        engine.checkpoint_engine = self._writer
+        # On a full disk this would fail on rank 0 alone, between two barriers of DeepSpeed.
+        copy_script = engine._copy_recovery_script
+        engine._copy_recovery_script = lambda path: _tolerate(copy_script, path)
+
+    @property
+    def files(self) -> Mapping[Path, int]:
+        """What this rank wrote last, with its bytes."""
+        return self._writer.files
+
+    @property
+    def error(self) -> str | None:
+        """Why it could not."""
+        return self._writer.error
+
+    def save(self, directory: Path, name: str, state: Mapping[str, Any], extra: Mapping[str, Any]) -> None:
+        """See :class:`rdm_trainer.engines.engine.States`."""
+        self._engine.save_checkpoint(
+            str(directory),
+            tag=name,
+            client_state={
+                "iteration": state["iteration"],
+                "consumed_samples": state["consumed_samples"],
+                "configuration": identity.fingerprint(self._config),
+                "universal_checkpoint_info": self._info,
+                **self._optimiser_names(),
+            },
+            save_latest=False,
+        )
+        for file, content in extra.items():
+            self._writer.save(content, str(directory / name / file))
+        self._writer.start()
+
+    def wait(self, seconds: float) -> bool:
+        """See :class:`rdm_trainer.engines.engine.States`."""
+        return self._writer.wait(seconds)
+
+    def can_load(self, layout: Mapping[str, Any]) -> bool:
+        """See :class:`rdm_trainer.engines.engine.States`: DeepSpeed's own files fit one layout alone."""
+        return identity.same_layout(layout, self._layout)
+
+    def needed_files(self, manifest: Manifest, directory: Path) -> set[str]:  # noqa: ARG002
+        """See :class:`rdm_trainer.engines.engine.States`."""
+        return restore.needed_files(manifest, self._engine, self._topology)
+
+    def load(self, directory: Path, name: str, manifest: Manifest) -> set[str]:  # noqa: ARG002
+        """See :class:`rdm_trainer.engines.engine.States`."""
+        restore.load_same_layout(self._engine, directory, name)
+        return self._writer.damaged
+
+    def needed_universal_files(self, manifest: Manifest) -> set[str]:
+        """See :class:`rdm_trainer.engines.engine.States`."""
+        return universal.needed_files(manifest, self._names)
+
+    def load_universal(self, folder: Path, manifest: Manifest) -> None:
+        """See :class:`rdm_trainer.engines.engine.States`."""
+        restore.load_universal(self._engine, folder, self._topology, manifest)
+
+    def _optimiser_names(self) -> dict[str, Any]:
+        """Name the optimiser's parameters where DeepSpeed keeps no record of them: without ZeRO."""
+        if self._config.zero_stage:
+            return {}
+        groups = [group["params"] for group in self._engine.optimizer.param_groups]
+        names = {parameter: name for name, parameter in self._engine.module.named_parameters()}
+        layers = models.layers(self._config, self._topology)
+        return {
+            "optimizer_parameters": [[names.get(parameter) for parameter in group] for group in groups],
+            "tied_layers": {str(index): layer.tied for index, layer in enumerate(layers) if layer.tied},
+        }
+
+
+def _tolerate(action: Callable[[str], None], path: str) -> None:
+    with contextlib.suppress(OSError):
+        action(path)
