@@ -94,7 +94,7 @@ suite-%: setup-dev setup-trainer
 lint: setup-dev ## style, types and Ansible rules
 	ruff check .
 	ruff format --check .
-	mypy rdm_provision rdm_sriov plugins tests benchmarks
+	mypy rdm_provision rdm_lab rdm_sriov plugins tests benchmarks
 	yamllint --strict .
 	ansible-lint --profile production --offline
 

@@ -17,7 +17,7 @@ from rdm_provision.runner.run import Run
 from rdm_provision.runner.run_spec import RunSpec
 
 if TYPE_CHECKING:
-    from ansible_collections.rdm.provision.plugins.module_utils.lab.engine import LabEngine
+    from ansible_collections.rdm.provision.rdm_lab.engine import LabEngine
 
 __all__ = ["DRIVERS", "HARDWARE", "Lab", "LabNode"]
 
@@ -73,7 +73,7 @@ class Lab:
 
     def __init__(self, name: str = DEFAULT_NAME, directory: str | Path | None = None) -> None:
         environment.make_importable()
-        from ansible_collections.rdm.provision.plugins.module_utils.lab import spec as lab_spec
+        from ansible_collections.rdm.provision.rdm_lab import spec as lab_spec
 
         self._spec = lab_spec
         with self._input():
@@ -131,7 +131,7 @@ class Lab:
             InputError: no lab can have this number of nodes or rails, this driver, engine or kernel, or this
                 hardware here, or extras without a trainer.
         """
-        from ansible_collections.rdm.provision.plugins.module_utils.lab.vm import machine, recipe
+        from ansible_collections.rdm.provision.rdm_lab.vm import machine, recipe
 
         if hardware not in HARDWARE:
             raise InputError(f"there is no hardware {hardware!r}: it is one of {', '.join(HARDWARE)}")
@@ -238,7 +238,7 @@ class Lab:
     @cached_property
     def _engine(self) -> LabEngine:
         from ansible_collections.rdm.provision.plugins.module_utils.docker.api import DockerAPI
-        from ansible_collections.rdm.provision.plugins.module_utils.lab.engine import LabEngine
+        from ansible_collections.rdm.provision.rdm_lab.engine import LabEngine
 
         return LabEngine(DockerAPI(), self.name)
 

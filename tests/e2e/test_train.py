@@ -20,8 +20,8 @@ from ansible_collections.rdm.provision.plugins.module_utils.constants import FIN
 from ansible_collections.rdm.provision.plugins.module_utils.docker.api import DockerAPI
 from ansible_collections.rdm.provision.plugins.module_utils.images.archive_images import Image
 from ansible_collections.rdm.provision.plugins.module_utils.images.archive_index import index_archive
-from ansible_collections.rdm.provision.plugins.module_utils.lab import trainer as lab_trainer
-from ansible_collections.rdm.provision.plugins.module_utils.lab.builder import BUILDER_LABEL
+from ansible_collections.rdm.provision.rdm_lab import trainer as lab_trainer
+from ansible_collections.rdm.provision.rdm_lab.builder import BUILDER_LABEL
 
 from tests.e2e import tuning
 from tests.e2e.demo import Demo
@@ -47,7 +47,6 @@ from tests.e2e.product import ROOT, Product, running_lab, wait_until
 from tests.e2e.promises import Promises, Trained
 from tests.labs import lab_name
 
-MODULE = "ansible_collections.rdm.provision.plugins.modules.lab_images"
 AS_ASKED = ("--nodes", "2", "--trainer")
 FIRST = {step: loss for step, loss in LOSSES.items() if step <= STEPS}
 
@@ -127,18 +126,25 @@ def test_the_image_holds_no_secret_and_nothing_of_this_machine(cluster: Containe
 
 
 def images(**options: Any) -> dict[str, Any]:
-    """Run the module that makes the images."""
+    """Run the task that makes the images."""
     given = {"files": str(ROOT / "roles/lab/files"), **options}
     done = subprocess.run(
-        [sys.executable, "-m", MODULE],
-        input=json.dumps({"ANSIBLE_MODULE_ARGS": given}),
-        env={**os.environ, "PYTHONPATH": str(ROOT / ".collections")},
+        [
+            Path(sys.executable).with_name("ansible"),
+            *("localhost", "-m", "rdm.provision.lab_images", "-a", json.dumps(given)),
+        ],
+        env={
+            **os.environ,
+            "ANSIBLE_COLLECTIONS_PATH": str(ROOT / ".collections"),
+            "ANSIBLE_LOAD_CALLBACK_PLUGINS": "1",
+            "ANSIBLE_STDOUT_CALLBACK": "ansible.posix.json",
+        },
         capture_output=True,
         text=True,
         timeout=600,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    result: dict[str, Any] = json.loads(done.stdout)
+    result: dict[str, Any] = json.loads(done.stdout)["plays"][0]["tasks"][0]["hosts"]["localhost"]
     return result
 
 

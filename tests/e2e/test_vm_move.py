@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 from ansible_collections.rdm.provision.plugins.module_utils.base.zip_program import packed_program
-from ansible_collections.rdm.provision.plugins.module_utils.lab.recipe import CPU_IMAGE
+from ansible_collections.rdm.provision.rdm_lab.recipe import CPU_IMAGE
 
 from tests.e2e.machines import FUNCTIONS, NODES, MachineLab, running_machines
 from tests.e2e.product import ADDRESSES, ROOT, Product, changed

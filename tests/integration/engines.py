@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible_collections.rdm.provision.plugins.module_utils.lab.recipe import apt_sources
+from ansible_collections.rdm.provision.rdm_lab.recipe import apt_sources
 
 KEPT = Path(__file__).parents[2] / ".artifacts/engines"
 ENGINES = {"20.10": "", "26.1": "trixie", "28.5+": "sid"}

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ansible_collections.rdm.provision.plugins.module_utils.docker.plugin_client import RESERVE, ask
-from ansible_collections.rdm.provision.plugins.module_utils.lab.recipe import PLUGIN, file_content
+from ansible_collections.rdm.provision.rdm_lab.recipe import PLUGIN, file_content
 from ansible_collections.rdm.provision.rdm_sriov.plugin import READY
 
 from tests.integration.conftest import BUSYBOX

@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 from ansible_collections.rdm.provision.plugins.module_utils.docker.api import DockerAPI
-from ansible_collections.rdm.provision.plugins.module_utils.lab import recipe as lab_recipe
-from ansible_collections.rdm.provision.plugins.module_utils.lab.host import has_image
-from ansible_collections.rdm.provision.plugins.modules import lab as lab_module
-from ansible_collections.rdm.provision.plugins.modules import lab_images
+from ansible_collections.rdm.provision.rdm_lab import images
+from ansible_collections.rdm.provision.rdm_lab import lab as lab_module
+from ansible_collections.rdm.provision.rdm_lab import recipe as lab_recipe
+from ansible_collections.rdm.provision.rdm_lab.host import has_image
 
 from tests.integration.engine import Engine, wait_until
 from tests.integration.images import busybox_rootfs, import_image
@@ -78,10 +78,12 @@ class Lab:
         """
         return wait_until(lambda: list(self.nodes().values()) == [READY] * nodes, HANGS_S)
 
-    def ssh(self, node: str, *argv: str, user: str = "rdm") -> subprocess.CompletedProcess[str]:
+    def ssh(
+        self, node: str, *argv: str, user: str = "rdm", timeout: int = 120
+    ) -> subprocess.CompletedProcess[str]:
         config = self.files / ".rdm/lab/ssh_config"
         return subprocess.run(
-            ["ssh", "-F", str(config), "-o", "ConnectTimeout=120", "-l", user, node, *argv],
+            ["ssh", "-F", str(config), "-o", f"ConnectTimeout={timeout}", "-l", user, node, *argv],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -226,7 +228,7 @@ def test_a_stopped_node_comes_back_with_the_same_address_key_and_cable(lab: Lab)
     lab.on("n2", "touch", "/etc/kept", "/var/lib/docker/kept")
     assert lab.json("stop", "n2")["changed"] == {"n2": True}
     assert lab.nodes()["n2"] == ("exited", "unplugged", "")
-    assert lab.ssh("n2", "true").returncode == 255
+    assert lab.ssh("n2", "true", timeout=5).returncode == 255
     said = lab.run("heal", "n2", expect=1).stderr
     assert f"is not plugged in: run rdm-provision lab start n2 --name {lab.name}" in said
     assert lab.json("start", "n2")["changed"] == {"n2": True}
@@ -385,8 +387,8 @@ def made_image(api: DockerAPI, version: str) -> str:
 
 def test_superseded_images_go_unless_a_lab_uses_them(engine: Engine, tmp_path: Path) -> None:
     api = engine.api
-    images = lab_images.Images(api, ROOT / "roles/lab/files", tmp_path, "debian:none")
-    versions = ("old", "used", "mounted", images.version)
+    made_here = images.Images(api, ROOT / "roles/lab/files", tmp_path, "debian:none")
+    versions = ("old", "used", "mounted", made_here.version)
     made = [made_image(api, version) for version in versions]
     for name in versions:
         (tmp_path / name).mkdir()
@@ -396,7 +398,7 @@ def test_superseded_images_go_unless_a_lab_uses_them(engine: Engine, tmp_path: P
         for image, host in ((made[1], {}), (made[3], mount))
     ]
     try:
-        images.forget_superseded()
+        made_here.forget_superseded()
         assert [has_image(api, name) for name in made] == [False, True, True, True]
         assert {path.name for path in tmp_path.iterdir()} == {*versions[1:]}
     finally:
@@ -409,12 +411,12 @@ def test_superseded_images_go_unless_a_lab_uses_them(engine: Engine, tmp_path: P
 def test_purging_removes_every_image_and_the_cache(engine: Engine, tmp_path: Path) -> None:
     api = engine.api
     made_image(api, "x")
-    cache = lab_images.cache_directory(str(tmp_path / "cache"))
+    cache = images.cache_directory(str(tmp_path / "cache"))
     (cache / "x").mkdir(parents=True)
-    assert lab_images.remove(api, cache, check=True)
+    assert images.remove(api, cache, check=True)
     assert has_image(api, f"{lab_recipe.NODE_REPOSITORY}:x")
-    assert lab_images.remove(api, cache, check=False)
+    assert images.remove(api, cache, check=False)
     assert not has_image(api, f"{lab_recipe.NODE_REPOSITORY}:x")
     assert has_image(api, "rdm-test/lab-image:1")
     assert not cache.exists()
-    assert not lab_images.remove(api, cache, check=False)
+    assert not images.remove(api, cache, check=False)

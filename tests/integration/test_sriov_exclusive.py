@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from ansible_collections.rdm.provision.plugins.module_utils.base.zip_program import packed_program
-from ansible_collections.rdm.provision.plugins.module_utils.lab.recipe import PLUGIN
+from ansible_collections.rdm.provision.rdm_lab.recipe import PLUGIN
 
 from tests.conftest import ROOT
 from tests.integration.engine import wait_until

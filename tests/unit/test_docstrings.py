@@ -14,7 +14,7 @@ import pytest
 import rdm_provision
 
 ROOT = Path(__file__).parents[2]
-FOLDERS = ("benchmarks", "docs", "plugins", "rdm_provision", "rdm_sriov", "tests", "trainer")
+FOLDERS = ("benchmarks", "docs", "plugins", "rdm_lab", "rdm_provision", "rdm_sriov", "tests", "trainer")
 # Words that are capitals themselves, and names of other things than the argument.
 WORDS = {
     "API",

@@ -13,11 +13,13 @@ import pytest
 ROOT = Path(__file__).parents[2]
 COLLECTION = "ansible_collections.rdm.provision.plugins"
 SRIOV = "ansible_collections.rdm.provision.rdm_sriov"
+LAB = "ansible_collections.rdm.provision.rdm_lab"
 PACKAGES = {
     "rdm_provision": ROOT / "rdm_provision",
     f"{COLLECTION}.plugin_utils": ROOT / "plugins/plugin_utils",
     f"{COLLECTION}.module_utils": ROOT / "plugins/module_utils",
     SRIOV: ROOT / "rdm_sriov",
+    LAB: ROOT / "rdm_lab",
 }
 
 
@@ -82,14 +84,9 @@ def test_a_circle_is_found_in_functions_too_and_not_where_only_types_are_importe
 SIDES = {
     # What is promised: (folders, what of them is left out, packages that the rest may not import).
     "the product does not know the lab": (
-        ("rdm_provision", "plugins"),
-        (
-            "rdm_provision/api/lab.py",
-            "rdm_provision/cli/verbs/lab.py",
-            "plugins/module_utils/lab",
-            "plugins/modules/lab",
-        ),
-        (f"{COLLECTION}.module_utils.lab", "rdm_provision.api.lab"),
+        ("rdm_provision", "rdm_sriov", "plugins"),
+        ("rdm_provision/api/lab.py", "rdm_provision/cli/verbs/lab.py", "plugins/action/lab"),
+        (LAB, "rdm_provision.api.lab"),
     ),
     "what nodes run does not need what only the controller has": (
         ("plugins/module_utils", "plugins/modules", "rdm_sriov"),
@@ -101,7 +98,7 @@ SIDES = {
         (),
         (SRIOV,),
     ),
-    "the collection does not need the API": (("plugins",), (), ("rdm_provision",)),
+    "the collection does not need the API": (("plugins", "rdm_lab"), (), ("rdm_provision",)),
     "the control side has no torch": (
         ("rdm_provision", "plugins"),
         # It asks how the trainer's engine takes a step, which is said in a file without torch.
@@ -198,7 +195,6 @@ LAYERS = {
         "state",
         "slurm",
         "python_env",
-        "lab",
     ),
     "rdm_provision": (
         "errors",
@@ -312,4 +308,4 @@ def test_no_side_imports_what_it_may_not_know(side: str) -> None:
 
 
 def test_an_import_of_the_other_side_is_found() -> None:
-    assert wrong(("rdm_provision",), (), (f"{COLLECTION}.module_utils.lab",)) != []
+    assert wrong(("rdm_provision",), (), (LAB,)) != []

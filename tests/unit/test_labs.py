@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ansible_collections.rdm.provision.plugins.module_utils.lab.spec import checked_name
+from ansible_collections.rdm.provision.rdm_lab.spec import checked_name
 
 from tests.labs import lab_name
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Sequence
 from typing import Any, ClassVar, Literal
 
 from ansible.plugins.action import ActionBase
@@ -19,6 +20,7 @@ class Decision(ActionBase):
 
     Attributes:
         ARGUMENTS: the options, as the module of the same name documents them.
+        REQUIRED_IF: which options another one's value asks for, as Ansible writes it.
         STAGE: what a refusal is about: the inventory, or what nodes have answered.
     """
 
@@ -26,13 +28,14 @@ class Decision(ActionBase):
     _requires_connection = False
     _supports_check_mode = True
     ARGUMENTS: ClassVar[dict[str, Any]]
+    REQUIRED_IF: ClassVar[Sequence[tuple[str, Any, Sequence[str]]]] = ()
     STAGE: ClassVar[Literal["inventory", "nodes"]] = "nodes"
 
     def run(self, tmp: Any = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
         """Return the decision, or the refusal."""
         variables: dict[str, Any] = task_vars or {}
         result: dict[str, Any] = super().run(tmp, variables)
-        _, options = self.validate_argument_spec(self.ARGUMENTS)
+        _, options = self.validate_argument_spec(self.ARGUMENTS, required_if=self.REQUIRED_IF)
         result["changed"] = False
         try:
             result.update(self.decide(options, variables))

@@ -17,6 +17,7 @@ from tests.conftest import ROOT
 SOURCES = (
     "rdm_provision",
     "plugins",
+    "rdm_lab",
     "rdm_sriov",
     "trainer/rdm_core",
     "trainer/rdm_job",

@@ -582,17 +582,17 @@ ON_NODES = {
     ),
     # A lab, or a node of it, does not run; or a lab runs.
     "tests/integration/test_lab.py::test_a_stopped_node_comes_back_with_the_same_address_key_and_cable": (
-        "plugins/module_utils/lab/engine.py: lab start VALUE --name VALUE",
+        "rdm_lab/engine.py: lab start VALUE --name VALUE",
     ),
     "tests/integration/test_lab.py::test_two_labs_side_by_side": (
-        "plugins/module_utils/lab/engine.py: lab up --name VALUE makes it",
-        "plugins/modules/lab_images.py: lab down --name VALUE",
+        "rdm_lab/engine.py: lab up --name VALUE makes it",
+        "rdm_lab/images.py: lab down --name VALUE",
     ),
 }
 """The tests that run a command where nodes are in the state that makes somebody hint at it."""
 NO_HINTS = {
     "plugins/module_utils/base/text_blocks.py: VALUE",  # the marks of a block
-    "plugins/modules/lab.py: lab up",  # who has written a file
+    "rdm_lab/lab.py: lab up",  # who has written a file
     "rdm_provision/runner/lock.py: VALUE",  # what another run is
     "trainer/rdm_job/slurm/view.py: stopVALUE.VALUE",  # who did not stop a job
 }

@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Make a lab on this machine, or take it away; see plugins/modules/lab.py."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from ansible_collections.rdm.provision.plugins.module_utils.docker.api import DockerAPI, DockerProblem
+from ansible_collections.rdm.provision.plugins.modules.lab import ARGUMENT_SPEC
+from ansible_collections.rdm.provision.plugins.plugin_utils.controller.controller_action import Decision
+from ansible_collections.rdm.provision.rdm_lab import lab
+from ansible_collections.rdm.provision.rdm_lab.engine import LabEngine
+from ansible_collections.rdm.provision.rdm_lab.spec import LabProblem
+
+
+class ActionModule(Decision):
+    """The action: all of a lab is made by this machine's engine."""
+
+    ARGUMENTS = ARGUMENT_SPEC
+    REQUIRED_IF = (
+        ("state", "present", ("directory", "node_image", "archives")),
+        ("hardware", "vm", ("machine_image", "machine")),
+    )
+
+    def decide(self, options: dict[str, Any], _variables: dict[str, Any]) -> dict[str, Any]:
+        """Bring the lab into its state; return what was done, or why it cannot be."""
+        # Without what Ansible remembers of each value: they are written into files.
+        options = json.loads(json.dumps(options))
+        state = lab.present if options["state"] == "present" else lab.absent
+        try:
+            return state(LabEngine(DockerAPI(), options["name"]), options, self._task.check_mode)
+        except (LabProblem, DockerProblem, OSError) as problem:
+            return {"failed": True, "msg": str(problem)}

@@ -1,0 +1,31 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Make the images that a lab needs; see plugins/modules/lab_images.py."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ansible_collections.rdm.provision.plugins.module_utils.docker.api import DockerAPI, DockerProblem
+from ansible_collections.rdm.provision.plugins.modules.lab_images import ARGUMENT_SPEC
+from ansible_collections.rdm.provision.plugins.plugin_utils.controller.controller_action import Decision
+from ansible_collections.rdm.provision.rdm_lab import images
+from ansible_collections.rdm.provision.rdm_lab.spec import LabProblem
+from ansible_collections.rdm.provision.rdm_lab.work import clean_up_when_told_to_end
+
+
+class ActionModule(Decision):
+    """The action: images are made on this machine."""
+
+    ARGUMENTS = ARGUMENT_SPEC
+    REQUIRED_IF = (("state", "present", ("files",)),)
+
+    def decide(self, options: dict[str, Any], _variables: dict[str, Any]) -> dict[str, Any]:
+        """Make or remove the images; return what they are, or why they cannot be made."""
+        clean_up_when_told_to_end()
+        api, check = DockerAPI(), self._task.check_mode
+        try:
+            if options["state"] == "absent":
+                return {"changed": images.remove(api, images.cache_directory(options["cache"]), check)}
+            return images.present(api, options, check)
+        except (LabProblem, DockerProblem, OSError) as problem:
+            return {"failed": True, "msg": str(problem)}

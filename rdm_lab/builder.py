@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Containers of this machine's engine in which images are made, with this machine's package sources."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from ansible_collections.rdm.provision.plugins.module_utils.docker.api import DockerAPI, DockerError
+from ansible_collections.rdm.provision.rdm_lab.spec import LABEL
+
+BUILDER_LABEL = "rdm.provision.lab.builder"
+LIMIT_S = 1800
+AT = "/build"
+"""Where a builder sees what it is given."""
+
+_CERTIFICATES = (
+    "/etc/ssl/certs/ca-certificates.crt",
+    "/etc/pki/tls/certs/ca-bundle.crt",
+    "/etc/ssl/cert.pem",
+)
+
+
+def certificates() -> str:
+    """Return the file with the certificates that this machine trusts, or nothing."""
+    return next(filter(os.path.isfile, _CERTIFICATES), "")
+
+
+def given(path: str, name: str) -> str:
+    """Return the bind with which a builder sees a file or directory of this machine as AT/NAME."""
+    return f"{path}:{AT}/{name}:ro"
+
+
+def text_file(work: Path, name: str, text: str) -> str:
+    """Write a file, and return the bind with which a builder sees it."""
+    (work / name).write_text(text, encoding="utf-8")
+    (work / name).chmod(0o644)
+    return given(str(work / name), name)
+
+
+def apt_conf(options: list[str], certificates: str) -> str:
+    """Return the text of apt's configuration in a builder.
+
+    Args:
+        options: of this machine, such as a proxy.
+        certificates: the file that the builder sees as AT/certificates.pem; may be empty.
+    """
+    trusted = [f'Acquire::https::CAInfo "{AT}/certificates.pem";'] if certificates else []
+    return "\n".join([*options, *trusted, ""])
+
+
+@contextmanager
+def builder(api: DockerAPI, image: str, binds: list[str], environment: dict[str, str]) -> Iterator[str]:
+    """A container to work in, on this machine's network; its id. It goes away with its user."""
+    settings = {**environment, "APT_CONFIG": f"{AT}/apt.conf"}
+    settings.update({name: value for name, value in os.environ.items() if name.lower().endswith("_proxy")})
+    body = {
+        "Image": image,
+        "Cmd": ["sleep", str(LIMIT_S)],
+        "Env": [f"{name}={value}" for name, value in settings.items() if value],
+        "Labels": {BUILDER_LABEL: str(os.getpid())},
+        "HostConfig": {"AutoRemove": True, "Binds": binds, "Init": True, "NetworkMode": "host"},
+    }
+    sweep_builders(api)
+    container = api.post("/containers/create", body)["Id"]
+    try:
+        api.post(f"/containers/{container}/start")
+        yield container
+    finally:
+        _remove(api, container)
+
+
+def sweep_builders(api: DockerAPI) -> None:
+    """Remove the containers of builds that were killed."""
+    for found in api.get("/containers/json", all=True, filters={"label": [BUILDER_LABEL]}):
+        labels = found["Labels"]
+        # A lab's node has the label of the builder in which its image was made.
+        if LABEL not in labels and not Path(f"/proc/{labels[BUILDER_LABEL]}").exists():
+            _remove(api, found["Id"])
+
+
+def _remove(api: DockerAPI, container: str) -> None:
+    try:
+        api.delete(f"/containers/{container}", force=True)
+    except DockerError as error:
+        if error.status not in (404, 409):  # it is gone, or just going
+            raise

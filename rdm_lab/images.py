@@ -1,0 +1,354 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Make the images that a lab needs, from a registry or from the distribution's packages."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Protocol
+
+from ansible_collections.rdm.provision.plugins.module_utils.docker.api import (
+    DockerAPI,
+    DockerError,
+    DockerProblem,
+)
+from ansible_collections.rdm.provision.rdm_lab import recipe, spec
+from ansible_collections.rdm.provision.rdm_lab import trainer as lab_trainer
+from ansible_collections.rdm.provision.rdm_lab.builder import sweep_builders
+from ansible_collections.rdm.provision.rdm_lab.host import (
+    has_image,
+    import_root,
+    new_directory,
+    proxy_options,
+    release,
+    source_files,
+)
+from ansible_collections.rdm.provision.rdm_lab.packages import Packages
+from ansible_collections.rdm.provision.rdm_lab.podman import PodmanImage
+from ansible_collections.rdm.provision.rdm_lab.slurm import SlurmImage
+from ansible_collections.rdm.provision.rdm_lab.spec import PODMAN, LabProblem
+from ansible_collections.rdm.provision.rdm_lab.trainer_build import install_layer
+from ansible_collections.rdm.provision.rdm_lab.vm.build import Machines
+from ansible_collections.rdm.provision.rdm_lab.vm.recipe import RECIPE_LABEL as MACHINE_LABEL
+from ansible_collections.rdm.provision.rdm_lab.vm.recipe import (
+    Choice,
+    checked_engine,
+    checked_kernel,
+)
+from ansible_collections.rdm.provision.rdm_lab.work import (
+    run,
+    sweep,
+    work_directory,
+)
+
+PULL_TIMEOUT_S = 10
+"""For how long a registry may stay silent before packages are used."""
+
+
+# --- the cache -------------------------------------------------------------------------------------------
+
+
+def cache_directory(given: str) -> Path:
+    """Return the cache directory, which need not exist."""
+    if given:
+        return Path(given).expanduser() / "lab"
+    home = os.environ.get("XDG_CACHE_HOME", "")
+    return (Path(home) if home.startswith("/") else Path("~/.cache").expanduser()) / "rdm-provision" / "lab"
+
+
+@contextmanager
+def locked(cache: Path) -> Iterator[None]:
+    """Let only one process of this user make or remove images at a time; the lock dies with its holder."""
+    cache.mkdir(parents=True, exist_ok=True)
+    with (cache / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+# --- making them -----------------------------------------------------------------------------------------
+
+
+class Part(Protocol):
+    """Something that a lab is made from."""
+
+    def present(self) -> bool:
+        """Whether nothing has to be made."""
+
+    def make(self) -> None:
+        """Make it, and forget what it supersedes."""
+
+
+class Images:
+    """The images of one recipe."""
+
+    def __init__(self, api: DockerAPI, files: Path, cache: Path, base: str, source: str = "auto") -> None:
+        self.api = api
+        self.files = files
+        self.cache = cache
+        self.base = base
+        self.source = source
+        self.suite = release().get("VERSION_CODENAME", "")
+        self.version = recipe.recipe_version(files, f"{base} {self.suite}")
+        self.node_image = f"{recipe.NODE_REPOSITORY}:{self.version}"
+        self.archives = cache / self.version
+
+    def present(self) -> bool:
+        """Whether nothing has to be made."""
+        names = (recipe.CPU_ARCHIVE, recipe.SRIOV_ARCHIVE)
+        return all((self.archives / name).is_file() for name in names) and has_image(
+            self.api, self.node_image
+        )
+
+    def make(self) -> None:
+        """Make all of them, from where they can be had, and forget those of earlier recipes."""
+        refused = self._pull() if self.source != "packages" else "it is not asked"
+        if not refused:
+            self._from_registry()
+        elif self.source == "registry":
+            raise LabProblem(f"the image {self.base} cannot be pulled: {refused}")
+        else:
+            self._from_packages()
+        self.forget_superseded()
+
+    def forget_superseded(self) -> None:
+        """Remove images and archives of earlier recipes that no lab uses any more."""
+        mounts = (one.get("Mounts") or [] for one in self.api.get("/containers/json", all=True))
+        used = {mount.get("Source") for some in mounts for mount in some}
+        for image in self.api.get("/images/json", filters={"label": [recipe.RECIPE_LABEL]}):
+            version = str((image.get("Labels") or {}).get(recipe.RECIPE_LABEL, ""))
+            # A lab of virtual machines has the archives, and another image.
+            if version == self.version or str(self.cache / version) in used:
+                continue
+            try:
+                tags = [tag for tag in image.get("RepoTags") or [] if "<none>" not in tag]
+                for name in tags or [image["Id"]]:
+                    self.api.delete(f"/images/{name}")
+            except DockerError as error:
+                if error.status != 409:  # a lab uses it
+                    raise
+            else:
+                shutil.rmtree(str(self.cache / version), ignore_errors=True)
+
+    def _pull(self) -> str:
+        """Pull the base image unless it is there; return why that is impossible, or nothing."""
+        if has_image(self.api, self.base):
+            return ""
+        name, _, tag = self.base.rpartition(":")
+        try:
+            for _line in self.api.post_stream(
+                "/images/create", [], idle_timeout=PULL_TIMEOUT_S, fromImage=name, tag=tag
+            ):
+                pass
+        except DockerProblem as problem:
+            return str(problem)
+        return ""
+
+    def _from_registry(self) -> None:
+        context = recipe.build_context(self.files, self.base)
+        proxies = {name: value for name, value in os.environ.items() if name.lower().endswith("_proxy")}
+        labels = {recipe.RECIPE_LABEL: self.version}
+        names = {"cpu": recipe.CPU_IMAGE, "sriov-plugin": recipe.SRIOV_IMAGE, "node": self.node_image}
+        for stage, name in names.items():
+            printed: list[str] = []
+            headers = {"Content-Type": "application/x-tar"}
+            query: dict[str, Any] = {
+                "t": name,
+                "target": stage,
+                "labels": labels,
+                "buildargs": proxies,
+                "forcerm": True,
+            }
+            try:
+                for line in self.api.post_stream("/build", [context], headers, **query):
+                    printed.append(str(line.get("stream", "")))
+            except DockerError as error:
+                raise LabProblem(f"{error}; the build said: {''.join(printed)[-500:]}") from error
+        with work_directory() as work, new_directory(self.archives) as target:
+            for archive, name in (
+                (recipe.CPU_ARCHIVE, recipe.CPU_IMAGE),
+                (recipe.SRIOV_ARCHIVE, recipe.SRIOV_IMAGE),
+            ):
+                save(self.api, name, work / archive)
+                shutil.move(str(work / archive), str(target / archive))
+
+    def _from_packages(self) -> None:
+        if shutil.which("mmdebstrap") is None:
+            raise LabProblem("no registry answers, and mmdebstrap is missing: install the package mmdebstrap")
+        if not self.suite:
+            raise LabProblem("/etc/os-release names no release of Debian or Ubuntu to take packages from")
+        with work_directory() as work:
+            output, files = work / "output", work / "files"
+            output.mkdir()
+            output.chmod(0o777)
+            files.mkdir(mode=0o755)
+            for name in recipe.FILES:
+                shutil.copyfile(str(self.files / name), str(files / name))
+                (files / name).chmod(0o644)
+            cpu_tar, node_tar = output / "cpu.tar", output / "node.tar"
+            texts = source_files()
+            sources = recipe.apt_sources(texts, self.suite)
+            run(
+                recipe.mmdebstrap_command(self.suite, sources, files, cpu_tar, node_tar, proxy_options()),
+                TMPDIR=str(output),
+            )
+            created = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+            base = recipe.measured(cpu_tar)
+            top = recipe.plugin_layer(self.files, work / "plugin.tar")
+            with new_directory(self.archives) as target:
+                with (target / recipe.CPU_ARCHIVE).open("wb") as file:
+                    recipe.write_archive(file, recipe.CPU_IMAGE, [base], ["/bin/bash"], created)
+                with (target / recipe.SRIOV_ARCHIVE).open("wb") as file:
+                    command = ["/usr/local/bin/sriov-plugin"]
+                    recipe.write_archive(file, recipe.SRIOV_IMAGE, [base, top], command, created)
+            if not has_image(self.api, self.node_image):  # another user may have made it
+                labels = {recipe.RECIPE_LABEL: self.version}
+                import_root(self.api, node_tar, recipe.NODE_REPOSITORY, self.version, labels)
+
+
+class TrainingImage:
+    """The training image on top of the CPU image of one recipe."""
+
+    def __init__(self, images: Images, trainer: Path, extras: Sequence[str] = ()) -> None:
+        self.images = images
+        self.trainer = trainer
+        self.extras = extras
+        if not (trainer / "rdm_trainer").is_dir():
+            raise LabProblem(f"{trainer} has no trainer: give the directory of its project")
+        self.versions = lab_trainer.versions(trainer, images.files, images.version, extras)
+        self.archive = images.archives / self.versions.archive
+
+    def present(self) -> bool:
+        """Whether nothing has to be made."""
+        return self.archive.is_file()
+
+    def make(self) -> None:
+        """Make the archive; only the upper layer when an earlier archive has the lower ones."""
+        archives = self.images.archives
+        with work_directory() as work:
+            layers, created = lab_trainer.archive_layers(archives / recipe.CPU_ARCHIVE, work)
+            alike = lab_trainer.with_same_installation(archives.iterdir(), self.versions)
+            if alike:
+                layers = lab_trainer.archive_layers(alike[0], work)[0][:-1]
+            else:
+                base = archives / recipe.CPU_ARCHIVE
+                layers.append(
+                    install_layer(
+                        self.images.api,
+                        self.trainer,
+                        self.images.files,
+                        base,
+                        work,
+                        proxy_options(),
+                        self.extras,
+                    )
+                )
+            layers.append(lab_trainer.source_layer(self.trainer, work / "sources.tar"))
+            new = archives / f"{self.versions.archive}.new"
+            with new.open("wb") as file:
+                recipe.write_archive(
+                    file,
+                    lab_trainer.TRAIN_IMAGE,
+                    layers,
+                    ["/bin/bash"],
+                    created,
+                    lab_trainer.ENVIRONMENT,
+                )
+            new.replace(self.archive)
+        for path in lab_trainer.superseded(archives.iterdir()):
+            path.unlink()
+
+
+def save(api: DockerAPI, name: str, target: Path) -> None:
+    """Write an image of the engine as an archive."""
+    import docker
+
+    client = docker.APIClient(base_url=f"unix://{api.socket}", version="auto")
+    with target.open("wb") as file:
+        for block in client.get_image(name):
+            file.write(block)
+
+
+# --- taking them away ------------------------------------------------------------------------------------
+
+
+def remove(api: DockerAPI, cache: Path, check: bool) -> bool:
+    """Remove the images of every recipe and the cache; return whether there was something to remove."""
+    found = [
+        image
+        for label in (SlurmImage.label, PodmanImage.label, recipe.RECIPE_LABEL, MACHINE_LABEL)
+        for image in api.get("/images/json", filters={"label": [label]})
+    ]
+    changed = bool(found) or cache.exists()
+    if check or not changed:
+        return changed
+    with locked(cache):
+        sweep_builders(api)
+        for image in found:
+            try:
+                api.delete(f"/images/{image['Id']}", force=True)
+            except DockerError as error:
+                if error.status == 409:
+                    using = api.get("/containers/json", all=True, filters={"label": [spec.LABEL]})
+                    down = [
+                        f"rdm-provision lab down --name {name}"
+                        for name in sorted({one["Labels"][spec.LABEL] for one in using})
+                    ]
+                    raise LabProblem(
+                        f"the node image is used by a lab: take every lab down first: {'; '.join(down)}"
+                    ) from error
+                raise
+        sweep()
+        shutil.rmtree(str(cache))
+    if cache.parent.exists() and not list(cache.parent.iterdir()):
+        cache.parent.rmdir()
+    return True
+
+
+# --- the whole of it -------------------------------------------------------------------------------------
+
+
+def present(api: DockerAPI, given: Mapping[str, Any], check: bool) -> dict[str, Any]:
+    """Make what images a lab as asked for lacks; return the action's result."""
+    files, cache = Path(given["files"]), cache_directory(given["cache"])
+    slurm, trainer = given["slurm"], given["trainer"]
+    made_of = Choice(
+        checked_engine(given["engine"], given["machines"]), checked_kernel(given["kernel"], given["machines"])
+    )
+    images = Images(api, files, cache, given["base"], given["source"])
+    result: dict[str, Any] = {"node_image": images.node_image, "archives": str(images.archives)}
+    parts: list[Part] = [images]
+    # Slurm's jobs run on the nodes themselves.
+    if trainer and not slurm:
+        training = TrainingImage(images, Path(trainer), given["extras"])
+        result["train_archive"] = training.archive.name
+        parts.append(training)
+    kind = SlurmImage if slurm else PodmanImage if given["engine"] == PODMAN else None
+    if kind is not None:
+        layer = kind(api, images.node_image, files)
+        result["node_image"] = layer.name
+        parts.append(layer)
+    if trainer and slurm:
+        packages = Packages(api, images.node_image, files, Path(trainer), images.archives, given["extras"])
+        result.update(packages=packages.directory.name, torch=packages.torch)
+        parts.append(packages)
+    if given["machines"]:
+        machines = Machines(api, files, cache, made_of)
+        result.update(machine_image=machines.image, machine=str(machines.directory))
+        parts.append(machines)
+    missing = [part for part in parts if not part.present()]
+    bootstrapped = any(isinstance(part, Images | Machines) for part in missing)
+    result["missing"] = result["changed"] = bool(missing)
+    result["needs_mmdebstrap"] = bootstrapped and shutil.which("mmdebstrap") is None and os.geteuid() == 0
+    if missing and not check:
+        with locked(cache):
+            # Another process may just have made them.
+            missing = [part for part in parts if not part.present()]
+            result["changed"] = bool(missing)
+            for part in missing:
+                part.make()
+    return result

@@ -1,0 +1,422 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Make a lab on this machine, or take it away: its files, its objects in the engine, and who makes them."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import yaml
+from ansible_collections.rdm.provision.plugins.module_utils.base.atomic_file import write_whole
+from ansible_collections.rdm.provision.plugins.module_utils.base.file_diff import difference
+from ansible_collections.rdm.provision.rdm_lab import spec
+from ansible_collections.rdm.provision.rdm_lab.builder import sweep_builders
+from ansible_collections.rdm.provision.rdm_lab.engine import (
+    LabEngine,
+    bounding_capabilities,
+)
+from ansible_collections.rdm.provision.rdm_lab.spec import LabProblem
+from ansible_collections.rdm.provision.rdm_lab.vm import machine
+from ansible_collections.rdm.provision.rdm_lab.work import sweep
+
+# In the environment of all that `lab up` starts, so that `lab down` can end what an interrupted one left.
+MARKER = "RDM_LAB_UP"
+END_TIMEOUT_S = 60.0
+POLL_S = 0.05
+HEADER = "# Written by rdm-provision lab up; goes away with the lab.\n"
+
+
+# --- files ----------------------------------------------------------------------------------------------
+
+
+class Files:
+    """The inventory directory of a lab and what lies in it."""
+
+    def __init__(self, name: str, directory: Path) -> None:
+        self.name = name
+        self.directory = directory
+        self.own = directory / spec.FILES_AT
+        where = hashlib.sha256(f"{name}\0{directory}".encode()).hexdigest()[:12]
+        # Short, because the path of a unix socket has at most 107 bytes.
+        self.control_path = Path(tempfile.gettempdir()) / f"rdm-lab-{os.geteuid()}-{where}"
+
+    def check_free(self) -> None:
+        """Refuse a directory that is somebody else's."""
+        if self.own.is_dir() or not self.directory.exists():
+            return
+        if not self.directory.is_dir() or any(self.directory.iterdir()):
+            raise LabProblem(
+                f"{self.directory} exists and is not a lab's: give the lab another name or directory"
+            )
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Let only one process make this lab at a time; the lock dies with its holder."""
+        self.own.mkdir(parents=True, exist_ok=True)
+        for path in (self.own.parent, self.own):
+            path.chmod(0o700)
+        self.write(self.own.parent / ".gitignore", "*\n")
+        with (self.own / "lock").open("a+") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise LabProblem(f"lab {self.name!r} is just being made by another process") from error
+            lock.truncate(0)
+            lock.write(str(os.getpid()))
+            lock.flush()
+            yield
+
+    def makers(self) -> list[int]:
+        """Return the process that is making this lab, if there is one."""
+        try:
+            with (self.own / "lock").open() as lock:
+                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except FileNotFoundError:
+            return []
+        except BlockingIOError:
+            return [int(pid) for pid in read(self.own / "lock").split()]
+        return []
+
+    def lacking_keys(self, nodes: list[str]) -> set[str]:
+        """Return the nodes that have no keys yet."""
+        if not (self.own / "id_ed25519.pub").is_file():
+            return set(nodes)
+        names = (spec.HOST_KEY, spec.HOST_KEY + ".pub", "authorized_keys")
+        return {node for node in nodes if not all((self.own / node / name).is_file() for name in names)}
+
+    def make_keys(self, nodes: set[str]) -> None:
+        """Make the keys of nodes, and the key of the user who logs in to them."""
+        if not nodes:
+            return
+        key = self.own / "id_ed25519"
+        if not key.with_suffix(".pub").is_file():
+            generate_key(key, f"rdm-lab-{self.name}")
+        for node in sorted(nodes):
+            (self.own / node).mkdir(mode=0o700, exist_ok=True)
+            generate_key(self.own / node / spec.HOST_KEY, node)
+            self.write(
+                self.own / node / "authorized_keys", key.with_suffix(".pub").read_text(encoding="ascii")
+            )
+
+    def texts(self, addresses: Mapping[str, str], given: Mapping[str, Any]) -> dict[Path, str]:
+        """Return the files of the inventory: path -> text."""
+        keys = {}
+        for node in addresses:
+            public = self.own / node / (spec.HOST_KEY + ".pub")
+            keys[node] = public.read_text(encoding="ascii") if public.is_file() else "(made by the run)"
+        inventory = spec.inventory(
+            self.name,
+            addresses,
+            given["driver"],
+            str(self.control_path),
+            given["train_archive"],
+            machines=given["hardware"] == "vm",
+            rails=given["rails"],
+            podman=given["podman"],
+        )
+        if given["slurm"]:
+            packages = (
+                spec.NodePackages(
+                    given["packages"], str(Path(given["archives"])), given["torch"], given["extras"]
+                )
+                if given["packages"]
+                else None
+            )
+            inventory = spec.slurm_inventory(inventory, packages)
+        return {
+            self.directory / "hosts.yml": HEADER + yaml.safe_dump(inventory, sort_keys=False, width=120),
+            self.own / "known_hosts": spec.known_hosts(addresses, keys),
+            self.own / "ssh_config": spec.ssh_config(addresses, str(self.directory)),
+        }
+
+    def differing(self, texts: Mapping[Path, str]) -> list[Path]:
+        """Return the files that are not as they should be."""
+        return [path for path, text in texts.items() if read(path) != text]
+
+    def make_control_path(self) -> None:
+        """Make the directory of ssh's shared connections, which nobody else may own."""
+        self.control_path.mkdir(mode=0o700, exist_ok=True)
+        found = self.control_path.lstat()
+        if found.st_uid != os.geteuid() or found.st_mode & 0o077 or self.control_path.is_symlink():
+            raise LabProblem(f"{self.control_path} is not private: remove it")
+
+    def close_connections(self) -> None:
+        """End ssh's shared connections to the nodes, which would stay for minutes."""
+        if not self.control_path.is_dir() or self.control_path.is_symlink():
+            return
+        for path in self.control_path.iterdir():
+            subprocess.run(
+                ["ssh", "-o", f"ControlPath={path}", "-O", "exit", "node"],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                check=False,
+            )
+        shutil.rmtree(str(self.control_path), ignore_errors=True)
+
+    def remove(self) -> None:
+        """Remove the directory and what was made above it."""
+        if self.own.is_dir():
+            shutil.rmtree(str(self.directory))
+            if self.directory.parent.name == "inventory" and not any(self.directory.parent.iterdir()):
+                self.directory.parent.rmdir()
+
+    @staticmethod
+    def write(path: Path, text: str) -> None:
+        """Write a private file in one step."""
+        write_whole(str(path), text.encode(), 0o600)
+
+
+def read(path: Path) -> str:
+    """Return a file's text; nothing when there is no file."""
+    return path.read_text(encoding="utf-8") if path.is_file() else ""
+
+
+def generate_key(path: Path, comment: str) -> None:
+    """Make an ssh key pair, anew when half of one is there."""
+    for old in (path, path.with_name(path.name + ".pub")):
+        if old.exists():
+            old.unlink()
+    argv = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", comment, "-f", str(path)]
+    try:
+        done = subprocess.run(
+            argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        )
+    except FileNotFoundError as error:
+        raise LabProblem("ssh-keygen is missing: install the package openssh-client") from error
+    if done.returncode:
+        raise LabProblem(f"ssh-keygen failed: {done.stdout.decode('utf-8', 'replace').strip()}")
+
+
+# --- an interrupted start -------------------------------------------------------------------------------
+
+
+def marker(name: str) -> str:
+    """Return what the environment of everything that starts this lab holds."""
+    return f"{MARKER}={os.environ.get('DOCKER_HOST', '')}/{name}"
+
+
+def marked_processes(name: str) -> list[int]:
+    """Return the processes that an interrupted start of this lab left running."""
+    wanted = marker(name).encode()
+    found = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit() or int(entry.name) == os.getpid():
+            continue
+        try:
+            if wanted in (entry / "environ").read_bytes().split(b"\0"):
+                found.append(int(entry.name))
+        except OSError:
+            continue  # it has ended, or is another user's
+    return found
+
+
+def starting(name: str, places: Iterable[Files]) -> set[int]:
+    """Return the processes that start this lab: of a run of ours, or of ansible-playbook alone."""
+    return {*marked_processes(name), *(pid for files in places for pid in files.makers())}
+
+
+def end_interrupted_start(name: str, places: Iterable[Files]) -> bool:
+    """End what an interrupted start of this lab left running; return whether there was something."""
+    deadline = time.monotonic() + END_TIMEOUT_S
+    found = starting(name, places)
+    had = bool(found)
+    while found:
+        for pid in found:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        if time.monotonic() > deadline:
+            raise LabProblem(
+                f"another start of lab {name!r} does not end: processes {', '.join(map(str, sorted(found)))}"
+            )
+        time.sleep(POLL_S)
+        found = starting(name, places)
+    return had
+
+
+# --- states ---------------------------------------------------------------------------------------------
+
+
+class Change:
+    """What is done, or in check mode would be done."""
+
+    def __init__(self) -> None:
+        self.actions: list[str] = []
+
+    def note(self, what: str, nodes: list[str]) -> list[str]:
+        """Note an action about nodes; return the nodes."""
+        if nodes:
+            self.actions.append(f"{what} {', '.join(nodes)}")
+        return nodes
+
+
+def present(engine: LabEngine, given: dict[str, Any], check: bool) -> dict[str, Any]:
+    """Make the lab as asked for; return the action's result."""
+    wanted = spec.node_names(spec.checked_nodes(given["nodes"]))
+    spec.checked_rails(given["rails"], given["driver"])
+    if given["hardware"] == "vm":
+        machine.checked_request(given["driver"], bool(given["train_archive"]))
+    known = engine.directory()
+    directory = Path(given["directory"]).absolute()
+    if known and Path(known) != directory:
+        raise LabProblem(
+            f"lab {engine.name!r} exists with its inventory in {known}: take it down first, or choose "
+            "another name"
+        )
+    files = Files(engine.name, directory)
+    files.check_free()
+    if check:
+        return _present(engine, given, files, wanted, check)
+    with files.locked():
+        return _present(engine, given, files, wanted, check)
+
+
+def node_bodies(
+    engine: LabEngine, given: dict[str, Any], files: Files, addresses: Mapping[str, str]
+) -> dict[str, dict[str, Any]]:
+    """Return what makes each node."""
+    told = engine.api.get("/info")
+    common: dict[str, Any] = {
+        "lab": engine.name,
+        "network": spec.object_name(engine.name),
+        "directory": str(files.directory),
+        "archives": given["archives"],
+        "cgroup_driver": str(told.get("CgroupDriver", "")),
+    }
+    if given["hardware"] == "vm":
+        common.update(
+            image=given["machine_image"],
+            machine=given["machine"],
+            kvm=os.path.exists(machine.KVM),
+            rails=given["rails"],
+        )
+        return {
+            node: machine.machine_body(machine.MachineSpec(name=node, address=address, **common))
+            for node, address in addresses.items()
+        }
+    common.update(
+        image=given["node_image"],
+        capabilities=bounding_capabilities(engine.api),
+        cgroup_version=str(told.get("CgroupVersion", "1")),
+        slurm=given["slurm"],
+        podman=given["podman"],
+    )
+    return {
+        node: spec.node_body(spec.NodeSpec(name=node, address=address, **common))
+        for node, address in addresses.items()
+    }
+
+
+def _present(
+    engine: LabEngine, given: dict[str, Any], files: Files, wanted: list[str], check: bool
+) -> dict[str, Any]:
+    change = Change()
+    containers = engine.containers()
+    found = engine.nodes()
+    if not engine.network():
+        change.actions.append("make the management network")
+    subnet = engine.wanted_network(str(files.directory), check)
+    addresses = {node: spec.node_address(subnet, node) for node in wanted}
+    bodies = node_bodies(engine, given, files, addresses)
+    lacking = files.lacking_keys(wanted)
+    beyond = change.note("remove", [node for node in found if node not in wanted])
+    changed = [n for n in wanted if n in found and (n in lacking or spec.stale(found[n], bodies[n]))]
+    change.note("make anew", changed)
+    new = change.note("make", [node for node in wanted if node not in found])
+    off = change.note(
+        "start", [n for n in wanted if n in found and n not in changed and found[n]["State"] != "running"]
+    )
+    switch = containers.get("switch")
+    switch_is_right = not spec.stale(
+        switch, spec.switch_body(engine.name, given["node_image"], given["rails"])
+    )
+    switch_runs = switch is not None and switch_is_right and switch["State"] == "running"
+    if not switch_runs:
+        change.actions.append("make the switch")
+    if given["hardware"] == "vm":
+        # Those that run have their memory; those that are made anew give it back first.
+        meminfo = Path("/proc/meminfo").read_text(encoding="ascii")
+        running = [node for node in (*beyond, *changed) if found[node]["State"] == "running"]
+        freed = sum(machine.MEMORY_NEEDED_MIB for node in running if machine.is_machine(found[node]))
+        machine.checked_memory(len(changed) + len(new) + len(off), machine.available_memory(meminfo) + freed)
+    ports = engine.ports() if switch_runs else {}
+    fresh = {*changed, *new, *off}
+    loose = change.note(
+        "plug in",
+        [n for n in wanted if n not in fresh and not spec.is_plugged(n, ports, given["rails"])],
+    )
+    cut = change.note(
+        "heal the cable of",
+        [n for n in wanted if n not in fresh and not all(ports[one] for one in spec.ports_of(n, ports))],
+    )
+
+    if not check:
+        files.make_keys(lacking)
+        files.make_control_path()
+        engine.remove_nodes([*beyond, *changed])
+        for node in beyond:
+            shutil.rmtree(str(files.own / node), ignore_errors=True)
+        if not switch_runs:
+            engine.remove_switch()
+            engine.make_switch(given["node_image"], given["rails"])
+        engine.make_nodes({node: bodies[node] for node in (*changed, *new)})
+        engine.start_nodes(off)
+        engine.plug(sorted({*fresh, *loose}))
+        for node in cut:
+            engine.set_cable(node, True)
+    texts = files.texts(addresses, given)
+    before = read(files.directory / "hosts.yml")
+    change.note("write", [str(path.relative_to(files.directory)) for path in files.differing(texts)])
+    if not check:
+        for path in files.differing(texts):
+            files.write(path, texts[path])
+        engine.wait(sorted({*fresh, *loose}), given["timeout"])
+    virtualisation = engine.virtualisation(wanted[0]) if given["hardware"] == "vm" and not check else ""
+    return {
+        "changed": bool(change.actions),
+        "actions": change.actions,
+        "inventory": str(files.directory),
+        "nodes": [{"name": node, "address": addresses[node]} for node in wanted],
+        "virtualisation": virtualisation,
+        "diff": [
+            difference(
+                f"lab {engine.name}",
+                "",
+                "".join(f"{action}\n" for action in change.actions),
+            ),
+            difference("hosts.yml", before, texts[files.directory / "hosts.yml"]),
+        ],
+    }
+
+
+def absent(engine: LabEngine, given: dict[str, Any], check: bool) -> dict[str, Any]:
+    """Take the lab away; return the action's result."""
+    directories = {Path(path).absolute() for path in (given["directory"], engine.directory()) if path}
+    actions = [f"remove {what}" for what in engine.leftovers()]
+    places = [Files(engine.name, directory) for directory in sorted(directories)]
+    actions += [f"remove {files.directory}" for files in places if files.own.is_dir()]
+    if check:
+        actions += [f"end process {pid}" for pid in sorted(starting(engine.name, places))]
+        return {"changed": bool(actions), "actions": actions}
+    if end_interrupted_start(engine.name, places):
+        actions.append("end an interrupted start")
+    sweep()
+    sweep_builders(engine.api)
+    for files in places:
+        files.close_connections()
+    engine.remove()
+    for files in places:
+        files.remove()
+    return {"changed": bool(actions), "actions": actions}

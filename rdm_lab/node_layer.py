@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""An image of lab nodes that is the node image with further packages of the distribution."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import ClassVar
+
+from ansible_collections.rdm.provision.plugins.module_utils.docker.api import DockerAPI, DockerError
+from ansible_collections.rdm.provision.rdm_lab import recipe
+from ansible_collections.rdm.provision.rdm_lab.builder import (
+    AT,
+    LIMIT_S,
+    apt_conf,
+    builder,
+    certificates,
+    given,
+    text_file,
+)
+from ansible_collections.rdm.provision.rdm_lab.host import has_image, proxy_options
+from ansible_collections.rdm.provision.rdm_lab.spec import LabProblem
+from ansible_collections.rdm.provision.rdm_lab.work import work_directory
+
+# Raised when the code below changes what it makes.
+FORMAT = 1
+
+
+def version(node_image: str, contents: Iterable[bytes], packages: tuple[str, ...]) -> str:
+    """Return 12 hex digits that change when the image would be made differently.
+
+    Args:
+        node_image: the name of the node image, which has its own version in it.
+        contents: of the layer's files.
+        packages: what is installed.
+    """
+    digest = hashlib.sha256(json.dumps([FORMAT, node_image, packages]).encode())
+    for content in contents:
+        digest.update(b"\0" + content)
+    return digest.hexdigest()[:12]
+
+
+class NodeLayer:
+    """The image, made or not; each kind says what is in it.
+
+    Attributes:
+        repository: its name without the version.
+        label: of the image, with its version.
+        what: whose packages these are, for messages.
+        script: that installs them, one of the files.
+        files: what the image is made with.
+        packages: what is installed.
+
+    Args:
+        api: of this machine's engine.
+        node_image: what it is made from, by name.
+        directory: that has the files.
+    """
+
+    repository: ClassVar[str]
+    label: ClassVar[str]
+    what: ClassVar[str]
+    script: ClassVar[str]
+    files: ClassVar[tuple[str, ...]]
+    packages: ClassVar[tuple[str, ...]]
+
+    def __init__(self, api: DockerAPI, node_image: str, directory: Path) -> None:
+        self.api = api
+        self.node_image = node_image
+        self.directory = directory
+        contents = [(directory / name).read_bytes() for name in self.files]
+        self.version = version(node_image, contents, self.packages)
+
+    @property
+    def name(self) -> str:
+        """Its name in the engine."""
+        return f"{self.repository}:{self.version}"
+
+    def present(self) -> bool:
+        """Whether nothing has to be made."""
+        return has_image(self.api, self.name)
+
+    def make(self) -> None:
+        """Make it, and forget those of earlier recipes that no lab uses.
+
+        Raises:
+            LabProblem: the packages could not be installed; the last words are in it.
+        """
+        trusted = certificates()
+        argv = ["sh", f"{AT}/lab/{self.script}", *self.packages]
+        with work_directory() as work:
+            binds = [given(str(self.directory.resolve()), "lab")]
+            binds.append(text_file(work, "apt.conf", apt_conf(proxy_options(), trusted)))
+            if trusted:
+                binds.append(given(trusted, "certificates.pem"))
+            with builder(self.api, self.node_image, binds, {}) as container:
+                done = self.api.exec(container, argv, LIMIT_S)
+                if done.exit_code:
+                    output = (done.stdout + done.stderr).decode("utf-8", "replace").strip()
+                    raise LabProblem(f"{self.what} packages cannot be installed: {output[-800:]}")
+                self.api.post(
+                    "/commit",
+                    {"Labels": {self.label: self.version}, "Env": [recipe.PATH], "Cmd": []},
+                    container=container,
+                    repo=self.repository,
+                    tag=self.version,
+                    pause=False,
+                )
+        self._forget_superseded()
+
+    def _forget_superseded(self) -> None:
+        for image in self.api.get("/images/json", filters={"label": [self.label]}):
+            if image["Labels"][self.label] == self.version:
+                continue
+            try:
+                self.api.delete(f"/images/{image['Id']}", force=True)
+            except DockerError as error:
+                if error.status not in (404, 409):  # gone, or a lab uses it
+                    raise

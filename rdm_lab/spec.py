@@ -1,0 +1,564 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What a lab consists of: names, container specifications, addresses and inventory. Pure decisions.
+
+Everything of a lab is an object of this machine's Docker Engine with one label, so that whoever may use the
+engine may make a lab, and a lab can be taken away completely at any moment by looking for the label.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import ipaddress
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from ansible_collections.rdm.provision.plugins.module_utils.base.ssh_config import known_only_from, section
+from ansible_collections.rdm.provision.plugins.module_utils.docker.podman import SOCKET as PODMAN_SOCKET
+from ansible_collections.rdm.provision.plugins.module_utils.network.free_subnet import free_subnet
+from ansible_collections.rdm.provision.plugins.module_utils.network.interfaces import routes_without_ip
+from ansible_collections.rdm.provision.rdm_lab.recipe import (
+    CPU_ARCHIVE,
+    CPU_IMAGE,
+    SRIOV_ARCHIVE,
+    SRIOV_IMAGE,
+)
+from ansible_collections.rdm.provision.rdm_lab.trainer import TRAIN_IMAGE
+
+LABEL = "rdm.provision.lab"
+DIRECTORY_LABEL = "rdm.provision.lab.directory"
+NODE_LABEL = "rdm.provision.lab.node"
+SPEC_LABEL = "rdm.provision.lab.spec"
+
+MAX_NODES = 100
+MAX_RAILS = 8
+HARDWARE = ("container", "vm")
+DRIVERS = ("macvlan", "bridge", "ipvlan", "sriov")
+PODMAN = "podman"
+"""The engine of nodes that are containers, where it is not this release's Docker Engine."""
+PODMAN_DRIVERS = ("macvlan", "bridge")
+SUBNET_PREFIX = 24
+VIRTUAL_FUNCTIONS = 7  # as many as the card of a virtual machine has
+FIRST_HOST = 10  # node n1 has the 11th address of the management network
+
+IMAGES_AT = "/srv/rdm/images"
+KEYS_AT = "/srv/rdm/lab"
+FILES_AT = ".rdm/lab"  # below the inventory
+HOST_KEY = "ssh_host_ed25519_key"
+USER = "rdm"
+SSH_ARGS = "-o ControlMaster=auto -o ControlPersist=5m -o ServerAliveInterval=10 -o ServerAliveCountMax=12"
+"""As everywhere, but for the last: nodes of one busy machine may be silent for more than half a minute. What
+uses a shared connection that is given up then ends with 255, and without a word."""
+SHARED_AT = "/shared"
+SLURM_GPUS = 4
+"""Of each node of a Slurm lab: device files that stand in for GPUs."""
+SLURM_TYPES = {"hgx": "hgx", "gpu2": "a10"}
+"""Partition -> type of its GPUs: the first node alone is in the one, the others are in the other."""
+
+# In the order of their bits; linux/capability.h.
+# fmt: off
+CAPABILITIES = (
+    "CHOWN", "DAC_OVERRIDE", "DAC_READ_SEARCH", "FOWNER", "FSETID", "KILL", "SETGID", "SETUID", "SETPCAP",
+    "LINUX_IMMUTABLE", "NET_BIND_SERVICE", "NET_BROADCAST", "NET_ADMIN", "NET_RAW", "IPC_LOCK", "IPC_OWNER",
+    "SYS_MODULE", "SYS_RAWIO", "SYS_CHROOT", "SYS_PTRACE", "SYS_PACCT", "SYS_ADMIN", "SYS_BOOT", "SYS_NICE",
+    "SYS_RESOURCE", "SYS_TIME", "SYS_TTY_CONFIG", "MKNOD", "LEASE", "AUDIT_WRITE", "AUDIT_CONTROL",
+    "SETFCAP", "MAC_OVERRIDE", "MAC_ADMIN", "SYSLOG", "WAKE_ALARM", "BLOCK_SUSPEND", "AUDIT_READ",
+    "PERFMON", "BPF", "CHECKPOINT_RESTORE",
+)
+# fmt: on
+
+
+class LabProblem(Exception):  # noqa: N818  # one sentence for the user
+    """Why a lab cannot be as asked; its text is one sentence."""
+
+
+class Capabilities(NamedTuple):
+    """What a lab node may be given.
+
+    Attributes:
+        names: as Docker calls them.
+        complete: nothing that this kernel knows is missing, so that --privileged works.
+    """
+
+    names: tuple[str, ...]
+    complete: bool
+
+
+class NodeSpec(NamedTuple):
+    """One node of a lab: what is the same whenever it is asked for."""
+
+    lab: str
+    name: str
+    image: str
+    address: str
+    network: str
+    directory: str
+    archives: str
+    capabilities: Capabilities
+    cgroup_version: str
+    cgroup_driver: str = ""
+    slurm: bool = False
+    podman: bool = False
+
+
+# --- names ----------------------------------------------------------------------------------------------
+
+
+def checked_name(name: str) -> str:
+    """Return the lab's name.
+
+    Raises:
+        LabProblem: it cannot be part of host names and Docker's names.
+    """
+    if not re.fullmatch(r"[a-z0-9]([a-z0-9-]{0,28}[a-z0-9])?", name):
+        raise LabProblem(
+            f"{name!r} is no name for a lab: use up to 30 lower-case letters, digits and inner hyphens"
+        )
+    return name
+
+
+def checked_nodes(nodes: int) -> int:
+    """Return the number of nodes.
+
+    Raises:
+        LabProblem: there are none, or too many for one machine.
+    """
+    if not 1 <= nodes <= MAX_NODES:
+        raise LabProblem(f"a lab of {nodes} nodes cannot be made: give a number from 1 to {MAX_NODES}")
+    return nodes
+
+
+def node_names(count: int) -> list[str]:
+    """Return the names of the first `count` nodes."""
+    return [f"n{number}" for number in range(1, count + 1)]
+
+
+def checked_rails(rails: int, driver: str) -> int:
+    """Return the number of rails.
+
+    Raises:
+        LabProblem: there are none or too many, or this driver cannot have several.
+    """
+    if not 1 <= rails <= MAX_RAILS:
+        raise LabProblem(f"a lab of {rails} rails cannot be made: give a number from 1 to {MAX_RAILS}")
+    if rails > 1 and driver == "bridge":
+        raise LabProblem(
+            f"networks of the driver bridge lie on no interface: --rails {rails} goes with --driver macvlan, "
+            "ipvlan or sriov"
+        )
+    return rails
+
+
+def checked_podman(engine: str, driver: str, slurm: bool) -> bool:
+    """Return whether the nodes' engine is Podman.
+
+    Raises:
+        LabProblem: it is, and does not go with the rest.
+    """
+    if engine == PODMAN and slurm:
+        raise LabProblem("nodes with --slurm run no containers: leave --engine podman out")
+    if engine == PODMAN and driver not in PODMAN_DRIVERS:
+        raise LabProblem(
+            f"Podman has no network driver {driver}: --engine podman goes with --driver macvlan or bridge"
+        )
+    return engine == PODMAN
+
+
+def port(node: str) -> str:
+    """Return the switch's port of a node, on its first rail."""
+    return f"port{node[1:]}"
+
+
+def ports_of(node: str, ports: Iterable[str]) -> list[str]:
+    """Return those of the switch's ports that are a node's, of all rails."""
+    first = port(node)
+    return [name for name in ports if name == first or name.startswith(first + "r")]
+
+
+def is_plugged(node: str, ports: Iterable[str], rails: int) -> bool:
+    """Whether a node has its cables on all rails: one that was just being plugged in may have some."""
+    return len(ports_of(node, ports)) >= rails
+
+
+def object_name(lab: str, part: str = "") -> str:
+    """Return the name of a lab's container, volume or (without part) network."""
+    return f"rdm-lab-{lab}-{part}" if part else f"rdm-lab-{lab}"
+
+
+# --- addresses ------------------------------------------------------------------------------------------
+
+
+def management_subnet(routes: str, networks: Iterable[Mapping[str, Any]], refused: Iterable[str] = ()) -> str:
+    """Return a free subnet for the management network.
+
+    Args:
+        routes: the text of /proc/net/route.
+        networks: the engine's networks, as its API gives them.
+        refused: subnets that the engine has refused.
+
+    Raises:
+        LabProblem: there is none.
+    """
+    used: set[str] = set(refused)
+    used.update(route["destination"] for route in routes_without_ip(routes))
+    used.discard("default")
+    for network in networks:
+        for config in (network.get("IPAM") or {}).get("Config") or []:
+            if "." in config.get("Subnet", ""):
+                used.add(config["Subnet"])
+    found = free_subnet(used, SUBNET_PREFIX)
+    if found is None:
+        raise LabProblem("no private /24 network is free on this machine for the lab's management network")
+    return str(found)
+
+
+def node_address(subnet: str, node: str) -> str:
+    """Return the management address of a node."""
+    return str(ipaddress.IPv4Network(subnet)[FIRST_HOST + int(node[1:])])
+
+
+# --- containers -----------------------------------------------------------------------------------------
+
+
+def capabilities(status: str, last: int) -> Capabilities:
+    """Return what a node may be given.
+
+    Args:
+        status: the text of /proc/PID/status of a process that bounds the engine.
+        last: the number in /proc/sys/kernel/cap_last_cap.
+    """
+    match = re.search(r"^CapBnd:\s*([0-9a-f]+)$", status, re.MULTILINE)
+    mask = int(match[1], 16) if match else 0
+    known = [name for bit, name in enumerate(CAPABILITIES) if bit <= last and mask >> bit & 1]
+    return Capabilities(tuple(known), complete=mask & (1 << last + 1) - 1 == (1 << last + 1) - 1)
+
+
+def labels(lab: str, **more: str) -> dict[str, str]:
+    """Return the labels of a lab's object; `more` are further ones below the lab's label."""
+    return {LABEL: lab, **{f"{LABEL}.{key}": value for key, value in more.items()}}
+
+
+def network_body(lab: str, subnet: str, directory: str) -> dict[str, Any]:
+    """Return what makes the management network."""
+    gateway = str(ipaddress.IPv4Network(subnet)[1])
+    return {
+        "Name": object_name(lab),
+        "Driver": "bridge",
+        "CheckDuplicate": True,
+        "IPAM": {"Config": [{"Subnet": subnet, "Gateway": gateway}]},
+        "Labels": labels(lab, directory=directory),
+    }
+
+
+def volume_body(lab: str, node: str) -> dict[str, Any]:
+    """Return what makes the volume of a node's own engine."""
+    return {"Name": object_name(lab, node), "Labels": labels(lab, node=node)}
+
+
+def shared_volume_body(lab: str) -> dict[str, Any]:
+    """Return what makes the volume that the nodes of a Slurm lab share."""
+    return {"Name": object_name(lab, "shared"), "Labels": labels(lab)}
+
+
+def rails_environment(rails: int) -> dict[str, Any]:
+    """Return what tells the program of a switch, or of a virtual machine, that there are several rails."""
+    return {"Env": [f"RDM_LAB_RAILS={rails}"]} if rails > 1 else {}
+
+
+def switch_body(lab: str, image: str, rails: int = 1) -> dict[str, Any]:
+    """Return what makes the switch: it sees the processes of the nodes to reach their network namespaces."""
+    return stamped(
+        {
+            **rails_environment(rails),
+            "Image": image,
+            "Cmd": ["rdm-lab", "switch"],
+            "Hostname": "switch",
+            "Labels": labels(lab),
+            "HostConfig": {
+                "NetworkMode": "none",
+                "PidMode": "host",
+                "CapDrop": ["ALL"],
+                "CapAdd": ["NET_ADMIN"],
+                "LogConfig": {"Type": "json-file", "Config": {"max-size": "1m"}},
+            },
+        }
+    )
+
+
+def node_body(node: NodeSpec) -> dict[str, Any]:
+    """Return what makes a node: a container that is as much of a host as this machine allows."""
+    binds = [
+        f"{object_name(node.lab, node.name)}:/var/lib/{'containers' if node.podman else 'docker'}",
+        f"{node.archives}:{IMAGES_AT}:ro",
+        f"{node.directory}/{FILES_AT}/{node.name}:{KEYS_AT}:ro",
+    ]
+    host: dict[str, Any] = {
+        "NetworkMode": node.network,
+        "Init": True,
+        "Tmpfs": {"/run": "exec,mode=755", "/tmp": "exec,mode=1777"},  # noqa: S108  # the node's own
+        "LogConfig": {"Type": "json-file", "Config": {"max-size": "1m"}},
+        "ShmSize": 2 << 30,  # as a machine has; Docker gives 64 MB
+    }
+    if node.capabilities.complete:
+        host["Privileged"] = True
+    else:
+        host["CapAdd"] = list(node.capabilities.names)
+        host["SecurityOpt"] = ["seccomp=unconfined", "apparmor=unconfined", "label=disable"]
+        # What the docker command calls systempaths=unconfined.
+        host["MaskedPaths"] = []
+        host["ReadonlyPaths"] = []
+        host["DeviceCgroupRules"] = ["a *:* rwm"]
+    if node.cgroup_version == "1" and not node.podman:
+        host["CgroupnsMode"] = "host"
+        binds.append("/sys/fs/cgroup:/sys/fs/cgroup")
+    else:
+        host["CgroupnsMode"] = "private"
+    host.update(weight(node.cgroup_driver))
+    if node.slurm:
+        binds.append(f"{object_name(node.lab, 'shared')}:{SHARED_AT}")
+    host["Binds"] = binds
+    return stamped(
+        {
+            **({"Env": [f"RDM_LAB_GPUS={SLURM_GPUS}"]} if node.slurm else {}),
+            "Image": node.image,
+            "Cmd": ["rdm-slurm-node"]
+            if node.slurm
+            else ["rdm-podman-node"]
+            if node.podman
+            else ["rdm-lab", "init"],
+            "Hostname": node.name,
+            "StopSignal": "SIGTERM",
+            "Labels": labels(node.lab, node=node.name),
+            "HostConfig": host,
+            "NetworkingConfig": endpoint(node.network, node.address, node.name),
+        }
+    )
+
+
+def weight(cgroup_driver: str) -> dict[str, Any]:
+    """Return what lets a node weigh as much as a process of this machine, where the engine sees to that.
+
+    Args:
+        cgroup_driver: of the engine. With cgroupfs all its containers together weigh as much as one process.
+    """
+    return {"CgroupParent": "/"} if cgroup_driver == "cgroupfs" else {}
+
+
+def endpoint(network: str, address: str, node: str) -> dict[str, Any]:
+    """Return what puts a node on the management network."""
+    # The nodes find each other by name, as hosts of a site do.
+    return {"EndpointsConfig": {network: {"IPAMConfig": {"IPv4Address": address}, "Aliases": [node]}}}
+
+
+def stamped(body: dict[str, Any]) -> dict[str, Any]:
+    """Label a container with a digest of its specification, to see later whether it has changed."""
+    digest = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()[:16]
+    return {**body, "Labels": {**body["Labels"], SPEC_LABEL: digest}}
+
+
+# --- files ----------------------------------------------------------------------------------------------
+
+
+def inventory(
+    lab: str,
+    addresses: Mapping[str, str],
+    driver: str,
+    control_path: str,
+    train_archive: str = "",
+    *,
+    machines: bool = False,
+    rails: int = 1,
+    podman: bool = False,
+) -> dict[str, Any]:
+    """Return the inventory of a lab.
+
+    Args:
+        lab: its name.
+        addresses: node -> management address; the first one is the master.
+        driver: of the container network.
+        control_path: the directory of ssh's shared connections.
+        train_archive: of the training image, which the containers run then; empty for the CPU image.
+        machines: the nodes are virtual machines, with virtual functions and all rights of a host.
+        rails: how many interfaces of a node are plugged in: ib0, ib1 and so on.
+        podman: the nodes' engine is Podman.
+    """
+    image, archive = (TRAIN_IMAGE, train_archive) if train_archive else (CPU_IMAGE, CPU_ARCHIVE)
+    master, *workers = addresses
+    hosts = {node: {"ansible_host": address} for node, address in addresses.items()}
+    images: list[dict[str, Any]] = [_archive(image, archive)]
+    variables: dict[str, Any] = {
+        "ansible_user": USER,
+        "ansible_ssh_private_key_file": "{{ inventory_dir }}/" + f"{FILES_AT}/id_ed25519",
+        "ansible_ssh_common_args": (
+            "-o 'UserKnownHostsFile=\"{{ inventory_dir }}/" + FILES_AT + "/known_hosts\"' "
+            "-o GlobalKnownHostsFile=/dev/null -o StrictHostKeyChecking=yes -o IdentitiesOnly=yes"
+        ),
+        "ansible_ssh_args": SSH_ARGS,
+        "ansible_control_path_dir": control_path,
+        "ansible_python_interpreter": "/usr/bin/python3",
+        "rdm_cluster": lab,
+        "rdm_accelerator": "cpu",
+        "rdm_slots": 2,
+        "network_driver": driver,
+        "network_parent": "ib0",
+        "container_image": image,
+    }
+    if podman:
+        variables["rdm_docker_socket"] = PODMAN_SOCKET
+    if rails > 1:
+        variables["container_rails"] = [f"ib{rail}" for rail in range(rails)]
+    if machines:
+        variables["sriov_vfs"] = VIRTUAL_FUNCTIONS
+        # Where every instruction is translated, sudo and Python alone take seconds to start.
+        variables.update(
+            {
+                "ansible_timeout": 120,
+                "sriov_ready_timeout": 120,
+                "verify_deadline": 180.0,
+                "verify_patience": 45.0,
+            }
+        )
+    else:
+        variables["container_memlock_required"] = False
+        # All nodes share this machine, which others may use: a login can take long, and is no fault then.
+        variables.update({"ansible_timeout": 60, "verify_deadline": 30.0})
+    if driver == "sriov" and not machines:
+        images.append(_archive(SRIOV_IMAGE, SRIOV_ARCHIVE))
+        variables.update(
+            {
+                "sriov_image": SRIOV_IMAGE,
+                # With stand-ins for the virtual functions.
+                "sriov_command": ["/usr/local/bin/sriov-plugin"],
+            }
+        )
+    variables["images_list"] = images
+    # Not under `all`: that would give the control machine, too, the nodes' user and key.
+    return {
+        "cluster": {
+            "children": {
+                "master": {"hosts": {master: hosts[master]}},
+                "workers": {"hosts": {node: hosts[node] for node in workers}},
+            },
+            "vars": variables,
+        }
+    }
+
+
+class NodePackages(NamedTuple):
+    """The packages that the nodes make a Python environment of.
+
+    Attributes:
+        name: of their directory.
+        archives: where that lies on this machine.
+        torch: the requirement of the torch among them.
+        extras: what else than a training they are for.
+    """
+
+    name: str
+    archives: str
+    torch: str
+    extras: Sequence[str] = ()
+
+    def variables(self) -> dict[str, Any]:
+        """Return what has the nodes take them, and ask no index."""
+        return {
+            "python_env_torch": self.torch,
+            "python_env_torch_backend": "",
+            "python_env_no_index": True,
+            "python_env_find_links": [f"{IMAGES_AT}/{self.name}"],
+            "python_env_controller_find_links": [f"{self.archives}/{self.name}"],
+            **({"python_env_extras": [*self.extras]} if self.extras else {}),
+        }
+
+
+def slurm_inventory(made: dict[str, Any], packages: NodePackages | None = None) -> dict[str, Any]:
+    """Return the inventory of a lab whose nodes are a Slurm cluster: two partitions, and who is in them.
+
+    Jobs run on the nodes themselves, in an environment that `env up` makes in the shared directory.
+
+    Its hardware is a stand-in: device files without GPUs behind them, and more cores and memory than there
+    are, so that jobs of the size that is usual on such nodes are accepted.
+
+    Args:
+        made: the inventory of the lab, as :func:`inventory` returns it.
+        packages: what the environment is made of; None for what the indexes have.
+    """
+    children = made["cluster"]["children"]
+    for group in ("master", "workers"):
+        for variables in children[group]["hosts"].values():
+            # The fabric is the containers'; jobs of Slurm talk over the network of its daemons.
+            variables["my_ip"] = variables["ansible_host"]
+    master = next(iter(children["master"]["hosts"].values()))
+    subnet = ipaddress.ip_network(f"{master['my_ip']}/{SUBNET_PREFIX}", strict=False)
+    groups = {"hgx": children["master"]["hosts"], "gpu2": children["workers"]["hosts"]}
+    gpus = {
+        name: {"hosts": {host: {} for host in hosts}, "vars": {"slurm_gpu_type": SLURM_TYPES[name]}}
+        for name, hosts in groups.items()
+        if hosts
+    }
+    login: dict[str, Any] = {"hosts": {host: {} for host in groups["hgx"]}}
+    variables = {
+        **made["cluster"]["vars"],
+        "rdm_runtime": "host",
+        "rdm_become": False,
+        "rdm_subnet": str(subnet),
+        # The distribution splits venv off, and the nodes do without.
+        "python_env_method": "uv",
+        **(packages.variables() if packages is not None else {}),
+        "job_directory": f"{SHARED_AT}/jobs",
+        "python_env_directory": f"{SHARED_AT}/python",
+        "python_env_shared": True,
+        "slurm_partitions": {
+            name: {"groups": [name], "default": number == 0} for number, name in enumerate(gpus)
+        },
+        "slurm_gpu_devices": [f"/dev/nvidia{number}" for number in range(SLURM_GPUS)],
+        "slurm_cpus": 16,
+        "slurm_memory": 16000,
+        "slurm_options": {
+            # Both are for hardware that is not what the configuration says.
+            "SlurmdParameters": "config_overrides",
+            "DefMemPerCPU": 100,
+            # Sooner than on a cluster whose nodes are really away for a while.
+            "AuthInfo": "cred_expire=5",
+            "SlurmdTimeout": 10,
+            "SchedulerParameters": "bf_interval=5,sched_interval=5,bf_resolution=60,bf_hetjob_immediate",
+        },
+    }
+    return {"cluster": {"children": {**children, **gpus, "login": login}, "vars": variables}}
+
+
+def _archive(name: str, file: str) -> dict[str, Any]:
+    return {"name": name, "source": "archive", "path": f"{IMAGES_AT}/{file}", "remote_src": True}
+
+
+def known_hosts(addresses: Mapping[str, str], keys: Mapping[str, str]) -> str:
+    """Return the known_hosts file: node -> address and node -> public host key."""
+    return "".join(f"{addresses[node]},{node} {' '.join(keys[node].split()[:2])}\n" for node in addresses)
+
+
+def ssh_config(addresses: Mapping[str, str], directory: str) -> str:
+    """Return a configuration with which `ssh -F FILE n1` works, also for people."""
+    files = f"{directory}/{FILES_AT}"
+    hosts = [section(f"Host {node}", [f"HostName {address}"]) for node, address in addresses.items()]
+    settings = [
+        f"User {USER}",
+        f'IdentityFile "{files}/id_ed25519"',
+        "IdentitiesOnly yes",
+        *known_only_from(f'"{files}/known_hosts"'),
+        "BatchMode yes",
+    ]
+    return "".join([*hosts, section("Host *", settings)])
+
+
+# --- what is to be done ---------------------------------------------------------------------------------
+
+
+def stale(found: Mapping[str, Any] | None, body: Mapping[str, Any]) -> bool:
+    """Whether a container that exists was made from another specification.
+
+    Args:
+        found: the container as /containers/json lists it, or None.
+        body: what would make it now.
+    """
+    return found is not None and (found.get("Labels") or {}).get(SPEC_LABEL) != body["Labels"][SPEC_LABEL]

@@ -1,0 +1,244 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""A lab node that is a virtual machine: what runs it, and how large it is. Pure decisions.
+
+The machine runs in a container of its own, which has the node's name, address and place on the switch, as a
+node that is a container itself has. So a lab is made, looked at, broken and taken away in one way, whatever
+its nodes are: no process of it runs outside of the engine, and what belongs to it has the lab's label.
+
+Within the container QEMU passes ssh on, and a bridge connects the machine's network card with ib0, a second
+one with ib1 where there are two rails, and so on. A card is the emulation of an Intel 82576, which has
+virtual functions that the machine's kernel really makes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from ansible_collections.rdm.provision.rdm_lab import spec
+from ansible_collections.rdm.provision.rdm_lab.spec import LabProblem
+from ansible_collections.rdm.provision.rdm_lab.vm.recipe import INITRD, KERNEL
+
+MACHINE_AT = "/srv/rdm/machine"  # in the container
+STATE_AT = "/var/lib/machine"
+DRIVER = "sriov"  # of the container network
+
+MEMORY_MIB = 1024
+# With what QEMU needs besides; measured as up to 1.3 GiB resident.
+MEMORY_NEEDED_MIB = 1536
+MEMORY_KEPT_MIB = 1024
+CAPABILITIES = ("NET_ADMIN",)
+TUN = "/dev/net/tun"
+KVM = "/dev/kvm"
+BOOT_TIMEOUT_S = 900.0  # a minute of one core where there is no KVM, and several machines on few cores
+
+
+class MachineSpec(NamedTuple):
+    """One machine of a lab: what is the same whenever it is asked for.
+
+    Attributes:
+        lab: its lab's name.
+        name: of the node.
+        image: of the container, in this machine's engine.
+        address: on the management network.
+        network: the engine's name of the management network.
+        directory: of the inventory.
+        archives: the directory of the image archives.
+        machine: the directory of disk, kernel and initrd.
+        kvm: this machine has a device of that name, which may or may not work.
+        rails: how many cards it has, each on a switch of its own.
+        cgroup_driver: of this machine's engine.
+    """
+
+    lab: str
+    name: str
+    image: str
+    address: str
+    network: str
+    directory: str
+    archives: str
+    machine: str
+    kvm: bool
+    rails: int = 1
+    cgroup_driver: str = ""
+
+
+def checked_request(driver: str, trainer: bool, source: str = "packages") -> None:
+    """Refuse what no lab of virtual machines can be.
+
+    Args:
+        driver: of the container network.
+        trainer: the training image was asked for.
+        source: where images come from.
+
+    Raises:
+        LabProblem: one of them does not go with virtual machines.
+    """
+    if driver != DRIVER:
+        raise LabProblem(
+            f"nodes that are virtual machines are there for their virtual functions: --hardware vm goes with "
+            f"--driver {DRIVER}, and --driver {driver} with --hardware container"
+        )
+    if trainer:
+        raise LabProblem(
+            f"the training image is too large for virtual machines of {MEMORY_MIB} MiB: "
+            "--trainer goes with --hardware container"
+        )
+    if source == "registry":
+        raise LabProblem(
+            "virtual machines are made from packages: --image-source registry goes with --hardware container"
+        )
+
+
+def checked_memory(new: int, available_mib: int) -> None:
+    """Refuse more machines than the memory holds.
+
+    Args:
+        new: how many are to be started.
+        available_mib: what is free.
+
+    Raises:
+        LabProblem: they do not fit.
+    """
+    fit = max(0, available_mib - MEMORY_KEPT_MIB) // MEMORY_NEEDED_MIB
+    if new > fit:
+        raise LabProblem(
+            f"{new} more virtual machines need {new * MEMORY_NEEDED_MIB + MEMORY_KEPT_MIB} MiB of memory, "
+            f"and {available_mib} MiB are free: "
+            + (f"{fit} fit" if fit else "none fits; --hardware container needs a tenth")
+        )
+
+
+def available_memory(meminfo: str) -> int:
+    """Return the MiB that programs can still have; `meminfo` is the text of /proc/meminfo."""
+    for line in meminfo.splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) // 1024
+    return 0
+
+
+def mac_address(lab: str, node: str, rail: int = 0) -> str:
+    """Return the address of a node's physical function: its own, and the same whenever the node is made.
+
+    Args:
+        lab: its lab's name.
+        node: its name.
+        rail: which of its cards.
+    """
+    digest = hashlib.sha256("\0".join((lab, node, *([str(rail)] if rail else []))).encode()).digest()
+    # Locally administered; the last byte leaves room for those that a driver may count upwards.
+    return ":".join(f"{byte:02x}" for byte in (0x52, *digest[:4], digest[4] & 0xF0))
+
+
+def machine_id(lab: str, node: str) -> str:
+    """Return the machine-id of a node."""
+    return hashlib.sha256(f"machine\0{lab}\0{node}".encode()).hexdigest()[:32]
+
+
+def kernel_command_line(lab: str, node: str) -> str:
+    """Return the command line of a machine's kernel."""
+    return " ".join(
+        (
+            "root=/dev/vda",
+            "console=ttyS0",
+            "quiet",
+            "net.ifnames=0",
+            "mitigations=off",  # nobody attacks it, and without KVM they cost twice
+            # A machine that waits for its processor seems to have a bad clock; another costs 20 us a look.
+            "tsc=reliable",
+            "cryptomgr.notests",
+            "panic=10",
+            f"systemd.hostname={node}",
+            f"systemd.machine_id={machine_id(lab, node)}",
+        )
+    )
+
+
+def qemu_command(machine: MachineSpec) -> list[str]:
+    """Return the command line of QEMU, to which the container adds what it runs instructions with."""
+    shares = {"images": spec.IMAGES_AT, "keys": spec.KEYS_AT}
+    shared: list[str] = []
+    for name, path in shares.items():
+        shared += [
+            "-fsdev",
+            f"local,id={name},path={path},security_model=none,readonly=on",
+            "-device",
+            f"virtio-9p-pci,fsdev={name},mount_tag=rdm-{name}",
+        ]
+    cards: list[str] = []
+    for rail in range(machine.rails):
+        mac = mac_address(machine.lab, machine.name, rail)
+        cards += [
+            *("-netdev", f"tap,id=fabric{rail},ifname=tap{rail},script=no,downscript=no"),
+            # In the first slots, so that the cards' buses are 1, 2... and guest.sh can name them by that.
+            *("-device", f"pcie-root-port,id=port{rail},chassis={rail + 1},addr={rail + 1:x}"),
+            *("-device", f"igb,netdev=fabric{rail},bus=port{rail},romfile=,mac={mac}"),
+        ]
+    return [
+        "qemu-system-x86_64",
+        *("-name", machine.name),
+        *("-machine", "q35"),
+        *("-cpu", "max"),
+        *("-smp", "1"),
+        *("-m", str(MEMORY_MIB)),
+        "-nodefaults",
+        "-no-user-config",
+        *("-display", "none"),
+        *("-serial", "stdio"),
+        *("-kernel", f"{MACHINE_AT}/{KERNEL}"),
+        *("-initrd", f"{MACHINE_AT}/{INITRD}"),
+        *("-append", kernel_command_line(machine.lab, machine.name)),
+        # The guest's own flushes count: the power plug of a node may be pulled at any moment.
+        *cards,
+        *("-drive", f"file={STATE_AT}/disk.qcow2,format=qcow2,if=none,id=disk,cache=writeback"),
+        *("-device", "virtio-blk-pci,drive=disk"),
+        *("-netdev", f"user,id=management,hostfwd=tcp:{machine.address}:22-:22"),
+        *("-device", "virtio-net-pci,netdev=management,romfile="),
+        *shared,
+        *("-device", "virtio-serial-pci"),
+        *("-chardev", "socket,id=report,path=/run/machine/report,server=on,wait=off"),
+        *("-device", "virtserialport,chardev=report,name=rdm.lab"),
+        *("-device", "virtio-rng-pci"),
+        *("-monitor", "unix:/run/machine/monitor,server=on,wait=off"),
+    ]
+
+
+def machine_body(machine: MachineSpec) -> dict[str, Any]:
+    """Return what makes the container that a machine runs in."""
+    devices = [TUN, *([KVM] if machine.kvm else [])]
+    return spec.stamped(
+        {
+            **spec.rails_environment(machine.rails),
+            "Image": machine.image,
+            "Cmd": ["rdm-lab", "init", *qemu_command(machine)],
+            "Hostname": machine.name,
+            "StopSignal": "SIGTERM",
+            "Labels": spec.labels(machine.lab, node=machine.name, hardware="vm"),
+            "HostConfig": {
+                "NetworkMode": machine.network,
+                "Init": True,
+                "CapAdd": list(CAPABILITIES),
+                "Devices": [
+                    {"PathOnHost": path, "PathInContainer": path, "CgroupPermissions": "rwm"}
+                    for path in devices
+                ],
+                "Binds": [
+                    f"{spec.object_name(machine.lab, machine.name)}:{STATE_AT}",
+                    f"{machine.archives}:{spec.IMAGES_AT}:ro",
+                    f"{machine.directory}/{spec.FILES_AT}/{machine.name}:{spec.KEYS_AT}:ro",
+                    f"{machine.machine}:{MACHINE_AT}:ro",
+                ],
+                "Tmpfs": {"/run": "mode=755"},
+                "LogConfig": {"Type": "json-file", "Config": {"max-size": "1m"}},
+                **spec.weight(machine.cgroup_driver),
+            },
+            "NetworkingConfig": spec.endpoint(machine.network, machine.address, machine.name),
+        }
+    )
+
+
+def is_machine(container: Mapping[str, Any] | None) -> bool:
+    """Whether a node's container, as the engine lists it, runs a virtual machine."""
+    labels = (container or {}).get("Labels") or {}
+    return bool(labels.get(f"{spec.LABEL}.hardware") == "vm")

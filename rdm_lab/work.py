@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Programs and working directories of a build that leave nothing behind when they are interrupted."""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import glob
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from ansible_collections.rdm.provision.rdm_lab.spec import LabProblem
+
+WORK_PREFIX = "rdm-provision-lab."
+PR_SET_PDEATHSIG = 1
+
+
+def clean_up_when_told_to_end() -> None:
+    """Let the first SIGINT or SIGTERM unwind this process, and none disturb that.
+
+    On a busy machine ansible-playbook's workers pass on both at once when it is interrupted.
+    """
+
+    def unwind(_number: int, _frame: Any) -> None:
+        for one in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(one, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
+    for one in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(one, unwind)
+
+
+@contextmanager
+def work_directory() -> Iterator[Path]:
+    """A directory for the time of a build; those that interrupted builds left behind are removed first."""
+    sweep()
+    work = Path(tempfile.mkdtemp(prefix=WORK_PREFIX))
+    # Without root, mmdebstrap works as another user id and must be able to pass through.
+    work.chmod(0o711)
+    with (work / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        try:
+            yield work
+        finally:
+            remove_tree(work)
+
+
+def sweep() -> None:
+    """Remove the working directories of builds that were killed."""
+    for name in glob.glob(os.path.join(tempfile.gettempdir(), WORK_PREFIX + "*")):
+        work = Path(name)
+        if work.is_symlink() or work.stat().st_uid != os.geteuid():
+            continue
+        try:
+            with (work / "lock").open("a") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                remove_tree(work)
+        except BlockingIOError:
+            continue
+
+
+def remove_tree(path: Path) -> None:
+    """Remove a directory, also where mmdebstrap left files of a mapped user."""
+    try:
+        shutil.rmtree(str(path))
+    except PermissionError:
+        run(["mmdebstrap", "--unshare-helper", "rm", "-rf", str(path)])
+        shutil.rmtree(str(path), ignore_errors=True)
+
+
+def run(argv: list[str], **env: str) -> None:
+    """Run a program that ends when this process does; its last words are the problem when it fails.
+
+    What root mounts there is mounted for the program alone. It is gone with the program, however that ends,
+    and whoever removes its directory meets no /proc of this machine in it.
+    """
+    private_mounts = ["unshare", "--mount"] if os.geteuid() == 0 else []
+
+    def die_with_parent() -> None:
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+
+    done = subprocess.run(
+        [*private_mounts, *argv],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env=dict(os.environ, LC_ALL="C.UTF-8", DEBIAN_FRONTEND="noninteractive", **env),
+        preexec_fn=die_with_parent,
+        check=False,
+        text=True,
+    )
+    if done.returncode:
+        raise LabProblem(f"{argv[0]} failed: {done.stdout.strip()[-800:]}")

@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""A build that is told to end, and what it leaves."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from ansible_collections.rdm.provision.rdm_lab import work
+
+BUILD = """
+from ansible_collections.rdm.provision.rdm_lab import work
+
+work.clean_up_when_told_to_end()
+with work.work_directory():
+    try:
+        print("builds", flush=True)
+        input()
+    finally:
+        print("cleans up", flush=True)
+        input()
+"""
+
+
+@pytest.mark.parametrize("first", [signal.SIGINT, signal.SIGTERM])
+def test_a_build_that_is_told_to_end_cleans_up_though_it_is_told_again(
+    tmp_path: Path, first: signal.Signals
+) -> None:
+    argv = [sys.executable, "-c", BUILD]
+    environment = {**os.environ, "TMPDIR": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)}
+    pipe = subprocess.PIPE
+    with subprocess.Popen(argv, env=environment, stdin=pipe, stdout=pipe, stderr=pipe, text=True) as build:
+        assert build.stdin
+        assert build.stdout
+        assert build.stdout.readline() == "builds\n"
+        assert any(tmp_path.iterdir())
+        build.send_signal(first)
+        assert build.stdout.readline() == "cleans up\n"
+        build.send_signal(signal.SIGTERM)
+        build.send_signal(signal.SIGINT)
+        build.stdin.write("\n")
+        build.stdin.flush()
+        build.wait()
+    assert not any(tmp_path.iterdir())
+
+
+def test_what_a_build_mounts_is_gone_with_it(tmp_path: Path) -> None:
+    inside = 'mount -t tmpfs none "$1" && touch "$1/mounted"'
+    mounts = ["sh", "-c", inside, "sh", str(tmp_path)]
+    # Another user has its own mounts by a namespace of users, as mmdebstrap makes one.
+    work.run(mounts if os.geteuid() == 0 else ["unshare", "--user", "--map-root-user", "--mount", *mounts])
+    assert not os.path.ismount(tmp_path)
+    assert not any(tmp_path.iterdir())
