@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tests.e2e.product import ROOT, Lab, changed, wait_until
+from tests.e2e.product import ROOT, Lab, changed, problems, wait_until
 
 NODES = ("n1", "n2")
 SOON = 120.0
@@ -44,10 +44,12 @@ signal.pause()
 
 OTHER_VERSION = """
 import importlib.metadata, pathlib, re, sys
-record = pathlib.Path(importlib.metadata.distribution("deepspeed")._path) / "METADATA"
+folder = pathlib.Path(importlib.metadata.distribution("deepspeed")._path)
+record = folder / "METADATA"
 text = record.read_text()
 print(re.search(r"(?m)^Version: (.*)", text)[1])
 record.write_text(re.sub(r"(?m)^Version: .*", f"Version: {sys.argv[1]}", text, count=1))
+folder.rename(folder.with_name(f"deepspeed-{sys.argv[1]}.dist-info"))
 """
 """Gives a node's DeepSpeed another version, as another image would, and prints the one that it had."""
 
@@ -65,8 +67,8 @@ class Place(Lab, ABC):
         """Run a program where a node's part of jobs is; return what it wrote."""
 
     @abstractmethod
-    def spares(self, job: str) -> None:
-        """See that what would end the one job that runs is refused, and changes nothing."""
+    def spares(self, job: str) -> str:
+        """See that what would end the one job that runs is refused and changes nothing; return why."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +81,7 @@ class Containers(Place):
     def inside(self, node: str, *argv: str, check: bool = True) -> str:
         return self.on(node, "docker", "exec", "rdm", *argv, check=check)
 
-    def spares(self, job: str) -> None:
+    def spares(self, job: str) -> str:
         before = [self.container(node, "{{.Id}} {{.State.StartedAt}}") for node in NODES]
         for verb, *words in (
             ["down"],
@@ -93,6 +95,7 @@ class Containers(Place):
         # What would not end it goes through.
         assert changed(self.json("up", "--tags", "container")) == []
         assert [self.container(node, "{{.Id}} {{.State.StartedAt}}") for node in NODES] == before
+        return problems(told)
 
 
 def jobs(place: Place, *argv: str) -> dict[str, Any]:

@@ -57,6 +57,14 @@ def changed(result: Any) -> list[str]:
     return [name for name, node in result["nodes"].items() if node["changed"]]
 
 
+def problems(result: Any) -> str:
+    """Return what a run refused, and why, by its JSON: a sentence a line."""
+    return "\n".join(
+        " ".join(word for word in (one["value"], one["reason"], one["hint"]) if word)
+        for one in result["problems"]
+    )
+
+
 @dataclass(frozen=True)
 class Product:
     """A virtual environment that has the wheel, and a directory to work in.

@@ -31,6 +31,7 @@ from tests.e2e.places import (
     waits,
 )
 from tests.e2e.product import Background, wait_until
+from tests.printed_hints import follow
 
 
 class Trained(NamedTuple):
@@ -100,11 +101,12 @@ class Promises:
         # It has saved what it had.
         assert stopped["checkpoint"] == stopped["iteration"]
         assert gone(place, one)
-        place.spares(two)
+        told = place.spares(two)
         for node, process in zip(NODES, theirs, strict=True):
             assert process in processes(place, node, two)
         assert jobs(place, two)[two]["state"] == "running"
-        assert place.json("stop", two, "--now")["changed"]
+        # It has nothing to save.
+        assert follow(told, "stop", place.json, "--now", JOB=two)["changed"]
         assert not place.json("stop", two)["changed"]
         assert gone(place, two)
 

@@ -20,9 +20,10 @@ import pytest
 import yaml
 
 from tests.e2e.places import LOSSES, OTHER_VERSION, STEPS, TINY, Place, jobs, pid, processes, waiting, waits
-from tests.e2e.product import ROOT, Lab, Product, changed, running_lab, wait_until
+from tests.e2e.product import ROOT, Lab, Product, changed, problems, running_lab, wait_until
 from tests.e2e.promises import Promises, Trained
 from tests.labs import lab_name
+from tests.printed_hints import follow
 
 pytestmark = pytest.mark.long
 
@@ -64,10 +65,12 @@ class BareHosts(Place):
     def inside(self, node: str, *argv: str, check: bool = True) -> str:
         return self.on(node, *argv, check=check)
 
-    def spares(self, job: str) -> None:
-        told = json.dumps(self.json("env", "down", expect=1)["nodes"])
+    def spares(self, job: str) -> str:
+        told = str(self.json("env", "down", expect=1)["nodes"]["n1"]["why"])
         assert f"/home/{self.user}/.rdm/n1/python" in told
         assert "is in use by process" in told
+        assert job in [one["job"] for one in follow(told, "jobs", self.json)["jobs"]]
+        return told
 
     def plug_in(self, node: str) -> None:
         """Give a node that has just been started its address on the fabric, and its firewall."""
@@ -180,8 +183,8 @@ def config(product: Product) -> str:
 
 def test_env_up_makes_hosts_ready_that_only_a_jump_host_reaches(hosts: BareHosts, config: str) -> None:
     refused = hosts.json("train", config, expect=2)
-    assert "there is no environment with rdm-trainer" in json.dumps(refused["problems"])
-    made = hosts.json("env", "up")
+    assert "there is no environment with rdm-trainer" in problems(refused)
+    made = follow(problems(refused), "env up", hosts.json)
     assert [node for node, one in made["nodes"].items() if one["changed"]] == ["n1", "n2"]
     again = hosts.json("env", "up")
     assert [node for node, one in again["nodes"].items() if one["changed"]] == []
@@ -358,17 +361,25 @@ def test_bad_input_is_a_sentence_and_nothing_has_changed(
         assert changed(told) == []
         assert not hosts.there("n1", other)
 
-    edit = ("/home/rdm/.rdm/n2/python/bin/python", "-c", OTHER_VERSION)
-    before = hosts.on("n2", *edit, "0.0.1").strip()
-    try:
-        refused = hosts.json("train", config, "--name", "differs", expect=2)
-    finally:
-        hosts.on("n2", *edit, before)
-    (problem,) = refused["problems"]
-    assert (problem["node"], problem["value"]) == ("n2", "deepspeed 0.0.1")
-    assert problem["reason"] == f"is not {before}, as on n1"
-    assert "rdm-provision env up" in problem["hint"]
+
+def test_an_environment_that_does_not_do_is_refused_with_what_makes_one(
+    hosts: BareHosts, config: str
+) -> None:
+    hosts.json("env", "up")
+    python = "/home/rdm/.rdm/{}/python"
+    hosts.on("n1", "sh", "-c", f"rm -r {python.format('n1')}/lib/python3*/site-packages/torch-*.dist-info")
+    before = hosts.on("n2", f"{python.format('n2')}/bin/python", "-c", OTHER_VERSION, "0.0.1").strip()
+    lacks, differs = hosts.json("train", config, "--name", "differs", expect=2)["problems"]
+    assert (lacks["node"], "has no torch" in lacks["reason"]) == ("n1", True), lacks
+    assert [differs[key] for key in ("node", "value", "reason")] == [
+        *("n2", "deepspeed 0.0.1", f"is not {before}, as on n1")
+    ]
     assert "differs" not in jobs(hosts)
+    told = problems({"problems": [lacks]})
+    assert changed(follow(told, "env up", hosts.json, "--check", "--limit", "n1")) == ["n1"]
+    told = problems({"problems": [differs]})
+    assert changed(follow(told, "env up", hosts.json)) == ["n1", "n2"]
+    assert hosts.json("train", config, "--check")["ok"]
 
 
 def test_a_jump_host_that_refuses_is_named(hosts: BareHosts, tmp_path: Path) -> None:

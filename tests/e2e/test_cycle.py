@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.e2e.product import ADDRESSES, NODES, Lab, changed
+from tests.printed_hints import follow
 
 # What no shell may ever see.
 NASTY = 'it\'s a "value" with $(touch /tmp/pwned) `touch /tmp/pwned`; ${HOME} {{ no }} \\ \nand a line'
@@ -53,7 +54,8 @@ def test_check_of_bare_nodes_says_what_would_be_made_and_makes_nothing(lab: Lab,
 
 
 def test_up_provisions_every_node_and_shows_the_fabric(lab: Lab, nasty: str) -> None:
-    result = lab.json("up")
+    told = lab.json("jobs", expect=1)["nodes"]["n1"]["why"]
+    result = follow(told, "up", lab.json)
     assert result["ok"]
     assert changed(result) == list(NODES)
     assert {name: node["my_ip"] for name, node in result["plan"]["nodes"].items()} == ADDRESSES
@@ -102,7 +104,8 @@ def test_exec_gives_its_words_to_no_shell_and_its_exit_code_back(lab: Lab) -> No
 
 
 def test_a_value_of_the_inventory_reaches_no_shell(lab: Lab, nasty: str) -> None:
-    result = lab.json("exec", "--", "printenv", "NOTE")
+    (told,) = {warning.partition(": ")[2] for warning in lab.json("plan")["warnings"] if "NOTE" in warning}
+    result = follow(told, "exec", lab.json, "--", "printenv", "NOTE")
     assert {out["stdout"] for out in result["nodes"].values()} == {nasty + "\n"}
     for node in NODES:
         assert not lab.there(node, "/tmp/pwned")

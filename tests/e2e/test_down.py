@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from tests.e2e.product import NODES, Lab, changed
+from tests.e2e.product import NODES, Lab, changed, problems
+from tests.printed_hints import follow
 
 THEIRS = """
 docker network create theirs
@@ -21,10 +22,10 @@ sed -i /^THEIRS=/d /etc/environment
 def test_down_removes_what_is_ours_and_a_second_down_nothing(lab: Lab) -> None:
     lab.provisioned()
     lab.on("n1", "sh", "-ec", THEIRS)
-    # `up` would be refused, and says how to go on: by this.
     lab.on("n2", "docker", "rename", "rdm", "rdm-old")
     try:
-        assert changed(lab.json("down")) == list(NODES)
+        refused = problems(lab.json("up", expect=2))
+        assert changed(follow(refused, "down", lab.json)) == list(NODES)
         for node in NODES:
             containers = lab.on(node, "docker", "ps", "--all", "--format", "{{.Names}}").split()
             networks = lab.on(node, "docker", "network", "ls", "--format", "{{.Name}}").split()

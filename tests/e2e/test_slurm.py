@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.product import changed, wait_until
+from tests.e2e.product import changed, problems, wait_until
 from tests.e2e.slurm_lab import NODES, SlurmLab
+from tests.printed_hints import follow
 
 SLEEP = "sleep 600"
 
@@ -20,14 +21,6 @@ def options(slurm: SlurmLab, **more: Any) -> str:
     """The lab's slurm_options with others, as an argument of -e."""
     own = slurm.variables()["slurm_options"]
     return json.dumps({"slurm_options": {**own, **more}})
-
-
-def problems(answer: Any) -> str:
-    """What was refused and why, a sentence a line."""
-    return "\n".join(
-        " ".join(word for word in (one["value"], one["reason"], one["hint"]) if word)
-        for one in answer["problems"]
-    )
 
 
 def process(slurm: SlurmLab, node: str, name: str) -> str:
@@ -151,6 +144,12 @@ def test_down_takes_away_what_up_made(slurm: SlurmLab) -> None:
             assert not slurm.there(node, path), (node, path)
         assert "conf-server" not in slurm.on(node, "cat", "/etc/default/slurmd")
     assert changed(slurm.json("slurm", "down")) == []
-    assert changed(slurm.json("slurm", "up")) == [*NODES]
+    # As where Slurm never was.
+    slurm.on("n1", "mv", "/usr/bin/sinfo", "/usr/bin/kept")
+    try:
+        told = slurm.json("slurm", "status", expect=1)["nodes"]["n1"]["why"]
+    finally:
+        slurm.on("n1", "mv", "/usr/bin/kept", "/usr/bin/sinfo")
+    assert changed(follow(told, "slurm up", slurm.json)) == [*NODES]
     # The accounting goes on where it was.
     assert "COMPLETED" in slurm.user("sacct", "-n", "-X", "-S", "now-1days", "-o", "State")

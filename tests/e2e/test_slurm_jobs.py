@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from tests.e2e import tuning
-from tests.e2e.product import ROOT, wait_until
+from tests.e2e.product import ROOT, changed, problems, wait_until
 from tests.e2e.slurm_lab import USER, SlurmLab
+from tests.printed_hints import follow
 
 pytestmark = pytest.mark.long
 
@@ -27,6 +28,8 @@ OPTIONS = (
     "data.blend=[]",
 )
 """Two nodes of the lab, which has no data."""
+PEFT = "/shared/python/lib/python3*/site-packages/peft*"
+"""A package that only a fine-tuning needs."""
 
 
 @pytest.fixture(scope="module")
@@ -109,10 +112,16 @@ def test_states_are_told_while_the_accounting_is_down(trained: SlurmLab) -> None
 
 def test_a_fine_tuning_has_the_losses_of_one_process(trained: SlurmLab) -> None:
     place = (trained.user, "/shared/python/bin/python", "/shared/jobs")
-    tuning.made(*place)
-    expected = tuning.alone(*place)
     file = trained.product.directory / "tune.json"
     file.write_text(json.dumps(tuning.CONFIG), encoding="utf-8")
+    trained.on("n1", "sh", "-c", f"mkdir /shared/kept && mv {PEFT} /shared/kept")
+    try:
+        told = trained.json("train", str(file), "--launcher", "slurm", "--name", "tuned", expect=2)
+        assert changed(follow(problems(told), "env up", trained.json, "--check")) == ["n1"]
+    finally:
+        trained.on("n1", "sh", "-c", f"mv /shared/kept/* {PEFT.partition('/peft')[0]} && rmdir /shared/kept")
+    tuning.made(*place)
+    expected = tuning.alone(*place)
     data = [one for one in OPTIONS if not one.startswith("data.")]
     trained.rdm("train", str(file), "--launcher", "slurm", "--name", "tuned", "--detach", *data)
     told = reaches(trained, "tuned", "finished", "failed")

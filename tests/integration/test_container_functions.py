@@ -24,10 +24,13 @@ from ansible_collections.rdm.provision.plugins.module_utils.container.vfs import
 from ansible_collections.rdm.provision.plugins.module_utils.docker.api import DockerAPI
 from ansible_collections.rdm.provision.plugins.module_utils.state import state_file
 from ansible_collections.rdm.provision.plugins.modules import container, docker_owned
+from ansible_collections.rdm.provision.rdm_sriov import rdma_namespace
+from ansible_collections.rdm.provision.rdm_sriov.functions import FunctionProblem
 
 from tests.integration.conftest import BUSYBOX
 from tests.integration.engine import private_engine
 from tests.integration.sriov_node import FUNCTIONS, NETWORK, Node, serving
+from tests.printed_hints import follow
 from tests.unit.plugins.modules.running import Failed, run_module
 
 MY_IP = "192.169.16.100"
@@ -243,6 +246,27 @@ def test_devices_that_a_boot_has_numbered_anew_are_found_and_mended(
     assert not up(fabric)["changed"]
 
 
+def test_a_device_that_has_another_name_after_its_move_has_the_container_made_anew(
+    fabric: Fabric, api: DockerAPI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    up(fabric)
+    before, mine = found(api)["Id"], has(fabric)
+
+    def move(*_: Any) -> None:
+        """What the kernel does: its programs' name of the device is another one then."""
+        fabric.number([*reversed(range(FUNCTIONS))])
+
+    monkeypatch.setattr(rdma_namespace, "iproute2", move)
+    fabric.keep_apart()
+    namespaces = rdma_namespace.RdmaNamespaces(str(fabric.sys), str(fabric.engine.root / "netns"))
+    with pytest.raises(FunctionProblem, match="for programs since it moved, and was uverbs") as told:
+        namespaces.lend(f"0000:41:00.{mine + 1}", True, "/proc/self/ns/net")
+    assert follow(str(told.value), "up", lambda _: up(fabric))["actions"] == ["replace"]
+    assert found(api)["Id"] != before
+    assert uverbs(api) == [FUNCTIONS - 1 - has(fabric)]
+    assert not up(fabric)["changed"]
+
+
 def test_a_successor_without_its_rdma_device_makes_room_for_the_old_one_again(
     fabric: Fabric, api: DockerAPI, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -331,9 +355,9 @@ def test_one_that_was_stopped_does_not_start_with_the_devices_of_another(
     for name in others:
         fabric.run(name)
     fabric.remove(*(name for name in others if has(fabric, name) != mine))
-    with pytest.raises(RuntimeError, match="is another container's now, or gone: rdm-provision up makes"):
+    with pytest.raises(RuntimeError, match="is another container's now, or gone") as told:
         fabric.docker("start", "rdm")
-    assert up(fabric)["actions"] == ["replace"]
+    assert follow(str(told.value), "up", lambda _: up(fabric))["actions"] == ["replace"]
     assert uverbs(api) == [has(fabric)] != [mine]
     assert not up(fabric)["changed"]
     # Who starts a container by hand, with the same address, asks for no function and gets any.

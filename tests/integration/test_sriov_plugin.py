@@ -16,6 +16,7 @@ from tests.integration.conftest import BUSYBOX
 from tests.integration.engine import wait_until
 from tests.integration.engines import ENGINES
 from tests.integration.sriov_node import CONTAINERS, FUNCTIONS, HANGS_S, NETWORK, Node, sriov_node
+from tests.printed_hints import follow
 from tests.unit.plugins.modules.running import run_module
 
 OTHERS = [pytest.param(version, marks=pytest.mark.long) for version, release in ENGINES.items() if release]
@@ -139,13 +140,14 @@ def test_a_plugin_without_its_state_and_without_the_engines_socket_is_told_its_n
         (node.state / "state.json").write_text(left)
     # As one in a container, for which the container "plugin" stands here.
     node.start_plugin(engine="/nowhere.sock")
-    with pytest.raises(RuntimeError, match="unknown here and the engine does not say what it was"):
+    with pytest.raises(RuntimeError, match="unknown here and the engine does not say what it was") as told:
         node.run("nb")
     node.remove("nb")
     node.docker("run", "-d", "--init", "--name", "plugin", "--network", "none", BUSYBOX)
     monkeypatch.setenv("DOCKER_HOST", f"unix://{node.engine.socket}")
     params = {"name": "plugin", "cluster": "rdm", "socket": str(node.socket)}
-    assert run_module(container_ready, params)["taught"] == [NETWORK]
+    # What `up` does there.
+    assert follow(str(told.value), "up", lambda _: run_module(container_ready, params))["taught"] == [NETWORK]
     assert not run_module(container_ready, params)["changed"]
     node.run("nb")
     assert node.address("na") != node.address("nb")

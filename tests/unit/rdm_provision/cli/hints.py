@@ -13,6 +13,7 @@ import yaml
 
 from rdm_provision.cli import cli
 from tests.conftest import ROOT
+from tests.printed_hints import PROSE
 
 SOURCES = (
     "rdm_provision",
@@ -28,8 +29,6 @@ PAGES = ("README.md", "CONTRIBUTING.md", "docs/**/*.md", "roles/*/README.md")
 COMMAND = re.compile(r"(?<![\w/.-])rdm-provision +((?:[\w-][^\s`,;:()\"]* *)+)")
 GAP = "VALUE"
 """Stands for what is filled in."""
-PROSE = {"MY_IP", "and", "authors", "by", "developers", "for", "has", "in", "is", "of", "on", "that", "wrote"}
-"""What follows the program's name in sentences about it."""
 
 
 class Hint(NamedTuple):

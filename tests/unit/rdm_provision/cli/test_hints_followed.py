@@ -30,7 +30,8 @@ from rdm_provision.results.node_state import NodeState, _remarks
 from rdm_provision.results.outcomes import CommandOutput
 from rdm_provision.results.plan_table import PlanTable
 from tests.conftest import ROOT
-from tests.unit.rdm_provision.cli.hints import GAP, PROSE, hints
+from tests.printed_hints import commands, follow, only_the_command
+from tests.unit.rdm_provision.cli.hints import GAP, hints
 from tests.unit.rdm_provision.conftest import MakeInventory
 
 TINY = {
@@ -451,10 +452,6 @@ def logs_of_somebody() -> str:
 # --- following --------------------------------------------------------------------------------------------
 
 
-# The purpose of a command stands behind three spaces.
-_COMMAND = re.compile(r"(?<![\w/.-])rdm-provision ((?:'[^']*'|[^'\n])+?)(?=   |[`;),]|$)", re.MULTILINE)
-_GOES_ON = re.compile(r" (?:lists|looks at|makes|shows|takes) ")
-"""How a sentence goes on behind a command."""
 FILLED = {
     "JOB": "demo-1",
     "COMMAND": "true",
@@ -463,22 +460,18 @@ FILLED = {
 
 
 def named(text: str) -> Iterator[list[str]]:
-    """The commands that an output names, each as a shell would read it."""
-    for found in re.finditer(
-        r"(?<![\w/.-])rdm-provision ((?:'[^']*'|[^'\n])+?)(?=   |[`;),]|$)", text, re.MULTILINE
-    ):
-        words = shlex.split(_GOES_ON.split(found[1])[0])
-        if words[0] not in PROSE:
-            yield [FILLED.get(word, word) for word in words]
+    """The commands that an output names, with what its reader fills in."""
+    for words in commands(text):
+        yield [FILLED.get(word, word) for word in words]
 
 
 def pattern(hint: str) -> str:
     """What a command matches that the source names so."""
-    words = re.escape(_GOES_ON.split(hint)[0])
+    words = re.escape(only_the_command(hint))
     return words.replace(rf"\ {GAP}", "( .*)?").replace(GAP, ".*") + "( .*)?"
 
 
-def follow(words: list[str], patch: pytest.MonkeyPatch) -> int:
+def up_to_a_run(words: list[str], patch: pytest.MonkeyPatch) -> int:
     """Run a command up to where a run would begin, and return its exit code: 0 where one would."""
 
     def begun(*_: Any, **__: Any) -> None:
@@ -509,43 +502,62 @@ def test_what_a_message_names_is_not_refused_where_it_is_said(
     with pytest.raises(SystemExit):
         main(argv)
     said = "".join(capfd.readouterr())
-    commands = list(named(said))
+    told = list(named(said))
     where = {argv[at + more] for at, word in enumerate(argv) if word in ("-i", "-e") for more in (0, 1)}
-    plain = [" ".join(word for word in words if word not in where) for words in commands]
+    plain = [" ".join(word for word in words if word not in where) for words in told]
     for hint in hinted:
         wanted = pattern(hint.partition(": ")[2])
         assert any(re.fullmatch(wanted, one) for one in plain), (hint, said)
-    for words in commands:
-        code = follow(words, monkeypatch)
-        told = "".join(capfd.readouterr())
-        assert code not in (REFUSED, BAD_INPUT), f"{said}\nrdm-provision {shlex.join(words)}\n{told}"
+    for words in told:
+        code = up_to_a_run(words, monkeypatch)
+        why = "".join(capfd.readouterr())
+        assert code not in (REFUSED, BAD_INPUT), f"{said}\nrdm-provision {shlex.join(words)}\n{why}"
+
+
+def test_playbooks_name_the_one_for_the_other_kind_of_nodes(
+    make_inventory: MakeInventory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inventory = World(make_inventory, monkeypatch).cluster()
+    monkeypatch.setattr(Cluster, "_refuse_containers", lambda *_: None)
+    cluster = Cluster.load(inventory[1])
+    told = [run.result().nodes["n1"].why for run in (cluster.env_up(), cluster.env_down())]
+
+    def begins(*words: str) -> bool:
+        return up_to_a_run([*words, *inventory], monkeypatch) == 0
+
+    assert follow(told[0], "up", begins)
+    assert follow(told[1], "down", begins)
 
 
 # --- where there are nodes --------------------------------------------------------------------------------
 
 ON_NODES = {
-    # The program's own refusals come before these.
-    "tests/unit/rdm_provision/cli/test_hints_followed.py"
-    "::test_what_a_message_names_is_not_refused_where_it_is_said": (
-        "playbooks/env_down.yml: down takes a cluster of containers away",
-        "playbooks/env_up.yml: up makes a cluster of containers",
-    ),
     # There is no container, or no environment.
     "tests/e2e/test_cycle.py::test_up_provisions_every_node_and_shows_the_fabric": (
         "plugins/module_utils/jobs/execution_environment.py: up",
     ),
     "tests/e2e/test_bare_hosts.py::test_env_up_makes_hosts_ready_that_only_a_jump_host_reaches": (
         "plugins/module_utils/jobs/execution_environment.py: env up",
+    ),
+    # It lacks a package, or nodes have different versions of one.
+    "tests/e2e/test_bare_hosts.py::test_an_environment_that_does_not_do_is_refused_with_what_makes_one": (
+        "plugins/plugin_utils/jobs/job_plan.py: env up",
         "trainer/rdm_job/check.py: env up",
+    ),
+    "tests/e2e/test_slurm_jobs.py::test_a_fine_tuning_has_the_losses_of_one_process": (
         "trainer/rdm_trainer/finetune/packages.py: env up",
     ),
-    # Nodes have different versions.
-    "tests/e2e/test_bare_hosts.py::test_bad_input_is_a_sentence_and_nothing_has_changed": (
-        "plugins/plugin_utils/jobs/job_plan.py: env up",
+    # The cluster is one of the other kind, and no program of ours has seen that before.
+    "tests/unit/rdm_provision/cli/test_hints_followed.py"
+    "::test_playbooks_name_the_one_for_the_other_kind_of_nodes": (
+        "playbooks/env_down.yml: down takes a cluster of containers away",
+        "playbooks/env_up.yml: up makes a cluster of containers",
     ),
     # A job runs.
-    "tests/e2e/promises.py::test_nobody_has_to_watch_and_two_jobs_do_not_meet": (
+    "tests/e2e/test_bare_hosts.py::spares": (
         "plugins/module_utils/python_env/environment.py: jobs lists them",
+    ),
+    "tests/e2e/promises.py::test_nobody_has_to_watch_and_two_jobs_do_not_meet": (
         "plugins/module_utils/python_env/environment.py: stop JOB",
         "plugins/plugin_utils/checks/running_jobs.py: stop VALUE saves a checkpoint",
     ),
@@ -557,10 +569,17 @@ ON_NODES = {
     "tests/e2e/test_down.py::test_down_removes_what_is_ours_and_a_second_down_nothing": (
         "plugins/plugin_utils/checks/existing.py: down",
     ),
-    # The network plugin is gone, or a container's function.
-    "tests/e2e/test_faults.py::test_the_sriov_plugin_is_killed": ("rdm_sriov/driver.py: up tells it again",),
-    "tests/e2e/test_vm.py::test_functions_that_vanish_under_a_container_are_named_and_made_anew": (
+    # The network plugin has lost its state, or a container's VF went, or its device has another name.
+    "tests/integration/test_sriov_plugin.py"
+    "::test_a_plugin_without_its_state_and_without_the_engines_socket_is_told_its_networks": (
+        "rdm_sriov/driver.py: up tells it again",
+    ),
+    "tests/integration/test_container_functions.py"
+    "::test_one_that_was_stopped_does_not_start_with_the_devices_of_another": (
         "rdm_sriov/driver.py: up makes the container anew",
+    ),
+    "tests/integration/test_container_functions.py"
+    "::test_a_device_that_has_another_name_after_its_move_has_the_container_made_anew": (
         "rdm_sriov/rdma_namespace.py: up make it anew",
     ),
     # Addresses of removed nodes are wanted.
@@ -577,7 +596,7 @@ ON_NODES = {
         "plugins/plugin_utils/addresses/address_plan.py: plan VALUE",
     ),
     # Slurm is not installed.
-    "tests/e2e/test_slurm.py::test_jobs_get_nodes_and_gpus_and_are_accounted": (
+    "tests/e2e/test_slurm.py::test_down_takes_away_what_up_made": (
         "plugins/modules/slurm_nodes.py: slurm up makes a cluster",
     ),
     # A lab, or a node of it, does not run; or a lab runs.
@@ -586,10 +605,12 @@ ON_NODES = {
     ),
     "tests/integration/test_lab.py::test_two_labs_side_by_side": (
         "rdm_lab/engine.py: lab up --name VALUE makes it",
+    ),
+    "tests/integration/test_lab.py::test_images_that_a_lab_uses_go_after_it": (
         "rdm_lab/images.py: lab down --name VALUE",
     ),
 }
-"""The tests that run a command where nodes are in the state that makes somebody hint at it."""
+"""The tests that take a hint from its message and follow it, where that takes nodes or an engine."""
 NO_HINTS = {
     "plugins/module_utils/base/text_blocks.py: VALUE",  # the marks of a block
     "rdm_lab/lab.py: lab up",  # who has written a file
@@ -606,9 +627,27 @@ def test_every_hint_in_the_sources_is_followed_somewhere() -> None:
     assert followed - found == set(), "these are not in the sources any more"
 
 
-def test_every_test_that_follows_a_hint_on_nodes_is_there() -> None:
-    for test in ON_NODES:
-        file, _, name = test.partition("::")
-        tree = ast.parse((ROOT / file).read_text(encoding="utf-8"))
-        there = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
-        assert name in there, test
+def followed_by(test: str) -> list[list[str]]:
+    """The hints that a test follows, by its source: the words with which each begins."""
+    file, _, name = test.partition("::")
+    tree = ast.parse((ROOT / file).read_text(encoding="utf-8"))
+    (function, *others) = [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef)
+        if node.name == name and not any("abstract" in ast.unparse(one) for one in node.decorator_list)
+    ]
+    assert others == [], f"{test} is not one"
+    return [
+        str(ast.literal_eval(node.args[1])).split()
+        for node in ast.walk(function)
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "follow"
+    ]
+
+
+@pytest.mark.parametrize("test", ON_NODES)
+def test_what_is_said_to_be_followed_on_nodes_is(test: str) -> None:
+    followed = followed_by(test)
+    for hint in ON_NODES[test]:
+        words = hint.partition(": ")[2].split()
+        assert any(words[: len(one)] == one for one in followed), f"{hint} is not followed"

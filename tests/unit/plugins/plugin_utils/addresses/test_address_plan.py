@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import re
+from collections.abc import Callable
 from ipaddress import IPv4Address
 from pathlib import Path
 
@@ -28,6 +28,9 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rdm_provision.cli.verbs.plan import plan as plan_verb
+from tests.printed_hints import follow
+
 
 def nodes(count: int, first: int = 0) -> list[str]:
     return [f"node{number}" for number in range(first, first + count)]
@@ -35,6 +38,16 @@ def nodes(count: int, first: int = 0) -> list[str]:
 
 def sentences(refused: pytest.ExceptionInfo[PreconditionFailed]) -> list[str]:
     return [f"{problem.node or 'cluster'}: {problem.sentence}" for problem in refused.value.problems]
+
+
+def releasing(before: AddressPlan) -> Callable[..., AddressPlan]:
+    """What runs ``rdm-provision plan --release``, as far as it is about a plan."""
+
+    def run(*words: str) -> AddressPlan:
+        options = plan_verb.make_context(words[0], list(words[1:])).params
+        return release(before, options["release"])
+
+    return run
 
 
 # --- a fresh plan ---
@@ -217,18 +230,20 @@ def test_the_release_that_is_offered_makes_room_and_none_is_that_would_not(new: 
     before = make_plan(kept, previous=make_plan(nodes(253)))
     with pytest.raises(PreconditionFailed) as refused:
         make_plan([*kept, *added], previous=before)
-    offered = re.search(r"\(rdm-provision plan (.*)\)", str(refused.value))
-    assert bool(offered) == (new <= 10)
-    if offered:
-        named = re.findall(r"--release (node\d+)", offered[1])
-        released = release(before, named or list(before.removed)[:new])
+    told = str(refused.value)
+    assert ("--release" in told) == (new <= 10)
+    if new <= 10:
+        first, *rest = list(before.removed)[:new]
+        again = [word for node in rest for word in ("--release", node)] if "once for each" in told else []
+        released = follow(told, "plan", releasing(before), *again, NODE=first)
         assert set(added) < set(make_plan([*kept, *added], previous=released).nodes)
-        assert not named or len(named) == new
+        assert len(released.removed) == len(before.removed) - new
 
 
 def test_release_names_what_it_cannot_release() -> None:
     plan = make_plan(["node0"], previous=make_plan(nodes(2)))
-    assert release(plan, ["node1"]).removed == {}
+    # As the file itself says.
+    assert follow(format_plan(plan), "plan --release", releasing(plan), NODE="node1").removed == {}
     with pytest.raises(
         PreconditionFailed, match="node7 has no reserved address: the removed nodes are node1"
     ):
@@ -266,8 +281,8 @@ def test_pin_on_a_reserved_address_is_refused_until_it_is_released() -> None:
         "node0: my_ip 192.169.16.102 is reserved for node2, which has left the inventory: choose a free one, "
         "for example 192.169.16.100, or release it first (rdm-provision plan --release node2)"
     ]
-    released = make_plan(["node0", "node1"], previous=release(before, ["node2"]), pins=pins)
-    assert released.nodes["node0"] == "192.169.16.102"
+    released = follow(str(refused.value), "plan --release", releasing(before))
+    assert make_plan(["node0", "node1"], previous=released, pins=pins).nodes["node0"] == "192.169.16.102"
     again = make_plan(["node0", "node1", "node2"], previous=before, pins={"node2": "192.169.16.102"})
     assert again.nodes["node2"] == "192.169.16.102", "its own may be pinned when it is back"
 
