@@ -416,7 +416,7 @@ def inventory(
                 "ansible_timeout": 120,
                 "sriov_ready_timeout": 120,
                 "verify_deadline": 180.0,
-                "verify_patience": 45.0,
+                "verify_timeout": 45.0,
             }
         )
     else:

@@ -9,11 +9,16 @@ from typing import Any
 
 from ansible.errors import AnsibleError
 from ansible.plugins.lookup import LookupBase
+from ansible.utils.display import Display
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.plan_entry import PlanEntry, needed
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.state import PARTS, desired
 from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import PreconditionFailed
 from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.node_variables import NodeVariables
 from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.registered import answer
+from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.renamed_variables import (
+    notices,
+    with_new_names,
+)
 from ansible_collections.rdm.provision.plugins.plugin_utils.ssh import cluster_keys
 
 DOCUMENTATION = r"""
@@ -74,7 +79,11 @@ class LookupModule(LookupBase):
 
     def _made(self, role: str, absent: bool, variables: Mapping[str, Any]) -> dict[str, Any]:
         node = str(variables["inventory_hostname"])
-        mine = NodeVariables(variables, lambda name: self._templar.template(variables[name]))
+        given = with_new_names(variables)
+        mine = NodeVariables(given, lambda name: self._templar.template(given[name]))
+        if "preflight_plan" not in variables:
+            for notice in notices(variables):
+                Display().warning(notice)
         entry = PlanEntry.of(variables.get("preflight_plan") or {}, node)
         try:
             if role == "container":

@@ -67,7 +67,7 @@ class Cluster:
                     "ansible_python_interpreter": sys.executable,
                     "verify_container": "rdm-{{ inventory_hostname }}",
                     "verify_nodes": "".join(f"{name} {address}\n" for name, address in ADDRESSES.items()),
-                    "verify_patience": PATIENCE_S,
+                    "verify_timeout": PATIENCE_S,
                     "verify_deadline": HANGS_S,
                 },
                 "children": {

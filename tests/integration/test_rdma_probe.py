@@ -60,7 +60,7 @@ def verify(
                 "verify_container": "rdm-{{ inventory_hostname }}",
                 "verify_nodes": "".join(f"{name} {ADDRESSES[name]}\n" for name in nodes),
                 # Who is silent for longer is dead, on a machine as busy as it may be.
-                "verify_rdma_patience": 60.0,
+                "verify_rdma_timeout": 60.0,
                 **variables,
             },
             "hosts": {name: {} for name in nodes},

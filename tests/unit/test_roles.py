@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.renamed_variables import NEW_NAMES
 
 ROLES = sorted(path for path in (Path(__file__).parents[2] / "roles").iterdir() if path.is_dir())
 KEYWORDS = {"block", "rescue", "always"}
@@ -47,7 +49,12 @@ def role(request: pytest.FixtureRequest) -> Path:
 
 def test_the_specified_defaults_are_the_defaults(role: Path) -> None:
     specified = {name: option["default"] for name, option in options(role).items() if "default" in option}
-    assert specified == (load(role / "defaults" / "main.yml") or {})
+    written = load(role / "defaults" / "main.yml") or {}
+    # Each reads its former name, too.
+    for old, new in NEW_NAMES.items():
+        if new in specified:
+            assert written.pop(new) == f"{{{{ {old} | default({json.dumps(specified.pop(new))}) }}}}"
+    assert specified == written
 
 
 def test_an_option_without_default_is_required_or_named_optional(role: Path) -> None:

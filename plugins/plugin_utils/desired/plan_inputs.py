@@ -77,6 +77,10 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.python_sou
     source_problems,
     version_problems,
 )
+from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.renamed_variables import (
+    NEW_NAMES,
+    notices,
+)
 from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.role_specs import ROLES, role_options
 from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.role_variables import (
     RoleVariables,
@@ -252,16 +256,18 @@ def _check_roles(
     options = {name: option for _, name, option in role_options()}
     cluster_wide = {*CLUSTER_OPTIONS, *REGISTERED}
     checker = RoleVariables({name: option for name, option in options.items() if name not in cluster_wide})
-    known = {*options, *cluster_wide}
+    known = {*options, *cluster_wide, *NEW_NAMES}
     prefixes = ["rdm_", *(f"{role.name}_" for role in sorted(ROLES.iterdir()))]
     problems: list[Problem] = []
     images: dict[str, Images] = {}
     names: set[str] = set()
+    former: set[str] = set()
     bridged: list[str] = []
     odd: list[Problem] = []
     for host in reader.hosts:
         present = list(reader.variables(host))
         names.update(name for name in present if name not in known)
+        former.update(NEW_NAMES.keys() & present)
         given = {}
         for name in present:
             if name in options and name not in cluster_wide:
@@ -297,7 +303,7 @@ def _check_roles(
         told = any(problem.value.endswith("images_list") for problem in images[host].problems)
         problems += images[host].problems
         problems += [one for one in wrong if not (told and one.value == "images_list")]
-    warnings = unknown_variables(names, known, prefixes) + sentences(odd)
+    warnings = unknown_variables(names, known, prefixes) + notices(former) + sentences(odd)
     if bridged and len(reader.hosts) > 1:
         warnings.append(
             f"{listed(bridged)}: network_driver bridge reaches the containers of its own node only, and this "

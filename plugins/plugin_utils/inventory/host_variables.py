@@ -20,6 +20,7 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.errors.task_failure 
 from ansible_collections.rdm.provision.plugins.plugin_utils.inventory import role_specs
 from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.node_variables import NodeVariables
 from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.registered import answer
+from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.renamed_variables import with_new_names
 
 REGISTERED = frozenset(
     {
@@ -64,7 +65,7 @@ class HostVariables:
         self.masters = [str(name) for name in groups.get("master", [])]
         self.workers = [str(name) for name in groups.get("workers", [])]
         self.hosts = list(dict.fromkeys([*self.masters, *self.workers]))
-        self._raw = {host: raw(host) for host in self.hosts}
+        self._raw = {host: with_new_names(raw(host)) for host in self.hosts}
         self._by_host = {host: HostVarsVars(raw, loader, host) for host, raw in self._raw.items()}
         self._known: dict[str, NodeVariables] = {}
         self._written: dict[str, Mapping[str, Any]] = {}

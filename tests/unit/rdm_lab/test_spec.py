@@ -221,7 +221,7 @@ def test_virtual_machines_have_functions_of_their_own_and_all_rights_of_a_host()
     assert (variables["network_driver"], variables["network_parent"]) == ("sriov", "ib0")
     assert variables["sriov_vfs"] == spec.VIRTUAL_FUNCTIONS == 7
     # A translated sshd needs more than the default of 5 s to greet.
-    assert 30 < variables["verify_patience"] < variables["verify_deadline"]
+    assert 30 < variables["verify_timeout"] < variables["verify_deadline"]
     assert "sriov_image" not in variables
     assert "container_memlock_required" not in variables
     assert [image["name"] for image in variables["images_list"]] == ["rdm-lab/cpu:1"]

@@ -239,6 +239,20 @@ def test_limit_changes_nothing_about_the_plan(cluster: Cluster) -> None:
     }
 
 
+def test_a_former_name_is_checked_and_told(cluster: Cluster) -> None:
+    cluster.write({"a": {}}, {}, {**CPU, "verify_patience": "soon"})
+    rc, result, _ = cluster.run()
+    assert rc == 2
+    assert [problem["value"] for problem in result["problems"]] == ["verify_timeout"]
+    cluster.write({"a": {}}, {}, {**CPU, "verify_patience": 7})
+    rc, result, _ = cluster.run()
+    assert rc == 0
+    assert [text for text in result["warnings"] if "verify" in text] == [
+        "The variable verify_patience is called verify_timeout now: rename it, the next release does not "
+        "know it."
+    ]
+
+
 def test_likely_misspelling_is_a_warning(cluster: Cluster) -> None:
     wrong = {"rdm_sluts": 8, "network_drivr": "bridge", "network_mine": 1, "contaner_image": "x", "mine": 1}
     cluster.write({"a": {}}, {}, {**CPU, **wrong})

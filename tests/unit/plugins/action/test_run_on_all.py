@@ -157,7 +157,7 @@ def test_what_ansible_does_not_know_it_says_in_its_own_words(cluster: Cluster) -
 def test_a_node_that_never_answers_holds_up_nobody_else(cluster: Cluster) -> None:
     cluster.break_node("n2", "hanging")
     cluster.remove_container("n3")
-    run = cluster.playbook("site", "-vv", "-e", "preflight_patience=3", "-e", "verify_deadline=-57").expect(0)
+    run = cluster.playbook("site", "-vv", "-e", "preflight_timeout=3", "-e", "verify_deadline=-57").expect(0)
     assert "<n2> left to an ordinary task: it has not answered within 3 s" in run.output
     assert run.changed == ["n3"]
 
