@@ -7,8 +7,11 @@ import os
 from typing import Any
 
 from ansible.errors import AnsibleActionFail
-from ansible_collections.rdm.provision.plugins.modules.cluster_keys import ARGUMENT_SPEC
-from ansible_collections.rdm.provision.plugins.plugin_utils.controller.controller_action import Decision
+from ansible_collections.rdm.provision.plugins.modules.cluster_keys import DOCUMENTATION
+from ansible_collections.rdm.provision.plugins.plugin_utils.controller.controller_action import (
+    Decision,
+    documented_options,
+)
 from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import PreconditionFailed
 from ansible_collections.rdm.provision.plugins.plugin_utils.ssh import cluster_keys
 
@@ -16,7 +19,7 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.ssh import cluster_k
 class ActionModule(Decision):
     """The action: it works on the controller and talks to no node."""
 
-    ARGUMENTS = ARGUMENT_SPEC
+    ARGUMENTS = documented_options(DOCUMENTATION)
 
     def decide(self, options: dict[str, Any], variables: dict[str, Any]) -> dict[str, Any]:  # noqa: ARG002
         """Return whether keys were made."""

@@ -6,8 +6,11 @@ from __future__ import annotations
 from typing import Any
 
 from ansible.errors import AnsibleActionFail
-from ansible_collections.rdm.provision.plugins.modules.collective_result import ARGUMENT_SPEC
-from ansible_collections.rdm.provision.plugins.plugin_utils.controller.controller_action import Decision
+from ansible_collections.rdm.provision.plugins.modules.collective_result import DOCUMENTATION
+from ansible_collections.rdm.provision.plugins.plugin_utils.controller.controller_action import (
+    Decision,
+    documented_options,
+)
 from ansible_collections.rdm.provision.plugins.plugin_utils.fabric.collective import (
     evaluate_collective,
     table,
@@ -18,7 +21,7 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.registered
 class ActionModule(Decision):
     """The action: judges; it talks to no node."""
 
-    ARGUMENTS = ARGUMENT_SPEC
+    ARGUMENTS = documented_options(DOCUMENTATION)
 
     def decide(self, options: dict[str, Any], variables: dict[str, Any]) -> dict[str, Any]:
         """Return the judgement.

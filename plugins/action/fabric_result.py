@@ -7,8 +7,11 @@ from typing import Any
 
 from ansible.errors import AnsibleActionFail
 from ansible_collections.rdm.provision.plugins.module_utils.fabric.answers import parse_nodes
-from ansible_collections.rdm.provision.plugins.modules.fabric_result import ARGUMENT_SPEC
-from ansible_collections.rdm.provision.plugins.plugin_utils.controller.controller_action import Decision
+from ansible_collections.rdm.provision.plugins.modules.fabric_result import DOCUMENTATION
+from ansible_collections.rdm.provision.plugins.plugin_utils.controller.controller_action import (
+    Decision,
+    documented_options,
+)
 from ansible_collections.rdm.provision.plugins.plugin_utils.fabric import fabric
 from ansible_collections.rdm.provision.plugins.plugin_utils.fabric.evaluation import evaluate
 from ansible_collections.rdm.provision.plugins.plugin_utils.fabric.table import table
@@ -21,7 +24,7 @@ _RESULTS = {"sriov": ("__sriov_functions", "__sriov_installed"), "container": ("
 class ActionModule(Decision):
     """The action: collects, judges, and returns; it talks to no node."""
 
-    ARGUMENTS = ARGUMENT_SPEC
+    ARGUMENTS = documented_options(DOCUMENTATION)
 
     def decide(self, options: dict[str, Any], variables: dict[str, Any]) -> dict[str, Any]:
         """Return the judgement.

@@ -9,8 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from ansible_collections.rdm.provision.plugins.module_utils.constants import ACCELERATORS
-from ansible_collections.rdm.provision.plugins.modules.job_plan import ARGUMENT_SPEC
-from ansible_collections.rdm.provision.plugins.plugin_utils.controller.controller_action import Decision
+from ansible_collections.rdm.provision.plugins.modules.job_plan import DOCUMENTATION
+from ansible_collections.rdm.provision.plugins.plugin_utils.controller.controller_action import (
+    Decision,
+    documented_options,
+)
 from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import (
     PreconditionFailed,
     Problem,
@@ -29,7 +32,7 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.jobs.job_plan import
 class ActionModule(Decision):
     """The action: reads the configuration, decides, judges; it talks to no node."""
 
-    ARGUMENTS = ARGUMENT_SPEC
+    ARGUMENTS = documented_options(DOCUMENTATION)
 
     def decide(self, options: dict[str, Any], variables: dict[str, Any]) -> dict[str, Any]:
         """Return the plan, or the refusal."""

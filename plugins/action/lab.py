@@ -7,8 +7,11 @@ import json
 from typing import Any
 
 from ansible_collections.rdm.provision.plugins.module_utils.docker.api import DockerAPI, DockerProblem
-from ansible_collections.rdm.provision.plugins.modules.lab import ARGUMENT_SPEC
-from ansible_collections.rdm.provision.plugins.plugin_utils.controller.controller_action import Decision
+from ansible_collections.rdm.provision.plugins.modules.lab import DOCUMENTATION
+from ansible_collections.rdm.provision.plugins.plugin_utils.controller.controller_action import (
+    Decision,
+    documented_options,
+)
 from ansible_collections.rdm.provision.rdm_lab import lab
 from ansible_collections.rdm.provision.rdm_lab.engine import LabEngine
 from ansible_collections.rdm.provision.rdm_lab.spec import LabProblem
@@ -17,7 +20,7 @@ from ansible_collections.rdm.provision.rdm_lab.spec import LabProblem
 class ActionModule(Decision):
     """The action: all of a lab is made by this machine's engine."""
 
-    ARGUMENTS = ARGUMENT_SPEC
+    ARGUMENTS = documented_options(DOCUMENTATION)
     REQUIRED_IF = (
         ("state", "present", ("directory", "node_image", "archives")),
         ("hardware", "vm", ("machine_image", "machine")),

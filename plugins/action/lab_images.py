@@ -6,8 +6,11 @@ from __future__ import annotations
 from typing import Any
 
 from ansible_collections.rdm.provision.plugins.module_utils.docker.api import DockerAPI, DockerProblem
-from ansible_collections.rdm.provision.plugins.modules.lab_images import ARGUMENT_SPEC
-from ansible_collections.rdm.provision.plugins.plugin_utils.controller.controller_action import Decision
+from ansible_collections.rdm.provision.plugins.modules.lab_images import DOCUMENTATION
+from ansible_collections.rdm.provision.plugins.plugin_utils.controller.controller_action import (
+    Decision,
+    documented_options,
+)
 from ansible_collections.rdm.provision.rdm_lab import images
 from ansible_collections.rdm.provision.rdm_lab.spec import LabProblem
 from ansible_collections.rdm.provision.rdm_lab.work import clean_up_when_told_to_end
@@ -16,7 +19,7 @@ from ansible_collections.rdm.provision.rdm_lab.work import clean_up_when_told_to
 class ActionModule(Decision):
     """The action: images are made on this machine."""
 
-    ARGUMENTS = ARGUMENT_SPEC
+    ARGUMENTS = documented_options(DOCUMENTATION)
     REQUIRED_IF = (("state", "present", ("files",)),)
 
     def decide(self, options: dict[str, Any], _variables: dict[str, Any]) -> dict[str, Any]:

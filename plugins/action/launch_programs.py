@@ -5,8 +5,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from ansible_collections.rdm.provision.plugins.modules.launch_programs import ARGUMENT_SPEC
-from ansible_collections.rdm.provision.plugins.plugin_utils.controller.controller_action import Decision
+from ansible_collections.rdm.provision.plugins.modules.launch_programs import DOCUMENTATION
+from ansible_collections.rdm.provision.plugins.plugin_utils.controller.controller_action import (
+    Decision,
+    documented_options,
+)
 from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import (
     PreconditionFailed,
     sentences,
@@ -18,7 +21,7 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.jobs.launch_programs
 class ActionModule(Decision):
     """The action: collects and judges; it talks to no node."""
 
-    ARGUMENTS = ARGUMENT_SPEC
+    ARGUMENTS = documented_options(DOCUMENTATION)
 
     def decide(self, options: dict[str, Any], variables: dict[str, Any]) -> dict[str, Any]:
         """Return the versions, or the refusal."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from ansible.errors import AnsibleActionFail
 from ansible_collections.rdm.provision.plugins.module_utils.base.file_diff import difference
-from ansible_collections.rdm.provision.plugins.modules.plan import ARGUMENT_SPEC
+from ansible_collections.rdm.provision.plugins.modules.plan import DOCUMENTATION
 from ansible_collections.rdm.provision.plugins.plugin_utils.addresses import address_plan
 from ansible_collections.rdm.provision.plugins.plugin_utils.addresses.address_plan import AddressPlan
 from ansible_collections.rdm.provision.plugins.plugin_utils.ansible_internals.play_variables import (
@@ -23,7 +23,10 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.checks.cluster impor
     plan_nodes,
     problems_of_nodes,
 )
-from ansible_collections.rdm.provision.plugins.plugin_utils.controller.controller_action import Decision
+from ansible_collections.rdm.provision.plugins.plugin_utils.controller.controller_action import (
+    Decision,
+    documented_options,
+)
 from ansible_collections.rdm.provision.plugins.plugin_utils.controller.node_locks import (
     NodeLocks,
     ended,
@@ -67,7 +70,7 @@ role_specs.options()
 class ActionModule(Decision):
     """The action: reads variables, decides, keeps the plan file; it talks to no node."""
 
-    ARGUMENTS = ARGUMENT_SPEC
+    ARGUMENTS = documented_options(DOCUMENTATION)
     STAGE = "inventory"
 
     def decide(self, options: dict[str, Any], variables: dict[str, Any]) -> dict[str, Any]:

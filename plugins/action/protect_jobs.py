@@ -5,9 +5,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from ansible_collections.rdm.provision.plugins.modules.protect_jobs import ARGUMENT_SPEC
+from ansible_collections.rdm.provision.plugins.modules.protect_jobs import DOCUMENTATION
 from ansible_collections.rdm.provision.plugins.plugin_utils.checks.running_jobs import ended_jobs
-from ansible_collections.rdm.provision.plugins.plugin_utils.controller.controller_action import Decision
+from ansible_collections.rdm.provision.plugins.plugin_utils.controller.controller_action import (
+    Decision,
+    documented_options,
+)
 from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import (
     PreconditionFailed,
     dry_run,
@@ -18,7 +21,7 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.registered
 class ActionModule(Decision):
     """The action: collects and judges; it talks to no node."""
 
-    ARGUMENTS = ARGUMENT_SPEC
+    ARGUMENTS = documented_options(DOCUMENTATION)
 
     def decide(self, options: dict[str, Any], variables: dict[str, Any]) -> dict[str, Any]:
         """Return nothing, or the refusal."""

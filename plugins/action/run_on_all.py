@@ -7,13 +7,16 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from ansible.errors import AnsibleError
-from ansible_collections.rdm.provision.plugins.modules.run_on_all import ARGUMENT_SPEC
+from ansible_collections.rdm.provision.plugins.modules.run_on_all import DOCUMENTATION
 from ansible_collections.rdm.provision.plugins.plugin_utils.ansible_internals.remote_executor import (
     Host,
     OrdinaryError,
     RemoteExecutor,
 )
-from ansible_collections.rdm.provision.plugins.plugin_utils.controller.controller_action import Decision
+from ansible_collections.rdm.provision.plugins.plugin_utils.controller.controller_action import (
+    Decision,
+    documented_options,
+)
 from ansible_collections.rdm.provision.plugins.plugin_utils.controller.progress import progress_reports
 from ansible_collections.rdm.provision.plugins.plugin_utils.controller.query_results import INTERPRETER, sort
 from ansible_collections.rdm.provision.plugins.plugin_utils.controller.thread_pool import run_all
@@ -22,7 +25,7 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.controller.thread_po
 class ActionModule(Decision):
     """The action: makes the calls, and says whom an ordinary task has to ask."""
 
-    ARGUMENTS = ARGUMENT_SPEC
+    ARGUMENTS = documented_options(DOCUMENTATION)
 
     def decide(self, options: dict[str, Any], variables: dict[str, Any]) -> dict[str, Any]:
         """Return the answers, and who gave none."""

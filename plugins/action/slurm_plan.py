@@ -10,8 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from ansible_collections.rdm.provision.plugins.module_utils.base.atomic_file import write_whole
-from ansible_collections.rdm.provision.plugins.modules.slurm_plan import ARGUMENT_SPEC
-from ansible_collections.rdm.provision.plugins.plugin_utils.controller.controller_action import Decision
+from ansible_collections.rdm.provision.plugins.modules.slurm_plan import DOCUMENTATION
+from ansible_collections.rdm.provision.plugins.plugin_utils.controller.controller_action import (
+    Decision,
+    documented_options,
+)
 from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import (
     PreconditionFailed,
     Problem,
@@ -29,7 +32,7 @@ KEY_BYTES = 64
 class ActionModule(Decision):
     """The action: decides, and makes the key; it talks to no host."""
 
-    ARGUMENTS = ARGUMENT_SPEC
+    ARGUMENTS = documented_options(DOCUMENTATION)
 
     def decide(self, options: dict[str, Any], variables: dict[str, Any]) -> dict[str, Any]:
         """Return the plan, or the refusal."""

@@ -10,8 +10,11 @@ from typing import Any
 
 from ansible_collections.rdm.provision.plugins.module_utils.base.atomic_file import write_whole
 from ansible_collections.rdm.provision.plugins.module_utils.base.local_path import HOST_NAME
-from ansible_collections.rdm.provision.plugins.modules.ssh_config_plan import ARGUMENT_SPEC
-from ansible_collections.rdm.provision.plugins.plugin_utils.controller.controller_action import Decision
+from ansible_collections.rdm.provision.plugins.modules.ssh_config_plan import DOCUMENTATION
+from ansible_collections.rdm.provision.plugins.plugin_utils.controller.controller_action import (
+    Decision,
+    documented_options,
+)
 from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import (
     PreconditionFailed,
     Problem,
@@ -28,7 +31,7 @@ _AT_ONCE = 16
 class ActionModule(Decision):
     """The action: it decides, keeps the hosts' keys, and talks to no node."""
 
-    ARGUMENTS = ARGUMENT_SPEC
+    ARGUMENTS = documented_options(DOCUMENTATION)
 
     def decide(self, options: dict[str, Any], variables: dict[str, Any]) -> dict[str, Any]:
         """Return what ssh's files are to hold, or the refusal."""

@@ -6,14 +6,17 @@ from __future__ import annotations
 from typing import Any
 
 from ansible.errors import AnsibleConnectionFailure
-from ansible_collections.rdm.provision.plugins.modules.unreachable import ARGUMENT_SPEC
-from ansible_collections.rdm.provision.plugins.plugin_utils.controller.controller_action import Decision
+from ansible_collections.rdm.provision.plugins.modules.unreachable import DOCUMENTATION
+from ansible_collections.rdm.provision.plugins.plugin_utils.controller.controller_action import (
+    Decision,
+    documented_options,
+)
 
 
 class ActionModule(Decision):
     """The action: it talks to no node."""
 
-    ARGUMENTS = ARGUMENT_SPEC
+    ARGUMENTS = documented_options(DOCUMENTATION)
 
     def decide(self, options: dict[str, Any], variables: dict[str, Any]) -> dict[str, Any]:
         """Return nothing for a host that can be reached.

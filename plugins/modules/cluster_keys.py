@@ -46,10 +46,3 @@ EXAMPLES = r"""
 RETURN = r"""
 {}
 """
-
-from typing import Any, Dict
-
-ARGUMENT_SPEC: Dict[str, Any] = {
-    "directory": {"type": "str", "required": True},
-    "cluster": {"type": "str", "required": True},
-}

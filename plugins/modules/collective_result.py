@@ -53,11 +53,3 @@ msg:
   returned: always
   type: str
 """
-
-from typing import Any
-
-ARGUMENT_SPEC: dict[str, Any] = {
-    "plan": {"type": "dict", "required": True},
-    "progress": {"type": "str", "required": True},
-    "slow_share": {"type": "float", "default": 0.5},
-}

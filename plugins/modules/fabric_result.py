@@ -154,15 +154,3 @@ msg:
   returned: always
   type: str
 """
-
-from typing import Any
-
-ARGUMENT_SPEC: dict[str, Any] = {
-    "nodes": {"type": "str", "required": True},
-    "measurements": {"type": "str", "required": True},
-    "hosts": {"type": "list", "elements": "str", "default": []},
-    "rails": {"type": "dict", "default": {}},
-    "work": {"type": "dict", "default": {}},
-    "slow_factor": {"type": "float", "default": 4.0},
-    "slow_floor_us": {"type": "float", "default": 300.0},
-}

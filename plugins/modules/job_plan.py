@@ -160,22 +160,3 @@ problems:
   type: list
   elements: dict
 """
-
-from typing import Any
-
-ARGUMENT_SPEC: dict[str, Any] = {
-    "stage": {"type": "str", "choices": ["inventory", "nodes"], "required": True},
-    "nodes": {"type": "dict", "default": {}},
-    "config": {"type": "str", "default": ""},
-    "overrides": {"type": "list", "elements": "str", "default": []},
-    "name": {"type": "str", "default": ""},
-    "resume": {"type": "str", "default": ""},
-    "login": {"type": "str", "default": ""},
-    "before": {"type": "str", "default": ""},
-    "accelerator": {"type": "str", "default": ""},
-    "images": {"type": "list", "elements": "dict", "default": []},
-    "ssh_port": {"type": "int", "default": 22},
-    "put_off": {"type": "bool", "default": False},
-    "job": {"type": "dict", "default": {}},
-    "checks": {"type": "str", "default": ""},
-}

@@ -146,26 +146,3 @@ actions:
   type: list
   elements: str
 """
-
-from typing import Any, Dict
-
-ARGUMENT_SPEC: Dict[str, Any] = {
-    "name": {"type": "str", "required": True},
-    "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
-    "nodes": {"type": "int", "default": 3},
-    "directory": {"type": "path"},
-    "hardware": {"type": "str", "choices": ["container", "vm"], "default": "container"},
-    "machine_image": {"type": "str"},
-    "machine": {"type": "path"},
-    "driver": {"type": "str", "choices": ["macvlan", "bridge", "ipvlan", "sriov"], "default": "macvlan"},
-    "node_image": {"type": "str"},
-    "archives": {"type": "path"},
-    "train_archive": {"type": "str", "default": ""},
-    "slurm": {"type": "bool", "default": False},
-    "podman": {"type": "bool", "default": False},
-    "packages": {"type": "str", "default": ""},
-    "torch": {"type": "str", "default": ""},
-    "extras": {"type": "list", "elements": "str", "default": []},
-    "rails": {"type": "int", "default": 1},
-    "timeout": {"type": "int", "default": 120},
-}

@@ -139,19 +139,3 @@ needs_mmdebstrap:
   returned: when O(state=present)
   type: bool
 """
-
-from typing import Any, Dict
-
-ARGUMENT_SPEC: Dict[str, Any] = {
-    "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
-    "files": {"type": "path"},
-    "cache": {"type": "str", "default": ""},
-    "source": {"type": "str", "choices": ["auto", "registry", "packages"], "default": "auto"},
-    "base": {"type": "str", "default": "docker.io/library/debian:bookworm-slim"},
-    "trainer": {"type": "str", "default": ""},
-    "extras": {"type": "list", "elements": "str", "choices": ["finetune"], "default": []},
-    "slurm": {"type": "bool", "default": False},
-    "machines": {"type": "bool", "default": False},
-    "engine": {"type": "str", "default": ""},
-    "kernel": {"type": "str", "default": ""},
-}

@@ -55,10 +55,3 @@ problems:
   type: list
   elements: dict
 """
-
-from typing import Any, Dict
-
-ARGUMENT_SPEC: Dict[str, Any] = {
-    "program": {"type": "str", "choices": ["pdsh", "openmpi"], "required": True},
-    "looked": {"type": "list", "elements": "str", "required": True},
-}

@@ -68,15 +68,3 @@ problems:
   type: list
   elements: dict
 """
-
-from typing import Any, Dict
-
-ARGUMENT_SPEC: Dict[str, Any] = {
-    "cluster": {"type": "str", "required": True},
-    "state": {"type": "str", "choices": ["held", "free"], "default": "held"},
-    "config_dir": {"type": "str", "default": ""},
-    "keys": {"type": "str", "default": "", "no_log": False},
-    "new_keys": {"type": "bool", "default": False, "no_log": False},
-    "root": {"type": "bool", "default": False},
-    "connections": {"type": "list", "elements": "str", "default": ["ssh"]},
-}

@@ -285,18 +285,3 @@ problems:
       description: What would work instead.
       type: str
 """
-
-from typing import Any, Dict
-
-ARGUMENT_SPEC: Dict[str, Any] = {
-    "stage": {"type": "str", "choices": ["inventory", "nodes"], "required": True},
-    "facts": {"type": "str", "default": "preflight_facts"},
-    "inspection": {"type": "str", "default": "images_inspection"},
-    "release": {"type": "list", "elements": "str", "default": []},
-    "write": {"type": "bool", "default": False},
-    "keys": {"type": "bool", "default": False},
-    "receipts": {"type": "bool", "default": False},
-    "look": {"type": "list", "elements": "str", "default": []},
-    "refuse": {"type": "bool", "default": True},
-    "patience": {"type": "float", "default": 10},
-}

@@ -55,10 +55,3 @@ problems:
   type: list
   elements: dict
 """
-
-from typing import Any, Dict
-
-ARGUMENT_SPEC: Dict[str, Any] = {
-    "jobs": {"type": "str", "required": True},
-    "ends": {"type": "str", "choices": ["container", "node"], "default": "container"},
-}

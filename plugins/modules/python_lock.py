@@ -107,18 +107,3 @@ problems:
   type: list
   elements: dict
 """
-
-from typing import Any, Dict
-
-ARGUMENT_SPEC: Dict[str, Any] = {
-    "python": {"type": "str", "required": True},
-    "torch": {"type": "str", "default": ""},
-    "extras": {"type": "list", "elements": "str", "choices": ["finetune"], "default": []},
-    "torch_backend": {"type": "str", "default": ""},
-    "gpus": {"type": "str", "default": ""},
-    "per_node": {"type": "bool", "default": False},
-    "index_url": {"type": "str", "default": "", "no_log": True},
-    "extra_index_urls": {"type": "list", "elements": "str", "default": [], "no_log": True},
-    "find_links": {"type": "list", "elements": "str", "default": []},
-    "proxy": {"type": "str", "default": "", "no_log": True},
-}

@@ -116,21 +116,3 @@ msg:
   returned: always
   type: str
 """
-
-from typing import Any
-
-ARGUMENT_SPEC: dict[str, Any] = {
-    "stage": {"type": "str", "choices": ["schedule", "judge"], "required": True},
-    "nodes": {"type": "str", "required": True},
-    "looks": {"type": "str", "required": True},
-    "results": {"type": "str", "default": ""},
-    "most_rounds": {"type": "int", "default": 16},
-    "above": {"type": "int", "default": 128},
-    "seconds": {"type": "int", "default": 1},
-    "patience": {"type": "float", "default": 5.0},
-    "gather": {"type": "float", "default": 0},
-    "slow_share": {"type": "float", "default": 0.8},
-    "rails": {"type": "dict", "default": {}},
-    "rail": {"type": "str", "default": ""},
-    "others": {"type": "dict", "default": {}},
-}

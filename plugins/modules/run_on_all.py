@@ -101,15 +101,3 @@ plays:
   type: dict
   sample: {lost: [n7, n1], others: [n3, n1]}
 """
-
-from typing import Any, Dict
-
-ARGUMENT_SPEC: Dict[str, Any] = {
-    "module": {"type": "str", "required": True},
-    "common": {"type": "dict", "default": {}},
-    "arguments": {"type": "dict", "default": {}},
-    "alike": {"type": "list", "elements": "str", "default": []},
-    "connections": {"type": "list", "elements": "str", "default": ["ssh"]},
-    "patience": {"type": "float", "default": 60.0},
-    "interpreters": {"type": "dict", "default": {}},
-}

@@ -102,18 +102,3 @@ problems:
   type: list
   elements: dict
 """
-
-from typing import Any
-
-ARGUMENT_SPEC: dict[str, Any] = {
-    "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
-    "facts": {"type": "str", "default": "slurm_facts"},
-    "cluster": {"type": "str", "required": True},
-    "partitions": {"type": "dict", "default": {}},
-    "options": {"type": "dict", "default": {}},
-    "cgroups": {"type": "str", "choices": ["auto", "true", "false"], "default": "auto"},
-    "health_check": {"type": "bool", "default": True},
-    "rest": {"type": "str", "default": ""},
-    "accounts": {"type": "dict", "default": {}},
-    "key": {"type": "path", "required": True, "no_log": False},
-}

@@ -88,14 +88,3 @@ problems:
   type: list
   elements: dict
 """
-
-from typing import Any, Dict
-
-ARGUMENT_SPEC: Dict[str, Any] = {
-    "cluster": {"type": "str", "required": True},
-    "nodes": {"type": "dict", "required": True},
-    "directory": {"type": "str", "required": True},
-    "identity": {"type": "str", "required": True},
-    "jump_host": {"type": "str", "default": ""},
-    "keep_alive": {"type": "int", "default": 15},
-}

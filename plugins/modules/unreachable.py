@@ -28,7 +28,3 @@ EXAMPLES = r"""
 RETURN = r"""
 {}
 """
-
-from typing import Any, Dict
-
-ARGUMENT_SPEC: Dict[str, Any] = {"hosts": {"type": "dict", "required": True}}

@@ -61,11 +61,3 @@ plays:
   type: dict
   sample: {hostfile: [n2, n1], receipt: [n2, n1], verify: [n1, n2, n3]}
 """
-
-from typing import Any, Dict
-
-ARGUMENT_SPEC: Dict[str, Any] = {
-    "facts": {"type": "str", "default": "preflight_facts"},
-    "receipts": {"type": "dict", "required": True},
-    "recheck": {"type": "bool", "default": False},
-}

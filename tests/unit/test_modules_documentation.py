@@ -33,8 +33,17 @@ def whole(module: ModuleType) -> dict[str, Any]:
     return found
 
 
+def action_options(name: str) -> dict[str, Any]:
+    """Return the options that the action of a module's name takes."""
+    action = importlib.import_module(f"ansible_collections.rdm.provision.plugins.action.{name}")
+    options: dict[str, Any] = action.ActionModule.ARGUMENTS
+    return options
+
+
 def test_documented_options_are_the_argument_spec(module: ModuleType) -> None:
-    assert documented_options(yaml.safe_dump(whole(module))) == documented_options(module.ARGUMENT_SPEC)
+    # An action takes its options from the documentation itself.
+    spec = getattr(module, "ARGUMENT_SPEC", None) or action_options(module.__name__.rpartition(".")[2])
+    assert documented_options(yaml.safe_dump(whole(module))) == documented_options(spec)
 
 
 def test_documentation_has_its_parts(module: ModuleType) -> None:

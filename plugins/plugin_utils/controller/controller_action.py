@@ -4,9 +4,10 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, ClassVar, Literal
 
+import yaml
 from ansible.plugins.action import ActionBase
 from ansible_collections.rdm.provision.plugins.plugin_utils.ansible_internals.task_arguments import let_go
 from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import (
@@ -14,12 +15,30 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition 
     Problem,
 )
 
+_YAML = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_TEXTS = ("description", "version_added", "sample")
+
+
+def documented_options(documentation: str, no_log: Collection[str] = ()) -> dict[str, Any]:
+    """Return the argument_spec of an action: the options that its module documents.
+
+    Args:
+        documentation: of the module of the same name.
+        no_log: the options whose values are secret.
+    """
+    options = yaml.load(documentation, Loader=_YAML).get("options") or {}  # noqa: S506
+    return {
+        name: {key: value for key, value in option.items() if key not in _TEXTS}
+        | ({"no_log": True} if name in no_log else {})
+        for name, option in options.items()
+    }
+
 
 class Decision(ActionBase):
     """An action that decides, refuses or judges on the controller, and talks to no node.
 
     Attributes:
-        ARGUMENTS: the options, as the module of the same name documents them.
+        ARGUMENTS: the options that the module of the same name documents; see documented_options.
         REQUIRED_IF: which options another one's value asks for, as Ansible writes it.
         STAGE: what a refusal is about: the inventory, or what nodes have answered.
     """

@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 import yaml
 from ansible.parsing.vault import VaultLib, VaultSecret
-from ansible_collections.rdm.provision.plugins.modules import plan as module
 from ansible_collections.rdm.provision.plugins.plugin_utils.addresses import address_plan
 from ansible_collections.rdm.provision.plugins.plugin_utils.controller.cluster_lock import (
     Leader,
@@ -26,7 +25,6 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.controller.cluster_l
 )
 
 from tests.conftest import COLLECTIONS, ROOT
-from tests.unit.plugins.modules.running import documented_options
 from tests.unit.plugins.node_reports import report
 
 PLAY = """
@@ -122,10 +120,6 @@ def cluster(tmp_path: Path) -> Cluster:
 
 CPU = {"rdm_accelerator": "cpu"}
 BASE = ("address", "my_ip", "note", "rank", "slots", "accelerator", "image", "vf_mac")
-
-
-def test_documentation_matches_the_arguments() -> None:
-    assert documented_options(module.DOCUMENTATION) == documented_options(module.ARGUMENT_SPEC)
 
 
 def test_every_problem_of_the_inventory_is_in_one_report_and_nothing_is_written(cluster: Cluster) -> None:
