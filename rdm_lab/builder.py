@@ -6,10 +6,12 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
-from ansible_collections.rdm.provision.plugins.module_utils.docker.api import DockerAPI, DockerError
+from ansible_collections.rdm.provision.rdm_lab.client import removed
 from ansible_collections.rdm.provision.rdm_lab.spec import LABEL
+from docker import APIClient
 
 BUILDER_LABEL = "rdm.provision.lab.builder"
 LIMIT_S = 1800
@@ -52,7 +54,7 @@ def apt_conf(options: list[str], certificates: str) -> str:
 
 
 @contextmanager
-def builder(api: DockerAPI, image: str, binds: list[str], environment: dict[str, str]) -> Iterator[str]:
+def builder(engine: APIClient, image: str, binds: list[str], environment: dict[str, str]) -> Iterator[str]:
     """A container to work in, on this machine's network; its id. It goes away with its user."""
     settings = {**environment, "APT_CONFIG": f"{AT}/apt.conf"}
     settings.update({name: value for name, value in os.environ.items() if name.lower().endswith("_proxy")})
@@ -63,27 +65,19 @@ def builder(api: DockerAPI, image: str, binds: list[str], environment: dict[str,
         "Labels": {BUILDER_LABEL: str(os.getpid())},
         "HostConfig": {"AutoRemove": True, "Binds": binds, "Init": True, "NetworkMode": "host"},
     }
-    sweep_builders(api)
-    container = api.post("/containers/create", body)["Id"]
+    sweep_builders(engine)
+    container = engine.create_container_from_config(body)["Id"]
     try:
-        api.post(f"/containers/{container}/start")
+        engine.start(container)
         yield container
     finally:
-        _remove(api, container)
+        removed(lambda: engine.remove_container(container, force=True))
 
 
-def sweep_builders(api: DockerAPI) -> None:
+def sweep_builders(engine: APIClient) -> None:
     """Remove the containers of builds that were killed."""
-    for found in api.get("/containers/json", all=True, filters={"label": [BUILDER_LABEL]}):
+    for found in engine.containers(all=True, filters={"label": [BUILDER_LABEL]}):
         labels = found["Labels"]
         # A lab's node has the label of the builder in which its image was made.
         if LABEL not in labels and not Path(f"/proc/{labels[BUILDER_LABEL]}").exists():
-            _remove(api, found["Id"])
-
-
-def _remove(api: DockerAPI, container: str) -> None:
-    try:
-        api.delete(f"/containers/{container}", force=True)
-    except DockerError as error:
-        if error.status not in (404, 409):  # it is gone, or just going
-            raise
+            removed(partial(engine.remove_container, found["Id"], force=True))

@@ -14,14 +14,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from ansible_collections.rdm.provision.plugins.module_utils.docker.api import (
-    DockerAPI,
-    DockerError,
-    DockerProblem,
-)
 from ansible_collections.rdm.provision.rdm_lab import spec
+from ansible_collections.rdm.provision.rdm_lab.client import exec_run
 from ansible_collections.rdm.provision.rdm_lab.spec import LabProblem
 from ansible_collections.rdm.provision.rdm_lab.vm.machine import BOOT_TIMEOUT_S, is_machine
+from docker import APIClient
+from docker.errors import APIError
 
 PARALLEL = 8
 ATTEMPTS = 5
@@ -56,19 +54,19 @@ class LabEngine:
     """One lab in the engine.
 
     Args:
-        api: the machine's engine.
+        docker: the machine's engine.
         name: of the lab.
     """
 
-    def __init__(self, api: DockerAPI, name: str) -> None:
-        self.api = api
+    def __init__(self, docker: APIClient, name: str) -> None:
+        self.docker = docker
         self.name = spec.checked_name(name)
 
     # ---- looking
 
     def containers(self) -> dict[str, dict[str, Any]]:
         """Return the lab's containers, as the engine lists them, by the part of the name after the lab's."""
-        found = self.api.get("/containers/json", all=True, filters=self._mine)
+        found = self.docker.containers(all=True, filters=self._mine)
         prefix = spec.object_name(self.name, "")
         return {one["Names"][0].lstrip("/")[len(prefix) + 1 :]: one for one in found if one.get("Names")}
 
@@ -96,7 +94,7 @@ class LabEngine:
 
     def network(self) -> dict[str, Any]:
         """Return the management network, or an empty dictionary."""
-        found: list[dict[str, Any]] = self.api.get("/networks", filters=self._mine)
+        found: list[dict[str, Any]] = self.docker.networks(filters=self._mine)
         return found[0] if found else {}
 
     def subnet(self) -> str:
@@ -112,7 +110,7 @@ class LabEngine:
         """Return the switch's ports that have a cable, and whether they are up."""
         try:
             told = self._exec("switch", ["ip", "-json", "link", "show", "type", "veth"])
-        except DockerError:
+        except APIError:
             return {}  # no switch, or it does not run
         return {one["ifname"]: "UP" in one["flags"] for one in json.loads(told or "[]")}
 
@@ -149,15 +147,15 @@ class LabEngine:
         refused: list[str] = []
         while not subnet:
             routes = Path("/proc/net/route").read_text(encoding="ascii")
-            candidate = spec.management_subnet(routes, self.api.get("/networks"), refused)
+            candidate = spec.management_subnet(routes, self.docker.networks(), refused)
             if check:
                 return candidate
             try:
-                self.api.post("/networks/create", spec.network_body(self.name, candidate, directory))
+                self.docker.create_network(**spec.network_body(self.name, candidate, directory))
                 subnet = candidate
-            except DockerError as error:
+            except APIError as error:
                 # Another lab was faster, or a range is in use that the routes do not show.
-                if len(refused) >= ATTEMPTS or "overlap" not in error.message:
+                if len(refused) >= ATTEMPTS or "overlap" not in error.explanation:
                     raise
                 refused.append(candidate)
         return subnet
@@ -171,10 +169,10 @@ class LabEngine:
         if any(
             f":{spec.SHARED_AT}" in bind for body in bodies.values() for bind in body["HostConfig"]["Binds"]
         ):
-            self.api.post("/volumes/create", spec.shared_volume_body(self.name))
+            self.docker.create_volume(**spec.shared_volume_body(self.name))
 
         def make(node: str) -> None:
-            self.api.post("/volumes/create", spec.volume_body(self.name, node))
+            self.docker.create_volume(**spec.volume_body(self.name, node))
             self._make(node, bodies[node])
 
         parallel(make, bodies)
@@ -185,13 +183,13 @@ class LabEngine:
 
     def remove_switch(self) -> None:
         """Remove the switch, and with it every cable."""
-        self._gone(f"/containers/{self._object('switch')}", force=True)
+        self._remove_container(self._object("switch"))
 
     def plug(self, nodes: Iterable[str]) -> None:
         """Plug the cables of nodes into the switch, anew where there is one."""
         cables = []
         for node in nodes:
-            pid = self.api.get(f"/containers/{self._object(node)}/json")["State"]["Pid"]
+            pid = self.docker.inspect_container(self._object(node))["State"]["Pid"]
             if not pid:
                 raise LabProblem(f"{node} does not run: see docker logs {self._object(node)}")
             cables.append(f"{spec.port(node)}={pid}")
@@ -223,7 +221,7 @@ class LabEngine:
         """Pull a node's power plug; return whether it ran."""
         if self.node(node)["State"] != "running":
             return False
-        self.api.post(f"/containers/{self._object(node)}/kill")
+        self.docker.kill(self._object(node))
         self._await_state(node, "exited")
         return True
 
@@ -272,18 +270,18 @@ class LabEngine:
         """Remove nodes and their volumes."""
 
         def remove(node: str) -> None:
-            self._gone(f"/containers/{self._object(node)}", force=True, v=True)
-            self._gone(f"/volumes/{self._object(node)}", force=True)
+            self._remove_container(self._object(node))
+            self._remove_volume(self._object(node))
 
         parallel(remove, nodes)
 
     def leftovers(self) -> list[str]:
         """Return the names of all that the engine has of this lab."""
-        volumes = self.api.get("/volumes", filters=self._mine).get("Volumes") or []
+        volumes = self.docker.volumes(filters=self._mine).get("Volumes") or []
         return [
             *(f"container {name}" for name in self.containers()),
             *(f"volume {one['Name']}" for one in volumes),
-            *(f"network {one['Name']}" for one in self.api.get("/networks", filters=self._mine)),
+            *(f"network {one['Name']}" for one in self.docker.networks(filters=self._mine)),
         ]
 
     def remove(self) -> None:
@@ -295,12 +293,13 @@ class LabEngine:
         deadline = time.monotonic() + REMOVAL_TIMEOUT_S
         while True:
             # By label, and again until nothing is found: a start may have been interrupted only just now.
-            found = self.api.get("/containers/json", all=True, filters=self._mine)
-            parallel(lambda one: self._gone(f"/containers/{one['Id']}", force=True, v=True), found)
-            for one in self.api.get("/volumes", filters=self._mine).get("Volumes") or []:
-                self._gone(f"/volumes/{one['Name']}", force=True)
-            for one in self.api.get("/networks", filters=self._mine):
-                self._gone(f"/networks/{one['Id']}")
+            found = self.docker.containers(all=True, filters=self._mine)
+            parallel(self._remove_container, [one["Id"] for one in found])
+            for one in self.docker.volumes(filters=self._mine).get("Volumes") or []:
+                self._remove_volume(one["Name"])
+            for one in self.docker.networks(filters=self._mine):
+                with contextlib.suppress(APIError):
+                    self.docker.remove_network(one["Id"])
             left = self.leftovers()
             if not left:
                 return
@@ -318,7 +317,7 @@ class LabEngine:
         return spec.object_name(self.name, part)
 
     def _exec(self, part: str, argv: list[str]) -> str:
-        done = self.api.exec(self._object(part), argv, EXEC_TIMEOUT_S)
+        done = exec_run(self.docker, self._object(part), argv)
         if done.exit_code:
             words = (done.stderr or done.stdout).decode("utf-8", "replace").strip()
             raise LabProblem(f"{argv[0]} in {self._object(part)} failed: {words}")
@@ -327,44 +326,39 @@ class LabEngine:
     def _unready(self, node: str, timeout: float) -> str:
         """Return what a node still lacks after the timeout, or nothing."""
         try:
-            done = self.api.exec(
-                self._object(node), ["rdm-lab", "wait", f"{timeout:g}"], timeout + EXEC_TIMEOUT_S
-            )
-        except DockerError:
+            done = exec_run(self.docker, self._object(node), ["rdm-lab", "wait", f"{timeout:g}"])
+        except APIError:
             return f"it has stopped again, see docker logs {self._object(node)}"
-        except DockerProblem as problem:
-            return str(problem)
         return done.stdout.decode("utf-8", "replace").strip() if done.exit_code else ""
 
     def _make(self, part: str, body: dict[str, Any]) -> None:
         while True:
             try:
-                self.api.post("/containers/create", body, name=self._object(part))
+                self.docker.create_container_from_config(body, self._object(part))
                 break
-            except DockerError as error:
+            except APIError as error:
                 body = without_unknown_capability(body, error)
         self._start(part)
 
     def _start(self, part: str) -> None:
-        self.api.post(f"/containers/{self._object(part)}/start")
+        self.docker.start(self._object(part))
 
-    def _gone(self, path: str, **query: Any) -> None:
-        """Delete an object. One that is gone, is going, or is still held is looked at again by the caller."""
-        with contextlib.suppress(DockerError):
-            self.api.delete(path, **query)
+    # What is gone, is going, or is still held is looked at again by the caller.
+
+    def _remove_container(self, name: str) -> None:
+        with contextlib.suppress(APIError):
+            self.docker.remove_container(name, force=True, v=True)
+
+    def _remove_volume(self, name: str) -> None:
+        with contextlib.suppress(APIError):
+            self.docker.remove_volume(name, force=True)
 
     def _await_state(self, part: str, state: str) -> None:
         deadline = time.monotonic() + EXEC_TIMEOUT_S
-        while self.api.get(f"/containers/{self._object(part)}/json")["State"]["Status"] != state:
+        while self.docker.inspect_container(self._object(part))["State"]["Status"] != state:
             if time.monotonic() > deadline:
                 raise LabProblem(f"{part} of lab {self.name!r} did not become {state}")
             time.sleep(POLL_S)
-
-
-def labs(api: DockerAPI) -> list[str]:
-    """Return the names of all labs in the engine."""
-    found = api.get("/networks", filters={"label": [spec.LABEL]})
-    return sorted({one["Labels"][spec.LABEL] for one in found})
 
 
 def address(container: Mapping[str, Any]) -> str:
@@ -376,24 +370,24 @@ def address(container: Mapping[str, Any]) -> str:
     return ""
 
 
-def without_unknown_capability(body: dict[str, Any], error: DockerError) -> dict[str, Any]:
+def without_unknown_capability(body: dict[str, Any], error: APIError) -> dict[str, Any]:
     """Return the container's specification without the capability that the engine does not know.
 
     Raises:
-        DockerError: the refusal is about something else.
+        APIError: the refusal is about something else.
     """
     capabilities = body["HostConfig"].get("CapAdd") or []
-    known = [name for name in capabilities if f"CAP_{name}" not in error.message.upper()]
-    if "unknown capability" not in error.message.lower() or len(known) == len(capabilities):
+    known = [name for name in capabilities if f"CAP_{name}" not in error.explanation.upper()]
+    if "unknown capability" not in error.explanation.lower() or len(known) == len(capabilities):
         raise error
     return {**body, "HostConfig": {**body["HostConfig"], "CapAdd": known}}
 
 
-def bounding_capabilities(api: DockerAPI) -> spec.Capabilities:
+def bounding_capabilities(engine_socket: str) -> spec.Capabilities:
     """Return the capabilities that bound the engine: those of the process at the other end of its socket."""
     last = int(Path("/proc/sys/kernel/cap_last_cap").read_text(encoding="ascii"))
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-        connection.connect(api.socket)
+        connection.connect(engine_socket)
         peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     pid = struct.unpack("3i", peer)[0] or os.getpid()  # 0: a process outside of our namespace
     return spec.capabilities(Path(f"/proc/{pid}/status").read_text(encoding="utf-8"), last)

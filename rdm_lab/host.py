@@ -7,16 +7,9 @@ import glob
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
-
-from ansible_collections.rdm.provision.plugins.module_utils.docker.api import DockerAPI, DockerError
-from ansible_collections.rdm.provision.rdm_lab import recipe
-
-_BLOCK = 1024 * 1024
-
 
 # --- package sources -------------------------------------------------------------------------------------
 
@@ -49,48 +42,6 @@ def proxy_options() -> list[str]:
 
 
 # --- what is made ----------------------------------------------------------------------------------------
-
-
-def has_image(api: DockerAPI, name: str) -> bool:
-    """Whether the engine has an image of this name."""
-    try:
-        api.get(f"/images/{name}/json")
-    except DockerError as error:
-        if error.status == 404:
-            return False
-        raise
-    return True
-
-
-def import_root(api: DockerAPI, rootfs: Path, repository: str, tag: str, labels: Mapping[str, str]) -> None:
-    """Make an image of the engine from a root file system.
-
-    Args:
-        api: of the engine.
-        rootfs: the tar.
-        repository: the image's name.
-        tag: of the image.
-        labels: of the image.
-    """
-    headers = {"Content-Type": "application/x-tar"}
-    query: dict[str, Any] = {
-        "fromSrc": "-",
-        "repo": repository,
-        "tag": tag,
-        "changes": recipe.import_changes(labels),
-    }
-    for _line in api.post_stream("/images/create", blocks(rootfs), headers, **query):
-        pass
-
-
-def blocks(path: Path) -> Iterator[bytes]:
-    """Yield a file's content."""
-    with path.open("rb") as file:
-        while True:
-            block = file.read(_BLOCK)
-            if not block:
-                return
-            yield block
 
 
 @contextmanager

@@ -4,25 +4,21 @@
 from __future__ import annotations
 
 import fcntl
+import io
 import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from ansible_collections.rdm.provision.plugins.module_utils.docker.api import (
-    DockerAPI,
-    DockerError,
-    DockerProblem,
-)
 from ansible_collections.rdm.provision.rdm_lab import recipe, spec
 from ansible_collections.rdm.provision.rdm_lab import trainer as lab_trainer
 from ansible_collections.rdm.provision.rdm_lab.builder import sweep_builders
+from ansible_collections.rdm.provision.rdm_lab.client import connect, image_id, import_root, removed
 from ansible_collections.rdm.provision.rdm_lab.host import (
-    has_image,
-    import_root,
     new_directory,
     proxy_options,
     release,
@@ -45,6 +41,9 @@ from ansible_collections.rdm.provision.rdm_lab.work import (
     sweep,
     work_directory,
 )
+from docker import APIClient
+from docker.errors import DockerException
+from requests.exceptions import RequestException
 
 PULL_TIMEOUT_S = 10
 """For how long a registry may stay silent before packages are used."""
@@ -86,8 +85,8 @@ class Part(Protocol):
 class Images:
     """The images of one recipe."""
 
-    def __init__(self, api: DockerAPI, files: Path, cache: Path, base: str, source: str = "auto") -> None:
-        self.api = api
+    def __init__(self, engine: APIClient, files: Path, cache: Path, base: str, source: str = "auto") -> None:
+        self.engine = engine
         self.files = files
         self.cache = cache
         self.base = base
@@ -100,8 +99,8 @@ class Images:
     def present(self) -> bool:
         """Whether nothing has to be made."""
         names = (recipe.CPU_ARCHIVE, recipe.SRIOV_ARCHIVE)
-        return all((self.archives / name).is_file() for name in names) and has_image(
-            self.api, self.node_image
+        return all((self.archives / name).is_file() for name in names) and bool(
+            image_id(self.engine, self.node_image)
         )
 
     def make(self) -> None:
@@ -117,35 +116,28 @@ class Images:
 
     def forget_superseded(self) -> None:
         """Remove images and archives of earlier recipes that no lab uses any more."""
-        mounts = (one.get("Mounts") or [] for one in self.api.get("/containers/json", all=True))
+        mounts = (one.get("Mounts") or [] for one in self.engine.containers(all=True))
         used = {mount.get("Source") for some in mounts for mount in some}
-        for image in self.api.get("/images/json", filters={"label": [recipe.RECIPE_LABEL]}):
+        for image in self.engine.images(filters={"label": [recipe.RECIPE_LABEL]}):
             version = str((image.get("Labels") or {}).get(recipe.RECIPE_LABEL, ""))
             # A lab of virtual machines has the archives, and another image.
             if version == self.version or str(self.cache / version) in used:
                 continue
-            try:
-                tags = [tag for tag in image.get("RepoTags") or [] if "<none>" not in tag]
-                for name in tags or [image["Id"]]:
-                    self.api.delete(f"/images/{name}")
-            except DockerError as error:
-                if error.status != 409:  # a lab uses it
-                    raise
-            else:
+            tags = [tag for tag in image.get("RepoTags") or [] if "<none>" not in tag]
+            if all(removed(partial(self.engine.remove_image, name)) for name in tags or [image["Id"]]):
                 shutil.rmtree(str(self.cache / version), ignore_errors=True)
 
     def _pull(self) -> str:
         """Pull the base image unless it is there; return why that is impossible, or nothing."""
-        if has_image(self.api, self.base):
+        if image_id(self.engine, self.base):
             return ""
         name, _, tag = self.base.rpartition(":")
         try:
-            for _line in self.api.post_stream(
-                "/images/create", [], idle_timeout=PULL_TIMEOUT_S, fromImage=name, tag=tag
-            ):
-                pass
-        except DockerProblem as problem:
-            return str(problem)
+            # A pull has no limit of its own: first see whether a registry answers.
+            connect(timeout=PULL_TIMEOUT_S).inspect_distribution(self.base)
+            self.engine.pull(name, tag)
+        except (DockerException, RequestException) as problem:
+            return str(getattr(problem, "explanation", None) or problem)
         return ""
 
     def _from_registry(self) -> None:
@@ -155,25 +147,26 @@ class Images:
         names = {"cpu": recipe.CPU_IMAGE, "sriov-plugin": recipe.SRIOV_IMAGE, "node": self.node_image}
         for stage, name in names.items():
             printed: list[str] = []
-            headers = {"Content-Type": "application/x-tar"}
-            query: dict[str, Any] = {
-                "t": name,
-                "target": stage,
-                "labels": labels,
-                "buildargs": proxies,
-                "forcerm": True,
-            }
-            try:
-                for line in self.api.post_stream("/build", [context], headers, **query):
-                    printed.append(str(line.get("stream", "")))
-            except DockerError as error:
-                raise LabProblem(f"{error}; the build said: {''.join(printed)[-500:]}") from error
+            for line in self.engine.build(
+                fileobj=io.BytesIO(context),
+                custom_context=True,
+                tag=name,
+                target=stage,
+                labels=labels,
+                buildargs=proxies,
+                forcerm=True,
+                decode=True,
+            ):
+                printed.append(str(line.get("stream", "")))
+                if "error" in line:
+                    said = "".join(printed)[-500:]
+                    raise LabProblem(f"{name} cannot be built: {line['error']}; the build said: {said}")
         with work_directory() as work, new_directory(self.archives) as target:
             for archive, name in (
                 (recipe.CPU_ARCHIVE, recipe.CPU_IMAGE),
                 (recipe.SRIOV_ARCHIVE, recipe.SRIOV_IMAGE),
             ):
-                save(self.api, name, work / archive)
+                save(self.engine, name, work / archive)
                 shutil.move(str(work / archive), str(target / archive))
 
     def _from_packages(self) -> None:
@@ -205,9 +198,9 @@ class Images:
                 with (target / recipe.SRIOV_ARCHIVE).open("wb") as file:
                     command = ["/usr/local/bin/sriov-plugin"]
                     recipe.write_archive(file, recipe.SRIOV_IMAGE, [base, top], command, created)
-            if not has_image(self.api, self.node_image):  # another user may have made it
+            if not image_id(self.engine, self.node_image):  # another user may have made it
                 labels = {recipe.RECIPE_LABEL: self.version}
-                import_root(self.api, node_tar, recipe.NODE_REPOSITORY, self.version, labels)
+                import_root(self.engine, node_tar, recipe.NODE_REPOSITORY, self.version, labels)
 
 
 class TrainingImage:
@@ -238,7 +231,7 @@ class TrainingImage:
                 base = archives / recipe.CPU_ARCHIVE
                 layers.append(
                     install_layer(
-                        self.images.api,
+                        self.images.engine,
                         self.trainer,
                         self.images.files,
                         base,
@@ -263,45 +256,38 @@ class TrainingImage:
             path.unlink()
 
 
-def save(api: DockerAPI, name: str, target: Path) -> None:
+def save(engine: APIClient, name: str, target: Path) -> None:
     """Write an image of the engine as an archive."""
-    import docker
-
-    client = docker.APIClient(base_url=f"unix://{api.socket}", version="auto")
     with target.open("wb") as file:
-        for block in client.get_image(name):
+        for block in engine.get_image(name):
             file.write(block)
 
 
 # --- taking them away ------------------------------------------------------------------------------------
 
 
-def remove(api: DockerAPI, cache: Path, check: bool) -> bool:
+def remove(engine: APIClient, cache: Path, check: bool) -> bool:
     """Remove the images of every recipe and the cache; return whether there was something to remove."""
     found = [
         image
         for label in (SlurmImage.label, PodmanImage.label, recipe.RECIPE_LABEL, MACHINE_LABEL)
-        for image in api.get("/images/json", filters={"label": [label]})
+        for image in engine.images(filters={"label": [label]})
     ]
     changed = bool(found) or cache.exists()
     if check or not changed:
         return changed
     with locked(cache):
-        sweep_builders(api)
+        sweep_builders(engine)
         for image in found:
-            try:
-                api.delete(f"/images/{image['Id']}", force=True)
-            except DockerError as error:
-                if error.status == 409:
-                    using = api.get("/containers/json", all=True, filters={"label": [spec.LABEL]})
-                    down = [
-                        f"rdm-provision lab down --name {name}"
-                        for name in sorted({one["Labels"][spec.LABEL] for one in using})
-                    ]
-                    raise LabProblem(
-                        f"the node image is used by a lab: take every lab down first: {'; '.join(down)}"
-                    ) from error
-                raise
+            if not removed(partial(engine.remove_image, image["Id"], force=True)):
+                using = engine.containers(all=True, filters={"label": [spec.LABEL]})
+                down = [
+                    f"rdm-provision lab down --name {name}"
+                    for name in sorted({one["Labels"][spec.LABEL] for one in using})
+                ]
+                raise LabProblem(
+                    f"the node image is used by a lab: take every lab down first: {'; '.join(down)}"
+                )
         sweep()
         shutil.rmtree(str(cache))
     if cache.parent.exists() and not list(cache.parent.iterdir()):
@@ -312,14 +298,14 @@ def remove(api: DockerAPI, cache: Path, check: bool) -> bool:
 # --- the whole of it -------------------------------------------------------------------------------------
 
 
-def present(api: DockerAPI, given: Mapping[str, Any], check: bool) -> dict[str, Any]:
+def present(engine: APIClient, given: Mapping[str, Any], check: bool) -> dict[str, Any]:
     """Make what images a lab as asked for lacks; return the action's result."""
     files, cache = Path(given["files"]), cache_directory(given["cache"])
     slurm, trainer = given["slurm"], given["trainer"]
     made_of = Choice(
         checked_engine(given["engine"], given["machines"]), checked_kernel(given["kernel"], given["machines"])
     )
-    images = Images(api, files, cache, given["base"], given["source"])
+    images = Images(engine, files, cache, given["base"], given["source"])
     result: dict[str, Any] = {"node_image": images.node_image, "archives": str(images.archives)}
     parts: list[Part] = [images]
     # Slurm's jobs run on the nodes themselves.
@@ -329,15 +315,15 @@ def present(api: DockerAPI, given: Mapping[str, Any], check: bool) -> dict[str, 
         parts.append(training)
     kind = SlurmImage if slurm else PodmanImage if given["engine"] == PODMAN else None
     if kind is not None:
-        layer = kind(api, images.node_image, files)
+        layer = kind(engine, images.node_image, files)
         result["node_image"] = layer.name
         parts.append(layer)
     if trainer and slurm:
-        packages = Packages(api, images.node_image, files, Path(trainer), images.archives, given["extras"])
+        packages = Packages(engine, images.node_image, files, Path(trainer), images.archives, given["extras"])
         result.update(packages=packages.directory.name, torch=packages.torch)
         parts.append(packages)
     if given["machines"]:
-        machines = Machines(api, files, cache, made_of)
+        machines = Machines(engine, files, cache, made_of)
         result.update(machine_image=machines.image, machine=str(machines.directory))
         parts.append(machines)
     missing = [part for part in parts if not part.present()]

@@ -19,6 +19,7 @@ from typing import Any
 import yaml
 from ansible_collections.rdm.provision.plugins.module_utils.base.atomic_file import write_whole
 from ansible_collections.rdm.provision.plugins.module_utils.base.file_diff import difference
+from ansible_collections.rdm.provision.plugins.module_utils.docker.api import socket_path
 from ansible_collections.rdm.provision.rdm_lab import spec
 from ansible_collections.rdm.provision.rdm_lab.builder import sweep_builders
 from ansible_collections.rdm.provision.rdm_lab.engine import (
@@ -287,7 +288,7 @@ def node_bodies(
     engine: LabEngine, given: dict[str, Any], files: Files, addresses: Mapping[str, str]
 ) -> dict[str, dict[str, Any]]:
     """Return what makes each node."""
-    told = engine.api.get("/info")
+    told = engine.docker.info()
     common: dict[str, Any] = {
         "lab": engine.name,
         "network": spec.object_name(engine.name),
@@ -308,7 +309,7 @@ def node_bodies(
         }
     common.update(
         image=given["node_image"],
-        capabilities=bounding_capabilities(engine.api),
+        capabilities=bounding_capabilities(socket_path()),
         cgroup_version=str(told.get("CgroupVersion", "1")),
         slurm=given["slurm"],
         podman=given["podman"],
@@ -413,7 +414,7 @@ def absent(engine: LabEngine, given: dict[str, Any], check: bool) -> dict[str, A
     if end_interrupted_start(engine.name, places):
         actions.append("end an interrupted start")
     sweep()
-    sweep_builders(engine.api)
+    sweep_builders(engine.docker)
     for files in places:
         files.close_connections()
     engine.remove()

@@ -6,23 +6,24 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
-from ansible_collections.rdm.provision.plugins.module_utils.docker.api import DockerAPI, DockerError
 from ansible_collections.rdm.provision.rdm_lab import recipe
 from ansible_collections.rdm.provision.rdm_lab.builder import (
     AT,
-    LIMIT_S,
     apt_conf,
     builder,
     certificates,
     given,
     text_file,
 )
-from ansible_collections.rdm.provision.rdm_lab.host import has_image, proxy_options
+from ansible_collections.rdm.provision.rdm_lab.client import exec_run, image_id, removed
+from ansible_collections.rdm.provision.rdm_lab.host import proxy_options
 from ansible_collections.rdm.provision.rdm_lab.spec import LabProblem
 from ansible_collections.rdm.provision.rdm_lab.work import work_directory
+from docker import APIClient
 
 # Raised when the code below changes what it makes.
 FORMAT = 1
@@ -54,7 +55,7 @@ class NodeLayer:
         packages: what is installed.
 
     Args:
-        api: of this machine's engine.
+        engine: of this machine's engine.
         node_image: what it is made from, by name.
         directory: that has the files.
     """
@@ -66,8 +67,8 @@ class NodeLayer:
     files: ClassVar[tuple[str, ...]]
     packages: ClassVar[tuple[str, ...]]
 
-    def __init__(self, api: DockerAPI, node_image: str, directory: Path) -> None:
-        self.api = api
+    def __init__(self, engine: APIClient, node_image: str, directory: Path) -> None:
+        self.engine = engine
         self.node_image = node_image
         self.directory = directory
         contents = [(directory / name).read_bytes() for name in self.files]
@@ -80,7 +81,7 @@ class NodeLayer:
 
     def present(self) -> bool:
         """Whether nothing has to be made."""
-        return has_image(self.api, self.name)
+        return bool(image_id(self.engine, self.name))
 
     def make(self) -> None:
         """Make it, and forget those of earlier recipes that no lab uses.
@@ -95,27 +96,20 @@ class NodeLayer:
             binds.append(text_file(work, "apt.conf", apt_conf(proxy_options(), trusted)))
             if trusted:
                 binds.append(given(trusted, "certificates.pem"))
-            with builder(self.api, self.node_image, binds, {}) as container:
-                done = self.api.exec(container, argv, LIMIT_S)
+            with builder(self.engine, self.node_image, binds, {}) as container:
+                done = exec_run(self.engine, container, argv)
                 if done.exit_code:
-                    output = (done.stdout + done.stderr).decode("utf-8", "replace").strip()
-                    raise LabProblem(f"{self.what} packages cannot be installed: {output[-800:]}")
-                self.api.post(
-                    "/commit",
-                    {"Labels": {self.label: self.version}, "Env": [recipe.PATH], "Cmd": []},
-                    container=container,
-                    repo=self.repository,
-                    tag=self.version,
+                    raise LabProblem(f"{self.what} packages cannot be installed: {done.output[-800:]}")
+                self.engine.commit(
+                    container,
+                    self.repository,
+                    self.version,
                     pause=False,
+                    conf={"Labels": {self.label: self.version}, "Env": [recipe.PATH], "Cmd": []},
                 )
         self._forget_superseded()
 
     def _forget_superseded(self) -> None:
-        for image in self.api.get("/images/json", filters={"label": [self.label]}):
-            if image["Labels"][self.label] == self.version:
-                continue
-            try:
-                self.api.delete(f"/images/{image['Id']}", force=True)
-            except DockerError as error:
-                if error.status not in (404, 409):  # gone, or a lab uses it
-                    raise
+        for image in self.engine.images(filters={"label": [self.label]}):
+            if image["Labels"][self.label] != self.version:
+                removed(partial(self.engine.remove_image, image["Id"], force=True))

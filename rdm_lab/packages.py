@@ -9,13 +9,14 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from ansible_collections.rdm.provision.plugins.module_utils.docker.api import DockerAPI
-from ansible_collections.rdm.provision.rdm_lab.builder import AT, LIMIT_S, builder
+from ansible_collections.rdm.provision.rdm_lab.builder import AT, builder
+from ansible_collections.rdm.provision.rdm_lab.client import exec_run
 from ansible_collections.rdm.provision.rdm_lab.host import new_directory, proxy_options
 from ansible_collections.rdm.provision.rdm_lab.spec import LabProblem
 from ansible_collections.rdm.provision.rdm_lab.trainer import lists
 from ansible_collections.rdm.provision.rdm_lab.trainer_build import package_sources
 from ansible_collections.rdm.provision.rdm_lab.work import work_directory
+from docker import APIClient
 
 SCRIPT = "packages.sh"
 _NAME = "packages-"
@@ -30,7 +31,7 @@ class Packages:
     """The packages, downloaded or not.
 
     Args:
-        api: of this machine's engine.
+        engine: of this machine's engine.
         node_image: of the nodes that install them, by name.
         files: the directory with SCRIPT.
         trainer: the directory `trainer` of the project.
@@ -40,14 +41,14 @@ class Packages:
 
     def __init__(
         self,
-        api: DockerAPI,
+        engine: APIClient,
         node_image: str,
         files: Path,
         trainer: Path,
         archives: Path,
         extras: Sequence[str] = (),
     ) -> None:
-        self.api = api
+        self.engine = engine
         self.node_image = node_image
         self.files = files
         self.trainer = trainer
@@ -80,11 +81,12 @@ class Packages:
             binds, environment, _ = package_sources(work, self.trainer, self.files, proxy_options())
             binds.append(f"{output}:{AT}/out")
             environment["EXTRAS"] = " ".join(self.extras)
-            with builder(self.api, self.node_image, binds, environment) as container:
-                done = self.api.exec(container, ["sh", f"{AT}/lab/{SCRIPT}"], LIMIT_S)
+            with builder(self.engine, self.node_image, binds, environment) as container:
+                done = exec_run(self.engine, container, ["sh", f"{AT}/lab/{SCRIPT}"])
             if done.exit_code:
-                printed = (done.stdout + done.stderr).decode("utf-8", "replace").strip()
-                raise LabProblem(f"the trainer's packages cannot be downloaded; pip said: {printed[-800:]}")
+                raise LabProblem(
+                    f"the trainer's packages cannot be downloaded; pip said: {done.output[-800:]}"
+                )
             with new_directory(self.directory) as target:
                 for path in output.iterdir():
                     shutil.move(str(path), str(target / path.name))

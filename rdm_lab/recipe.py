@@ -333,6 +333,6 @@ def add_file(tar: tarfile.TarFile, name: str, content: bytes, mode: int) -> None
     tar.addfile(entry, io.BytesIO(content))
 
 
-def import_changes(labels: Mapping[str, str]) -> str:
+def import_changes(labels: Mapping[str, str]) -> list[str]:
     """Return the Dockerfile lines that label an imported root file system and set its PATH."""
-    return "\n".join([f"ENV {PATH}", *(f"LABEL {key}={value}" for key, value in labels.items())])
+    return [f"ENV {PATH}", *(f"LABEL {key}={value}" for key, value in labels.items())]

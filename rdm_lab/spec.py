@@ -243,22 +243,21 @@ def network_body(lab: str, subnet: str, directory: str) -> dict[str, Any]:
     """Return what makes the management network."""
     gateway = str(ipaddress.IPv4Network(subnet)[1])
     return {
-        "Name": object_name(lab),
-        "Driver": "bridge",
-        "CheckDuplicate": True,
-        "IPAM": {"Config": [{"Subnet": subnet, "Gateway": gateway}]},
-        "Labels": labels(lab, directory=directory),
+        "name": object_name(lab),
+        "driver": "bridge",
+        "ipam": {"Config": [{"Subnet": subnet, "Gateway": gateway}]},
+        "labels": labels(lab, directory=directory),
     }
 
 
 def volume_body(lab: str, node: str) -> dict[str, Any]:
     """Return what makes the volume of a node's own engine."""
-    return {"Name": object_name(lab, node), "Labels": labels(lab, node=node)}
+    return {"name": object_name(lab, node), "labels": labels(lab, node=node)}
 
 
 def shared_volume_body(lab: str) -> dict[str, Any]:
     """Return what makes the volume that the nodes of a Slurm lab share."""
-    return {"Name": object_name(lab, "shared"), "Labels": labels(lab)}
+    return {"name": object_name(lab, "shared"), "labels": labels(lab)}
 
 
 def rails_environment(rails: int) -> dict[str, Any]:

@@ -10,25 +10,23 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from ansible_collections.rdm.provision.plugins.module_utils.docker.api import DockerAPI, DockerError
 from ansible_collections.rdm.provision.rdm_lab import recipe
 from ansible_collections.rdm.provision.rdm_lab import trainer as lab_trainer
 from ansible_collections.rdm.provision.rdm_lab.builder import (
     AT,
-    LIMIT_S,
     apt_conf,
     builder,
     certificates,
     given,
     text_file,
 )
+from ansible_collections.rdm.provision.rdm_lab.client import exec_run, image_id, removed
 from ansible_collections.rdm.provision.rdm_lab.spec import LabProblem
-
-_BLOCK = 1024 * 1024
+from docker import APIClient
 
 
 def install_layer(
-    api: DockerAPI,
+    engine: APIClient,
     trainer: Path,
     files: Path,
     base: Path,
@@ -39,7 +37,7 @@ def install_layer(
     """Make the layer that turns the CPU image into one that trains.
 
     Args:
-        api: of this machine's engine.
+        engine: of this machine's engine.
         trainer: the directory `trainer` of the project.
         files: the directory with lab_trainer.SCRIPT.
         base: the archive of the CPU image.
@@ -56,11 +54,10 @@ def install_layer(
     binds.append(f"{output}:{AT}/out")
     environment["EXTRAS"] = " ".join(extras)
     argv = ["sh", f"{AT}/lab/{lab_trainer.SCRIPT}", *directories]
-    with _base_image(api, base) as image, builder(api, image, binds, environment) as container:
-        done = api.exec(container, argv, LIMIT_S)
+    with _base_image(engine, base) as image, builder(engine, image, binds, environment) as container:
+        done = exec_run(engine, container, argv)
     if done.exit_code:
-        printed = (done.stdout + done.stderr).decode("utf-8", "replace").strip()
-        raise LabProblem(f"the training image cannot be made; the installation said: {printed[-800:]}")
+        raise LabProblem(f"the training image cannot be made; the installation said: {done.output[-800:]}")
     return recipe.measured(output / "layer.tar")
 
 
@@ -103,33 +100,19 @@ def package_sources(
 
 
 @contextmanager
-def _base_image(api: DockerAPI, archive: Path) -> Iterator[str]:
+def _base_image(engine: APIClient, archive: Path) -> Iterator[str]:
     """The CPU image in the engine, for the time of a build if it is not there anyway."""
-    before = _image_id(api)
+    before = image_id(engine, recipe.CPU_IMAGE)
     with archive.open("rb") as file:
-        blocks = iter(lambda: file.read(_BLOCK), b"")
-        headers = {"Content-Type": "application/x-tar"}
-        for _line in api.post_stream("/images/load", blocks, headers, quiet=True):
-            pass
-    image = _image_id(api)
+        said = [line["error"] for line in engine.load_image(file, quiet=True) if "error" in line]
+    image = image_id(engine, recipe.CPU_IMAGE)
+    if said or not image:
+        raise LabProblem(f"{archive} cannot be loaded: {' '.join(said) or 'it has no image of that name'}")
     try:
         yield image
     finally:
         if not before:
-            try:
-                api.delete(f"/images/{recipe.CPU_IMAGE}")
-            except DockerError as error:
-                if error.status not in (404, 409):  # another build has removed it, or uses it
-                    raise
-
-
-def _image_id(api: DockerAPI) -> str:
-    try:
-        return str(api.get(f"/images/{recipe.CPU_IMAGE}/json")["Id"])
-    except DockerError as error:
-        if error.status == 404:
-            return ""
-        raise
+            removed(lambda: engine.remove_image(recipe.CPU_IMAGE))
 
 
 def _pip(*argv: str) -> str:

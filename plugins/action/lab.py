@@ -6,13 +6,13 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from ansible_collections.rdm.provision.plugins.module_utils.docker.api import DockerAPI, DockerProblem
 from ansible_collections.rdm.provision.plugins.modules.lab import DOCUMENTATION
 from ansible_collections.rdm.provision.plugins.plugin_utils.controller.controller_action import (
     Decision,
     documented_options,
 )
 from ansible_collections.rdm.provision.rdm_lab import lab
+from ansible_collections.rdm.provision.rdm_lab.client import clear, connect
 from ansible_collections.rdm.provision.rdm_lab.engine import LabEngine
 from ansible_collections.rdm.provision.rdm_lab.spec import LabProblem
 
@@ -32,6 +32,7 @@ class ActionModule(Decision):
         options = json.loads(json.dumps(options))
         state = lab.present if options["state"] == "present" else lab.absent
         try:
-            return state(LabEngine(DockerAPI(), options["name"]), options, self._task.check_mode)
-        except (LabProblem, DockerProblem, OSError) as problem:
+            with clear():
+                return state(LabEngine(connect(), options["name"]), options, self._task.check_mode)
+        except (LabProblem, OSError) as problem:
             return {"failed": True, "msg": str(problem)}

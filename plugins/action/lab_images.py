@@ -5,13 +5,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from ansible_collections.rdm.provision.plugins.module_utils.docker.api import DockerAPI, DockerProblem
 from ansible_collections.rdm.provision.plugins.modules.lab_images import DOCUMENTATION
 from ansible_collections.rdm.provision.plugins.plugin_utils.controller.controller_action import (
     Decision,
     documented_options,
 )
 from ansible_collections.rdm.provision.rdm_lab import images
+from ansible_collections.rdm.provision.rdm_lab.client import clear, connect
 from ansible_collections.rdm.provision.rdm_lab.spec import LabProblem
 from ansible_collections.rdm.provision.rdm_lab.work import clean_up_when_told_to_end
 
@@ -25,10 +25,12 @@ class ActionModule(Decision):
     def decide(self, options: dict[str, Any], _variables: dict[str, Any]) -> dict[str, Any]:
         """Make or remove the images; return what they are, or why they cannot be made."""
         clean_up_when_told_to_end()
-        api, check = DockerAPI(), self._task.check_mode
+        check = self._task.check_mode
         try:
-            if options["state"] == "absent":
-                return {"changed": images.remove(api, images.cache_directory(options["cache"]), check)}
-            return images.present(api, options, check)
-        except (LabProblem, DockerProblem, OSError) as problem:
+            with clear():
+                if options["state"] == "present":
+                    return images.present(connect(), options, check)
+                cache = images.cache_directory(options["cache"])
+                return {"changed": images.remove(connect(), cache, check)}
+        except (LabProblem, OSError) as problem:
             return {"failed": True, "msg": str(problem)}

@@ -5,12 +5,11 @@ from __future__ import annotations
 
 import os
 import shutil
+from functools import partial
 from pathlib import Path
 
-from ansible_collections.rdm.provision.plugins.module_utils.docker.api import DockerAPI, DockerError
+from ansible_collections.rdm.provision.rdm_lab.client import image_id, import_root, removed
 from ansible_collections.rdm.provision.rdm_lab.host import (
-    has_image,
-    import_root,
     new_directory,
     proxy_options,
     release,
@@ -20,6 +19,7 @@ from ansible_collections.rdm.provision.rdm_lab.recipe import apt_sources, file_c
 from ansible_collections.rdm.provision.rdm_lab.spec import LabProblem
 from ansible_collections.rdm.provision.rdm_lab.vm import recipe
 from ansible_collections.rdm.provision.rdm_lab.work import run, work_directory
+from docker import APIClient
 
 PREFIX = "machine-"
 # What makes them, by package.
@@ -34,15 +34,15 @@ class Machines:
     """The disk with one engine and one kernel, and the image, of one recipe.
 
     Args:
-        api: of this machine's engine.
+        engine: of this machine's engine.
         files: the directory with the lab's files.
         cache: where the disk is kept.
         made_of: the machines' engine and kernel.
     """
 
-    def __init__(self, api: DockerAPI, files: Path, cache: Path, made_of: recipe.Choice) -> None:
+    def __init__(self, engine: APIClient, files: Path, cache: Path, made_of: recipe.Choice) -> None:
         recipe.checked_architecture(os.uname().machine)
-        self.api = api
+        self.engine = engine
         self.files = files
         self.version = recipe.version(files)
         self.image = f"{recipe.REPOSITORY}:{self.version}"
@@ -52,7 +52,7 @@ class Machines:
 
     def present(self) -> bool:
         """Whether nothing has to be made."""
-        return self.directory.is_dir() and has_image(self.api, self.image)
+        return self.directory.is_dir() and bool(image_id(self.engine, self.image))
 
     def make(self) -> None:
         """Make what is missing, and forget what it supersedes.
@@ -75,28 +75,21 @@ class Machines:
             own = release()
             suite = own.get("VERSION_CODENAME", "")
             packages = recipe.sources(apt_sources(source_files(), suite), own.get("ID", ""), suite)
-            if not has_image(self.api, self.image):
+            if not (image_id(self.engine, self.image)):
                 root = output / "container.tar"
                 command = recipe.container_command(packages, files / "vm/rdm-lab", root, proxy_options())
                 run(command, TMPDIR=str(output))
                 labels = recipe.image_labels(self.version)
-                import_root(self.api, root, recipe.REPOSITORY, self.version, labels)
+                import_root(self.engine, root, recipe.REPOSITORY, self.version, labels)
             if not self.directory.is_dir():
                 self._make_disk(packages, files, output)
         self.forget_superseded()
 
     def forget_superseded(self) -> None:
         """Remove images and disks of earlier recipes that no lab uses any more."""
-        for image in self.api.get("/images/json", filters={"label": [recipe.RECIPE_LABEL]}):
+        for image in self.engine.images(filters={"label": [recipe.RECIPE_LABEL]}):
             version = str((image.get("Labels") or {}).get(recipe.RECIPE_LABEL, ""))
-            if version == self.version:
-                continue
-            try:
-                self.api.delete(f"/images/{image['Id']}")
-            except DockerError as error:
-                if error.status != 409:  # a lab uses it
-                    raise
-            else:
+            if version != self.version and removed(partial(self.engine.remove_image, image["Id"])):
                 for disk in self.cache.glob(f"{PREFIX}{version}*"):
                     shutil.rmtree(str(disk), ignore_errors=True)
 

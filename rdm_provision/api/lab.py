@@ -237,14 +237,14 @@ class Lab:
 
     @cached_property
     def _engine(self) -> LabEngine:
-        from ansible_collections.rdm.provision.plugins.module_utils.docker.api import DockerAPI
+        from ansible_collections.rdm.provision.rdm_lab.client import connect
         from ansible_collections.rdm.provision.rdm_lab.engine import LabEngine
 
-        return LabEngine(DockerAPI(), self.name)
+        return LabEngine(connect(), self.name)
 
     def _engine_answers(self) -> bool:
         try:
-            self._ask(lambda: self._engine.api.version())
+            self._ask(lambda: self._engine)
         except RdmError:
             return False
         return True
@@ -274,23 +274,24 @@ class Lab:
         )
 
     def _on(self, node: str, action: Callable[[], bool]) -> bool:
-        with self._input():
-            self._ask_raw(lambda: self._engine.node(node))
+        from ansible_collections.rdm.provision.rdm_lab.client import EngineProblem, clear
+
+        try:
+            with clear():
+                self._engine.node(node)
+        except EngineProblem as problem:
+            raise RdmError(str(problem)) from None
+        except self._spec.LabProblem as problem:
+            raise InputError(str(problem)) from None
         return self._ask(action)
 
     def _ask(self, question: Callable[[], _T]) -> _T:
+        from ansible_collections.rdm.provision.rdm_lab.client import clear
+
         try:
-            return self._ask_raw(question)
+            with clear():
+                return question()
         except self._spec.LabProblem as problem:
-            raise RdmError(str(problem)) from None
-
-    @staticmethod
-    def _ask_raw(question: Callable[[], _T]) -> _T:
-        from ansible_collections.rdm.provision.plugins.module_utils.docker.api import DockerProblem
-
-        try:
-            return question()
-        except DockerProblem as problem:
             raise RdmError(str(problem)) from None
 
     @contextmanager

@@ -18,7 +18,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.docker.api import Do
 from ansible_collections.rdm.provision.rdm_lab import images
 from ansible_collections.rdm.provision.rdm_lab import lab as lab_module
 from ansible_collections.rdm.provision.rdm_lab import recipe as lab_recipe
-from ansible_collections.rdm.provision.rdm_lab.host import has_image
+from ansible_collections.rdm.provision.rdm_lab.client import connect, image_id
 from ansible_collections.rdm.provision.rdm_lab.spec import LabProblem
 
 from tests.integration.engine import Engine, wait_until
@@ -395,7 +395,8 @@ def made_image(api: DockerAPI, version: str) -> str:
 
 def test_superseded_images_go_unless_a_lab_uses_them(engine: Engine, tmp_path: Path) -> None:
     api = engine.api
-    made_here = images.Images(api, ROOT / "roles/lab/files", tmp_path, "debian:none")
+    client = connect(engine.socket)
+    made_here = images.Images(client, ROOT / "roles/lab/files", tmp_path, "debian:none")
     versions = ("old", "used", "mounted", made_here.version)
     made = [made_image(api, version) for version in versions]
     for name in versions:
@@ -407,7 +408,7 @@ def test_superseded_images_go_unless_a_lab_uses_them(engine: Engine, tmp_path: P
     ]
     try:
         made_here.forget_superseded()
-        assert [has_image(api, name) for name in made] == [False, True, True, True]
+        assert [bool(image_id(client, name)) for name in made] == [False, True, True, True]
         assert {path.name for path in tmp_path.iterdir()} == {*versions[1:]}
     finally:
         for container in containers:
@@ -418,28 +419,28 @@ def test_superseded_images_go_unless_a_lab_uses_them(engine: Engine, tmp_path: P
 
 def test_images_that_a_lab_uses_go_after_it(engine: Engine, tmp_path: Path) -> None:
     """On an engine of its own, since it is about the images of all labs."""
-    api = engine.api
+    api, client = engine.api, connect(engine.socket)
     lab = Lab(tmp_path, f"{NAME}-u", {"DOCKER_HOST": f"unix://{engine.socket}"})
     labels = {"rdm.provision.lab": lab.name}
     used = {"Image": made_image(api, "u"), "Cmd": ["sleep", "infinity"], "Labels": labels}
     api.post(f"/containers/{api.post('/containers/create', used)['Id']}/start")
     cache = tmp_path / "cache"
     with pytest.raises(LabProblem) as told:
-        images.remove(api, cache, check=False)
+        images.remove(client, cache, check=False)
     follow(str(told.value), "lab down", lab.program)
-    assert images.remove(api, cache, check=False)
-    assert not has_image(api, f"{lab_recipe.NODE_REPOSITORY}:u")
+    assert images.remove(client, cache, check=False)
+    assert not image_id(client, f"{lab_recipe.NODE_REPOSITORY}:u")
 
 
 def test_purging_removes_every_image_and_the_cache(engine: Engine, tmp_path: Path) -> None:
-    api = engine.api
+    api, client = engine.api, connect(engine.socket)
     made_image(api, "x")
     cache = images.cache_directory(str(tmp_path / "cache"))
     (cache / "x").mkdir(parents=True)
-    assert images.remove(api, cache, check=True)
-    assert has_image(api, f"{lab_recipe.NODE_REPOSITORY}:x")
-    assert images.remove(api, cache, check=False)
-    assert not has_image(api, f"{lab_recipe.NODE_REPOSITORY}:x")
-    assert has_image(api, "rdm-test/lab-image:1")
+    assert images.remove(client, cache, check=True)
+    assert image_id(client, f"{lab_recipe.NODE_REPOSITORY}:x")
+    assert images.remove(client, cache, check=False)
+    assert not image_id(client, f"{lab_recipe.NODE_REPOSITORY}:x")
+    assert image_id(client, "rdm-test/lab-image:1")
     assert not cache.exists()
-    assert not images.remove(api, cache, check=False)
+    assert not images.remove(client, cache, check=False)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-from typing import Any, cast
+from typing import Any
 
-from ansible_collections.rdm.provision.plugins.module_utils.docker.api import DockerAPI
 from ansible_collections.rdm.provision.rdm_lab.builder import BUILDER_LABEL, sweep_builders
 from ansible_collections.rdm.provision.rdm_lab.spec import LABEL
 
@@ -15,13 +14,13 @@ GONE = str(2**22 + 1)
 
 class Engine:
     def __init__(self, containers: dict[str, dict[str, str]]) -> None:
-        self.containers = containers
+        self.there = containers
 
-    def get(self, _path: str, **_query: Any) -> list[dict[str, Any]]:
-        return [{"Id": name, "Labels": labels} for name, labels in self.containers.items()]
+    def containers(self, **_query: Any) -> list[dict[str, Any]]:
+        return [{"Id": name, "Labels": labels} for name, labels in self.there.items()]
 
-    def delete(self, path: str, **_query: Any) -> None:
-        del self.containers[path.rpartition("/")[2]]
+    def remove_container(self, name: str, **_query: Any) -> None:
+        del self.there[name]
 
 
 def test_only_what_a_killed_build_has_left_is_removed() -> None:
@@ -33,5 +32,5 @@ def test_only_what_a_killed_build_has_left_is_removed() -> None:
             "node": {BUILDER_LABEL: GONE, LABEL: "mine"},
         }
     )
-    sweep_builders(cast(DockerAPI, engine))
-    assert set(engine.containers) == {"at-work", "node"}
+    sweep_builders(engine)
+    assert set(engine.there) == {"at-work", "node"}

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from ansible_collections.rdm.provision.plugins.module_utils.docker.api import DockerAPI
 from ansible_collections.rdm.provision.plugins.module_utils.images.archive_index import index_archive
 from ansible_collections.rdm.provision.rdm_lab import packages, recipe
 from ansible_collections.rdm.provision.rdm_lab import trainer as lab_trainer
@@ -106,7 +105,7 @@ def test_packages_are_downloaded_again_when_their_pins_or_the_nodes_change(tmp_p
     pins.write_text("numpy==1\ntorch==2.13.0\n")
 
     def wanted(image: str = "node:1", extras: Sequence[str] = ()) -> packages.Packages:
-        return packages.Packages(DockerAPI(), image, FILES, trainer, tmp_path, extras)
+        return packages.Packages(None, image, FILES, trainer, tmp_path, extras)
 
     first = wanted()
     assert (first.torch, first.present()) == ("torch==2.13.0+cpu", False)

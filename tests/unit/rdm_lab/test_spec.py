@@ -178,7 +178,8 @@ def test_everything_carries_the_label() -> None:
         spec.switch_body("lab", "image"),
         spec.node_body(node()),
     ]
-    assert [body["Labels"][spec.LABEL] for body in bodies] == ["lab"] * 4
+    labels = [body.get("Labels") or body["labels"] for body in bodies]
+    assert [found[spec.LABEL] for found in labels] == ["lab"] * 4
 
 
 def test_a_container_is_stale_when_its_specification_has_changed() -> None:
@@ -251,7 +252,7 @@ def test_nodes_of_a_slurm_lab_share_a_volume_and_have_stand_ins_for_gpus() -> No
     body = spec.node_body(node(slurm=True))
     assert "rdm-lab-lab-shared:/shared" in body["HostConfig"]["Binds"]
     assert body["Env"] == ["RDM_LAB_GPUS=4"]
-    assert spec.shared_volume_body("lab")["Labels"] == spec.labels("lab")  # by which it goes away
+    assert spec.shared_volume_body("lab")["labels"] == spec.labels("lab")  # by which it goes away
     assert "/shared" not in str(spec.node_body(node()))
 
 

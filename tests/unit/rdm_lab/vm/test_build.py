@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
-from ansible_collections.rdm.provision.plugins.module_utils.docker.api import DockerAPI, DockerError
 from ansible_collections.rdm.provision.rdm_lab.vm import recipe
 from ansible_collections.rdm.provision.rdm_lab.vm.build import Machines
+from docker.errors import APIError, ImageNotFound
+from requests import Response
 
 FILES = Path(__file__).parents[4] / "roles/lab/files"
 
@@ -19,17 +20,23 @@ class Engine:
     def __init__(self, versions: list[str], used: str) -> None:
         self.versions, self.used = versions, used
 
-    def get(self, path: str, **_query: Any) -> Any:
-        """Answer a question."""
-        if path == "/images/json":
-            return [{"Id": version, "Labels": recipe.image_labels(version)} for version in self.versions]
-        return {}
+    def images(self, **_query: Any) -> list[dict[str, Any]]:
+        """Return all of them."""
+        return [{"Id": version, "Labels": recipe.image_labels(version)} for version in self.versions]
 
-    def delete(self, path: str) -> None:
+    def inspect_image(self, name: str) -> dict[str, Any]:
+        """Return the image of the present recipe's name."""
+        if name.rpartition(":")[2] in self.versions:
+            return {"Id": name}
+        raise ImageNotFound("no such image")
+
+    def remove_image(self, image: str) -> None:
         """Remove an image that no container has."""
-        if path == f"/images/{self.used}":
-            raise DockerError(409, "image is being used")
-        self.versions.remove(path.rpartition("/")[2])
+        if image == self.used:
+            refused = Response()
+            refused.status_code = 409
+            raise APIError("image is being used", refused)
+        self.versions.remove(image)
 
 
 @pytest.fixture
@@ -43,8 +50,8 @@ def cache(tmp_path: Path) -> Path:
 
 
 def machines(cache: Path, engine: str, kernel: str = recipe.DEFAULT_KERNEL) -> Machines:
-    api = Engine(["old", "used", recipe.version(FILES)], used="used")
-    return Machines(cast(DockerAPI, api), FILES, cache, recipe.Choice(engine, kernel))
+    engine_of_images = Engine(["old", "used", recipe.version(FILES)], used="used")
+    return Machines(engine_of_images, FILES, cache, recipe.Choice(engine, kernel))
 
 
 def test_each_engine_and_kernel_has_a_disk_and_they_share_the_image(cache: Path) -> None:

@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""This machine's engine through the Docker SDK: how to reach it, and what takes more than one call."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+from ansible_collections.rdm.provision.plugins.module_utils.docker.api import (
+    DockerAPI,
+    DockerProblem,
+    socket_path,
+)
+from ansible_collections.rdm.provision.rdm_lab import recipe
+from ansible_collections.rdm.provision.rdm_lab.spec import LabProblem
+from docker import APIClient
+from docker.errors import APIError, DockerException, ImageNotFound
+from requests.exceptions import RequestException
+
+_EXIT_STATUS_S = 60.0
+_POLL_S = 0.01
+
+
+class EngineProblem(LabProblem):
+    """The engine refuses, or does not answer."""
+
+
+class ExecResult(NamedTuple):
+    """How a command in a container ended, and what it wrote."""
+
+    exit_code: int
+    stdout: bytes
+    stderr: bytes
+
+    @property
+    def output(self) -> str:
+        """All that it wrote."""
+        return (self.stdout + self.stderr).decode("utf-8", "replace").strip()
+
+
+def connect(socket: str = "", timeout: float = 60) -> APIClient:
+    """Return a client of this machine's engine.
+
+    Args:
+        socket: path or unix:// address; empty means DOCKER_HOST, else Docker's default.
+        timeout: seconds that the engine may stay silent.
+
+    Raises:
+        EngineProblem: none answers.
+    """
+    with clear():
+        # The SDK's own words for it are those of its HTTP library.
+        DockerAPI(socket).version()
+        return APIClient(base_url=f"unix://{socket_path(socket)}", version="auto", timeout=timeout)
+
+
+@contextmanager
+def clear() -> Iterator[None]:
+    """Let what the engine refuses, or that it does not answer, be one sentence.
+
+    Raises:
+        EngineProblem: it refuses, or does not answer.
+    """
+    try:
+        yield
+    except DockerProblem as problem:
+        raise EngineProblem(str(problem)) from problem
+    except APIError as error:
+        raise EngineProblem(
+            f"Docker Engine refused: {error.explanation} (status {error.status_code})"
+        ) from error
+    except (DockerException, RequestException) as error:
+        raise EngineProblem(f"no Docker Engine answers: {error}") from error
+
+
+def exec_run(engine: APIClient, container: str, argv: list[str]) -> ExecResult:
+    """Run a command in a running container, without a terminal, and wait for its end.
+
+    The engine cannot end a command that it has started: one that may hang has a limit of its own.
+
+    Args:
+        engine: of the container.
+        container: name or id.
+        argv: the command and its arguments; no shell is involved.
+
+    Raises:
+        APIError: no such container, or it does not run.
+    """
+    made = engine.exec_create(container, argv)["Id"]
+    stdout, stderr = engine.exec_start(made, demux=True)
+    deadline = time.monotonic() + _EXIT_STATUS_S
+    # The output may end before the engine has collected the exit status.
+    while (code := engine.exec_inspect(made)["ExitCode"]) is None:
+        if time.monotonic() > deadline:
+            raise LabProblem(f"{argv[0]} in container {container} ended, and the engine does not say how")
+        time.sleep(_POLL_S)
+    return ExecResult(code, stdout or b"", stderr or b"")
+
+
+def removed(remove: Callable[[], object]) -> bool:
+    """Remove an object of the engine; return whether it can be gone: False when something uses it."""
+    try:
+        remove()
+    except APIError as error:
+        if error.status_code not in (404, 409):
+            raise
+        return bool(error.status_code == 404)
+    return True
+
+
+def image_id(engine: APIClient, name: str) -> str:
+    """Return the id of an image of the engine; empty when it has none of this name."""
+    try:
+        return str(engine.inspect_image(name)["Id"])
+    except ImageNotFound:
+        return ""
+
+
+def import_root(
+    engine: APIClient, rootfs: Path, repository: str, tag: str, labels: Mapping[str, str]
+) -> None:
+    """Make an image of the engine from a root file system.
+
+    Args:
+        engine: this machine's.
+        rootfs: the tar.
+        repository: the image's name.
+        tag: of the image.
+        labels: of the image.
+
+    Raises:
+        LabProblem: the engine cannot read it.
+    """
+    with rootfs.open("rb") as file:
+        said = engine.import_image_from_data(
+            file, repository=repository, tag=tag, changes=recipe.import_changes(labels)
+        )
+    if not image_id(engine, f"{repository}:{tag}"):
+        raise LabProblem(f"the image {repository}:{tag} cannot be made: {str(said).strip()[-800:]}")
