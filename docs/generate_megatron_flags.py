@@ -282,9 +282,8 @@ RULES: tuple[tuple[str, str, str], ...] = (
     ),
     (
         "documents within a sample",
-        "As without the flags: attention and positions cross the ends of documents, and these are predicted too.",
-        r"reset-(position-ids|attention-mask)|dataloader-inter-document-masking"
-        r"|no-create-attention-mask-in-dataloader|allow-ambiguous-pad-tokens",
+        "`data.reset_attention_mask` and `data.reset_position_ids`; masks are made where attention needs them.",
+        r"dataloader-inter-document-masking|no-create-attention-mask-in-dataloader|allow-ambiguous-pad-tokens",
     ),
     (
         "filling in the middle",

@@ -55,6 +55,7 @@ class ModelSpec:
         ffn: GELU between two matrices (``mlp``), or SwiGLU, in which a third one gates (``gated``).
         norm: ``layer`` has a weight and a bias, ``rms`` a weight.
         norm_epsilon: Added to the variance in norms.
+        window: Tokens that a token of a decoder sees at most, itself included; None: all before it.
         qk_norm: Queries and keys of each head are normed.
         biases: The matrix products that add biases: all, those that make queries, keys and values, or none.
         positions: Rows of a learned position embedding; 0 where positions are rotated in.
@@ -82,6 +83,7 @@ class ModelSpec:
     ffn: Literal["mlp", "gated"] = "mlp"
     norm: Literal["layer", "rms"] = "layer"
     norm_epsilon: float = 1e-5
+    window: int | None = None
     qk_norm: bool = False
     biases: Literal["all", "qkv", "none"] = "all"
     positions: int

@@ -99,6 +99,8 @@ class ModelConfig:
     """`rope` only: the base of the frequencies."""
     rope_scaling: RopeScalingConfig | None = None
     """`rope` only: for sequences longer than those that the model was first trained on."""
+    sliding_window: Positive | None = None
+    """Not for a T5: tokens that a token sees at most, itself included. All before it when not given."""
     norm: Literal["layernorm", "rmsnorm"] = "layernorm"
     """Layer norm, or RMSNorm, which has no bias and takes no mean off."""
     qk_norm: bool = False
@@ -287,6 +289,10 @@ class DataConfig:
     """Processes that read ahead on each rank."""
     tokenizer: TokenizerConfig | None = None
     """The tokenizer that made the data. A T5 needs it."""
+    reset_attention_mask: bool = False
+    """Not for a T5: no token of a sample sees another document."""
+    reset_position_ids: bool = False
+    """Not for a T5: positions begin anew with each document of a sample."""
     eod_mask_loss: bool = False
     """Not for a T5: what follows the end of a document is not predicted."""
     mask_probability: Annotated[float, Bounds(above=0, below=1)] = 0.15
@@ -393,6 +399,7 @@ class Config(JobConfig):
             ffn="gated" if model.activation == "swiglu" else "mlp",
             norm="rms" if model.norm == "rmsnorm" else "layer",
             norm_epsilon=model.layernorm_epsilon,
+            window=model.sliding_window,
             qk_norm=model.qk_norm,
             biases=model.biases,
             positions=model.positions,
@@ -418,6 +425,11 @@ class Config(JobConfig):
     def zero_stage(self) -> int:
         """The ZeRO stage that runs: weights of 16 bits have fp32 copies, which are shared in any case."""
         return max(self.parallel.zero_stage, int(self.optimisation.precision != "fp32"))
+
+    @property
+    def knows_documents(self) -> bool:
+        """The model is told where documents begin."""
+        return self.data.reset_attention_mask or self.data.reset_position_ids
 
     @property
     def counts_tokens(self) -> bool:

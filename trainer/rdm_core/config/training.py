@@ -142,11 +142,13 @@ def _t5(config: Config) -> Iterator[str]:
         ("position_embedding: rope", model.position_embedding == "rope"),
         ("query_groups", model.query_groups),
         ("qk_norm", model.qk_norm),
+        ("sliding_window", model.sliding_window),
     ):
         if value:
             yield f"model.{key} is for a decoder, but model.kind is t5; leave it out."
-    if config.data.eod_mask_loss:
-        yield "data.eod_mask_loss is for a decoder, but model.kind is t5; leave it out."
+    for key in ("reset_attention_mask", "reset_position_ids", "eod_mask_loss"):
+        if getattr(config.data, key):
+            yield f"data.{key} is for a decoder, but model.kind is t5; leave it out."
     if model.vocab_extra_ids == 0:
         yield (
             "model.vocab_extra_ids is 0, but a T5 marks masked spans with sentinels of its own; 100 is usual."

@@ -25,6 +25,7 @@ _FORMER = {
     "qk_norm": False,
     "activation": "gelu",
     "biases": "all",
+    "sliding_window": None,
 }
 
 

@@ -20,14 +20,30 @@ from rdm_trainer.data.sampler import Sampler
 from rdm_trainer.data.sources import sources
 from rdm_trainer.tokenizers import special_tokens
 
-__all__ = ["Loaders", "MicroBatch", "MicroBatches", "build"]
+__all__ = ["Documents", "Loaders", "MicroBatch", "MicroBatches", "build", "starts_of"]
 
-# Of a GPT: (tokens [b, s], (labels [b, s], loss mask [b, s])).
+# Of a GPT: (tokens [b, s], (labels [b, s], loss mask [b, s])); where it is told where documents begin, tokens
+# and starts [b, s].
 # Of a T5: ((encoder ids [b, s_e], decoder ids [b, s_d]), (labels [b, s_d], loss mask [b, s_d])).
 MicroBatch = tuple[torch.Tensor | tuple[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 
 # Micro-batches that each thread keeps ready.
 AHEAD = 2
+
+
+@dataclass(frozen=True)
+class Documents:
+    """What the ends of documents mean to a GPT.
+
+    Attributes:
+        end: The token that ends one, and belongs to it.
+        masks_loss: What follows it is not predicted.
+        tells_starts: The model is told where each token's document begins.
+    """
+
+    end: int
+    masks_loss: bool
+    tells_starts: bool
 
 
 class MicroBatches(Iterator[MicroBatch]):
@@ -44,7 +60,7 @@ class MicroBatches(Iterator[MicroBatch]):
         threads: int,
         consumed_samples: int = 0,
         *,
-        unpredicted: int | None = None,
+        documents: Documents | None = None,
     ) -> None:
         """Read samples.
 
@@ -53,9 +69,9 @@ class MicroBatches(Iterator[MicroBatch]):
             sampler: In whose order.
             threads: How many read ahead; 0: the caller's alone.
             consumed_samples: As for :meth:`restart`.
-            unpredicted: The token of a GPT behind which the loss does not count; None: all count.
+            documents: What the ends of documents mean to a GPT; None: nothing.
         """
-        self._unpredicted = unpredicted
+        self._documents = documents
         self._source = source
         self._sampler = sampler
         self._threads = threads
@@ -112,16 +128,32 @@ class MicroBatches(Iterator[MicroBatch]):
         if len(columns) == 1:
             text = columns[0]
             tokens, labels = text[:, :-1].contiguous(), text[:, 1:].contiguous()
-            mask = torch.ones(labels.shape)
-            if self._unpredicted is not None:
-                mask = (tokens != self._unpredicted).float()
-            return self._placed(tokens), (self._placed(labels), self._placed(mask))
+            mask, documents = torch.ones(labels.shape), self._documents
+            if documents is not None and documents.masks_loss:
+                mask = (tokens != documents.end).float()
+            targets = self._placed(labels), self._placed(mask)
+            if documents is not None and documents.tells_starts:
+                return (self._placed(tokens), self._placed(starts_of(tokens, documents.end))), targets
+            return self._placed(tokens), targets
         encoder, decoder, labels, mask = (self._placed(column) for column in columns)
         return (encoder, decoder), (labels, mask)
 
     def _placed(self, tensor: torch.Tensor) -> torch.Tensor:
         """The tensor in memory from which it can be copied to an accelerator while that computes."""
         return tensor.pin_memory() if self._pin else tensor
+
+
+def starts_of(tokens: torch.Tensor, end_of_document: int) -> torch.Tensor:
+    """Return for each token where its document begins in the sample, int64 [batch, sequence].
+
+    Args:
+        tokens: int64 [batch, sequence]. The token that ends a document belongs to it.
+        end_of_document: That token.
+    """
+    places = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
+    begins = torch.zeros_like(tokens, dtype=torch.bool)
+    begins[:, 1:] = tokens[:, :-1] == end_of_document
+    return torch.where(begins, places, 0).cummax(dim=1).values
 
 
 @dataclass(frozen=True)
@@ -166,7 +198,10 @@ def build(
     """
     opened = sources(config, maps=maps or MapMaker(), order=order or Order.of(config))
     optimisation = config.optimisation
-    unpredicted = special_tokens.of_job(config).end_of_document if config.data.eod_mask_loss else None
+    documents = None
+    if config.knows_documents or config.data.eod_mask_loss:
+        end = special_tokens.of_job(config).end_of_document
+        documents = Documents(end, config.data.eod_mask_loss, config.knows_documents)
     loaders: list[MicroBatches | None] = []
     for number, source in enumerate(opened):
         if source is None:
@@ -189,7 +224,7 @@ def build(
                 sampler,
                 config.data.workers,
                 consumed_samples if training else 0,
-                unpredicted=unpredicted,
+                documents=documents,
             )
         )
     return Loaders(*loaders)

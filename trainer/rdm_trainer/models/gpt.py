@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from rdm_core.config import Config
+from rdm_core.model_spec import ModelSpec
 from rdm_trainer.distributed.pipeline_parallel.pipeline import Layer
 from rdm_trainer.distributed.tensor_parallel.layers import VocabParallelEmbedding
 from rdm_trainer.distributed.topology import Topology
@@ -18,24 +19,92 @@ from rdm_trainer.models.transformer import Block, Norm, PositionEmbedding, word_
 
 __all__ = ["layers"]
 
+Pair = tuple[torch.Tensor, torch.Tensor]
+"""States [batch, sequence, hidden], and where each token's document begins, int64 [batch, sequence]."""
+
+
+class DocumentEmbedding(VocabParallelEmbedding):
+    """The word embedding of tokens that have their documents' beginnings beside them."""
+
+    def forward(  # type: ignore[override]
+        self, inputs: torch.Tensor | Pair, labels: tuple[torch.Tensor, ...] | None = None
+    ) -> torch.Tensor | Pair:
+        """Look up the tokens of a pair; of states alone, make loss or logits."""
+        if isinstance(inputs, torch.Tensor):
+            return super().forward(inputs, labels)
+        tokens, starts = inputs
+        return super().forward(tokens), starts
+
+
+class DocumentPositions(PositionEmbedding):
+    """Learned positions, which may begin anew in each document."""
+
+    def __init__(self, spec: ModelSpec, *, resets: bool) -> None:
+        super().__init__(spec)
+        self.resets = resets
+
+    def forward(self, inputs: Pair) -> Pair:  # type: ignore[override]
+        """Add the positions to the states."""
+        states, starts = inputs
+        return super().forward(states, starts if self.resets else None), starts
+
+
+class DocumentDropout(nn.Dropout):
+    """What stands in for positions where they are rotary."""
+
+    def forward(self, inputs: Pair) -> Pair:  # type: ignore[override]
+        """Drop features of the states."""
+        states, starts = inputs
+        return super().forward(states), starts
+
+
+class DocumentBlock(Block):
+    """A block that is told where documents begin."""
+
+    def forward(self, inputs: Pair) -> Pair:  # type: ignore[override]
+        """Map the states."""
+        states, starts = inputs
+        return super().forward(states, starts=starts), starts
+
+
+class DocumentNorm(Norm):
+    """The last norm, behind which documents do not matter."""
+
+    def forward(self, inputs: Pair) -> torch.Tensor:  # type: ignore[override]
+        """Normalise the states, and return only them."""
+        return super().forward(inputs[0])
+
 
 def layers(config: Config, topology: Topology, device: torch.device | None = None) -> list[Layer]:
     """Return the model's layers: tokens int64 [batch, sequence] go in, the head makes logits or the loss.
 
-    Blocks have the same numbers whatever the positions are: with rotary ones, the layer of the learned ones
-    has only their dropout.
+    Where documents matter, (tokens, where each one's document begins) go in; both int64. Blocks have the
+    same numbers whatever the positions are: with rotary ones, the layer of the learned ones has only their
+    dropout.
     """
-    spec = config.spec
-    embedding = word_embedding(VocabParallelEmbedding, config, topology)
-    tied = "embed" if spec.tied_embeddings else None
+    spec, data = config.spec, config.data
     rotary = None if spec.positions else RotaryPositions(spec, device)
-    positions: Callable[[], nn.Module] = partial(PositionEmbedding, spec)
-    if rotary is not None:
-        positions = partial(nn.Dropout, spec.hidden_dropout)
+    positions: Callable[[], nn.Module]
+    block: Callable[..., nn.Module]
+    norm: Callable[[], nn.Module]
+    if config.knows_documents:
+        embedding = word_embedding(DocumentEmbedding, config, topology)
+        positions = partial(DocumentPositions, spec, resets=data.reset_position_ids)
+        if rotary is not None:
+            positions = partial(DocumentDropout, spec.hidden_dropout)
+        block = partial(DocumentBlock, apart=data.reset_attention_mask, resets=data.reset_position_ids)
+        norm = partial(DocumentNorm, spec)
+    else:
+        embedding = word_embedding(VocabParallelEmbedding, config, topology)
+        positions = partial(PositionEmbedding, spec)
+        if rotary is not None:
+            positions = partial(nn.Dropout, spec.hidden_dropout)
+        block, norm = Block, partial(Norm, spec)
+    tied = "embed" if spec.tied_embeddings else None
     return [
         Layer("Embedding", embedding, tied),
         Layer("Positions", positions, joined=True),
-        *[Layer("Block", partial(Block, spec, topology, rotary=rotary))] * spec.layers,
-        Layer("FinalNorm", partial(Norm, spec)),
+        *[Layer("Block", partial(block, spec, topology, rotary=rotary))] * spec.layers,
+        Layer("FinalNorm", norm),
         Layer("Head", embedding, tied),
     ]

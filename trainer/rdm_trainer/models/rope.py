@@ -33,14 +33,13 @@ class RotaryPositions:
         self.cos = (angles.cos() * factor)[:, None].to(device)
         self.sin = (angles.sin() * factor)[:, None].to(device)
 
-    def rotate(self, heads: torch.Tensor, first: int = 0) -> torch.Tensor:
+    def rotate(self, heads: torch.Tensor, places: slice | torch.Tensor) -> torch.Tensor:
         """Turn queries or keys.
 
         Args:
             heads: [batch, sequence, heads, head size].
-            first: The position of the first token.
+            places: The positions of the tokens, the same in each sample, or int64 [batch, sequence].
         """
-        places = slice(first, first + heads.shape[1])
         cos, sin = self.cos[places], self.sin[places]
         left, right = heads.float().chunk(2, dim=-1)
         turned = torch.cat((left * cos - right * sin, right * cos + left * sin), dim=-1)

@@ -29,6 +29,7 @@ from rdm_trainer.distributed.tensor_parallel.layers import (
 )
 from rdm_trainer.distributed.topology import Topology
 from rdm_trainer.models.rope import RotaryPositions
+from rdm_trainer.models.seen_tokens import first_seen, flex_attention, mask_of
 
 __all__ = [
     "MLP",
@@ -110,12 +111,25 @@ class PositionEmbedding(nn.Module):
         self.dropout = spec.hidden_dropout
         self.past: Past | None = None
 
-    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """Add the first positions to [batch, sequence, hidden]; behind a past, those that follow it."""
-        first = self.past.length if self.past is not None else 0
-        return functional.dropout(
-            hidden_states + self.weight[first : first + hidden_states.shape[1]], self.dropout, self.training
-        )
+    def forward(self, hidden_states: torch.Tensor, starts: torch.Tensor | None = None) -> torch.Tensor:
+        """Add the positions to [batch, sequence, hidden]: the first ones, or those that follow a past.
+
+        Args:
+            hidden_states: Of the tokens.
+            starts: Where positions begin anew, int64 [batch, sequence].
+        """
+        places = _positions(hidden_states, self.past, starts)
+        return functional.dropout(hidden_states + self.weight[places], self.dropout, self.training)
+
+
+def _positions(
+    hidden_states: torch.Tensor, past: Past | None, starts: torch.Tensor | None
+) -> slice | torch.Tensor:
+    """Return the positions of [batch, sequence, ...], behind a past or counted in each document."""
+    first, length = past.length if past is not None else 0, hidden_states.shape[1]
+    if starts is None:
+        return slice(first, first + length)
+    return torch.arange(length, device=starts.device) - starts
 
 
 class _Attention(nn.Module):
@@ -139,6 +153,7 @@ class _Attention(nn.Module):
         value: torch.Tensor,
         mask: torch.Tensor | None = None,
         causal: bool = False,
+        first: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Attend, up to the projection.
 
@@ -148,11 +163,20 @@ class _Attention(nn.Module):
             value: What is averaged, of the keys' shape.
             mask: bool, broadcast over [batch, heads, queries, keys]; True where attention may look.
             causal: No query looks at later keys.
+            first: The first key that each query sees, and its own is the last; the queries are the last keys.
 
         Returns:
             [batch, queries, features of this rank's heads].
         """
         dropout = self.dropout if self.training else 0.0
+        if first is not None:
+            queries, keys = query.shape[1], key.shape[1]
+            if query.is_cuda and queries == keys and not dropout:
+                kernel = flex_attention(
+                    query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2), first
+                )
+                return kernel.transpose(1, 2).flatten(2)
+            mask = mask_of(first, torch.arange(keys - queries, keys, device=query.device), keys)
         with self._own_random_state(query.device) if dropout else contextlib.nullcontext():
             mixed = functional.scaled_dot_product_attention(
                 query.transpose(1, 2),
@@ -189,14 +213,25 @@ class SelfAttention(_Attention):
         topology: Whose tensor axis divides the heads.
         causal: No token looks at later ones.
         rotary: Rotates positions into queries and keys; ``None`` where they are learned.
+        apart: No token looks into another document.
+        resets: The positions of each document begin anew.
     """
 
     def __init__(
-        self, spec: ModelSpec, topology: Topology, *, causal: bool, rotary: RotaryPositions | None = None
+        self,
+        spec: ModelSpec,
+        topology: Topology,
+        *,
+        causal: bool,
+        rotary: RotaryPositions | None = None,
+        apart: bool = False,
+        resets: bool = False,
     ) -> None:
         super().__init__(spec, topology)
         self.causal = causal
         self.rotary = rotary
+        self.apart, self.resets = apart, resets
+        self.window = spec.window
         # Rows lie by key-value head: its queries, its key, its value. Dividing the rows divides the heads.
         self.qkv_proj = ColumnParallelLinear(
             spec.hidden_size,
@@ -210,22 +245,47 @@ class SelfAttention(_Attention):
         self.k_norm = HeadNorm(spec, group) if spec.qk_norm else None
         self.past: Past | None = None
 
-    def forward(self, hidden_states: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
-        """Map [batch, sequence, hidden] to the same shape."""
-        whole: torch.Tensor = self.out_proj(self.inner(hidden_states, mask))
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        mask: torch.Tensor | None = None,
+        starts: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Map [batch, sequence, hidden] to the same shape.
+
+        Args:
+            hidden_states: Of the tokens.
+            mask: As for :meth:`attend`.
+            starts: Where each token's document begins, int64 [batch, sequence]; None: that does not matter.
+        """
+        whole: torch.Tensor = self.out_proj(self.inner(hidden_states, mask, starts))
         return whole
 
-    def inner(self, hidden_states: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
+    def inner(
+        self,
+        hidden_states: torch.Tensor,
+        mask: torch.Tensor | None = None,
+        starts: torch.Tensor | None = None,
+    ) -> torch.Tensor:
         """Return what :meth:`forward` projects."""
-        query, key, value = self.qkv(hidden_states)
+        query, key, value = self.qkv(hidden_states, starts if self.resets else None)
         causal = self.causal
         if self.past is not None:
             key, value = self.past.extended(self, key, value)
             # A single token looks at all that there are.
             causal = causal and query.shape[1] > 1
-        return self.attend(query, key, value, mask, causal)
+        keys = key.shape[1]
+        window = self.window if self.window is not None and self.window < keys else None
+        if not self.apart:
+            starts = None
+        if starts is None and window is None:
+            return self.attend(query, key, value, mask, causal)
+        places = torch.arange(keys - query.shape[1], keys, device=query.device)
+        return self.attend(query, key, value, first=first_seen(places, starts, window))
 
-    def qkv(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def qkv(
+        self, hidden_states: torch.Tensor, starts: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return queries, keys and values of [batch, sequence, hidden], as :meth:`attend` takes them."""
         mixed = self.qkv_proj(hidden_states).unflatten(
             -1, (self.key_value_heads, self.group_size + 2, self.head_size)
@@ -238,8 +298,8 @@ class SelfAttention(_Attention):
         if self.q_norm is not None and self.k_norm is not None:
             query, key = self.q_norm(query), self.k_norm(key)
         if self.rotary is not None:
-            first = self.past.length if self.past is not None else 0
-            query, key = self.rotary.rotate(query, first), self.rotary.rotate(key, first)
+            places = _positions(hidden_states, self.past, starts)
+            query, key = self.rotary.rotate(query, places), self.rotary.rotate(key, places)
         return query, key, value
 
 
@@ -309,32 +369,43 @@ class Block(nn.Module):
         *,
         causal: bool = True,
         rotary: RotaryPositions | None = None,
+        apart: bool = False,
+        resets: bool = False,
     ) -> None:
         super().__init__()
         self.input_layernorm = Norm(spec)
-        self.self_attention = SelfAttention(spec, topology, causal=causal, rotary=rotary)
+        self.self_attention = SelfAttention(
+            spec, topology, causal=causal, rotary=rotary, apart=apart, resets=resets
+        )
         self.pre_mlp_layernorm = Norm(spec)
         self.mlp = MLP(spec, topology)
         self.dropout = spec.hidden_dropout
         self.divided = topology.tensor > 1
 
-    def forward(self, hidden_states: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
-        """Map [batch, sequence, hidden] to the same shape."""
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        mask: torch.Tensor | None = None,
+        starts: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Map [batch, sequence, hidden] to the same shape; mask and starts are those of the attention."""
         if self.divided and hidden_states.shape[0] % 2 == 0:
-            return self._in_halves(hidden_states, mask)
+            return self._in_halves(hidden_states, mask, starts)
         hidden_states = hidden_states + self.dropped(
-            self.self_attention(self.input_layernorm(hidden_states), mask)
+            self.self_attention(self.input_layernorm(hidden_states), mask, starts)
         )
         return hidden_states + self.dropped(self.mlp(self.pre_mlp_layernorm(hidden_states)))
 
-    def _in_halves(self, hidden_states: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+    def _in_halves(
+        self, hidden_states: torch.Tensor, mask: torch.Tensor | None, starts: torch.Tensor | None
+    ) -> torch.Tensor:
         """Compute one half of the batch while the other's sums go over the tensor ranks."""
         halves = hidden_states.chunk(2)
-        masks = (None, None) if mask is None else mask.chunk(2)
+        masks, begins = ((None, None) if one is None else one.chunk(2) for one in (mask, starts))
         attention, mlp = self.self_attention, self.mlp
         sums = [
-            attention.out_proj(attention.inner(self.input_layernorm(half), part), step="begin")
-            for half, part in zip(halves, masks, strict=True)
+            attention.out_proj(attention.inner(self.input_layernorm(half), part, begin), step="begin")
+            for half, part, begin in zip(halves, masks, begins, strict=True)
         ]
         attended, more_sums = [], []
         for half, pending in zip(halves, sums, strict=True):

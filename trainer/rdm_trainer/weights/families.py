@@ -2,7 +2,7 @@
 """Hugging Face's families and ours: ``config.json`` and model section, their tensors and our parameters.
 
 Both sides name whole tensors; what tensor ranks and stages hold follows from our names. Pure, and without
-transformers: the families are GPT-2, Llama, Qwen2 and Qwen3.
+transformers: the families are GPT-2, Llama, Mistral, Qwen2 and Qwen3.
 """
 
 from __future__ import annotations
@@ -59,14 +59,16 @@ def model_config(found: Mapping[str, Any], source: str) -> ModelConfig:
         if kind == "gpt2":
             _refuse_others(found, source, {"activation_function": _ACTIVATIONS})
             shape = _gpt2(found)
-        elif kind in ("llama", "qwen2", "qwen3"):
+        elif kind in ("llama", "mistral", "qwen2", "qwen3"):
             _refuse_others(found, source, {"hidden_act": {"silu"}})
             if found.get("use_sliding_window"):
-                raise TrainerError(f"{source} has use_sliding_window, and there is no such attention here.")
+                raise TrainerError(
+                    f"{source} has use_sliding_window, which some of its layers have; here all have, or none."
+                )
             shape = _llama(found, source)
         else:
             raise TrainerError(
-                f"{source} is of a {kind!r}; gpt2, llama, qwen2 and qwen3 can be read, with their "
+                f"{source} is of a {kind!r}; gpt2, llama, mistral, qwen2 and qwen3 can be read, with their "
                 "architectures as published."
             )
     except KeyError as error:
@@ -119,6 +121,7 @@ def _llama(found: Mapping[str, Any], source: str) -> dict[str, Any]:
         "ffn_hidden_size": found["intermediate_size"],
         "seq_length": min(positions, _LONGEST),
         "max_position_embeddings": positions,
+        "sliding_window": found.get("sliding_window") if kind == "mistral" else None,
         "vocab_size": found["vocab_size"],
         "tied_embeddings": found.get("tie_word_embeddings", False),
         "layernorm_epsilon": found["rms_norm_eps"],
@@ -204,7 +207,9 @@ def config_json(model: ModelConfig, *, dtype: str, end_of_text: int | None = Non
         "rope_scaling": _their_scaling(model.rope_scaling),
         "attention_dropout": model.attention_dropout,
     }
-    if family != "qwen2":
+    if family == "mistral":
+        made["sliding_window"] = model.sliding_window
+    if family in ("llama", "qwen3"):
         made["attention_bias"] = model.biases == "all"
     if family == "llama":
         made["mlp_bias"] = model.biases == "all"
@@ -214,6 +219,7 @@ def config_json(model: ModelConfig, *, dtype: str, end_of_text: int | None = Non
 _ARCHITECTURES = {
     "gpt2": "GPT2LMHeadModel",
     "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
 }
@@ -229,8 +235,11 @@ def _family_of(model: ModelConfig) -> str:
     style = (model.position_embedding, model.norm, model.activation)
     if style == ("learned", "layernorm", "gelu"):
         alike = model.head_size * model.attention_heads == model.hidden_size
-        if model.biases == "all" and not model.query_groups and alike:
+        if model.biases == "all" and not model.query_groups and alike and not model.sliding_window:
             return "gpt2"
+    elif style == ("rope", "rmsnorm", "swiglu") and model.sliding_window:
+        if not model.qk_norm and model.biases == "none":
+            return "mistral"
     elif style == ("rope", "rmsnorm", "swiglu"):
         if model.qk_norm and model.biases == "none":
             return "qwen3"
@@ -238,8 +247,9 @@ def _family_of(model: ModelConfig) -> str:
             return "qwen2" if model.biases == "qkv" else "llama"
     raise TrainerError(
         f"No family of Hugging Face's has position_embedding {model.position_embedding}, norm {model.norm}, "
-        f"activation {model.activation}, biases {model.biases} and qk_norm {str(model.qk_norm).lower()} with "
-        "these heads together; docs/models.md says what GPT-2, Llama, Qwen2 and Qwen3 are."
+        f"activation {model.activation}, biases {model.biases}, qk_norm {str(model.qk_norm).lower()} and "
+        f"sliding_window {model.sliding_window} with these heads together; docs/models.md says what GPT-2, "
+        "Llama, Mistral, Qwen2 and Qwen3 are."
     )
 
 

@@ -78,6 +78,8 @@ QWEN_LAYOUTS: dict[int, dict[str, dict[str, Any]]] = {
     },
     4: {"tp 2, pp 2": {**TENSOR, **PIPELINE}},
 }
+DOCUMENTS = {"data.reset_attention_mask": True, "data.reset_position_ids": True, "model.sliding_window": 4}
+DOCUMENT_LAYOUTS: dict[int, dict[str, dict[str, Any]]] = {2: {"tp 2": TENSOR, "pp 2": PIPELINE}}
 # What knows nothing of the model, and so is the same for a T5.
 OF_ANY_MODEL = (
     *("zero 0", "zero 2", "dp 2, zero 0", "dp 2, zero 2", "dp 2, zero 3, checkpointing"),
@@ -97,6 +99,7 @@ MODELS: dict[str, tuple[Config, dict[int, dict[str, dict[str, Any]]]]] = {
     "gpt": (GPT, without("2 x 2 x 2")),
     "t5": (T5, without(*OF_ANY_MODEL)),
     "qwen": (QWEN, QWEN_LAYOUTS),
+    "qwen, documents": (configure(QWEN, DOCUMENTS), DOCUMENT_LAYOUTS),
     "t5 untied": (configure(T5, UNTIED), UNTIED_LAYOUTS),
 }
 CASES = [
@@ -153,3 +156,8 @@ def test_the_weights_move_the_loss(told: dict[int, Said], model: str) -> None:
 def test_the_mean_of_micro_batches_means_is_another_loss(told: dict[int, Said]) -> None:
     tokens, means = (told[1][name] for name in ("gpt", "gpt: means"))
     assert 1e-3 < abs(tokens[0]["loss"] - means[0]["loss"]) < 0.1
+
+
+def test_documents_that_are_apart_change_the_loss(told: dict[int, Said]) -> None:
+    together, apart = (told[1][name][-1]["loss"] for name in ("qwen", "qwen, documents"))
+    assert abs(together - apart) > 1e-3

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from rdm_core.config import Config, DataConfig, ModelConfig, OptimisationConfig
+from rdm_trainer.data.loaders import starts_of
 from rdm_trainer.distributed.topology import Topology
 from rdm_trainer.engines import create
 
@@ -102,10 +103,14 @@ def batches(config: Config, topology: Topology, steps: int) -> Iterator[Any]:
             # Padding at the end of some samples, in the encoder as in the decoder.
             lengths = torch.randint(4, model.seq_length, (total, 1), generator=generator)
             tokens = tokens.masked_fill(torch.arange(model.seq_length) >= lengths, 0)
+        if config.knows_documents:
+            tokens[:, ::5] = 97
         for micro in range(config.accumulation(topology.data)):
             first = (micro * topology.data + topology.data_rank) * size
             rows = slice(first, first + size)
-            inputs = tokens[rows] if model.kind == "gpt" else (tokens[rows], targets[rows])
+            inputs: Any = tokens[rows] if model.kind == "gpt" else (tokens[rows], targets[rows])
+            if config.knows_documents:
+                inputs = inputs, starts_of(inputs, 97)
             yield inputs, (labels[rows], mask[rows])
 
 

@@ -10,13 +10,15 @@ import pytest
 import torch
 from torch.nn import functional
 
-from rdm_core.config import Config, ModelConfig, ParallelConfig
+from rdm_core.config import Config, DataConfig, ModelConfig, ParallelConfig
 from rdm_core.cost import flops
 from rdm_core.errors import TrainerError
 from rdm_trainer import models
+from rdm_trainer.data.loaders import starts_of
 from rdm_trainer.distributed.parameters import placement_of
 from rdm_trainer.distributed.pipeline_parallel.pipeline import FlatModel, bounds
 from rdm_trainer.distributed.topology import Topology
+from rdm_trainer.models.seen_tokens import first_seen, mask_of
 from rdm_trainer.models.t5 import DecoderBlock, EncoderBlock
 
 GPT = ModelConfig(
@@ -107,6 +109,38 @@ def test_no_prediction_depends_on_later_tokens(shape: ModelConfig) -> None:
     early[:, 5:] = 0
     assert model(tokens, (targets, early)).item() == pytest.approx(model(changed, (targets, early)).item())
     assert model(tokens, (targets, mask)).item() != pytest.approx(model(changed, (targets, mask)).item())
+
+
+@pytest.mark.parametrize("window", [None, 3])
+@pytest.mark.parametrize("shape", [GPT, QWEN])
+@torch.no_grad()
+def test_documents_of_one_sample_have_the_logits_of_each_alone(
+    shape: ModelConfig, window: int | None
+) -> None:
+    shape = dataclasses.replace(shape, sliding_window=window)
+    alone = built(shape)
+    # One of a token, and one whose last token ends the sample.
+    documents = [torch.randint(1, 50, (2, length)) for length in (3, 1, 4)]
+    ends = [torch.cat((part[:, :-1], torch.zeros(2, 1, dtype=torch.int64)), dim=1) for part in documents]
+    tokens = torch.cat(ends, dim=1)
+    expected = torch.cat([alone(part) for part in ends], dim=1)
+    for reset in (True, False):
+        job = dataclasses.replace(
+            config(shape), data=DataConfig(reset_attention_mask=reset, reset_position_ids=reset)
+        )
+        job = job if reset else dataclasses.replace(job, data=DataConfig(reset_position_ids=True))
+        packed = models.build(job, Topology.single())
+        assert isinstance(packed, FlatModel)
+        found = packed.eval()((tokens, starts_of(tokens, 0)))
+        assert torch.allclose(found, expected, atol=1e-5) == reset
+
+
+def test_a_window_is_the_tokens_that_a_token_sees() -> None:
+    places = torch.arange(2, 6)
+    first = first_seen(places, torch.tensor([[0, 0, 4, 4]]), 3)
+    assert first.tolist() == [[0, 1, 4, 4]]
+    seen = mask_of(first, places, 6)[0, 0].long().tolist()
+    assert seen == [[1, 1, 1, 0, 0, 0], [0, 1, 1, 1, 0, 0], [0, 0, 0, 0, 1, 0], [0, 0, 0, 0, 1, 1]]
 
 
 def test_a_decoder_sees_the_encoder_but_not_its_padding_nor_its_own_later_tokens() -> None:

@@ -52,6 +52,7 @@ MODELS = {
     "llama 3.1": dataclasses.replace(LLAMA, rope_scaling=RopeScalingConfig("llama3", 8.0, 16)),
     "llama, linear": dataclasses.replace(LLAMA, rope_scaling=RopeScalingConfig("linear", 4.0, 6)),
     "llama, yarn": dataclasses.replace(LLAMA, rope_scaling=RopeScalingConfig("yarn", 4.0, 6)),
+    "mistral": dataclasses.replace(LLAMA, sliding_window=7),
     "llama with biases": dataclasses.replace(LLAMA, biases="all"),
     "qwen2": dataclasses.replace(LLAMA, biases="qkv", tied_embeddings=True),
     "qwen3": dataclasses.replace(LLAMA, qk_norm=True, kv_channels=16, tied_embeddings=True),
@@ -155,7 +156,7 @@ def tokenizer(tmp_path: Path) -> TokenizerConfig:
     return TokenizerConfig("huggingface", file=str(tmp_path / "words/tokenizer.json"))
 
 
-@pytest.mark.parametrize("name", ["gpt2", "qwen3"])
+@pytest.mark.parametrize("name", ["gpt2", "mistral", "qwen3"])
 def test_a_text_goes_on_as_transformers_lets_it(
     name: str, tokenizer: TokenizerConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -196,7 +197,7 @@ def test_what_no_family_has_is_one_sentence(tmp_path: Path) -> None:
         with pytest.raises(TrainerError, match=words):
             families.config_json(model, dtype="float32")
     config = {"model_type": "mamba"}
-    with pytest.raises(TrainerError, match="'mamba'; gpt2, llama, qwen2 and qwen3"):
+    with pytest.raises(TrainerError, match="'mamba'; gpt2, llama, mistral, qwen2 and qwen3"):
         families.model_config(config, "config.json")
     config = families.config_json(LLAMA, dtype="float32")
     with pytest.raises(TrainerError, match="hidden_act 'gelu'"):

@@ -116,7 +116,7 @@ def test_batches_do_not_depend_on_the_layout(
             rank.close()
 
 
-def test_the_loss_leaves_out_what_follows_a_document(make_dataset: Callable[..., Path]) -> None:
+def test_documents_are_known_by_the_tokens_that_end_them(make_dataset: Callable[..., Path]) -> None:
     # Without a tokenizer, the vocabulary's last token ends documents.
     end = VOCABULARY - 1
     prefix = str(make_dataset("ends", [[[*range(1, 6), end]]] * 200))
@@ -126,6 +126,15 @@ def test_the_loss_leaves_out_what_follows_a_document(make_dataset: Callable[...,
     assert isinstance(tokens, torch.Tensor)
     assert torch.equal(mask, (tokens != end).float())
     assert 0 < mask.sum() < mask.numel()
+    loaders.close()
+    loaders = open_data(config(blend=[{"prefix": prefix}], reset_attention_mask=True))
+    assert loaders.train is not None
+    (tokens, starts), (_, mask) = next(loaders.train)
+    assert mask.all()
+    # All documents but a cut one at the beginning have six tokens.
+    places = torch.arange(32) - starts
+    assert torch.equal(places[:, 6:] == 0, (tokens == 1)[:, 6:])
+    assert places.max() == 5
     loaders.close()
 
 
