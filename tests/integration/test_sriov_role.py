@@ -291,7 +291,7 @@ def test_a_cluster_moves_from_upstream_only_when_told_and_without_a_rest(node: N
         assert refused.status != 0
         assert "the plugin here is upstream, not rdm-sriov: set network_replace: true" in refused.output
         assert node.docker("inspect", "--format", "{{.State.Running}}", "rdm") == "true"
-        told = node.role("--check", "--diff", seen=seen, network_replace=True, container_spare_jobs=False)
+        told = node.role("--check", "--diff", seen=seen, network_replace=True, container_protect_jobs=False)
         assert told.status == 0, told.output
         for goes in (NETWORK, "rdm-sriov-plugin"):
             assert f'"before": "{goes}\\n"' in told.output
@@ -301,7 +301,7 @@ def test_a_cluster_moves_from_upstream_only_when_told_and_without_a_rest(node: N
         assert NETWORK in node.docker("network", "ls")
         assert not node.unit.exists()
         assert not node.program.exists()
-        moved = node.role(seen=seen, network_replace=True, container_spare_jobs=False)
+        moved = node.role(seen=seen, network_replace=True, container_protect_jobs=False)
         assert moved.status == 0, moved.output
         old.wait(HANGS_S)
     assert card.number.read_text() == "0", "the upstream plugin takes all VFs with its last network"

@@ -169,7 +169,7 @@ class Change:
         """Raise Refused where the steps would end a job that runs now; they look again themselves."""
         for step, fate in _FATES.items():
             if self._found is not None and step in todo.todo:
-                self._spare_jobs(self._found, fate)
+                self._protect_jobs(self._found, fate)
 
     def make(self, todo: Steps) -> None:
         """Take the steps, and wait until the container is ready.
@@ -205,7 +205,7 @@ class Change:
             elif step == "start":
                 self._start(found["Id"])
             elif step == "restart":
-                self._spare_jobs(found, _FATES[step])
+                self._protect_jobs(found, _FATES[step])
                 self._api.post(path + "/restart", t=self._wanted["stop_timeout"])
 
     def _replace(self) -> None:
@@ -215,7 +215,7 @@ class Change:
         successor = self._create(self._name + NEXT)
         try:
             # Minutes may have passed since anybody looked for jobs.
-            self._spare_jobs(old, _FATES["replace"])
+            self._protect_jobs(old, _FATES["replace"])
             if old["State"]["Paused"]:
                 self._api.post("/containers/{0}/unpause".format(old["Id"]))
             if was_running:
@@ -278,13 +278,13 @@ class Change:
         wait_ready(self._api, self._name, "", line, patience)
         self._functions.confirm(inspect(self._api, "containers", self._name))
 
-    def _spare_jobs(self, found: Container, fate: str) -> None:
+    def _protect_jobs(self, found: Container, fate: str) -> None:
         jobs = jobs_in(found, self._wanted["node"]) if self._wanted["protect_jobs"] else []
         if jobs:
             raise PreconditionFailed(
                 "the container {0} is to be {1}, and since this run has looked the {2} in it: run it again "
                 "when {3} ended, or let the steps since the last checkpoint be lost with "
-                "-e container_spare_jobs=false".format(
+                "-e container_protect_jobs=false".format(
                     self._name,
                     fate,
                     "jobs {0} have started".format(", ".join(jobs))

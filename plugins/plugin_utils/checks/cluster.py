@@ -79,7 +79,7 @@ def plan_nodes(
         plan: what the inventory decided.
         wants: what the cluster wants of each node that has facts.
         facts: node name -> what `node_facts` found there.
-        changes: whether the nodes are changed afterwards; if not, no job has to be spared.
+        changes: whether the nodes are changed afterwards; if not, no job has to be protected.
         failed: node name -> why it was reached and could not be looked at. What one cannot reach may be dead,
             and the others go on without it; what answers with an error is for a person to decide about.
 

@@ -19,7 +19,7 @@ def ended_jobs(running: Mapping[str, Sequence[str]], whole_node: bool = False) -
     otherwise = (
         " and wait for its end"
         if whole_node
-        else ", wait for its end, or let them be lost with -e container_spare_jobs=false"
+        else ", wait for its end, or let them be lost with -e container_protect_jobs=false"
     )
     return [
         Problem(

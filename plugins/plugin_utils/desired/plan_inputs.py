@@ -422,7 +422,7 @@ def node_plan(reader: HostVariables, node: str, plan: ClusterPlan, images: Image
         min_free_bytes=int(reader.text(node, "images_min_free_bytes") or 0),
         image=images.image,
         image_listed=images.listed,
-        protect_jobs=reader.true(node, "container_spare_jobs", otherwise=True),
+        protect_jobs=reader.true(node, "container_protect_jobs", otherwise=True),
         own_devices=any(
             reader.role_value(node, f"container_{what}") is not None
             for what in ("devices", "device_requests")

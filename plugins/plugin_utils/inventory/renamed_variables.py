@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 NEW_NAMES = {
+    "container_spare_jobs": "container_protect_jobs",
     "preflight_patience": "preflight_timeout",
     "verify_patience": "verify_timeout",
     "verify_rdma_patience": "verify_rdma_timeout",

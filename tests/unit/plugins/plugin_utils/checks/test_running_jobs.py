@@ -17,7 +17,7 @@ def test_every_job_is_told_once_with_its_nodes_and_the_ways_out() -> None:
     first, second = sentences(problems)
     assert first.startswith("n1, n3: the job a runs in the container, and would lose ")
     assert "rdm-provision stop b saves a checkpoint" in second
-    assert second.endswith("container_spare_jobs=false")
+    assert second.endswith("container_protect_jobs=false")
     assert ended_jobs({"n1": []}) == []
 
 
