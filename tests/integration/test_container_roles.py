@@ -58,7 +58,7 @@ def play(
         container_config_dir=str(directory / "config"),
         container_job_directory=str(directory / "jobs"),
         container_master_addr=f"{NET}.9",
-        container_dictionary=f"node1 {NET}.9\n",
+        container_address_map=f"node1 {NET}.9\n",
         container_network="fabric",
         container_ulimits=[],
         **variables,

@@ -200,7 +200,7 @@ def _files(variables: NodeVariables, entry: PlanEntry, my_ip: str) -> OwnedFiles
     # nobody else's to run.
     shared = re.fullmatch(rf"{JOBS}/[^/]+", jobs)
     ssh, keys = f"{directory}/ssh", entry.keys
-    dictionary = needed("container_dictionary", variables, entry.dictionary) if my_ip else ""
+    dictionary = needed("container_address_map", variables, entry.dictionary) if my_ip else ""
     return OwnedFiles(
         claim=claim(directory, variables),
         directories=[

@@ -7,7 +7,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 NEW_NAMES = {
+    "container_dictionary": "container_address_map",
     "container_spare_jobs": "container_protect_jobs",
+    "my_ip_dictionary": "my_ip_address_map",
     "preflight_patience": "preflight_timeout",
     "verify_patience": "verify_timeout",
     "verify_rdma_patience": "verify_rdma_timeout",

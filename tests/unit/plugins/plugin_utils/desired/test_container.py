@@ -68,7 +68,7 @@ def test_without_a_plan_the_variables_say_it_all() -> None:
     given: dict[str, Any] = {
         "container_my_ip": "10.2.0.1",
         "container_master_addr": "10.2.0.9",
-        "container_dictionary": "n1 10.2.0.1\n",
+        "container_address_map": "n1 10.2.0.1\n",
         "container_image": "mine:2",
     }
     part = made(PlanEntry("n1"), **given)

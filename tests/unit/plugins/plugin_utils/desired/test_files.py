@@ -19,7 +19,7 @@ ENTRY = PlanEntry(
 ALONE: dict[str, Any] = {
     "my_ip_address": "10.2.0.1",
     "my_ip_master_addr": "10.2.0.9",
-    "my_ip_dictionary": "n1 10.2.0.1\n",
+    "my_ip_address_map": "n1 10.2.0.1\n",
 }
 
 
