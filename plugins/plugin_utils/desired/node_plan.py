@@ -157,7 +157,7 @@ def parent_variable(want: NodePlan, name: str) -> str:
     """Return the variable in which the user names an interface."""
     if name in parents(want):
         return "network_parent"
-    return "container_rails" if name in [rail.parent for rail in want.rails] else "sriov_vf_parents"
+    return "container_rails" if name in [rail.parent for rail in want.rails] else "sriov_vf_pfs"
 
 
 def of_rails(want: NodePlan) -> list[NodePlan]:

@@ -107,7 +107,7 @@ def functions_of(variables: NodeVariables) -> Functions:
     parents = vf_parents(variables)
     if not 0 < len(parents) <= FUNCTIONS or len(set(parents)) < len(parents) or not all(parents):
         raise ValueError(
-            f"sriov_vf_parents {parents} does not name 1 to {FUNCTIONS} physical functions, each of them once"
+            f"sriov_vf_pfs {parents} does not name 1 to {FUNCTIONS} physical functions, each of them once"
         )
     return Functions(
         number,

@@ -936,7 +936,7 @@ def test_functions_that_make_no_sense_are_refused_together(cluster: Cluster) -> 
     cluster.write(
         {"a": {"sriov_vfs": 1000}},
         {
-            "b": {"sriov_vf_parents": ["ib0", "ib0"]},
+            "b": {"sriov_vf_pfs": ["ib0", "ib0"]},
             "c": {"sriov_vf_addresses": {"ib7": []}},
             "d": {"sriov_vf_addresses": {"ib0": ["mine", "yours"]}},
             "e": {"sriov_vf_addresses": pins},

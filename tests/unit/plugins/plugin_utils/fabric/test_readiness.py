@@ -328,7 +328,7 @@ def test_a_vlan_is_refused_before_firmware_that_has_no_vfs_yet_is_changed(node: 
 
 def test_the_variable_that_names_the_interface_is_told(node: Node) -> None:
     _is_vf(node)
-    assert node.says(parent="ib9")[0][0].startswith("n1: host: sriov_vf_parents ib0 is a VF itself")
+    assert node.says(parent="ib9")[0][0].startswith("n1: host: sriov_vf_pfs ib0 is a VF itself")
 
 
 def test_a_bond_in_the_parents_place_is_refused(node: Node) -> None:
