@@ -141,10 +141,8 @@ RULES: tuple[tuple[str, str, str], ...] = (
     ),
     (
         "other schedules",
-        "`cosine`, `linear` and `constant` are here; weight decay is constant, the rate rises from 0 and is one for all "
-        "weights.",
-        r"lr-wsd-.*|lr-warmup-init|(start|end)-weight-decay|weight-decay-incr-style|decoupled-.*|freeze-all-layers"
-        r"|head-lr-mult",
+        "`cosine`, `linear`, `wsd` and `constant` are here; the rate rises from 0 and is one for all weights.",
+        r"lr-warmup-init|decoupled-.*|freeze-all-layers|head-lr-mult",
     ),
     (
         "other optimisers",

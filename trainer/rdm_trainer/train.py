@@ -34,7 +34,7 @@ from rdm_trainer.distributed.collective import Collective, Flags
 from rdm_trainer.distributed.leaders import find_leaders
 from rdm_trainer.distributed.pipeline_parallel.pipeline import Fill
 from rdm_trainer.engines import create
-from rdm_trainer.optim.schedule import LearningRate
+from rdm_trainer.optim.schedule import LearningRate, WeightDecay
 from rdm_trainer.own_time import OwnTime
 from rdm_trainer.profiler import Profiler
 from rdm_trainer.prometheus import telling
@@ -164,6 +164,7 @@ class Training:
         nodes = len({node for *_, node in built})
         self._own_time.pace.built({**self.engine.shape, **_layers(stages), "NNODES": nodes})
         self._schedule = LearningRate.of(config)
+        self._weight_decay = WeightDecay.of(config)
         self._milestone("after model, optimizer, and learning rate scheduler are built")
         self.iteration = 0
         self.consumed_samples = 0
@@ -382,6 +383,9 @@ class Training:
     def _step(self, batches: Iterator[Any]) -> None:
         batch = self.config.optimisation.global_batch_size
         self.engine.lr = self._learning_rate()
+        if self._weight_decay.form != "constant":
+            moved = self.iteration - self._skipped
+            self.engine.set_weight_decay(self._weight_decay.after(moved, self._moved_samples))
         interval = self.config.logging.interval
         self._own_time.begin(
             self.iteration + 1, measured=interval > 0 and (self.iteration + 1) % interval == 0

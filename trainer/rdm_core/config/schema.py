@@ -200,8 +200,14 @@ class OptimisationConfig:
     """The highest learning rate."""
     min_lr: NotNegative = 0.0
     """The lowest, at the end of the decay."""
-    schedule: Literal["cosine", "linear", "constant"] = "cosine"
-    """The decay's form."""
+    schedule: Literal["cosine", "linear", "constant", "wsd"] = "cosine"
+    """The decay's form. `wsd` (warm-up, stable, decay) stays at `lr` and decays at the end."""
+    wsd_decay_style: Literal["exponential", "linear", "cosine", "minus_sqrt"] = "exponential"
+    """`wsd` only: the form of the decay at the end."""
+    wsd_decay_iterations: Positive | None = None
+    """`wsd` only: steps of the decay at the end. Exactly one of this and `wsd_decay_samples`."""
+    wsd_decay_samples: Samples | None = None
+    """`wsd` only: the same in samples."""
     warmup_fraction: Fraction | None = None
     """Part of the decay's length in which the rate rises from 0. At most one of the three warm-ups."""
     warmup_iterations: Natural | None = None
@@ -214,6 +220,12 @@ class OptimisationConfig:
     """The same in samples."""
     weight_decay: NotNegative = 0.01
     """AdamW's; not applied to biases, layer norms and positions."""
+    weight_decay_incr_style: Literal["constant", "linear", "cosine"] = "constant"
+    """How the weight decay goes from `start_weight_decay` to `end_weight_decay` over the training."""
+    start_weight_decay: NotNegative | None = None
+    """Unless it is constant: the weight decay at the beginning, instead of `weight_decay`."""
+    end_weight_decay: NotNegative | None = None
+    """Unless it is constant: the weight decay at the end."""
     adam_beta1: Fraction = 0.9
     """Decay of the first moment."""
     adam_beta2: Fraction = 0.999

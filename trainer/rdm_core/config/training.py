@@ -212,6 +212,25 @@ def _rates(config: Config) -> Iterator[str]:
     o = config.optimisation
     if o.min_lr > o.lr:
         yield f"optimisation.min_lr {o.min_lr:g} is above optimisation.lr {o.lr:g}."
+    ends = (o.wsd_decay_iterations, o.wsd_decay_samples)
+    if o.schedule == "wsd" and sum(end is not None for end in ends) != 1:
+        yield (
+            "optimisation.schedule is wsd; give exactly one of wsd_decay_iterations and wsd_decay_samples, "
+            "the length of the decay at the end."
+        )
+    if o.schedule != "wsd" and any(end is not None for end in ends):
+        yield f"optimisation.wsd_decay_* is for the schedule wsd, but it is {o.schedule}; leave it out."
+    bounds = (o.start_weight_decay, o.end_weight_decay)
+    if o.weight_decay_incr_style != "constant" and None in bounds:
+        yield (
+            f"optimisation.weight_decay_incr_style is {o.weight_decay_incr_style}; give start_weight_decay "
+            "and end_weight_decay."
+        )
+    if o.weight_decay_incr_style == "constant" and bounds != (None, None):
+        yield (
+            "optimisation has start_weight_decay or end_weight_decay, but weight_decay_incr_style is "
+            "constant; set it to linear or cosine, or give weight_decay alone."
+        )
     if o.loss_scale is not None and o.precision != "fp16":
         yield f"optimisation.loss_scale is for fp16, but the precision is {o.precision}; leave it out."
 
@@ -225,6 +244,12 @@ def _warmup_within_decay(config: Config) -> Iterator[str]:
         yield (
             f"The warm-up of {warmup} samples is longer than the decay of {decay} samples that contains it; "
             "make it shorter."
+        )
+    tail = o.wsd_decay_samples or (o.wsd_decay_iterations or 0) * batch
+    if tail and decay and warmup + tail > decay:
+        yield (
+            f"The warm-up of {warmup} samples and the decay of {tail} at the end are longer than the {decay} "
+            "samples of the whole schedule; make them shorter."
         )
 
 

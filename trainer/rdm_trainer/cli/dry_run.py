@@ -127,6 +127,7 @@ def _facts(job: Config, report: Report, accelerator: Accelerator | None) -> Iter
         f"{report.global_batch_size:,} = micro batch {report.micro_batch_size} x accumulation "
         f"{report.accumulation} x data {report.data}; {report.tokens_per_step:,} tokens per step",
     )
+    yield "rates", _rates(job)
     compute = f"{_scaled(report.flops_per_step, 'FLOP')} per step"
     if report.recomputed_flops_per_step:
         compute += f" and {_scaled(report.recomputed_flops_per_step, 'FLOP')} of recomputation"
@@ -134,6 +135,25 @@ def _facts(job: Config, report: Report, accelerator: Accelerator | None) -> Iter
     yield "compute", f"{compute}, {report.iterations:,} steps{bubble}"
     if accelerator is not None:
         yield "time", _time(report, accelerator)
+
+
+def _rates(job: Config) -> str:
+    """Return how learning rate and weight decay go over the training, counted in samples."""
+    from rdm_trainer.optim.schedule import LearningRate, WeightDecay
+
+    rate, decay = LearningRate.of(job), WeightDecay.of(job)
+    text = f"learning rate {rate.highest:g}"
+    if rate.warmup:
+        text += f" after {rate.warmup:,.0f} samples of warm-up"
+    if rate.form == "wsd":
+        text += f", stable until {rate.decay - rate.tail:,.0f}, then {rate.tail_form}"
+    elif rate.form != "constant":
+        text += f", then {rate.form}"
+    if rate.form != "constant":
+        text += f" to {rate.lowest:g} at {rate.decay:,.0f}"
+    if decay.form == "constant":
+        return f"{text}; weight decay {decay.end:g}"
+    return f"{text}; weight decay {decay.form} from {decay.start:g} to {decay.end:g}"
 
 
 def _time(report: Report, accelerator: Accelerator) -> str:

@@ -119,11 +119,13 @@ class Engine(abc.ABC):
         work: What ranks with the same work have in common.
         states: The weights and the optimiser, for checkpoints.
         module: The model, or this rank's stage of it.
+        optimiser: Of :func:`adamw`.
     """
 
     work: str
     states: States
     module: nn.Module
+    optimiser: torch.optim.Optimizer
 
     def __init__(self, config: Config, topology: Topology, device: torch.device) -> None:
         self.config, self.topology, self.device = config, topology, device
@@ -181,6 +183,12 @@ class Engine(abc.ABC):
         """Return the mean loss of as many micro-batches as a training step takes, without training."""
         with _attention_kernels(self.device), torch.no_grad():
             return float(self._evaluate(self._loaded(batches)))
+
+    def set_weight_decay(self, value: float) -> None:
+        """Take this weight decay from the next step on, for the weights that decay."""
+        for group in self.optimiser.param_groups:
+            if group["decays"]:
+                group["weight_decay"] = value
 
     @property
     def blocks(self) -> list[str]:
@@ -278,7 +286,7 @@ def adamw(config: Config, groups: list[dict[str, Any]], device: torch.device) ->
     """
     optimisation = config.optimisation
     return torch.optim.AdamW(
-        groups,
+        [{**group, "decays": group.get("weight_decay") != 0.0} for group in groups],
         lr=optimisation.lr,
         betas=(optimisation.adam_beta1, optimisation.adam_beta2),
         eps=optimisation.adam_epsilon,

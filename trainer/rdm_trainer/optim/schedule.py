@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The learning rate as a pure function of what has moved the weights.
+"""Learning rate and weight decay as pure functions of what has moved the weights.
 
 Samples are counted, as Megatron does; steps that were skipped for an overflow do not count. Where the lengths
 are given in steps, each step counts as many samples as the present batch has, whatever batch it had: the rate
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal
 if TYPE_CHECKING:
     from rdm_core.config import Config
 
-__all__ = ["LearningRate"]
+__all__ = ["LearningRate", "WeightDecay"]
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,10 @@ class LearningRate:
         lowest: The rate from the end of the decay.
         warmup: Samples of the rise; 0 begins at the highest rate.
         decay: Samples until the lowest rate, those of the warm-up included.
-        form: The decay's form. ``constant`` keeps the highest rate, also after ``decay``.
+        form: The decay's form. ``constant`` keeps the highest rate, also after ``decay``; ``wsd`` keeps it
+            until the tail.
+        tail: Samples of the decay at the end of a ``wsd``.
+        tail_form: Its form.
         per_step: Samples that each step counts; 0 counts those that it took.
 
     Source: the published description of Megatron-LM's ``OptimizerParamScheduler``.
@@ -37,8 +40,10 @@ class LearningRate:
     lowest: float
     warmup: float
     decay: float
-    form: Literal["cosine", "linear", "constant"] = "cosine"
+    form: Literal["cosine", "linear", "constant", "wsd"] = "cosine"
     per_step: int = 0
+    tail: float = 0
+    tail_form: Literal["exponential", "linear", "cosine", "minus_sqrt"] = "exponential"
 
     @classmethod
     def of(cls, config: Config, steps: int = 0, samples: int = 0) -> LearningRate:
@@ -70,7 +75,17 @@ class LearningRate:
             warmup = (optimisation.warmup_iterations or 0) * batch
             if not per_step:
                 warmup = _moved(warmup, steps * batch, samples)
-        return cls(optimisation.lr, optimisation.min_lr, warmup, decay, optimisation.schedule, per_step)
+        tail = optimisation.wsd_decay_samples or (optimisation.wsd_decay_iterations or 0) * batch
+        return cls(
+            optimisation.lr,
+            optimisation.min_lr,
+            warmup,
+            decay,
+            optimisation.schedule,
+            per_step,
+            tail,
+            optimisation.wsd_decay_style,
+        )
 
     def after(self, steps: int, samples: int) -> float:
         """Return the rate after so many steps have moved the weights, with so many samples."""
@@ -87,9 +102,68 @@ class LearningRate:
             return self.highest
         if samples >= self.decay:
             return self.lowest
-        done = (samples - self.warmup) / (self.decay - self.warmup)
-        part = 1.0 - done if self.form == "linear" else 0.5 * (math.cos(math.pi * done) + 1.0)
+        begin = self.warmup
+        if self.form == "wsd":
+            begin = self.decay - self.tail
+            if samples <= begin:
+                return self.highest
+        done = (samples - begin) / (self.decay - begin)
+        part = _remaining(self.tail_form if self.form == "wsd" else self.form, done)
         return self.lowest + part * (self.highest - self.lowest)
+
+
+@dataclass(frozen=True)
+class WeightDecay:
+    """A weight decay that goes from one value to another over the training, and stays there.
+
+    Args:
+        start: The value of the first step.
+        end: The value from ``length`` on.
+        length: Samples of the training, or steps where ``in_steps``.
+        form: ``constant`` is ``end`` from the beginning.
+        in_steps: The training's length is given in steps.
+
+    Source: as :class:`LearningRate`.
+    """
+
+    start: float
+    end: float
+    length: int
+    form: Literal["constant", "linear", "cosine"] = "constant"
+    in_steps: bool = False
+
+    @classmethod
+    def of(cls, config: Config) -> WeightDecay:
+        """Read the schedule from a job's configuration."""
+        optimisation = config.optimisation
+        form = optimisation.weight_decay_incr_style
+        samples = optimisation.train_samples
+        length = config.train_iterations if samples is None else samples
+        if form == "constant":
+            return cls(optimisation.weight_decay, optimisation.weight_decay, length)
+        start, end = optimisation.start_weight_decay, optimisation.end_weight_decay
+        assert start is not None
+        assert end is not None
+        return cls(start, end, length, form, in_steps=samples is None)
+
+    def after(self, steps: int, samples: int) -> float:
+        """Return the value after so many steps have moved the weights, with so many samples."""
+        taken = steps if self.in_steps else samples
+        if self.form == "constant" or taken >= self.length:
+            return self.end
+        part = _remaining(self.form, taken / self.length)
+        return self.end + part * (self.start - self.end)
+
+
+def _remaining(form: str, done: float) -> float:
+    """Return how much of the way is left, from 1 to 0, when so much of its length is done."""
+    if form == "linear":
+        return 1.0 - done
+    if form == "exponential":
+        return 2.0 * math.pow(0.5, done) - 1.0
+    if form == "minus_sqrt":
+        return 1.0 - math.sqrt(done)
+    return 0.5 * (math.cos(math.pi * done) + 1.0)
 
 
 def _moved(length: float, passed: int, counted: int) -> float:

@@ -247,6 +247,8 @@ def settings_after(cases: dict[str, Any], root: str) -> dict[str, Any]:
             "window": getattr(scaler, "scale_window", None),
             "steps": {float(state["step"]) for state in base.state.values() if "step" in state},
         }
+        engine.set_weight_decay(60.0)
+        found[name]["scheduled"] = [group["weight_decay"] for group in base.param_groups]
         trained.close()
     return found
 
@@ -257,6 +259,7 @@ def test_the_optimisers_settings_are_the_configurations(tmp_path: Path) -> None:
         expected = (2e-3, (0.1, 0.2), 1.0)
         assert [(lr, betas, eps) for lr, _, betas, eps in settings["groups"]] == [expected] * 2, name
         assert [decay for _, decay, _, _ in settings["groups"]] == [50.0, 0.0], name
+        assert settings["scheduled"] == [60.0, 0.0], name
         assert settings["clip"] == 1e-3, name
         assert settings["steps"] == {2.0}, name
     assert (found["fp16"]["scale"], found["fp16"]["window"]) == (2.0**10, 7), "the scale is a state"

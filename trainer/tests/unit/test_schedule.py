@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rdm_core import config as configuration
-from rdm_trainer.optim.schedule import LearningRate
+from rdm_trainer.optim.schedule import LearningRate, WeightDecay
 
 
 def schedules() -> st.SearchStrategy[LearningRate]:
@@ -50,6 +50,42 @@ def test_values_by_hand(form: str, quarter: float, half: float) -> None:
     assert rate.at(300) == pytest.approx(half)
     assert rate.at(500) == (1.0 if form == "constant" else 0.1)
     assert rate.at(10_000) == (1.0 if form == "constant" else 0.1)
+
+
+@pytest.mark.parametrize(
+    ("form", "quarter", "half"),
+    [
+        ("linear", 0.75, 0.5),
+        ("cosine", (1 + math.sqrt(0.5)) / 2, 0.5),
+        # 2 * 0.5 ** x - 1
+        ("exponential", 2 / 2**0.25 - 1, math.sqrt(2) - 1),
+        ("minus_sqrt", 0.5, 1 - math.sqrt(0.5)),
+    ],
+)
+def test_a_stable_rate_decays_at_the_end(form: str, quarter: float, half: float) -> None:
+    optimisation: dict[str, Any] = {"train_iterations": 100, "warmup_iterations": 10, "min_lr": 0.1}
+    rate = of(**optimisation, schedule="wsd", wsd_decay_style=form, wsd_decay_iterations=40)
+    assert rate.after(5, 40) == 0.5
+    assert {rate.after(step, 8 * step) for step in range(10, 61)} == {1.0}
+    assert rate.after(70, 560) == pytest.approx(0.1 + 0.9 * quarter)
+    assert rate.after(80, 640) == pytest.approx(0.1 + 0.9 * half)
+    assert [rate.after(step, 8 * step) for step in (100, 120)] == [0.1, 0.1]
+    # The same in samples, and behind a resume.
+    again = of(50, 400, **optimisation, schedule="wsd", wsd_decay_style=form, wsd_decay_samples=320)
+    assert [again.after(step, 8 * step) for step in range(50, 110)] == [
+        rate.after(step, 8 * step) for step in range(50, 110)
+    ]
+
+
+@pytest.mark.parametrize(("form", "quarter"), [("linear", 0.25), ("cosine", (1 - math.sqrt(0.5)) / 2)])
+@pytest.mark.parametrize("length", [{"train_iterations": 100}, {"train_samples": 800}])
+def test_the_weight_decay_goes_from_start_to_end(form: str, quarter: float, length: dict[str, int]) -> None:
+    keys = {"weight_decay_incr_style": form, "start_weight_decay": 0.0, "end_weight_decay": 0.4}
+    decay = WeightDecay.of(
+        configuration.from_dict({"optimisation": {"global_batch_size": 8, **length, **keys}})
+    )
+    found = [decay.after(step, 8 * step) for step in (0, 25, 50, 100, 120)]
+    assert found == pytest.approx([0.0, 0.4 * quarter, 0.2, 0.4, 0.4])
 
 
 @given(schedules(), st.integers(0, 200_000))
