@@ -24,9 +24,8 @@ from ansible_collections.rdm.provision.rdm_lab.host import (
     release,
     source_files,
 )
+from ansible_collections.rdm.provision.rdm_lab.node_layer import PodmanImage, SlurmImage
 from ansible_collections.rdm.provision.rdm_lab.packages import Packages
-from ansible_collections.rdm.provision.rdm_lab.podman import PodmanImage
-from ansible_collections.rdm.provision.rdm_lab.slurm import SlurmImage
 from ansible_collections.rdm.provision.rdm_lab.spec import PODMAN, LabProblem
 from ansible_collections.rdm.provision.rdm_lab.trainer_build import install_layer
 from ansible_collections.rdm.provision.rdm_lab.vm.build import Machines

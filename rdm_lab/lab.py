@@ -20,7 +20,7 @@ import yaml
 from ansible_collections.rdm.provision.plugins.module_utils.base.atomic_file import write_whole
 from ansible_collections.rdm.provision.plugins.module_utils.base.file_diff import difference
 from ansible_collections.rdm.provision.plugins.module_utils.docker.api import socket_path
-from ansible_collections.rdm.provision.rdm_lab import spec
+from ansible_collections.rdm.provision.rdm_lab import inventory, spec
 from ansible_collections.rdm.provision.rdm_lab.builder import sweep_builders
 from ansible_collections.rdm.provision.rdm_lab.engine import (
     LabEngine,
@@ -115,7 +115,7 @@ class Files:
         for node in addresses:
             public = self.own / node / (spec.HOST_KEY + ".pub")
             keys[node] = public.read_text(encoding="ascii") if public.is_file() else "(made by the run)"
-        inventory = spec.inventory(
+        made = inventory.cluster_inventory(
             self.name,
             addresses,
             given["driver"],
@@ -127,17 +127,17 @@ class Files:
         )
         if given["slurm"]:
             packages = (
-                spec.NodePackages(
+                inventory.NodePackages(
                     given["packages"], str(Path(given["archives"])), given["torch"], given["extras"]
                 )
                 if given["packages"]
                 else None
             )
-            inventory = spec.slurm_inventory(inventory, packages)
+            made = inventory.slurm_inventory(made, packages)
         return {
-            self.directory / "hosts.yml": HEADER + yaml.safe_dump(inventory, sort_keys=False, width=120),
-            self.own / "known_hosts": spec.known_hosts(addresses, keys),
-            self.own / "ssh_config": spec.ssh_config(addresses, str(self.directory)),
+            self.directory / "hosts.yml": HEADER + yaml.safe_dump(made, sort_keys=False, width=120),
+            self.own / "known_hosts": inventory.known_hosts(addresses, keys),
+            self.own / "ssh_config": inventory.ssh_config(addresses, str(self.directory)),
         }
 
     def differing(self, texts: Mapping[Path, str]) -> list[Path]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""An image of lab nodes that is the node image with further packages of the distribution."""
+"""Images of lab nodes that are the node image with further packages of the distribution: Podman, Slurm."""
 
 from __future__ import annotations
 
@@ -113,3 +113,36 @@ class NodeLayer:
         for image in self.engine.images(filters={"label": [self.label]}):
             if image["Labels"][self.label] != self.version:
                 removed(partial(self.engine.remove_image, image["Id"], force=True))
+
+
+class PodmanImage(NodeLayer):
+    """The image of lab nodes whose engine is Podman."""
+
+    repository = "rdm-lab/podman"
+    label = "rdm.provision.lab.podman"
+    what = "Podman's"
+    script = "podman-layer.sh"
+    files = (script, "podman-node", "podman-runtime")
+    # The role docker_engine installs the same, and runc comes with the node image's Docker Engine.
+    packages = ("podman", "netavark", "aardvark-dns", "catatonit")
+
+
+class SlurmImage(NodeLayer):
+    """The image of lab nodes for a Slurm cluster."""
+
+    repository = "rdm-lab/slurm"
+    label = "rdm.provision.lab.slurm"
+    what = "Slurm's"
+    script = "slurm-layer.sh"
+    files = (script, "slurm-node")
+    # For the controller, too: any node may be it, and the layer is there only once.
+    packages = (
+        "mariadb-server",
+        "munge",
+        "slurm-client",
+        "slurm-wlm-jwt-plugin",
+        "slurmctld",
+        "slurmd",
+        "slurmdbd",
+        "slurmrestd",
+    )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a lab consists of: names, container specifications, addresses and inventory. Pure decisions.
+"""What a lab consists of: names, container specifications and addresses. Pure decisions.
 
 Everything of a lab is an object of this machine's Docker Engine with one label, so that whoever may use the
 engine may make a lab, and a lab can be taken away completely at any moment by looking for the label.
@@ -11,20 +11,11 @@ import hashlib
 import ipaddress
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from ansible_collections.rdm.provision.plugins.module_utils.base.ssh_config import known_only_from, section
-from ansible_collections.rdm.provision.plugins.module_utils.docker.podman import SOCKET as PODMAN_SOCKET
 from ansible_collections.rdm.provision.plugins.module_utils.network.free_subnet import free_subnet
 from ansible_collections.rdm.provision.plugins.module_utils.network.interfaces import routes_without_ip
-from ansible_collections.rdm.provision.rdm_lab.recipe import (
-    CPU_ARCHIVE,
-    CPU_IMAGE,
-    SRIOV_ARCHIVE,
-    SRIOV_IMAGE,
-)
-from ansible_collections.rdm.provision.rdm_lab.trainer import TRAIN_IMAGE
 
 LABEL = "rdm.provision.lab"
 DIRECTORY_LABEL = "rdm.provision.lab.directory"
@@ -39,22 +30,15 @@ PODMAN = "podman"
 """The engine of nodes that are containers, where it is not this release's Docker Engine."""
 PODMAN_DRIVERS = ("macvlan", "bridge")
 SUBNET_PREFIX = 24
-VIRTUAL_FUNCTIONS = 7  # as many as the card of a virtual machine has
 FIRST_HOST = 10  # node n1 has the 11th address of the management network
 
 IMAGES_AT = "/srv/rdm/images"
 KEYS_AT = "/srv/rdm/lab"
 FILES_AT = ".rdm/lab"  # below the inventory
 HOST_KEY = "ssh_host_ed25519_key"
-USER = "rdm"
-SSH_ARGS = "-o ControlMaster=auto -o ControlPersist=5m -o ServerAliveInterval=10 -o ServerAliveCountMax=12"
-"""As everywhere, but for the last: nodes of one busy machine may be silent for more than half a minute. What
-uses a shared connection that is given up then ends with 255, and without a word."""
 SHARED_AT = "/shared"
 SLURM_GPUS = 4
 """Of each node of a Slurm lab: device files that stand in for GPUs."""
-SLURM_TYPES = {"hgx": "hgx", "gpu2": "a10"}
-"""Partition -> type of its GPUs: the first node alone is in the one, the others are in the other."""
 
 # In the order of their bits; linux/capability.h.
 # fmt: off
@@ -354,200 +338,6 @@ def stamped(body: dict[str, Any]) -> dict[str, Any]:
     """Label a container with a digest of its specification, to see later whether it has changed."""
     digest = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()[:16]
     return {**body, "Labels": {**body["Labels"], SPEC_LABEL: digest}}
-
-
-# --- files ----------------------------------------------------------------------------------------------
-
-
-def inventory(
-    lab: str,
-    addresses: Mapping[str, str],
-    driver: str,
-    control_path: str,
-    train_archive: str = "",
-    *,
-    machines: bool = False,
-    rails: int = 1,
-    podman: bool = False,
-) -> dict[str, Any]:
-    """Return the inventory of a lab.
-
-    Args:
-        lab: its name.
-        addresses: node -> management address; the first one is the master.
-        driver: of the container network.
-        control_path: the directory of ssh's shared connections.
-        train_archive: of the training image, which the containers run then; empty for the CPU image.
-        machines: the nodes are virtual machines, with virtual functions and all rights of a host.
-        rails: how many interfaces of a node are plugged in: ib0, ib1 and so on.
-        podman: the nodes' engine is Podman.
-    """
-    image, archive = (TRAIN_IMAGE, train_archive) if train_archive else (CPU_IMAGE, CPU_ARCHIVE)
-    master, *workers = addresses
-    hosts = {node: {"ansible_host": address} for node, address in addresses.items()}
-    images: list[dict[str, Any]] = [_archive(image, archive)]
-    variables: dict[str, Any] = {
-        "ansible_user": USER,
-        "ansible_ssh_private_key_file": "{{ inventory_dir }}/" + f"{FILES_AT}/id_ed25519",
-        "ansible_ssh_common_args": (
-            "-o 'UserKnownHostsFile=\"{{ inventory_dir }}/" + FILES_AT + "/known_hosts\"' "
-            "-o GlobalKnownHostsFile=/dev/null -o StrictHostKeyChecking=yes -o IdentitiesOnly=yes"
-        ),
-        "ansible_ssh_args": SSH_ARGS,
-        "ansible_control_path_dir": control_path,
-        "ansible_python_interpreter": "/usr/bin/python3",
-        "rdm_cluster": lab,
-        "rdm_accelerator": "cpu",
-        "rdm_slots": 2,
-        "network_driver": driver,
-        "network_parent": "ib0",
-        "container_image": image,
-    }
-    if podman:
-        variables["rdm_docker_socket"] = PODMAN_SOCKET
-    if rails > 1:
-        variables["container_rails"] = [f"ib{rail}" for rail in range(rails)]
-    if machines:
-        variables["sriov_vfs"] = VIRTUAL_FUNCTIONS
-        # Where every instruction is translated, sudo and Python alone take seconds to start.
-        variables.update(
-            {
-                "ansible_timeout": 120,
-                "sriov_ready_timeout": 120,
-                "verify_deadline": 180.0,
-                "verify_timeout": 45.0,
-            }
-        )
-    else:
-        variables["container_memlock_required"] = False
-        # All nodes share this machine, which others may use: a login can take long, and is no fault then.
-        variables.update({"ansible_timeout": 60, "verify_deadline": 30.0})
-    if driver == "sriov" and not machines:
-        images.append(_archive(SRIOV_IMAGE, SRIOV_ARCHIVE))
-        variables.update(
-            {
-                "sriov_image": SRIOV_IMAGE,
-                # With stand-ins for the virtual functions.
-                "sriov_command": ["/usr/local/bin/sriov-plugin"],
-            }
-        )
-    variables["images_list"] = images
-    # Not under `all`: that would give the control machine, too, the nodes' user and key.
-    return {
-        "cluster": {
-            "children": {
-                "master": {"hosts": {master: hosts[master]}},
-                "workers": {"hosts": {node: hosts[node] for node in workers}},
-            },
-            "vars": variables,
-        }
-    }
-
-
-class NodePackages(NamedTuple):
-    """The packages that the nodes make a Python environment of.
-
-    Attributes:
-        name: of their directory.
-        archives: where that lies on this machine.
-        torch: the requirement of the torch among them.
-        extras: what else than a training they are for.
-    """
-
-    name: str
-    archives: str
-    torch: str
-    extras: Sequence[str] = ()
-
-    def variables(self) -> dict[str, Any]:
-        """Return what has the nodes take them, and ask no index."""
-        return {
-            "python_env_torch": self.torch,
-            "python_env_torch_backend": "",
-            "python_env_no_index": True,
-            "python_env_find_links": [f"{IMAGES_AT}/{self.name}"],
-            "python_env_controller_find_links": [f"{self.archives}/{self.name}"],
-            **({"python_env_extras": [*self.extras]} if self.extras else {}),
-        }
-
-
-def slurm_inventory(made: dict[str, Any], packages: NodePackages | None = None) -> dict[str, Any]:
-    """Return the inventory of a lab whose nodes are a Slurm cluster: two partitions, and who is in them.
-
-    Jobs run on the nodes themselves, in an environment that `env up` makes in the shared directory.
-
-    Its hardware is a stand-in: device files without GPUs behind them, and more cores and memory than there
-    are, so that jobs of the size that is usual on such nodes are accepted.
-
-    Args:
-        made: the inventory of the lab, as :func:`inventory` returns it.
-        packages: what the environment is made of; None for what the indexes have.
-    """
-    children = made["cluster"]["children"]
-    for group in ("master", "workers"):
-        for variables in children[group]["hosts"].values():
-            # The fabric is the containers'; jobs of Slurm talk over the network of its daemons.
-            variables["my_ip"] = variables["ansible_host"]
-    master = next(iter(children["master"]["hosts"].values()))
-    subnet = ipaddress.ip_network(f"{master['my_ip']}/{SUBNET_PREFIX}", strict=False)
-    groups = {"hgx": children["master"]["hosts"], "gpu2": children["workers"]["hosts"]}
-    gpus = {
-        name: {"hosts": {host: {} for host in hosts}, "vars": {"slurm_gpu_type": SLURM_TYPES[name]}}
-        for name, hosts in groups.items()
-        if hosts
-    }
-    login: dict[str, Any] = {"hosts": {host: {} for host in groups["hgx"]}}
-    variables = {
-        **made["cluster"]["vars"],
-        "rdm_runtime": "host",
-        "rdm_become": False,
-        "rdm_subnet": str(subnet),
-        # The distribution splits venv off, and the nodes do without.
-        "python_env_method": "uv",
-        **(packages.variables() if packages is not None else {}),
-        "job_directory": f"{SHARED_AT}/jobs",
-        "python_env_directory": f"{SHARED_AT}/python",
-        "python_env_shared": True,
-        "slurm_partitions": {
-            name: {"groups": [name], "default": number == 0} for number, name in enumerate(gpus)
-        },
-        "slurm_gpu_devices": [f"/dev/nvidia{number}" for number in range(SLURM_GPUS)],
-        "slurm_cpus": 16,
-        "slurm_memory": 16000,
-        "slurm_options": {
-            # Both are for hardware that is not what the configuration says.
-            "SlurmdParameters": "config_overrides",
-            "DefMemPerCPU": 100,
-            # Sooner than on a cluster whose nodes are really away for a while.
-            "AuthInfo": "cred_expire=5",
-            "SlurmdTimeout": 10,
-            "SchedulerParameters": "bf_interval=5,sched_interval=5,bf_resolution=60,bf_hetjob_immediate",
-        },
-    }
-    return {"cluster": {"children": {**children, **gpus, "login": login}, "vars": variables}}
-
-
-def _archive(name: str, file: str) -> dict[str, Any]:
-    return {"name": name, "source": "archive", "path": f"{IMAGES_AT}/{file}", "remote_src": True}
-
-
-def known_hosts(addresses: Mapping[str, str], keys: Mapping[str, str]) -> str:
-    """Return the known_hosts file: node -> address and node -> public host key."""
-    return "".join(f"{addresses[node]},{node} {' '.join(keys[node].split()[:2])}\n" for node in addresses)
-
-
-def ssh_config(addresses: Mapping[str, str], directory: str) -> str:
-    """Return a configuration with which `ssh -F FILE n1` works, also for people."""
-    files = f"{directory}/{FILES_AT}"
-    hosts = [section(f"Host {node}", [f"HostName {address}"]) for node, address in addresses.items()]
-    settings = [
-        f"User {USER}",
-        f'IdentityFile "{files}/id_ed25519"',
-        "IdentitiesOnly yes",
-        *known_only_from(f'"{files}/known_hosts"'),
-        "BatchMode yes",
-    ]
-    return "".join([*hosts, section("Host *", settings)])
 
 
 # --- what is to be done ---------------------------------------------------------------------------------

@@ -13,8 +13,7 @@ import pytest
 from ansible_collections.rdm.provision.plugins.module_utils.images.archive_index import index_archive
 from ansible_collections.rdm.provision.rdm_lab import packages, recipe
 from ansible_collections.rdm.provision.rdm_lab import trainer as lab_trainer
-from ansible_collections.rdm.provision.rdm_lab.podman import PodmanImage
-from ansible_collections.rdm.provision.rdm_lab.slurm import SlurmImage
+from ansible_collections.rdm.provision.rdm_lab.node_layer import PodmanImage, SlurmImage
 
 FILES = Path(__file__).parents[3] / "roles/lab/files"
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible_collections.rdm.provision.rdm_lab import spec
+from ansible_collections.rdm.provision.rdm_lab import inventory, spec
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -138,9 +138,9 @@ def test_the_switch_has_the_one_right_that_it_needs() -> None:
 def test_rails_are_bridges_of_the_switch_and_the_containers_are_on_all() -> None:
     assert "Env" not in spec.switch_body("lab", "image")
     assert spec.switch_body("lab", "image", 2)["Env"] == ["RDM_LAB_RAILS=2"]
-    (group,) = spec.inventory("lab", {"n1": "10.0.0.1"}, "macvlan", "/tmp/x", rails=2).values()
+    (group,) = inventory.cluster_inventory("lab", {"n1": "10.0.0.1"}, "macvlan", "/tmp/x", rails=2).values()
     assert group["vars"]["container_rails"] == ["ib0", "ib1"]
-    (group,) = spec.inventory("lab", {"n1": "10.0.0.1"}, "macvlan", "/tmp/x").values()
+    (group,) = inventory.cluster_inventory("lab", {"n1": "10.0.0.1"}, "macvlan", "/tmp/x").values()
     assert "container_rails" not in group["vars"]
     ports = ["port1", "port1r1", "port11", "port11r1", "port2"]
     assert spec.ports_of("n1", ports) == ["port1", "port1r1"]
@@ -198,7 +198,7 @@ def test_no_two_labs_share_the_name_of_a_container() -> None:
 
 
 def test_the_inventory_keeps_the_nodes_variables_off_the_control_machine() -> None:
-    made = spec.inventory("lab", {"n1": "10.0.0.1", "n2": "10.0.0.2"}, "macvlan", "/tmp/x")
+    made = inventory.cluster_inventory("lab", {"n1": "10.0.0.1", "n2": "10.0.0.2"}, "macvlan", "/tmp/x")
     assert "all" not in made
     (group,) = made.values()
     assert group["children"]["master"]["hosts"] == {"n1": {"ansible_host": "10.0.0.1"}}
@@ -210,17 +210,19 @@ def test_the_inventory_keeps_the_nodes_variables_off_the_control_machine() -> No
 
 
 def test_the_inventory_for_sriov_names_the_stand_in() -> None:
-    (group,) = spec.inventory("lab", {"n1": "10.0.0.1"}, "sriov", "/tmp/x").values()
+    (group,) = inventory.cluster_inventory("lab", {"n1": "10.0.0.1"}, "sriov", "/tmp/x").values()
     assert group["vars"]["sriov_image"] == "rdm-lab/sriov-plugin:1"
     assert len(group["vars"]["images_list"]) == 2
     assert group["children"]["workers"]["hosts"] == {}
 
 
 def test_virtual_machines_have_functions_of_their_own_and_all_rights_of_a_host() -> None:
-    (group,) = spec.inventory("lab", {"n1": "10.0.0.1"}, "sriov", "/tmp/x", machines=True).values()
+    (group,) = inventory.cluster_inventory(
+        "lab", {"n1": "10.0.0.1"}, "sriov", "/tmp/x", machines=True
+    ).values()
     variables = group["vars"]
     assert (variables["network_driver"], variables["network_parent"]) == ("sriov", "ib0")
-    assert variables["sriov_vfs"] == spec.VIRTUAL_FUNCTIONS == 7
+    assert variables["sriov_vfs"] == inventory.VIRTUAL_FUNCTIONS == 7
     # A translated sshd needs more than the default of 5 s to greet.
     assert 30 < variables["verify_timeout"] < variables["verify_deadline"]
     assert "sriov_image" not in variables
@@ -230,7 +232,9 @@ def test_virtual_machines_have_functions_of_their_own_and_all_rights_of_a_host()
 
 @pytest.mark.parametrize("driver", ["macvlan", "sriov"])
 def test_a_lab_that_trains_runs_the_training_image(driver: str) -> None:
-    (group,) = spec.inventory("lab", {"n1": "10.0.0.1"}, driver, "/tmp/x", "train-1-2.tar").values()
+    (group,) = inventory.cluster_inventory(
+        "lab", {"n1": "10.0.0.1"}, driver, "/tmp/x", "train-1-2.tar"
+    ).values()
     assert group["vars"]["container_image"] == "rdm-lab/train:1"
     first = group["vars"]["images_list"][0]
     assert (first["name"], first["path"]) == ("rdm-lab/train:1", "/srv/rdm/images/train-1-2.tar")
@@ -238,12 +242,12 @@ def test_a_lab_that_trains_runs_the_training_image(driver: str) -> None:
 
 
 def test_host_keys_are_known_by_address_and_by_name() -> None:
-    text = spec.known_hosts({"n1": "10.0.0.1"}, {"n1": "ssh-ed25519 AAAA comment\n"})
+    text = inventory.known_hosts({"n1": "10.0.0.1"}, {"n1": "ssh-ed25519 AAAA comment\n"})
     assert text == "10.0.0.1,n1 ssh-ed25519 AAAA\n"
 
 
 def test_the_ssh_configuration_checks_host_keys_and_quotes_paths() -> None:
-    text = spec.ssh_config({"n1": "10.0.0.1"}, "/a dir")
+    text = inventory.ssh_config({"n1": "10.0.0.1"}, "/a dir")
     assert "StrictHostKeyChecking yes" in text
     assert 'UserKnownHostsFile "/a dir/.rdm/lab/known_hosts"' in text
 
@@ -260,7 +264,9 @@ def test_nodes_with_podman_keep_its_storage_and_the_inventory_names_its_socket()
     body = spec.node_body(node(podman=True))
     assert "rdm-lab-lab-n1:/var/lib/containers" in body["HostConfig"]["Binds"]
     assert body["Cmd"] == ["rdm-podman-node"]
-    (group,) = spec.inventory("lab", {"n1": "10.0.0.1"}, "macvlan", "/tmp/x", podman=True).values()
+    (group,) = inventory.cluster_inventory(
+        "lab", {"n1": "10.0.0.1"}, "macvlan", "/tmp/x", podman=True
+    ).values()
     assert group["vars"]["rdm_docker_socket"] == "/run/podman/podman.sock"
 
 
@@ -277,7 +283,7 @@ def test_a_labs_ssh_is_that_of_any_cluster_but_waits_for_longer(tmp_path: Path) 
     config = tmp_path / "ansible.cfg"
     config.touch()
     usual = ansible_environment({"ANSIBLE_CONFIG": str(config)})["ANSIBLE_SSH_ARGS"]
-    (group,) = spec.inventory("lab", {"n1": "10.0.0.1"}, "macvlan", "/tmp/x").values()
+    (group,) = inventory.cluster_inventory("lab", {"n1": "10.0.0.1"}, "macvlan", "/tmp/x").values()
     assert "ServerAliveCountMax=3" in usual
     assert group["vars"]["ansible_ssh_args"] == usual.replace("CountMax=3", "CountMax=12")
 
@@ -285,7 +291,9 @@ def test_a_labs_ssh_is_that_of_any_cluster_but_waits_for_longer(tmp_path: Path) 
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_the_inventory_of_a_slurm_lab_puts_each_node_into_a_partition(count: int) -> None:
     addresses = {name: f"10.20.0.1{name[1:]}" for name in spec.node_names(count)}
-    made = spec.slurm_inventory(spec.inventory("lab", addresses, "macvlan", "/tmp/x"))["cluster"]
+    made = inventory.slurm_inventory(inventory.cluster_inventory("lab", addresses, "macvlan", "/tmp/x"))[
+        "cluster"
+    ]
     partitions = made["vars"]["slurm_partitions"]
     inside = [host for name in partitions for host in made["children"][name]["hosts"]]
     assert inside == [*addresses]
@@ -296,8 +304,10 @@ def test_the_inventory_of_a_slurm_lab_puts_each_node_into_a_partition(count: int
 
 def test_the_inventory_of_a_slurm_lab_is_one_that_env_up_and_jobs_through_slurm_take() -> None:
     addresses = {"n1": "10.20.0.11", "n2": "10.20.0.12"}
-    packages = spec.NodePackages("packages-1", "/cache/a", "torch==2+cpu")
-    made = spec.slurm_inventory(spec.inventory("lab", addresses, "macvlan", "/tmp/x"), packages)["cluster"]
+    packages = inventory.NodePackages("packages-1", "/cache/a", "torch==2+cpu")
+    made = inventory.slurm_inventory(
+        inventory.cluster_inventory("lab", addresses, "macvlan", "/tmp/x"), packages
+    )["cluster"]
     of = made["vars"]
     # A job through Slurm needs an environment, and env up makes one of bare hosts alone.
     assert (of["rdm_runtime"], of["rdm_become"], of["python_env_shared"]) == ("host", False, True)
@@ -311,6 +321,8 @@ def test_the_inventory_of_a_slurm_lab_is_one_that_env_up_and_jobs_through_slurm_
     assert of["python_env_controller_find_links"] == ["/cache/a/packages-1"]
     assert (of["python_env_torch"], of["python_env_no_index"]) == ("torch==2+cpu", True)
     # Without packages here, those of the indexes.
-    plain = spec.slurm_inventory(spec.inventory("lab", addresses, "macvlan", "/tmp/x"))["cluster"]["vars"]
+    plain = inventory.slurm_inventory(inventory.cluster_inventory("lab", addresses, "macvlan", "/tmp/x"))[
+        "cluster"
+    ]["vars"]
     assert plain["rdm_runtime"] == "host"
     assert not {"python_env_no_index", "python_env_torch"} & set(plain)
