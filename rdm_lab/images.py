@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from ansible_collections.rdm.provision.rdm_lab import recipe, spec
 from ansible_collections.rdm.provision.rdm_lab import trainer as lab_trainer
@@ -297,43 +297,63 @@ def remove(engine: APIClient, cache: Path, check: bool) -> bool:
 # --- the whole of it -------------------------------------------------------------------------------------
 
 
-def present(engine: APIClient, given: Mapping[str, Any], check: bool) -> dict[str, Any]:
-    """Make what images a lab as asked for lacks; return the action's result."""
-    files, cache = Path(given["files"]), cache_directory(given["cache"])
+class Wanted(NamedTuple):
+    """What a lab is made from.
+
+    Attributes:
+        parts: images, archives and disks, each after those that it is made from.
+        names: what they are called, as the action returns it.
+    """
+
+    parts: list[Part]
+    names: dict[str, str]
+
+    @property
+    def missing(self) -> list[Part]:
+        """The parts that are still to be made."""
+        return [part for part in self.parts if not part.present()]
+
+    def lacks_mmdebstrap(self) -> bool:
+        """Whether a root file system has to be made, and what makes it is not there."""
+        made = any(isinstance(part, Images | Machines) for part in self.missing)
+        return made and shutil.which("mmdebstrap") is None
+
+    def make(self, cache: Path) -> bool:
+        """Make what is missing; return whether there was something."""
+        with locked(cache):
+            # Another process may just have made them.
+            missing = self.missing
+            for part in missing:
+                part.make()
+            return bool(missing)
+
+
+def wanted(engine: APIClient, given: Mapping[str, Any], cache: Path) -> Wanted:
+    """Return what a lab as asked for is made from; `given` are the options of the action lab_images."""
+    files = Path(given["files"])
     slurm, trainer = given["slurm"], given["trainer"]
     made_of = Choice(
         checked_engine(given["engine"], given["machines"]), checked_kernel(given["kernel"], given["machines"])
     )
     images = Images(engine, files, cache, given["base"], given["source"])
-    result: dict[str, Any] = {"node_image": images.node_image, "archives": str(images.archives)}
+    names = {"node_image": images.node_image, "archives": str(images.archives)}
     parts: list[Part] = [images]
     # Slurm's jobs run on the nodes themselves.
     if trainer and not slurm:
         training = TrainingImage(images, Path(trainer), given["extras"])
-        result["train_archive"] = training.archive.name
+        names["train_archive"] = training.archive.name
         parts.append(training)
     kind = SlurmImage if slurm else PodmanImage if given["engine"] == PODMAN else None
     if kind is not None:
         layer = kind(engine, images.node_image, files)
-        result["node_image"] = layer.name
+        names["node_image"] = layer.name
         parts.append(layer)
     if trainer and slurm:
         packages = Packages(engine, images.node_image, files, Path(trainer), images.archives, given["extras"])
-        result.update(packages=packages.directory.name, torch=packages.torch)
+        names.update(packages=packages.directory.name, torch=packages.torch)
         parts.append(packages)
     if given["machines"]:
         machines = Machines(engine, files, cache, made_of)
-        result.update(machine_image=machines.image, machine=str(machines.directory))
+        names.update(machine_image=machines.image, machine=str(machines.directory))
         parts.append(machines)
-    missing = [part for part in parts if not part.present()]
-    bootstrapped = any(isinstance(part, Images | Machines) for part in missing)
-    result["missing"] = result["changed"] = bool(missing)
-    result["needs_mmdebstrap"] = bootstrapped and shutil.which("mmdebstrap") is None and os.geteuid() == 0
-    if missing and not check:
-        with locked(cache):
-            # Another process may just have made them.
-            missing = [part for part in parts if not part.present()]
-            result["changed"] = bool(missing)
-            for part in missing:
-                part.make()
-    return result
+    return Wanted(parts, names)

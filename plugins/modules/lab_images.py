@@ -13,7 +13,8 @@ description:
   - With O(trainer) also the training image, the CPU image with torch and the trainer.
   - With O(machines) also the disk, kernel and initrd of nodes that are virtual machines, and the image of the
     containers that these run in.
-  - They are made again only when their recipe has changed.
+  - They are made again only when their recipe has changed. Where no registry answers, root file systems are
+    made with mmdebstrap, which is installed where it is missing and this user is root.
   - Runs on the control machine.
 author:
   - The rdm-provision developers
@@ -130,12 +131,4 @@ machine:
   description: The directory with disk, kernel and initrd of the virtual machines.
   returned: when O(state=present) and O(machines=true)
   type: str
-missing:
-  description: Whether images were missing before.
-  returned: when O(state=present)
-  type: bool
-needs_mmdebstrap:
-  description: Whether mmdebstrap may be needed, is missing, and this user could install it.
-  returned: when O(state=present)
-  type: bool
 """
