@@ -17,7 +17,7 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.controller.controlle
     Decision,
     documented_options,
 )
-from ansible_collections.rdm.provision.plugins.plugin_utils.controller.progress import progress_reports
+from ansible_collections.rdm.provision.plugins.plugin_utils.controller.progress import Progress
 from ansible_collections.rdm.provision.plugins.plugin_utils.controller.query_results import INTERPRETER, sort
 from ansible_collections.rdm.provision.plugins.plugin_utils.controller.thread_pool import run_all
 
@@ -33,8 +33,9 @@ class ActionModule(Decision):
         others: dict[str, str] = {}
         calls = self._calls(hosts, options, variables, others)
         threads = max(1, int(variables["ansible_forks"]))
-        with progress_reports(self._task._uuid) as report_done:
-            results = sort(run_all(calls, threads, options["patience"]), options["patience"], report_done)
+        progress = Progress(self._display.display, variables["inventory_hostname"])
+        outcomes = run_all(calls, threads, options["patience"], progress.flush)
+        results = sort(outcomes, options["patience"], progress.add)
         results.others.update(others)
         for host, why in results.others.items():
             self._display.vv(f"left to an ordinary task: {why}", host=host)

@@ -178,12 +178,6 @@ class Run:
     def _run_in(self, folder: Path) -> None:
         import ansible_runner
 
-        environment.make_importable()
-        from ansible_collections.rdm.provision.plugins.plugin_utils.controller.progress import (
-            DIRECTORY,
-            hosts_done,
-        )
-
         spec = self.spec
         record = Record(spec.home, spec.verb, spec.command(show_values=False))
         translator = Translator(spec)
@@ -204,12 +198,7 @@ class Run:
             # False: ansible-runner writes no file for the event.
             return False
 
-        answers = folder / "answers"
-        answers.mkdir()
-
         def look_in() -> bool:
-            if translator.on_all is not None:
-                emit(translator.answered(hosts_done(answers, translator.on_all.task)))
             emit(translator.waited())
             return self._cancel_now()
 
@@ -232,7 +221,7 @@ class Run:
                 forks=spec.effective_forks,
                 verbosity=spec.verbosity or None,
                 cmdline=shlex.join(argv),
-                envvars={**self._environment(folder), **password, DIRECTORY: str(answers)},
+                envvars={**self._environment(folder), **password},
                 settings={"pexpect_timeout": _POLL_S},
                 quiet=True,
                 event_handler=on_event,

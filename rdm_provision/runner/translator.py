@@ -78,16 +78,6 @@ class _Counts:
         return NodeRecap(**{**vars(self), "changes": tuple(self.changes)})
 
 
-@dataclass
-class _RunOnAll:
-    """A task that asks all nodes: its uuid, the host that it is of, and of which ones it was told."""
-
-    task: str
-    host: str
-    began: float
-    told: set[str] = field(default_factory=set)
-
-
 class Translator:
     """Turns ansible-runner's event dictionaries into our events, and adds up the result."""
 
@@ -96,6 +86,7 @@ class Translator:
         self.started = time.monotonic()
         self.phase = ""
         self.task = ""
+        self.task_began = self.started
         self.long_from: float | None = None
         self.counts: dict[str, _Counts] = {name: _Counts() for name in spec.nodes}
         self.running: dict[str, InProgress] = {}
@@ -114,7 +105,6 @@ class Translator:
         self.returned: dict[str, dict[str, list[dict[str, Any]]]] = {}
         self.any_change = False
         self.playing = False
-        self.on_all: _RunOnAll | None = None
         self.errors: list[str] = []
 
     def _now(self) -> float:
@@ -139,18 +129,20 @@ class Translator:
         elif kind == "playbook_on_task_start":
             yield from self._task_started(details)
         elif kind == "runner_on_start":
-            if _action(details) == RUN_ON_ALL_ACTION:
-                host, uuid = (str(details.get(key)) for key in ("host", "task_uuid"))
-                self.on_all = _RunOnAll(uuid, host, time.monotonic())
             for node in self._hosts_in(details):
                 self.running[node] = InProgress(node=node, phase=self.phase, task=self.task)
                 yield NodeStarted(at=self._now(), node=node, phase=self.phase, task=self.task)
         elif kind in _RESULTS:
             yield from self._news(details)
             yield from self._node_result(kind, details, text)
-            yield from self._answers(details)
+            if _action(details) == RUN_ON_ALL_ACTION:
+                yield from self._answered((details.get("res") or {}).get("answers") or ())
+                # Who gave no answer has a task of his own next.
+                self.running.clear()
         elif kind == "runner_retry":
             yield from self._news(details)
+        elif kind == "verbose" and _action(details) == RUN_ON_ALL_ACTION:
+            yield from self._answered(_hosts_answered(text))
         elif kind in ("warning", "system_warning"):
             yield from self._warn(text, node=None)
         elif kind == "playbook_on_stats":
@@ -180,7 +172,8 @@ class Translator:
             self._close_phase()
             self.phase = phase
             yield PhaseStarted(at=self._now(), phase=phase)
-        self.long_from = time.monotonic() + LONG_S
+        self.task_began = time.monotonic()
+        self.long_from = self.task_began + LONG_S
         yield TaskStarted(at=self._now(), phase=self.phase, task=self.task)
 
     def waited(self) -> Iterator[Event]:
@@ -258,36 +251,22 @@ class Translator:
             return [node]
         return [name for name, counts in self.counts.items() if name == node or not counts.unreachable]
 
-    def _answers(self, details: Mapping[str, Any]) -> Iterator[Event]:
-        """Yield what a task that asks all nodes did on each, as if it had been a task there."""
-        if _action(details) != RUN_ON_ALL_ACTION:
-            return
-        yield from self.answered((details.get("res") or {}).get("answers") or ())
-        # Who gave no answer has a task of his own next.
-        self.running.clear()
-        self.on_all = None
-
-    def answered(self, nodes: Iterable[str]) -> Iterator[Event]:
-        """Yield what the task that asks all nodes did on these, also while it runs; each is told once."""
-        on_all = self.on_all
-        if on_all is None:
-            return
+    def _answered(self, nodes: Iterable[str]) -> Iterator[Event]:
+        """Yield what the task that asks all nodes did on these, as if it had been a task there; each once."""
         for node in nodes:
-            # The task's own host has the task's own result.
-            if node == on_all.host or node in on_all.told:
+            started = self.running.pop(node, None)
+            if started is None:
                 continue
-            on_all.told.add(node)
-            self.running.pop(node, None)
             yield NodeResult(
                 at=self._now(),
                 node=node,
-                phase=self.phase,
-                task=self.task,
+                phase=started.phase,
+                task=started.task,
                 status=Status.OK,
                 changed=False,
                 message="",
                 diff="",
-                seconds=round(time.monotonic() - on_all.began, 3),
+                seconds=round(time.monotonic() - self.task_began, 3),
             )
             self.counts.setdefault(node, _Counts()).ok += 1
 
@@ -428,6 +407,13 @@ _RESULTS = {
 def _action(details: Mapping[str, Any]) -> str:
     """Return the full name of the module or action of a task."""
     return str(details.get("resolved_action") or details.get("task_action") or "")
+
+
+def _hosts_answered(line: str) -> list[str]:
+    environment.make_importable()
+    from ansible_collections.rdm.provision.plugins.plugin_utils.controller.progress import hosts_answered
+
+    return hosts_answered(line)
 
 
 def plain(text: Any) -> str:

@@ -64,7 +64,9 @@ class _Running:
                     os.kill(int(pid), signal.SIGTERM)
 
 
-def run_all(calls: Iterable[tuple[str, Call]], threads: int, timeout: float) -> Iterator[Outcome]:
+def run_all(
+    calls: Iterable[tuple[str, Call]], threads: int, timeout: float, idle: Callable[[], None] = lambda: None
+) -> Iterator[Outcome]:
     """Yield how each call ended, as they end.
 
     Args:
@@ -72,6 +74,7 @@ def run_all(calls: Iterable[tuple[str, Call]], threads: int, timeout: float) -> 
         threads: how many at the same time.
         timeout: seconds for each. Of a call that takes longer, the programs that it waits for are ended;
             where that does not end it, it is given up, and its thread left to itself.
+        idle: called whenever no call has ended for a fifth of a second.
     """
     done: queue.SimpleQueue[tuple[_Running, Outcome]] = queue.SimpleQueue()
     waiting = iter(calls)
@@ -83,8 +86,11 @@ def run_all(calls: Iterable[tuple[str, Call]], threads: int, timeout: float) -> 
                 break
         if not running:
             return
-        with contextlib.suppress(queue.Empty):
+        try:
             one, outcome = done.get(timeout=_POLL_S)
+        except queue.Empty:
+            idle()
+        else:
             if one in running:
                 running.remove(one)
                 yield Outcome(one.name, None, TimeoutError()) if one.late else outcome

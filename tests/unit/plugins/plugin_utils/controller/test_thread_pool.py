@@ -94,3 +94,8 @@ def test_calls_see_the_context_of_who_makes_them() -> None:
     variable: contextvars.ContextVar[str] = contextvars.ContextVar("variable")
     variable.set("mine")
     assert [one.value for one in run_all([("a", variable.get)], 1, FOREVER)] == ["mine"]
+
+
+def test_who_waits_is_called_while_no_call_ends() -> None:
+    release = threading.Event()
+    assert [one.name for one in run_all([("slow", release.wait)], 1, FOREVER, idle=release.set)] == ["slow"]
