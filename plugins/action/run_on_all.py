@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -33,7 +34,9 @@ class ActionModule(Decision):
         others: dict[str, str] = {}
         calls = self._calls(hosts, options, variables, others)
         threads = max(1, int(variables["ansible_forks"]))
-        progress = Progress(self._display.display, variables["inventory_hostname"])
+        # On stderr: some who read stdout expect JSON there.
+        display = functools.partial(self._display.display, stderr=True)
+        progress = Progress(display, variables["inventory_hostname"])
         outcomes = run_all(calls, threads, options["patience"], progress.flush)
         results = sort(outcomes, options["patience"], progress.add)
         results.others.update(others)
