@@ -41,12 +41,13 @@ class ExecResult(NamedTuple):
         return (self.stdout + self.stderr).decode("utf-8", "replace").strip()
 
 
-def connect(socket: str = "", timeout: float = 60) -> APIClient:
+def connect(socket: str = "", timeout: float = 300) -> APIClient:
     """Return a client of this machine's engine.
 
     Args:
         socket: path or unix:// address; empty means DOCKER_HOST, else Docker's default.
-        timeout: seconds that the engine may stay silent.
+        timeout: seconds that the engine may stay silent. It answers a removal when the container is gone: on
+            a busy machine after minutes.
 
     Raises:
         EngineProblem: none answers.

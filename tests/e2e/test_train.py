@@ -43,7 +43,7 @@ from tests.e2e.places import (
     start,
     trains,
 )
-from tests.e2e.product import ROOT, Product, running_lab, wait_until
+from tests.e2e.product import DEADLINE_S, ROOT, Product, running_lab, wait_until
 from tests.e2e.promises import Promises, Trained
 from tests.labs import lab_name
 
@@ -316,6 +316,13 @@ def be_member(cluster: Containers, number: int, command: Sequence[str], volumes:
     cluster.on(MEMBERS[f"m{number}"], *run, "rdm-trainer", "rendezvous", "--", *command)
 
 
+def exit_codes(cluster: Containers) -> list[str]:
+    """The members' exit codes; empty for one that runs."""
+    code = '{{if eq .State.Status "exited"}}{{.State.ExitCode}}{{end}}'
+    inspect = ("docker", "inspect", "--format", code)
+    return [cluster.on(node, *inspect, name).strip() for name, node in MEMBERS.items()]
+
+
 def said_by_members(
     cluster: Containers, config: dict[str, Any], *command: str, volumes: Sequence[str] = ()
 ) -> dict[str, str]:
@@ -326,7 +333,14 @@ def said_by_members(
     try:
         for number in (3, 1, 0, 2):
             be_member(cluster, number, command, volumes)
-        codes = [cluster.on(node, "docker", "wait", name).strip() for name, node in MEMBERS.items()]
+        wait_until(
+            lambda: "" not in exit_codes(cluster),
+            "all members have ended",
+            # Four processes import all that a fine-tuning needs.
+            timeout=4 * DEADLINE_S,
+            seen=lambda: cluster.on(MEMBERS["m0"], "docker", "logs", "m0"),
+        )
+        codes = exit_codes(cluster)
         said = {name: cluster.on(node, "docker", "logs", name) for name, node in MEMBERS.items()}
     finally:
         for name, node in MEMBERS.items():
