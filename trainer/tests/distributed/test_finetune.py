@@ -15,6 +15,8 @@ import pytest
 from pyarrow import parquet
 
 from rdm_log import lines
+from rdm_trainer.cli import main
+from tests.distributed import processes
 from tests.distributed.finetuning import Finetunings, finetunings, logits, losses
 
 CONFIG = """
@@ -205,6 +207,51 @@ def test_conversations_are_learned_by_their_answers(tuning: Finetunings) -> None
         assert code == 0, errors
     # Its single answer is one of those of the other.
     assert losses(tuning.directory / "turn")[1] != losses(tuning.directory / "turns")[1]
+
+
+def _command(*words: object) -> None:
+    with processes.Command(*map(str, words)) as command:
+        _, errors = command.communicate()
+    assert command.returncode == 0, errors
+
+
+def _trained(directory: Path, *words: object) -> list[float]:
+    """Train in a directory; return the losses."""
+    _command("train", *words, "--job-dir", directory)
+    return [loss for _, loss in json.loads((directory / "progress.json").read_text())["losses"]]
+
+
+def test_what_was_trained_here_is_fine_tuned_and_the_reverse(tuning: Finetunings, tmp_path: Path) -> None:
+    model, rows = tuning.directory / "model", (tuning.directory / "train.jsonl").read_text().splitlines()
+    texts = ({"text": row["prompt"] + row["completion"]} for row in map(json.loads, rows))
+    (tmp_path / "texts.jsonl").write_text("".join(json.dumps(text) + "\n" for text in texts))
+    tokens = ("--tokenizer", "huggingface", "--tokenizer-file", f"{model}/tokenizer.json", "--append-eod")
+    with pytest.raises(SystemExit, match="0"):
+        # It starts processes of its own.
+        main(["preprocess", f"{tmp_path}/texts.jsonl", "--output-prefix", f"{tmp_path}/texts", *tokens])
+    _command("import", model, tmp_path / "job.yaml")
+    words = (
+        *(tmp_path / "job.yaml", f"data.blend=[{tmp_path}/texts_text_document]", "data.workers=0"),
+        *("model.seq_length=32", "optimisation={precision: fp32, lr: 1e-2, global_batch_size: 8}"),
+        *("logging={interval: 1, eval_iterations: 0, eval_interval: 0}", "data.split='1'"),
+    )
+    trained = _trained(tmp_path / "trained", *words, "optimisation.train_iterations=20")
+    assert trained[-1] < trained[0] - 1
+
+    _command("export", tmp_path / "trained", tmp_path / "exported")
+    code, _, errors = tuning.run("on", f"model.path={tmp_path}/exported", "optimisation.lr=1e-3")
+    assert code == 0, errors
+    tuned, untrained = (tuning.loss(str(path), "train.jsonl")[0] for path in ("on/model", model))
+    begun, _ = tuning.loss(str(tmp_path / "exported"), "train.jsonl")
+    assert tuned < begun < untrained - 1
+
+    back = tuning.directory / "on/model"
+    _command("import", back, tmp_path / "back.yaml")
+    job = (tmp_path / "job.yaml").read_text()
+    assert (tmp_path / "back.yaml").read_text() == job.replace(str(model), str(back))
+    again = _trained(tmp_path / "again", *words, "optimisation.train_iterations=2", "--init-from", back)
+    assert len(again) == 2
+    assert max(again) < trained[0] - 1
 
 
 @pytest.mark.parametrize(
