@@ -7,7 +7,6 @@ import json
 import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -168,24 +167,24 @@ def _inventory(inventory: Path | None) -> tuple[bool, str]:
 
 
 def _docker() -> tuple[bool, str]:
-    path = os.environ.get("DOCKER_HOST", "unix:///var/run/docker.sock")
-    if not path.startswith("unix://"):
-        return False, f"DOCKER_HOST is {path}: the lab needs an engine on this machine"
-    path = path.removeprefix("unix://")
-    if not Path(path).exists():
-        return _installable("no engine here", "docker.io")
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-        connection.settimeout(5)
-        try:
-            connection.connect(path)
-            connection.sendall(b"GET /version HTTP/1.0\r\nHost: docker\r\n\r\n")
-            answer = b"".join(iter(lambda: connection.recv(65536), b""))
-        except PermissionError:
-            return False, f"this user may not use {path}: add it to the group docker, then log in again"
-        except OSError as error:
-            return _installable(f"no engine answers at {path} ({error.strerror or error})", "")
-    version = json.loads(answer.partition(b"\r\n\r\n")[2]).get("Version", "of unknown version")
-    return True, f"{version} at {path}"
+    environment.make_importable()
+    from ansible_collections.rdm.provision.plugins.module_utils.docker.api import (
+        DockerAPI,
+        DockerForbidden,
+        DockerProblem,
+    )
+
+    try:
+        engine = DockerAPI(timeout=5)
+    except DockerProblem as problem:
+        return False, f"DOCKER_HOST: {problem}; the lab needs an engine on this machine"
+    try:
+        version = engine.version().get("Version", "of unknown version")
+    except DockerForbidden as problem:
+        return False, f"{problem}, then log in again"
+    except DockerProblem as problem:
+        return _installable(str(problem), "" if Path(engine.socket).exists() else "docker.io")
+    return True, f"{version} at {engine.socket}"
 
 
 def _installable(what: str, package: str) -> tuple[bool, str]:
