@@ -51,8 +51,15 @@ class ModelSpec:
         heads: Query heads of each attention.
         key_value_heads: Heads of keys and values; fewer than ``heads`` where several queries share one.
         head_size: Width of one head.
-        ffn_size: Width inside the feed-forward part.
+        ffn_size: Width inside the feed-forward part, or inside one expert.
         ffn: GELU between two matrices (``mlp``), or SwiGLU, in which a third one gates (``gated``).
+        experts: Feed-forward parts of a block, of which a router gives each token some (Mixture of Experts);
+            0: one for all tokens.
+        router_top_k: How many experts a token is given to.
+        norm_topk_prob: The router's probabilities of a token's experts are divided by their sum.
+        aux_loss_coeff: Weight of the load-balancing loss beside the cross entropy.
+        capacity_factor: An expert takes at most so many times its even share of a micro-batch's tokens, and
+            drops the rest; None drops none.
         norm: ``layer`` has a weight and a bias, ``rms`` a weight.
         norm_epsilon: Added to the variance in norms.
         window: Tokens that a token of a decoder sees at most, itself included; None: all before it.
@@ -81,6 +88,11 @@ class ModelSpec:
     head_size: int
     ffn_size: int
     ffn: Literal["mlp", "gated"] = "mlp"
+    experts: int = 0
+    router_top_k: int = 0
+    norm_topk_prob: bool = True
+    aux_loss_coeff: float = 0.0
+    capacity_factor: float | None = None
     norm: Literal["layer", "rms"] = "layer"
     norm_epsilon: float = 1e-5
     window: int | None = None

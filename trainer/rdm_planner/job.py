@@ -159,7 +159,7 @@ class Job:
         tensor = config.parallel.tensor
         if tensor not in self._held:
             units = self.units(config)
-            own = [sum(one.split // tensor + one.whole for one in unit) for unit in units]
+            own = [sum(one.own(tensor, config.parallel.expert) for one in unit) for unit in units]
             tied = [sum(one.tied // tensor for one in unit) for unit in units]
             names = sorted({unit[0].name for unit in units})
             counts = [(0,) * len(names)]

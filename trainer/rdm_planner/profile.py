@@ -30,6 +30,8 @@ LEAST_SECONDS = 1e-9
 # Of noise a larger micro-batch may take a little less than a smaller one.
 _LEAST_GROWTH = 0.8
 
+# Profiles of models without experts do not name these.
+_OF_EXPERTS = ("experts", "router_top_k", "norm_topk_prob", "aux_loss_coeff", "capacity_factor")
 _NOT_SHAPE = (
     *("layers", "decoder_layers", "positions", "padded_vocab_size"),
     *("rope_theta", "rope_scaling", "norm_epsilon", "init_std", "hidden_dropout", "attention_dropout"),
@@ -44,7 +46,8 @@ def shape_of(config: Config) -> dict[str, Any]:
     Args:
         config: The job.
     """
-    spec = {key: value for key, value in dataclasses.asdict(config.spec).items() if key not in _NOT_SHAPE}
+    left_out = (*_NOT_SHAPE, *(() if config.spec.experts else _OF_EXPERTS))
+    spec = {key: value for key, value in dataclasses.asdict(config.spec).items() if key not in left_out}
     return {
         **spec,
         "rope": config.spec.positions == 0,

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 __all__ = [
     "LM_LOSS",
+    "LOAD_BALANCING_LOSS",
     "Step",
     "datetime_line",
     "memory_line",
@@ -22,6 +23,7 @@ __all__ = [
 ]
 
 LM_LOSS = "lm loss"
+LOAD_BALANCING_LOSS = "load balancing loss"
 
 
 @dataclass(frozen=True)

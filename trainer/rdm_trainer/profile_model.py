@@ -116,7 +116,7 @@ def measure(
 def _shared(config: Config, tensor: int) -> Config:
     """Return the job with so many tensor ranks and no pipeline."""
     return dataclasses.replace(
-        config, parallel=dataclasses.replace(config.parallel, tensor=tensor, pipeline=1)
+        config, parallel=dataclasses.replace(config.parallel, tensor=tensor, pipeline=1, expert=1)
     )
 
 
@@ -186,6 +186,7 @@ def _job(config: Config, topology: Topology, count: tuple[int, int], saved: Any)
             config.parallel,
             tensor=topology.tensor,
             pipeline=1,
+            expert=1,
             data=None,
             partition="even",
             zero_stage=min(1, config.zero_stage),

@@ -34,6 +34,7 @@ from rdm_trainer.distributed.collective import Collective, Flags
 from rdm_trainer.distributed.leaders import find_leaders
 from rdm_trainer.distributed.pipeline_parallel.pipeline import Fill
 from rdm_trainer.engines import create
+from rdm_trainer.engines.engine import StepResult
 from rdm_trainer.optim.schedule import LearningRate, WeightDecay
 from rdm_trainer.own_time import OwnTime
 from rdm_trainer.profiler import Profiler
@@ -98,17 +99,27 @@ class _Sums:
         """Begin anew."""
         self._loss = torch.zeros((), device=self._device)
         self._nan = torch.zeros((), dtype=torch.int64, device=self._device)
+        self._balance: torch.Tensor | None = None
         self.steps, self.skipped = 0, 0
         self.begin = time.monotonic()
 
-    def add(self, loss: torch.Tensor, *, skipped: bool) -> None:
+    def add(self, result: StepResult) -> None:
         """Add a step without waiting for it."""
+        loss, skipped = result.mean_loss, result.skipped
         self.steps += 1
         self.skipped += skipped
         finite = torch.isfinite(loss)
         self._nan += ~finite
         if not skipped:
             self._loss += torch.where(finite, loss, torch.zeros_like(loss))
+        if result.balance is not None:
+            self._balance = result.balance + (0.0 if self._balance is None else self._balance)
+
+    def other_losses(self) -> dict[str, float]:
+        """Return the averages of what is logged beside the loss: of a Mixture of Experts, how it balances."""
+        if self._balance is None:
+            return {}
+        return {metrics.LOAD_BALANCING_LOSS: float(self._balance) / self.steps}
 
     def read(self) -> tuple[float, int]:
         """Return the average loss of the steps that count, NaN if there is none, and the NaN steps."""
@@ -400,7 +411,7 @@ class Training:
             ) from None
         self._own_time.end()
         skipped = self._result.skipped
-        self._sums.add(self._result.mean_loss, skipped=skipped)
+        self._sums.add(self._result)
         self.iteration += 1
         self.consumed_samples += batch
         self._moved_samples += 0 if skipped else batch
@@ -414,6 +425,7 @@ class Training:
         """Write the line of the steps since the last one. The device is waited for here, and only here."""
         with self._own_time.waiting():
             loss, nan = self._sums.read()
+            others = self._sums.other_losses()
         self._own_time.tell(self.engine.work)
         seconds = (time.monotonic() - self._sums.begin) / self._sums.steps
         step = metrics.Step(
@@ -423,7 +435,7 @@ class Training:
             milliseconds=1000 * seconds,
             learning_rate=self._learning_rate(),
             global_batch_size=self.config.optimisation.global_batch_size,
-            losses={metrics.LM_LOSS: loss},
+            losses={metrics.LM_LOSS: loss, **others},
             loss_scale=self._loss_scale,
             grad_norm=self._result.grad_norm,
             skipped=self._sums.skipped,

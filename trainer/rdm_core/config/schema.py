@@ -107,6 +107,19 @@ class ModelConfig:
     """Queries and keys of each head are normed (`norm: rmsnorm` only)."""
     activation: Literal["gelu", "swiglu"] = "gelu"
     """Of the feed-forward part. SwiGLU has a third matrix of `ffn_hidden_size`."""
+    experts: Positive | None = None
+    """Mixture of Experts: feed-forward parts of each block, of width `ffn_hidden_size`. A router gives every
+    token to some of them. All tokens share one when not given."""
+    moe_router_topk: Positive = 2
+    """`experts` only: how many of them a token is given to."""
+    moe_norm_topk_prob: bool = True
+    """`experts` only: the probabilities of a token's experts are divided by their sum, as Mixtral and
+    Qwen3-30B-A3B do it; `false` takes them as the softmax over all experts has them."""
+    moe_aux_loss_coeff: NotNegative = 0.001
+    """`experts` only: weight of the load-balancing loss, which is logged on its own."""
+    moe_expert_capacity_factor: PositiveFloat | None = None
+    """`experts` only: an expert takes at most this times its even share of a micro-batch's tokens, and drops
+    the rest. No token is dropped when not given."""
     biases: Literal["all", "qkv", "none"] = "all"
     """Matrix products that add a bias: all, those that make queries, keys and values, or none."""
     vocab_size: Positive = 50257
@@ -167,6 +180,9 @@ class ParallelConfig:
     """Ranks that share each layer."""
     pipeline: Positive = 1
     """Stages that the layers are cut into."""
+    expert: Positive = 1
+    """Of the `data` ranks, so many share the experts of each layer; with `tensor`, which shares them as well,
+    a divisor of `model.experts`. ZeRO shares the rest over `data / expert` replicas."""
     data: Positive | None = None
     """Replicas, each with its part of the batch. What is left of the world when not given."""
     partition: str = "even"
@@ -408,6 +424,11 @@ class Config(JobConfig):
             key_value_heads=model.query_groups or model.attention_heads,
             head_size=model.head_size,
             ffn_size=model.ffn_size,
+            experts=model.experts or 0,
+            router_top_k=model.moe_router_topk if model.experts else 0,
+            norm_topk_prob=model.moe_norm_topk_prob,
+            aux_loss_coeff=model.moe_aux_loss_coeff if model.experts else 0.0,
+            capacity_factor=model.moe_expert_capacity_factor,
             ffn="gated" if model.activation == "swiglu" else "mlp",
             norm="rms" if model.norm == "rmsnorm" else "layer",
             norm_epsilon=model.layernorm_epsilon,
@@ -470,9 +491,10 @@ class Config(JobConfig):
     def written_world_size(self) -> int:
         """The world that the configuration speaks of; the smallest valid one when it leaves it open."""
         parallel, launcher = self.parallel, self.launcher
-        smallest = parallel.tensor * parallel.pipeline
+        replica = parallel.tensor * parallel.pipeline
+        smallest = replica * parallel.expert
         if parallel.data is not None:
-            return smallest * parallel.data
+            return replica * parallel.data
         if launcher.nodes is not None and launcher.devices_per_node is not None:
             return launcher.nodes * launcher.devices_per_node
         return smallest

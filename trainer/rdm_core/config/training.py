@@ -21,6 +21,7 @@ def check(config: Config, world_size: int | None = None) -> Iterator[str]:
         _trace,
         _model,
         _attention,
+        _experts,
         _positions,
         _t5,
         _layout,
@@ -75,7 +76,7 @@ def _model(config: Config) -> Iterator[str]:
             f"model.attention_heads {model.attention_heads} is not divisible by parallel.tensor {tensor}, "
             "and each rank needs whole heads."
         )
-    if model.ffn_size % tensor:
+    if model.experts is None and model.ffn_size % tensor:
         yield f"model.ffn_hidden_size {model.ffn_size} is not divisible by parallel.tensor {tensor}."
 
 
@@ -96,6 +97,41 @@ def _attention(config: Config) -> Iterator[str]:
             )
     if model.qk_norm and model.norm != "rmsnorm":
         yield "model.qk_norm is true, but model.norm is layernorm; set model.norm to rmsnorm."
+
+
+def _experts(config: Config) -> Iterator[str]:
+    model, parallel = config.model, config.parallel
+    if model.experts is None:
+        if parallel.expert > 1:
+            yield f"parallel.expert is {parallel.expert}, but the model has no experts; give model.experts."
+        return
+    if model.kind != "gpt":
+        yield f"model.experts is for a decoder, but model.kind is {model.kind}; leave it out."
+    if config.knows_documents:
+        yield (
+            "model.experts is not combined with data.reset_attention_mask and data.reset_position_ids; leave "
+            "these out."
+        )
+    if model.moe_router_topk > model.experts:
+        yield f"model.moe_router_topk {model.moe_router_topk} is above model.experts {model.experts}."
+    if model.biases == "all":
+        yield "model.biases is all, but experts have none; set it to qkv or none."
+    sharing = parallel.expert * parallel.tensor
+    if model.experts % sharing:
+        yield (
+            f"model.experts {model.experts} is not divisible by parallel.expert {parallel.expert} x "
+            f"parallel.tensor {parallel.tensor} = {sharing}, and each rank has whole experts."
+        )
+    if parallel.data is not None:
+        yield from _sharing_replicas(parallel.expert, parallel.data)
+
+
+def _sharing_replicas(expert: int, data: int) -> Iterator[str]:
+    if data % expert:
+        yield (
+            f"{data} data-parallel ranks are not a multiple of parallel.expert {expert}, and as many share "
+            "the experts; change one."
+        )
 
 
 def _positions(config: Config) -> Iterator[str]:
@@ -324,4 +360,5 @@ def _world(config: Config, world: int) -> Iterator[str]:
             f"{parallel.pipeline} = {layout} processes."
         )
     else:
+        yield from _sharing_replicas(parallel.expert, world // layout)
         yield from _batch(config, world // layout)

@@ -69,6 +69,8 @@ class Report:
     pipeline: int
     data: int
     parameters: int
+    active_parameters: int
+    """Those that a token meets."""
     padded_vocab_size: int
     global_batch_size: int
     micro_batch_size: int
@@ -127,13 +129,12 @@ def dry_run(config: Config, world_size: int) -> Report:
         layers = sizes[begin:end]
         # 1F1B: a stage runs ahead of its backward passes by the stages that follow it.
         in_flight = min(accumulation, parallel.pipeline - index)
-        split, whole = _held(layers)
         stages.append(
             Stage(
                 index=index,
                 blocks=blocks[index],
                 layers=tuple(layer.name for layer in layers),
-                parameters=split + whole,
+                parameters=sum(layer.total for layer in _held(layers)),
                 in_flight=in_flight,
                 memory=stage_memory(config, layers, data, in_flight, last=index == parallel.pipeline - 1),
             )
@@ -148,6 +149,7 @@ def dry_run(config: Config, world_size: int) -> Report:
         pipeline=parallel.pipeline,
         data=data,
         parameters=flops.parameters(config.spec),
+        active_parameters=flops.active_parameters(config.spec),
         padded_vocab_size=config.spec.padded_vocab_size,
         global_batch_size=optimisation.global_batch_size,
         micro_batch_size=optimisation.micro_batch_size,
@@ -161,18 +163,17 @@ def dry_run(config: Config, world_size: int) -> Report:
     )
 
 
-def _held(layers: list[LayerSize]) -> tuple[int, int]:
-    """Return a stage's parameters (split, whole over tensor ranks); those tied within it count once."""
+def _held(layers: list[LayerSize]) -> list[LayerSize]:
+    """Return the layers of a stage whose parameters it holds: those tied within it count once."""
     has_original = any(layer.name == "Embedding" for layer in layers)
-    split = whole = 0
+    held = []
     for layer in layers:
         if layer.tied and has_original:
             continue
         # Of several ties without the original, as decoder embedding and head, the first is held.
         has_original = has_original or layer.tied > 0
-        split += layer.split
-        whole += layer.whole
-    return split, whole
+        held.append(layer)
+    return held
 
 
 def stage_memory(config: Config, layers: list[LayerSize], data: int, in_flight: int, *, last: bool) -> Memory:
@@ -185,9 +186,10 @@ def stage_memory(config: Config, layers: list[LayerSize], data: int, in_flight: 
         in_flight: Micro-batches whose activations it keeps at once.
         last: It computes the loss.
     """
-    split, whole = _held(layers)
-    own = split // config.parallel.tensor + whole
-    weights, gradients, optimiser = _states(config, own, data)
+    parallel = config.parallel
+    own = sum(layer.own(parallel.tensor, parallel.expert) for layer in _held(layers))
+    # What ranks of the expert axis have alike, ZeRO does not share among them.
+    weights, gradients, optimiser = _states(config, own, data // parallel.expert)
     activations = _activations(config, layers, in_flight)
     logits = _logits(config) if last else 0
     return Memory(weights, gradients, optimiser, activations, logits, _RUNTIME_BYTES)
@@ -302,6 +304,9 @@ def _block_activations(config: Config, name: str) -> int:
     dropout = spec.hidden_size if spec.hidden_dropout else 0
     per_head = 4 * spec.heads
     attention = 2 * hidden + (2 * inner + 2 * shared + per_head) // tensor + dropout
+    if spec.experts:
+        # Rows of each of a token's experts: what goes in and comes out, too, and the router's probabilities.
+        sides = spec.router_top_k * (sides + 2 * hidden) + 4 * spec.experts * tensor
     block = tokens * (attention + 2 * hidden + sides // tensor + dropout)
     if name == "DecoderBlock":
         block += tokens * (2 * hidden + (2 * inner + per_head) // tensor + dropout)

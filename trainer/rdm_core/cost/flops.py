@@ -12,6 +12,7 @@ __all__ = [
     "ACCELERATORS",
     "Accelerator",
     "LayerSize",
+    "active_parameters",
     "checkpoint_bytes",
     "find_accelerator",
     "flops_per_sample",
@@ -35,18 +36,31 @@ class LayerSize:
         name: The layer's kind, as in :meth:`ModelSpec.layer_names`.
         split: Those that tensor-parallel ranks share.
         whole: Those that every tensor-parallel rank has.
+        experts: Those of all experts, which the ranks of the tensor and the expert axis share.
+        idle: Those of experts that a token is not given to.
         tied: Those that are another layer's: a stage that has both layers holds them once.
     """
 
     name: str
     split: int = 0
     whole: int = 0
+    experts: int = 0
+    idle: int = 0
     tied: int = 0
 
     @property
     def total(self) -> int:
         """All of them, the tied ones included."""
-        return self.split + self.whole
+        return self.split + self.whole + self.experts
+
+    @property
+    def active(self) -> int:
+        """Those that a token meets."""
+        return self.total - self.idle
+
+    def own(self, tensor: int, expert: int = 1) -> int:
+        """Those that one rank has, of axes of so many."""
+        return self.split // tensor + self.whole + self.experts // (tensor * expert)
 
 
 def layer_sizes(spec: ModelSpec) -> list[LayerSize]:
@@ -83,11 +97,16 @@ def _block_size(name: str, spec: ModelSpec) -> LayerSize:
     head_norms = 2 * spec.head_size if spec.qk_norm else 0
     into = 2 if spec.ffn == "gated" else 1
     feed_forward = (into * (hidden + bias) + hidden) * spec.ffn_size
-    return LayerSize(
-        name,
-        split=attentions * attention + feed_forward,
-        whole=(attentions + 1) * (hidden * bias + _norm_size(spec)) + attentions * head_norms,
-    )
+    whole = (attentions + 1) * (hidden * bias + _norm_size(spec)) + attentions * head_norms
+    if spec.experts:
+        return LayerSize(
+            name,
+            split=attentions * attention,
+            whole=whole + spec.experts * hidden,
+            experts=spec.experts * feed_forward,
+            idle=(spec.experts - spec.router_top_k) * feed_forward,
+        )
+    return LayerSize(name, split=attentions * attention + feed_forward, whole=whole)
 
 
 def _cross_keys(spec: ModelSpec) -> int:
@@ -105,6 +124,11 @@ def parameters(spec: ModelSpec) -> int:
     return sum(size.total - size.tied for size in layer_sizes(spec))
 
 
+def active_parameters(spec: ModelSpec) -> int:
+    """Return the parameters that a token meets: all but those of experts that it is not given to."""
+    return parameters(spec) - sum(size.idle for size in layer_sizes(spec))
+
+
 def checkpoint_bytes(spec: ModelSpec) -> int:
     """Return the size of a checkpoint: fp32 weights and Adam's two moments, and the weights in 16 bits."""
     return parameters(spec) * _CHECKPOINT_BYTES
@@ -115,10 +139,11 @@ def flops_per_sample(spec: ModelSpec) -> float:
 
     Each parameter is used in one multiply-add per token forward and two backward: 6 N for a token. The
     products of queries with keys and of probabilities with values add 12 x width x keys per query and block.
-    A GPT's tokens meet all N parameters, so that this is (6 N + 12 L h s) s; a word embedding that is not the
-    head's is only looked up in, and does not count. Of a T5, each token meets the
-    parameters of its own side; the decoder's keys and values of the encoder's output are computed per
-    encoder token. Softmax and layer norms are not counted, and a causal mask saves nothing, as usual.
+    A GPT's tokens meet N parameters, which leaves out the experts that a token is not given to: that is
+    (6 N + 12 L h s) s. A word embedding that is not the head's is only looked up in, and does not count. Of a
+    T5, each token meets the parameters of its own side; the decoder's keys and values of the encoder's output
+    are computed per encoder token. Softmax and layer norms are not counted, and a causal mask saves nothing,
+    as usual.
 
     Source: PaLM (Chowdhery et al. 2022), appendix B, the way of nanoGPT's MFU.
     """
@@ -126,7 +151,7 @@ def flops_per_sample(spec: ModelSpec) -> float:
     if spec.kind == "gpt":
         length = spec.seq_length
         looked_up = 0 if spec.tied_embeddings else spec.padded_vocab_size * spec.hidden_size
-        return length * (6.0 * (parameters(spec) - looked_up) + 12.0 * spec.layers * inner * length)
+        return length * (6.0 * (active_parameters(spec) - looked_up) + 12.0 * spec.layers * inner * length)
     source, target = spec.seq_length, spec.decoder_length
     by_name = {size.name: size.total for size in layer_sizes(spec)}
     cross_keys = spec.decoder_layers * _cross_keys(spec)
@@ -155,7 +180,7 @@ def forward_flops(spec: ModelSpec, layer: LayerSize) -> float:
         products = cross_keys * source + (layer.total - cross_keys) * target
         return 2.0 * products + 4.0 * inner * target * (target + source)
     scores = 4.0 * inner * source * source if layer.name.endswith("Block") else 0.0
-    return 2.0 * layer.total * (target if layer.name.startswith("Decoder") else source) + scores
+    return 2.0 * layer.active * (target if layer.name.startswith("Decoder") else source) + scores
 
 
 def flops_per_token(spec: ModelSpec) -> float:

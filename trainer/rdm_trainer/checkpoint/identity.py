@@ -26,6 +26,7 @@ _FORMER = {
     "activation": "gelu",
     "biases": "all",
     "sliding_window": None,
+    "experts": None,
 }
 
 
@@ -35,6 +36,12 @@ def model_of(config: Config) -> dict[str, Any]:
     # Under the names of the configuration's keys, which checkpoints have.
     return {
         **{key: getattr(model, key) for key in _FORMER},
+        # They change no shape, but what the weights mean.
+        **(
+            {key: getattr(model, key) for key in ("moe_router_topk", "moe_norm_topk_prob")}
+            if model.experts
+            else {}
+        ),
         "query_groups": spec.key_value_heads,
         "kind": spec.kind,
         "layers": spec.layers,
@@ -56,6 +63,8 @@ def layout_of(config: Config, world_size: int) -> dict[str, Any]:
         "tensor": config.parallel.tensor,
         "pipeline": config.parallel.pipeline,
         "data": config.data_parallel(world_size),
+        # Earlier releases had no such axis.
+        **({"expert": config.parallel.expert} if config.parallel.expert > 1 else {}),
         "bounds": config.stage_bounds(),
         "zero_stage": config.zero_stage,
         "precision": config.optimisation.precision,

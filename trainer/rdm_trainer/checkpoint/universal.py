@@ -34,6 +34,7 @@ from rdm_trainer.checkpoint.names import present_name
 from rdm_trainer.checkpoint.reading import load_mapped
 
 __all__ = [
+    "EXPERT_PATTERNS",
     "STATES",
     "WholeWeights",
     "abandon",
@@ -45,6 +46,9 @@ __all__ = [
     "parameter_folder",
     "shares",
 ]
+
+EXPERT_PATTERNS = "expert_parameter_patterns"
+"""Beside DeepSpeed's keys: patterns of the parameters that the ranks of the expert axis share."""
 
 STATES = ("fp32", "exp_avg", "exp_avg_sq")
 
@@ -87,23 +91,25 @@ def parameter_folder(universal: Path, name: str) -> Path:
 
 
 class _Source:
-    """The files of one step, by tensor and pipeline rank."""
+    """The files of one step, by pipeline rank and the rank of the tensor and expert axes."""
 
     def __init__(self, directory: Path, layout: Mapping[str, Any]) -> None:
         self.directory = directory
         self.tensor, self.pipeline = int(layout["tensor"]), int(layout["pipeline"])
-        self.data, self.stage = int(layout["data"]), int(layout["zero_stage"])
+        expert = int(layout.get("expert", 1))
+        self.model = self.tensor * expert
+        self.data, self.stage = int(layout["data"]) // expert, int(layout["zero_stage"])
 
     def model_state(self, pipe: int, part: int) -> dict[str, Any]:
         """Read what data rank 0 of this place wrote beside the optimiser."""
-        number = pipe * self.tensor + part
+        number = pipe * self.model + part
         prefix = "zero_pp_rank_0_" if self.stage == 3 else ""
         state: dict[str, Any] = load_mapped(self.directory / f"{prefix}mp_rank_{number:02d}_model_states.pt")
         return state
 
     def optimiser_states(self, pipe: int, part: int) -> list[dict[str, Any]]:
         """Read the optimiser of each data rank of this place."""
-        number = pipe * self.tensor + part
+        number = pipe * self.model + part
         states = []
         for replica in range(self.data):
             name = f"zero_pp_rank_{replica}_mp_rank_{number:02d}_optim_states.pt"
@@ -220,12 +226,15 @@ class WholeWeights:
 
 
 def _by_name(source: _Source) -> dict[str, list[_Piece]]:
-    """Return the tensor ranks' pieces of each parameter; of a tied one, the first stage's count."""
+    """Return the ranks' pieces of each parameter; of a tied one, the first stage's count."""
     whole: dict[str, list[_Piece]] = {}
+    experts = source.model_state(0, 0)[keys.UNIVERSAL_CHECKPOINT_INFO].get(EXPERT_PATTERNS, ())
     for pipe in range(source.pipeline):
-        ranks = [{piece.name: piece for piece in source.pieces(pipe, rank)} for rank in range(source.tensor)]
+        ranks = [{piece.name: piece for piece in source.pieces(pipe, rank)} for rank in range(source.model)]
         for name in ranks[0]:
-            whole.setdefault(name, [pieces[name] for pieces in ranks])
+            # The ranks of the expert axis share the experts, and have the rest alike.
+            shared = any(re.match(pattern, name) for pattern in experts)
+            whole.setdefault(name, [pieces[name] for pieces in (ranks if shared else ranks[: source.tensor])])
     return whole
 
 

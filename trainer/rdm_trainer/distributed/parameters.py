@@ -32,6 +32,7 @@ class Placement:
         constant: The value where there is no distribution.
         vocabulary: The first dimension is the padded vocabulary.
         decays: Weight decay applies: to matrices, not to biases, norms and positions.
+        experts: The first dimension are experts; the ranks of the tensor and the expert axis divide it.
     """
 
     shape: tuple[int, ...]
@@ -42,6 +43,7 @@ class Placement:
     constant: float = 0.0
     vocabulary: bool = False
     decays: bool = False
+    experts: bool = False
 
     @property
     def local_shape(self) -> tuple[int, ...]:
@@ -50,6 +52,12 @@ class Placement:
             size // self.parts if dimension == self.dimension else size
             for dimension, size in enumerate(self.shape)
         )
+
+    def part(self, whole: torch.Tensor) -> torch.Tensor:
+        """Return this rank's part of the whole tensor, a view."""
+        if self.dimension is None:
+            return whole
+        return whole.chunk(self.parts, dim=self.dimension)[self.index]
 
 
 def parameter(placement: Placement) -> nn.Parameter:

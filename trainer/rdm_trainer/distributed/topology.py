@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Which rank holds which part: the tensor, pipeline and data axes and their process groups."""
+"""Which rank holds which part: the tensor, expert, pipeline and data axes and their process groups.
+
+The expert axis is the inner part of the data axis: its ranks have different samples, and different experts of
+each layer.
+"""
 
 from __future__ import annotations
 
@@ -25,16 +29,18 @@ def quiet() -> Iterator[None]:
         yield
 
 
-def replicas(world: int, tensor: int, pipeline: int) -> int:
-    """Return how many replicas of a model a world has.
+def replicas(world: int, tensor: int, pipeline: int, expert: int = 1) -> int:
+    """Return how many ranks with samples of their own a world has for each rank of a model.
 
     Raises:
         TrainerError: The world cannot be divided like that.
     """
-    if world % (tensor * pipeline):
+    smallest = tensor * pipeline * expert
+    if world % smallest:
+        experts = f" times parallel.expert {expert}" if expert > 1 else ""
         raise TrainerError(
             f"A world of {world} cannot be divided into replicas of parallel.tensor {tensor} times "
-            f"parallel.pipeline {pipeline}; start a multiple of {tensor * pipeline} processes."
+            f"parallel.pipeline {pipeline}{experts}; start a multiple of {smallest} processes."
         )
     return world // (tensor * pipeline)
 
@@ -48,6 +54,12 @@ def prefer_collectives() -> None:
 class Topology:
     """This rank's place. Ranks count tensor first, then data, then pipeline, as DeepSpeed's grid does.
 
+    Attributes:
+        data: Ranks with samples of their own, those of the expert axis included.
+        expert: Of these, so many share the experts.
+        model_group: The ranks of the tensor and the expert axis, which share the experts.
+        replica_group: Those that have the same of everything.
+
     The groups are ``None`` in a topology made without process groups; ``grid`` is DeepSpeed's
     ``PipelineParallelGrid`` (its model-parallel unit), whose groups these are, where its engine runs.
     """
@@ -60,9 +72,13 @@ class Topology:
     tensor_rank: int
     pipeline_rank: int
     data_rank: int
+    expert: int = 1
     tensor_group: Any = None
     pipeline_group: Any = None
     data_group: Any = None
+    expert_group: Any = None
+    model_group: Any = None
+    replica_group: Any = None
     grid: Any = None
 
     @classmethod
@@ -102,6 +118,8 @@ class Topology:
             tensor_group=groups["tensor"],
             pipeline_group=groups["pipeline"],
             data_group=groups["data"],
+            model_group=groups["tensor"],
+            replica_group=groups["data"],
         )
 
     @classmethod
@@ -122,6 +140,31 @@ class Topology:
             pipeline_rank=0,
             data_rank=0,
         )
+
+    @property
+    def expert_rank(self) -> int:
+        """Which of the ranks that share the experts."""
+        return self.data_rank % self.expert
+
+    @property
+    def model(self) -> int:
+        """Ranks of the tensor and the expert axis."""
+        return self.expert * self.tensor
+
+    @property
+    def model_rank(self) -> int:
+        """Which of them."""
+        return self.expert_rank * self.tensor + self.tensor_rank
+
+    @property
+    def replicas(self) -> int:
+        """Ranks that have the same of everything."""
+        return self.data // self.expert
+
+    @property
+    def replica(self) -> int:
+        """Which of them."""
+        return self.data_rank // self.expert
 
     @property
     def is_first_stage(self) -> bool:

@@ -23,7 +23,7 @@ def create_topology(config: Config) -> Topology:
     Raises:
         TrainerError: The world cannot be divided like that.
     """
-    return deepspeed_topology(config.parallel.tensor, config.parallel.pipeline)
+    return deepspeed_topology(config.parallel.tensor, config.parallel.pipeline, config.parallel.expert)
 
 
 def create(

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import abc
 import contextlib
+import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,7 @@ from rdm_trainer.checkpoint.files import Manifest
 from rdm_trainer.distributed.parameters import seed_of
 from rdm_trainer.distributed.token_counts import Batch, with_counts
 from rdm_trainer.distributed.topology import Topology
+from rdm_trainer.models.moe import MoEEmbedding
 from rdm_trainer.models.transformer import Block, Norm
 
 __all__ = ["DTYPES", "Batch", "Engine", "States", "StepResult", "Watcher", "adamw"]
@@ -36,17 +38,21 @@ class StepResult:
     """What a step did. The loss stays on the device until it is asked for, so that steps do not wait for it.
 
     Attributes:
-        mean_loss: float32 scalar on the device: the mean over the tokens that count.
+        mean_loss: float32 scalar on the device: the mean over the tokens that count; with experts without
+            their load-balancing loss, which an engine's step leaves in it.
         grad_norm: Norm of all gradients before clipping; ``None`` where it is not known.
         skipped: The gradients overflowed, and the weights were left alone. Only fp16 tells; a bf16 step with
             gradients that are not finite is left out as well, and its norm says so.
         loss_scale: fp16's factor on the loss; 1 otherwise.
+        balance: The load-balancing loss of a Mixture of Experts on the device, the mean over blocks,
+            micro-batches and replicas; None without experts.
     """
 
     mean_loss: torch.Tensor
     norm: torch.Tensor | float | None
     skipped: bool = False
     loss_scale: float = 1.0
+    balance: torch.Tensor | None = None
 
     @property
     def loss(self) -> float:
@@ -177,7 +183,7 @@ class Engine(abc.ABC):
         if self._dropout:
             self._seed_dropout()
         with _attention_kernels(self.device):
-            return self._train_step(self._loaded(batches))
+            return self._with_balance(self._train_step(self._loaded(batches)))
 
     def evaluate(self, batches: Iterator[Batch]) -> float:
         """Return the mean loss of as many micro-batches as a training step takes, without training."""
@@ -268,6 +274,29 @@ class Engine(abc.ABC):
     def _moved(self, batch: Batch) -> Batch:
         inputs, labels = batch
         return _to(inputs, self.device), _to(labels, self.device)
+
+    def _with_balance(self, result: StepResult) -> StepResult:
+        """Tell a step's load-balancing loss from the rest, and begin a new sum of it."""
+        if not self.config.spec.experts:
+            return result
+        balance = torch.zeros((), device=self.device)
+        for module in self.module.modules():
+            if isinstance(module, MoEEmbedding) and module.balance is not None:
+                balance, module.balance = module.balance, None
+        if self.topology.pipeline > 1:
+            # The last stage has it.
+            dist.all_reduce(balance, group=self.topology.pipeline_group)
+        balance = self._averaged(balance)
+        rest = result.mean_loss - self.config.spec.aux_loss_coeff * balance
+        return dataclasses.replace(result, mean_loss=rest, balance=balance)
+
+    def _averaged(self, loss: torch.Tensor) -> torch.Tensor:
+        """Average a sum over this rank's micro-batches over these, and over all replicas."""
+        loss = loss / self.accumulation
+        if self.topology.data > 1:
+            dist.all_reduce(loss, group=self.topology.data_group)
+            loss = loss / self.topology.data
+        return loss
 
     def _seed_dropout(self) -> None:
         # From the step, not from the last state: a resumed run drops what an unbroken one would. The ranks of

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A decoder: GPT with learned positions, Llama and Qwen3 with rotary ones."""
+"""A decoder: GPT with learned positions, Llama and Qwen3 with rotary ones, any of them with experts."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from rdm_core.model_spec import ModelSpec
 from rdm_trainer.distributed.pipeline_parallel.pipeline import Layer
 from rdm_trainer.distributed.tensor_parallel.layers import VocabParallelEmbedding
 from rdm_trainer.distributed.topology import Topology
+from rdm_trainer.models.moe import MoEBlock, MoEEmbedding, MoENorm
 from rdm_trainer.models.rope import RotaryPositions
 from rdm_trainer.models.transformer import Block, Norm, PositionEmbedding, word_embedding
 
@@ -96,10 +97,13 @@ def layers(config: Config, topology: Topology, device: torch.device | None = Non
         norm = partial(DocumentNorm, spec)
     else:
         embedding = word_embedding(VocabParallelEmbedding, config, topology)
+        block, norm = Block, partial(Norm, spec)
+        if spec.experts:
+            embedding = word_embedding(partial(MoEEmbedding, spec), config, topology)
+            block, norm = MoEBlock, partial(MoENorm, spec)
         positions = partial(PositionEmbedding, spec)
         if rotary is not None:
             positions = partial(nn.Dropout, spec.hidden_dropout)
-        block, norm = Block, partial(Norm, spec)
     tied = "embed" if spec.tied_embeddings else None
     return [
         Layer("Embedding", embedding, tied),

@@ -25,7 +25,7 @@ from rdm_trainer.distributed.tensor_parallel.layers import (
     ColumnParallelLinear,
     RowParallelLinear,
     VocabParallelEmbedding,
-    shared_weight,
+    shared_tensor,
 )
 from rdm_trainer.distributed.topology import Topology
 from rdm_trainer.models.rope import RotaryPositions
@@ -76,7 +76,7 @@ class HeadNorm(nn.Module):
 
     def forward(self, heads: torch.Tensor) -> torch.Tensor:
         """Normalise [..., head size]."""
-        weight = shared_weight(self.weight, self.group)
+        weight = shared_tensor(self.weight, self.group)
         return functional.rms_norm(heads, weight.shape, weight, self.epsilon)
 
 
@@ -371,6 +371,7 @@ class Block(nn.Module):
         rotary: RotaryPositions | None = None,
         apart: bool = False,
         resets: bool = False,
+        feed_forward: Callable[[ModelSpec, Topology], nn.Module] | None = None,
     ) -> None:
         super().__init__()
         self.input_layernorm = Norm(spec)
@@ -378,7 +379,7 @@ class Block(nn.Module):
             spec, topology, causal=causal, rotary=rotary, apart=apart, resets=resets
         )
         self.pre_mlp_layernorm = Norm(spec)
-        self.mlp = MLP(spec, topology)
+        self.mlp: Any = (feed_forward or MLP)(spec, topology)
         self.dropout = spec.hidden_dropout
         self.divided = topology.tensor > 1
 
@@ -425,12 +426,12 @@ class Block(nn.Module):
 
 
 def word_embedding(
-    kind: type[VocabParallelEmbedding], config: Config, topology: Topology
+    kind: Callable[..., VocabParallelEmbedding], config: Config, topology: Topology
 ) -> Callable[[], VocabParallelEmbedding]:
     """Return what makes the table of the vocabulary, which looks tokens up and, as the head, predicts them.
 
     Args:
-        kind: The model's own form of it.
+        kind: Makes the model's own form of it.
         config: The job.
         topology: This rank's place.
     """

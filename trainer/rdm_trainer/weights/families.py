@@ -2,7 +2,7 @@
 """Hugging Face's families and ours: ``config.json`` and model section, their tensors and our parameters.
 
 Both sides name whole tensors; what tensor ranks and stages hold follows from our names. Pure, and without
-transformers: the families are GPT-2, Llama, Mistral, Qwen2 and Qwen3.
+transformers: the families are GPT-2, Llama, Mistral, Qwen2, Qwen3, Mixtral and Qwen3-MoE.
 """
 
 from __future__ import annotations
@@ -41,6 +41,9 @@ class Mapped:
 
 # The model's section.
 
+_MOE = ("mixtral", "qwen3_moe")
+_LLAMA_LIKE = ("llama", "mistral", "qwen2", "qwen3", *_MOE)
+_WITHOUT_BIASES = ("qwen3", *_MOE)
 _ACTIVATIONS = {"gelu_new", "gelu_pytorch_tanh"}
 
 
@@ -59,16 +62,18 @@ def model_config(found: Mapping[str, Any], source: str) -> ModelConfig:
         if kind == "gpt2":
             _refuse_others(found, source, {"activation_function": _ACTIVATIONS})
             shape = _gpt2(found)
-        elif kind in ("llama", "mistral", "qwen2", "qwen3"):
+        elif kind in _LLAMA_LIKE:
             _refuse_others(found, source, {"hidden_act": {"silu"}})
             if found.get("use_sliding_window"):
                 raise TrainerError(
                     f"{source} has use_sliding_window, which some of its layers have; here all have, or none."
                 )
             shape = _llama(found, source)
+            if kind in _MOE:
+                shape |= _experts(found, source)
         else:
             raise TrainerError(
-                f"{source} is of a {kind!r}; gpt2, llama, mistral, qwen2 and qwen3 can be read, with their "
+                f"{source} is of a {kind!r}; gpt2, {', '.join(_LLAMA_LIKE)} can be read, with their "
                 "architectures as published."
             )
     except KeyError as error:
@@ -110,7 +115,7 @@ def _llama(found: Mapping[str, Any], source: str) -> dict[str, Any]:
     }
     kind, positions = found["model_type"], found["max_position_embeddings"]
     biases = "qkv" if kind == "qwen2" else "all" if found.get("attention_bias") else "none"
-    if (kind == "qwen3" and biases != "none") or (kind == "llama" and _other_biases(found)):
+    if (kind in _WITHOUT_BIASES and biases != "none") or (kind == "llama" and _other_biases(found)):
         raise TrainerError(f"{source} has biases in some of its products; ours have all, or none.")
     return {
         "layers": found["num_hidden_layers"],
@@ -121,7 +126,7 @@ def _llama(found: Mapping[str, Any], source: str) -> dict[str, Any]:
         "ffn_hidden_size": found["intermediate_size"],
         "seq_length": min(positions, _LONGEST),
         "max_position_embeddings": positions,
-        "sliding_window": found.get("sliding_window") if kind == "mistral" else None,
+        "sliding_window": found.get("sliding_window") if kind in ("mistral", "mixtral") else None,
         "vocab_size": found["vocab_size"],
         "tied_embeddings": found.get("tie_word_embeddings", False),
         "layernorm_epsilon": found["rms_norm_eps"],
@@ -131,7 +136,23 @@ def _llama(found: Mapping[str, Any], source: str) -> dict[str, Any]:
         "norm": "rmsnorm",
         "activation": "swiglu",
         "biases": biases,
-        "qk_norm": kind == "qwen3",
+        "qk_norm": kind in ("qwen3", "qwen3_moe"),
+    }
+
+
+def _experts(found: Mapping[str, Any], source: str) -> dict[str, Any]:
+    if found.get("mlp_only_layers") or found.get("decoder_sparse_step", 1) != 1:
+        raise TrainerError(f"{source} has experts in some of its layers; ours have them in all, or in none.")
+    if found.get("router_jitter_noise"):
+        raise TrainerError(f"{source} has router_jitter_noise, which the router here has not.")
+    is_qwen = found["model_type"] == "qwen3_moe"
+    return {
+        # transformers writes both families' under one name since its fifth release.
+        "experts": found["num_experts" if "num_experts" in found else "num_local_experts"],
+        "ffn_hidden_size": found["moe_intermediate_size" if is_qwen else "intermediate_size"],
+        "moe_router_topk": found["num_experts_per_tok"],
+        "moe_norm_topk_prob": bool(found["norm_topk_prob"]) if is_qwen else True,
+        "moe_aux_loss_coeff": found.get("router_aux_loss_coef", 0.001),
     }
 
 
@@ -207,10 +228,23 @@ def config_json(model: ModelConfig, *, dtype: str, end_of_text: int | None = Non
         "rope_scaling": _their_scaling(model.rope_scaling),
         "attention_dropout": model.attention_dropout,
     }
-    if family == "mistral":
+    if family in ("mistral", "mixtral"):
         made["sliding_window"] = model.sliding_window
-    if family in ("llama", "qwen3"):
+    if family in ("llama", "qwen3", "qwen3_moe"):
         made["attention_bias"] = model.biases == "all"
+    if family in _MOE:
+        made |= {
+            "num_experts_per_tok": model.moe_router_topk,
+            "router_aux_loss_coef": model.moe_aux_loss_coeff,
+            "num_local_experts" if family == "mixtral" else "num_experts": model.experts,
+        }
+    if family == "qwen3_moe":
+        made |= {
+            "moe_intermediate_size": model.ffn_size,
+            "norm_topk_prob": model.moe_norm_topk_prob,
+            "decoder_sparse_step": 1,
+            "mlp_only_layers": [],
+        }
     if family == "llama":
         made["mlp_bias"] = model.biases == "all"
     return made
@@ -222,6 +256,8 @@ _ARCHITECTURES = {
     "mistral": "MistralForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
+    "mixtral": "MixtralForCausalLM",
+    "qwen3_moe": "Qwen3MoeForCausalLM",
 }
 
 
@@ -233,7 +269,13 @@ def _family_of(model: ModelConfig) -> str:
             "exported."
         )
     style = (model.position_embedding, model.norm, model.activation)
-    if style == ("learned", "layernorm", "gelu"):
+    if model.experts:
+        if style == ("rope", "rmsnorm", "swiglu") and model.biases == "none":
+            if model.qk_norm and not model.sliding_window:
+                return "qwen3_moe"
+            if not model.qk_norm and model.moe_norm_topk_prob:
+                return "mixtral"
+    elif style == ("learned", "layernorm", "gelu"):
         alike = model.head_size * model.attention_heads == model.hidden_size
         if model.biases == "all" and not model.query_groups and alike and not model.sliding_window:
             return "gpt2"
@@ -247,9 +289,9 @@ def _family_of(model: ModelConfig) -> str:
             return "qwen2" if model.biases == "qkv" else "llama"
     raise TrainerError(
         f"No family of Hugging Face's has position_embedding {model.position_embedding}, norm {model.norm}, "
-        f"activation {model.activation}, biases {model.biases}, qk_norm {str(model.qk_norm).lower()} and "
-        f"sliding_window {model.sliding_window} with these heads together; docs/models.md says what GPT-2, "
-        "Llama, Mistral, Qwen2 and Qwen3 are."
+        f"activation {model.activation}, biases {model.biases}, qk_norm {str(model.qk_norm).lower()}, "
+        f"sliding_window {model.sliding_window} and {model.experts or 'no'} experts with these heads "
+        "together; docs/models.md says what the families are."
     )
 
 
@@ -310,6 +352,11 @@ _LLAMA_NAMES = (
         "mlp.fc2": ("mlp.down_proj",),
     },
 )
+# A router's name, those that precede an expert's number, and those of its matrices.
+_MOE_NAMES = {
+    "mixtral": ("block_sparse_moe.gate", "block_sparse_moe.experts", ("w1", "w3"), "w2"),
+    "qwen3_moe": ("mlp.gate", "mlp.experts", ("gate_proj", "up_proj"), "down_proj"),
+}
 _GPT2_NAMES = (
     {
         "embedding": "transformer.wte.weight",
@@ -339,11 +386,33 @@ def _block(model: ModelConfig, family: str, names: Mapping[str, tuple[str, ...]]
         "mlp.fc2": model.biases == "all",
     }
     for ours, theirs in names.items():
+        if model.experts and ours.startswith("mlp."):
+            continue
         if ours.endswith(("q_norm", "k_norm")) and not model.qk_norm:
             continue
         for kind in ("weight", "bias") if has_bias.get(ours) else ("weight",):
             join, split = _pair(model, family, ours, kind)
             yield Mapped(f"{ours}.{kind}", tuple(f"{name}.{kind}" for name in theirs), join, split)
+    if model.experts:
+        yield from _expert_parameters(model.experts, family)
+
+
+def _expert_parameters(count: int, family: str) -> Iterator[Mapped]:
+    """Yield a block's router, and its experts' two matrices, each of all experts in one."""
+    router, experts, into, out = _MOE_NAMES[family]
+    yield Mapped("mlp.router.weight", (f"{router}.weight",))
+    yield Mapped(
+        "mlp.experts.fc1",
+        tuple(f"{experts}.{number}.{name}.weight" for number in range(count) for name in into),
+        lambda parts: torch.stack(tuple(parts)).unflatten(0, (count, len(into))),
+        lambda whole: tuple(whole.flatten(0, 1).unbind()),
+    )
+    yield Mapped(
+        "mlp.experts.fc2",
+        tuple(f"{experts}.{number}.{out}.weight" for number in range(count)),
+        lambda parts: torch.stack(tuple(parts)),
+        lambda whole: tuple(whole.unbind()),
+    )
 
 
 def _pair(

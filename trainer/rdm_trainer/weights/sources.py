@@ -22,7 +22,7 @@ from rdm_core.errors import FAILED, TrainerError
 from rdm_trainer.checkpoint import damage, files
 from rdm_trainer.checkpoint.identity import differences, model_of
 from rdm_trainer.checkpoint.universal import WholeWeights
-from rdm_trainer.distributed.parameters import Placement, placement_of
+from rdm_trainer.distributed.parameters import placement_of
 from rdm_trainer.weights import families
 
 __all__ = ["CONFIG", "INDEX", "TOKENIZER_FILES", "Source", "fill", "open_source", "require_model"]
@@ -208,15 +208,9 @@ def fill(source: Source) -> Callable[[nn.Module, str], None]:
                     f"{prefix}{name} of {source.where} is {tuple(whole.shape)}, and here {placement.shape}.",
                     exit_code=FAILED,
                 )
-            weight.data.copy_(_part(whole, placement))
+            weight.data.copy_(placement.part(whole))
 
     return filled
-
-
-def _part(whole: torch.Tensor, placement: Placement) -> torch.Tensor:
-    if placement.dimension is None:
-        return whole
-    return whole.chunk(placement.parts, dim=placement.dimension)[placement.index]
 
 
 def _plain(model: ModelConfig) -> dict[str, Any]:

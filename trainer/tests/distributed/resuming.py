@@ -17,7 +17,7 @@ from rdm_trainer.checkpoint.universal import convert
 from rdm_trainer.train import Training
 from tests.distributed import training
 
-__all__ = ["GPT", "QWEN", "T5", "Case", "Log", "follow", "parallel", "train"]
+__all__ = ["GPT", "MOE", "QWEN", "T5", "Case", "Log", "follow", "parallel", "train"]
 
 
 def _job(base: Config, name: str) -> Config:
@@ -35,6 +35,7 @@ def _job(base: Config, name: str) -> Config:
 
 GPT = _job(training.GPT, "gpt")
 QWEN = training.configure(_job(training.QWEN, "qwen"), {"model.biases": "none"})
+MOE = _job(training.MOE, "moe")
 T5 = _job(training.T5, "t5")
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from rdm_core.config import Config
 from tests.distributed import processes, training
-from tests.distributed.training import GPT, QWEN, T5, configure
+from tests.distributed.training import GPT, MOE, QWEN, T5, configure
 
 Said = dict[str, list[dict[str, Any]]]
 
@@ -18,6 +18,8 @@ TENSOR = {"parallel.tensor": 2}
 PIPELINE = {"parallel.pipeline": 2}
 FOUR = {"parallel.pipeline": 4}
 FULL = {"parallel.activation_checkpointing": "full"}
+# The busiest experts drop tokens.
+DROPPING = configure(MOE, {"model.moe_expert_capacity_factor": 1.0})
 UNTIED = {"model.tied_embeddings": False}
 
 
@@ -80,6 +82,17 @@ QWEN_LAYOUTS: dict[int, dict[str, dict[str, Any]]] = {
 }
 DOCUMENTS = {"data.reset_attention_mask": True, "data.reset_position_ids": True, "model.sliding_window": 4}
 DOCUMENT_LAYOUTS: dict[int, dict[str, dict[str, Any]]] = {2: {"tp 2": TENSOR, "pp 2": PIPELINE}}
+EXPERT = {"parallel.expert": 2}
+MOE_LAYOUTS: dict[int, dict[str, dict[str, Any]]] = {
+    2: {"ep 2, checkpointing": {**EXPERT, **FULL}},
+    4: {
+        "ep 2, dp 2": EXPERT,
+        "ep 4, zero 0": {"parallel.expert": 4, **zero(0)},
+        "ep 2, dp 2, zero 3": {**EXPERT, **zero(3)},
+        "ep 2, tp 2": {**EXPERT, **TENSOR},
+        "ep 2, pp 2": {**EXPERT, **PIPELINE},
+    },
+}
 # What knows nothing of the model, and so is the same for a T5.
 OF_ANY_MODEL = (
     *("zero 0", "zero 2", "dp 2, zero 0", "dp 2, zero 2", "dp 2, zero 3, checkpointing"),
@@ -100,6 +113,8 @@ MODELS: dict[str, tuple[Config, dict[int, dict[str, dict[str, Any]]]]] = {
     "t5": (T5, without(*OF_ANY_MODEL)),
     "qwen": (QWEN, QWEN_LAYOUTS),
     "qwen, documents": (configure(QWEN, DOCUMENTS), DOCUMENT_LAYOUTS),
+    "moe": (MOE, MOE_LAYOUTS),
+    "moe, dropping": (DROPPING, {4: {"ep 2, tp 2": {**EXPERT, **TENSOR}}}),
     "t5 untied": (configure(T5, UNTIED), UNTIED_LAYOUTS),
 }
 CASES = [
@@ -142,6 +157,13 @@ def test_losses_are_those_of_one_process(told: dict[int, Said], model: str, worl
     assert [step["loss"] for step in found] == pytest.approx(
         [step["loss"] for step in expected], abs=1e-4, rel=0
     )
+    if model.startswith("moe"):
+        # One process computes as many, in another order.
+        assert [step["loss"] for step in found] == pytest.approx(
+            [step["loss"] for step in expected], abs=1e-5, rel=0
+        )
+        balances = [step.get("balance") for step in found]
+        assert balances[:-1] == pytest.approx([step["balance"] for step in expected[:-1]], abs=1e-4)
     norms = [step.get("grad_norm") for step in found]
     assert norms[:-1] == pytest.approx([step["grad_norm"] for step in expected[:-1]], rel=1e-4)
 

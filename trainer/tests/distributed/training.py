@@ -14,7 +14,7 @@ from rdm_trainer.data.loaders import starts_of
 from rdm_trainer.distributed.topology import Topology
 from rdm_trainer.engines import create
 
-__all__ = ["GPT", "QWEN", "T5", "batches", "configure", "losses"]
+__all__ = ["GPT", "MOE", "QWEN", "T5", "batches", "configure", "losses"]
 
 # A vocabulary that is padded differently for 1, 2 and 4 tensor ranks, and sizes that these divide.
 GPT = Config(
@@ -54,6 +54,18 @@ QWEN = dataclasses.replace(
         make_vocab_size_divisible_by=8,
     ),
     optimisation=dataclasses.replace(GPT.optimisation, lr=4e-3),
+)
+
+MOE = dataclasses.replace(
+    QWEN,
+    model=dataclasses.replace(
+        QWEN.model,
+        ffn_hidden_size=24,
+        biases="none",
+        experts=4,
+        moe_router_topk=2,
+        moe_aux_loss_coeff=0.02,
+    ),
 )
 
 T5 = dataclasses.replace(
@@ -134,6 +146,7 @@ def losses(jobs: Mapping[str, Config], steps: int = 3) -> dict[str, list[dict[st
                     "grad_norm": step.grad_norm,
                     "skipped": step.skipped,
                     "loss_scale": step.loss_scale,
+                    **({} if step.balance is None else {"balance": float(step.balance)}),
                 }
             )
         said.append({"loss": engine.evaluate(batches(config, topology, 1))})

@@ -73,8 +73,8 @@ def test_stages_hold_what_the_partition_says() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_one_stage_holds_every_parameter_once(name: str) -> None:
-    changes = ("parallel.pipeline=1", "parallel.tensor=1", "parallel.data=1", "parallel.partition=even")
-    found = report(name, *changes, world=1)
+    single = [f"parallel.{axis}=1" for axis in ("pipeline", "tensor", "expert", "data")]
+    found = report(name, *single, "parallel.partition=even", world=1)
     assert [stage.parameters for stage in found.stages] == [found.parameters]
 
 

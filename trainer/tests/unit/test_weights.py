@@ -45,6 +45,7 @@ LLAMA = dataclasses.replace(
     layernorm_epsilon=1e-6,
     max_position_embeddings=24,
 )
+MIXTRAL = dataclasses.replace(LLAMA, ffn_hidden_size=24, experts=4, moe_aux_loss_coeff=0.02)
 MODELS = {
     "gpt2": GPT2,
     "gpt2, untied": dataclasses.replace(GPT2, tied_embeddings=False, ffn_hidden_size=40),
@@ -55,6 +56,8 @@ MODELS = {
     "mistral": dataclasses.replace(LLAMA, sliding_window=7),
     "llama with biases": dataclasses.replace(LLAMA, biases="all"),
     "qwen2": dataclasses.replace(LLAMA, biases="qkv", tied_embeddings=True),
+    "mixtral": MIXTRAL,
+    "qwen3-moe": dataclasses.replace(MIXTRAL, qk_norm=True, moe_router_topk=3, moe_norm_topk_prob=False),
     "qwen3": dataclasses.replace(LLAMA, qk_norm=True, kv_channels=16, tied_embeddings=True),
 }
 
@@ -117,14 +120,13 @@ def test_an_exported_model_is_the_same_there_and_back(name: str, tmp_path: Path)
     torch.testing.assert_close(again(tokens), ours)
     # What transformers itself writes is read, too.
     theirs.save_pretrained(tmp_path / "theirs")
-    assert torch.equal(
-        open_source(tmp_path / "theirs").whole("2.mlp.fc1.weight"), source.whole("2.mlp.fc1.weight")
-    )
+    wide = "2.mlp.experts.fc1" if model.experts else "2.mlp.fc1.weight"
+    assert torch.equal(open_source(tmp_path / "theirs").whole(wide), source.whole(wide))
     assert families.model_config(json.loads((tmp_path / "theirs/config.json").read_text()), "") == back.model
 
 
 @pytest.mark.parametrize("tensor", [2, 4])
-@pytest.mark.parametrize("name", ["gpt2", "qwen3", "llama with biases"])
+@pytest.mark.parametrize("name", ["gpt2", "qwen3", "llama with biases", "mixtral"])
 def test_tensor_ranks_together_have_all_of_a_model(name: str, tensor: int) -> None:
     model = dataclasses.replace(MODELS[name], query_groups=4 if MODELS[name].query_groups else None)
     source = shaken(model)
@@ -156,7 +158,7 @@ def tokenizer(tmp_path: Path) -> TokenizerConfig:
     return TokenizerConfig("huggingface", file=str(tmp_path / "words/tokenizer.json"))
 
 
-@pytest.mark.parametrize("name", ["gpt2", "mistral", "qwen3"])
+@pytest.mark.parametrize("name", ["gpt2", "mistral", "qwen3", "qwen3-moe"])
 def test_a_text_goes_on_as_transformers_lets_it(
     name: str, tokenizer: TokenizerConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -192,13 +194,17 @@ def test_what_no_family_has_is_one_sentence(tmp_path: Path) -> None:
     for model, words in (
         (dataclasses.replace(LLAMA, norm="layernorm"), "No family of Hugging Face's has"),
         (dataclasses.replace(LLAMA, qk_norm=True, biases="all"), "No family of Hugging Face's has"),
+        (dataclasses.replace(MIXTRAL, moe_norm_topk_prob=False), "No family of Hugging Face's has"),
         (dataclasses.replace(GPT2, kind="t5"), "relative positions"),
     ):
         with pytest.raises(TrainerError, match=words):
             families.config_json(model, dtype="float32")
     config = {"model_type": "mamba"}
-    with pytest.raises(TrainerError, match="'mamba'; gpt2, llama, mistral, qwen2 and qwen3"):
+    with pytest.raises(TrainerError, match=r"'mamba'; gpt2, llama, mistral, .*, mixtral, qwen3_moe can be"):
         families.model_config(config, "config.json")
+    config = families.config_json(MODELS["qwen3-moe"], dtype="float32")
+    with pytest.raises(TrainerError, match="experts in some of its layers"):
+        families.model_config({**config, "mlp_only_layers": [0]}, "config.json")
     config = families.config_json(LLAMA, dtype="float32")
     with pytest.raises(TrainerError, match="hidden_act 'gelu'"):
         families.model_config({**config, "hidden_act": "gelu"}, "config.json")

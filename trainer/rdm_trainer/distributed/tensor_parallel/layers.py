@@ -21,7 +21,13 @@ from rdm_trainer.distributed.tensor_parallel.cross_entropy import linear_cross_e
 from rdm_trainer.distributed.topology import Topology
 from rdm_trainer.own_time import waiting
 
-__all__ = ["ColumnParallelLinear", "RowParallelLinear", "VocabParallelEmbedding", "shared_weight"]
+__all__ = [
+    "ColumnParallelLinear",
+    "RowParallelLinear",
+    "VocabParallelEmbedding",
+    "shared_tensor",
+    "summed_output",
+]
 
 
 def begin_sum(tensor: torch.Tensor, group: Any) -> torch.Tensor:
@@ -92,29 +98,35 @@ class _EndSum(torch.autograd.Function):
 
 
 class _SumGradient(torch.autograd.Function):
-    """A weight that every rank has whole and uses on its own heads: its gradient is all ranks' sum."""
+    """A tensor that every rank has whole and uses on its own part: its gradient is all ranks' sum."""
 
     @staticmethod
-    def forward(ctx: Any, weight: torch.Tensor, group: Any) -> torch.Tensor:
+    def forward(ctx: Any, tensor: torch.Tensor, group: Any) -> torch.Tensor:
         ctx.group = group
-        return weight.view_as(weight)
+        return tensor.view_as(tensor)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
         return end_sum(begin_sum(gradients[0], ctx.group)), None
 
 
-def shared_weight(weight: torch.Tensor, group: Any) -> torch.Tensor:
-    """Return a weight that every rank has whole, for use on what the ranks have divided.
+def shared_tensor(tensor: torch.Tensor, group: Any) -> torch.Tensor:
+    """Return a tensor that every rank has whole, for use on what the ranks have divided.
 
     Args:
-        weight: The same on all ranks.
+        tensor: The same on all ranks.
         group: The tensor ranks, over which its gradient is summed; ``None``: there is one.
     """
     if group is None:
-        return weight
-    shared: torch.Tensor = _SumGradient.apply(weight, group)
+        return tensor
+    shared: torch.Tensor = _SumGradient.apply(tensor, group)
     return shared
+
+
+def summed_output(part: torch.Tensor, group: Any) -> torch.Tensor:
+    """Return the sum over the tensor ranks, whose gradient each rank has whole."""
+    summed: torch.Tensor = _EndSum.apply(_BeginSum.apply(part, group))
+    return summed
 
 
 class ColumnParallelLinear(nn.Module):
@@ -289,6 +301,4 @@ class VocabParallelEmbedding(nn.Module):
         local = tokens - self.first
         outside = (local < 0) | (local >= self.weight.shape[0])
         rows = functional.embedding(local.masked_fill(outside, 0), self.weight)
-        pending = _BeginSum.apply(rows.masked_fill(outside.unsqueeze(-1), 0.0), self.group)
-        summed: torch.Tensor = _EndSum.apply(pending)
-        return summed
+        return summed_output(rows.masked_fill(outside.unsqueeze(-1), 0.0), self.group)

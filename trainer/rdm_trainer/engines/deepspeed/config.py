@@ -37,7 +37,8 @@ def deepspeed_json(
     optimisation = config.optimisation
     accumulation = config.accumulation(config.data_parallel(world_size))
     settings: dict[str, Any] = {
-        "train_batch_size": optimisation.global_batch_size,
+        # The ranks of the expert axis are no replicas to DeepSpeed.
+        "train_batch_size": optimisation.global_batch_size // config.parallel.expert,
         "train_micro_batch_size_per_gpu": optimisation.micro_batch_size,
         "gradient_accumulation_steps": accumulation,
         "gradient_clipping": optimisation.clip_grad if clips else 0.0,
@@ -59,7 +60,9 @@ def deepspeed_json(
 
 def _zero(config: Config) -> dict[str, Any]:
     stage = config.zero_stage
-    own = flops.parameters(config.spec) // (config.parallel.tensor * config.parallel.pipeline)
+    tensor, expert = config.parallel.tensor, config.parallel.expert
+    held = sum(layer.own(tensor, expert) for layer in flops.layer_sizes(config.spec))
+    own = held // config.parallel.pipeline
     bucket = max(_SMALLEST_BUCKET, min(_BUCKET, own))
     settings: dict[str, Any] = {
         "stage": stage,

@@ -127,8 +127,8 @@ class DistributedOptimizer(BF16_Optimizer):
             for has, gradient in zip(present, gradients, strict=True):
                 if not has:
                     gradient.zero_()
-        group = self.topology.data_group
-        if self.topology.data == 1:
+        group = self.topology.replica_group
+        if self.topology.replicas == 1:
             return
         scatters = dist.get_backend(group) == "nccl"
         for gradients, part in zip(
@@ -148,7 +148,7 @@ class DistributedOptimizer(BF16_Optimizer):
             squares += torch.linalg.vector_norm(piece).square()
         if self.topology.world_size > 1:
             dist.all_reduce(squares)
-        replicas = float(self.topology.data)
+        replicas = float(self.topology.replicas)
         norm = squares.sqrt() / replicas
         self._global_grad_norm = norm
         self.overflow = False

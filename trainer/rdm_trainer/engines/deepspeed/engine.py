@@ -24,6 +24,7 @@ from torch import nn
 
 from rdm_core.config import Config
 from rdm_trainer import models
+from rdm_trainer.checkpoint.universal import EXPERT_PATTERNS
 from rdm_trainer.distributed.parameters import placement_of
 from rdm_trainer.distributed.pipeline_parallel.pipeline import Fill
 from rdm_trainer.distributed.topology import Topology, quiet
@@ -32,6 +33,7 @@ from rdm_trainer.engines.deepspeed.distributed_optimizer import DistributedOptim
 from rdm_trainer.engines.deepspeed.pipeline import PipelineModel
 from rdm_trainer.engines.deepspeed.states import DeepSpeedStates
 from rdm_trainer.engines.engine import DTYPES, Batch, Engine, StepResult, Watcher, adamw
+from rdm_trainer.own_time import waiting
 
 __all__ = ["DeepSpeedEngine"]
 
@@ -90,6 +92,8 @@ class DeepSpeedEngine(Engine):
             loss_fn: Any = model.loss_fn
             model.loss_fn = functools.partial(_told, loss_fn, on_loss)
         self._norm: torch.Tensor | None = None
+        if topology.expert > 1:
+            self._join_expert_axis(model)
         self.optimiser = adamw(config, _groups(model), self.device)
         if clips_itself:
             self.optimiser.register_step_pre_hook(self._clip)
@@ -117,6 +121,13 @@ class DeepSpeedEngine(Engine):
             config, self.deepspeed, topology, self.parameter_names(), self.universal_checkpoint_info()
         )
 
+    def _join_expert_axis(self, model: nn.Module) -> None:
+        """Make of gradients, and of their norm, what they are over the ranks that share the experts."""
+        for weight in model.parameters():
+            weight.register_hook(functools.partial(_mean_gradient, weight, self.topology))
+            # What DeepSpeed's norms count beside the first model-parallel rank's.
+            weight.tensor_model_parallel = self._counts(weight)  # type: ignore[attr-defined]
+
     def _model(self, fill: Fill | None, settings: Mapping[str, Any]) -> Any:
         config, topology, dtype = self.config, self.topology, DTYPES[self.config.optimisation.precision]
         if topology.pipeline > 1:
@@ -126,7 +137,7 @@ class DeepSpeedEngine(Engine):
         if config.zero_stage == 3 and topology.data > 1:
             divide = functools.partial(
                 deepspeed.zero.Init,
-                data_parallel_group=topology.data_group,
+                data_parallel_group=topology.replica_group,
                 config_dict_or_path=settings,
                 dtype=dtype,
                 mpu=topology.grid,
@@ -198,7 +209,7 @@ class DeepSpeedEngine(Engine):
 
     def _train_step(self, batches: Iterator[Batch]) -> StepResult:
         if self.topology.pipeline > 1:
-            loss = self.deepspeed.train_batch(data_iter=batches)
+            loss = self._averaged_over_experts(self.deepspeed.train_batch(data_iter=batches))
         else:
             self.module.train()
             loss = torch.zeros((), device=self.device)
@@ -225,8 +236,7 @@ class DeepSpeedEngine(Engine):
 
     def _evaluate(self, batches: Iterator[Batch]) -> torch.Tensor:
         if self.topology.pipeline > 1:
-            loss: torch.Tensor = self.deepspeed.eval_batch(data_iter=batches)
-            return loss
+            return self._averaged_over_experts(self.deepspeed.eval_batch(data_iter=batches))
         self.module.eval()
         loss = torch.zeros((), device=self.device)
         for _ in range(self.accumulation):
@@ -234,11 +244,11 @@ class DeepSpeedEngine(Engine):
             loss += self.deepspeed(inputs, labels)
         return self._averaged(loss)
 
-    def _averaged(self, loss: torch.Tensor) -> torch.Tensor:
-        loss = loss / self.accumulation
-        if self.topology.data > 1:
-            dist.all_reduce(loss, group=self.topology.data_group)
-            loss = loss / self.topology.data
+    def _averaged_over_experts(self, loss: torch.Tensor) -> torch.Tensor:
+        """Average what DeepSpeed averaged over its replicas."""
+        if self.topology.expert > 1:
+            dist.all_reduce(loss, group=self.topology.expert_group)
+            loss = loss / self.topology.expert
         return loss
 
     def universal_checkpoint_info(self) -> dict[str, Any]:
@@ -246,7 +256,7 @@ class DeepSpeedEngine(Engine):
 
         Every pattern meets at least one parameter of the whole model: the conversion refuses others.
         """
-        whole, rows, vocabulary, tied = [], [], [], []
+        whole, rows, vocabulary, tied, experts = [], [], [], [], []
         for name, placement, shared in self._all_placements():
             pattern = "^" + re.escape(name) + "$"
             if _IN_BLOCK.match(name):
@@ -261,6 +271,8 @@ class DeepSpeedEngine(Engine):
                 rows.append(pattern)
             if shared:
                 tied.append(pattern)
+            if placement.experts:
+                experts.append(pattern)
         model = self.config.model
         return {
             universal.UNIVERSAL_CHECKPOINT_VERSION_KEY: universal.UNIVERSAL_CHECKPOINT_VERSION_VALUE,
@@ -269,6 +281,7 @@ class DeepSpeedEngine(Engine):
             universal.PARAMETER_WITH_ROW_PARALLELISM_PATTERNS: sorted(set(rows)),
             universal.VOCABULARY_PARAMETER_PATTERNS: sorted(set(vocabulary)),
             universal.PIPELINE_REPLICATED_PARAMETER_PATTERNS: sorted(set(tied)),
+            **({EXPERT_PATTERNS: sorted(set(experts))} if experts else {}),
         }
 
     def _all_placements(self) -> Iterator[tuple[str, Any, bool]]:
@@ -303,9 +316,26 @@ class DeepSpeedEngine(Engine):
 
     def _counts(self, weight: nn.Parameter) -> bool:
         """Each of the whole model's gradients counts once, on one rank of a replica."""
-        if getattr(weight, "ds_pipe_replicated", False):
+        if placement_of(weight).experts:
+            return True
+        if getattr(weight, "ds_pipe_replicated", False) or self.topology.expert_rank > 0:
             return False
         return self.topology.tensor_rank == 0 or placement_of(weight).dimension is not None
+
+
+def _mean_gradient(weight: nn.Parameter, topology: Topology, gradient: torch.Tensor) -> torch.Tensor:
+    """Make a micro-batch's gradient that of the mean over the ranks of the expert axis.
+
+    An expert's has the parts of all of them; the others are averaged here, each micro-batch: they are few
+    beside the rows that the ranks exchange.
+    """
+    if placement_of(weight).experts:
+        return gradient / topology.expert
+    # In fp32: summed in 16 bits, what is small would be lost.
+    mean = gradient.to(torch.float32, copy=True)
+    with waiting():
+        dist.all_reduce(mean, group=topology.expert_group)
+    return (mean / topology.expert).to(gradient.dtype)
 
 
 def _told(

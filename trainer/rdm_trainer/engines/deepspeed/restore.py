@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import torch
 from rdm_trainer.checkpoint import reading
 from rdm_trainer.checkpoint.files import Manifest
 from rdm_trainer.checkpoint.universal import STATES, parameter_folder
+from rdm_trainer.distributed.parameters import placement_of
 from rdm_trainer.distributed.topology import Topology
 
 __all__ = ["load_same_layout", "load_universal", "needed_files"]
@@ -26,17 +28,17 @@ _LAYER = re.compile(r"layer_(\d+)(?:-model_(\d+))?-model_states\.pt")
 
 def needed_files(manifest: Manifest, engine: Any, topology: Topology) -> set[str]:
     """Return the files that this rank reads when the layout is the saved one."""
-    place = topology.pipeline_rank * topology.tensor + topology.tensor_rank
+    place = topology.pipeline_rank * topology.model + topology.model_rank
     module: Any = engine.module
     needed = set()
     for name in manifest.files:
         if zero := _ZERO.fullmatch(name):
-            replica, owner = int(zero[1]) == topology.data_rank, int(zero[2]) == place
+            replica, owner = int(zero[1]) == topology.replica, int(zero[2]) == place
             # DeepSpeed counts the weights' files of all tensor ranks.
             if replica and (owner or zero[3] == "model"):
                 needed.add(name)
         elif layer := _LAYER.fullmatch(name):
-            mine = int(layer[2] or 0) == topology.tensor_rank
+            mine = int(layer[2] or 0) == topology.model_rank
             if mine and module._local_start <= int(layer[1]) < module._local_stop:
                 needed.add(name)
         else:
@@ -67,12 +69,14 @@ def load_universal(engine: Any, folder: Path, topology: Topology, manifest: Mani
         if engine.zero_optimization_stage() == 3:
             _load_partitioned(engine, folder, topology)
         elif hasattr(engine.optimizer, "load_hp_checkpoint_state_from_checkpoint_dir"):
+            if topology.expert > 1:
+                _take_tensor_parts(engine, topology)
             with reading.as_data():
                 engine.optimizer.load_state_dict(None, checkpoint_folder=str(folder))
             engine.optimizer.update_lp_params()
             _place_steps(engine.optimizer.optimizer)
         else:
-            _load_replicated(engine, folder, topology)
+            _load_replicated(engine, folder)
     state = manifest.state
     engine.global_steps = int(state["iteration"])
     engine.global_samples = int(state["consumed_samples"])
@@ -157,26 +161,42 @@ def _set_loss_scale(optimiser: Any, scale: float | None) -> None:
             scaler.cur_scale = scale
 
 
-def _part(folder: Path, name: str, state: str, shape: torch.Size, topology: Topology) -> torch.Tensor:
-    """Read one state of a parameter and take this tensor rank's part of it, of the given shape."""
-    saved = reading.load_mapped(parameter_folder(folder, name) / f"{state}.pt")
-    whole: torch.Tensor = saved["param"]
-    if saved.get("vocab_tensor"):
-        rows = shape[0] * topology.tensor
-        whole = torch.nn.functional.pad(whole, (0, 0, 0, rows - whole.shape[0]))
-    if whole.shape == shape:
-        return whole
-    return whole.chunk(topology.tensor, dim=saved.get("cat_dim", 0))[topology.tensor_rank]
+def _part(folder: Path, name: str, state: str, weight: torch.nn.Parameter) -> torch.Tensor:
+    """Read one state of a parameter and take this rank's part of it."""
+    placement = placement_of(weight)
+    whole: torch.Tensor = reading.load_mapped(parameter_folder(folder, name) / f"{state}.pt")["param"]
+    if placement.vocabulary:
+        # The padding depends on the number of tensor ranks.
+        whole = torch.nn.functional.pad(whole, (0, 0, 0, placement.shape[0] - whole.shape[0]))
+    return placement.part(whole)
 
 
-def _load_replicated(engine: Any, folder: Path, topology: Topology) -> None:
+def _take_tensor_parts(engine: Any, topology: Topology) -> None:
+    """Let DeepSpeed's loader take the parts of the tensor axis of all that is not an expert's.
+
+    It divides everything over the model-parallel ranks, which are those of the expert axis, too.
+    """
+    for weight in engine.module.parameters():
+        if not placement_of(weight).experts:
+            weight.load_hp_checkpoint_state = functools.partial(
+                _load_tensor_part, weight.load_hp_checkpoint_state, topology
+            )
+
+
+def _load_tensor_part(
+    load: Callable[..., Any], topology: Topology, folder: str, _rank: int, _ranks: int, **options: Any
+) -> Any:
+    return load(folder, topology.tensor_rank, topology.tensor, **options)
+
+
+def _load_replicated(engine: Any, folder: Path) -> None:
     """Without ZeRO, which is fp32 alone: torch's optimiser over the weights themselves."""
     optimiser = engine.optimizer
     names = {parameter: name for name, parameter in engine.module.named_parameters()}
     for group in optimiser.param_groups:
         for weight in group["params"]:
             name = names[weight]
-            values = {state: _part(folder, name, state, weight.shape, topology) for state in STATES}
+            values = {state: _part(folder, name, state, weight) for state in STATES}
             with torch.no_grad():
                 weight.copy_(values["fp32"])
             step = reading.load_mapped(parameter_folder(folder, name) / "step.pt")
@@ -202,8 +222,8 @@ def _load_partitioned(engine: Any, folder: Path, topology: Topology) -> None:
         size = weight.ds_tensor.numel()
         for state in STATES:
             # A view, where it can be one: of a file that is mapped, only this rank's slice is read.
-            flat = _part(folder, name, state, weight.ds_shape, topology).reshape(-1)
-            own = flat[size * topology.data_rank :][:size]
+            flat = _part(folder, name, state, weight).reshape(-1)
+            own = flat[size * topology.replica :][:size]
             own = torch.nn.functional.pad(own, (0, size - own.numel())).to(engine.device)
             if state == "fp32":
                 safe_set_local_fp32_param(weight, own)

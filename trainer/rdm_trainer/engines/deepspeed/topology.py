@@ -1,5 +1,10 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The axes of a job as DeepSpeed's grid has them, whose process groups its engines use."""
+"""The axes of a job as DeepSpeed's grid has them, whose process groups its engines use.
+
+DeepSpeed is told that the expert axis belongs to its model-parallel axis, beside the tensor axis. Then its
+replicas (of gradients, optimiser states, files) are ranks that have the same experts, and nothing of its own
+Mixture of Experts is needed; what the ranks of the expert axis have alike, the engine averages over them.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import deepspeed
+import torch
 import torch.distributed as dist
 from deepspeed.runtime.pipe.topology import PipelineParallelGrid, PipeModelDataParallelTopology
 
@@ -40,12 +46,23 @@ def _groups_of_one_at_home() -> Iterator[None]:
         dist.new_group = make
 
 
-def create_topology(tensor: int, pipeline: int) -> Topology:
+def _own_group(rows: torch.Tensor) -> Any:
+    """Make a group of each row of ranks, on every rank, and return the one that this rank is in."""
+    own = None
+    for ranks in rows.tolist():
+        group = dist.new_group(ranks)
+        if dist.get_rank() in ranks:
+            own = group
+    return own
+
+
+def create_topology(tensor: int, pipeline: int, expert: int = 1) -> Topology:
     """Spread the initialised world over axes, on every rank.
 
     Args:
         tensor: Ranks that share each layer.
         pipeline: Stages of each replica.
+        expert: Data-parallel ranks that share the experts.
 
     Raises:
         TrainerError: The world cannot be divided like that.
@@ -54,11 +71,19 @@ def create_topology(tensor: int, pipeline: int) -> Topology:
     if not deepspeed.comm.is_initialized():
         deepspeed.init_distributed(dist_backend=dist.get_backend(), auto_mpi_discovery=False)
     world = dist.get_world_size()
-    data = replicas(world, tensor, pipeline)
-    axes = PipeModelDataParallelTopology(num_pp=pipeline, num_mp=tensor, num_dp=data)
+    data = replicas(world, tensor, pipeline, expert)
+    axes = PipeModelDataParallelTopology(num_pp=pipeline, num_mp=expert * tensor, num_dp=data // expert)
     prefer_collectives()
     with quiet(), _groups_of_one_at_home():
         grid = PipelineParallelGrid(topology=axes)
+        shared, alike = grid.get_slice_parallel_group(), grid.get_data_parallel_group()
+        tensors, samples, experts = shared, alike, None
+        if expert > 1:
+            ranks = torch.arange(world).view(pipeline, data, tensor)
+            samples = _own_group(ranks.transpose(1, 2).flatten(0, 1))
+            ranks = ranks.view(pipeline, data // expert, expert, tensor)
+            tensors = _own_group(ranks.flatten(0, 2))
+            experts = _own_group(ranks.transpose(2, 3).flatten(0, 2))
     rank = dist.get_rank()
     place = axes.get_coord(rank)
     return Topology(
@@ -67,11 +92,15 @@ def create_topology(tensor: int, pipeline: int) -> Topology:
         tensor=tensor,
         pipeline=pipeline,
         data=data,
-        tensor_rank=place.model,
+        tensor_rank=place.model % tensor,
         pipeline_rank=place.pipe,
-        data_rank=place.data,
-        tensor_group=grid.get_slice_parallel_group(),
+        data_rank=place.data * expert + place.model // tensor,
+        expert=expert,
+        tensor_group=tensors,
         pipeline_group=grid.get_pipe_parallel_group(),
-        data_group=grid.get_data_parallel_group(),
+        data_group=samples,
+        expert_group=experts,
+        model_group=shared,
+        replica_group=alike,
         grid=grid,
     )

@@ -1,0 +1,342 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Mixture of Experts: a router gives each token to some of a block's feed-forward parts.
+
+The ranks of the tensor and the expert axis share the experts, each with whole ones: a rank sends the rows of
+its tokens to those that have their experts, and gets them back (two all-to-alls). Of the tokens that tensor
+ranks have alike, each sends its part. No row is padded, and none is dropped unless there is a capacity.
+
+Source: Switch Transformer (Fedus et al. 2021) for the load-balancing loss and the capacity; Mixtral (Jiang
+et al. 2024) and Qwen3 (2025) for the router; MegaBlocks (Gale et al. 2022) for products without padding.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn import functional
+
+from rdm_core.model_spec import ModelSpec
+from rdm_trainer.distributed.parameters import Placement, parameter
+from rdm_trainer.distributed.tensor_parallel.layers import (
+    VocabParallelEmbedding,
+    shared_tensor,
+    summed_output,
+)
+from rdm_trainer.distributed.topology import Topology
+from rdm_trainer.models.rope import RotaryPositions
+from rdm_trainer.models.transformer import Block, Norm, residual_std
+from rdm_trainer.own_time import waiting
+
+__all__ = [
+    "Experts",
+    "MoE",
+    "MoEBlock",
+    "MoEEmbedding",
+    "MoENorm",
+    "Router",
+    "load_balancing_loss",
+    "within_capacity",
+]
+
+States = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
+"""Hidden states, and behind the first block the sum of the blocks' load-balancing losses, float32 scalar."""
+
+
+def load_balancing_loss(probabilities: torch.Tensor, experts: torch.Tensor) -> torch.Tensor:
+    """Return how unevenly tokens are given to experts; top-k when they are given evenly.
+
+    Args:
+        probabilities: The router's, over all experts: float32 [tokens, experts].
+        experts: The chosen ones: int64 [tokens, top-k].
+
+    Source: Fedus et al. 2021, equation 4, and for k > 1 ``load_balancing_loss_func`` of transformers, which
+    joins all layers before the product: of one layer it is the same.
+    """
+    tokens, count = probabilities.shape
+    shares = _counts(experts, count).to(probabilities.dtype) / tokens
+    return count * (shares * probabilities.mean(dim=0)).sum()
+
+
+def within_capacity(experts: torch.Tensor, count: int, capacity: int) -> torch.Tensor:
+    """Tell which of the tokens' choices their experts take: bool [tokens, top-k].
+
+    First choices come before second ones, and tokens in their order.
+
+    Args:
+        experts: The chosen ones: int64 [tokens, top-k].
+        count: Experts.
+        capacity: Tokens that each takes at most.
+    """
+    chosen = experts.t().flatten()
+    order = chosen.argsort(stable=True)
+    counts = _counts(chosen, count)
+    place = torch.arange(len(order), device=order.device) - (counts.cumsum(0) - counts)[chosen[order]]
+    taken = torch.empty_like(order, dtype=torch.bool).scatter_(0, order, place < capacity)
+    return taken.view(experts.shape[1], -1).t()
+
+
+def _counts(experts: torch.Tensor, count: int) -> torch.Tensor:
+    """Return how often each expert is chosen, int64 [count]; the device is not waited for."""
+    chosen = experts.flatten()
+    return torch.zeros(count, dtype=torch.int64, device=chosen.device).index_add_(
+        0, chosen, torch.ones_like(chosen)
+    )
+
+
+def _inverse(order: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device))
+
+
+class _Permute(torch.autograd.Function):
+    """Repeat each row so many times and put the rows in another order; adds up gradients in a fixed order."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, rows: torch.Tensor, order: torch.Tensor, inverse: torch.Tensor, times: int = 1
+    ) -> torch.Tensor:
+        ctx.save_for_backward(inverse)
+        ctx.times = times
+        return rows[order // times if times > 1 else order]
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
+        (inverse,) = ctx.saved_tensors
+        gradient = gradients[0][inverse]
+        if ctx.times > 1:
+            gradient = gradient.unflatten(0, (-1, ctx.times)).sum(dim=1)
+        return gradient, None, None, None
+
+
+class _AllToAll(torch.autograd.Function):
+    """Send each rank of a group its rows, and receive those for this one; gradients go the other way."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, rows: torch.Tensor, sent: list[int], received: list[int], group: Any
+    ) -> torch.Tensor:
+        ctx.sent, ctx.received, ctx.group = sent, received, group
+        return _exchange(rows, sent, received, group)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
+        return _exchange(gradients[0], ctx.received, ctx.sent, ctx.group), None, None, None
+
+
+def _exchange(rows: torch.Tensor, sent: list[int], received: list[int], group: Any) -> torch.Tensor:
+    found = rows.new_empty(sum(received), *rows.shape[1:])
+    with waiting():
+        dist.all_to_all_single(found, rows.contiguous(), received, sent, group=group)
+    return found
+
+
+class Router(nn.Module):
+    """Chooses experts for each token; every rank has all of it."""
+
+    def __init__(self, spec: ModelSpec) -> None:
+        super().__init__()
+        self.weight = parameter(Placement((spec.experts, spec.hidden_size), std=spec.init_std, decays=True))
+        self.top_k, self.normalises = spec.router_top_k, spec.norm_topk_prob
+
+    def forward(self, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Choose for [tokens, hidden].
+
+        Returns:
+            The probabilities of all experts, float32 [tokens, experts]; the weights of those that are chosen
+            [tokens, top-k]; and these, int64 [tokens, top-k].
+        """
+        probabilities = functional.linear(tokens, self.weight).float().softmax(dim=-1)
+        weights, experts = probabilities.topk(self.top_k, dim=-1)
+        if self.normalises:
+            weights = weights / weights.sum(dim=-1, keepdim=True)
+        return probabilities, weights.to(tokens.dtype), experts
+
+
+class Experts(nn.Module):
+    """This rank's experts: feed-forward parts of one shape, computed as grouped matrix products."""
+
+    def __init__(self, spec: ModelSpec, topology: Topology) -> None:
+        super().__init__()
+        into = 2 if spec.ffn == "gated" else 1
+        self.gated = spec.ffn == "gated"
+        self.fc1 = self._parameter(
+            (spec.experts, into, spec.ffn_size, spec.hidden_size), topology, spec.init_std
+        )
+        self.fc2 = self._parameter(
+            (spec.experts, spec.hidden_size, spec.ffn_size), topology, residual_std(spec)
+        )
+
+    @staticmethod
+    def _parameter(shape: tuple[int, ...], topology: Topology, std: float) -> nn.Parameter:
+        return parameter(
+            Placement(shape, 0, topology.model_rank, topology.model, std=std, decays=True, experts=True)
+        )
+
+    def forward(self, rows: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+        """Map [rows, hidden] to the same shape.
+
+        Args:
+            rows: Those of the first expert, then those of the second, and so on.
+            counts: How many each has, int64 [experts of this rank].
+        """
+        sizes = None if _has_grouped_products(rows) else counts.tolist()
+        wide = _grouped_linear(rows, self.fc1.flatten(1, 2), counts, sizes)
+        if self.gated:
+            gate, up = wide.chunk(2, dim=-1)
+            inner = functional.silu(gate) * up
+        else:
+            inner = functional.gelu(wide, approximate="tanh")
+        return _grouped_linear(inner, self.fc2, counts, sizes)
+
+
+def _has_grouped_products(rows: torch.Tensor) -> bool:
+    """Tell whether the device multiplies groups of rows in one kernel: NVIDIA's from Hopper on, in bf16."""
+    return (
+        rows.is_cuda
+        and rows.dtype == torch.bfloat16
+        and rows.shape[0] > 0
+        and torch.version.hip is None
+        and torch.cuda.get_device_capability(rows.device) >= (9, 0)
+        and hasattr(functional, "grouped_mm")
+    )
+
+
+def _grouped_linear(
+    rows: torch.Tensor, weights: torch.Tensor, counts: torch.Tensor, sizes: list[int] | None
+) -> torch.Tensor:
+    """Multiply each group of rows [rows, inputs] with its matrix of [groups, outputs, inputs].
+
+    With ``sizes``, the counts on the host, it is a loop; all groups are in it, so that the ranks' backward
+    passes are alike.
+    """
+    if sizes is None:
+        ends = counts.cumsum(0).to(torch.int32)
+        return functional.grouped_mm(rows, weights.transpose(-2, -1), offs=ends)
+    parts = zip(rows.split(sizes), weights, strict=True)
+    return torch.cat([functional.linear(part, weight) for part, weight in parts])
+
+
+class MoE(nn.Module):
+    """A block's router and experts, instead of one feed-forward part."""
+
+    def __init__(self, spec: ModelSpec, topology: Topology) -> None:
+        super().__init__()
+        self.count, self.capacity_factor = spec.experts, spec.capacity_factor
+        self.router = Router(spec)
+        self.experts = Experts(spec, topology)
+        self.tensor, self.tensor_rank = topology.tensor, topology.tensor_rank
+        self.tensor_group = topology.tensor_group if topology.tensor > 1 else None
+        self.group = topology.model_group if topology.model > 1 else None
+        self.ranks = topology.model
+
+    # The rows of an expert are as many as the tokens that it gets: nothing for a compiler of fixed shapes.
+    @torch.compiler.disable
+    def forward(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Map [..., hidden] to the same shape, and return the load-balancing loss with it."""
+        tokens = hidden_states.flatten(0, -2)
+        probabilities, weights, experts = self.router(tokens)
+        loss = load_balancing_loss(probabilities, experts)
+        if self.capacity_factor is not None:
+            capacity = math.ceil(self.capacity_factor * experts.numel() / self.count)
+            # What is dropped goes to an expert that does not exist.
+            experts = experts.where(within_capacity(experts, self.count, capacity), self.count)
+        if self.tensor_group is None:
+            return self._mixed(tokens, weights, experts).view_as(hidden_states), loss
+        first, last = (len(tokens) * rank // self.tensor for rank in (self.tensor_rank, self.tensor_rank + 1))
+        mixed = self._mixed(
+            shared_tensor(tokens, self.tensor_group)[first:last],
+            shared_tensor(weights, self.tensor_group)[first:last],
+            experts[first:last],
+        )
+        whole = functional.pad(mixed, (0, 0, first, len(tokens) - last))
+        return summed_output(whole, self.tensor_group).view_as(hidden_states), loss
+
+    def _mixed(self, tokens: torch.Tensor, weights: torch.Tensor, experts: torch.Tensor) -> torch.Tensor:
+        """Return the weighted sum of what each token's experts make of it: [tokens, hidden]."""
+        top_k = experts.shape[1]
+        chosen = experts.flatten()
+        order = chosen.argsort(stable=True)
+        inverse = _inverse(order)
+        counts = _counts(chosen, self.count + 1)[: self.count]
+        rows = _Permute.apply(tokens, order, inverse, top_k)
+        dropped = 0 if self.capacity_factor is None else len(rows) - int(counts.sum())
+        rows = rows[: len(rows) - dropped]
+        rows = self.experts(rows, counts) if self.group is None else self._elsewhere(rows, counts)
+        rows = _Permute.apply(functional.pad(rows, (0, 0, 0, dropped)), inverse, order)
+        mixed: torch.Tensor = (rows.unflatten(0, (-1, top_k)) * weights.unsqueeze(-1)).sum(dim=1)
+        return mixed
+
+    def _elsewhere(self, rows: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+        """Let the ranks that have the experts compute the rows, which lie by expert: ``counts`` of each."""
+        there = torch.empty_like(counts)
+        with waiting():
+            dist.all_to_all_single(there, counts, group=self.group)
+        # By the rank that the rows come from, then by expert.
+        there = there.view(self.ranks, -1)
+        sent, received = torch.stack((counts.view(self.ranks, -1).sum(1), there.sum(1))).tolist()
+        rows = _AllToAll.apply(rows, sent, received, self.group)
+        own = torch.arange(there.shape[1], device=rows.device).repeat(self.ranks)
+        by_expert = own.repeat_interleave(there.flatten(), output_size=len(rows)).argsort(stable=True)
+        by_rank = _inverse(by_expert)
+        rows = self.experts(_Permute.apply(rows, by_expert, by_rank), there.sum(0))
+        returned: torch.Tensor = _AllToAll.apply(
+            _Permute.apply(rows, by_rank, by_expert), received, sent, self.group
+        )
+        return returned
+
+
+class MoEBlock(Block):
+    """Self-attention and experts; it adds its load-balancing loss to those of the blocks before it."""
+
+    def __init__(self, spec: ModelSpec, topology: Topology, *, rotary: RotaryPositions | None = None) -> None:
+        super().__init__(spec, topology, rotary=rotary, feed_forward=MoE)
+
+    def forward(self, states: States) -> States:  # type: ignore[override]
+        """Map the hidden states [batch, sequence, hidden] and the loss."""
+        hidden_states, before = states if isinstance(states, tuple) else (states, None)
+        hidden_states = hidden_states + self.dropped(self.self_attention(self.input_layernorm(hidden_states)))
+        update, loss = self.mlp(self.pre_mlp_layernorm(hidden_states))
+        return hidden_states + self.dropped(update), loss if before is None else before + loss
+
+
+class MoENorm(Norm):
+    """The last norm; it leaves the load-balancing loss alone."""
+
+    def forward(self, states: States) -> States:  # type: ignore[override]
+        """Normalise the hidden states."""
+        hidden_states, loss = states
+        return super().forward(hidden_states), loss
+
+
+class MoEEmbedding(VocabParallelEmbedding):
+    """The vocabulary's matrix, whose loss in training has the load-balancing loss in it.
+
+    Args:
+        spec: The model.
+        arguments: Those of :class:`VocabParallelEmbedding`.
+
+    Attributes:
+        balance: Sum of the load-balancing losses, each the mean of the blocks', of the micro-batches since it
+            was last set to None.
+    """
+
+    def __init__(self, spec: ModelSpec, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.blocks, self.coefficient = spec.layers, spec.aux_loss_coeff
+        self.balance: torch.Tensor | None = None
+
+    def forward(self, inputs: States, labels: tuple[torch.Tensor, ...] | None = None) -> torch.Tensor:
+        """Look tokens up, or make the loss or the logits of the last states."""
+        if not isinstance(inputs, tuple):
+            return super().forward(inputs, labels)
+        hidden_states, summed = inputs
+        result = super().forward(hidden_states, labels)
+        if labels is None or not torch.is_grad_enabled():
+            return result
+        balance = summed / self.blocks
+        told = balance.detach()
+        self.balance = told if self.balance is None else self.balance + told
+        return result + self.coefficient * balance
