@@ -24,8 +24,6 @@ SPEC_LABEL = "rdm.provision.lab.spec"
 
 MAX_NODES = 100
 MAX_RAILS = 8
-HARDWARE = ("container", "vm")
-DRIVERS = ("macvlan", "bridge", "ipvlan", "sriov")
 PODMAN = "podman"
 """The engine of nodes that are containers, where it is not this release's Docker Engine."""
 PODMAN_DRIVERS = ("macvlan", "bridge")
