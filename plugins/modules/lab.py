@@ -14,6 +14,8 @@ description:
   - Besides the inventory directory, everything of a lab is an object of this machine's Docker Engine with the
     label C(rdm.provision.lab).
   - Runs on the control machine, as root or as a user that may use the engine.
+requirements:
+  - The package docker (the Docker SDK for Python) beside Ansible; rdm-provision brings it.
 author:
   - The rdm-provision developers
 extends_documentation_fragment: rdm.provision.attributes.changes

@@ -16,6 +16,8 @@ description:
   - They are made again only when their recipe has changed. Where no registry answers, root file systems are
     made with mmdebstrap, which is installed where it is missing and this user is root.
   - Runs on the control machine.
+requirements:
+  - The package docker (the Docker SDK for Python) beside Ansible; rdm-provision brings it.
 author:
   - The rdm-provision developers
 attributes:
