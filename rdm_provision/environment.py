@@ -28,9 +28,8 @@ __all__ = [
 
 _SYSTEM_COLLECTIONS = "~/.ansible/collections:/usr/share/ansible/collections"
 COLLECTION = Path("ansible_collections", "rdm", "provision")
-CALLBACKS = "rdm.provision.module_cache,rdm.provision.template_cache,rdm.provision.garbage_collector"
-"""The callbacks that let a run use the packed modules of the last one, compile each template once, and search
-for garbage where there may be some."""
+CALLBACKS = "rdm.provision.module_cache,rdm.provision.template_cache"
+"""The callbacks that let a run use the packed modules of the last one, and compile each template once."""
 
 _PACKAGE = Path(__file__).resolve().parent
 

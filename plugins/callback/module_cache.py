@@ -38,7 +38,7 @@ requirements:
 """
 
 DIRECTORY = "ansiballz_cache"
-"""Where ansible-core 2.19 look for packed modules, below a run's directory for temporary files."""
+"""Where ansible-core looks for packed modules, below a run's directory for temporary files."""
 
 
 class CallbackModule(CallbackBase):

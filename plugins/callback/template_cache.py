@@ -22,8 +22,8 @@ description:
     on the controller. With this callback the first process to meet a template compiles it for all others.
   - The compiled code lies in the run's directory for temporary files and goes with it. What a template
     evaluates to is not kept, nor the code of one that may come from something encrypted.
-  - It reaches into ansible-core 2.19. With another version, in which it does not find its place, templates
-    are compiled as ever.
+  - It reaches into ansible-core. With a version in which it does not find its place, templates are compiled
+    as ever.
   - C(rdm-provision) sets it. For plain C(ansible-playbook), set
     C(callbacks_enabled=rdm.provision.template_cache).
 requirements:

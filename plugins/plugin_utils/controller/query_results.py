@@ -90,7 +90,7 @@ def sort(
 def _is_clean(value: Mapping[str, Any]) -> bool:
     """Whether a module did well, and has nothing to say that Ansible shows by itself."""
     bad = ("failed", "changed", "skipped", "warnings", "deprecations", "exception")
-    return bool(value.get("_ansible_parsed")) and not any(value.get(key) for key in bad)
+    return not any(value.get(key) for key in bad)
 
 
 def _shared(value: Any, known: dict[str, str]) -> Any:

@@ -66,7 +66,6 @@ def test_callbacks_of_the_user_stay() -> None:
         "profile_tasks",
         "rdm.provision.module_cache",
         "rdm.provision.template_cache",
-        "rdm.provision.garbage_collector",
     ]
     Path("ansible.cfg").write_text("[defaults]\ncallbacks_enabled = timer\n", encoding="utf-8")
     assert environment.ansible_environment({})["ANSIBLE_CALLBACKS_ENABLED"].startswith("timer,")

@@ -12,7 +12,7 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.controller.query_res
 from ansible_collections.rdm.provision.plugins.plugin_utils.controller.thread_pool import Outcome
 from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.registered import answer, registered
 
-PARSED = {"_ansible_parsed": True, "changed": False}
+PARSED = {"changed": False}
 
 
 def asked(value: Any = None, error: BaseException | None = None) -> QueryResults:
@@ -25,7 +25,7 @@ def test_an_answer_is_taken_without_what_ansible_adds() -> None:
 
 
 def test_what_nodes_say_in_the_same_words_is_kept_once() -> None:
-    text = '{"_ansible_parsed": true, "node": {"networks": [{"driver": "macvlan"}], "memory": 7}}'
+    text = '{"node": {"networks": [{"driver": "macvlan"}], "memory": 7}}'
     outcomes = [Outcome(name, json.loads(text), None) for name in "ab"]
     one, other = sort(outcomes, 7.0).answers.values()
     assert one == other == {"node": {"networks": [{"driver": "macvlan"}], "memory": 7}}
@@ -54,7 +54,7 @@ def test_an_interpreter_that_had_to_be_found_is_remembered() -> None:
         ({**PARSED, "warnings": ["odd"]}, "the module has more to tell"),
         ({**PARSED, "deprecations": [{"msg": "old"}]}, "the module has more to tell"),
         ({**PARSED, "changed": True}, "the module has more to tell"),
-        ({"changed": False, "module_stdout": "bash: python: not found"}, "the module has more to tell"),
+        ({"failed": True, "module_stdout": "bash: python: not found"}, "the module has more to tell"),
     ],
 )
 def test_what_is_not_a_plain_answer_is_left_to_an_ordinary_task(value: dict[str, Any], why: str) -> None:

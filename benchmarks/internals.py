@@ -1,0 +1,87 @@
+"""What each of the places buys that reach into Ansible, in CPU time of all processes of a run.
+
+Run `python benchmarks/internals.py`. The nodes are simulated as in `benchmarks/scale.py`. Each round makes
+every run with all of the places, and once without each, so that other work on the machine meets all of them;
+the least CPU time of all rounds counts. A ratio below 1 is what a place saves: 0.85 is 15 %.
+
+* `plan`: plan the addresses, the shortest run there is;
+* `second`: a run that has nothing to do;
+* `first`: the first run, which does everything on every node.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT / ".collections"), str(ROOT)]
+
+from benchmarks.scale import Cluster, Figures, sizes  # noqa: E402
+from benchmarks.tables import markdown  # noqa: E402
+from rdm_provision.environment import CALLBACKS  # noqa: E402
+
+ENABLED = "ANSIBLE_CALLBACKS_ENABLED"
+THREADS = "remote_executor"
+PLACES = (*(name.rpartition(".")[2] for name in CALLBACKS.split(",")), THREADS)
+
+
+def first(cluster: Cluster, *options: str) -> Figures:
+    """Make all nodes fresh, and run."""
+    cluster.reset()
+    return cluster.playbook("site", *options)
+
+
+RUNS: dict[str, Callable[..., Figures]] = {
+    "plan": lambda cluster, *options: cluster.playbook("plan", *options),
+    "first": first,
+    "second": lambda cluster, *options: cluster.playbook("site", *options),
+}
+
+
+@contextlib.contextmanager
+def without(place: str) -> Iterator[list[str]]:
+    """Switch a place off, none for an empty name; gives options for ansible-playbook."""
+    os.environ[ENABLED] = ",".join(name for name in CALLBACKS.split(",") if not name.endswith(f".{place}"))
+    try:
+        yield ["-e", '{"preflight_threaded_connections": []}'] if place == THREADS else []
+    finally:
+        del os.environ[ENABLED]
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
+    parser.add_argument("--sizes", type=sizes, default="8,50", help="numbers of nodes, with commas (8,50)")
+    parser.add_argument("--runs", default=",".join(RUNS), help=f"what to measure ({','.join(RUNS)})")
+    parser.add_argument("--places", default=",".join(PLACES), help=f"what to leave out ({','.join(PLACES)})")
+    parser.add_argument("--rounds", type=int, default=3, help="measurements of each; the least counts (3)")
+    options = parser.parse_args()
+    runs = [name for name in RUNS if name in options.runs.split(",")]
+    places = [name for name in PLACES if name in options.places.split(",")]
+    rows = [["nodes", "run", "with all, CPU s", *places]]
+    with tempfile.TemporaryDirectory(prefix="rdm-internals-") as directory:
+        for count in options.sizes:
+            cluster = Cluster(Path(directory, str(count)), count)
+            first(cluster).expect(0)
+            for name in runs:
+                least = dict.fromkeys(("", *places), float("inf"))
+                for _ in range(options.rounds):
+                    for place in least:
+                        with without(place) as words:
+                            found = RUNS[name](cluster, *words).expect(0)
+                        least[place] = min(least[place], found.cpu)
+                        what = f"{count} nodes, {name}, without {place or 'none'}"
+                        print(f"  {what}: {found.cpu:.2f} CPU s", file=sys.stderr)
+                ratios = [f"{least[''] / least[place]:.2f}" for place in places]
+                rows.append([f"{count:,}", name, f"{least['']:.2f}", *ratios])
+    print(markdown(rows, words=2))
+
+
+if __name__ == "__main__":
+    main()
