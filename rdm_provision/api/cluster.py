@@ -7,10 +7,11 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from rdm_provision import environment
 from rdm_provision.api.jobs import JobVerbs
+from rdm_provision.api.run_options import RunOptions
 from rdm_provision.constants import CLUSTER, PLAN_FILE, RUNTIME_CONTAINER, RUNTIME_HOST, STATE_DIR
 from rdm_provision.errors import InputError, InventoryError
 from rdm_provision.results import outcomes
@@ -240,9 +241,7 @@ class Cluster(JobVerbs):
         release = list(release)
         save = save or bool(release)
         literal = {"plan_release": release} if release else {}
-        run = self._run(
-            "plan", "plan", "", None, 0, 0, exclusive=save, extra={"plan_write": save}, literal=literal
-        )
+        run = self._run("plan", "plan", {}, exclusive=save, extra={"plan_write": save}, literal=literal)
         result = run.result()
         if result.refused:
             undone = ", so nothing was released" if release else ""
@@ -303,22 +302,18 @@ class Cluster(JobVerbs):
     def up(
         self,
         *,
-        limit: str = "",
-        tags: str | None = None,
         recheck: bool = False,
-        forks: int = 0,
-        verbosity: int = 0,
+        tags: str | None = None,
+        **run_options: Unpack[RunOptions],
     ) -> Run:
         """Bring the cluster up: images, network, MY_IP, containers, hostfile, and a check of the fabric.
 
         Refused where it would end a training job; so is :meth:`down`.
 
         Args:
-            limit: only these nodes (Ansible's ``--limit`` pattern).
-            tags: only the parts with one of these tags; None for all.
             recheck: look at everything anew, also on nodes whose receipt says that nothing is to be done.
-            forks: how many nodes at once; 0 for min(50, nodes).
-            verbosity: how much ansible-playbook says in the record.
+            tags: only the parts with one of these tags; None for all.
+            run_options: see :class:`RunOptions`.
 
         Raises:
             InputError: the pattern matches no node, or a tag no part, or there is no tag in ``tags``.
@@ -330,17 +325,15 @@ class Cluster(JobVerbs):
         keep = frozenset({CONTAINER_MODULE})
         extra = {"preflight_recheck": True} if recheck else {}
         return self._run(
-            "up", "site", limit, tags, forks, verbosity, exclusive=True, diff=True, keep=keep, extra=extra
+            "up", "site", run_options, tags=tags, exclusive=True, diff=True, keep=keep, extra=extra
         )
 
     def check(
         self,
         *,
-        limit: str = "",
-        tags: str | None = None,
         recheck: bool = False,
-        forks: int = 0,
-        verbosity: int = 0,
+        tags: str | None = None,
+        **run_options: Unpack[RunOptions],
     ) -> Run:
         """Find out what :meth:`up` would change on each node, down to the lines of files. Changes nothing.
 
@@ -348,17 +341,15 @@ class Cluster(JobVerbs):
         The errors are those of :meth:`up`.
 
         Args:
-            limit: only these nodes (Ansible's ``--limit`` pattern).
-            tags: only the parts with one of these tags; None for all.
             recheck: look at everything anew, also on nodes whose receipt says that nothing is to be done.
-            forks: how many nodes at once; 0 for min(50, nodes).
-            verbosity: how much ansible-playbook says in the record.
+            tags: only the parts with one of these tags; None for all.
+            run_options: see :class:`RunOptions`.
 
         >>> Cluster.load("inventory/lab").check().result().changed  # doctest: +SKIP
         ()
         """
         extra = {"preflight_recheck": True} if recheck else {}
-        return self._run("check", "site", limit, tags, forks, verbosity, check=True, diff=True, extra=extra)
+        return self._run("check", "site", run_options, tags=tags, check=True, diff=True, extra=extra)
 
     def verify(
         self,
@@ -367,9 +358,7 @@ class Cluster(JobVerbs):
         rdma: bool = False,
         collective: bool = False,
         max_size: str = "",
-        limit: str = "",
-        forks: int = 0,
-        verbosity: int = 0,
+        **run_options: Unpack[RunOptions],
     ) -> Run:
         """Measure the fabric between the containers. The result's ``fabric`` is the table.
 
@@ -379,9 +368,7 @@ class Cluster(JobVerbs):
             collective: time an all-reduce over all nodes, too, for which their image needs the trainer: the
                 result's ``collective``.
             max_size: its largest tensor, from ``1M`` up, such as ``256M``; default: ``1G``.
-            limit: only these nodes (Ansible's ``--limit`` pattern).
-            forks: how many nodes at once; 0 for min(50, nodes).
-            verbosity: how much ansible-playbook says in the record.
+            run_options: see :class:`RunOptions`.
 
         Raises:
             InputError: RDMA or a collective is asked of a single node, ``max_size`` is no size, or the nodes
@@ -391,7 +378,7 @@ class Cluster(JobVerbs):
         {'node1': {'ok': True, 'reason': ''}}
         """
         self._refuse_bare("verify", "rdm-provision train CONFIG.yaml --check looks at every node")
-        nodes = self.select(limit)
+        nodes = self.select(run_options.get("limit", ""))
         if (rdma or collective) and len(nodes) < 2:
             what = "RDMA is measured between nodes" if rdma else "an all-reduce takes at least two nodes"
             raise InputError(f"{what}, and this run has only {nodes[0]}", hint="choose more with --limit")
@@ -403,27 +390,21 @@ class Cluster(JobVerbs):
         extra |= {"verify_rdma": True} if rdma else {}
         extra |= {"verify_collective": True} if collective else {}
         extra |= {"verify_collective_max_size": max_size} if max_size else {}
-        return self._run(
-            "verify", "verify", limit, None, forks, verbosity, exclusive=rdma or collective, extra=extra
-        )
+        return self._run("verify", "verify", run_options, exclusive=rdma or collective, extra=extra)
 
     def down(
         self,
         *,
         images: bool = False,
-        limit: str = "",
         tags: str | None = None,
-        forks: int = 0,
-        verbosity: int = 0,
+        **run_options: Unpack[RunOptions],
     ) -> Run:
         """Take away what :meth:`up` made, and nothing else: what does not carry our label stays.
 
         Args:
             images: remove the images as well.
-            limit: only these nodes (Ansible's ``--limit`` pattern).
             tags: only the parts with one of these tags; None for all.
-            forks: how many nodes at once; 0 for min(50, nodes).
-            verbosity: how much ansible-playbook says in the record.
+            run_options: see :class:`RunOptions`.
 
         The errors are those of :meth:`up`.
 
@@ -433,30 +414,24 @@ class Cluster(JobVerbs):
         self._refuse_bare("down", "rdm-provision env down takes away what up and env up have made there")
         extra = {"images_remove": True} if images else {}
         keep = frozenset({FILES_MODULE})
-        return self._run(
-            "down", "clean", limit, tags, forks, verbosity, exclusive=True, extra=extra, keep=keep
-        )
+        return self._run("down", "clean", run_options, tags=tags, exclusive=True, extra=extra, keep=keep)
 
-    def env_up(self, *, limit: str = "", tags: str | None = None, forks: int = 0, verbosity: int = 0) -> Run:
+    def env_up(self, *, tags: str | None = None, **run_options: Unpack[RunOptions]) -> Run:
         """Make bare hosts (``rdm_runtime: host``) ready to train: Python environment, MY_IP, hostfile, ssh.
 
         The errors are those of :meth:`up`.
 
         Args:
-            limit: only these nodes (Ansible's ``--limit`` pattern).
             tags: only the parts with one of these tags; None for all.
-            forks: how many nodes at once; 0 for min(50, nodes).
-            verbosity: how much ansible-playbook says in the record.
+            run_options: see :class:`RunOptions`.
 
         >>> Cluster.load("inventory/mdx").env_up().result().exit_code  # doctest: +SKIP
         0
         """
         self._refuse_containers("env up", "rdm-provision up makes a cluster of them")
-        return self._run("env-up", "env_up", limit, tags, forks, verbosity, exclusive=True, diff=True)
+        return self._run("env-up", "env_up", run_options, tags=tags, exclusive=True, diff=True)
 
-    def env_down(
-        self, *, limit: str = "", tags: str | None = None, forks: int = 0, verbosity: int = 0
-    ) -> Run:
+    def env_down(self, *, tags: str | None = None, **run_options: Unpack[RunOptions]) -> Run:
         """Take away what :meth:`env_up` made, and nothing else.
 
         Refused while a job uses the environment, or a node does not say whether one does.
@@ -464,17 +439,15 @@ class Cluster(JobVerbs):
         The errors are those of :meth:`up`.
 
         Args:
-            limit: only these nodes (Ansible's ``--limit`` pattern).
             tags: only the parts with one of these tags; None for all.
-            forks: how many nodes at once; 0 for min(50, nodes).
-            verbosity: how much ansible-playbook says in the record.
+            run_options: see :class:`RunOptions`.
 
         >>> Cluster.load("inventory/mdx").env_down().result().exit_code  # doctest: +SKIP
         0
         """
         self._refuse_containers("env down", "rdm-provision down takes a cluster of them away")
         keep = frozenset({FILES_MODULE})
-        return self._run("env-down", "env_down", limit, tags, forks, verbosity, exclusive=True, keep=keep)
+        return self._run("env-down", "env_down", run_options, tags=tags, exclusive=True, keep=keep)
 
     def slurm_up(self, *, forks: int = 0, verbosity: int = 0) -> Run:
         """Make a Slurm cluster of the hosts, with accounting. A Slurm that is not ours is never touched.
@@ -510,46 +483,40 @@ class Cluster(JobVerbs):
 
     def _slurm(self, verb: str, playbook: str, forks: int, verbosity: int, **more: Any) -> Run:
         keep = frozenset({SLURM_PLAN_MODULE, SLURM_NODES_MODULE})
-        return self._run(verb, playbook, "", None, forks, verbosity, keep=keep, **more)
+        return self._run(verb, playbook, {"forks": forks, "verbosity": verbosity}, keep=keep, **more)
 
-    def status(self, *, limit: str = "", forks: int = 0, verbosity: int = 0) -> Run:
+    def status(self, **run_options: Unpack[RunOptions]) -> Run:
         """Look at what runs where, read-only. :meth:`states` turns the result into one record per node.
 
         The errors are those of :meth:`up`.
 
         Args:
-            limit: only these nodes (Ansible's ``--limit`` pattern).
-            forks: how many nodes at once; 0 for min(50, nodes).
-            verbosity: how much ansible-playbook says in the record.
+            run_options: see :class:`RunOptions`.
 
         >>> cluster = Cluster.load("inventory/lab")  # doctest: +SKIP
         >>> [(s.node, s.container) for s in cluster.states(cluster.status().result())]  # doctest: +SKIP
         [('node1', 'rdm (running)')]
         """
         self._refuse_bare("status", "rdm-provision jobs shows what runs there")
-        return self._run("status", "status", limit, None, forks, verbosity, keep=frozenset({FACTS_MODULE}))
+        return self._run("status", "status", run_options, keep=frozenset({FACTS_MODULE}))
 
     def exec(
         self,
         argv: Sequence[str],
         *,
-        limit: str = "",
         user: str = "",
         timeout: float = DEFAULT_TIMEOUT_S,
         stdin: bytes | None = None,
-        forks: int = 0,
-        verbosity: int = 0,
+        **run_options: Unpack[RunOptions],
     ) -> Run:
         r"""Run a command in the training containers. :meth:`outputs` turns the result into one per node.
 
         Args:
             argv: the command and its arguments, a list; no shell looks at them.
-            limit: only on these nodes.
             user: as this user of the container; default: the container's own.
             timeout: seconds after which the wait ends and the node counts as failed.
             stdin: what the command reads, the same on every node; None means that it has no standard input.
-            forks: how many nodes at once; 0 for min(50, nodes).
-            verbosity: how much ansible-playbook says in the record.
+            run_options: see :class:`RunOptions`.
 
         The errors are those of :meth:`up`.
 
@@ -574,10 +541,7 @@ class Cluster(JobVerbs):
         return self._run(
             "exec",
             "exec",
-            limit,
-            None,
-            forks,
-            verbosity,
+            run_options,
             keep=frozenset({EXEC_MODULE}),
             extra=extra,
             literal={"exec_argv": list(argv)},
@@ -587,11 +551,9 @@ class Cluster(JobVerbs):
         self,
         verb: str,
         playbook: str,
-        limit: str,
-        tags: str | None,
-        forks: int,
-        verbosity: int,
+        options: RunOptions,
         *,
+        tags: str | None = None,
         check: bool = False,
         diff: bool = False,
         exclusive: bool = False,
@@ -613,21 +575,19 @@ class Cluster(JobVerbs):
                 verb=verb,
                 playbook=playbook,
                 inventory=str(self.inventory),
-                nodes=self.select(limit),
-                limit=limit,
+                nodes=self.select(options.get("limit", "")),
                 tags=tags or "",
                 extra_vars={**self.extra_vars, **(extra or {})},
                 literal_vars=literal or {},
                 check=check,
                 diff=diff,
-                forks=forks,
-                verbosity=verbosity,
                 home=self.home,
                 exclusive=exclusive,
                 onlooking=onlooking,
                 keep=keep,
                 vault=self._vault,
                 become=self._become,
+                **options,
             )
         )
 

@@ -8,8 +8,9 @@ import re
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
+from rdm_provision.api.run_options import RunOptions
 from rdm_provision.constants import JOB_MODULE
 from rdm_provision.errors import InputError
 from rdm_provision.results.events import RunResult
@@ -52,9 +53,7 @@ class JobVerbs:
         resume: str = "",
         watch: bool = True,
         check: bool = False,
-        limit: str = "",
-        forks: int = 0,
-        verbosity: int = 0,
+        **run_options: Unpack[RunOptions],
     ) -> Run:
         """Check every node, start a training job on all of them, and watch it to its end.
 
@@ -68,9 +67,7 @@ class JobVerbs:
             resume: name of a job that is to go on from its newest checkpoint.
             watch: stay until the job has ended; otherwise the run ends when it has started.
             check: only check.
-            limit: only these nodes (Ansible's ``--limit`` pattern).
-            forks: how many nodes at once; 0 for min(50, nodes).
-            verbosity: how much ansible-playbook says in the record.
+            run_options: see :class:`RunOptions`.
 
         Raises:
             InputError: there is neither a configuration nor a job to resume, or the pattern matches no node.
@@ -90,10 +87,7 @@ class JobVerbs:
         return self._run(
             "train",
             "train",
-            limit,
-            None,
-            forks,
-            verbosity,
+            run_options,
             check=check,
             exclusive=not check,
             onlooking="Watch the job",
@@ -110,9 +104,7 @@ class JobVerbs:
         options: Iterable[str] = (),
         name: str = "",
         check: bool = False,
-        limit: str = "",
-        forks: int = 0,
-        verbosity: int = 0,
+        **run_options: Unpack[RunOptions],
     ) -> Run:
         """Measure what layouts are predicted from, as a job on all nodes; :meth:`measured` has what it found.
 
@@ -124,9 +116,7 @@ class JobVerbs:
             options: those of ``rdm-trainer profile``, such as ``--links-only``.
             name: what to call the job; default: made of the configuration's name and the time.
             check: only check; :meth:`checked_facts` has which GPUs and versions there are.
-            limit: only these nodes (Ansible's ``--limit`` pattern).
-            forks: how many nodes at once; 0 for min(50, nodes).
-            verbosity: how much ansible-playbook says in the record.
+            run_options: see :class:`RunOptions`.
 
         The errors are those of :meth:`train`.
 
@@ -143,9 +133,7 @@ class JobVerbs:
             f"launcher.program={json.dumps(program)}",
         ]
         words = [*overrides, *ours]
-        return self.train(
-            config, words, name=name, check=check, limit=limit, forks=forks, verbosity=verbosity
-        )
+        return self.train(config, words, name=name, check=check, **run_options)
 
     def measured(self, result: RunResult) -> dict[str, Any]:
         """Return what a :meth:`profile` run found, in the words of ``rdm-trainer profile``; empty if none."""
@@ -170,10 +158,7 @@ class JobVerbs:
         self,
         config: str | Path,
         overrides: Iterable[str] = (),
-        *,
-        limit: str = "",
-        forks: int = 0,
-        verbosity: int = 0,
+        **run_options: Unpack[RunOptions],
     ) -> Run:
         """Have a configuration checked and resolved, on the job's master. Starts nothing.
 
@@ -182,31 +167,23 @@ class JobVerbs:
         Args:
             config: the job's configuration, a YAML file here.
             overrides: values over the configuration's, each ``key.sub=value``.
-            limit: only these nodes (Ansible's ``--limit`` pattern).
-            forks: how many nodes at once; 0 for min(50, nodes).
-            verbosity: how much ansible-playbook says in the record.
+            run_options: see :class:`RunOptions`.
         """
         extra, literal = _wanted(config, overrides)
         keep = frozenset({JOB_MODULE})
-        return self._run(
-            "train", "job_config", limit, None, forks, verbosity, keep=keep, extra=extra, literal=literal
-        )
+        return self._run("train", "job_config", run_options, keep=keep, extra=extra, literal=literal)
 
     def resolved_config(self, result: RunResult) -> str:
         """Return the YAML that a :meth:`job_config` run found; empty when it did not end well."""
         returned = result.returned.get(JOB_MODULE, {})
         return next((str(one["config"]) for told in returned.values() for one in told if "config" in one), "")
 
-    def bring_data(
-        self, directory: str | Path, *, limit: str = "", forks: int = 0, verbosity: int = 0
-    ) -> Run:
+    def bring_data(self, directory: str | Path, **run_options: Unpack[RunOptions]) -> Run:
         """Copy a directory from here to every node, where it is ``/jobs/data`` in the container.
 
         Args:
             directory: what to copy. A file that a node has already, with the same content, is not copied.
-            limit: only these nodes (Ansible's ``--limit`` pattern).
-            forks: how many nodes at once; 0 for min(50, nodes).
-            verbosity: how much ansible-playbook says in the record.
+            run_options: see :class:`RunOptions`.
 
         Raises:
             InputError: there is no such directory.
@@ -217,7 +194,7 @@ class JobVerbs:
         if not Path(directory).is_dir():
             raise InputError(f"there is no directory {directory}")
         extra = {"job_data": str(Path(directory).resolve())}
-        return self._run("data", "job_data", limit, None, forks, verbosity, extra=extra)
+        return self._run("data", "job_data", run_options, extra=extra)
 
     def jobs(
         self,
@@ -226,9 +203,7 @@ class JobVerbs:
         watch: bool = False,
         sections: bool = False,
         report: bool = False,
-        limit: str = "",
-        forks: int = 0,
-        verbosity: int = 0,
+        **run_options: Unpack[RunOptions],
     ) -> Run:
         """Look at the jobs of the cluster, or at one. :meth:`job_states` turns the result into records.
 
@@ -237,9 +212,7 @@ class JobVerbs:
             watch: stay until it has ended, as :meth:`train` does.
             sections: read what its logs say, for :meth:`job_sections`, instead of its state.
             report: read what they tell a report, for :meth:`report_parts`, instead of its state.
-            limit: only these nodes (Ansible's ``--limit`` pattern).
-            forks: how many nodes at once; 0 for min(50, nodes).
-            verbosity: how much ansible-playbook says in the record.
+            run_options: see :class:`RunOptions`.
 
         >>> cluster = Cluster.load("inventory/lab")  # doctest: +SKIP
         >>> [job.state for job in cluster.job_states(cluster.jobs().result())]  # doctest: +SKIP
@@ -261,9 +234,7 @@ class JobVerbs:
             extra["job_sections"] = True
         if report:
             extra["job_report"] = True
-        return self._run(
-            "jobs", "jobs", limit, None, forks, verbosity, keep=frozenset({JOB_MODULE}), extra=extra
-        )
+        return self._run("jobs", "jobs", run_options, keep=frozenset({JOB_MODULE}), extra=extra)
 
     def logs(
         self,
@@ -274,9 +245,7 @@ class JobVerbs:
         follow: bool = False,
         grep: str = "",
         rank: int | None = None,
-        limit: str = "",
-        forks: int = 0,
-        verbosity: int = 0,
+        **run_options: Unpack[RunOptions],
     ) -> Run:
         """Read what a job wrote. The run yields :class:`JobLines`.
 
@@ -289,9 +258,7 @@ class JobVerbs:
             rank: only lines that this rank wrote: those with its mark, of the program or of its launcher
                 (``[rank3]:``, ``[Rank 3]``, ``3: ``, ``[1,3]<stdout>:``, ``[default3]:``), the rest of a
                 traceback that begins with one, and all of a node that has no other rank.
-            limit: only these nodes (Ansible's ``--limit`` pattern).
-            forks: how many nodes at once; 0 for min(50, nodes).
-            verbosity: how much ansible-playbook says in the record.
+            run_options: see :class:`RunOptions`.
 
         >>> for event in Cluster.load("inventory/lab").logs("demo-1121-081512"):  # doctest: +SKIP
         ...     print(event)
@@ -312,21 +279,15 @@ class JobVerbs:
             extra["logs_rank"] = rank
         literal: dict[str, list[str]] = {"logs_grep": [grep]} if grep else {}
         keep = frozenset({JOB_MODULE})
-        return self._run(
-            "logs", "logs", limit, None, forks, verbosity, keep=keep, extra=extra, literal=literal
-        )
+        return self._run("logs", "logs", run_options, keep=keep, extra=extra, literal=literal)
 
-    def stop(
-        self, job: str, *, now: bool = False, limit: str = "", forks: int = 0, verbosity: int = 0
-    ) -> Run:
+    def stop(self, job: str, *, now: bool = False, **run_options: Unpack[RunOptions]) -> Run:
         """Stop a job: its own processes on every node, after a checkpoint.
 
         Args:
             job: its name.
             now: at once, without a checkpoint.
-            limit: only these nodes (Ansible's ``--limit`` pattern).
-            forks: how many nodes at once; 0 for min(50, nodes).
-            verbosity: how much ansible-playbook says in the record.
+            run_options: see :class:`RunOptions`.
 
         >>> Cluster.load("inventory/lab").stop("demo-1121-081512").result().changed  # doctest: +SKIP
         ('n1', 'n2')
@@ -334,13 +295,9 @@ class JobVerbs:
         extra: dict[str, Any] = {"job_name": job}
         if now:
             extra["job_stop_now"] = True
-        return self._run(
-            "stop", "stop", limit, None, forks, verbosity, keep=frozenset({JOB_MODULE}), extra=extra
-        )
+        return self._run("stop", "stop", run_options, keep=frozenset({JOB_MODULE}), extra=extra)
 
-    def prune(
-        self, jobs: Sequence[str], *, check: bool = False, limit: str = "", forks: int = 0, verbosity: int = 0
-    ) -> Run:
+    def prune(self, jobs: Sequence[str], *, check: bool = False, **run_options: Unpack[RunOptions]) -> Run:
         """Remove the directories of jobs that have ended from all nodes; see :func:`pruning.prunable`.
 
         :meth:`removals` of the result says what went.
@@ -349,9 +306,7 @@ class JobVerbs:
             jobs: their names. One that runs on a node is kept there. What is left of jobs whose removal was
                 killed goes in any case.
             check: only say what would go.
-            limit: only these nodes (Ansible's ``--limit`` pattern).
-            forks: how many nodes at once; 0 for min(50, nodes).
-            verbosity: how much ansible-playbook says in the record.
+            run_options: see :class:`RunOptions`.
 
         >>> cluster = Cluster.load("inventory/lab")  # doctest: +SKIP
         >>> known = cluster.heard_jobs(cluster.jobs().result())  # doctest: +SKIP
@@ -362,10 +317,7 @@ class JobVerbs:
         return self._run(
             "prune",
             "prune",
-            limit,
-            None,
-            forks,
-            verbosity,
+            run_options,
             check=check,
             exclusive=not check,
             keep=frozenset({JOB_MODULE}),

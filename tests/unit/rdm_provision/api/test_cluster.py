@@ -337,7 +337,7 @@ def test_the_environment_of_a_cluster_of_containers_is_refused_before_anything_i
     with pytest.raises(InputError, match=rf"^{verb.replace('_', ' ')} is for bare hosts .*has containers"):
         getattr(cluster, verb)()
     # Nor by the playbook alone, or where only Ansible can tell.
-    result = cluster._run(verb.replace("_", "-"), verb, "", None, 0, 0).result()
+    result = cluster._run(verb.replace("_", "-"), verb, {}).result()
     assert not result.ok
     assert result.changed == ()
     assert "rdm_runtime is container" in str(result.to_json())

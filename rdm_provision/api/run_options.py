@@ -1,0 +1,21 @@
+"""The options that every verb of a cluster takes."""
+
+from __future__ import annotations
+
+from typing import TypedDict
+
+__all__ = ["RunOptions"]
+
+
+class RunOptions(TypedDict, total=False):
+    """How a verb runs; each may be left out.
+
+    Attributes:
+        limit: only these nodes (Ansible's ``--limit`` pattern).
+        forks: how many nodes at once; 0 for min(50, nodes).
+        verbosity: how much ansible-playbook says in the record.
+    """
+
+    limit: str
+    forks: int
+    verbosity: int
