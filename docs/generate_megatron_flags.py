@@ -132,7 +132,7 @@ RULES: tuple[tuple[str, str, str], ...] = (
         "a batch that grows",
         "Not here within a run: end it with `checkpoint.exit_interval`, and resume with another "
         "`optimisation.global_batch_size`.",
-        r"rampup-batch-size|step-batch-size-schedule|decrease-batch-size-if-needed",
+        r"step-batch-size-schedule|decrease-batch-size-if-needed",
     ),
     (
         "schedule of a resumed job",

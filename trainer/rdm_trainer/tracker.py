@@ -39,9 +39,11 @@ class Tracker:
             self._peak = flops.peak_tflops(torch.cuda.get_device_name())
         self._writers = Writers(config, job_dir)
 
-    def rates(self, seconds: float) -> dict[str, float]:
-        """Return tokens per second of the whole job, and TFLOP/s per device by Megatron's formula."""
-        batch = self._config.optimisation.global_batch_size
+    def rates(self, seconds: float, batch: float) -> dict[str, float]:
+        """Return the rates of a step of so many seconds and samples.
+
+        They are tokens per second of the whole job, and TFLOP/s per device by Megatron's formula.
+        """
         return {
             "tokens_per_second": batch * self._config.spec.tokens_per_sample / seconds,
             "tflops": flops.megatron_tflops(
@@ -53,14 +55,13 @@ class Tracker:
             ),
         }
 
-    def throughput(self, seconds: float) -> dict[str, str]:
-        """Return the fields at the end of the log line for a step of so many seconds.
+    def throughput(self, seconds: float, batch: float) -> dict[str, str]:
+        """Return the fields at the end of the log line for a step of so many seconds and samples.
 
         The first three are Megatron-DeepSpeed's. ``MFU (%)`` is ours, where the device's peak is known: the
         FLOPs that the model needs, without recomputation, of those that the device could do.
         """
-        batch = self._config.optimisation.global_batch_size
-        rates = self.rates(seconds)
+        rates = self.rates(seconds, batch)
         fields = {
             "samples per second": f"{batch / seconds:.3f}",
             "tokens per gpu per second (tgs)": f"{rates['tokens_per_second'] / self._world_size:.3f}",

@@ -100,13 +100,14 @@ class _Sums:
         self._loss = torch.zeros((), device=self._device)
         self._nan = torch.zeros((), dtype=torch.int64, device=self._device)
         self._balance: torch.Tensor | None = None
-        self.steps, self.skipped = 0, 0
+        self.steps, self.skipped, self.samples = 0, 0, 0
         self.begin = time.monotonic()
 
-    def add(self, result: StepResult) -> None:
-        """Add a step without waiting for it."""
+    def add(self, result: StepResult, samples: int) -> None:
+        """Add a step of so many samples without waiting for it."""
         loss, skipped = result.mean_loss, result.skipped
         self.steps += 1
+        self.samples += samples
         self.skipped += skipped
         finite = torch.isfinite(loss)
         self._nan += ~finite
@@ -182,6 +183,7 @@ class Training:
         self._moved_samples = 0
         self._skipped = 0
         self._loss_scale: float = 1.0
+        self._batch = config.optimisation.global_batch_size
         self.checkpoints = Checkpoints(
             config,
             self.engine,
@@ -276,7 +278,7 @@ class Training:
         optimisation = self.config.optimisation
         if optimisation.train_samples is None:
             return max(0, self.config.train_iterations - self.iteration)
-        return max(0, optimisation.train_samples - self.consumed_samples) // optimisation.global_batch_size
+        return self.config.batches.steps(self.consumed_samples, optimisation.train_samples)
 
     def _state(self) -> dict[str, Any]:
         return {
@@ -392,7 +394,8 @@ class Training:
         return interval > 0 and self.iteration % interval == 0
 
     def _step(self, batches: Iterator[Any]) -> None:
-        batch = self.config.optimisation.global_batch_size
+        batch = self.config.batches.at(self.consumed_samples)
+        self._use_batch(batch)
         self.engine.lr = self._learning_rate()
         if self._weight_decay.form != "constant":
             moved = self.iteration - self._skipped
@@ -411,12 +414,17 @@ class Training:
             ) from None
         self._own_time.end()
         skipped = self._result.skipped
-        self._sums.add(self._result)
+        self._sums.add(self._result, batch)
         self.iteration += 1
         self.consumed_samples += batch
         self._moved_samples += 0 if skipped else batch
         self._skipped += skipped
         self._loss_scale = self._result.loss_scale
+
+    def _use_batch(self, samples: int) -> None:
+        if samples != self._batch:
+            self._batch = samples
+            self.engine.set_batch(samples)
 
     def _learning_rate(self) -> float:
         return self._schedule.after(self.iteration - self._skipped, self._moved_samples)
@@ -428,19 +436,20 @@ class Training:
             others = self._sums.other_losses()
         self._own_time.tell(self.engine.work)
         seconds = (time.monotonic() - self._sums.begin) / self._sums.steps
+        batch = self._sums.samples / self._sums.steps
         step = metrics.Step(
             iteration=self.iteration,
             train_iterations=self._last_iteration,
             consumed_samples=self.consumed_samples,
             milliseconds=1000 * seconds,
             learning_rate=self._learning_rate(),
-            global_batch_size=self.config.optimisation.global_batch_size,
+            global_batch_size=self._batch,
             losses={metrics.LM_LOSS: loss, **others},
             loss_scale=self._loss_scale,
             grad_norm=self._result.grad_norm,
             skipped=self._sums.skipped,
             nan=nan,
-            throughput=self._tracker.throughput(seconds),
+            throughput=self._tracker.throughput(seconds, batch),
         )
         if self._is_last:
             self._write(metrics.training_line(step))
@@ -456,7 +465,7 @@ class Training:
                 lr=step.learning_rate,
                 step_seconds=seconds,
                 consumed_samples=self.consumed_samples,
-                **self._tracker.rates(seconds),
+                **self._tracker.rates(seconds, batch),
             )
         self._sums.clear()
 
@@ -476,6 +485,7 @@ class Training:
         began = time.monotonic()
         self._note(phase="evaluating")
         batches.restart()
+        self._use_batch(batch)
         loss = sum(self.engine.evaluate(batches) for _ in range(count)) / count
         losses: Mapping[str, float] = {metrics.LM_LOSS: loss}
         if self._is_last:

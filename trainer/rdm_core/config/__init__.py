@@ -20,6 +20,7 @@ from rdm_core.config.schema import (
     ModelConfig,
     OptimisationConfig,
     ParallelConfig,
+    RampupConfig,
     RopeScalingConfig,
     TokenizerConfig,
 )
@@ -36,6 +37,7 @@ __all__ = [
     "ModelConfig",
     "OptimisationConfig",
     "ParallelConfig",
+    "RampupConfig",
     "RopeScalingConfig",
     "SlurmConfig",
     "TokenizerConfig",

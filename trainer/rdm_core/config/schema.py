@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Literal, Self
 
 from rdm_core import partition as partitions
+from rdm_core.batch_ramp import BatchRamp
 from rdm_core.config.job import (
     Bounds,
     Fraction,
@@ -39,6 +40,7 @@ __all__ = [
     "ModelConfig",
     "OptimisationConfig",
     "ParallelConfig",
+    "RampupConfig",
     "RopeScalingConfig",
     "TokenizerConfig",
 ]
@@ -199,6 +201,18 @@ class ParallelConfig:
 
 
 @dataclass(frozen=True)
+class RampupConfig:
+    """How the global batch grows at the beginning of a training, in equal steps."""
+
+    start: Positive
+    """The first global batch."""
+    increment: Positive
+    """By which it grows, up to `global_batch_size`."""
+    samples: Samples
+    """Samples in the course of which it grows."""
+
+
+@dataclass(frozen=True)
 class OptimisationConfig:
     """Batch, precision, optimiser and learning-rate schedule."""
 
@@ -206,6 +220,8 @@ class OptimisationConfig:
     """Samples of one forward pass on one replica."""
     global_batch_size: Positive = 8
     """Samples of one step, over all replicas: `micro_batch_size` x accumulation x `data`."""
+    rampup_batch_size: RampupConfig | None = None
+    """The global batch grows to this; lengths must then be given in samples. Constant when not given."""
     train_iterations: Positive | None = None
     """Steps to train. Exactly one of this and `train_samples`."""
     train_samples: Samples | None = None
@@ -369,8 +385,8 @@ class CheckpointConfig:
     load: str | None = None
     """Another job's directory, or the checkpoints directory in it, to begin from."""
     init_from: str | None = None
-    """Begin with the weights of this model alone: a Hugging Face directory with safetensors, or another job's
-    directory; step, learning rate and optimiser begin anew."""
+    """Begin with the weights of this model alone: a Hugging Face directory with safetensors, another job's
+    directory, or Megatron's `--save`; step, learning rate and optimiser begin anew."""
     exit_interval: Positive | None = None
     """Save and end when the step is a multiple of this."""
     exit_duration_minutes: PositiveFloat | None = None
@@ -476,7 +492,15 @@ class Config(JobConfig):
         optimisation = self.optimisation
         if optimisation.train_iterations is not None:
             return optimisation.train_iterations
-        return (optimisation.train_samples or 0) // optimisation.global_batch_size
+        return self.batches.steps(0, optimisation.train_samples or 0)
+
+    @functools.cached_property
+    def batches(self) -> BatchRamp:
+        """The global batch of each step."""
+        batch, ramp = self.optimisation.global_batch_size, self.optimisation.rampup_batch_size
+        if ramp is None:
+            return BatchRamp.constant(batch)
+        return BatchRamp(ramp.start, ramp.increment, ramp.samples, batch)
 
     def data_parallel(self, world_size: int) -> int:
         """Return the number of replicas in a world of this size."""

@@ -27,6 +27,7 @@ def check(config: Config, world_size: int | None = None) -> Iterator[str]:
         _layout,
         _length,
         _warmups,
+        _rampup,
         _rates,
         _warmup_within_decay,
         _data,
@@ -289,9 +290,33 @@ def _warmup_within_decay(config: Config) -> Iterator[str]:
         )
 
 
+def _rampup(config: Config) -> Iterator[str]:
+    o = config.optimisation
+    ramp = o.rampup_batch_size
+    if ramp is None:
+        return
+    if ramp.start >= o.global_batch_size or (o.global_batch_size - ramp.start) % ramp.increment:
+        yield (
+            f"optimisation.rampup_batch_size begins at {ramp.start} and grows by {ramp.increment}, which "
+            f"does not meet global_batch_size {o.global_batch_size}; change one of the three."
+        )
+    for key in ("train_iterations", "warmup_iterations", "decay_iterations", "wsd_decay_iterations"):
+        if getattr(o, key) is not None:
+            yield (
+                f"optimisation has rampup_batch_size and {key}, but steps of a batch that grows are no "
+                f"measure; give {key.replace('iterations', 'samples')}."
+            )
+
+
 def _batch(config: Config, data: int) -> Iterator[str]:
     o = config.optimisation
     step = o.micro_batch_size * data
+    ramp = o.rampup_batch_size
+    if ramp is not None and (ramp.start % step or ramp.increment % step):
+        yield (
+            f"optimisation.rampup_batch_size has start {ramp.start} and increment {ramp.increment}; both "
+            f"must be multiples of micro_batch_size {o.micro_batch_size} x {data} replicas = {step}."
+        )
     if o.global_batch_size % step:
         lower, upper = o.global_batch_size // step * step, -(-o.global_batch_size // step) * step
         near = f"{lower} or {upper}" if lower else f"{upper}"

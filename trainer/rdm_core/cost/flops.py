@@ -189,7 +189,7 @@ def flops_per_token(spec: ModelSpec) -> float:
 
 
 def megatron_tflops(
-    spec: ModelSpec, *, recomputed: bool, batch_size: int, seconds: float, world_size: int
+    spec: ModelSpec, *, recomputed: bool, batch_size: float, seconds: float, world_size: int
 ) -> float:
     """Return the TFLOP/s per device that Megatron's log would show.
 

@@ -128,6 +128,13 @@ def _facts(job: Config, report: Report, accelerator: Accelerator | None) -> Iter
         f"{report.global_batch_size:,} = micro batch {report.micro_batch_size} x accumulation "
         f"{report.accumulation} x data {report.data}; {report.tokens_per_step:,} tokens per step",
     )
+    ramp = job.optimisation.rampup_batch_size
+    if ramp is not None:
+        yield (
+            "ramp-up",
+            f"the batch grows from {ramp.start:,} by {ramp.increment:,} over {ramp.samples:,} samples, "
+            f"which are {job.batches.steps(0, ramp.samples):,} steps",
+        )
     yield "rates", _rates(job)
     compute = f"{_scaled(report.flops_per_step, 'FLOP')} per step"
     if report.recomputed_flops_per_step:

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from rdm_core.batch_ramp import BatchRamp
 from rdm_core.config import Config
 from rdm_trainer.data.datasets import SampleSource
 from rdm_trainer.data.index_maps.maker import MapMaker
@@ -210,7 +211,7 @@ def build(
         training = number == 0
         sampler = Sampler(
             samples=len(source),
-            global_batch_size=optimisation.global_batch_size,
+            batches=config.batches if training else BatchRamp.constant(optimisation.global_batch_size),
             micro_batch_size=optimisation.micro_batch_size,
             data_rank=data_rank,
             data_size=data_size,

@@ -2,8 +2,8 @@
 """Which samples a rank takes: a pure function of the seed and of the samples consumed.
 
 The batch after c consumed samples holds samples [c, c + g) of the order; in its micro-step i, data rank r of
-d takes the rows [(i * d + r) * m, + m), for a global batch size g and a micro-batch size m. So a training
-that goes on with another global batch goes on exactly where it was.
+d takes the rows [(i * d + r) * m, + m), for a global batch size g, which may depend on c, and a micro-batch
+size m. So a training that goes on with another global batch goes on exactly where it was.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from rdm_core.batch_ramp import BatchRamp
+
 __all__ = ["Sampler"]
 
 
@@ -23,7 +25,7 @@ class Sampler:
 
     Attributes:
         samples: In the split.
-        global_batch_size: Samples per step.
+        batches: Samples of each step.
         micro_batch_size: Samples per micro-batch.
         data_rank: Of this rank.
         data_size: Ranks that share a step.
@@ -33,7 +35,7 @@ class Sampler:
     """
 
     samples: int
-    global_batch_size: int
+    batches: BatchRamp
     micro_batch_size: int
     data_rank: int
     data_size: int
@@ -52,26 +54,27 @@ class Sampler:
         stride = self.data_size * self.micro_batch_size
         start = self.data_rank * self.micro_batch_size
         for batch in self._batches(consumed_samples):
-            for row in range(start, self.global_batch_size, stride):
+            for row in range(start, len(batch), stride):
                 yield batch[row : row + self.micro_batch_size]
 
     def _batches(self, begin: int) -> Iterator[npt.NDArray[np.int64]]:
         """The global batches from a sample of the order on."""
         if not self.cyclic:
-            while begin + self.global_batch_size <= self.samples:
-                yield np.arange(begin, begin + self.global_batch_size, dtype=np.int64)
-                begin += self.global_batch_size
+            while (end := begin + self.batches.at(begin)) <= self.samples:
+                yield np.arange(begin, end, dtype=np.int64)
+                begin = end
             return
         if not self.samples:
             return
-        epoch, begin = divmod(begin, self.samples)
-        rest = self._order(epoch)[begin:]
+        epoch, used = divmod(begin, self.samples)
+        rest = self._order(epoch)[used:]
         while True:
-            while len(rest) < self.global_batch_size:
+            batch = self.batches.at(begin)
+            while len(rest) < batch:
                 epoch += 1
                 rest = np.concatenate((rest, self._order(epoch)))
-            yield rest[: self.global_batch_size]
-            rest = rest[self.global_batch_size :]
+            yield rest[:batch]
+            rest, begin = rest[batch:], begin + batch
 
     def _order(self, epoch: int) -> npt.NDArray[np.int64]:
         """The order of a cyclic epoch."""

@@ -190,6 +190,10 @@ class Engine(abc.ABC):
         with _attention_kernels(self.device), torch.no_grad():
             return float(self._evaluate(self._loaded(batches)))
 
+    def set_batch(self, samples: int) -> None:
+        """Take steps, and evaluate, with so many samples from now on."""
+        self.accumulation = samples // (self.config.optimisation.micro_batch_size * self.topology.data)
+
     def set_weight_decay(self, value: float) -> None:
         """Take this weight decay from the next step on, for the weights that decay."""
         for group in self.optimiser.param_groups:

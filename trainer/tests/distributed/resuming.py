@@ -10,14 +10,14 @@ from typing import Any
 
 import torch.distributed as dist
 
-from rdm_core.config import CheckpointConfig, Config, DataConfig, LoggingConfig
+from rdm_core.config import CheckpointConfig, Config, DataConfig, LoggingConfig, RampupConfig
 from rdm_log import lines
 from rdm_trainer import metrics
 from rdm_trainer.checkpoint.universal import convert
 from rdm_trainer.train import Training
 from tests.distributed import training
 
-__all__ = ["GPT", "MOE", "QWEN", "T5", "Case", "Log", "follow", "parallel", "train"]
+__all__ = ["GPT", "MOE", "QWEN", "RAMP", "T5", "Case", "Log", "follow", "parallel", "train"]
 
 
 def _job(base: Config, name: str) -> Config:
@@ -37,6 +37,17 @@ GPT = _job(training.GPT, "gpt")
 QWEN = training.configure(_job(training.QWEN, "qwen"), {"model.biases": "none"})
 MOE = _job(training.MOE, "moe")
 T5 = _job(training.T5, "t5")
+# Five steps of 4 samples, then three of 8.
+RAMP = training.configure(
+    _job(training.GPT, "ramp"),
+    {
+        "optimisation.train_iterations": None,
+        "optimisation.train_samples": 44,
+        "optimisation.warmup_iterations": None,
+        "optimisation.warmup_samples": 12,
+        "optimisation.rampup_batch_size": RampupConfig(start=4, increment=4, samples=20),
+    },
+)
 
 
 def parallel(**values: Any) -> dict[str, Any]:

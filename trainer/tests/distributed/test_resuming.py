@@ -19,7 +19,7 @@ from rdm_trainer.checkpoint.universal import convert
 from rdm_trainer.data.indexed_dataset import IndexedWriter
 from rdm_trainer.train import Training
 from tests.distributed import processes, resuming, training
-from tests.distributed.resuming import GPT, MOE, T5, Case, parallel
+from tests.distributed.resuming import GPT, MOE, RAMP, T5, Case, parallel
 
 TOLERANCE = 1e-4
 BF16 = {"optimisation.precision": "bf16"}
@@ -45,6 +45,8 @@ CASES = [
     Case("experts-three", MOE, parallel(expert=2, zero_stage=3), parallel(expert=4)),
     Case("experts-none", MOE, parallel(expert=2, tensor=2, zero_stage=0), parallel(expert=2, zero_stage=3)),
     Case("t5", T5, parallel(pipeline=2), parallel(tensor=2)),
+    Case("ramp", RAMP, parallel(pipeline=2), parallel(tensor=2)),
+    Case("ramp, zero 2", RAMP, parallel(tensor=2, zero_stage=2), parallel(tensor=2, zero_stage=2)),
     Case("bf16", GPT, {**BF16, **parallel(pipeline=2)}, {**BF16, **parallel(tensor=2)}),
     Case("precision", GPT, {**BF16, **parallel(zero_stage=2)}, parallel(zero_stage=1)),
 ]
@@ -52,7 +54,7 @@ CASES = [
 
 def unbroken(root: str) -> dict[str, dict[int, float]]:
     """Train without a stop, and go on alone from what four ranks saved."""
-    jobs = {"gpt": GPT, "moe": MOE, "t5": T5, "bf16": training.configure(GPT, BF16)}
+    jobs = {"gpt": GPT, "moe": MOE, "t5": T5, "ramp": RAMP, "bf16": training.configure(GPT, BF16)}
     found = {
         name: resuming.train(job, Path(root) / f"unbroken-{name}").losses() for name, job in jobs.items()
     }

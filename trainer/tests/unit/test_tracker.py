@@ -44,15 +44,15 @@ def job(**logging: Any) -> configuration.Config:
 
 
 def test_throughput_by_hand() -> None:
-    fields = Tracker(job(), None, world_size=4).throughput(0.5)
+    fields = Tracker(job(), None, world_size=4).throughput(0.5, 8)
     assert fields["samples per second"] == "16.000"
     assert fields["tokens per gpu per second (tgs)"] == "128.000"
     assert list(fields) == ["samples per second", "tokens per gpu per second (tgs)", "TFLOPs"]
 
 
 def test_the_utilisation_is_of_the_given_peak() -> None:
-    one = Tracker(job(peak_tflops=1e-3), None, world_size=4).throughput(0.5)
-    half = Tracker(job(peak_tflops=2e-3), None, world_size=4).throughput(0.5)
+    one = Tracker(job(peak_tflops=1e-3), None, world_size=4).throughput(0.5, 8)
+    half = Tracker(job(peak_tflops=2e-3), None, world_size=4).throughput(0.5, 8)
     assert float(one["MFU (%)"]) == pytest.approx(2 * float(half["MFU (%)"]), rel=0.01)
 
 

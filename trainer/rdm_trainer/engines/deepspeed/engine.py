@@ -163,6 +163,13 @@ class DeepSpeedEngine(Engine):
         for group in self.deepspeed.optimizer.param_groups:
             group["lr"] = rate
 
+    def set_batch(self, samples: int) -> None:
+        """Take steps, and evaluate, with so many samples from now on."""
+        super().set_batch(samples)
+        self.deepspeed.set_train_batch_size(samples)
+        # A step ends where these are a multiple of the accumulation.
+        self.deepspeed.micro_steps = 0
+
     @property
     def steps(self) -> int:
         """Steps that were taken, those before a checkpoint included."""

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rdm_core.batch_ramp import BatchRamp
 from rdm_core.errors import TrainerError
 from rdm_trainer.data.index_maps.blend import blend, load_or_build, normalise
 from rdm_trainer.data.index_maps.maker import MapMaker
@@ -135,15 +136,16 @@ def test_the_order_does_not_depend_on_the_layout(
 ) -> None:
     micro, ranks, accumulation = layout
     size = micro * ranks * accumulation
+    batches = BatchRamp.constant(size)
 
-    def take(micro: int, ranks: int, consumed: int, batches: int) -> list[list[int]]:
+    def take(micro: int, ranks: int, consumed: int, steps: int) -> list[list[int]]:
         """The samples of each global batch, put together from all ranks."""
         iterators = [
-            Sampler(samples, size, micro, rank, ranks, cyclic, seed).micro_batches(consumed)
+            Sampler(samples, batches, micro, rank, ranks, cyclic, seed).micro_batches(consumed)
             for rank in range(ranks)
         ]
         taken = []
-        for _ in range(batches):
+        for _ in range(steps):
             rows: list[int] = []
             for _ in range(size // (micro * ranks)):
                 for iterator in iterators:
@@ -173,8 +175,20 @@ def test_another_batch_goes_on_exactly_where_the_one_before_ended(
     samples: int, cyclic: bool, consumed: int, size: int
 ) -> None:
     def take(size: int, consumed: int, batches: int) -> list[int]:
-        iterator = Sampler(samples, size, size, 0, 1, cyclic, 7).micro_batches(consumed)
+        iterator = Sampler(samples, BatchRamp.constant(size), size, 0, 1, cyclic, 7).micro_batches(consumed)
         return [n for part in itertools.islice(iterator, batches) for n in part.tolist()]
 
     rest = take(1, 0, consumed + 5 * size)[consumed:]
     assert take(size, consumed, 5) == rest[: len(rest) // size * size]
+
+
+@pytest.mark.parametrize("cyclic", [False, True])
+def test_batches_that_grow_take_the_same_samples_in_the_same_order(cyclic: bool) -> None:
+    def take(batches: BatchRamp, consumed: int) -> list[list[int]]:
+        parts = Sampler(32, batches, 2, 0, 1, cyclic, 7).micro_batches(consumed)
+        return [part.tolist() for part in itertools.islice(parts, 16 - consumed // 2)]
+
+    ramp = BatchRamp(2, 2, 12, 6)
+    assert take(ramp, 0) == take(BatchRamp.constant(2), 0)
+    # 2, 2, 2, 4, 4: resumed within the growth.
+    assert take(ramp, 6) == take(ramp, 0)[3:]
