@@ -31,21 +31,52 @@ _DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
     metavar="GB",
     help="Of a file, and about the memory that it takes.",
 )
+@click.option(
+    "--format",
+    "kind",
+    type=click.Choice(["huggingface", "megatron"]),
+    default="huggingface",
+    show_default=True,
+    help="Of the files.",
+)
+@click.option("--tensor", type=click.IntRange(min=1), default=1, help="megatron: tensor ranks.  [default: 1]")
+@click.option("--pipeline", type=click.IntRange(min=1), default=1, help="megatron: stages.  [default: 1]")
+@click.option(
+    "--transformer-impl",
+    type=click.Choice(["transformer_engine", "local"]),
+    default="transformer_engine",
+    show_default=True,
+    help="megatron: as its option of this name, after which it names the norms.",
+)
 def export(
-    checkpoint: Path, directory: Path, iteration: int | None, dtype: str | None, shard_size: float
+    checkpoint: Path,
+    directory: Path,
+    iteration: int | None,
+    dtype: str | None,
+    shard_size: float,
+    kind: str,
+    tensor: int,
+    pipeline: int,
+    transformer_impl: str,
 ) -> None:
-    """Write the weights of CHECKPOINT into DIRECTORY as transformers reads them.
+    """Write the weights of CHECKPOINT into DIRECTORY as transformers or Megatron read them.
 
-    CHECKPOINT is a job's directory, or its checkpoints/. Whatever layout wrote it, the files are the same:
-    config.json, safetensors with their index, and the tokenizer's files. GPT-2, Llama, Qwen2 and Qwen3.
+    CHECKPOINT is a job's directory, its checkpoints/, or a model in either format. Whatever layout wrote it,
+    the files are the same: config.json, safetensors with their index, and the tokenizer's files. GPT-2,
+    Llama, Mistral, Qwen2, Qwen3 and Mixtral. For Megatron it is a release checkpoint in its format torch,
+    without a tokenizer.
     """
     from rdm_trainer.weights import directory as writing
+    from rdm_trainer.weights import megatron
     from rdm_trainer.weights.sources import open_source
 
     source = open_source(checkpoint, iteration)
-    size = writing.write(
-        source, directory, dtype=_DTYPES[dtype] if dtype else None, shard_bytes=int(shard_size * 1e9)
-    )
+    name = _DTYPES[dtype] if dtype else None
+    if kind == "megatron":
+        fused = transformer_impl == "transformer_engine"
+        size = megatron.write(source, directory, tensor=tensor, pipeline=pipeline, dtype=name, fused=fused)
+    else:
+        size = writing.write(source, directory, dtype=name, shard_bytes=int(shard_size * 1e9))
     click.echo(f"{directory} has the weights of {source.where}, {size / 1e9:.3f} GB.")
 
 
@@ -55,8 +86,9 @@ def export(
 def import_(directory: Path, config: Path) -> None:
     """Write the configuration CONFIG of a job that begins with the weights in DIRECTORY.
 
-    DIRECTORY is a model in Hugging Face's format: config.json and safetensors. Nothing is converted: under
-    every layout, each rank reads from those files what it holds. Add data, batch and layout to CONFIG.
+    DIRECTORY is a model in Hugging Face's format (config.json and safetensors), or the --save of a training
+    of Megatron's, in its format torch. Nothing is converted: under every layout, each rank reads from those
+    files what it holds. Add data, batch and layout to CONFIG.
     """
     from rdm_trainer.weights.importing import configuration
 

@@ -15,6 +15,7 @@ from rdm_core.errors import TrainerError
 from rdm_trainer import models
 from rdm_trainer.distributed.parameters import placement_of
 from rdm_trainer.distributed.topology import Topology
+from rdm_trainer.weights.megatron import MegatronSource, is_checkpoint
 from rdm_trainer.weights.sources import CONFIG, HuggingFaceSource
 
 __all__ = ["configuration"]
@@ -24,27 +25,35 @@ def configuration(directory: Path) -> str:
     """Return the YAML of a job with a model, its tokenizer and its weights.
 
     Args:
-        directory: In Hugging Face's format.
+        directory: In Hugging Face's format, or with checkpoints of Megatron's.
 
     Raises:
         TrainerError: It is none, its family is not known, or tensors are missing.
     """
-    if not (directory / CONFIG).is_file():
-        raise TrainerError(f"{directory} has no {CONFIG}; give a model's directory in Hugging Face's format.")
-    source = HuggingFaceSource(directory.expanduser().resolve())
+    where = directory.expanduser().resolve()
+    source: HuggingFaceSource | MegatronSource
+    if (where / CONFIG).is_file():
+        source = HuggingFaceSource(where)
+    elif is_checkpoint(where):
+        source = MegatronSource(where)
+    else:
+        raise TrainerError(
+            f"{directory} has no {CONFIG}, and no checkpoint of Megatron's; give a model's directory in "
+            "Hugging Face's format, or Megatron's --save."
+        )
     _check_shapes(source)
     job: dict[str, Any] = {
         "name": directory.resolve().name.lower(),
         "model": _changed(source.model, Config().model),
-        "checkpoint": {"init_from": str(source.where)},
+        "checkpoint": {"init_from": str(where)},
     }
     if source.tokenizer is not None:
         job["data"] = {"tokenizer": {"kind": source.tokenizer.kind, "file": source.tokenizer.file}}
     return yaml.safe_dump(job, sort_keys=False, allow_unicode=True)
 
 
-def _check_shapes(source: HuggingFaceSource) -> None:
-    """Refuse tensors that are not of the shapes that config.json says; none of them is read."""
+def _check_shapes(source: HuggingFaceSource | MegatronSource) -> None:
+    """Refuse tensors that are not of the shapes that the configuration says; none of them is read."""
     # A vocabulary without padding.
     job = Config(model=dataclasses.replace(source.model, make_vocab_size_divisible_by=1))
     for index, layer in enumerate(models.layers(job, Topology.single())):
@@ -54,8 +63,8 @@ def _check_shapes(source: HuggingFaceSource) -> None:
             found, wanted = source.shape(layer.prefix(index) + name), placement_of(weight).shape
             if found != wanted:
                 raise TrainerError(
-                    f"{source.where} has {layer.prefix(index)}{name} of shape {found}, and by its {CONFIG} "
-                    f"it is {wanted}; the two are not of one model."
+                    f"{source.where} has {layer.prefix(index)}{name} of shape {found}, and by its "
+                    f"configuration it is {wanted}; the two are not of one model."
                 )
 
 

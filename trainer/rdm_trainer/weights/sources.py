@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Where weights come from: a checkpoint of ours under any layout, or a Hugging Face directory.
+"""Where weights come from: a checkpoint of ours under any layout, Hugging Face's files, or Megatron's.
 
 A source gives whole parameters by our names, one at a time, from files that are mapped: however many ranks
 read, no process ever holds more than its own part and one parameter.
@@ -23,7 +23,7 @@ from rdm_trainer.checkpoint import damage, files
 from rdm_trainer.checkpoint.identity import differences, model_of
 from rdm_trainer.checkpoint.universal import WholeWeights
 from rdm_trainer.distributed.parameters import placement_of
-from rdm_trainer.weights import families
+from rdm_trainer.weights import families, megatron
 
 __all__ = ["CONFIG", "INDEX", "TOKENIZER_FILES", "Source", "fill", "open_source", "require_model"]
 
@@ -55,7 +55,7 @@ def open_source(where: Path, iteration: int | None = None) -> Source:
     """Open weights.
 
     Args:
-        where: A job's directory, its checkpoints directory, or a Hugging Face directory.
+        where: A job's directory, its checkpoints directory, a Hugging Face directory, or one of Megatron's.
         iteration: Of a checkpoint: which one; the newest complete one by default.
 
     Raises:
@@ -63,6 +63,8 @@ def open_source(where: Path, iteration: int | None = None) -> Source:
     """
     if (where / CONFIG).is_file():
         return HuggingFaceSource(where)
+    if megatron.is_checkpoint(where):
+        return megatron.MegatronSource(where, iteration)
     return CheckpointSource(where, iteration)
 
 

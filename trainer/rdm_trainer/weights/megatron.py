@@ -1,0 +1,476 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Checkpoints of Megatron-LM and Megatron-core in their format ``torch``, under any layout.
+
+``ITERATION/mp_rank_TT[_PPP]/model_optim_rng.pt`` has one rank's part: the arguments of its training, and the
+weights by Megatron-core's names, with those of Transformer Engine where its layers include the norms, or by
+the older Megatron-LM's. Queries, keys and values lie there by key-value head, as they do here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import pickle
+import re
+import shutil
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rdm_core.config import ModelConfig, TokenizerConfig
+from rdm_core.config.read import from_dict
+from rdm_core.errors import FAILED, TrainerError
+from rdm_trainer.checkpoint.files import PARTIAL
+
+__all__ = ["MegatronSource", "is_checkpoint", "write"]
+
+LATEST = "latest_checkpointed_iteration.txt"
+_FILE = "model_optim_rng.pt"
+_RELEASE = "release"
+"""Megatron's name for weights without an optimiser."""
+
+
+@dataclass(frozen=True)
+class Placed:
+    """One of our parameters, and where Megatron has it.
+
+    Attributes:
+        ours: Its name in the whole model.
+        theirs: Its name there; of a block's, without the block.
+        block: The number of its block, if it is of one.
+        axis: That tensor ranks divide; None: each has all.
+        gated: It is two matrices, of which each tensor rank has its part of both.
+        vocabulary: Its rows are tokens, with padding behind them.
+    """
+
+    ours: str
+    theirs: str
+    block: int | None = None
+    axis: int | None = None
+    gated: bool = False
+    vocabulary: bool = False
+
+    def join(self, parts: list[torch.Tensor], tokens: int) -> torch.Tensor:
+        """Put the tensor ranks' parts together."""
+        if self.gated:
+            return torch.stack(
+                [torch.cat(halves) for halves in zip(*(one.chunk(2) for one in parts), strict=True)]
+            )
+        whole = parts[0] if self.axis is None else torch.cat(parts, dim=self.axis)
+        return whole[:tokens] if self.vocabulary else whole
+
+    def split(self, whole: torch.Tensor, rank: int, ranks: int, rows: int) -> torch.Tensor:
+        """Return a tensor rank's part; of a vocabulary padded to so many rows."""
+        if self.gated:
+            return torch.cat([one.chunk(ranks)[rank] for one in whole.unbind()])
+        if self.vocabulary:
+            whole = torch.nn.functional.pad(whole, (0, 0, 0, rows - whole.shape[0]))
+        return whole if self.axis is None else whole.chunk(ranks, dim=self.axis)[rank]
+
+
+def _placed(model: ModelConfig) -> Iterator[Placed]:
+    """Yield all parameters of a model."""
+    norms = ("weight", "bias") if model.norm == "layernorm" else ("weight",)
+    both = ("weight", "bias") if model.biases == "all" else ("weight",)
+    gated = model.activation == "swiglu"
+    embedding = "tied_modules.embed" if model.tied_embeddings else "0"
+    yield Placed(f"{embedding}.weight", "embedding.word_embeddings.weight", axis=0, vocabulary=True)
+    if model.positions:
+        yield Placed("1.weight", "embedding.position_embeddings.weight")
+    for number in range(model.layers):
+        first = f"{2 + number}."
+        for kind in norms:
+            yield Placed(f"{first}input_layernorm.{kind}", f"input_layernorm.{kind}", number)
+        for kind in ("weight",) if model.biases == "none" else ("weight", "bias"):
+            theirs = f"self_attention.linear_qkv.{kind}"
+            yield Placed(f"{first}self_attention.qkv_proj.{kind}", theirs, number, 0)
+        if model.qk_norm:
+            for name in ("q", "k"):
+                theirs = f"self_attention.{name}_layernorm.weight"
+                yield Placed(f"{first}self_attention.{name}_norm.weight", theirs, number)
+        for kind in both:
+            axis = 1 if kind == "weight" else None
+            theirs = f"self_attention.linear_proj.{kind}"
+            yield Placed(f"{first}self_attention.out_proj.{kind}", theirs, number, axis)
+        for kind in norms:
+            yield Placed(f"{first}pre_mlp_layernorm.{kind}", f"pre_mlp_layernorm.{kind}", number)
+        for kind in both:
+            yield Placed(f"{first}mlp.fc1.{kind}", f"mlp.linear_fc1.{kind}", number, 0, gated)
+        for kind in both:
+            axis = 1 if kind == "weight" else None
+            yield Placed(f"{first}mlp.fc2.{kind}", f"mlp.linear_fc2.{kind}", number, axis)
+    last = 2 + model.layers
+    for kind in norms:
+        yield Placed(f"{last}.{kind}", f"decoder.final_layernorm.{kind}")
+    if not model.tied_embeddings:
+        yield Placed(f"{last + 1}.weight", "output_layer.weight", axis=0, vocabulary=True)
+
+
+# Reading.
+
+
+def is_checkpoint(where: Path) -> bool:
+    """Tell whether a directory has checkpoints of Megatron's; ours have its file of the latest one, too."""
+    return (where / LATEST).is_file() and ((where / _RELEASE).is_dir() or any(where.glob("iter_[0-9]*")))
+
+
+class MegatronSource:
+    """The weights of a checkpoint, of whose files only what is asked for is read.
+
+    Args:
+        where: The directory with ``latest_checkpointed_iteration.txt``.
+        iteration: The step; the latest by default.
+
+    Raises:
+        TrainerError: It is in another format, or its model has something that ours have not.
+    """
+
+    tokenizer: TokenizerConfig | None = None
+
+    def __init__(self, where: Path, iteration: int | None = None) -> None:
+        name = (where / LATEST).read_text(encoding="utf-8").strip() if iteration is None else str(iteration)
+        self.where = where / (name if name == _RELEASE else f"iter_{int(name):07d}")
+        if (
+            not (self.where / "mp_rank_00" / _FILE).is_file()
+            and not (self.where / "mp_rank_00_000" / _FILE).is_file()
+        ):
+            raise TrainerError(
+                f"{self.where} has no mp_rank_00/{_FILE}; only Megatron's format torch is read: convert "
+                "others with its --ckpt-convert-format torch."
+            )
+        has_stages = (self.where / "mp_rank_00_000").is_dir()
+        first = _load(self.where / ("mp_rank_00_000" if has_stages else "mp_rank_00") / _FILE)
+        arguments = vars(first["args"])
+        if float(first.get("checkpoint_version", 0)) < 2.0 or "model" not in first:
+            raise TrainerError(
+                f"{self.where} is of a checkpoint_version before 2.0, or of an interleaved pipeline, which "
+                "are not read; load and save it with a later Megatron-LM, without virtual stages."
+            )
+        self.model = _model(arguments, str(self.where))
+        self.dtype = str(arguments.get("params_dtype", torch.float32)).removeprefix("torch.")
+        tensor = int(arguments["tensor_model_parallel_size"])
+        pipeline = int(arguments["pipeline_model_parallel_size"])
+        if (self.model.query_groups or tensor) % tensor:
+            raise TrainerError(
+                f"{self.where} has {self.model.query_groups} query groups on {tensor} tensor ranks, which "
+                f"share them; save it with a tensor degree that divides {self.model.query_groups}."
+            )
+        self._ranks: list[list[dict[str, torch.Tensor]]] = []
+        self._first_blocks = [0]
+        for stage in range(pipeline):
+            suffix = f"_{stage:03d}" if pipeline > 1 else ""
+            ranks = [
+                _flat(_load(self.where / f"mp_rank_{rank:02d}{suffix}" / _FILE)["model"])
+                for rank in range(tensor)
+            ]
+            blocks = {match[1] for name in ranks[0] if (match := re.match(r"decoder\.layers\.(\d+)\.", name))}
+            self._first_blocks.append(self._first_blocks[-1] + len(blocks))
+            self._ranks.append(ranks)
+        if self._first_blocks[-1] != self.model.layers:
+            raise TrainerError(
+                f"{self.where} has {self._first_blocks[-1]} layers in its files, and num_layers is "
+                f"{self.model.layers}."
+            )
+        self._by_name = {one.ours: one for one in _placed(self.model)}
+
+    def whole(self, name: str) -> torch.Tensor:
+        """Return a whole parameter; a vocabulary's without padding."""
+        one = self._by_name[name]
+        return one.join(self._parts(one), self.model.vocab_size)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of a whole parameter, of which nothing is read."""
+        one = self._by_name[name]
+        parts = [torch.empty(part.shape, device="meta") for part in self._parts(one)]
+        return tuple(one.join(parts, self.model.vocab_size).shape)
+
+    def _parts(self, one: Placed) -> list[torch.Tensor]:
+        """Return the tensor ranks' parts of a parameter."""
+        stage, theirs = 0, one.theirs
+        if one.block is not None:
+            stage = next(number for number, end in enumerate(self._first_blocks[1:]) if one.block < end)
+            theirs = f"decoder.layers.{one.block - self._first_blocks[stage]}.{one.theirs}"
+        elif theirs.startswith(("decoder.final", "output_layer")):
+            stage = len(self._ranks) - 1
+        try:
+            return [rank[theirs] for rank in self._ranks[stage]]
+        except KeyError:
+            raise TrainerError(f"{self.where} lacks {theirs} in stage {stage}.", exit_code=FAILED) from None
+
+
+class _Foreign:
+    """Stands for an object of a class that nothing here needs; none of its code runs."""
+
+    def __init__(self, *_: object, **__: object) -> None: ...
+
+    def __setstate__(self, _state: object) -> None: ...
+
+
+_ALLOWED = {
+    ("collections", "OrderedDict"): OrderedDict,
+    ("argparse", "Namespace"): argparse.Namespace,
+    ("torch._utils", "_rebuild_tensor_v2"): torch._utils._rebuild_tensor_v2,
+    ("torch._utils", "_rebuild_parameter"): torch._utils._rebuild_parameter,
+    ("torch", "Size"): torch.Size,
+}
+
+
+class _DataOnly:
+    """What ``torch.load`` takes for the module ``pickle``: it makes tensors and plain values, and no more."""
+
+    class Unpickler(pickle.Unpickler):
+        """Takes every other class for :class:`_Foreign`."""
+
+        def find_class(self, module: str, name: str) -> Any:
+            """Return what a name stands for."""
+            found = getattr(torch, name, None) if module == "torch" else None
+            if isinstance(found, torch.dtype) or (isinstance(found, type) and name.endswith("Storage")):
+                return found
+            return _ALLOWED.get((module, name), _Foreign)
+
+
+def _load(path: Path) -> dict[str, Any]:
+    try:
+        found = torch.load(path, map_location="cpu", weights_only=False, mmap=True, pickle_module=_DataOnly)
+    except (OSError, RuntimeError, pickle.UnpicklingError, EOFError) as error:
+        raise TrainerError(f"{path} cannot be read: {error}.", exit_code=FAILED) from None
+    if not isinstance(found, dict) or not isinstance(found.get("args"), argparse.Namespace):
+        raise TrainerError(
+            f"{path} does not say what its model is: it has no args; save it with Megatron-LM."
+        )
+    return found
+
+
+_OLDER = (
+    (r"^layers\.", "decoder.layers."),
+    (r"^final_(layer)?norm\.", "decoder.final_layernorm."),
+    (r"\.(self_)?attention\.query_key_value\.", ".self_attention.linear_qkv."),
+    (r"\.(self_)?attention\.dense\.", ".self_attention.linear_proj."),
+    (r"\.post_attention_(layer)?norm\.", ".pre_mlp_layernorm."),
+    (r"\.input_norm\.", ".input_layernorm."),
+    (r"\.mlp\.dense_h_to_4h\.", ".mlp.linear_fc1."),
+    (r"\.mlp\.dense_4h_to_h\.", ".mlp.linear_fc2."),
+)
+_FUSED = (
+    (r"\.self_attention\.linear_qkv\.layer_norm_", ".input_layernorm."),
+    (r"\.mlp\.linear_fc1\.layer_norm_", ".pre_mlp_layernorm."),
+)
+
+
+def _flat(state: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """Return a rank's weights by Megatron-core's names of separate norms."""
+    found: dict[str, torch.Tensor] = {}
+    older = state.get("language_model")
+    if older is None:
+        for name, value in state.items():
+            if isinstance(value, torch.Tensor) and not name.endswith("_extra_state"):
+                found[_renamed(name, _FUSED)] = value
+        return found
+    for kind in ("word_embeddings", "position_embeddings"):
+        if kind in older.get("embedding", {}):
+            found[f"embedding.{kind}.weight"] = older["embedding"][kind]["weight"]
+    for name, value in (older.get("encoder") or older.get("transformer") or {}).items():
+        found[_renamed(name, _OLDER)] = value
+    if "output_layer" in older:
+        found["output_layer.weight"] = older["output_layer"]["weight"]
+    return found
+
+
+def _renamed(name: str, rules: tuple[tuple[str, str], ...]) -> str:
+    for pattern, replacement in rules:
+        name = re.sub(pattern, replacement, name)
+    return name
+
+
+def _model(found: Mapping[str, Any], source: str) -> ModelConfig:
+    """Return the model's section of a training's arguments."""
+    unknown = {
+        "apply_layernorm_1p": False,
+        "rotary_interleaved": False,
+        "rotary_percent": 1.0,
+        "squared_relu": False,
+        "num_experts": None,
+        "use_rope_scaling": False,
+        "rotary_seq_len_interpolation_factor": None,
+        "multi_latent_attention": False,
+    }
+    for key, value in unknown.items():
+        if found.get(key, value) != value:
+            raise TrainerError(f"{source} was trained with {key} {found[key]}, which models here have not.")
+    kind = found.get("position_embedding_type", "learned_absolute")
+    if kind not in ("rope", "learned_absolute"):
+        raise TrainerError(
+            f"{source} has position_embedding_type {kind}; rope and learned_absolute are known."
+        )
+    heads = found["num_attention_heads"]
+    biases = "all" if found.get("add_bias_linear", True) else "qkv" if found.get("add_qkv_bias") else "none"
+    shape = {
+        "layers": found["num_layers"],
+        "hidden_size": found["hidden_size"],
+        "attention_heads": heads,
+        "query_groups": found.get("num_query_groups") if found.get("group_query_attention") else None,
+        "kv_channels": found.get("kv_channels"),
+        "ffn_hidden_size": found["ffn_hidden_size"],
+        "seq_length": found["seq_length"],
+        "max_position_embeddings": found.get("max_position_embeddings"),
+        "position_embedding": "rope" if kind == "rope" else "learned",
+        "rope_theta": float(found.get("rotary_base") or 10000.0),
+        "norm": "rmsnorm" if found.get("normalization") == "RMSNorm" else "layernorm",
+        "qk_norm": bool(found.get("qk_layernorm")),
+        "activation": "swiglu" if found.get("swiglu") else "gelu",
+        "biases": biases,
+        "vocab_size": found.get("vocab_size") or found["padded_vocab_size"],
+        "tied_embeddings": not found.get("untie_embeddings_and_output_weights", False),
+        "layernorm_epsilon": found.get("norm_epsilon") or found.get("layernorm_epsilon") or 1e-5,
+        "init_std": found.get("init_method_std", 0.02),
+    }
+    return from_dict({"model": {key: value for key, value in shape.items() if value is not None}}).model
+
+
+# Writing.
+
+
+def _arguments(
+    model: ModelConfig, tensor: int, pipeline: int, rows: int, dtype: torch.dtype
+) -> dict[str, Any]:
+    """Return the arguments of Megatron's training that make such a model."""
+    return {
+        "num_layers": model.layers,
+        "hidden_size": model.hidden_size,
+        "num_attention_heads": model.attention_heads,
+        "group_query_attention": model.query_groups is not None,
+        "num_query_groups": model.query_groups or 1,
+        "kv_channels": model.head_size,
+        "ffn_hidden_size": model.ffn_size,
+        "seq_length": model.seq_length,
+        "max_position_embeddings": model.positions or model.max_position_embeddings or model.seq_length,
+        "position_embedding_type": "rope" if model.position_embedding == "rope" else "learned_absolute",
+        "rotary_base": int(model.rope_theta),
+        "rotary_percent": 1.0,
+        "normalization": "RMSNorm" if model.norm == "rmsnorm" else "LayerNorm",
+        "norm_epsilon": model.layernorm_epsilon,
+        "layernorm_epsilon": model.layernorm_epsilon,
+        "qk_layernorm": model.qk_norm,
+        "swiglu": model.activation == "swiglu",
+        "add_bias_linear": model.biases == "all",
+        "add_qkv_bias": model.biases == "qkv",
+        "untie_embeddings_and_output_weights": not model.tied_embeddings,
+        "vocab_size": model.vocab_size,
+        "padded_vocab_size": rows,
+        "make_vocab_size_divisible_by": model.make_vocab_size_divisible_by,
+        "init_method_std": model.init_std,
+        "tensor_model_parallel_size": tensor,
+        "pipeline_model_parallel_size": pipeline,
+        "params_dtype": dtype,
+        "bf16": dtype == torch.bfloat16,
+        "fp16": dtype == torch.float16,
+        "consumed_train_samples": 0,
+        "consumed_valid_samples": 0,
+    }
+
+
+def _refuse(model: ModelConfig, tensor: int, pipeline: int) -> None:
+    """Refuse a model or a layout that Megatron has not."""
+    if model.kind != "gpt":
+        raise TrainerError("model.kind is t5; a gpt can be written for Megatron.")
+    if model.experts:
+        raise TrainerError("model.experts are not written for Megatron; export for Hugging Face.")
+    if model.rope_scaling is not None or model.sliding_window is not None:
+        raise TrainerError(
+            "model.rope_scaling and model.sliding_window are not written for Megatron; leave them out, or "
+            "export for Hugging Face."
+        )
+    groups = model.query_groups or model.attention_heads
+    for name, size in (
+        ("attention_heads", model.attention_heads),
+        ("query_groups", groups),
+        ("ffn", model.ffn_size),
+    ):
+        if size % tensor:
+            raise TrainerError(f"The model's {name} {size} are not divisible by {tensor} tensor ranks.")
+    if model.layers % pipeline:
+        raise TrainerError(f"The model's {model.layers} layers are not divisible by {pipeline} stages.")
+
+
+def write(
+    source: Any,
+    target: Path,
+    *,
+    tensor: int = 1,
+    pipeline: int = 1,
+    dtype: str | None = None,
+    fused: bool = True,
+) -> int:
+    """Write weights as Megatron's release checkpoint, which it begins a training or a fine-tuning with.
+
+    Args:
+        source: The weights.
+        target: A directory that there is not yet.
+        tensor: Tensor ranks.
+        pipeline: Stages.
+        dtype: Of the tensors, as ``bfloat16``; the source's by default.
+        fused: Name norms as Transformer Engine's layers do, Megatron's default; else as ``--transformer-impl
+            local``.
+
+    Returns:
+        The bytes of all tensors.
+
+    Raises:
+        TrainerError: Megatron has no such model or layout, or the directory cannot be written.
+    """
+    model: ModelConfig = source.model
+    _refuse(model, tensor, pipeline)
+    if target.exists():
+        raise TrainerError(f"{target} is there already; name a directory that is not, or remove it.")
+    kind: torch.dtype = getattr(torch, dtype or source.dtype)
+    step = model.make_vocab_size_divisible_by * tensor
+    rows = -(-model.vocab_size // step) * step
+    arguments = argparse.Namespace(**_arguments(model, tensor, pipeline, rows, kind))
+    partial = target.with_name(target.name + PARTIAL)
+    total = 0
+    with contextlib.ExitStack() as stack:
+        stack.callback(shutil.rmtree, partial, ignore_errors=True)
+        try:
+            for stage in range(pipeline):
+                for rank in range(tensor):
+                    weights = OrderedDict(_part(source, stage, pipeline, rank, tensor, rows, kind, fused))
+                    total += sum(weight.nbytes for weight in weights.values())
+                    suffix = f"_{stage:03d}" if pipeline > 1 else ""
+                    folder = partial / _RELEASE / f"mp_rank_{rank:02d}{suffix}"
+                    folder.mkdir(parents=True)
+                    content = {"args": arguments, "checkpoint_version": 3.0, "iteration": 0, "model": weights}
+                    torch.save(content, folder / _FILE)
+            (partial / LATEST).write_text(_RELEASE, encoding="utf-8")
+            partial.rename(target)
+        except OSError as error:
+            raise TrainerError(f"{target} cannot be written: {error.strerror}.", exit_code=FAILED) from error
+    return total
+
+
+def _part(
+    source: Any, stage: int, stages: int, rank: int, ranks: int, rows: int, dtype: torch.dtype, fused: bool
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield one rank's weights by Megatron's names."""
+    each = source.model.layers // stages
+    for one in _placed(source.model):
+        names = []
+        if one.block is not None:
+            if one.block // each == stage:
+                names.append(f"decoder.layers.{one.block % each}.{one.theirs}")
+        elif one.theirs.startswith("embedding."):
+            if stage == 0:
+                names.append(one.theirs)
+            # The last stage's head has a copy of what is tied.
+            if one.vocabulary and source.model.tied_embeddings and stage == stages - 1 > 0:
+                names.append("output_layer.weight")
+        elif stage == stages - 1:
+            names.append(one.theirs)
+        for name in names:
+            if fused:
+                name = name.replace(".input_layernorm.", ".self_attention.linear_qkv.layer_norm_")
+                name = name.replace(".pre_mlp_layernorm.", ".mlp.linear_fc1.layer_norm_")
+            yield name, one.split(source.whole(one.ours), rank, ranks, rows).to(dtype).clone()
