@@ -25,12 +25,14 @@ PR_SET_PDEATHSIG = 1
 def clean_up_when_told_to_end() -> None:
     """Let the first SIGINT or SIGTERM unwind this process, and none disturb that.
 
-    On a busy machine ansible-playbook's workers pass on both at once when it is interrupted.
+    On a busy machine ansible-playbook's workers get both at once when it is interrupted.
     """
 
-    def unwind(_number: int, _frame: Any) -> None:
+    def unwind(number: int, _frame: Any) -> None:
         for one in (signal.SIGINT, signal.SIGTERM):
             signal.signal(one, signal.SIG_IGN)
+        if os.getpgrp() == os.getpid():  # an Ansible worker: its programs would write on while it cleans up
+            os.killpg(0, number)
         raise KeyboardInterrupt
 
     for one in (signal.SIGINT, signal.SIGTERM):

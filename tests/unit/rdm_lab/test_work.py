@@ -55,3 +55,37 @@ def test_what_a_build_mounts_is_gone_with_it(tmp_path: Path) -> None:
     work.run(mounts if os.geteuid() == 0 else ["unshare", "--user", "--map-root-user", "--mount", *mounts])
     assert not os.path.ismount(tmp_path)
     assert not any(tmp_path.iterdir())
+
+
+PROGRAM = """
+import subprocess
+
+from ansible_collections.rdm.provision.rdm_lab import work
+
+work.clean_up_when_told_to_end()
+program = subprocess.Popen(["sleep", "100"])
+try:
+    print("builds", flush=True)
+    input()
+except KeyboardInterrupt:
+    print(program.wait(60))
+"""
+
+
+@pytest.mark.parametrize("told", [signal.SIGINT, signal.SIGTERM])
+def test_the_programs_of_a_worker_of_ansible_are_told_to_end_too(told: signal.Signals) -> None:
+    """A worker leads a group; what its programs still wrote would be left behind."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        [sys.executable, "-c", PROGRAM],
+        env=environment,
+        stdin=pipe,
+        stdout=pipe,
+        text=True,
+        start_new_session=True,
+    ) as worker:
+        assert worker.stdout
+        assert worker.stdout.readline() == "builds\n"
+        worker.send_signal(told)
+        assert worker.stdout.readline() == f"{-told}\n"
