@@ -39,12 +39,12 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.desired.cluster_plan
     ClusterPlan,
     presumed_config_dir,
 )
+from ansible_collections.rdm.provision.plugins.plugin_utils.desired.plan_entry import PlanEntry
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.plan_inputs import (
-    bare_node_plan,
     base_of_nodes,
-    node_plan,
     plan_inventory,
     planned_variables,
+    state_of_node,
 )
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.plan_keys import (
     keys_of,
@@ -92,7 +92,12 @@ class ActionModule(Decision):
         if problems or plan is None:
             node_problems = self._problems_of_nodes(reader, plan, images, problems, options) if plan else []
             raise PreconditionFailed([*problems, *node_problems], warnings=warnings)
-        nodes = base_of_nodes(plan, previous, images)
+        planned = _planned(plan, previous, images)
+        nodes = planned["nodes"]
+        asked = nodes if options["receipts"] or stage == "nodes" else ()
+        states = {
+            node: state_of_node(reader, PlanEntry.of(planned, node), plan, images[node]) for node in asked
+        }
         found: list[Problem] = []
         facts: dict[str, dict[str, Any]] = {}
         if stage == "nodes":
@@ -101,16 +106,13 @@ class ActionModule(Decision):
                 for node, found in reader.facts(options["facts"], plan.addresses.nodes)
             }
             origin = origins(reader, previous) if options["keys"] else {}
-            wants = {
-                node: node_plan(reader, node, plan, images[node])._replace(origin=origin.get(node))
-                for node in facts
-            }
+            wants = {node: states[node]._replace(origin=origin.get(node)) for node in facts}
             changes = options["write"] and not self._task.check_mode
             locks = self._locks(plan, options) if changes else None
             facts = _taken_over(locks, facts)
             try:
                 failed = reader.failed(options["facts"], plan.addresses.nodes)
-                planned = plan_nodes(plan, wants, facts, changes, failed)
+                checked = plan_nodes(plan, wants, facts, changes, failed)
             except PreconditionFailed as refused:
                 if locks:
                     locks.release(node for node, one in facts.items() if one.get("locked"))
@@ -118,9 +120,9 @@ class ActionModule(Decision):
                     return {**refused.result("nodes"), "warnings": warnings}
                 found = refused.problems
             else:
-                for node, more in planned.nodes.items():
+                for node, more in checked.nodes.items():
                     nodes[node].update(more)
-                warnings = planned.warnings
+                warnings = checked.warnings
         writes = options["write"] and not self._task.check_mode
         addresses = plan.addresses
         keys = keys_of(reader, plan.inventory.cluster, writes) if options["keys"] else None
@@ -129,28 +131,12 @@ class ActionModule(Decision):
             replaced = replaced_authorities(reader, previous, keys, carried)
             addresses = addresses._replace(keys=keys.fingerprints, replaced=replaced)
         result = self._keep(reader, addresses, previous, options["write"])
-        master = next(iter(addresses.nodes))
-        result.update(
-            cluster=plan.inventory.cluster,
-            subnet=str(addresses.subnet),
-            prefixlen=addresses.subnet.prefixlen,
-            gateway=addresses.gateway,
-            master=master,
-            master_addr=addresses.nodes[master],
-            nodes=nodes,
-            hostfile=address_plan.hostfile(addresses, {name: node["slots"] for name, node in nodes.items()}),
-            dictionary=address_plan.dictionary(addresses),
-            removed=addresses.removed,
-            warnings=warnings,
-        )
+        result.update(planned, warnings=warnings)
         if not options["refuse"]:
             result["problems"] = [problem._asdict() for problem in found]
-        if plan.rails:
-            result["rails"] = [str(subnet) for subnet in plan.rails]
         if options["receipts"]:
-            become = {name: node.become for name, node in plan.inventory.nodes.items()}
             brings = {name: bool(one.image and one.listed) for name, one in images.items()}
-            result["receipts"] = receipts(reader, result, become, brings, keys)
+            result["receipts"] = receipts(reader, states, result, brings, keys)
             result["lock"] = {} if self._task.check_mode else of_run(self._variables, plan.inventory.cluster)
         return result
 
@@ -163,7 +149,7 @@ class ActionModule(Decision):
         self,
         reader: HostVariables,
         plan: ClusterPlan,
-        images: dict[str, Images],
+        images: Mapping[str, Images],
         problems: list[Problem],
         options: dict[str, Any],
     ) -> list[Problem]:
@@ -174,12 +160,11 @@ class ActionModule(Decision):
         answers = sort(run_all(calls, threads, timeout), timeout).answers
         facts = {host: answers[host]["node"] for host in hosts if host in answers}
         doubtful = {problem.node for problem in problems}
+        planned = _planned(plan, None, images)
         wants = {}
         for host in facts:
-            if doubtful.isdisjoint({None, host}):
-                wants[host] = node_plan(reader, host, plan, images[host])
-            else:
-                wants[host] = bare_node_plan(reader, host, plan)
+            trusted = doubtful.isdisjoint({None, host})
+            wants[host] = state_of_node(reader, PlanEntry.of(planned, host), plan, images[host], trusted)
         return problems_of_nodes(plan, problems, wants, facts)
 
     def _calls(
@@ -218,6 +203,26 @@ class ActionModule(Decision):
         if differs and self._task.diff:
             kept["diff"] = difference(str(path), before, after)
         return kept
+
+
+def _planned(plan: ClusterPlan, previous: AddressPlan | None, images: Mapping[str, Images]) -> dict[str, Any]:
+    """Return what the action returns of the cluster, before any node was looked at."""
+    addresses = plan.addresses
+    nodes = base_of_nodes(plan, previous, images)
+    master = next(iter(addresses.nodes))
+    return {
+        "cluster": plan.inventory.cluster,
+        "subnet": str(addresses.subnet),
+        "prefixlen": addresses.subnet.prefixlen,
+        "gateway": addresses.gateway,
+        "master": master,
+        "master_addr": addresses.nodes[master],
+        "nodes": nodes,
+        "hostfile": address_plan.hostfile(addresses, {name: node["slots"] for name, node in nodes.items()}),
+        "dictionary": address_plan.dictionary(addresses),
+        "removed": addresses.removed,
+        **({"rails": [str(subnet) for subnet in plan.rails]} if plan.rails else {}),
+    }
 
 
 def _taken_over(locks: NodeLocks | None, facts: Mapping[str, Any]) -> dict[str, Any]:

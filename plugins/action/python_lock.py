@@ -83,7 +83,7 @@ class ActionModule(Decision):
         by_gpu: dict[tuple[str, str], str] = {}
         found, problems = {}, []
         for host, gpus in registered(options["gpus"], variables, hosts).items():
-            accelerator = reader.text(host, "rdm_accelerator")
+            accelerator = reader.node(host).text("rdm_accelerator")
             if accelerator == "cpu":
                 found[host] = accelerator
                 continue

@@ -73,25 +73,28 @@ class ActionModule(Decision):
 
 def _host(reader: HostVariables, name: str, address: str) -> host_ssh.Host:
     """Return a host as the others find it on the fabric."""
-    user = reader.text(name, "ssh_config_user") or reader.text(name, "ansible_user")
-    port = int(reader.text(name, "ssh_config_port") or 0) or int(reader.text(name, "ansible_port") or 22)
+    variables = reader.node(name)
+    user = variables.text("ssh_config_user") or variables.text("ansible_user")
+    port = int(variables.text("ssh_config_port") or 0) or int(variables.text("ansible_port") or 22)
     return host_ssh.Host(name, address, user, port)
 
 
 def _from_controller(reader: HostVariables, name: str) -> host_ssh.Host:
     """Return a host as Ansible reaches it."""
+    variables = reader.node(name)
     return host_ssh.Host(
         name,
-        reader.text(name, "ansible_host") or name,
-        reader.text(name, "ansible_user"),
-        int(reader.text(name, "ansible_port") or 22),
-        reader.text(name, "ansible_ssh_private_key_file"),
+        variables.text("ansible_host") or name,
+        variables.text("ansible_user"),
+        int(variables.text("ansible_port") or 22),
+        variables.text("ansible_ssh_private_key_file"),
     )
 
 
 def _ssh_arguments(reader: HostVariables, host: host_ssh.Host) -> list[str]:
     """Return what Ansible gives ssh for a host."""
-    given = (reader.text(host.name, f"ansible_ssh_{kind}") for kind in ("args", "common_args", "extra_args"))
+    variables = reader.node(host.name)
+    given = (variables.text(f"ansible_ssh_{kind}") for kind in ("args", "common_args", "extra_args"))
     return [*(word for text in given for word in shlex.split(text)), "-p", str(host.port), host.address]
 
 

@@ -13,7 +13,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from ipaddress import IPv4Network
 from pathlib import Path
 from typing import Any
 
@@ -23,17 +22,15 @@ from ansible_collections.rdm.provision.plugins.module_utils.sriov.decision impor
 from ansible_collections.rdm.provision.plugins.module_utils.sriov.kernel import bring
 from ansible_collections.rdm.provision.plugins.modules.node_facts import node_facts
 from ansible_collections.rdm.provision.plugins.plugin_utils.checks import sriov as sriov_checks
-from ansible_collections.rdm.provision.plugins.plugin_utils.desired.node_plan import (
-    Findings,
-    NodePlan,
-    SriovSettings,
-)
+from ansible_collections.rdm.provision.plugins.plugin_utils.checks.findings import Findings
+from ansible_collections.rdm.provision.plugins.plugin_utils.desired.sriov_settings import SriovSettings
 
 from tests.integration.conftest import BUSYBOX
 from tests.integration.engine import Engine, private_engine
 from tests.integration.images import busybox_rootfs, import_image
 from tests.integration.plays import Played, run_plays
 from tests.integration.sriov_node import HANGS_S, network_goes
+from tests.unit.plugins.desired_states import wanted as desired
 from tests.unit.plugins.module_utils.sriov.fake_kernel import FakeKernel
 
 ROOT = Path(__file__).parents[2]
@@ -233,26 +230,18 @@ class Card(FakeKernel):
         for network in facts["docker"]["networks"]:
             if network["driver"] == node.socket.stem:
                 network["driver"] = "sriov"
-        plan = NodePlan(
-            "node1",
-            "rdm",
-            "cpu",
-            "192.169.18.5",
-            IPv4Network("192.169.18.0/24"),
-            "",
-            NETWORK,
-            "sriov",
-            self.name,
-        )
-        plan = plan._replace(
-            plugin="rdm-sriov",
+        state = desired(
+            network_name=NETWORK,
+            network_driver="sriov",
+            network_parent=self.name,
             network_replace=True,
+            plugin="rdm-sriov",
             functions=(Wanted(self.name, number),) if number else (),
             sriov=SriovSettings((self.name,), max(1, number)),
         )
         findings = Findings([], [])
-        sriov_checks.functions(plan, facts, findings)
-        sriov_checks.other_networks(plan, facts, findings)
+        sriov_checks.functions(state, facts, findings)
+        sriov_checks.other_networks(state, facts, findings)
         return [problem.sentence for problem in findings.problems]
 
 

@@ -19,10 +19,9 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.addresses.collision 
     collisions,
     pool_warnings,
 )
-from ansible_collections.rdm.provision.plugins.plugin_utils.addresses.rails import Rail
 from ansible_collections.rdm.provision.plugins.plugin_utils.checks import fleet as fleet_checks
 from ansible_collections.rdm.provision.plugins.plugin_utils.checks import sriov as sriov_checks
-from ansible_collections.rdm.provision.plugins.plugin_utils.checks.devices import rdma_interfaces, reserves
+from ansible_collections.rdm.provision.plugins.plugin_utils.checks.devices import rdma_interfaces
 from ansible_collections.rdm.provision.plugins.plugin_utils.checks.existing import (
     addresses_of,
     config_dir_problems,
@@ -42,7 +41,7 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.checks.node import (
 from ansible_collections.rdm.provision.plugins.plugin_utils.checks.running_jobs import ended_jobs
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired import vf_plan
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.cluster_plan import ClusterPlan
-from ansible_collections.rdm.provision.plugins.plugin_utils.desired.node_plan import NodePlan
+from ansible_collections.rdm.provision.plugins.plugin_utils.desired.state import Attachment, DesiredState
 from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import (
     PreconditionFailed,
     Problem,
@@ -68,7 +67,7 @@ class NodesPlan(NamedTuple):
 
 def plan_nodes(
     plan: ClusterPlan,
-    wants: Mapping[str, NodePlan],
+    wants: Mapping[str, DesiredState],
     facts: Mapping[str, Mapping[str, Any]],
     changes: bool = True,
     failed: Mapping[str, str] | None = None,
@@ -126,7 +125,7 @@ def plan_nodes(
 
 
 def _taken(
-    plan: ClusterPlan, wants: Mapping[str, NodePlan], facts: Mapping[str, Mapping[str, Any]], bare: bool
+    plan: ClusterPlan, wants: Mapping[str, DesiredState], facts: Mapping[str, Mapping[str, Any]], bare: bool
 ) -> list[Problem]:
     """Return where what is planned collides with what nodes have."""
     # A bare host has neither a container nor their network: what it has on the fabric is its own.
@@ -136,17 +135,17 @@ def _taken(
         else collisions(
             plan.addresses.subnet,
             facts,
-            {node: want.network_name for node, want in wants.items()},
+            _names(wants, 0),
             plan.inventory.cluster,
             plan.inventory.ssh_addresses.values(),
         )
     )
     problems += vf_plan.taken(plan.addresses, plan.functions, facts)
-    for index, subnet in enumerate(plan.rails):
+    for index, subnet in enumerate(plan.rails, start=1):
         problems += collisions(
             subnet,
             facts,
-            {node: want.rails[index].network for node, want in wants.items()},
+            _names(wants, index),
             plan.inventory.cluster,
             plan.inventory.ssh_addresses.values(),
             RAIL_SUBNETS,
@@ -154,7 +153,7 @@ def _taken(
     return problems
 
 
-def _told(want: NodePlan, found: Mapping[str, Any], config_dir: str) -> dict[str, Any]:
+def _told(want: DesiredState, found: Mapping[str, Any], config_dir: str) -> dict[str, Any]:
     """Return what the roles need to know of a node."""
     return {
         "config_dir": config_dir,
@@ -162,27 +161,34 @@ def _told(want: NodePlan, found: Mapping[str, Any], config_dir: str) -> dict[str
             found,
             want.accelerator,
             *rdma_interfaces(want),
-            rdma=not (reserves(want) and want.function_devices),
+            rdma=not (want.reserves_vf and want.function_devices),
         )._asdict(),
         "network_present": network_present(want, found),
         "network_differences": network_differences(want, found),
         "shells": dict(found.get("shells") or {}),
         "seen": container_seen(want, found),
-        **({"function_devices": want.function_devices} if reserves(want) else {}),
+        **({"function_devices": want.function_devices} if want.reserves_vf else {}),
         "functions_end": sriov_checks.ending(want, found),
-        **({"rails": [_rail(rail) for rail in want.rails]} if want.rails else {}),
+        **({"rails": [_rail(rail) for rail in rails]} if (rails := want.attachments[1:]) else {}),
     }
 
 
-def _rail(rail: Rail) -> dict[str, Any]:
-    """Return what the roles need to know of a node's rail."""
-    return {**rail._asdict(), "subnet": str(rail.subnet), "options": dict(rail.options)}
+def _rail(rail: Attachment) -> dict[str, Any]:
+    """Return what others need to know of a node's rail."""
+    named = rail.network._asdict()
+    return {"network": named.pop("name"), **named, "parent": rail.interface, "my_ip": rail.my_ip}
+
+
+def _names(wants: Mapping[str, DesiredState], index: int) -> dict[str, str]:
+    """Return the name of each node's network, the first or that of a rail."""
+    found = {node: want.attachments[index : index + 1] for node, want in wants.items()}
+    return {node: one.network.name for node, attached in found.items() for one in attached}
 
 
 def problems_of_nodes(
     plan: ClusterPlan,
     found: Sequence[Problem],
-    wants: Mapping[str, NodePlan],
+    wants: Mapping[str, DesiredState],
     facts: Mapping[str, Mapping[str, Any]],
 ) -> list[Problem]:
     """Return what stands against the plan on the nodes, where the inventory is refused already.

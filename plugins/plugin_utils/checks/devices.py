@@ -14,34 +14,25 @@ from ansible_collections.rdm.provision.plugins.module_utils.container.spec impor
     rdma_devices,
 )
 from ansible_collections.rdm.provision.plugins.module_utils.hardware.rdma import SHARED
-from ansible_collections.rdm.provision.plugins.plugin_utils.desired.node_plan import (
+from ansible_collections.rdm.provision.plugins.plugin_utils.checks.findings import Findings
+from ansible_collections.rdm.provision.plugins.plugin_utils.desired.sriov_settings import (
     DRIVERS_ON_A_PARENT,
-    OWN,
-    Findings,
-    NodePlan,
-    parent_variable,
-    parents,
 )
+from ansible_collections.rdm.provision.plugins.plugin_utils.desired.state import DesiredState
 from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import Problem
 
 _INFINIBAND_ADDRESS = 20
 """Bytes of the address of an IPoIB interface (linux/if_infiniband.h)."""
 
 
-def rdma_interfaces(want: NodePlan) -> list[str]:
+def rdma_interfaces(want: DesiredState) -> list[str]:
     """Return the interfaces whose RDMA devices the container gets; none for all of the node."""
-    on_a_parent = want.network_driver in DRIVERS_ON_A_PARENT and want.network_parent
-    if not on_a_parent or want.rdma == "all":
+    if want.network_driver not in DRIVERS_ON_A_PARENT or not want.interfaces[0]:
         return []
-    return [*parents(want), *(rail.parent for rail in want.rails)]
+    return [] if want.container.devices_of == "all" else want.below_all
 
 
-def reserves(want: NodePlan) -> bool:
-    """Return whether the node's network plugin hands out functions before a container is made."""
-    return want.network_driver == "sriov" and want.plugin == OWN
-
-
-def accelerator(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None:
+def accelerator(want: DesiredState, facts: Mapping[str, Any], findings: Findings) -> None:
     """Note when the node has other accelerators than the cluster wants of it."""
     has = facts.get("accelerator", "cpu")
     count = len(facts.get("gpus") or [])
@@ -61,7 +52,7 @@ def accelerator(want: NodePlan, facts: Mapping[str, Any], findings: Findings) ->
     )
 
 
-def gpu_access(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None:
+def gpu_access(want: DesiredState, facts: Mapping[str, Any], findings: Findings) -> None:
     """See that a container can get the GPUs, before the engine says no to it."""
     if want.accelerator != facts.get("accelerator") or want.own_devices:
         return
@@ -87,8 +78,9 @@ def gpu_access(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> 
         if missing:
             hint = "load amdgpu with its compute part (modprobe amdgpu; dmesg says what it lacks)"
             findings.problems.append(Problem(want.node, value, f"needs {names(missing)}, missing here", hint))
-        lacking = [str(gid) for gid in devices.get("groups") or [] if str(gid) not in (want.groups or [])]
-        if lacking and want.groups is not None and all(group.isdigit() for group in want.groups):
+        groups = [str(group) for group in want.container.groups]
+        lacking = [str(gid) for gid in devices.get("groups") or [] if str(gid) not in groups]
+        if lacking and "groups" in want.chosen and all(group.isdigit() for group in groups):
             findings.warn(
                 want.node,
                 f"container_groups lacks {names(lacking)}, which owns the GPUs' devices: only root can use "
@@ -96,14 +88,14 @@ def gpu_access(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> 
             )
 
 
-def parent(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None:
+def parent(want: DesiredState, facts: Mapping[str, Any], findings: Findings) -> None:
     """Note when the container network cannot be on an interface, or the node lacks it."""
-    if not want.network_parent or want.network_driver not in DRIVERS_ON_A_PARENT:
+    if want.network_driver not in DRIVERS_ON_A_PARENT or not want.interfaces[0]:
         return
     existing = {one["name"]: one for one in facts.get("interfaces") or []}
     driverless = facts.get("driverless") or []
     choose = f"choose one of {names(name for name in existing if name != 'lo')}"
-    for name in [*parents(want), *(rail.parent for rail in want.rails)]:
+    for name in want.below_all:
         # Docker makes a VLAN interface of the parent of macvlan and ipvlan: ib0.100 needs ib0 only.
         base = name if name in existing or want.network_driver == "sriov" else name.rpartition(".")[0]
         if base in existing:
@@ -114,11 +106,11 @@ def parent(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None
             hint = "load its driver (lspci -k names it) or install the kernel's further modules"
             hint = f"{hint}, or {choose}" if driverless else choose
         if reason:
-            value = f"{parent_variable(want, name)} {name}"
+            value = f"{want.parent_variable(name)} {name}"
             findings.problems.append(Problem(want.node, value, reason, hint or choose))
 
 
-def _unfit(want: NodePlan, interface: Mapping[str, Any], facts: Mapping[str, Any]) -> tuple[str, str]:
+def _unfit(want: DesiredState, interface: Mapping[str, Any], facts: Mapping[str, Any]) -> tuple[str, str]:
     """Return why the network cannot be on an interface, and what would work; empty where it can.
 
     Sources: the kernel's drivers/net/macvlan.c (macvlan_port_create) and ipvlan_main.c (ipvlan_link_new).
@@ -138,9 +130,9 @@ def _unfit(want: NodePlan, interface: Mapping[str, Any], facts: Mapping[str, Any
     return "", ""
 
 
-def memlock(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None:
+def memlock(want: DesiredState, facts: Mapping[str, Any], findings: Findings) -> None:
     """Note when containers could not lock as much memory as RDMA needs."""
-    shortage = memlock_shortage(facts) if want.memlock_required else None
+    shortage = memlock_shortage(facts) if want.run.memlock_required else None
     if shortage is not None:
         hint = (
             "set LimitMEMLOCK=infinity for the docker service, "
@@ -149,9 +141,9 @@ def memlock(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> Non
         findings.problems.append(Problem(want.node, "", shortage, hint))
 
 
-def shared_memory(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None:
+def shared_memory(want: DesiredState, facts: Mapping[str, Any], findings: Findings) -> None:
     """Note when the processes of a node have too little memory to share for their collectives."""
-    own = want.own_memory
+    own = want.container.own_memory
     has = int(facts.get("shared_memory", SHARED_MEMORY)) if own is None else own
     if want.accelerator == "cpu" or want.slots < 2 or has >= SHARED_MEMORY:
         return
@@ -162,19 +154,21 @@ def shared_memory(want: NodePlan, facts: Mapping[str, Any], findings: Findings) 
     if own is not None:
         problem = Problem(want.node, "container_shm_size", reason, "set it to 1G or more, such as 64G")
     else:
-        hint = "give it more (mount -o remount,size=50% /dev/shm, and the same in /etc/fstab)"
-        more = ", or set container_shm_size: 64G" if want.network_name else ""
-        problem = Problem(want.node, "/dev/shm", reason, hint + more)  # noqa: S108  # its name
+        hint = (
+            "give it more (mount -o remount,size=50% /dev/shm, and the same in /etc/fstab), or set "
+            "container_shm_size: 64G"
+        )
+        problem = Problem(want.node, "/dev/shm", reason, hint)  # noqa: S108  # its name
     findings.problems.append(problem)
 
 
-def rdma(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None:
+def rdma(want: DesiredState, facts: Mapping[str, Any], findings: Findings) -> None:
     """Say which RDMA devices the container does not get, unless the user has chosen."""
     interfaces = rdma_interfaces(want)
     paths, left_out = rdma_devices(facts, *interfaces)
     if paths and not want.own_devices and (facts.get("rdma") or {}).get("netns_mode") == "exclusive":
         findings.problems.extend(_stay_out(want, facts))
-    if left_out and want.rdma == "auto":
+    if left_out and want.container.devices_of == "auto":
         findings.warn(
             want.node,
             f"The container gets the RDMA devices of {names(interfaces)}, and not {names(left_out)}: set "
@@ -182,11 +176,11 @@ def rdma(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None:
         )
 
 
-def _stay_out(want: NodePlan, facts: Mapping[str, Any]) -> list[Problem]:
+def _stay_out(want: DesiredState, facts: Mapping[str, Any]) -> list[Problem]:
     """Return why RDMA devices of the mode exclusive cannot go to the node's container."""
     value = "the mode exclusive of RDMA devices in network namespaces"
     shared = f"{SHARED}, and options ib_core netns_mode=1 in /etc/modprobe.d for the next boot"
-    if not reserves(want) or not want.function_devices:
+    if not want.reserves_vf or not want.function_devices:
         reason = "keeps them from every container: rdm-sriov alone moves one there, its function's"
         return [Problem(want.node, value, reason, shared)]
     infiniband = [one["name"] for one in facts.get("parents") or [] if one["infiniband"]]

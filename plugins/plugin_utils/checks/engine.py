@@ -11,11 +11,9 @@ from ansible_collections.rdm.provision.plugins.module_utils.base.wording import 
 from ansible_collections.rdm.provision.plugins.module_utils.docker import podman
 from ansible_collections.rdm.provision.plugins.module_utils.docker.api import DEFAULT_SOCKET
 from ansible_collections.rdm.provision.plugins.module_utils.images.archive_images import room_to_load
-from ansible_collections.rdm.provision.plugins.plugin_utils.desired.node_plan import (
-    DRIVERS_ON_A_PARENT,
-    Findings,
-    NodePlan,
-)
+from ansible_collections.rdm.provision.plugins.plugin_utils.checks.findings import Findings
+from ansible_collections.rdm.provision.plugins.plugin_utils.desired.sriov_settings import DRIVERS_ON_A_PARENT
+from ansible_collections.rdm.provision.plugins.plugin_utils.desired.state import DesiredState
 from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import Problem
 from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.image_list import canonical
 
@@ -33,13 +31,13 @@ _NOT_WRITABLE = {
 }
 
 
-def engine(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None:
+def engine(want: DesiredState, facts: Mapping[str, Any], findings: Findings) -> None:
     """Note when the node has no engine that can be used, and none is to be installed."""
     docker = facts.get("docker")
     others = facts.get("other_engines") or []
     if not docker:
-        if want.engine_install and facts.get("docker_state") in ("absent", "stopped"):
-            if facts["docker_state"] == "absent" and want.docker_socket not in (
+        if want.run.install_engine and facts.get("docker_state") in ("absent", "stopped"):
+            if facts["docker_state"] == "absent" and want.engine.socket not in (
                 *_DOCKER_SOCKETS,
                 podman.SOCKET,
             ):
@@ -48,7 +46,7 @@ def engine(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None
                     f"leave rdm_docker_socket out ({DEFAULT_SOCKET} is the usual one), or set "
                     f"{podman.SOCKET} for Podman"
                 )
-                value = f"rdm_docker_socket {want.docker_socket}"
+                value = f"rdm_docker_socket {want.engine.socket}"
                 findings.problems.append(Problem(want.node, value, reason, hint))
             return
         hints = {
@@ -92,7 +90,7 @@ def engine(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None
         findings.problems.append(
             Problem(want.node, f"Docker API {docker['api_version']}", "is too old", too_old)
         )
-    if not facts.get("python_requests", True) and not want.engine_install:
+    if not facts.get("python_requests", True) and not want.run.install_engine:
         findings.problems.append(
             Problem(
                 want.node,
@@ -103,11 +101,11 @@ def engine(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None
         )
 
 
-def _podman(want: NodePlan, docker: Mapping[str, Any], findings: Findings) -> None:
+def _podman(want: DesiredState, docker: Mapping[str, Any], findings: Findings) -> None:
     """Note what Podman cannot, and refuse it where nobody has asked for it."""
     release, name = docker["version"], f"Podman {docker['version']}"
     use_docker = "use a Docker Engine"
-    if want.docker_socket in _DOCKER_SOCKETS:
+    if want.engine.socket in _DOCKER_SOCKETS:
         reason = f"answers at {docker['socket']}, not a Docker Engine"
         hint = (
             f"set rdm_docker_socket: {podman.SOCKET} to use Podman, or install Docker Engine 20.10 or newer"
@@ -132,7 +130,7 @@ def _podman(want: NodePlan, docker: Mapping[str, Any], findings: Findings) -> No
         findings.problems.append(Problem(want.node, "rdm_accelerator cuda", reason, hint))
 
 
-def reported(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None:
+def reported(want: DesiredState, facts: Mapping[str, Any], findings: Findings) -> None:
     """Pass on what `node_facts` itself found wrong."""
     for finding in facts.get("findings") or []:
         text = str(finding["text"]).rstrip(". ")
@@ -142,11 +140,11 @@ def reported(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> No
             findings.warn(want.node, f"{text}.")
 
 
-def user_namespaces(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None:
+def user_namespaces(want: DesiredState, facts: Mapping[str, Any], findings: Findings) -> None:
     """Refuse an engine that makes the container's root somebody else: the node's root owns what it reads."""
     if (
         "userns" not in ((facts.get("docker") or {}).get("security_options") or [])
-        or want.userns_mode == "host"
+        or want.container.userns_mode == "host"
     ):
         return
     reason = "hides the cluster's keys, job directories and devices from the containers' root"
@@ -157,49 +155,50 @@ def user_namespaces(want: NodePlan, facts: Mapping[str, Any], findings: Findings
     findings.problems.append(Problem(want.node, "userns-remap of the engine", reason, hint))
 
 
-def selinux(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None:
+def selinux(want: DesiredState, facts: Mapping[str, Any], findings: Findings) -> None:
     """The cluster's own mounts are labelled; whether those of users may be is for them to say."""
-    if want.unlabelled and "selinux" in ((facts.get("docker") or {}).get("security_options") or []):
+    mounts = want.container.unlabelled
+    if mounts and "selinux" in ((facts.get("docker") or {}).get("security_options") or []):
         findings.warn(
             want.node,
-            f"SELinux may keep the container from {names(want.unlabelled)} of container_volumes: give them "
+            f"SELinux may keep the container from {names(mounts)} of container_volumes: give them "
             "the mode z (or Z for this container alone), or set container_security_opts: [label=disable].",
         )
 
 
-def log_driver(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None:
+def log_driver(want: DesiredState, facts: Mapping[str, Any], findings: Findings) -> None:
     """Note when nobody could read the line by which the container is known to be ready."""
-    if want.log_needed and (facts.get("docker") or {}).get("log_driver") == "none":
+    if want.container.ready_line and (facts.get("docker") or {}).get("log_driver") == "none":
         reason = "keeps no line of a container's log, and one says that the container's sshd is up"
         hint = "set another in /etc/docker/daemon.json, such as local, and restart the engine"
         findings.problems.append(Problem(want.node, "the engine's log driver none", reason, hint))
 
 
-def config_dir(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None:
+def config_dir(want: DesiredState, facts: Mapping[str, Any], findings: Findings) -> None:
     """Note when the cluster's files cannot be written."""
     there = facts.get("config_dir") or {}
     if why := str(there.get("why") or ""):
         findings.problems.append(Problem(want.node, str(there["path"]), *_NOT_WRITABLE[why]))
 
 
-def image(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None:
+def image(want: DesiredState, facts: Mapping[str, Any], findings: Findings) -> None:
     """Nobody brings an image that is not listed; of one that is named by a digest the node does not tell."""
-    docker = facts.get("docker")
-    if not docker or not want.image or want.image_listed or "@" in want.image:
+    docker, image = facts.get("docker"), want.container.image
+    if not docker or not image or want.image_listed or "@" in image:
         return
     found = docker.get("images") or []
-    if canonical(want.image) not in {tag for one in found for tag in one.get("tags") or []}:
+    if canonical(image) not in {tag for one in found for tag in one.get("tags") or []}:
         findings.problems.append(
             Problem(
                 want.node,
-                f"container_image {want.image}",
+                f"container_image {image}",
                 "is not on the node, and images_list is empty",
                 "list it in images_list, or load it there",
             )
         )
 
 
-def archives(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None:
+def archives(want: DesiredState, facts: Mapping[str, Any], findings: Findings) -> None:
     """Note each image archive on the node that cannot be loaded."""
     for archive in facts.get("archives") or []:
         path, problem = str(archive["path"]), str(archive["problem"])
@@ -209,7 +208,7 @@ def archives(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> No
             findings.problems.append(Problem(want.node, value, reason, str(archive["hint"])))
 
 
-def disk(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None:
+def disk(want: DesiredState, facts: Mapping[str, Any], findings: Findings) -> None:
     """Note when the engine's disk has no room for the images that are to be loaded."""
     disk = facts.get("disk") or {}
     if not disk.get("total"):
@@ -220,19 +219,19 @@ def disk(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None:
         free, needed = size_text(disk["free"]), size_text(to_load)
         what = f"has {free} free, and loading the image archives needs {needed}"
         hint = "free some space there (docker image prune)"
-    elif int(disk["free"]) < want.min_free_bytes:
-        what = f"has {size_text(disk['free'])} free, and images need {size_text(want.min_free_bytes)}"
+    elif int(disk["free"]) < want.run.min_free_bytes:
+        what = f"has {size_text(disk['free'])} free, and images need {size_text(want.run.min_free_bytes)}"
         hint = "free some space there (docker image prune), or lower images_min_free_bytes"
     else:
         return
     findings.problems.append(Problem(want.node, str(disk["path"]), what, hint))
 
 
-def _to_have_an_engine(want: NodePlan, do: str, *, elsewhere: bool) -> str:
+def _to_have_an_engine(want: DesiredState, do: str, *, elsewhere: bool) -> str:
     """Return what would give the cluster an engine; ``elsewhere``: there may be one that is not known of."""
-    if want.docker_socket:
+    if want.engine.socket:
         # An engine that is installed answers at the usual place.
-        return f"correct rdm_docker_socket if {want.docker_socket} is the wrong path, or {do}"
+        return f"correct rdm_docker_socket if {want.engine.socket} is the wrong path, or {do}"
     if elsewhere:
         return f"{do}, set docker_engine_install: true, or say where its socket is with rdm_docker_socket"
     return f"{do}, or set docker_engine_install: true"
@@ -246,7 +245,7 @@ def _described(other: Mapping[str, Any]) -> str:
     return f"the engine of {other['user']}'s Docker context {other['name']} {at}"
 
 
-def _fits(want: NodePlan, rootless: bool) -> bool:
+def _fits(want: DesiredState, rootless: bool) -> bool:
     """Return whether such an engine can make the network: a rootless one has a network stack of its own."""
     return not rootless or want.network_driver not in DRIVERS_ON_A_PARENT
 

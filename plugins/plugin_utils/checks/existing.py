@@ -17,61 +17,67 @@ from ansible_collections.rdm.provision.plugins.module_utils.constants import (
 from ansible_collections.rdm.provision.plugins.module_utils.docker.ownership import NEXT, OLD, is_ours
 from ansible_collections.rdm.provision.plugins.plugin_utils.addresses.collision import subnets_of
 from ansible_collections.rdm.provision.plugins.plugin_utils.addresses.rails import network_of
+from ansible_collections.rdm.provision.plugins.plugin_utils.checks.findings import Findings
 from ansible_collections.rdm.provision.plugins.plugin_utils.checks.network_plugin import plugin_in_place
 from ansible_collections.rdm.provision.plugins.plugin_utils.controller.cluster_lock import Leader
-from ansible_collections.rdm.provision.plugins.plugin_utils.desired.node_plan import (
-    Findings,
-    NodePlan,
-    of_rails,
-)
+from ansible_collections.rdm.provision.plugins.plugin_utils.desired.network import DockerNetwork
+from ansible_collections.rdm.provision.plugins.plugin_utils.desired.state import Attachment, DesiredState
 from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import Problem
 
 
-def network_differences(want: NodePlan, facts: Mapping[str, Any]) -> list[str]:
-    """Return how the existing network of our name differs from the plan; empty when it does not."""
-    network = _existing(want, facts)
+def network_differences(
+    want: DesiredState, facts: Mapping[str, Any], rail: Attachment | None = None
+) -> list[str]:
+    """Return how the existing network of our name differs from the plan; empty when it does not.
+
+    Here and below `rail` means its network, in place of the first.
+    """
+    planned = (rail or want.attachments[0]).network
+    network = _existing(planned, facts)
     if not network:
         return []
     options = network.get("options") or {}
     has = [("driver", network["driver"], want.network_driver)]
-    has.append(("subnet", names(map(str, subnets_of(network))) or "none", str(want.subnet)))
+    has.append(("subnet", names(map(str, subnets_of(network))) or "none", planned.subnet))
     has.append(("plugin", plugin_in_place(facts, want.cluster) or want.plugin, want.plugin))
-    has.append(("gateway", names(map(_gateway, network.get("subnets") or [])) or "none", want.gateway))
+    has.append(("gateway", names(map(_gateway, network.get("subnets") or [])) or "none", planned.gateway))
     if network["driver"] == want.network_driver:
-        has += [(name, options.get(name) or "none", value) for name, value in want.network_options.items()]
+        has += [(name, options.get(name) or "none", value) for name, value in planned.options.items()]
     differences = [f"{what} is {is_now}, not {wanted}" for what, is_now, wanted in has if is_now != wanted]
     if not is_ours(network.get("labels"), want.cluster):
         differences.append("it does not carry this cluster's label")
     return differences
 
 
-def network_present(want: NodePlan, facts: Mapping[str, Any]) -> bool:
+def network_present(want: DesiredState, facts: Mapping[str, Any]) -> bool:
     """Return whether a network of the cluster's network name exists on the node."""
-    return bool(_existing(want, facts))
+    return bool(_existing(want.attachments[0].network, facts))
 
 
-def container_seen(want: NodePlan, facts: Mapping[str, Any]) -> dict[str, str]:
+def container_seen(want: DesiredState, facts: Mapping[str, Any]) -> dict[str, str]:
     """Return name, state and image of the cluster's container on the node; empty where there is none."""
     ours = [one for one in _containers(facts) if is_ours(one.get("labels"), want.cluster, "container")]
     # Beside it may be what a run that was killed has left.
-    ours.sort(key=lambda one: one["name"] != want.container_name)
+    ours.sort(key=lambda one: one["name"] != want.container.name)
     return {key: str(ours[0][key]) for key in ("name", "state", "image")} if ours else {}
 
 
-def ended_by_plan(want: NodePlan, facts: Mapping[str, Any]) -> list[str]:
+def ended_by_plan(want: DesiredState, facts: Mapping[str, Any]) -> list[str]:
     """Return the jobs that would end because their container gets a network made anew, or another address."""
-    ends = [want, *of_rails(want)]
-    replaced = want.network_replace and any(network_differences(end, facts) for end in ends)
+    replaced = want.run.replace_network and any(
+        network_differences(want, facts, one) for one in want.attachments
+    )
+    first = want.attachments[0]
     return sorted(
         job
         for container in _containers(facts)
-        if want.protect_jobs and is_ours(container.get("labels"), want.cluster)
-        if replaced or (container.get("networks") or {}).get(want.network_name, want.my_ip) != want.my_ip
+        if want.run.protect_jobs and is_ours(container.get("labels"), want.cluster)
+        if replaced or (container.get("networks") or {}).get(first.network.name, first.my_ip) != first.my_ip
         for job in container.get("jobs") or []
     )
 
 
-def config_dir_problems(want: NodePlan, config_dir: str, facts: Mapping[str, Any]) -> list[Problem]:
+def config_dir_problems(want: DesiredState, config_dir: str, facts: Mapping[str, Any]) -> list[Problem]:
     """Return a problem when another cluster keeps its files where this one's shall go."""
     owner = facts.get("config_owner") or want.cluster
     if owner == want.cluster:
@@ -80,7 +86,7 @@ def config_dir_problems(want: NodePlan, config_dir: str, facts: Mapping[str, Any
     return [Problem(want.node, config_dir, f"belongs to the cluster {owner}", hint)]
 
 
-def origin_problems(want: NodePlan, config_dir: str, facts: Mapping[str, Any]) -> list[Problem]:
+def origin_problems(want: DesiredState, config_dir: str, facts: Mapping[str, Any]) -> list[Problem]:
     """Return a problem when the cluster of our name on the node was made from another inventory.
 
     A node that was away while the keys were replaced has the address that the plan knows, and the old keys,
@@ -119,7 +125,7 @@ def authority_problem(node: str, what: str, theirs: str, ours: str) -> Problem:
     return Problem(node, what, f"was made from another inventory: {its}", hint)
 
 
-def wire_problems(want: NodePlan, facts: Mapping[str, Any], ours: Collection[str]) -> list[Problem]:
+def wire_problems(want: DesiredState, facts: Mapping[str, Any], ours: Collection[str]) -> list[Problem]:
     """Return where others on the wire have the node's address.
 
     Args:
@@ -160,13 +166,15 @@ def lock_problem(node: str, holder: Mapping[str, Any]) -> Problem:
     return Problem(node, "", reason, "wait for that run to end, or stop it where it was started")
 
 
-def network(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None:
+def network(
+    want: DesiredState, facts: Mapping[str, Any], findings: Findings, rail: Attachment | None = None
+) -> None:
     """Note when there is a network of this name that is not ours, or in use and other than planned."""
-    differences = network_differences(want, facts)
+    differences = network_differences(want, facts, rail)
     if not differences:
         return
-    network = _existing(want, facts)
-    value = f"the Docker network {want.network_name}"
+    network = _existing((rail or want.attachments[0]).network, facts)
+    value = f"the Docker network {network['name']}"
     foreign = _foreign_containers(want, facts, network)
     other = (network.get("labels") or {}).get(LABEL_CLUSTER)
     if other and other != want.cluster:
@@ -174,7 +182,7 @@ def network(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> Non
     elif foreign:
         reason = f"has other settings ({'; '.join(differences)}) and carries containers that are not ours"
         hint = f"remove {names(foreign)} from it, or choose another network_name"
-    elif not want.network_replace:
+    elif not want.run.replace_network:
         reason = f"has other settings: {'; '.join(differences)}"
         hint = "set network_replace: true to have it made anew, or choose another network_name"
     else:
@@ -182,10 +190,14 @@ def network(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> Non
     findings.problems.append(Problem(want.node, value, reason, hint))
 
 
-def old_names(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None:
+def old_names(want: DesiredState, facts: Mapping[str, Any], findings: Findings) -> None:
     """Refuse names that differ from what this cluster has on the node: the old things would stay beside."""
     networks = (facts.get("docker") or {}).get("networks") or []
-    named = (("container", want.container_name, _containers(facts)), ("network", want.network_name, networks))
+    attached = [one.network.name for one in want.attachments]
+    named = (
+        ("container", want.container.name, _containers(facts)),
+        ("network", want.attachments[0].network.name, networks),
+    )
     for kind, name, existing in named:
         for one in existing:
             # One that has lost its name goes by its id.
@@ -195,7 +207,7 @@ def old_names(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> N
                 continue
             index = one["name"].rpartition("-")[2]
             if kind == "network" and index.isdigit() and one["name"] == network_of(name, int(index)):
-                if one["name"] not in [rail.network for rail in want.rails]:
+                if one["name"] not in attached:
                     value = f"the Docker network {one['name']}"
                     reason = "is of a rail that container_rails no longer has"
                     hint = "list it again, or take the cluster down first (rdm-provision down)"
@@ -209,63 +221,68 @@ def old_names(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> N
                 findings.problems.append(Problem(want.node, f"{kind}_name {name}", reason, hint))
 
 
-def parent_in_use(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None:
+def parent_in_use(want: DesiredState, facts: Mapping[str, Any], findings: Findings) -> None:
     """Refuse a second macvlan or ipvlan network on one interface, as the engine would later."""
     if want.network_driver not in ("macvlan", "ipvlan"):
         return
+    first = want.attachments[0]
     for network in (facts.get("docker") or {}).get("networks") or []:
-        same = (network.get("options") or {}).get("parent") == want.network_options.get("parent")
+        same = (network.get("options") or {}).get("parent") == first.network.options.get("parent")
         if network["driver"] not in ("macvlan", "ipvlan") or not same:
             continue
-        if network["name"] != want.network_name and not is_ours(network.get("labels"), want.cluster):
+        if network["name"] != first.network.name and not is_ours(network.get("labels"), want.cluster):
             findings.problems.append(
                 Problem(
                     want.node,
-                    f"network_parent {want.network_parent}",
+                    f"network_parent {first.interface}",
                     f"carries the Docker network {network['name']} already, and the engine allows one",
                     "choose another interface (or a VLAN of it), or remove that network",
                 )
             )
 
 
-def container_name(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None:
+def container_name(want: DesiredState, facts: Mapping[str, Any], findings: Findings) -> None:
     """Note when the container's name is taken by one that is not this cluster's."""
     for container in _containers(facts):
-        if container["name"] == want.container_name and not is_ours(container.get("labels"), want.cluster):
+        if container["name"] == want.container.name and not is_ours(container.get("labels"), want.cluster):
             findings.problems.append(
                 Problem(
                     want.node,
-                    f"a container named {want.container_name}",
+                    f"a container named {want.container.name}",
                     "exists already and is not this cluster's",
                     "remove or rename it, or choose another container_name",
                 )
             )
 
 
-def address(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None:
+def address(
+    want: DesiredState, facts: Mapping[str, Any], findings: Findings, rail: Attachment | None = None
+) -> None:
     """Note when the node's address is taken by a container that is not this cluster's."""
+    planned = rail or want.attachments[0]
     for container in _containers(facts):
-        at = (container.get("networks") or {}).get(want.network_name)
-        if at == want.my_ip and not is_ours(container.get("labels"), want.cluster):
+        at = (container.get("networks") or {}).get(planned.network.name)
+        if at == planned.my_ip and not is_ours(container.get("labels"), want.cluster):
             findings.problems.append(
                 Problem(
                     want.node,
-                    want.my_ip,
+                    planned.my_ip,
                     f"is used by the container {container['name']}, which is not this cluster's",
                     "remove that container from the network, or give the node another my_ip",
                 )
             )
 
 
-def guests(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None:
+def guests(want: DesiredState, facts: Mapping[str, Any], findings: Findings) -> None:
     """Name others on our network: the engine gives them addresses, and knows nothing of other nodes'.
 
     To keep the plan's addresses from them, the engine would have to be told all of them when the network is
     made, and each new node would mean making it anew everywhere.
     """
-    network = _existing(want, facts)
+    name = want.attachments[0].network.name
+    network = _existing(want.attachments[0].network, facts)
     guests = _foreign_containers(want, facts, network) if network else []
-    at = {one["name"]: (one.get("networks") or {}).get(want.network_name, "") for one in _containers(facts)}
+    at = {one["name"]: (one.get("networks") or {}).get(name, "") for one in _containers(facts)}
     for guest in guests if is_ours(network.get("labels"), want.cluster) else []:
         address = at.get(guest, "")
         owner = want.others.get(address, "")
@@ -277,12 +294,12 @@ def guests(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None
         elif not owner:
             findings.warn(
                 want.node,
-                f"The container {guest}, which is not this cluster's, is on the network {want.network_name}"
+                f"The container {guest}, which is not this cluster's, is on the network {name}"
                 f"{f' at {address}' if address else ''}: the engine may give it the address of another node.",
             )
 
 
-def former_cluster(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None:
+def former_cluster(want: DesiredState, facts: Mapping[str, Any], findings: Findings) -> None:
     """Name jobs in a container of another cluster's name, be it a neighbour or this one's former name."""
     for one in _containers(facts):
         theirs = (one.get("labels") or {}).get(LABEL_CLUSTER, "")
@@ -296,16 +313,18 @@ def former_cluster(want: NodePlan, facts: Mapping[str, Any], findings: Findings)
             )
 
 
-def _existing(want: NodePlan, facts: Mapping[str, Any]) -> Mapping[str, Any]:
+def _existing(planned: DockerNetwork, facts: Mapping[str, Any]) -> Mapping[str, Any]:
     networks: Iterable[Mapping[str, Any]] = (facts.get("docker") or {}).get("networks") or []
-    return next((one for one in networks if one["name"] == want.network_name), {})
+    return next((one for one in networks if one["name"] == planned.name), {})
 
 
 def _containers(facts: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     return (facts.get("docker") or {}).get("containers") or []
 
 
-def _foreign_containers(want: NodePlan, facts: Mapping[str, Any], network: Mapping[str, Any]) -> list[str]:
+def _foreign_containers(
+    want: DesiredState, facts: Mapping[str, Any], network: Mapping[str, Any]
+) -> list[str]:
     """Return the containers on the network, stopped ones included, that are not the cluster's."""
     labels = {one["name"]: one.get("labels") for one in _containers(facts)}
     attached = {one["name"] for one in _containers(facts) if network["name"] in (one.get("networks") or {})}

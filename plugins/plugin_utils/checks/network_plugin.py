@@ -8,12 +8,9 @@ from typing import Any
 
 from ansible_collections.rdm.provision.plugins.module_utils.constants import LABEL_PLUGIN
 from ansible_collections.rdm.provision.plugins.module_utils.docker.ownership import is_ours
-from ansible_collections.rdm.provision.plugins.plugin_utils.desired.node_plan import (
-    OWN,
-    UPSTREAM,
-    Findings,
-    NodePlan,
-)
+from ansible_collections.rdm.provision.plugins.plugin_utils.checks.findings import Findings
+from ansible_collections.rdm.provision.plugins.plugin_utils.desired.sriov_settings import OWN, UPSTREAM
+from ansible_collections.rdm.provision.plugins.plugin_utils.desired.state import DesiredState
 from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import Problem
 
 _MAY_SERVE = ("running", "restarting", "paused")
@@ -33,12 +30,14 @@ def plugin_in_place(facts: Mapping[str, Any], cluster: str) -> str:
     return ""
 
 
-def leaves_upstream(want: NodePlan, facts: Mapping[str, Any]) -> bool:
+def leaves_upstream(want: DesiredState, facts: Mapping[str, Any]) -> bool:
     """Return whether this run replaces the upstream plugin by ours, and ends what is on its networks."""
-    return want.plugin == OWN and want.network_replace and plugin_in_place(facts, want.cluster) == UPSTREAM
+    return (
+        want.plugin == OWN and want.run.replace_network and plugin_in_place(facts, want.cluster) == UPSTREAM
+    )
 
 
-def upstream(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None:
+def upstream(want: DesiredState, facts: Mapping[str, Any], findings: Findings) -> None:
     """Refuse the upstream plugin under an engine that makes it destructive."""
     docker = facts.get("docker") or {}
     oldest = str(docker.get("min_api_version") or "")
@@ -55,7 +54,7 @@ def upstream(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> No
     )
 
 
-def socket(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None:
+def socket(want: DesiredState, facts: Mapping[str, Any], findings: Findings) -> None:
     """Refuse a socket that something else than the cluster's plugin serves."""
     seen, docker = facts.get("network_plugin") or {}, facts.get("docker") or {}
     # Without an engine nobody knows what is in its containers.

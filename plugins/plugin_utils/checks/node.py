@@ -16,15 +16,12 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.checks import (
     ports,
     sriov,
 )
-from ansible_collections.rdm.provision.plugins.plugin_utils.desired.node_plan import (
-    Findings,
-    NodePlan,
-    of_rails,
-)
+from ansible_collections.rdm.provision.plugins.plugin_utils.checks.findings import Findings
+from ansible_collections.rdm.provision.plugins.plugin_utils.desired.state import DesiredState
 from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import Problem
 
 
-def check_node(want: NodePlan, facts: Mapping[str, Any]) -> Findings:
+def check_node(want: DesiredState, facts: Mapping[str, Any]) -> Findings:
     """Return everything that stands against the plan on one node."""
     findings = Findings([], [])
     for check in (
@@ -64,13 +61,13 @@ def check_node(want: NodePlan, facts: Mapping[str, Any]) -> Findings:
         shells,
     ):
         check(want, facts, findings)
-    for rail in of_rails(want):
-        for check in (existing.network, existing.address):
-            check(rail, facts, findings)
+    for rail in want.attachments[1:]:
+        existing.network(want, facts, findings, rail)
+        existing.address(want, facts, findings, rail)
     return findings
 
 
-def login_shell(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None:
+def login_shell(want: DesiredState, facts: Mapping[str, Any], findings: Findings) -> None:
     """Warn where a command of ssh has no MY_IP: without root it is in files that not every shell reads."""
     user = facts.get("user") or {}
     shell = str(user.get("shell") or "")
@@ -83,7 +80,7 @@ def login_shell(want: NodePlan, facts: Mapping[str, Any], findings: Findings) ->
     )
 
 
-def check_host(want: NodePlan, facts: Mapping[str, Any]) -> Findings:
+def check_host(want: DesiredState, facts: Mapping[str, Any]) -> Findings:
     """Return what stands against the plan on a bare host, which has no containers."""
     interfaces = facts.get("interfaces") or []
     own = {address.partition("/")[0] for one in interfaces for address in one["addresses"]}
@@ -99,10 +96,10 @@ def check_host(want: NodePlan, facts: Mapping[str, Any]) -> Findings:
     return findings
 
 
-def shells(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None:
+def shells(want: DesiredState, facts: Mapping[str, Any], findings: Findings) -> None:
     """Note lines of others by which shells have another MY_IP than the node, unless they are repaired."""
     for stray in facts.get("strays") or ():
-        if stray["value"] == want.my_ip or (want.repairs and stray["plain"]):
+        if stray["value"] == want.my_ip or (want.run.repair_strays and stray["plain"]):
             continue
         hint = "remove that line"
         if stray["plain"]:
@@ -133,7 +130,7 @@ def _stray_sentence(stray: Mapping[str, Any], my_ip: str) -> str:
     return f"sets MY_IP to {stray['value'] or 'nothing'}, which wins over {my_ip} in {where}"
 
 
-def check_engine(want: NodePlan, facts: Mapping[str, Any]) -> list[Problem]:
+def check_engine(want: DesiredState, facts: Mapping[str, Any]) -> list[Problem]:
     """Return what is wrong with the engine and with the node itself, whatever is planned for it."""
     findings = Findings([], [])
     engine.engine(want, facts, findings)

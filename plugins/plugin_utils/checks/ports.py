@@ -12,11 +12,12 @@ from typing import Any
 
 from ansible_collections.rdm.provision.plugins.module_utils.base.wording import names
 from ansible_collections.rdm.provision.plugins.module_utils.sriov.pf import port_of
-from ansible_collections.rdm.provision.plugins.plugin_utils.desired.node_plan import Findings, NodePlan
+from ansible_collections.rdm.provision.plugins.plugin_utils.checks.findings import Findings
+from ansible_collections.rdm.provision.plugins.plugin_utils.desired.state import DesiredState
 from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import Problem
 
 
-def ports(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None:
+def ports(want: DesiredState, facts: Mapping[str, Any], findings: Findings) -> None:
     """Tell which ports are not active, and what that of a parent waits for."""
     infiniband = facts.get("infiniband") or []
     below = {one["name"] for one in facts.get("parents") or []}
@@ -35,7 +36,7 @@ def ports(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None:
             findings.warnings.extend(_port(want, parent, port))
 
 
-def virtual_ports(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None:
+def virtual_ports(want: DesiredState, facts: Mapping[str, Any], findings: Findings) -> None:
     """Tell of VFs whose InfiniBand ports are down while their physical function's is up."""
     infiniband = facts.get("infiniband") or []
     for parent in facts.get("parents") or []:
@@ -67,7 +68,7 @@ def virtual_ports(want: NodePlan, facts: Mapping[str, Any], findings: Findings) 
             )
 
 
-def opensm(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None:
+def opensm(want: DesiredState, facts: Mapping[str, Any], findings: Findings) -> None:
     """Tell where this node's subnet manager, which is the one in charge, is not told to serve VFs."""
     configured = facts.get("opensm") or {}
     if want.network_driver != "sriov" or not configured or configured["virt_enabled"] == "2":
@@ -93,7 +94,7 @@ def opensm(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None
         )
 
 
-def _port(want: NodePlan, parent: Mapping[str, Any], port: Mapping[str, Any]) -> Iterator[Problem]:
+def _port(want: DesiredState, parent: Mapping[str, Any], port: Mapping[str, Any]) -> Iterator[Problem]:
     at = f"port {port['port']} of {port['device']} ({parent['name']})"
     query = f"sminfo -C {port['device']} -P {port['port']}"
     answer = parent.get("subnet_manager") or {}
@@ -117,7 +118,7 @@ def _port(want: NodePlan, parent: Mapping[str, Any], port: Mapping[str, Any]) ->
         )
 
 
-def _unfollowing(want: NodePlan, name: str, which: str, kept: Sequence[Mapping[str, Any]]) -> Problem:
+def _unfollowing(want: DesiredState, name: str, which: str, kept: Sequence[Mapping[str, Any]]) -> Problem:
     """Tell of VFs whose ports do not follow the physical one; `policy` is from the driver's file or `ip`."""
     number = kept[0]["index"]
     if kept[0]["by_files"]:

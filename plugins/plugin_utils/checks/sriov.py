@@ -21,15 +21,10 @@ from ansible_collections.rdm.provision.plugins.module_utils.hardware.rdma_tools 
 from ansible_collections.rdm.provision.plugins.module_utils.sriov import decision
 from ansible_collections.rdm.provision.plugins.module_utils.sriov.functions import from_fact
 from ansible_collections.rdm.provision.plugins.module_utils.sriov.pf import MELLANOX
+from ansible_collections.rdm.provision.plugins.plugin_utils.checks.findings import Findings
 from ansible_collections.rdm.provision.plugins.plugin_utils.checks.network_plugin import leaves_upstream
-from ansible_collections.rdm.provision.plugins.plugin_utils.desired.node_plan import (
-    OWN,
-    UPSTREAM,
-    Findings,
-    NodePlan,
-    parent_variable,
-    parents,
-)
+from ansible_collections.rdm.provision.plugins.plugin_utils.desired.sriov_settings import OWN, UPSTREAM
+from ansible_collections.rdm.provision.plugins.plugin_utils.desired.state import DesiredState
 from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import Problem
 
 _FIRMWARE_VFS = 8
@@ -37,7 +32,7 @@ _FIRMWARE_VFS = 8
 _HAVE_VFS = ("running", "paused")
 
 
-def functions(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None:
+def functions(want: DesiredState, facts: Mapping[str, Any], findings: Findings) -> None:
     """See that each parent can have the VFs that are wanted, before any node has got some."""
     told, refused = set(), set()
     for one in facts.get("parents") or [] if want.network_driver == "sriov" else []:
@@ -55,14 +50,17 @@ def functions(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> N
     findings.problems.extend(_impossible(want, facts, told))
 
 
-def link_layer(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None:
+def link_layer(want: DesiredState, facts: Mapping[str, Any], findings: Findings) -> None:
     """Refuse a VLAN on InfiniBand and a partition on Ethernet, which the plugin would refuse in the end."""
     if want.network_driver != "sriov":
         return
     infiniband = {one["pf"]: one["infiniband"] for one in facts.get("sriov") or []}
     infiniband.update({one["name"]: one["infiniband"] for one in facts.get("parents") or [] if one["pci"]})
-    below = [(name, want.network_options) for name in parents(want)]
-    below += [(rail.parent, rail.options) for rail in want.rails]
+    below = [
+        (name, one.network.options)
+        for number, one in enumerate(want.attachments)
+        for name in ([one.interface] if number else want.below_first)
+    ]
     vlan = [name for name, options in below if options.get("vlan") and infiniband.get(name) is True]
     pkey = [name for name, options in below if options.get("pkey") and infiniband.get(name) is False]
     for option, wrong, kind, hint in (
@@ -81,7 +79,7 @@ def link_layer(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> 
             findings.problems.append(Problem(want.node, f"network_{option} {value}", reason, hint))
 
 
-def shared_functions(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None:
+def shared_functions(want: DesiredState, facts: Mapping[str, Any], findings: Findings) -> None:
     """Name other interfaces of the parents' PCI functions: partitions (pkeys), second ports.
 
     rdm-sriov knows functions by their PCI addresses, so that these do not mislead it.
@@ -100,7 +98,7 @@ def shared_functions(want: NodePlan, facts: Mapping[str, Any], findings: Finding
             )
 
 
-def iommu(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None:
+def iommu(want: DesiredState, facts: Mapping[str, Any], findings: Findings) -> None:
     """Tell where the IOMMU is off, and by which layer, and where it slows devices down."""
     booted = facts.get("boot") or {}
     cpu = booted.get("cpu")
@@ -139,7 +137,7 @@ def iommu(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None:
         )
 
 
-def other_networks(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None:
+def other_networks(want: DesiredState, facts: Mapping[str, Any], findings: Findings) -> None:
     """Refuse to take the upstream plugin away from networks that are not the cluster's."""
     if not leaves_upstream(want, facts):
         return
@@ -154,11 +152,11 @@ def other_networks(want: NodePlan, facts: Mapping[str, Any], findings: Findings)
         findings.problems.append(Problem(want.node, "rdma/sriov-plugin", reason, hint))
 
 
-def _none_to_give(want: NodePlan, facts: Mapping[str, Any], refused: Set[str]) -> Iterator[Problem]:
+def _none_to_give(want: DesiredState, facts: Mapping[str, Any], refused: Set[str]) -> Iterator[Problem]:
     """Yield that no VFs are made and none are there for the plugin, which makes none by itself."""
-    if want.plugin != OWN or want.functions or want.network_options.get("mode") == "passthrough":
+    if want.plugin != OWN or want.functions or _mode(want) == "passthrough":
         return
-    below = {*parents(want), *(rail.parent for rail in want.rails)} - refused
+    below = set(want.below_all) - refused
     used = [one for one in facts.get("parents") or [] if one["pci"] and one["name"] in below]
     lost = leaves_upstream(want, facts)
     empty = used if lost else [one for one in used if not one["num_vfs"]]
@@ -173,7 +171,7 @@ def _none_to_give(want: NodePlan, facts: Mapping[str, Any], refused: Set[str]) -
     yield Problem(want.node, "sriov_vfs 0", reason, hint)
 
 
-def ending(want: NodePlan, facts: Mapping[str, Any]) -> dict[str, int]:
+def ending(want: DesiredState, facts: Mapping[str, Any]) -> dict[str, int]:
     """Return of how many VFs the containers end before the work on VFs begins, by the interface of the PF.
 
     Those of the cluster's own end when another plugin takes the place of the one that made its networks.
@@ -184,7 +182,7 @@ def ending(want: NodePlan, facts: Mapping[str, Any]) -> dict[str, int]:
     return {parent: count for parent, count in counts.items() if count}
 
 
-def _on_its_network(want: NodePlan, facts: Mapping[str, Any], parent: str) -> int:
+def _on_its_network(want: DesiredState, facts: Mapping[str, Any], parent: str) -> int:
     """Return how many VFs of a parent the cluster's own containers have, through its networks there."""
     docker = facts.get("docker") or {}
     on_parent = {
@@ -200,7 +198,7 @@ def _on_its_network(want: NodePlan, facts: Mapping[str, Any], parent: str) -> in
     )
 
 
-def _impossible(want: NodePlan, facts: Mapping[str, Any], told: Set[str]) -> Iterator[Problem]:
+def _impossible(want: DesiredState, facts: Mapping[str, Any], told: Set[str]) -> Iterator[Problem]:
     """Yield why VFs cannot be made as they are wanted, but for the parents of which a layer tells."""
     found = {name: one for one in facts.get("sriov") or [] for name in (one["pf"], one["pci"])}
     seen: dict[str, str] = {}
@@ -224,11 +222,11 @@ def _impossible(want: NodePlan, facts: Mapping[str, Any], told: Set[str]) -> Ite
             yield Problem(want.node, "", sentence, "")
 
 
-def _is_short(want: NodePlan, one: Mapping[str, Any]) -> bool:
+def _is_short(want: DesiredState, one: Mapping[str, Any]) -> bool:
     return bool(one["pci"]) and one["total_vfs"] < want.sriov.vfs
 
 
-def _unfit(want: NodePlan, one: Mapping[str, Any]) -> Problem | None:
+def _unfit(want: DesiredState, one: Mapping[str, Any]) -> Problem | None:
     """Return why an interface can have no VFs of its own, whatever its firmware says."""
     name, bond = one["name"], one["bond"]
     if bond == name:
@@ -247,17 +245,17 @@ def _unfit(want: NodePlan, one: Mapping[str, Any]) -> Problem | None:
         hint = "use a ConnectX-4 or newer"
         if not one["infiniband"]:
             hint += ", or network_driver ipvlan"
-    elif not one["pci"] and name != "lo" and want.network_options.get("mode") != "passthrough":
+    elif not one["pci"] and name != "lo" and _mode(want) != "passthrough":
         if want.sriov.stand_in:
             return None
         reason = "is no PCI device, and VFs belong to one"
         hint = "name a card's interface (ls -l /sys/class/net/*/device), or set network_driver: macvlan"
     else:
         return None
-    return Problem(want.node, f"host: {parent_variable(want, name)} {name}", reason, hint)
+    return Problem(want.node, f"host: {want.parent_variable(name)} {name}", reason, hint)
 
 
-def _too_few(want: NodePlan, one: Mapping[str, Any], findings: Findings) -> Problem | None:
+def _too_few(want: DesiredState, one: Mapping[str, Any], findings: Findings) -> Problem | None:
     """Return which layer keeps a parent from offering the wanted VFs; a warning where the run mends it."""
     node, name, pci, total = want.node, one["name"], one["pci"], one["total_vfs"]
     offers = f"{name} ({pci}) offers {total} VFs (sriov_totalvfs), and sriov_vfs asks for {want.sriov.vfs}"
@@ -300,6 +298,10 @@ def _too_few(want: NodePlan, one: Mapping[str, Any], findings: Findings) -> Prob
         return None
     hint += "; or set sriov_firmware: true (and sriov_reboot_ok: true)"
     return Problem(node, "firmware:", reason, hint)
+
+
+def _mode(want: DesiredState) -> str:
+    return next((one.network.options.get("mode", "") for one in want.attachments), "")
 
 
 def _said(value: Any) -> str:

@@ -19,6 +19,12 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.desired.owned_files 
     cluster_directory,
 )
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.plan_entry import PlanEntry, needed
+from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.container_options import (
+    MOUNT_OPTIONS,
+    OUR_MOUNTS,
+    own_memory,
+    unlabelled_volumes,
+)
 from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.node_variables import NodeVariables
 from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.role_specs import ROLES
 
@@ -58,7 +64,7 @@ class DesiredContainer(NamedTuple):
         cluster: the cluster that owns it.
         accelerator: what the node computes with, by which a look chooses devices.
         devices_of: whose RDMA devices it gets where nobody lists devices, as `container_rdma`.
-        image: what it runs.
+        image: what it runs; empty where only a plan says it.
         command: its command.
         hostname: its host name.
         network: the Docker network with MY_IP.
@@ -113,6 +119,18 @@ class DesiredContainer(NamedTuple):
     ready_line: str
     files: OwnedFiles
 
+    @property
+    def own_memory(self) -> int | None:
+        """Bytes of the container's own shared memory; None where it shares the node's."""
+        return own_memory(self.shm_size, self.ipc_mode)
+
+    @property
+    def unlabelled(self) -> list[str]:
+        """The user's mounts that SELinux, where it runs, may keep from the container."""
+        theirs = [one for one in self.volumes if one.split(":")[1] not in OUR_MOUNTS]
+        options = (theirs, self.ipc_mode, self.shm_size, self.security_opts)
+        return unlabelled_volumes(dict(zip(MOUNT_OPTIONS, options, strict=True)))
+
 
 def desired_container(variables: NodeVariables, entry: PlanEntry) -> DesiredContainer:
     """Return the container that a node should have.
@@ -145,7 +163,7 @@ def desired_container(variables: NodeVariables, entry: PlanEntry) -> DesiredCont
         cluster=variables.text("rdm_cluster"),
         accelerator=variables.text("rdm_accelerator"),
         devices_of=variables.text("container_rdma"),
-        image=needed("container_image", variables, entry.image),
+        image=variables.text("container_image") or entry.image,
         command=variables.texts("container_command") or [*_START, *([] if sshd else ["sleep", "infinity"])],
         hostname=variables.text("container_hostname") or entry.node,
         network=variables.text("container_network") or variables.text("network_name"),

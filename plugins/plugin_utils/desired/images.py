@@ -3,11 +3,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from ansible_collections.rdm.provision.plugins.plugin_utils.desired.node_plan import UPSTREAM, UPSTREAM_IMAGE
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.plan_entry import PlanEntry
+from ansible_collections.rdm.provision.plugins.plugin_utils.desired.sriov_settings import (
+    UPSTREAM,
+    UPSTREAM_IMAGE,
+)
 from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.node_variables import NodeVariables
 
 
@@ -52,6 +56,24 @@ def listed_images(variables: NodeVariables) -> list[dict[str, Any]]:
     profiles = variables.value("images_profiles") or {}
     listed = variables.value("images_list") or profiles.get(variables.text("rdm_accelerator") or "cpu") or []
     return [_set(image) for image in listed]
+
+
+def archives(images: Iterable[Mapping[str, Any]], on_the_node: bool) -> Iterator[str]:
+    """Yield the paths of image archives, those on the node or those on the controller."""
+    for image in images:
+        if image.get("source") == "archive" and bool(image.get("remote_src", True)) is on_the_node:
+            yield str(image["path"])
+
+
+def archives_here(images: Iterable[Mapping[str, Any]], inventory_dir: str) -> Iterator[tuple[Any, ...]]:
+    """Yield path, size and time of the archives on the controller, where one is there."""
+    for path in archives(images, on_the_node=False):
+        try:
+            now = os.stat(os.path.join(inventory_dir, os.path.expanduser(path)))
+        except OSError:
+            yield (path, None)
+        else:
+            yield (path, now.st_size, now.st_mtime_ns)
 
 
 def _set(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -14,7 +14,6 @@ from ansible_collections.rdm.provision.plugins.module_utils.constants import (
     PLAN_FILE,
     RUNTIME_HOST,
 )
-from ansible_collections.rdm.provision.plugins.module_utils.network.rails import in_subnet
 from ansible_collections.rdm.provision.plugins.plugin_utils.addresses import address_plan
 from ansible_collections.rdm.provision.plugins.plugin_utils.addresses.address_plan import AddressPlan
 from ansible_collections.rdm.provision.plugins.plugin_utils.addresses.collision import (
@@ -23,9 +22,7 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.addresses.collision 
     subnet_problems,
 )
 from ansible_collections.rdm.provision.plugins.plugin_utils.addresses.rails import (
-    Rail,
     name_problems,
-    network_of,
     rail_subnets,
 )
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired import vf_plan
@@ -33,36 +30,32 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.desired.cluster_plan
     ClusterPlan,
     plan_cluster,
 )
+from ansible_collections.rdm.provision.plugins.plugin_utils.desired.images import archives_here, listed_images
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.network import network_options
-from ansible_collections.rdm.provision.plugins.plugin_utils.desired.node_plan import (
-    DRIVERS_ON_A_PARENT,
+from ansible_collections.rdm.provision.plugins.plugin_utils.desired.plan_entry import PlanEntry
+from ansible_collections.rdm.provision.plugins.plugin_utils.desired.plan_keys import key_problems
+from ansible_collections.rdm.provision.plugins.plugin_utils.desired.sriov_settings import (
     OWN,
     UPSTREAM,
     UPSTREAM_IMAGE,
-    NodePlan,
-)
-from ansible_collections.rdm.provision.plugins.plugin_utils.desired.plan_keys import key_problems
-from ansible_collections.rdm.provision.plugins.plugin_utils.desired.sriov_settings import (
     plugin_of,
-    sriov_settings,
 )
+from ansible_collections.rdm.provision.plugins.plugin_utils.desired.state import DesiredState, desired_state
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.work import ROLES as WORKERS
 from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import (
     PreconditionFailed,
     Problem,
     sentences,
 )
+from ansible_collections.rdm.provision.plugins.plugin_utils.inventory import role_specs
 from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.cluster_variables import (
     CLUSTER_OPTIONS,
     CONNECTION_VARIABLES,
     outside,
 )
 from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.container_options import (
-    MOUNT_OPTIONS,
     container_problems,
     missing_over_ssh,
-    own_memory,
-    unlabelled_volumes,
 )
 from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.host_variables import (
     REGISTERED,
@@ -81,7 +74,6 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.renamed_va
     NEW_NAMES,
     notices,
 )
-from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.role_specs import ROLES, role_options
 from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.role_variables import (
     RoleVariables,
     unknown_variables,
@@ -95,7 +87,7 @@ IMAGE_VARIABLES = {"images_list", "images_profiles", "container_image"}
 
 def planned_variables() -> set[str]:
     """Return the names of the variables that the plan depends on."""
-    return {name for role, name, _ in role_options() if role in WORKERS} | set(CLUSTER_OPTIONS)
+    return {name for role, name, _ in role_specs.role_options() if role in WORKERS} | set(CLUSTER_OPTIONS)
 
 
 class Draft(NamedTuple):
@@ -111,7 +103,7 @@ class Draft(NamedTuple):
 
     plan: ClusterPlan | None
     previous: AddressPlan | None
-    images: dict[str, Images]
+    images: Mapping[str, Images]
     problems: list[Problem]
     warnings: list[str]
 
@@ -157,7 +149,7 @@ def plan_inventory(
             hint = "correct it, or restore it from version control"
             problems.append(Problem(None, str(path), str(error), hint))
     # The network is one for all nodes, so it is made anew only when every node says so.
-    replace = all(reader.true(host, "network_replace") for host in reader.hosts)
+    replace = all(reader.node(host).true("network_replace") for host in reader.hosts)
     plan, problems = plan_cluster(reader.masters, reader.workers, variables, base, replace, problems)
     if plan:
         problems += contradictions(reader, plan.addresses)
@@ -180,8 +172,8 @@ def _with_functions(reader: HostVariables, plan: ClusterPlan, problems: list[Pro
     functions: dict[str, vf_plan.Functions] = {}
     for host in plan.addresses.nodes:
         try:
-            functions[host] = vf_plan.functions_of(reader.known(host))
-            if functions[host].number and plugin_of(reader.known(host)) == OWN:
+            functions[host] = vf_plan.functions_of(reader.node(host))
+            if functions[host].number and plugin_of(reader.node(host)) == OWN:
                 vf_plan.refuse_undone(functions[host], _sriov_network(reader, host))
         except ValueError as error:
             problems.append(Problem(host, "", str(error), "correct it in the inventory"))
@@ -195,16 +187,17 @@ def _with_functions(reader: HostVariables, plan: ClusterPlan, problems: list[Pro
 
 def _rail_subnets(reader: HostVariables, plan: ClusterPlan) -> tuple[list[IPv4Network], list[Problem]]:
     """Return the subnets of the further rails, and what is wrong with the rails of all nodes."""
-    listed_rails = {host: _texts(reader.role_value(host, "container_rails")) or [] for host in reader.hosts}
+    variables = {host: reader.node(host) for host in reader.hosts}
+    listed_rails = {host: one.texts("container_rails") for host, one in variables.items()}
     problems = [
         problem
         for host, rails in listed_rails.items()
         for problem in name_problems(
-            host, rails, reader.text(host, "network_parent"), reader.text(host, "network_driver")
+            host, rails, variables[host].text("network_parent"), variables[host].text("network_driver")
         )
     ]
     counts = {host: len(rails) for host, rails in listed_rails.items()}
-    given = {host: _texts(reader.role_value(host, RAIL_SUBNETS)) or [] for host in reader.hosts}
+    given = {host: one.texts(RAIL_SUBNETS) for host, one in variables.items()}
     subnets, found = rail_subnets(plan.addresses.subnet, counts, given)
     for subnet in subnets:
         found += subnet_problems(subnet, RAIL_SUBNETS)
@@ -231,7 +224,7 @@ def contradictions(reader: HostVariables, addresses: AddressPlan) -> list[Proble
             ("my_ip_master_addr", master_addr, f"set my_ip of {master}"),
             ("container_master_addr", master_addr, f"set my_ip of {master}"),
         ):
-            given = reader.text(host, name)
+            given = reader.node(host).text(name)
             if given and planned and given != planned:
                 reason = f"is not what is planned, {planned}"
                 problems.append(Problem(host, f"{name} {given}", reason, f"{instead} instead"))
@@ -253,11 +246,11 @@ def _check_roles(
 
     `variables` are the cluster-wide ones of each host.
     """
-    options = {name: option for _, name, option in role_options()}
+    options = {name: option for _, name, option in role_specs.role_options()}
     cluster_wide = {*CLUSTER_OPTIONS, *REGISTERED}
     checker = RoleVariables({name: option for name, option in options.items() if name not in cluster_wide})
     known = {*options, *cluster_wide, *NEW_NAMES}
-    prefixes = ["rdm_", *(f"{role.name}_" for role in sorted(ROLES.iterdir()))]
+    prefixes = ["rdm_", *(f"{role.name}_" for role in sorted(role_specs.ROLES.iterdir()))]
     problems: list[Problem] = []
     images: dict[str, Images] = {}
     names: set[str] = set()
@@ -292,10 +285,10 @@ def _check_roles(
         known_now = IMAGE_VARIABLES.intersection(present) <= set(given) and accelerator in ACCELERATORS
         # A bare host has no containers, and so no images.
         known_now = known_now and not bare
-        images[host] = _images(reader, host, accelerator, given) if known_now else Images("", False, [])
+        images[host] = _images(host, accelerator, given) if known_now else Images("", False, [])
         if not wrong:
             try:
-                network_options(reader.known(host))
+                network_options(reader.node(host))
             except ValueError as error:
                 wrong.append(Problem(host, "", str(error), "correct it in the inventory"))
         problems += [] if bare else unpinned(host, _powerful(reader, host), given.get("images_list"))
@@ -315,16 +308,16 @@ def _check_roles(
 def _torch_problems(reader: HostVariables, host: str) -> list[Problem]:
     """Return what is wrong with where a bare host with AMD GPUs gets torch from."""
     names = [f"python_env_torch{one}" for one in ("", "_backend")]
-    if names[1] not in reader.variables(host) or any(reader.text(host, name) for name in names):
+    if names[1] not in reader.variables(host) or any(reader.node(host).text(name) for name in names):
         return []
     reason = "takes PyPI's torch, which is for CUDA, and rdm_accelerator is rocm"
     hint = "set it to auto, or to the build for the node's ROCm, such as rocm6.4, or set python_env_torch"
     return [Problem(host, "an empty python_env_torch_backend", reason, hint)]
 
 
-def _images(reader: HostVariables, host: str, accelerator: Any, given: Mapping[str, Any]) -> Images:
+def _images(host: str, accelerator: Any, given: Mapping[str, Any]) -> Images:
     """Return a node's images, and what is wrong with the list of them."""
-    profiles = given.get("images_profiles") or reader.default("images_profiles")
+    profiles = given.get("images_profiles") or role_specs.default("images_profiles")
     if not isinstance(profiles, dict):
         return Images("", False, [])  # which is told already
     image = str(given.get("container_image") or "")
@@ -333,47 +326,16 @@ def _images(reader: HostVariables, host: str, accelerator: Any, given: Mapping[s
 
 def _powerful(reader: HostVariables, host: str) -> dict[str, str]:
     """Return the images that run with all rights on the node, by the variable that names each."""
-    plugin = plugin_of(reader.known(host))
-    if not plugin or reader.true(host, "sriov_allow_tag"):
+    variables = reader.node(host)
+    plugin = plugin_of(variables)
+    if not plugin or variables.true("sriov_allow_tag"):
         return {}
     used = {}
     if plugin == UPSTREAM:
-        used["sriov_image"] = reader.text(host, "sriov_image") or UPSTREAM_IMAGE
-    if reader.true(host, "sriov_install_wrapper"):
-        used["sriov_wrapper_image"] = reader.text(host, "sriov_wrapper_image")
+        used["sriov_image"] = variables.text("sriov_image") or UPSTREAM_IMAGE
+    if variables.true("sriov_install_wrapper"):
+        used["sriov_wrapper_image"] = variables.text("sriov_wrapper_image")
     return used
-
-
-def function_devices(reader: HostVariables, host: str) -> bool:
-    """Return whether a container gets the RDMA devices of just its function, where a plugin reserves that."""
-    return (
-        reader.text(host, "container_rdma") != "all" and reader.role_value(host, "container_devices") is None
-    )
-
-
-def wire_addresses(reader: HostVariables, host: str, plan: Mapping[str, Any]) -> dict[str, str]:
-    """Return a node's address on the wire of each of its interfaces that can be asked who has it.
-
-    Args:
-        reader: the variables.
-        host: the node.
-        plan: what the action plan returns.
-    """
-    driver = reader.text(host, "network_driver")
-    vlan = int(reader.text(host, "network_vlan") or 0)
-    if driver not in DRIVERS_ON_A_PARENT or reader.text(host, "rdm_runtime") == RUNTIME_HOST:
-        return {}
-    if driver == "sriov" and (vlan or reader.text(host, "network_pkey")):
-        return {}  # on another wire than the physical function
-    first = IPv4Network(plan["subnet"])
-    subnets = [first, *map(IPv4Network, plan.get("rails") or ())]
-    parents = _texts(reader.role_value(host, "container_rails")) or [reader.text(host, "network_parent")]
-    return {
-        parent.partition(",")[0].strip() + (f".{vlan}" if vlan else ""): in_subnet(
-            plan["nodes"][host]["my_ip"], first, subnet
-        )
-        for parent, subnet in zip(parents, subnets, strict=False)
-    }
 
 
 def _sriov_network(reader: HostVariables, host: str) -> Network:
@@ -382,91 +344,35 @@ def _sriov_network(reader: HostVariables, host: str) -> Network:
     One without containers where its options are wrong, which is told elsewhere.
     """
     try:
-        return wanted_network(network_options(reader.known(host)))
+        return wanted_network(network_options(reader.node(host)))
     except (ValueError, FunctionProblem):
         return Network((), mode="")
 
 
-def bare_node_plan(reader: HostVariables, node: str, plan: ClusterPlan) -> NodePlan:
-    """Return what the cluster wants of a node whose variables are not to be trusted."""
-    return NodePlan(
-        node=node,
+def state_of_node(
+    reader: HostVariables, entry: PlanEntry, plan: ClusterPlan, images: Images, trusted: bool = True
+) -> DesiredState:
+    """Return what one node of the cluster should have; see :func:`desired_state`."""
+    node, mine = entry.node, plan.inventory.nodes[entry.node]
+    variables = reader.node(node)
+    if trusted:
+        directory = str(reader.written(node).get("inventory_dir") or "")
+        entry = entry._replace(archives=tuple(archives_here(listed_images(variables), directory)))
+    return desired_state(
+        variables,
+        entry,
+        trusted=trusted,
         cluster=plan.inventory.cluster,
-        accelerator=plan.inventory.nodes[node].accelerator,
-        my_ip=plan.addresses.nodes[node],
-        subnet=plan.addresses.subnet,
-        gateway=plan.addresses.gateway,
-        slots=plan.inventory.nodes[node].slots,
-        network_name="",
-        network_driver="",
-        docker_socket=reader.text(node, "rdm_docker_socket"),
-        engine_install=reader.true(node, "docker_engine_install"),
-        repairs=reader.true(node, "my_ip_repair_strays"),
-    )
-
-
-def node_plan(reader: HostVariables, node: str, plan: ClusterPlan, images: Images) -> NodePlan:
-    """Return what the cluster wants of one node."""
-    return bare_node_plan(reader, node, plan)._replace(
-        network_name=reader.text(node, "network_name"),
-        network_driver=reader.text(node, "network_driver"),
-        network_parent=reader.text(node, "network_parent"),
-        network_options=network_options(reader.known(node)),
-        network_replace=reader.true(node, "network_replace"),
-        container_name=reader.text(node, "container_name"),
-        memlock_required=reader.true(node, "container_memlock_required", otherwise=True),
-        log_needed=reader.true(node, "container_sshd", otherwise=True),
-        own_memory=own_memory(
-            reader.role_value(node, "container_shm_size"), reader.role_value(node, "container_ipc_mode")
-        ),
-        min_free_bytes=int(reader.text(node, "images_min_free_bytes") or 0),
-        image=images.image,
+        accelerator=mine.accelerator,
+        slots=mine.slots,
+        become=mine.become,
         image_listed=images.listed,
-        protect_jobs=reader.true(node, "container_protect_jobs", otherwise=True),
-        own_devices=any(
-            reader.role_value(node, f"container_{what}") is not None
-            for what in ("devices", "device_requests")
-        ),
-        groups=_texts(reader.role_value(node, "container_groups")),
-        userns_mode=reader.text(node, "container_userns_mode"),
-        unlabelled=unlabelled_volumes(
-            {name: reader.role_value(node, f"container_{name}") for name in MOUNT_OPTIONS}
-        ),
-        rdma=reader.text(node, "container_rdma"),
-        functions=plan.functions.get(node, vf_plan.NONE).wanted(vf_plan.first_of(plan.addresses, node)),
-        become=plan.inventory.nodes[node].become,
-        sriov=sriov_settings(reader.known(node)),
-        rails=_rails(reader, node, plan),
-        function_devices=function_devices(reader, node),
-        plugin=plugin_of(reader.known(node)),
+        functions=plan.functions.get(node, vf_plan.NONE).wanted(entry.vf_mac),
     )
-
-
-def _rails(reader: HostVariables, node: str, plan: ClusterPlan) -> list[Rail]:
-    parents = _texts(reader.role_value(node, "container_rails")) or []
-    first = plan.addresses.subnet
-    return [
-        Rail(
-            parent=parents[index],
-            network=network_of(reader.text(node, "network_name"), index),
-            subnet=subnet,
-            gateway=in_subnet(plan.addresses.gateway, first, subnet),
-            my_ip=in_subnet(plan.addresses.nodes[node], first, subnet),
-            options=network_options(reader.known(node), parents[index], index),
-        )
-        for index, subnet in enumerate(plan.rails, start=1)
-    ]
-
-
-def _texts(value: Any) -> list[str] | None:
-    """Return a list of texts as Ansible takes it, None for none."""
-    if value is None:
-        return None
-    return [str(item) for item in (value.split(",") if isinstance(value, str) else value)]
 
 
 def base_of_nodes(
-    plan: ClusterPlan, previous: AddressPlan | None, images: dict[str, Images]
+    plan: ClusterPlan, previous: AddressPlan | None, images: Mapping[str, Images]
 ) -> dict[str, dict[str, Any]]:
     """Return what is known of every node of the inventory, reached or not."""
     notes = address_plan.notes(plan.addresses, previous, plan.inventory.pins)

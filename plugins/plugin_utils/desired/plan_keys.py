@@ -5,16 +5,34 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from ansible_collections.rdm.provision.plugins.module_utils.constants import STATE_DIR
 from ansible_collections.rdm.provision.plugins.plugin_utils.addresses.address_plan import AddressPlan
-from ansible_collections.rdm.provision.plugins.plugin_utils.desired.node_plan import Origin
 from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import (
     PreconditionFailed,
     Problem,
 )
 from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.host_variables import HostVariables
 from ansible_collections.rdm.provision.plugins.plugin_utils.ssh import cluster_keys
+
+
+class Origin(NamedTuple):
+    """What this inventory knows of the cluster, to compare with what a node carries of one of that name.
+
+    Attributes:
+        authority: fingerprint of the key that signs its containers' host keys; empty before it is made.
+        new_keys: whether the user wants other keys than before.
+        planned: whether there was an address plan before this run.
+        before: the node's address in it; empty for a node that it does not have.
+        replaced: fingerprints of the authorities that the cluster had before.
+    """
+
+    authority: str
+    new_keys: bool
+    planned: bool
+    before: str
+    replaced: tuple[str, ...]
 
 
 def key_problems(reader: HostVariables, previous: AddressPlan | None, plan_file: str) -> list[Problem]:
@@ -105,10 +123,10 @@ def replaced_authorities(
 
 
 def _directory(reader: HostVariables, host: str) -> str:
-    given = os.path.expanduser(reader.text(host, "container_ssh_key_dir"))
+    given = os.path.expanduser(reader.node(host).text("container_ssh_key_dir"))
     inventory = str(reader.written(host).get("inventory_dir") or "")
     return os.path.join(inventory, given or os.path.join(STATE_DIR, "ssh"))
 
 
 def _wants_new(reader: HostVariables) -> bool:
-    return reader.true(reader.hosts[0], "preflight_new_ssh_keys")
+    return reader.node(reader.hosts[0]).true("preflight_new_ssh_keys")

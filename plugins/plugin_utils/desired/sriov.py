@@ -8,9 +8,12 @@ from typing import Any, NamedTuple
 
 from ansible_collections.rdm.provision.plugins.module_utils.network_plugin.installation import PROGRAM, STATE
 from ansible_collections.rdm.provision.plugins.plugin_utils.controller.node_programs import program_digest
-from ansible_collections.rdm.provision.plugins.plugin_utils.desired.node_plan import OWN, UPSTREAM_IMAGE
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.plan_entry import PlanEntry
-from ansible_collections.rdm.provision.plugins.plugin_utils.desired.sriov_settings import vf_parents
+from ansible_collections.rdm.provision.plugins.plugin_utils.desired.sriov_settings import (
+    OWN,
+    UPSTREAM_IMAGE,
+    vf_parents,
+)
 from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.node_variables import NodeVariables
 
 

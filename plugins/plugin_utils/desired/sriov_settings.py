@@ -3,11 +3,45 @@
 
 from __future__ import annotations
 
-from ansible_collections.rdm.provision.plugins.plugin_utils.desired.node_plan import (
-    DRIVERS_ON_A_PARENT,
-    SriovSettings,
-)
+from typing import Any, NamedTuple
+
 from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.node_variables import NodeVariables
+
+OWN, UPSTREAM = "rdm-sriov", "upstream"
+UPSTREAM_IMAGE = "rdma/sriov-plugin:latest"
+DRIVERS_ON_A_PARENT = {"sriov", "macvlan", "ipvlan"}
+"""The network drivers whose network lies on an interface of the node."""
+
+
+class SriovSettings(NamedTuple):
+    """What is wanted of a node's parent interfaces.
+
+    Attributes:
+        parents: names of the interfaces that the container network lies on.
+        vfs: how many VFs each has to offer; 0 where the network needs none.
+        firmware_vfs: how many the firmware may be told to allow, 0 where it is not to be touched.
+        kernel_parameters: whether the kernel's command line may be changed.
+        reboot_ok: whether the node may be rebooted for these.
+        socket: at which the network plugin is to answer; empty where none is wanted.
+        run_as: who starts the network plugin: `unit`, `container`, or `auto`.
+        function_devices: whether the container gets the RDMA devices of just the function that it gets.
+        stand_in: whether a program of the user's own is the network plugin, of which nothing is known.
+    """
+
+    parents: tuple[str, ...] = ()
+    vfs: int = 0
+    firmware_vfs: int = 0
+    kernel_parameters: bool = False
+    reboot_ok: bool = False
+    socket: str = ""
+    run_as: str = ""
+    function_devices: bool = False
+    stand_in: bool = False
+
+    def look(self) -> dict[str, Any]:
+        """Return the option `sriov` of node_facts: what a look at the node has to tell."""
+        told = ("parents", "vfs", "firmware_vfs", "kernel_parameters", "socket", "function_devices")
+        return {key: value for key, value in self._asdict().items() if key in told}
 
 
 def sriov_settings(variables: NodeVariables) -> SriovSettings:

@@ -80,14 +80,14 @@ class Functions(NamedTuple):
             for number, address in enumerate(listed[: self.number]):
                 yield address, f"VF {number} of {parent}"
 
-    @property
-    def shows(self) -> list[str]:
-        """What is looked at, of each VF, to see that it is still so."""
-        given = {"vlan": self.vlan, "trust": self.trust, "spoof_check": self.spoof_check}
-        return ["address", "policy", *(name for name, value in given.items() if value is not None)]
-
 
 NONE = Functions(0, [])
+
+
+def shown(wanted: Wanted) -> list[str]:
+    """Return what is looked at, of each VF of a PF, to see that it is still so."""
+    given = {"vlan": wanted.vlan, "trust": wanted.trust, "spoof_check": wanted.spoof_check}
+    return ["address", "policy", *(name for name, value in given.items() if value is not None)]
 
 
 def functions_of(variables: NodeVariables) -> Functions:

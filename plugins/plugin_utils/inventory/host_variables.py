@@ -8,8 +8,6 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from ansible.errors import AnsibleError
-from ansible.module_utils.parsing.convert_bool import boolean
 from ansible.vars.hostvars import HostVarsVars
 from ansible_collections.rdm.provision.plugins.module_utils.constants import PLAN_FILE
 from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import (
@@ -67,7 +65,7 @@ class HostVariables:
         self.hosts = list(dict.fromkeys([*self.masters, *self.workers]))
         self._raw = {host: with_new_names(raw(host)) for host in self.hosts}
         self._by_host = {host: HostVarsVars(raw, loader, host) for host, raw in self._raw.items()}
-        self._known: dict[str, NodeVariables] = {}
+        self._nodes: dict[str, NodeVariables] = {}
         self._written: dict[str, Mapping[str, Any]] = {}
         self.written_defaults = dict(role_specs.role_defaults())
         self._constant: dict[int, tuple[Any, bool]] = {}
@@ -93,44 +91,12 @@ class HostVariables:
         return written if known[1] else self._by_host[host][name]
 
     def node(self, host: str) -> NodeVariables:
-        """Return a host's variables as its roles take them."""
-        return NodeVariables(self._by_host[host], lambda name: self.evaluate(host, name))
-
-    def known(self, host: str) -> NodeVariables:
-        """Return the same, but None for what refers to something that is not known yet."""
-
-        def evaluate(name: str) -> Any:
-            try:
-                return self.evaluate(host, name)
-            except AnsibleError:
-                return None
-
-        if host not in self._known:
-            self._known[host] = NodeVariables(self._by_host[host], evaluate)
-        return self._known[host]
-
-    def role_value(self, host: str, name: str) -> Any:
-        """Return a role's variable as the host has it, else the role's default, else None."""
-        if name in self._by_host[host]:
-            try:
-                return self.evaluate(host, name)
-            except AnsibleError:
-                return None
-        return self.default(name)
-
-    def default(self, name: str) -> Any:
-        """Return the default of a role's variable, None when it has to be evaluated."""
-        return role_specs.default(name)
-
-    def text(self, host: str, name: str) -> str:
-        """Return a role's variable as text, empty when it has no value."""
-        value = self.role_value(host, name)
-        return "" if value is None else str(value)
-
-    def true(self, host: str, name: str, otherwise: bool = False) -> bool:
-        """Return a role's variable as a truth value."""
-        value = self.role_value(host, name)
-        return otherwise if value is None else bool(boolean(value, strict=False))
+        """Return a host's variables as its roles take them; what is not known yet has no value."""
+        if host not in self._nodes:
+            self._nodes[host] = NodeVariables(
+                self._by_host[host], lambda name: self.evaluate(host, name), early=True
+            )
+        return self._nodes[host]
 
     def facts(self, name: str, hosts: Mapping[str, str]) -> Iterator[tuple[str, dict[str, Any]]]:
         """Yield what `node_facts` registered as `name`, for the hosts that answered."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Container
 from typing import Any
 
+from ansible.errors import AnsibleError
 from ansible.module_utils.parsing.convert_bool import boolean
 from ansible_collections.rdm.provision.plugins.plugin_utils.inventory import role_specs
 
@@ -16,26 +17,39 @@ class NodeVariables:
     Args:
         given: the names of the variables that the node has.
         evaluate: returns the value of one of them.
+        early: whether a variable that refers to something unknown has no value yet. Otherwise reading it
+            raises AnsibleError.
+
+    Attributes:
+        missed: whether such a variable was read; for who reads to set back.
     """
 
-    def __init__(self, given: Container[str], evaluate: Callable[[str], Any]) -> None:
+    def __init__(self, given: Container[str], evaluate: Callable[[str], Any], *, early: bool = False) -> None:
         self._given = given
         self._evaluate = evaluate
+        self._early = early
         self._known: dict[str, Any] = {}
+        self._unknown: set[str] = set()
+        self.missed = False
 
     def value(self, name: str) -> Any:
-        """Return a variable's value, None for none.
-
-        Raises:
-            AnsibleError: it refers to something that is not known.
-        """
+        """Return a variable's value, None for none."""
         if name not in self._known:
-            self._known[name] = (
-                role_specs.typed(name, self._evaluate(name))[0]
-                if name in self._given
-                else role_specs.typed_default(name)
-            )
+            self._known[name] = self._read(name)
+        if name in self._unknown:
+            self.missed = True
         return self._known[name]
+
+    def _read(self, name: str) -> Any:
+        if name not in self._given:
+            return role_specs.typed_default(name)
+        try:
+            return role_specs.typed(name, self._evaluate(name))[0]
+        except AnsibleError:
+            if not self._early:
+                raise
+            self._unknown.add(name)
+            return None
 
     def text(self, name: str) -> str:
         """Return a variable as text, empty when it has no value."""

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from ipaddress import IPv4Network
 from typing import Any
 
 import pytest
 from ansible_collections.rdm.provision.plugins.module_utils.sriov.decision import Wanted
-from ansible_collections.rdm.provision.plugins.plugin_utils.addresses.rails import Rail
 from ansible_collections.rdm.provision.plugins.plugin_utils.checks import devices as device_checks
 from ansible_collections.rdm.provision.plugins.plugin_utils.checks.existing import (
     container_seen,
@@ -15,47 +13,30 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.checks.existing impo
     network_differences,
     network_present,
 )
+from ansible_collections.rdm.provision.plugins.plugin_utils.checks.findings import Findings
 from ansible_collections.rdm.provision.plugins.plugin_utils.checks.node import (
     check_host,
     check_node,
     with_strays,
 )
-from ansible_collections.rdm.provision.plugins.plugin_utils.desired.node_plan import (
-    Findings,
-    NodePlan,
-    SriovSettings,
-)
+from ansible_collections.rdm.provision.plugins.plugin_utils.desired.plan_entry import PlanEntry
+from ansible_collections.rdm.provision.plugins.plugin_utils.desired.sriov_settings import SriovSettings
 from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import sentences
 
+from tests.unit.plugins.desired_states import ENTRY, wanted
 from tests.unit.plugins.node_reports import SOUND, container, network, report
 
 OURS = {"rdm.provision.cluster": "rdm"}
 SUBNET = "192.169.16.0/24"
+RAILS = ENTRY._replace(rails=("10.1.0.0/24",))
 
 
-def want(**changes: Any) -> NodePlan:
-    plan = NodePlan(
-        node="node1",
-        cluster="rdm",
-        accelerator="cpu",
-        my_ip="192.169.16.100",
-        subnet=IPv4Network(SUBNET),
-        gateway="192.169.16.1",
-        network_name="ibnet",
-        network_driver="macvlan",
-        network_parent="ib0",
-        network_options={"parent": "ib0"},
-        container_name="rdm",
-    )
-    return plan._replace(**changes)
-
-
-def problems(found: dict[str, Any], **changes: Any) -> list[str]:
-    return [problem.sentence for problem in check_node(want(**changes), found).problems]
+def problems(found: dict[str, Any], entry: PlanEntry = ENTRY, **changes: Any) -> list[str]:
+    return [problem.sentence for problem in check_node(wanted(entry, **changes), found).problems]
 
 
 def warnings(found: dict[str, Any], **changes: Any) -> list[str]:
-    return sentences(check_node(want(**changes), found).warnings)
+    return sentences(check_node(wanted(**changes), found).warnings)
 
 
 def with_networks(*networks: dict[str, Any], containers: tuple[dict[str, Any], ...] = ()) -> dict[str, Any]:
@@ -65,7 +46,7 @@ def with_networks(*networks: dict[str, Any], containers: tuple[dict[str, Any], .
 
 
 def test_sound_node_passes_without_a_word() -> None:
-    assert check_node(want(), report()) == ([], [])
+    assert check_node(wanted(), report()) == ([], [])
 
 
 @pytest.mark.parametrize(
@@ -86,7 +67,7 @@ def test_node_whose_engine_cannot_be_used_is_refused(state: str, hint: str) -> N
 @pytest.mark.parametrize("state", ["absent", "stopped"])
 def test_an_engine_may_be_where_nobody_looked(state: str) -> None:
     found = report(docker=None, docker_state=state, docker_error="no engine answers at /run/nope.sock")
-    [sentence] = problems(found, docker_socket="/run/nope.sock")
+    [sentence] = problems(found, rdm_docker_socket="/run/nope.sock")
     assert sentence.startswith(
         "no engine answers at /run/nope.sock: correct rdm_docker_socket if /run/nope.sock is the wrong path, "
     )
@@ -116,7 +97,7 @@ def test_another_engine_is_named_where_the_one_asked_is_missing() -> None:
     assert "the engine of ops's Docker context big is at /srv/docker.sock: set rdm_docker_socket:" in sentence
     [sentence] = problems(report(**absent, other_engines=[FAR]))
     assert "the engine of ops's Docker context far is not on this node: install Docker" in sentence
-    assert problems(report(**absent, other_engines=[ROOTLESS]), engine_install=True) == []
+    assert problems(report(**absent, other_engines=[ROOTLESS]), docker_engine_install=True) == []
 
 
 def test_a_users_other_context_is_a_warning_beside_an_engine_that_answers() -> None:
@@ -146,7 +127,7 @@ SOCKET = "/run/podman/podman.sock"
 
 
 def test_podman_is_used_where_its_socket_is_named_and_nowhere_else() -> None:
-    assert problems(podman(), network_driver="macvlan", docker_socket=SOCKET) == []
+    assert problems(podman(), network_driver="macvlan", rdm_docker_socket=SOCKET) == []
     [sentence] = problems(podman(socket="/run/docker.sock"), network_driver="macvlan")
     assert sentence == (
         "Podman 4.3.1 answers at /run/docker.sock, not a Docker Engine: set rdm_docker_socket: "
@@ -185,17 +166,17 @@ def test_podman_is_used_where_its_socket_is_named_and_nowhere_else() -> None:
     ],
 )
 def test_what_podman_cannot_is_refused(found: dict[str, Any], want: dict[str, Any], sentence: str) -> None:
-    assert sentence in problems(found, **{"network_driver": "macvlan", "docker_socket": SOCKET, **want})
+    assert sentence in problems(found, **{"network_driver": "macvlan", "rdm_docker_socket": SOCKET, **want})
 
 
 def test_missing_engine_is_no_problem_when_it_will_be_installed() -> None:
     absent = report(docker=None, docker_state="absent", docker_error="none", python_requests=False)
-    assert problems(absent, engine_install=True) == []
-    assert problems(absent, engine_install=True, docker_socket="/run/docker.sock") == []
-    assert problems(absent, engine_install=True, docker_socket=SOCKET) == []
-    [sentence] = problems(absent, engine_install=True, docker_socket="/srv/docker.sock")
+    assert problems(absent, docker_engine_install=True) == []
+    assert problems(absent, docker_engine_install=True, rdm_docker_socket="/run/docker.sock") == []
+    assert problems(absent, docker_engine_install=True, rdm_docker_socket=SOCKET) == []
+    [sentence] = problems(absent, docker_engine_install=True, rdm_docker_socket="/srv/docker.sock")
     assert "rdm_docker_socket /srv/docker.sock is not where an engine that docker_engine_install" in sentence
-    assert problems(report(docker=None, docker_state="forbidden"), engine_install=True) != []
+    assert problems(report(docker=None, docker_state="forbidden"), docker_engine_install=True) != []
 
 
 @pytest.mark.parametrize(
@@ -277,14 +258,14 @@ def test_findings_of_the_node_are_passed_on() -> None:
 
 
 def test_accelerator_that_the_node_lacks_is_refused() -> None:
-    [sentence] = problems(report(), accelerator="rocm")
+    [sentence] = problems(report(), rdm_accelerator="rocm")
     assert sentence.startswith(
         "rdm_accelerator rocm does not fit the node, which has no GPU that its driver serves"
     )
-    [sentence] = problems(report(accelerator="cuda", gpus=[{}] * 8), accelerator="rocm")
+    [sentence] = problems(report(accelerator="cuda", gpus=[{}] * 8), rdm_accelerator="rocm")
     assert "which has 8 GPUs (cuda): set rdm_accelerator: cuda" in sentence
     whole = {"kfd": True, "dri": ["/dev/dri/renderD128"]}
-    assert problems(report(accelerator="rocm", gpus=[{}] * 8, devices=whole), accelerator="rocm") == []
+    assert problems(report(accelerator="rocm", gpus=[{}] * 8, devices=whole), rdm_accelerator="rocm") == []
 
 
 @pytest.mark.parametrize(
@@ -297,35 +278,35 @@ def test_accelerator_that_the_node_lacks_is_refused() -> None:
 )
 def test_rocm_without_its_devices_is_refused(devices: dict[str, Any], missing: str) -> None:
     found = report(accelerator="rocm", gpus=[{}] * 8, devices=devices)
-    [sentence] = problems(found, accelerator="rocm")
+    [sentence] = problems(found, rdm_accelerator="rocm")
     assert sentence.startswith(f"rdm_accelerator rocm needs {missing}, missing here: load amdgpu")
-    assert problems(found, accelerator="rocm", own_devices=True) == []
+    assert problems(found, rdm_accelerator="rocm", container_devices=[]) == []
     assert problems(found) == [], "a cpu cluster needs none of it"
 
 
 def test_groups_of_the_user_that_do_not_own_the_gpus_are_a_warning() -> None:
     devices = {"kfd": True, "dri": ["/dev/dri/renderD128"], "groups": [44, 992]}
     found = report(accelerator="rocm", gpus=[{}], devices=devices)
-    [sentence] = warnings(found, accelerator="rocm", groups=["44"])
+    [sentence] = warnings(found, rdm_accelerator="rocm", container_groups=["44"])
     assert "container_groups lacks 992" in sentence
     for groups in (None, ["44", "992"], ["video"]):
-        assert warnings(found, accelerator="rocm", groups=groups) == []
+        assert warnings(found, rdm_accelerator="rocm", container_groups=groups) == []
 
 
 def test_cuda_without_a_way_to_its_gpus_is_refused() -> None:
     cuda = {"accelerator": "cuda", "gpus": [{}] * 8, "devices": {"nvidia": ["/dev/nvidia0"]}}
-    [sentence] = problems(report(**cuda), accelerator="cuda")
+    [sentence] = problems(report(**cuda), rdm_accelerator="cuda")
     assert sentence.startswith("rdm_accelerator cuda needs NVIDIA's container toolkit, and neither")
     assert "nvidia-ctk runtime configure" in sentence
     for more in ({"nvidia_hook": True}, {"docker_nvidia": ["runtime"]}, {"docker_nvidia": ["cdi"]}):
-        assert check_node(want(accelerator="cuda"), report(**cuda, **more)) == ([], [])
-    assert problems(report(**cuda), accelerator="cuda", own_devices=True) == []
+        assert check_node(wanted(rdm_accelerator="cuda"), report(**cuda, **more)) == ([], [])
+    assert problems(report(**cuda), rdm_accelerator="cuda", container_devices=[]) == []
     to_come = report(**cuda, docker=None, docker_state="absent")
-    assert problems(to_come, accelerator="cuda", engine_install=True) != [], (
+    assert problems(to_come, rdm_accelerator="cuda", docker_engine_install=True) != [], (
         "the role installs the engine only"
     )
     bare = report(**{**cuda, "devices": {"nvidia": []}}, nvidia_hook=True)
-    assert "there is no /dev/nvidia0 yet" in warnings(bare, accelerator="cuda")[0]
+    assert "there is no /dev/nvidia0 yet" in warnings(bare, rdm_accelerator="cuda")[0]
 
 
 def test_remapped_users_are_refused_unless_the_container_is_left_out() -> None:
@@ -333,15 +314,16 @@ def test_remapped_users_are_refused_unless_the_container_is_left_out() -> None:
     [sentence] = problems(found)
     assert sentence.startswith("userns-remap of the engine hides the cluster's keys")
     assert "set container_userns_mode: host" in sentence
-    assert problems(found, userns_mode="host") == []
+    assert problems(found, container_userns_mode="host") == []
 
 
 def test_mounts_of_the_user_under_selinux_are_a_warning() -> None:
     found = report(docker_security_options=["selinux"])
-    [sentence] = warnings(found, unlabelled=["/data", "/more"])
+    mounts: dict[str, Any] = {"container_ipc_mode": "private", "container_volumes": ["/data:/d", "/more:/m"]}
+    [sentence] = warnings(found, **mounts)
     assert "SELinux may keep the container from /data, /more of container_volumes" in sentence
     assert warnings(found) == []
-    assert warnings(report(), unlabelled=["/data"]) == []
+    assert warnings(report(), **mounts) == []
 
 
 def test_unused_gpus_are_a_warning() -> None:
@@ -358,17 +340,17 @@ def test_a_line_of_others_by_which_shells_have_another_address_is_named() -> Non
         "shells": ["login shells", "zsh"],
         "plain": False,
     }
-    same = {**stray, "value": want().my_ip}
+    same = {**stray, "value": wanted().my_ip}
     (said,) = warnings(report(strays=[stray, same]))
     for words in (
         "/home/u/.bashrc:12",
         "10.0.0.9",
-        want().my_ip,
+        wanted().my_ip,
         "login shells and in zsh",
         "remove that line",
     ):
         assert words in said
-    on_host = check_host(want(), report(strays=[stray]))
+    on_host = check_host(wanted(), report(strays=[stray]))
     assert [one.value for one in on_host.warnings] == ["/home/u/.bashrc:12"]
     assert "my_ip_repair_strays" not in said
     (said,) = warnings(report(strays=[{**stray, "plain": True}]))
@@ -378,15 +360,15 @@ def test_a_line_of_others_by_which_shells_have_another_address_is_named() -> Non
 def test_a_line_that_is_repaired_is_work_and_no_warning() -> None:
     stray = {"file": "/home/u/.bashrc", "line": 2, "value": "10.0.0.9", "shells": ["zsh"], "plain": True}
     more = {**stray, "line": 9, "plain": False}
-    found = report(strays=[stray, more, {**stray, "value": want().my_ip}])
-    (said,) = warnings(found, repairs=True)
+    found = report(strays=[stray, more, {**stray, "value": wanted().my_ip}])
+    (said,) = warnings(found, my_ip_repair_strays=True)
     assert "/home/u/.bashrc:9" in said
     found["work"] = {"my_ip": ["MY_IP in ~/.bashrc has changed"], "hostfile": ["it is missing"]}
     assert with_strays(found, "") == found["work"]
-    assert with_strays(found, want().my_ip) == {
+    assert with_strays(found, wanted().my_ip) == {
         "my_ip": [
             "MY_IP in ~/.bashrc has changed",
-            f"/home/u/.bashrc:2 sets MY_IP to 10.0.0.9, which wins over {want().my_ip} in zsh",
+            f"/home/u/.bashrc:2 sets MY_IP to 10.0.0.9, which wins over {wanted().my_ip} in zsh",
         ],
         "hostfile": ["it is missing"],
     }
@@ -407,8 +389,7 @@ def test_parent_interface_must_exist() -> None:
 
 @pytest.mark.parametrize("driver", ["sriov", "macvlan"])
 def test_the_sentence_of_a_rail_names_the_variable_of_rails(driver: str) -> None:
-    rail = Rail("ib7", "ibnet-1", IPv4Network("10.1.0.0/24"), "10.1.0.254", "10.1.0.1")
-    [sentence] = problems(report(), network_parent="ib0", network_driver=driver, rails=(rail,))
+    [sentence] = problems(report(), RAILS, network_driver=driver, container_rails=["ib0", "ib7"])
     assert sentence.startswith("container_rails ib7 is not an interface of the node: choose one of eth0, ib0")
 
 
@@ -511,12 +492,11 @@ def test_no_functions_and_none_to_be_made_are_refused_before_the_plugin_has_none
 
 
 def test_every_parent_without_functions_is_named_with_what_the_poorest_can_have() -> None:
-    rail = Rail("ib1", "ibnet-1", IPv4Network("10.1.0.0/24"), "10.1.0.254", "10.1.0.1")
     found = report(
         interfaces=[{"name": name, "addresses": []} for name in ("ib0", "ib1")],
         parents=[below(), below(name="ib1", pci="0000:42:00.0", total_vfs=4)],
     )
-    assert problems(found, **ON_IB0, rails=(rail,)) == [
+    assert problems(found, RAILS, **ON_IB0, container_rails=["ib0", "ib1"]) == [
         "sriov_vfs 0 makes no virtual functions, and ib0, ib1 have none now: set sriov_vfs to how many each "
         "shall have, 4 at most"
     ]
@@ -617,8 +597,8 @@ def test_a_vlan_on_infiniband_and_a_partition_on_ethernet_are_refused() -> None:
         "set network_vlan"
     ]
     assert problems(node, **more, network_options={"vlan": "100"}) == []
-    rail = Rail("ib0", "ibnet-1", IPv4Network("10.1.0.0/24"), "10.1.0.254", "10.1.0.1", {"vlan": "100"})
-    assert len(problems(node, **more, network_options={"vlan": "100"}, rails=(rail,))) == 1
+    more["container_rails"] = ["eth0", "ib0"]
+    assert len(problems(node, RAILS, **more, network_options={"vlan": "100"})) == 1
 
 
 def test_one_function_under_two_names_is_refused() -> None:
@@ -633,8 +613,8 @@ def test_memlock_is_refused_or_accepted_without_a_word_as_the_user_says() -> Non
     [sentence] = problems(limited)
     assert sentence.startswith("memlock is limited to 8388608 bytes")
     assert "LimitMEMLOCK=infinity" in sentence
-    assert problems(limited, memlock_required=False) == []
-    assert warnings(limited, memlock_required=False) == []
+    assert problems(limited, container_memlock_required=False) == []
+    assert warnings(limited, container_memlock_required=False) == []
 
 
 def test_shared_memory_that_would_end_nccl_is_refused() -> None:
@@ -647,9 +627,9 @@ def test_shared_memory_that_would_end_nccl_is_refused() -> None:
         f"/dev/shm {words}give it more (mount -o remount,size=50% /dev/shm, and the same in /etc/fstab), or "
         "set container_shm_size: 64G"
     ]
-    own = [one for one in problems(small, **gpus, own_memory=64 << 20) if "shm" in one]
+    own = [one for one in problems(small, **gpus, container_shm_size="64M") if "shm" in one]
     assert own == [f"container_shm_size {words}set it to 1G or more, such as 64G"]
-    for more in ({"own_memory": 64 << 30}, {"slots": 1}, {"accelerator": "cpu"}):
+    for more in ({"container_shm_size": "64G"}, {"slots": 1}, {"accelerator": "cpu"}):
         assert "shm" not in str(problems(small, **{**gpus, **more}))
     assert "shm" not in str(problems(report(shared_memory=1 << 30), **gpus))
 
@@ -686,9 +666,9 @@ def test_virtual_functions_of_what_is_no_pci_device_are_refused() -> None:
 
 def test_a_log_that_nobody_can_read_is_refused() -> None:
     found = report(docker_log_driver="none")
-    [sentence] = problems(found, log_needed=True)
+    [sentence] = problems(found, container_sshd=True)
     assert sentence.startswith("the engine's log driver none keeps no line of a container's log")
-    assert problems(found) == problems(report(docker_log_driver="journald"), log_needed=True) == []
+    assert problems(found) == problems(report(docker_log_driver="journald"), container_sshd=True) == []
 
 
 @pytest.mark.parametrize(
@@ -716,11 +696,11 @@ def test_a_login_shell_whose_commands_of_ssh_lack_my_ip_is_a_warning() -> None:
 
 
 def test_full_disk_is_refused() -> None:
-    [sentence] = problems(report(), min_free_bytes=200 * 2**30)
+    [sentence] = problems(report(), images_min_free_bytes=200 * 2**30)
     assert sentence.startswith("/var/lib/docker has 100.0 GiB free, and images need 200.0 GiB")
-    assert problems(report(), min_free_bytes=100 * 2**30) == []
+    assert problems(report(), images_min_free_bytes=100 * 2**30) == []
     unknown = report(disk={"path": "/var/lib/docker", "total": 0, "free": 0})
-    assert problems(unknown, min_free_bytes=1) == []
+    assert problems(unknown, images_min_free_bytes=1) == []
 
 
 # --- images ---
@@ -738,7 +718,7 @@ def test_bad_archive_is_refused() -> None:
         archive(),
         archive(problem="'x y' is not an image name", hint="write repository:tag"),
     ]
-    assert [tuple(problem) for problem in check_node(want(), found).problems] == [
+    assert [tuple(problem) for problem in check_node(wanted(), found).problems] == [
         ("node1", "/srv/a.tar", "does not exist", "put it there"),
         ("node1", "", "'x y' is not an image name", "write repository:tag"),
     ]
@@ -764,10 +744,10 @@ def test_disk_must_have_room_for_all_archives_together() -> None:
 
 def test_image_that_nobody_brings_must_be_there() -> None:
     found = report(docker_images=[{"id": "sha256:1", "tags": ["mine:1"]}, {"id": "sha256:2", "tags": []}])
-    assert problems(found, image="docker.io/library/mine:1", image_listed=False) == []
-    assert problems(found, image="other:1", image_listed=True) == []
-    assert problems(found, image=f"other@sha256:{64 * '0'}", image_listed=False) == []
-    assert problems(found, image="other:1", image_listed=False) == [
+    assert problems(found, container_image="docker.io/library/mine:1", image_listed=False) == []
+    assert problems(found, container_image="other:1", image_listed=True) == []
+    assert problems(found, container_image=f"other@sha256:{64 * '0'}", image_listed=False) == []
+    assert problems(found, container_image="other:1", image_listed=False) == [
         "container_image other:1 is not on the node, and images_list is empty: list it in images_list, or "
         "load it there"
     ]
@@ -778,10 +758,10 @@ def test_image_that_nobody_brings_must_be_there() -> None:
 
 def test_network_as_planned_passes() -> None:
     found = with_networks(network("ibnet", SUBNET, labels=OURS))
-    assert network_present(want(), found)
-    assert network_differences(want(), found) == []
+    assert network_present(wanted(), found)
+    assert network_differences(wanted(), found) == []
     assert problems(found) == []
-    assert not network_present(want(), report())
+    assert not network_present(wanted(), report())
 
 
 @pytest.mark.parametrize(
@@ -803,7 +783,7 @@ def test_network_with_other_settings_is_refused_until_the_user_says_so(
     existing: dict[str, Any], difference: str
 ) -> None:
     found = with_networks(existing)
-    assert difference in network_differences(want(), found)
+    assert difference in network_differences(wanted(), found)
     [sentence] = problems(found)
     assert sentence.startswith("the Docker network ibnet has other settings: ")
     assert difference in sentence
@@ -829,12 +809,12 @@ def test_jobs_end_with_their_containers_network_or_address() -> None:
     guest = {**container("guest", "beta", ibnet="192.169.16.9"), "jobs": ["c"]}
     kept = with_networks(network("ibnet", SUBNET, labels=OURS), containers=(trains, guest))
     other = with_networks(network("ibnet", "10.7.0.0/16", labels=OURS), containers=(trains, guest))
-    assert ended_by_plan(want(network_replace=True), kept) == []
-    assert ended_by_plan(want(), other) == []  # which is refused for itself
-    assert ended_by_plan(want(network_replace=True), other) == ["a", "b"]
-    assert ended_by_plan(want(my_ip="192.169.16.7"), kept) == ["a", "b"]
-    assert ended_by_plan(want(my_ip="192.169.16.7", protect_jobs=False), kept) == []
-    assert ended_by_plan(want(), report(docker=None)) == []
+    assert ended_by_plan(wanted(network_replace=True), kept) == []
+    assert ended_by_plan(wanted(), other) == []  # which is refused for itself
+    assert ended_by_plan(wanted(network_replace=True), other) == ["a", "b"]
+    assert ended_by_plan(wanted(my_ip="192.169.16.7"), kept) == ["a", "b"]
+    assert ended_by_plan(wanted(my_ip="192.169.16.7", container_protect_jobs=False), kept) == []
+    assert ended_by_plan(wanted(), report(docker=None)) == []
 
 
 def test_network_of_another_cluster_is_never_replaced() -> None:
@@ -896,7 +876,7 @@ def test_rdma_devices_that_the_container_does_not_get_are_named_until_the_user_c
     )
     (sentence,) = warnings(found)
     assert "gets the RDMA devices of ib0, and not mlx5_1: set container_rdma to all" in sentence
-    assert warnings(found, rdma="interface") == warnings(found, rdma="all") == []
+    assert warnings(found, container_rdma="interface") == warnings(found, container_rdma="all") == []
     # Without a parent there is none to choose by.
     assert warnings(found, network_driver="bridge") == []
 
@@ -908,7 +888,7 @@ def test_rdma_devices_that_stay_out_of_every_container_are_refused() -> None:
     assert "the mode exclusive of RDMA devices in network namespaces keeps them from every" in sentence
     assert "rdma system set netns shared, while no container runs" in sentence
     assert problems(report(rdma=exclusive)) == [], "no container is to get one"
-    assert problems(report(infiniband=devices, rdma=exclusive), own_devices=True) == []
+    assert problems(report(infiniband=devices, rdma=exclusive), container_devices=[]) == []
     assert problems(report(infiniband=devices, rdma={**exclusive, "netns_mode": "shared"})) == []
 
 
@@ -921,9 +901,8 @@ def test_in_the_mode_exclusive_what_the_plugin_can_move_is_not_refused() -> None
             network_plugin={"systemd": systemd},
         )
         plan = {"network_driver": "sriov", "plugin": "rdm-sriov", "sriov": SriovSettings(run_as=run_as)}
-        wanted = want(**{**plan, **more})
         findings = Findings([], [])
-        device_checks.rdma(wanted, found, findings)
+        device_checks.rdma(wanted(**{**plan, **more}), found, findings)
         return " ".join(problem.sentence for problem in findings.problems)
 
     assert refused() == ""
@@ -935,13 +914,16 @@ def test_in_the_mode_exclusive_what_the_plugin_can_move_is_not_refused() -> None
         assert "set sriov_run_as: unit" in words
     assert refused(systemd=False, run_as="unit") == "", "the module says why there is no unit"
     # All devices of the node, or those that nobody knows before the start, can follow no container.
-    for more in ({"function_devices": False}, {"plugin": "upstream"}):
+    others: tuple[dict[str, Any], ...] = ({"container_rdma": "all"}, {"plugin": "upstream"})
+    for more in others:
         assert "rdm-sriov alone moves one there, its function's" in refused(**more)
 
 
 def test_every_problem_is_reported_at_once() -> None:
     found = report(python_requests=False, docker_version="19.03", docker_containers=[container("rdm")])
-    assert len(problems(found, accelerator="rocm", network_parent="ib7", min_free_bytes=2**50)) == 6
+    assert (
+        len(problems(found, rdm_accelerator="rocm", network_parent="ib7", images_min_free_bytes=2**50)) == 6
+    )
 
 
 @pytest.mark.parametrize("kind", ["container", "network"])
@@ -961,7 +943,7 @@ def test_what_a_killed_run_has_left_beside_the_container_is_no_other_name() -> N
     left = [{**container(name), "image": "i:1", "labels": labels} for name in ("rdm.next", "rdm.old", "rdm")]
     found = report(docker_containers=left)
     assert problems(found) == []
-    assert container_seen(want(), found)["name"] == "rdm"
+    assert container_seen(wanted(), found)["name"] == "rdm"
 
 
 def test_a_second_network_on_the_parent_interface_is_refused() -> None:
@@ -973,8 +955,8 @@ def test_a_second_network_on_the_parent_interface_is_refused() -> None:
 
 def test_a_bare_host_needs_its_address_and_no_engine() -> None:
     found = report(docker=None)
-    assert check_host(want(my_ip="10.0.0.1"), found) == ([], [])
-    [problem] = check_host(want(my_ip="10.0.0.2"), found).problems
+    assert check_host(wanted(my_ip="10.0.0.1"), found) == ([], [])
+    [problem] = check_host(wanted(my_ip="10.0.0.2"), found).problems
     assert problem.sentence == (
         "my_ip 10.0.0.2 is no address of the host, which has 10.0.0.1, 172.17.0.1: "
         "set my_ip to the one that it has on the fabric"

@@ -14,12 +14,13 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.desired.cluster_plan
     ClusterPlan,
     plan_cluster,
 )
-from ansible_collections.rdm.provision.plugins.plugin_utils.desired.node_plan import NodePlan
+from ansible_collections.rdm.provision.plugins.plugin_utils.desired.state import DesiredState
 from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import (
     PreconditionFailed,
     Problem,
 )
 
+from tests.unit.plugins.desired_states import ENTRY, wanted
 from tests.unit.plugins.node_reports import container, report
 
 CPU = {"rdm_accelerator": "cpu"}
@@ -37,17 +38,14 @@ def refused(*inventory: Any) -> str:
     return " ".join(problem.sentence for problem in plan_cluster(*inventory)[1])
 
 
-def wants(plan: ClusterPlan) -> dict[str, NodePlan]:
+def wants(plan: ClusterPlan, **changes: Any) -> dict[str, DesiredState]:
+    shared: dict[str, Any] = {"subnet": str(plan.addresses.subnet), "gateway": plan.addresses.gateway}
     return {
-        name: NodePlan(
-            node=name,
+        name: wanted(
+            ENTRY._replace(node=name, my_ip=my_ip, **shared),
             cluster=plan.inventory.cluster,
             accelerator=plan.inventory.nodes[name].accelerator,
-            my_ip=my_ip,
-            subnet=plan.addresses.subnet,
-            gateway=plan.addresses.gateway,
-            network_name="ibnet",
-            network_driver="macvlan",
+            **changes,
         )
         for name, my_ip in plan.addresses.nodes.items()
     }
@@ -105,11 +103,11 @@ def test_what_is_wrong_with_nodes_comes_beside_what_is_wrong_with_the_inventory(
     plan, found = plan_cluster(["m"], ["w1", "w2"], {"m": CPU, "w1": CPU, "w2": {**CPU, "rdm_slots": "many"}})
     assert plan is not None
     without_engine = report(docker=None, docker_state="absent", docker_error="Docker is not installed")
-    wanted = {node: want._replace(network_parent="ib7") for node, want in wants(plan).items()}
+    states = wants(plan, network_parent="ib7")
 
     def beside(found: list[Problem]) -> list[tuple[str | None, str]]:
         facts = {"m": report(), "w2": without_engine}
-        return [(one.node, one.sentence[:20]) for one in problems_of_nodes(plan, found, wanted, facts)]
+        return [(one.node, one.sentence[:20]) for one in problems_of_nodes(plan, found, states, facts)]
 
     parent, engine = ("m", "network_parent ib7 i"), ("w2", "Docker is not instal")
     assert beside(found) == [parent, engine]
@@ -173,9 +171,7 @@ def test_a_node_whose_fabric_differs_from_the_others_is_a_warning() -> None:
         for mode in ("shared", "exclusive")
     )
     facts = {"m": shared, "w1": exclusive, "w2": shared}
-    (warning,) = plan_nodes(
-        plan, {name: want._replace(network_driver="bridge") for name, want in wants(plan).items()}, facts
-    ).warnings
+    (warning,) = plan_nodes(plan, wants(plan, network_driver="bridge"), facts).warnings
     assert warning.startswith(
         "w1: driver: the mode of RDMA devices in network namespaces is exclusive, and the 2"
     )

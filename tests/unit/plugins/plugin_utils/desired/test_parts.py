@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.plan_entry import PlanEntry
-from ansible_collections.rdm.provision.plugins.plugin_utils.desired.state import desired, digest
+from ansible_collections.rdm.provision.plugins.plugin_utils.desired.state import desired
 from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.node_variables import NodeVariables
+
+from tests.unit.plugins.desired_states import digest
 
 ARCHIVE = {"name": "a:1", "source": "archive", "path": "a.tar"}
 PULLED = {"name": "b:1", "source": "registry"}

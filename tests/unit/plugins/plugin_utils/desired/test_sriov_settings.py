@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 from ansible_collections.rdm.provision.plugins.modules import node_facts
-from ansible_collections.rdm.provision.plugins.plugin_utils.desired.node_plan import SriovSettings
-from ansible_collections.rdm.provision.plugins.plugin_utils.desired.sriov_settings import sriov_settings
+from ansible_collections.rdm.provision.plugins.plugin_utils.desired.sriov_settings import (
+    SriovSettings,
+    sriov_settings,
+)
 from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.node_variables import NodeVariables
 
 SRIOV = {"network_driver": "sriov", "network_parent": "ib0"}

@@ -12,6 +12,8 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.desired.plan_entry i
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.work import ROLES
 from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.node_variables import NodeVariables
 
+from tests.unit.plugins.desired_states import digest as digest_of
+
 ENTRY = PlanEntry(
     "n1",
     subnet="10.1.0.0/24",
@@ -29,7 +31,7 @@ def variables(**given: Any) -> NodeVariables:
 
 
 def digest(entry: PlanEntry = ENTRY, **given: Any) -> str:
-    return state.digest("network", variables(**given), entry)
+    return digest_of("network", variables(**given), entry)
 
 
 @pytest.mark.parametrize(
@@ -54,7 +56,7 @@ def test_another_part_has_another_digest(given: dict[str, Any]) -> None:
 def test_another_version_has_another_digest(monkeypatch: pytest.MonkeyPatch) -> None:
     before = digest()
     part = state.PARTS["network"]
-    monkeypatch.setattr(state, "PARTS", {"network": part._replace(version=part.version + 1)})
+    monkeypatch.setattr(state, "PARTS", {**state.PARTS, "network": part._replace(version=part.version + 1)})
     was, now = before.split("-"), digest().split("-")
     assert was[0] != now[0]
     assert was[1] == now[1]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from ipaddress import IPv4Network
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +16,13 @@ from ansible_collections.rdm.provision.plugins.modules.node_facts import node_fa
 from ansible_collections.rdm.provision.plugins.plugin_utils.checks import devices as device_checks
 from ansible_collections.rdm.provision.plugins.plugin_utils.checks import ports as port_checks
 from ansible_collections.rdm.provision.plugins.plugin_utils.checks import sriov as sriov_checks
+from ansible_collections.rdm.provision.plugins.plugin_utils.checks.findings import Findings
 from ansible_collections.rdm.provision.plugins.plugin_utils.checks.node import check_node
-from ansible_collections.rdm.provision.plugins.plugin_utils.desired.node_plan import (
-    Findings,
-    NodePlan,
-    SriovSettings,
-)
+from ansible_collections.rdm.provision.plugins.plugin_utils.desired.sriov_settings import SriovSettings
 from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import sentences
 
 from tests.fixtures.sysfs.build import build
+from tests.unit.plugins.desired_states import wanted as desired
 from tests.unit.plugins.node_reports import report
 
 PF = "sys/bus/pci/devices/0000:41:00.0"
@@ -132,19 +129,12 @@ class Node:
     ) -> tuple[list[str], list[str]]:
         """Return what is refused and what is warned of."""
         below = parent or ",".join(wanted.parents)
-        plan = NodePlan(
-            "n1", "rdm", "cpu", "10.0.0.1", IPv4Network("10.0.0.0/24"), "", "ibnet", driver, below
-        )
+        more: dict[str, Any] = {"plugin": plugin, "functions": functions, "network_options": options or {}}
+        state = desired(node="n1", network_driver=driver, network_parent=below, sriov=wanted, **more)
         findings = Findings([], [])
         facts = self.look(wanted)
         for check in CHECKS:
-            check(
-                plan._replace(
-                    sriov=wanted, plugin=plugin, functions=functions, network_options=options or {}
-                ),
-                facts,
-                findings,
-            )
+            check(state, facts, findings)
         return sentences(findings.problems), sentences(findings.warnings)
 
 
@@ -215,9 +205,8 @@ def test_the_plan_asks_each_of_these_checks(node: Node) -> None:
     node.write(f"{PF}/sriov_totalvfs", "0")
     node.without_iommu()
     port(node, "mlx5_0", state="1: DOWN", phys_state="2: Polling")
-    plan = NodePlan("n1", "rdm", "cpu", "10.0.0.1", IPv4Network("10.0.0.0/24"), "", "ibnet", "sriov", "ib0")
     facts = {**report(infiniband=[]), **{key: node.look()[key] for key in ("infiniband", "parents", "boot")}}
-    findings = check_node(plan._replace(sriov=WANTED), facts)
+    findings = check_node(desired(network_driver="sriov", sriov=WANTED), facts)
     assert [one.value for one in findings.problems] == ["firmware:"]
     assert {one.value for one in findings.warnings} >= {"kernel command line:", "link:"}
 
@@ -307,10 +296,9 @@ def test_a_card_without_its_driver_is_named_where_the_interface_is_missing(node:
         node.remove(f"sys/bus/pci/devices/{path}")
     node.write("sys/bus/pci/devices/0000:00:02.0/class", "0x030000")
     assert node.look()["driverless"] == [], "nothing is missing"
-    plan = NodePlan("n1", "rdm", "cpu", "10.0.0.1", IPv4Network("10.0.0.0/24"), "", "ibnet", "sriov", "ib7")
     findings = Findings([], [])
     facts = {**node.look(SriovSettings(("ib7",))), "interfaces": [{"name": "lo"}, {"name": "eth0"}]}
-    device_checks.parent(plan, facts, findings)
+    device_checks.parent(desired(network_driver="sriov", network_parent="ib7"), facts, findings)
     [problem] = findings.problems
     assert problem.sentence == (
         "network_parent ib7 is not an interface of the node, whose kernel has no driver for "

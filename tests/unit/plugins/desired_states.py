@@ -1,0 +1,48 @@
+"""What a node should have, for tests of the checks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ansible_collections.rdm.provision.plugins.plugin_utils.desired.plan_entry import PlanEntry
+from ansible_collections.rdm.provision.plugins.plugin_utils.desired.sriov_settings import SriovSettings
+from ansible_collections.rdm.provision.plugins.plugin_utils.desired.state import DesiredState, desired_state
+from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.node_variables import NodeVariables
+
+USUAL = {
+    "network_driver": "macvlan",
+    "network_parent": "ib0",
+    "container_sshd": False,
+    "rdm_accelerator": "cpu",
+}
+ENTRY = PlanEntry(
+    "node1",
+    subnet="192.169.16.0/24",
+    gateway="192.169.16.1",
+    my_ip="192.169.16.100",
+    master_addr="192.169.16.100",
+    dictionary="node1 192.169.16.100\n",
+    hostfile="192.169.16.100 slots=1\n",
+)
+
+
+def wanted(entry: PlanEntry = ENTRY, **changes: Any) -> DesiredState:
+    """Return what a node should have.
+
+    Args:
+        entry: what the plan says of it.
+        changes: variables of the inventory, and attributes of the state, which win. Without the latter,
+            nothing is wanted of SR-IOV.
+    """
+    attributes = {name: changes.pop(name) for name in list(changes) if name in DesiredState._fields}
+    attributes = {"plugin": "", "sriov": SriovSettings(), **attributes}
+    given = {**USUAL, **changes}
+    identity = {"cluster": "rdm", "accelerator": given["rdm_accelerator"], "slots": 1, "become": True}
+    state = desired_state(NodeVariables(given, given.__getitem__), entry, **identity)
+    return state._replace(**attributes)
+
+
+def digest(role: str, variables: NodeVariables, entry: PlanEntry) -> str:
+    """Return the digest of a role's part."""
+    node = desired_state(variables, entry, cluster="rdm", accelerator="cpu", slots=1, become=True)
+    return node.digests([role])[role]
