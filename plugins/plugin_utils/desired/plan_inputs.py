@@ -75,8 +75,8 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.renamed_va
     notices,
 )
 from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.role_variables import (
-    RoleVariables,
     unknown_variables,
+    variable_problems,
 )
 from ansible_collections.rdm.provision.rdm_sriov.functions import FunctionProblem
 from ansible_collections.rdm.provision.rdm_sriov.options import wanted_network
@@ -246,9 +246,8 @@ def _check_roles(
 
     `variables` are the cluster-wide ones of each host.
     """
-    options = {name: option for _, name, option in role_specs.role_options()}
+    options = role_specs.options()
     cluster_wide = {*CLUSTER_OPTIONS, *REGISTERED}
-    checker = RoleVariables({name: option for name, option in options.items() if name not in cluster_wide})
     known = {*options, *cluster_wide, *NEW_NAMES}
     prefixes = ["rdm_", *(f"{role.name}_" for role in sorted(role_specs.ROLES.iterdir()))]
     problems: list[Problem] = []
@@ -270,7 +269,7 @@ def _check_roles(
                     continue  # it refers to what a later role knows, and is checked there
         if given.get("network_driver") == "bridge":
             bridged.append(host)
-        wrong = checker.problems(host, given)
+        wrong = variable_problems(host, given)
         untyped = {problem.value for problem in wrong}
         accelerator = variables[host].get("rdm_accelerator")
         bare = variables[host].get("rdm_runtime") == RUNTIME_HOST

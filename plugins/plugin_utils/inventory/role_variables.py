@@ -12,10 +12,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
 from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import Problem
-
-Options = Mapping[str, Mapping[str, Any]]
+from ansible_collections.rdm.provision.plugins.plugin_utils.inventory import role_specs
 
 # Docker says no to other names only when the thing is made, after other things have been changed.
 DOCKER_NAMES = frozenset({"container_name", "network_name", "sriov_container_name"})
@@ -24,50 +22,34 @@ _OF_DOCKER = frozenset({"bridge", "default", "host", "none"})
 _DOCKER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]+")
 
 
-class RoleVariables:
-    """Checks the variables that a user set; what is left out is the role's business.
+def variable_problems(node: str, variables: Mapping[str, Any]) -> list[Problem]:
+    """Return what is wrong with the variables of a node; names of no role are passed over.
 
     Args:
-        options: every option of every role, by variable name, as in argument_specs.
+        node: inventory name.
+        variables: those that a user set; what is left out is the role's business.
     """
-
-    def __init__(self, options: Options) -> None:
-        self._validators = {
-            name: ArgumentSpecValidator(
-                {name: {key: item for key, item in option.items() if key != "required"}}
-            )
-            for name, option in options.items()
-        }
-        self._options = options
-        # Nodes mostly share their variables, and validating one costs more than looking it up.
-        self._known: dict[str, list[str]] = {}
-
-    def problems(self, node: str, variables: Mapping[str, Any]) -> list[Problem]:
-        """Return what is wrong with the variables of a node; names of no role are passed over."""
-        found = []
-        for name, value in variables.items():
-            if name not in self._validators or value is None:
-                continue
-            option = self._options[name]
-            key = f"{name}={value!r}"
-            if key not in self._known:
-                self._known[key] = self._validators[name].validate({name: value}).error_messages
-            output = self._known[key]
-            if output and option.get("choices"):
-                # Ansible's own words list the choices, as the hint does.
-                output = [repr(value)]
-            secret = " (not shown here)" if option.get("no_log") else ""
-            found += [
-                Problem(node, name, "has a wrong value" + (secret or f": {message}"), _hint(option))
-                for message in output
-            ]
-            if name in DOCKER_NAMES and not _DOCKER_NAME.fullmatch(str(value)):
-                hint = "use letters, digits, '_', '.' and '-', beginning with a letter or digit"
-                found.append(Problem(node, f"{name} {value!r}", "is not a name that Docker takes", hint))
-            if name in ("network_name", "container_network") and str(value) in _OF_DOCKER:
-                reason = "is a word of Docker's own, and not a network on which a container has MY_IP"
-                found.append(Problem(node, f"{name} {value!r}", reason, "choose another name, such as ibnet"))
-        return found
+    found = []
+    for name, value in variables.items():
+        option = role_specs.options().get(name)
+        if option is None or value is None:
+            continue
+        _, output = role_specs.typed(name, value)
+        if output and option.get("choices"):
+            # Ansible's own words list the choices, as the hint does.
+            output = [repr(value)]
+        secret = " (not shown here)" if option.get("no_log") else ""
+        found += [
+            Problem(node, name, "has a wrong value" + (secret or f": {message}"), _hint(option))
+            for message in output
+        ]
+        if name in DOCKER_NAMES and not _DOCKER_NAME.fullmatch(str(value)):
+            hint = "use letters, digits, '_', '.' and '-', beginning with a letter or digit"
+            found.append(Problem(node, f"{name} {value!r}", "is not a name that Docker takes", hint))
+        if name in ("network_name", "container_network") and str(value) in _OF_DOCKER:
+            reason = "is a word of Docker's own, and not a network on which a container has MY_IP"
+            found.append(Problem(node, f"{name} {value!r}", reason, "choose another name, such as ibnet"))
+    return found
 
 
 def _hint(option: Mapping[str, Any]) -> str:

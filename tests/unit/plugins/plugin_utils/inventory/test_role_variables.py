@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from ansible_collections.rdm.provision.plugins.plugin_utils.inventory import role_specs
 from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.role_variables import (
-    RoleVariables,
     unknown_variables,
+    variable_problems,
 )
 
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -28,8 +30,17 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.fixture(autouse=True)
+def _options(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(role_specs, "options", lambda: OPTIONS)
+    monkeypatch.setattr(role_specs, "_TYPED", {})
+    role_specs._validator.cache_clear()
+    yield
+    role_specs._validator.cache_clear()
+
+
 def sentences(**variables: Any) -> list[str]:
-    return [problem.sentence for problem in RoleVariables(OPTIONS).problems("n1", variables)]
+    return [problem.sentence for problem in variable_problems("n1", variables)]
 
 
 def test_right_values_and_other_peoples_variables_pass() -> None:
