@@ -5,16 +5,17 @@ from __future__ import annotations
 import functools
 import json
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
 
-from rdm_provision.cli.render.commands import WRITTEN_VARS, with_inventory
+from rdm_provision.cli.render.commands import WRITTEN_VARS, again, with_inventory
 from rdm_provision.errors import RdmError
+from rdm_provision.wording import names
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -65,7 +66,7 @@ class Options:
     ask_become_pass: bool = False
     limit: str = ""
     tags: str | None = None
-    forks: int = 0
+    forks: int | None = None
     verbose: int = 0
     as_json: bool = False
     show_command: bool = False
@@ -93,7 +94,7 @@ class Options:
     def run(self) -> dict[str, Any]:
         """The arguments that every run verb of :class:`~rdm_provision.api.cluster.Cluster` takes."""
         # The first -v is our own: a line per task. The others are ansible-playbook's.
-        return {"limit": self.limit, "forks": self.forks, "verbosity": max(0, self.verbose - 1)}
+        return {"limit": self.limit, "forks": self.forks or 0, "verbosity": max(0, self.verbose - 1)}
 
     def carry_out(self, cluster: Cluster, run: Run, *, brief: bool = False) -> RunResult | None:
         """Run to the end with live progress.
@@ -133,6 +134,27 @@ class Options:
         if view.unhappy_end(result):
             raise click.exceptions.Exit(result.exit_code)
         return result
+
+    def carry_out_to_recap(self, cluster: Cluster, run: Run, steps: Sequence[tuple[str, str]]) -> int:
+        """Run to the end, as above, and show what was done on each node, and what is left there.
+
+        Args:
+            cluster: whose run it is.
+            run: not yet started.
+            steps: what comes next where all went well: (what for, command).
+
+        Returns:
+            The exit code.
+        """
+        result = self.carry_out_to_tell(cluster, run)
+        from rdm_provision.cli.render import view
+
+        console = view.out()
+        view.recap(console, result)
+        for path, nodes in cluster.kept(result).items():
+            console.print(f"  Kept, because something is in it: {path} ({names(nodes)})", soft_wrap=True)
+        view.next_steps(console, steps if result.ok else view.retry_steps(result, again(), self.limit))
+        return result.exit_code
 
 
 def emit_json(data: Any) -> None:
@@ -301,19 +323,8 @@ def _with(*decorators: Callable[[Command], Command]) -> Callable[[Command], Comm
     def decorate(command: Command) -> Command:
         @functools.wraps(command)
         def wrapper(**given: Any) -> Any:
-            options = Options(
-                inventory=given.pop("inventory", None),
-                extra_vars=given.pop("extra_vars", None),
-                vault_password_file=given.pop("vault_password_file", ""),
-                ask_vault_pass=given.pop("ask_vault_pass", False),
-                ask_become_pass=given.pop("ask_become_pass", False),
-                limit=given.pop("limit", ""),
-                tags=given.pop("tags", None),
-                forks=given.pop("forks", None) or 0,
-                verbose=given.pop("verbose", 0),
-                as_json=given.pop("as_json", False),
-                show_command=given.pop("show_command", False),
-            )
+            common = {field.name for field in fields(Options)} & given.keys()
+            options = Options(**{name: given.pop(name) for name in common})
             try:
                 return command(options, **given)
             except RdmError as error:
@@ -344,24 +355,18 @@ recheck_option = click.option(
 )
 """The option of the verbs that work only where a look finds something to do."""
 
-limited_run_options = _with(
-    _INVENTORY, _LIMIT, _EXTRA, _VAULT_FILE, _ASK_VAULT, _ASK_BECOME, _FORKS, _JSON, _SHOW, _VERBOSE
-)
+_RUN = (_EXTRA, _VAULT_FILE, _ASK_VAULT, _ASK_BECOME, _FORKS, _JSON)
+
+limited_run_options = _with(_INVENTORY, _LIMIT, *_RUN, _SHOW, _VERBOSE)
 """The options of a verb that runs as a whole or not at all."""
 
-whole_run_options = _with(
-    _INVENTORY, _EXTRA, _VAULT_FILE, _ASK_VAULT, _ASK_BECOME, _FORKS, _JSON, _SHOW, _VERBOSE
-)
+whole_run_options = _with(_INVENTORY, *_RUN, _SHOW, _VERBOSE)
 """The options of a verb that runs as a whole, on all nodes."""
 
-search_options = _with(
-    _INVENTORY, _LIMIT, _EXTRA, _VAULT_FILE, _ASK_VAULT, _ASK_BECOME, _FORKS, _JSON, _VERBOSE
-)
+search_options = _with(_INVENTORY, _LIMIT, *_RUN, _VERBOSE)
 """The options of a verb that works something out here, and may run jobs to see whether it is true."""
 
-run_options = _with(
-    _INVENTORY, _LIMIT, _TAGS, _EXTRA, _VAULT_FILE, _ASK_VAULT, _ASK_BECOME, _FORKS, _JSON, _SHOW, _VERBOSE
-)
+run_options = _with(_INVENTORY, _LIMIT, _TAGS, *_RUN, _SHOW, _VERBOSE)
 """The options of a verb that runs a playbook of several parts."""
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import click
 
 from rdm_provision.cli.common import Options, lab_steps, run_options
-from rdm_provision.cli.render.commands import again, inventory_flag
-from rdm_provision.wording import names
+from rdm_provision.cli.render.commands import inventory_flag
 
 __all__ = ["down"]
 
@@ -28,23 +27,7 @@ def down(options: Options, images: bool) -> int:
     address plan and what training jobs have left on the nodes. Refused while a training job runs.
     """
     cluster = options.cluster()
-    result = options.carry_out_to_tell(cluster, cluster.down(images=images, tags=options.tags, **options.run))
-
-    from rdm_provision.cli.render import view
-
-    console = view.out()
-    view.recap(console, result)
-    for path, nodes in cluster.kept(result).items():
-        console.print(f"  Kept, because something is in it: {path} ({names(nodes)})", soft_wrap=True)
-    flag = inventory_flag()
-    if not result.ok:
-        view.next_steps(console, view.retry_steps(result, again(), options.limit))
-    elif cluster.is_lab:
-        view.next_steps(
-            console,
-            [
-                ("bring it up again", f"rdm-provision up{flag}"),
-                *lab_steps(cluster),
-            ],
-        )
-    return result.exit_code
+    run = cluster.down(images=images, tags=options.tags, **options.run)
+    lab = lab_steps(cluster)
+    steps = [("bring it up again", f"rdm-provision up{inventory_flag()}"), *lab] if lab else []
+    return options.carry_out_to_recap(cluster, run, steps)

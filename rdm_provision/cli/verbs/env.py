@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import click
 
-from rdm_provision.api.cluster import Cluster
 from rdm_provision.cli.common import Options, run_options
-from rdm_provision.cli.render.commands import again, inventory_flag
-from rdm_provision.runner.run import Run
-from rdm_provision.wording import names
+from rdm_provision.cli.render.commands import inventory_flag
 
 __all__ = ["env"]
 
@@ -45,7 +42,7 @@ def up(options: Options) -> int:
         *(slurm if cluster.login else ()),
         ("take it away", f"rdm-provision env down{flag}"),
     ]
-    return _carry_out(options, cluster, cluster.env_up(tags=options.tags, **options.run), steps)
+    return options.carry_out_to_recap(cluster, cluster.env_up(tags=options.tags, **options.run), steps)
 
 
 @env.command()
@@ -57,17 +54,4 @@ def down(options: Options) -> int:
     or a node does not say whether one does.
     """
     cluster = options.cluster()
-    return _carry_out(options, cluster, cluster.env_down(tags=options.tags, **options.run), [])
-
-
-def _carry_out(options: Options, cluster: Cluster, run: Run, steps: list[tuple[str, str]]) -> int:
-    result = options.carry_out_to_tell(cluster, run)
-
-    from rdm_provision.cli.render import view
-
-    console = view.out()
-    view.recap(console, result)
-    for path, nodes in cluster.kept(result).items():
-        console.print(f"  Kept, because something is in it: {path} ({names(nodes)})", soft_wrap=True)
-    view.next_steps(console, steps if result.ok else view.retry_steps(result, again(), options.limit))
-    return result.exit_code
+    return options.carry_out_to_recap(cluster, cluster.env_down(tags=options.tags, **options.run), [])

@@ -124,7 +124,7 @@ def _training_steps(cluster: Cluster, flag: str) -> list[tuple[str, str]]:
 
 def _settings(options: Options) -> dict[str, int]:
     # The same configuration is on all hosts: there is no --limit.
-    return {"forks": options.forks, "verbosity": max(0, options.verbose - 1)}
+    return {"forks": options.forks or 0, "verbosity": max(0, options.verbose - 1)}
 
 
 def _carry_out(
