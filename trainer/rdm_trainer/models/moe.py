@@ -182,7 +182,9 @@ class Experts(nn.Module):
             rows: Those of the first expert, then those of the second, and so on.
             counts: How many each has, int64 [experts of this rank].
         """
-        sizes = None if _has_grouped_products(rows) else counts.tolist()
+        # The kernel wants rows of 16 bytes or a multiple.
+        aligned = self.fc1.shape[-1] % 8 == self.fc2.shape[-1] % 8 == 0
+        sizes = None if aligned and _has_grouped_products(rows) else counts.tolist()
         wide = _grouped_linear(rows, self.fc1.flatten(1, 2), counts, sizes)
         if self.gated:
             gate, up = wide.chunk(2, dim=-1)

@@ -12,6 +12,7 @@ from torch.nn import functional
 from rdm_core.config import Config, ModelConfig, OptimisationConfig, ParallelConfig, check
 from rdm_core.cost import flops
 from rdm_core.cost.dry_run import dry_run
+from rdm_trainer import models
 from rdm_trainer.distributed.parameters import initialise
 from rdm_trainer.distributed.topology import Topology
 from rdm_trainer.engines.deepspeed.config import deepspeed_json
@@ -173,3 +174,19 @@ def test_costs_are_those_of_what_a_token_meets_and_of_what_a_rank_holds() -> Non
     assert alone.weights - shared.weights == 2 * 2 * block.experts * 3 // 4
     # To DeepSpeed, ranks that share experts are one replica.
     assert deepspeed_json(job, 4)["train_batch_size"] == job.optimisation.global_batch_size // 2
+
+
+def test_a_compiled_block_leaves_its_experts_to_themselves() -> None:
+    built = models.build(Config(model=MODEL), Topology.single())
+    tokens = torch.randint(0, 50, (2, 8), generator=torch.Generator().manual_seed(1))
+    labels = tokens.roll(-1, 1), torch.ones(2, 8)
+
+    def gradients() -> list[torch.Tensor]:
+        return list(torch.autograd.grad(built(tokens, labels), list(built.parameters())))
+
+    expected = gradients()
+    for module in built.modules():
+        if isinstance(module, moe.MoEBlock):
+            # As training does it; what breaks a graph is found without generating code.
+            module.compile(dynamic=False, backend="aot_eager")
+    torch.testing.assert_close(gradients(), expected)
