@@ -1,20 +1,19 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What the launcher and the workers of a rendezvous say to each other.
+"""The messages between the launcher and the workers of a rendezvous.
 
-    worker    join     what it says of itself; again on every new connection, until the start
-    worker    cannot   why it cannot take part, where nobody else can in its place: nobody starts
-    launcher  status   who has come; every two seconds, and so a sign of life
-    launcher  members  all of them by rank, and the round of this list; once to each, when all have come
-    worker    ack      the round of the list that it has
-    launcher  start    the round that everybody has acknowledged: the command runs
-    worker    alive    every two seconds; while the command runs, with what it sees of its part
-    worker    ended    its exit code and last errors; or that it is asked to stop
-    launcher  end      the job's exit code and why: whoever still runs stops
-    worker    left     it knows, and its command has ended
+    worker    join     its name, address and GPUs; again on every new connection, until the start
+    worker    cannot   why it cannot take part, and nobody can in its place: the job does not start
+    launcher  status   who has come; every two seconds, as a heartbeat
+    launcher  members  the list of all by rank, and its round; once to each, when all have come
+    worker    ack      the round of the list that it has received
+    launcher  start    the round that all have acknowledged: the command starts
+    worker    alive    every two seconds, as a heartbeat; while the command runs, with this member's report
+    worker    ended    its command's exit code and last errors; or that it was asked to stop
+    launcher  end      the job's exit code and the reason: all commands are stopped
+    worker    left     it has received the end, and its command has ended
 
-A member that goes before the start leaves its place to a successor, and the list goes round again. Who was
-only slow is disconnected with that, and so comes again. After the start, the first that fails or is lost ends
-the job for all.
+A member that is lost before the start is replaced by a successor, and a new list goes round. A slow one is
+disconnected, and joins again. After the start, the first that fails or is lost ends the job for all.
 """
 
 from __future__ import annotations
@@ -34,21 +33,21 @@ __all__ = ["End", "Launcher", "Started", "Worker"]
 
 BEAT_S = 2.0
 GONE_S = 12.0
-"""Whose connection is closed for so long before the start has gone, in seconds."""
+"""A member whose connection is closed for so many seconds before the start is lost."""
 _SILENT_S = 30.0
-"""Likewise who says nothing, although it is connected: a busy host, or one that nobody heard die."""
+"""Likewise one that sends nothing although it is connected: its host is busy, or has died."""
 _LOOK_S = 0.2
 _AGAIN_S = 0.5
-"""Who has yet to say that it knows the end is told again after so long."""
+"""The end is sent again after so many seconds to members that have not confirmed it."""
 _LINGER_S = 15.0
-"""So much longer than commands get to end the launcher waits until all know how the job ended."""
+"""The launcher waits so many seconds longer than commands get to end until all have confirmed the end."""
 _MUTE_S = 4 * BEAT_S
 TERMINATED = 143
 _STARTED = "The job has started without this member: all had come."
 _REMIND_S = 30.0
 _BAR = 20
 _NAMED = 8
-"""So many names are a line that can be read."""
+"""Names on a line, at most."""
 
 
 @dataclass(frozen=True)
@@ -122,8 +121,8 @@ class Launcher:
     """The launcher's end.
 
     Args:
-        server: What brings workers' messages.
-        roster: Who takes part.
+        server: The transport of workers' messages.
+        roster: The members.
         session: Tells this launcher from one that was killed before.
         show: Prints a line for the user.
     """
@@ -156,8 +155,8 @@ class Launcher:
         while not should_stop():
             for connection, messages in self._server.receive(_LOOK_S).items():
                 for message in messages:
-                    self._hear(connection, message)
-            if self._roster.is_agreed:
+                    self._handle(connection, message)
+            if self._roster.is_acknowledged:
                 return tuple(self._roster.by_rank())
             if self._is_time():
                 self._drop_silent()
@@ -205,15 +204,15 @@ class Launcher:
         command: Command,
         lost_after: float,
         should_stop: Callable[[], bool],
-        hear: Callable[[str, Mapping[str, Any]], None],
+        receive_report: Callable[[str, Mapping[str, Any]], None],
     ) -> End:
         """Watch the job until all have ended, and know how.
 
         Args:
             command: This member's own.
-            lost_after: A worker that says nothing for so many seconds is lost.
+            lost_after: A worker that sends nothing for so many seconds is lost.
             should_stop: The user wants it to end.
-            hear: Gets what a worker, by its name, reports of its part.
+            receive_report: Gets a worker's name and its report.
         """
         names = {
             connection: member.name
@@ -233,15 +232,15 @@ class Launcher:
                     if kind == "join" and connection not in names:
                         self._refuse(connection, _STARTED)
                     elif kind == "join" and end is None:
-                        # Its connection broke before it heard of the start.
+                        # Its connection broke before it received the start.
                         self._server.send(self._start, to=[connection])
                     elif kind == "leave" and connection in names and end is None:
-                        # It was stopped before it heard of the start.
+                        # It was stopped before it received the start.
                         codes[connection] = TERMINATED
                         left.add(connection)
                         end = End(TERMINATED, f"{names[connection]} was stopped.")
                     elif kind == "alive" and connection in names and message.get("report"):
-                        hear(names[connection], message["report"])
+                        receive_report(names[connection], message["report"])
                     elif kind in ("ended", "left") and connection in names:
                         codes[connection] = _number(message, "code", FAILED)
                         if kind == "left":
@@ -278,10 +277,10 @@ class Launcher:
             if own is not None and (names.keys() <= left | lost or now - ended_at > _LINGER_S + TERM_S):
                 return end
 
-    def _hear(self, connection: str, message: Mapping[str, Any]) -> None:
+    def _handle(self, connection: str, message: Mapping[str, Any]) -> None:
         kind = message.get("type")
         if kind == "ack":
-            self._roster.agree(connection, _number(message, "round", -1))
+            self._roster.acknowledge(connection, _number(message, "round", -1))
         if kind == "leave" and (gone := self._roster.leave(connection)) is not None:
             self._show(f"{gone} has gone. {self._state()}")
         if kind == "cannot":
@@ -373,8 +372,8 @@ class Worker:
     """A worker's end.
 
     Args:
-        client: What brings the launcher's messages.
-        member: What it says of itself.
+        client: The transport of the launcher's messages.
+        member: This one.
         show: Prints a line for the user.
     """
 
@@ -435,9 +434,9 @@ class Worker:
 
         Args:
             command: This member's.
-            lost_after: A launcher that says nothing for so many seconds is lost.
+            lost_after: A launcher that sends nothing for so many seconds is lost.
             should_stop: The user wants this member to end.
-            report: Returns what this member sees of its part.
+            report: Returns this member's report.
         """
         self._report = report
         own: int | None = None
@@ -468,7 +467,7 @@ class Worker:
         return end
 
     def _tell(self, **how: Any) -> None:
-        """Say how this member has ended, on later connections too."""
+        """Send how this member has ended, on later connections too."""
         self._ended = {"type": "ended", **how}
         self._client.send(self._ended)
 
@@ -486,7 +485,7 @@ class Worker:
             self._state = printable(str(message.get("state") or self._state))
         now = time.monotonic()
         if self._client.is_proven and self._client.silent_for() > _MUTE_S < now - self._connected:
-            # Four signs of life are missing: a way between may have forgotten the connection.
+            # Four heartbeats are missing: a firewall in between may have dropped the connection.
             self._client.connect_again()
         if now - self._beat >= BEAT_S:
             self._beat = now

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a member keeps of its job: a directory as those of all jobs, which the same verbs and reports read."""
+"""A member's job directory, in the form of every job's, for the same verbs and reports."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Record:
         mark: What the job's processes carry.
         logs: Where what the command prints goes, and its errors.
         ranks: Where torchrun writes a file for each rank.
-        is_to_stop: Somebody has asked the job to stop, by ``rdm-trainer job stop``.
+        should_stop: Somebody has asked the job to stop, by ``rdm-trainer job stop``.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class Record:
         self.mark = ""
         self.logs: tuple[Path, Path] | None = None
         self.ranks = Path()
-        self.is_to_stop = False
+        self.should_stop = False
         self._directory: JobDirectory | None = None
         self._lock: AgentLock | None = None
         self._reports: dict[str, Mapping[str, Any]] = {}
@@ -92,36 +92,36 @@ class Record:
         self._watch = Watch(directory, request, resolved)
         # torchrun's processes leave no records of themselves.
         self._watch.keep(lambda: ())
-        judge = health.Health(request, resolved) if started.rank == 0 else None
-        self._keeping = threading.Thread(target=self._keep, args=(directory, judge), daemon=True)
+        evaluation = health.Health(request, resolved) if started.rank == 0 else None
+        self._keeping = threading.Thread(target=self._keep, args=(directory, evaluation), daemon=True)
         self._keeping.start()
         self._directory = directory
 
     def report(self) -> Mapping[str, Any]:
-        """Return what this member sees of its part, as an agent's report has it; nothing without a record."""
+        """Return this member's report, in the form of an agent's; empty without a record."""
         return self._own
 
-    def hear(self, member: str, report: Mapping[str, Any]) -> None:
-        """Take what another member reports into the state.
+    def receive_report(self, member: str, report: Mapping[str, Any]) -> None:
+        """Take another member's report into the state.
 
         Args:
             member: Its name.
-            report: As it made it.
+            report: As :meth:`report` returns it.
         """
         self._reports[member] = report
 
-    def _keep(self, directory: JobDirectory, judge: health.Health | None) -> None:
-        """Look into the directory, and on the launcher write what all report into the state.
+    def _keep(self, directory: JobDirectory, evaluation: health.Health | None) -> None:
+        """Read the directory, and on the launcher write all members' reports into the state.
 
-        A file system may hang, and the member would not be heard meanwhile: this has its own thread.
+        A file system may hang, and the member's heartbeat must go on: this has its own thread.
         """
         while not self._over.wait(_LOOK_S):
-            self.is_to_stop = directory.asked_to_stop() is not None
+            self.should_stop = directory.asked_to_stop() is not None
             if seen := self._watch.told():
                 self._own = {"gpu": self._watch.gpu, "watch": seen, "progress": directory.progress()}
-            if judge is not None and self._own:
+            if evaluation is not None and self._own:
                 reports = {self._state.master: self._own, **self._reports}
-                self._state = replace(self._state, **judge.told(self._state, reports))
+                self._state = replace(self._state, **evaluation.told(self._state, reports))
                 directory.write_state(self._state)
 
     def end(self, end: End) -> None:

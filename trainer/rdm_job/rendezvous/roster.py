@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Who takes part in a rendezvous, and with which rank. Pure."""
+"""The members of a rendezvous and their ranks. Pure."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _NAME = re.compile(r"[^ /]{1,253}")
 
 @dataclass(frozen=True)
 class Member:
-    """One member, as it says of itself.
+    """One member, as it describes itself.
 
     Args:
         name: What tells it apart from all others: a successor of the same name takes its place.
@@ -95,9 +95,9 @@ class Roster:
         # Connection → member, in the order in which they came.
         self._members: dict[str, Member] = {}
         self._waiting: dict[str, Member] = {}
-        self._agreed: set[str] = set()
+        self._acknowledged: set[str] = set()
         self.round = 0
-        """Counts up whenever the members change; what was agreed before is void then."""
+        """Counts up whenever the members change; earlier acknowledgements are void then."""
 
     @property
     def missing(self) -> int:
@@ -117,9 +117,9 @@ class Roster:
         return self.missing == 0
 
     @property
-    def is_agreed(self) -> bool:
+    def is_acknowledged(self) -> bool:
         """All have come, and have acknowledged the list of all."""
-        return self.is_complete and self._agreed == self._members.keys()
+        return self.is_complete and self._acknowledged == self._members.keys()
 
     @property
     def connections(self) -> list[str]:
@@ -140,7 +140,7 @@ class Roster:
 
         Args:
             connection: Its connection.
-            member: What it said of itself.
+            member: The member.
 
         Returns:
             The connection that it replaces, if it replaces one.
@@ -181,10 +181,10 @@ class Roster:
                     self.join(other, one)
         return member or left
 
-    def agree(self, connection: str, given_round: int) -> None:
+    def acknowledge(self, connection: str, given_round: int) -> None:
         """Note that a member has acknowledged the list of a round."""
         if given_round == self.round and connection in self._members:
-            self._agreed.add(connection)
+            self._acknowledged.add(connection)
 
     def ranks(self) -> dict[str, int]:
         """Return each worker's rank by its connection; the launcher's is 0."""
@@ -207,7 +207,7 @@ class Roster:
 
     def _changed(self) -> None:
         self.round += 1
-        self._agreed.clear()
+        self._acknowledged.clear()
 
 
 def differing(members: Sequence[Member]) -> str:

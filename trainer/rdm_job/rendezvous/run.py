@@ -39,7 +39,7 @@ __all__ = ["OWN_WORKLOADS", "Plan", "launch", "own_member", "read_secret", "sess
 _VARIABLE = "RDZV_SECRET"
 _SHORTEST = 16
 _RETRY_S = 1.0
-# What a service that started this member may have said of a job of its own.
+# A service that started this member may have set these for a job of its own.
 _OTHERS = (
     "RANK",
     "WORLD_SIZE",
@@ -59,10 +59,10 @@ class Plan:
 
     Args:
         command: What it runs after the start; ``train CONFIG`` is this program's own workload.
-        member: What it says of itself.
+        member: This one.
         fabric: Where it is reached.
         port: The launcher's.
-        secret: What all members know.
+        secret: The key that all members share.
         timeout: Seconds that members wait for each other.
         lost_after: Seconds of silence after which a member is lost.
         hosts_file: Where members' names are written, if anywhere.
@@ -87,7 +87,7 @@ class Plan:
 
 
 def read_secret(file: Path | None, *, is_insecure: bool, is_made: bool = False) -> str:
-    """Return what the user lets members prove that they know.
+    """Return the secret that all members share.
 
     Args:
         file: Where it is; RDZV_SECRET has it when not given.
@@ -125,7 +125,7 @@ def read_secret(file: Path | None, *, is_insecure: bool, is_made: bool = False) 
 
 
 def session_key(job: str, secret: str) -> bytes:
-    """Return what members of a job prove that they know; jobs of other names have another.
+    """Return the key of a job's members, derived from their secret; another job has another key.
 
     Args:
         job: The job's name.
@@ -143,7 +143,7 @@ def own_member(
     timeout: float,
     versions: Mapping[str, str],
 ) -> tuple[Member, Fabric]:
-    """Return what this member says of itself, and its fabric.
+    """Return this member and its fabric.
 
     Args:
         name: What it is called; host name and address when not given.
@@ -225,7 +225,7 @@ def launch(plan: Plan, count: int, rank_by: str, workers: Workers | None = None)
     show(f"{plan.member} waits for {count - 1} members at {plan.member.address}:{server.port}.")
     with contextlib.closing(server), _signalled() as is_signalled, contextlib.ExitStack() as stack:
         if workers is not None:
-            stack.callback(workers.take_back)
+            stack.callback(workers.cancel)
             workers.start()
         launcher = Launcher(server, roster, secrets.token_hex(8), show)
         port = _store_port(plan)
@@ -239,7 +239,7 @@ def launch(plan: Plan, count: int, rank_by: str, workers: Workers | None = None)
         launcher.start(port)
         with _names(plan, members), _command(plan, Started(members, 0, port)) as (command, record):
             end = launcher.run(
-                command, plan.lost_after, lambda: is_signalled() or record.is_to_stop, record.hear
+                command, plan.lost_after, lambda: is_signalled() or record.should_stop, record.receive_report
             )
             record.end(end)
         if workers is not None and not is_signalled():
@@ -293,7 +293,7 @@ def work(plan: Plan, launcher: str) -> int:
             return _ended(found)
         with _names(plan, found.members), _command(plan, found) as (command, record):
             end = worker.run(
-                command, plan.lost_after, lambda: is_signalled() or record.is_to_stop, record.report
+                command, plan.lost_after, lambda: is_signalled() or record.should_stop, record.report
             )
             record.end(end)
     return _ended(end)

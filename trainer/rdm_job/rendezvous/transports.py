@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What carries the messages of a meeting: a control connection, or files that all members see.
+"""The transports of a rendezvous: a control connection, or files that all members see.
 
 :class:`rdm_job.control.ControlServer` and its client are the first. Here are the second, for members that a
 batch system has started in a directory of the user's: the file system's permissions are their proof, and the
 batch system tells who has died.
 
 Each member appends lines to a file of its own, and opens those of others anew for each look: on NFS only an
-open asks the server. What was said lies there for whoever comes late.
+open asks the server. A member that comes late finds all messages.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class ServerTransport(Protocol):
 
     @property
     def refused(self) -> Sequence[str]:
-        """Addresses of those that could not prove that they know the secret."""
+        """Addresses of peers with another secret."""
         ...
 
     def send(self, message: dict[str, Any], to: Iterable[str] | None = None) -> None:
@@ -137,7 +137,7 @@ class FileClient:
         self._own, self._launcher = _Log(folder, self._name), _Log(folder, _LAUNCHER)
 
     def send(self, message: dict[str, Any]) -> None:
-        """Write a message, unless it is only a sign of life: nobody is lost by silence."""
+        """Write a message, unless it is only a heartbeat: nobody is lost by silence."""
         if message["type"] != "alive":
             self._own.append(message)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The workers that a launcher starts: a spec from a template, and commands that submit it and take it back.
+"""The workers that a launcher starts: specs from a template, and the commands that submit and cancel them.
 
 The secret never is in a spec, an argument or a log. It lies beside the specs, for the owner alone, in the
 forms in which services take one: as it is, as a file of variables for Docker, and as a Secret's manifest.
@@ -48,7 +48,7 @@ class WorkerSpec:
     Args:
         template: A jinja2 template.
         submit: The command that starts one, with ``{spec}``.
-        cancel: The command that takes it back; nothing without one.
+        cancel: The command that cancels it; none if empty.
         values: What the template gets besides its variables.
     """
 
@@ -137,7 +137,7 @@ class Workers:
     Args:
         spec: How they are started.
         folder: Where specs, secret and what was submitted are kept.
-        secret: What all members know.
+        secret: The members'.
         variables: Those of the template that are the same for all workers.
         show: Prints a line for the user.
 
@@ -183,7 +183,7 @@ class Workers:
         Raises:
             TrainerError: The specs cannot be written.
         """
-        self._take_back_earlier()
+        self._cancel_earlier()
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             self._folder.chmod(0o700)
@@ -206,8 +206,8 @@ class Workers:
         self._thread = threading.Thread(target=self._submit_all, daemon=True)
         self._thread.start()
 
-    def take_back(self) -> None:
-        """Name all that was submitted, and take it back where there is a command for that."""
+    def cancel(self) -> None:
+        """Cancel all that was submitted, or name it where there is no command for that."""
         self._stop_submitting()
         remain = [self._cancel(one) for one in reversed(self._submitted)]
         if not any(remain):
@@ -284,8 +284,8 @@ class Workers:
         entries = [{"what": one.what, "spec": str(one.spec), "name": one.name} for one in self._submitted]
         write_atomically(self._record, json.dumps({"job": self._name, "submitted": entries}), mode=0o600)
 
-    def _take_back_earlier(self) -> None:
-        """Take back what a launcher that was killed had started."""
+    def _cancel_earlier(self) -> None:
+        """Cancel what a launcher that was killed had started."""
         try:
             found = json.loads(self._record.read_text())
             earlier = [_Submitted(one["what"], Path(one["spec"]), one["name"]) for one in found["submitted"]]
@@ -297,17 +297,19 @@ class Workers:
         self._record.unlink(missing_ok=True)
 
     def _cancel(self, one: _Submitted) -> bool:
-        """Take one back, and say so, or why not. Return whether a later launcher should try again."""
+        """Cancel one, and show that, or why not. Return whether a later launcher should try again."""
         command = self._spec.cancel
         are = "are" if one.what.startswith("All") else "is"
         if not command:
-            self._show(f"{one} may go on: there is no --cancel that would take back what was submitted.")
+            self._show(f"{one} may go on: there is no --cancel for what was submitted.")
         elif not one.name and any("{id}" in word for word in command):
             # The command that should have named it failed.
-            self._show(f"{one} may have been submitted: nothing names what --cancel should take back.")
+            self._show(
+                f"{one} may have been submitted: --submit did not print the {{id}} that --cancel needs."
+            )
         else:
             code, _, said = self._run(command, one)
-            self._show(f"{one} {are} taken back." if code == 0 else f"{one} {are} not taken back: {said}.")
+            self._show(f"{one} {are} cancelled." if code == 0 else f"{one} {are} not cancelled: {said}.")
             return code != 0
         return False
 

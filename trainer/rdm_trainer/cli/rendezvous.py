@@ -54,7 +54,7 @@ All at once:    ROLE=launcher NUM_NODES=4 RDZV_ID=demo rdm-trainer rendezvous --
     envvar="RDZV_PORT",
     default=29501,
     show_default=True,
-    help="Where the launcher listens.  [RDZV_PORT]",
+    help="The launcher's port.  [RDZV_PORT]",
 )
 @click.option(
     "--gpus-per-node",
@@ -66,21 +66,21 @@ All at once:    ROLE=launcher NUM_NODES=4 RDZV_ID=demo rdm-trainer rendezvous --
     "--secret-file",
     type=click.Path(path_type=Path, dir_okay=False),
     envvar="RDZV_SECRET_FILE",
-    help="What all members know and nobody else; or in RDZV_SECRET.  [RDZV_SECRET_FILE]",
+    help="The file with the secret that all members share; or set RDZV_SECRET.  [RDZV_SECRET_FILE]",
 )
 @click.option("--insecure", is_flag=True, help="No secret: whoever reaches the port can take part.")
 @click.option(
     "--name",
     envvar="RDZV_NAME",
-    help="Tells this member from all others.  [RDZV_NAME; host name and address when not given]",
+    help="This member's unique name.  [RDZV_NAME; host name and address when not given]",
 )
-@click.option("--interface", help="Where others reach this member; found when not given.")
+@click.option("--interface", help="The interface where others reach this member; found when not given.")
 @click.option(
     "--rank-by",
     type=click.Choice(["name", "address", "arrival"]),
     default="name",
     show_default=True,
-    help="Launcher only: what the workers' ranks follow.",
+    help="Launcher only: the order of the workers' ranks.",
 )
 @click.option(
     "--timeout",
@@ -96,7 +96,7 @@ All at once:    ROLE=launcher NUM_NODES=4 RDZV_ID=demo rdm-trainer rendezvous --
     default=60.0,
     show_default=True,
     metavar="SECONDS",
-    help="After the start, who is silent for so long has failed.",
+    help="After the start, a member that is silent for so long has failed.",
 )
 @click.option(
     "--hosts-file",
@@ -108,15 +108,21 @@ All at once:    ROLE=launcher NUM_NODES=4 RDZV_ID=demo rdm-trainer rendezvous --
     type=click.Path(path_type=Path, file_okay=False),
     envvar="RDZV_JOB_DIR",
     metavar="DIR",
-    help="What is kept of the job.  [RDZV_JOB_DIR; $RDM_JOBS/ID or jobs/ID when not given]",
+    help="The job's directory.  [RDZV_JOB_DIR; $RDM_JOBS/ID or jobs/ID when not given]",
 )
 @click.option(
     "--worker-spec",
     metavar="TEMPLATE",
     help="Launcher only: start the workers from this jinja2 file, or ours: docker, kubernetes, slurm, vessl.",
 )
-@click.option("--submit", metavar="'COMMAND {spec}'", help="What starts a worker from its filled-in spec.")
-@click.option("--cancel", metavar="'COMMAND {spec}'", help="What takes it back; {id} is what --submit said.")
+@click.option(
+    "--submit", metavar="'COMMAND {spec}'", help="The command that starts a worker from its filled-in spec."
+)
+@click.option(
+    "--cancel",
+    metavar="'COMMAND {spec}'",
+    help="The command that cancels it; {id} is the last word that --submit printed.",
+)
 @click.option("--set", "values", multiple=True, metavar="KEY=VALUE", help="A value for the template.")
 def rendezvous(
     command: tuple[str, ...],
@@ -181,13 +187,15 @@ def rendezvous(
             raise TrainerError("--worker-spec is for a launcher, which makes the workers' secret if need be.")
         spec = read_spec(worker_spec, submit, cancel, values)
     elif submit or cancel or values:
-        raise TrainerError("--submit, --cancel and --set say how workers are started from a --worker-spec.")
+        raise TrainerError(
+            "--submit, --cancel and --set are for workers that are started from a --worker-spec."
+        )
     secret = run.read_secret(secret_file, is_insecure=insecure, is_made=spec is not None)
     is_own = command[0] in run.OWN_WORKLOADS
     member, fabric = run.own_member(
         name,
         interface or "",
-        master or "" if role == "worker" else "",
+        (master or "") if role == "worker" else "",
         gpus_per_node or config.launcher.devices_per_node,
         timeout,
         versions() if is_own else {},
@@ -250,7 +258,7 @@ def _workload(command: tuple[str, ...], job: str, folder: Path) -> tuple[tuple[s
     if own.launcher.program:
         program = " ".join(own.launcher.program)
         raise TrainerError(f"launcher.program is not for a rendezvous: start it by -- torchrun {program}.")
-    # Nobody shall wait for the others, only to hear of it then.
+    # Before the wait for the others.
     if problems := _missing(own):
         raise ConfigError(problems, source=str(given["config"]))
     if unheeded := _unheeded(own.launcher):
@@ -278,7 +286,7 @@ def _missing(config: JobConfig) -> list[str]:
 
 
 def _unheeded(launcher: LauncherConfig) -> list[str]:
-    """Return the keys of a configuration's launcher that ask for what a rendezvous does not do."""
+    """Return the keys of a configuration's launcher that have no effect in a rendezvous."""
     asked = {
         "kind": launcher.kind not in ("no_ssh", "torchrun"),
         "nodelist": launcher.nodelist,

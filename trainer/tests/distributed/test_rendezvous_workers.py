@@ -113,10 +113,10 @@ def test_a_launcher_starts_its_workers_in_slurm(outside: Members, slurm: Slurm, 
     wait_until(
         "both have said it", log.read_text, lambda text: "rank 1 of 3" in text and "rank 2 of 3" in text
     )
-    # With an interruption they are taken back.
+    # With an interruption they are cancelled.
     waiting = outside.start("n1", ["sleep", "1000"], *options, count=3, secret="")
     outside.said("n1", "All workers are submitted")
     waiting.send_signal(signal.SIGTERM)
     assert codes(waiting) == [130]
-    assert "are taken back" in outside.log("n1")
+    assert "are cancelled" in outside.log("n1")
     wait_until("nothing is in the queue", lambda: slurm.slurm("squeue", "-h") == "")

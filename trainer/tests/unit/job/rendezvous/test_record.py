@@ -36,10 +36,12 @@ def test_a_file_system_that_hangs_does_not_hold_a_member_up(
     record = Record("test", tmp_path / "test", configuration.dump(config), started, lines.append)
     assert asked.wait(240)
     # Neither waits for the file system.
-    assert (record.is_to_stop, record.report()) == (False, {})
+    assert (record.should_stop, record.report()) == (False, {})
     works.set()
-    wait_until("it knows that it is to stop", lambda: record.is_to_stop)
-    record.hear("n1", {"gpu": ["busy"], "watch": {"progress": {"iteration": 7, "time": 1.0}}, "progress": {}})
+    wait_until("it knows that it is to stop", lambda: record.should_stop)
+    record.receive_report(
+        "n1", {"gpu": ["busy"], "watch": {"progress": {"iteration": 7, "time": 1.0}}, "progress": {}}
+    )
     state = tmp_path / "test/state.json"
     wait_until("what the other reports is written", lambda: json.loads(state.read_text())["progress"])
     record.end(End(130, "The launcher was stopped."))

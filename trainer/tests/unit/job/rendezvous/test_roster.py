@@ -83,7 +83,7 @@ def test_whatever_happens_a_name_has_one_place_and_nobody_starts_without_all(
         if what == "leave":
             roster.leave(connection)
         elif what == "agree":
-            roster.agree(connection, roster.round)
+            roster.acknowledge(connection, roster.round)
         else:
             roster.join(connection, _worker(number))
         after = [roster.member(one) for one in roster.connections]
@@ -92,8 +92,8 @@ def test_whatever_happens_a_name_has_one_place_and_nobody_starts_without_all(
         assert roster.missing == 3 - len(names) >= 0
         if after != members:
             assert roster.round > before
-            assert not roster.is_agreed
-        assert not roster.is_agreed or roster.is_complete
+            assert not roster.is_acknowledged
+        assert not roster.is_acknowledged or roster.is_complete
 
 
 def test_a_member_that_repeats_itself_is_counted_once() -> None:
@@ -126,13 +126,13 @@ def test_what_was_acknowledged_before_a_change_is_void() -> None:
     roster.join("c1", _worker(1))
     roster.join("c2", _worker(2))
     first = roster.round
-    roster.agree("c1", first)
+    roster.acknowledge("c1", first)
     roster.join("c2-later", _worker(2))
-    roster.agree("c2-later", first)
-    assert not roster.is_agreed
+    roster.acknowledge("c2-later", first)
+    assert not roster.is_acknowledged
     for connection in roster.connections:
-        roster.agree(connection, roster.round)
-    assert roster.is_agreed
+        roster.acknowledge(connection, roster.round)
+    assert roster.is_acknowledged
 
 
 def test_nobody_is_called_as_the_launcher_is() -> None:

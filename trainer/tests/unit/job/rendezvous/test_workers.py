@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Workers that a launcher starts: specs, commands, and what is taken back."""
+"""Workers that a launcher starts: specs, commands, and what is cancelled."""
 
 from __future__ import annotations
 
@@ -152,10 +152,10 @@ def test_a_submission_that_fails_is_named_and_the_others_are_taken_back(tmp_path
     wait_until("one fails", lambda: workers.problem)
     assert "Worker 3 was not submitted" in workers.problem
     assert workers.problem.endswith("ended with exit code 1: no such partition.")
-    workers.take_back()
+    workers.cancel()
     assert service.words[3:] == [["cancel", "19"], ["cancel", "18"]]
-    assert "Worker 2 (19) is taken back." in said
-    assert any("Worker 3" in line and "nothing names what --cancel" in line for line in said)
+    assert "Worker 2 (19) is cancelled." in said
+    assert any("Worker 3" in line and "did not print the {id}" in line for line in said)
 
 
 def test_what_is_not_taken_back_is_named(tmp_path: Path) -> None:
@@ -163,7 +163,7 @@ def test_what_is_not_taken_back_is_named(tmp_path: Path) -> None:
     workers = _workers(tmp_path, "all", said, submit=service.submit)
     workers.start()
     _submitted(workers, service, 1)
-    workers.take_back()
+    workers.cancel()
     assert said[-1].startswith("All workers (18) may go on")
 
 
@@ -189,7 +189,7 @@ def test_a_program_that_is_asked_to_stop_submits_no_more(tmp_path: Path) -> None
     )
     workers.start()
     _submitted(workers, service, 1)
-    workers.take_back()
+    workers.cancel()
     words = [first for first, _ in service.words]
     assert 0 < words.count("submit") < 98
     assert words.count("cancel") == words.count("submit")
