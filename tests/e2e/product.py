@@ -19,6 +19,8 @@ ROOT = Path(__file__).parents[2]
 NODES = ("n1", "n2", "n3")
 DEADLINE_S = 240.0
 """Only what hangs is waited for so long: a busy machine needs less."""
+COMMAND_S = 1200.0
+"""Likewise for a command, which may train a model."""
 RESTS = 3.0
 """So many times as long as a look took is the pause after it. Looks start programs in nodes, and would
 otherwise take a processor from what they wait for."""
@@ -95,7 +97,7 @@ class Product:
             input=answer,
             capture_output=True,
             text=True,
-            timeout=1200,
+            timeout=COMMAND_S,
         )
         assert done.returncode == expect, (
             f"{' '.join(map(str, argv))} exited with {done.returncode}, not {expect}\n"
@@ -137,7 +139,7 @@ class Background:
 
     def end(self, expect: int) -> str:
         """Wait for the end and return all output; fail on another exit code."""
-        self.text += self.process.communicate(timeout=1200)[0]
+        self.text += self.process.communicate(timeout=COMMAND_S)[0]
         assert self.process.returncode == expect, self.text
         return self.text
 
@@ -218,7 +220,7 @@ class Lab:
             ["docker", "exec", f"rdm-lab-{self.name}-{node}", *argv],
             capture_output=True,
             text=True,
-            timeout=DEADLINE_S,
+            timeout=COMMAND_S,
         )
         assert not check or done.returncode == 0, done.stdout + done.stderr
         return done.stdout

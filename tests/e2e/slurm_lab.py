@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from tests.e2e.product import Lab, Product, running_lab, wait_until
+from tests.e2e.product import COMMAND_S, Lab, Product, running_lab, wait_until
 
 USER = "rdm"
 SHARED = "/shared"
@@ -21,14 +21,14 @@ NODES = ("n1", "n2", "n3")
 class SlurmLab(Lab):
     """Three nodes: n1 is login host, controller and the partition hgx, n2 and n3 are the partition gpu2."""
 
-    def user(self, *argv: str, node: str = "n1", check: bool = True, timeout: float = 120) -> str:
+    def user(self, *argv: str, node: str = "n1", check: bool = True) -> str:
         """Run a program as the user that ssh logs in as, in the shared directory; return what it wrote."""
         done = subprocess.run(
             ["docker", "exec", "-u", USER, "-w", SHARED, f"rdm-lab-{self.name}-{node}", *argv],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=timeout,
+            timeout=COMMAND_S,
         )
         assert not check or done.returncode == 0, f"{argv} on {node}: {done.stdout}{done.stderr}"
         return done.stdout

@@ -43,7 +43,7 @@ from tests.e2e.places import (
     start,
     trains,
 )
-from tests.e2e.product import DEADLINE_S, ROOT, Product, running_lab, wait_until
+from tests.e2e.product import COMMAND_S, ROOT, Product, running_lab, wait_until
 from tests.e2e.promises import Promises, Trained
 from tests.labs import lab_name
 
@@ -337,7 +337,7 @@ def said_by_members(
             lambda: "" not in exit_codes(cluster),
             "all members have ended",
             # Four processes import all that a fine-tuning needs.
-            timeout=4 * DEADLINE_S,
+            timeout=COMMAND_S,
             seen=lambda: cluster.on(MEMBERS["m0"], "docker", "logs", "m0"),
         )
         codes = exit_codes(cluster)
