@@ -12,6 +12,7 @@ from pathlib import Path
 
 import psutil
 
+from rdm_job.network import interface_of, outward_address
 from tests.waiting import DEADLINE_S, wait_until
 
 __all__ = ["PROGRAM", "Members", "codes", "interface"]
@@ -20,7 +21,9 @@ PROGRAM = [sys.executable, "-m", "rdm_trainer", "rendezvous"]
 
 
 def interface() -> str:
-    """Return an interface of this machine that others could reach."""
+    """Return an interface of this machine that others could reach: a lab's may go away meanwhile."""
+    if (address := outward_address()) is not None and (name := interface_of(address)) is not None:
+        return name
     for name, entries in sorted(psutil.net_if_addrs().items()):
         for entry in entries:
             if entry.family == socket.AF_INET and not entry.address.startswith("127."):
