@@ -103,7 +103,8 @@ def read_secret(file: Path | None, *, is_insecure: bool, is_made: bool = False) 
             if file.stat().st_mode & 0o077:
                 show(f"Others can read the secret in {file}: chmod 600 {file}.")
         except (OSError, UnicodeDecodeError) as error:
-            raise TrainerError(f"The secret in {file} cannot be read: {error}.") from None
+            reason = error.strerror if isinstance(error, OSError) else error
+            raise TrainerError(f"The secret in {file} cannot be read: {reason}.") from None
     else:
         text = os.environ.get(_VARIABLE, "").strip()
     if not text and is_made:

@@ -174,7 +174,9 @@ def rendezvous(
     if not job.strip():
         raise TrainerError("The job needs a name, the same on all members: --id or RDZV_ID.")
     if command[0] not in run.OWN_WORKLOADS and shutil.which(command[0]) is None:
-        raise TrainerError(f"There is no program {command[0]!r} here; what is to run stands behind --.")
+        raise TrainerError(
+            f"There is no program {command[0]!r} here; give a program, train or finetune after --."
+        )
     short = job_name(job)
     folder = (job_dir or Path(os.environ.get("RDM_JOBS") or "jobs", short)).absolute()
     own, config = _workload(command, short, folder)

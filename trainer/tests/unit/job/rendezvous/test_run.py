@@ -16,7 +16,7 @@ from rdm_core.errors import TrainerError
 from rdm_job.rendezvous import fabric
 from rdm_job.rendezvous.fabric import Fabric
 from rdm_job.rendezvous.roster import Member
-from rdm_job.rendezvous.run import Plan, launch, own_member, session_key
+from rdm_job.rendezvous.run import Plan, launch, own_member, read_secret, session_key
 
 
 @pytest.fixture
@@ -44,6 +44,11 @@ def test_a_launcher_whose_own_name_is_the_loopbacks_gives_out_an_address_that_ot
 def test_a_worker_on_the_launchers_host_does_not_give_out_the_loopback() -> None:
     with pytest.raises(TrainerError, match=r"127\.0\.\d\.1, which other hosts cannot reach.*--interface"):
         own_member(None, "", "the-launcher", 1, 1.0, {})
+
+
+def test_a_secret_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    with pytest.raises(TrainerError, match=r"kee cannot be read: No such file or directory\.$"):
+        read_secret(tmp_path / "kee", is_insecure=False)
 
 
 def test_jobs_of_other_names_do_not_know_each_other_by_one_secret() -> None:
