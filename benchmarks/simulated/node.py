@@ -109,11 +109,11 @@ class Node:
         return part
 
     def move(self, my_ip: str, subnet: str, gateway: str) -> None:
-        """Give a node that is done another address, and a receipt that holds whatever its inputs are."""
+        """Give a node that is done another address, and a state file that holds whatever its inputs are."""
         self.state["my_ip"] = my_ip
         for network in self.kind("networks").values():
             network["facts"]["subnets"] = [{"subnet": subnet, "gateway": gateway}]
-        self.state["receipt"] = {"inputs": None, "found": _observed(self)}
+        self.state["state_file"] = {"inputs": None, "found": _observed(self)}
 
     def recorded(self) -> dict[str, Any]:
         """Return the recorded answers with this node's name and addresses."""
@@ -183,9 +183,9 @@ def node_lock(_node: Node, parameters: Parameters) -> Result:
     return {"changed": False, "holder": {}, "origin": {}, "invocation": echo(parameters)}
 
 
-def receipt(node: Node, parameters: Parameters) -> Result:
-    """`rdm.provision.receipt`."""
-    node.state["receipt"] = {"inputs": parameters["inputs"], "found": _observed(node)}
+def state_file(node: Node, parameters: Parameters) -> Result:
+    """`rdm.provision.state_file`."""
+    node.state["state_file"] = {"inputs": parameters["inputs"], "found": _observed(node)}
     return {"kept": not parameters["_ansible_check_mode"], "invocation": {}}
 
 
@@ -197,13 +197,13 @@ def _observed(node: Node) -> dict[str, str]:
 
 def _work(node: Node, inputs: Mapping[str, str]) -> dict[str, list[str]]:
     """Return which roles have something to do, and why."""
-    kept = node.state.get("receipt")
+    kept = node.state.get("state_file")
     if kept is None:
         return {role: ["nothing is known of an earlier run"] for role in inputs}
     found = _observed(node)
     work = {role: [f"{role} has changed"] for role in found if found[role] != kept["found"][role]}
     for role, wanted in inputs.items():
-        # A receipt without inputs is one that holds whatever they are.
+        # A state file without inputs is one that holds whatever they are.
         if kept["inputs"] is not None and kept["inputs"].get(role) != wanted:
             work.setdefault(role, []).append("its variables, the plan or this program are others")
     return {role: why for role, why in work.items() if role in inputs}
@@ -291,7 +291,7 @@ def docker_network(node: Node, parameters: Parameters) -> Result:
 def container(node: Node, parameters: Parameters) -> Result:
     """`rdm.provision.container`."""
     containers, name = node.kind("containers"), parameters["name"]
-    passing = {"directories", "files", "blocks", "repairs", "claims", "lock", "receipt", "recreate"}
+    passing = {"directories", "files", "blocks", "repairs", "claims", "lock", "state_file", "recreate"}
     wanted = digest({key: value for key, value in given(parameters).items() if key not in passing})
     was = containers.get(name, {"state": "absent", "digest": ""})
     claims = parameters.get("claims") or [None]
@@ -301,8 +301,8 @@ def container(node: Node, parameters: Parameters) -> Result:
     labels = {LABEL_CLUSTER: parameters["cluster"], LABEL_ROLE: "container"}
     containers[name] = {"digest": wanted, "state": "running", "labels": labels}
     node.state["my_ip"] = (parameters.get("env") or {}).get("MY_IP", "")
-    if parameters.get("receipt"):
-        receipt(node, {**parameters, **parameters["receipt"]})
+    if parameters.get("state_file"):
+        state_file(node, {**parameters, **parameters["state_file"]})
     result: Result = {
         "changed": changed or written["changed"],
         "paths": written["paths"],
@@ -401,6 +401,6 @@ MODULES: dict[str, Callable[[Node, Parameters], Result]] = {
     "rdm.provision.image_archive": image_archive,
     "rdm.provision.node_facts": node_facts,
     "rdm.provision.node_files": node_files,
-    "rdm.provision.receipt": receipt,
+    "rdm.provision.state_file": state_file,
 }
 """What each module answers, by its full name."""

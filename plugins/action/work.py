@@ -43,14 +43,14 @@ class ActionModule(Decision):
         )
         if not whole or self._task.check_mode:
             # Some parts of the run left the node as it is to be, and others may not have.
-            work.plays["receipt"] = []
-        # The call that keeps a receipt releases its node, too.
+            work.plays["state_file"] = []
+        # The call that keeps a state file releases its node, too.
         released = set(work.why) if whole and not bare else set()
         locked = [host for host in found if host in work.why or receipts[host]["absent"]]
         work.plays["release"] = (
             [] if self._task.check_mode else [one for one in locked if one not in released]
         )
         if bare:
-            # The fabric is measured from containers, and a receipt is compared with what an engine has.
-            work.plays["receipt"] = work.plays["verify"] = []
+            # The fabric is measured from containers, and a state file is compared with what an engine has.
+            work.plays["state_file"] = work.plays["verify"] = []
         return work._asdict()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What the look at each node is asked, from what the plan says of its receipt."""
+"""What the look at each node is asked, from what the plan says of its state file."""
 
 from __future__ import annotations
 
@@ -53,17 +53,17 @@ def gather_arguments(
     everywhere: dict[str, Any] = {"lock": dict(lock)} if lock else {}
     return {
         node: {
-            "config_dir": receipt["config_dir"],
+            "config_dir": one["config_dir"],
             "node": node,
-            "receipt_directory": receipt["directory"],
-            "inputs": receipt["inputs"],
-            "key_digests": receipt["key_digests"],
-            "sriov": receipt["sriov"],
-            "addresses": receipt["addresses"],
-            "locks": locks or bool(receipt["absent"]),
+            "state_file_directory": one["directory"],
+            "inputs": one["inputs"],
+            "key_digests": one["key_digests"],
+            "sriov": one["sriov"],
+            "addresses": one["addresses"],
+            "locks": locks or bool(one["absent"]),
             **everywhere,
         }
-        for node, receipt in receipts.items()
+        for node, one in receipts.items()
     }
 
 

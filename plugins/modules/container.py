@@ -17,9 +17,9 @@ description:
     networks, and a tag that has moved to another image. In check mode it says the same without doing it.
   - Before that it writes the files that the container reads, as M(rdm.provision.node_files) does, and where a
     directory was made for them, starts a running container again, since a mount is of the one that was there.
-    Nothing is written where it refuses for a job. With O(receipt) it ends by keeping one.
-  - With O(lock), the lock of the cluster is renewed before anything is changed, and released when O(receipt)
-    is kept.
+    Nothing is written where it refuses for a job. With O(state_file) it ends by keeping one.
+  - With O(lock), the lock of the cluster is renewed before anything is changed, and released when
+    O(state_file) is kept.
 author:
   - The rdm-provision developers
 extends_documentation_fragment:
@@ -187,29 +187,29 @@ options:
         description: Who claims the directory.
         type: str
         required: true
-  receipt:
-    description: The receipt to keep when all is done; none unless given, and none in check mode.
+  state_file:
+    description: The state file to keep when all is done; none unless given, and none in check mode.
     type: dict
     suboptions:
       directory:
-        description: As O(rdm.provision.receipt#module:directory).
+        description: As O(rdm.provision.state_file#module:directory).
         type: str
         required: true
       worked:
-        description: As O(rdm.provision.receipt#module:worked).
+        description: As O(rdm.provision.state_file#module:worked).
         type: list
         elements: str
         required: true
       inputs:
-        description: As O(rdm.provision.receipt#module:inputs).
+        description: As O(rdm.provision.state_file#module:inputs).
         type: dict
         required: true
       watch:
-        description: As O(rdm.provision.receipt#module:watch).
+        description: As O(rdm.provision.state_file#module:watch).
         type: dict
         required: true
       hardware:
-        description: As O(rdm.provision.receipt#module:hardware).
+        description: As O(rdm.provision.state_file#module:hardware).
         type: str
         required: true
 """
@@ -333,7 +333,7 @@ ARGUMENT_SPEC: Dict[str, Any] = {
     **FILE_ARGUMENTS,
     "claims": {**OWNER_MARKER, "type": "list", "elements": "dict", "default": []},
     "lock": {"type": "dict", "options": node_lock.ARGUMENTS},
-    "receipt": {"type": "dict", "options": state_file.ARGUMENTS},
+    "state_file": {"type": "dict", "options": state_file.ARGUMENTS},
 }
 
 _STARTS = {"make", "replace", "start", "restart"}
@@ -388,8 +388,8 @@ def run(module: AnsibleModule) -> Dict[str, Any]:
         change.make(todo)
         if names and named != names:
             etc_hosts.write(api, name)
-        if wanted["receipt"]:
-            state_file.keep(wanted["receipt"], api)
+        if wanted["state_file"]:
+            state_file.keep(wanted["state_file"], api)
             if wanted["lock"]:
                 node_lock.release(wanted["lock"])
     now = inspect(api, "containers", name) if not check else found

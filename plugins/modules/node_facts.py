@@ -44,13 +44,13 @@ options:
     default: ""
   inputs:
     description:
-      - For each role, a digest of what its work on this node depends on, to compare with the receipt that
-        M(rdm.provision.receipt) has left; an empty text where that cannot be told.
-      - Empty means not to look at the receipt.
+      - For each role, a digest of what its work on this node depends on, to compare with the state file that
+        M(rdm.provision.state_file) has left; an empty text where that cannot be told.
+      - Empty means not to look at the state file.
     type: dict
     default: {}
-  receipt_directory:
-    description: Where the receipt is; C(~) is the user that the module runs as.
+  state_file_directory:
+    description: Where the state file is; C(~) is the user that the module runs as.
     type: path
     default: /etc/rdm
   key_digests:
@@ -330,7 +330,7 @@ node:
     work:
       description:
         - For each role of O(inputs) that has something to do here, the reasons, in sentences.
-        - Empty when the receipt of the last run holds.
+        - Empty when the state file of the last run holds.
       type: dict
       sample: {hostfile: ["/etc/rdm/job/hostfile has changed: content"]}
     in_use:
@@ -387,7 +387,7 @@ ARGUMENT_SPEC = {
     "config_dir": {"type": "path", "default": CONFIG_DIR},
     "node": {"type": "str", "default": ""},
     "inputs": {"type": "dict", "default": {}},
-    "receipt_directory": {"type": "path", "default": CONFIG_DIR},
+    "state_file_directory": {"type": "path", "default": CONFIG_DIR},
     "key_digests": {"type": "dict", "default": {}, "no_log": False},
     "addresses": {"type": "dict", "default": {}},
     "lock": {"type": "dict", "options": node_lock.ARGUMENTS},
@@ -434,7 +434,7 @@ def node_facts(
     config_dir: str = CONFIG_DIR,
     node: str = "",
     inputs: dict[str, str] | None = None,
-    receipt_directory: str = CONFIG_DIR,
+    state_file_directory: str = CONFIG_DIR,
     key_digests: dict[str, str] | None = None,
     lock: dict[str, Any] | None = None,
     locks: bool = False,
@@ -469,7 +469,7 @@ def node_facts(
             "path": local_path(config_dir),
             "why": findings.guard("config-dir", host.not_writable, local_path(config_dir), otherwise=""),
         },
-        "origin": origin(config_dir, receipt_directory),
+        "origin": origin(config_dir, state_file_directory),
         "ssh": findings.guard("ssh", interfaces.ssh_connection, otherwise={"client": "", "server": ""}),
     }
     found.update(_network(findings, sysfs_root))
@@ -490,7 +490,7 @@ def node_facts(
     )
     found["hardware"] = _hardware_digest(found, bool((sriov or {}).get("function_devices")))
     found.update(_parents(findings, found["infiniband"], sysfs_root, sriov or {}))
-    found["work"] = _work(found, receipt_directory, inputs or {}, key_digests or {}, sysfs_root)
+    found["work"] = _work(found, state_file_directory, inputs or {}, key_digests or {}, sysfs_root)
     unready = pf.unready(found["parents"], found["boot"], sriov or {})
     if unready and "sriov" in (inputs or {}):
         found["work"].setdefault("sriov", []).extend(unready)

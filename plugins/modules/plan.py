@@ -230,7 +230,7 @@ lock:
   returned: with O(receipts)
   type: dict
 receipts:
-  description: What M(rdm.provision.node_facts) and M(rdm.provision.receipt) compare, by node.
+  description: What M(rdm.provision.node_facts) and M(rdm.provision.state_file) compare, by node.
   returned: with O(receipts)
   type: dict
   contains:
@@ -238,7 +238,7 @@ receipts:
       description: For each role that is wanted on the node, a digest of what its work there depends on.
       type: dict
     directory:
-      description: Where the receipt is on the node.
+      description: Where the state file is on the node.
       type: str
     config_dir:
       description: Where the cluster's files are on the node, if nothing else is said of single parts.

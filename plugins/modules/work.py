@@ -49,15 +49,15 @@ beside:
   description: For each node, what the call that runs its container writes, too, and no play of its own does.
   returned: always
   type: dict
-  sample: {n3: [my_ip, hostfile, receipt]}
+  sample: {n3: [my_ip, hostfile, state_file]}
 plays:
   description:
-    - The hosts of each role's play, and of the plays C(inspect), C(absent), C(receipt), C(release)
+    - The hosts of each role's play, and of the plays C(inspect), C(absent), C(state_file), C(release)
       and C(verify).
     - Nodes with work, and one more, where there is one, that has none. Ansible ends the whole run when all
       hosts of a play have failed.
     - There are no receipts in check mode, and with C(--tags), C(--skip-tags) or C(--step).
   returned: always
   type: dict
-  sample: {hostfile: [n2, n1], receipt: [n2, n1], verify: [n1, n2, n3]}
+  sample: {hostfile: [n2, n1], state_file: [n2, n1], verify: [n1, n2, n3]}
 """

@@ -311,7 +311,7 @@ class Cluster(JobVerbs):
         Refused where it would end a training job; so is :meth:`down`.
 
         Args:
-            recheck: look at everything anew, also on nodes whose receipt says that nothing is to be done.
+            recheck: look at everything anew, also on nodes whose state file says that nothing is to be done.
             tags: only the parts with one of these tags; None for all.
             run_options: see :class:`RunOptions`.
 
@@ -341,7 +341,7 @@ class Cluster(JobVerbs):
         The errors are those of :meth:`up`.
 
         Args:
-            recheck: look at everything anew, also on nodes whose receipt says that nothing is to be done.
+            recheck: look at everything anew, also on nodes whose state file says that nothing is to be done.
             tags: only the parts with one of these tags; None for all.
             run_options: see :class:`RunOptions`.
 

@@ -351,7 +351,7 @@ json_option = _with(_JSON)
 recheck_option = click.option(
     "--recheck",
     is_flag=True,
-    help="Look at everything anew, whatever the nodes' receipts of earlier runs say.",
+    help="Look at everything anew, whatever the nodes' state files of earlier runs say.",
 )
 """The option of the verbs that work only where a look finds something to do."""
 

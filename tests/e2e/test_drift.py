@@ -136,7 +136,7 @@ def test_another_version_of_the_collection_looks_at_everything_and_so_does_reche
     assert changed(result) == []
 
 
-def test_a_receipt_is_only_for_its_owner(right: Lab) -> None:
+def test_a_state_file_is_only_for_its_owner(right: Lab) -> None:
     assert right.on("n1", "stat", "--format", "%a %U", "/etc/rdm/receipt").split() == ["600", "root"]
 
 

@@ -214,7 +214,7 @@ def test_down_takes_the_plugin_last_and_leaves_no_link(sriov: Lab) -> None:
     result = sriov.json("down")
     # Preflight takes each node's lock before, and releases it afterwards.
     phases = [phase["phase"] for phase in result["phases"] if phase["phase"] != "preflight"]
-    assert phases[:4] == ["container", "receipt", "network", "sriov"]
+    assert phases[:4] == ["container", "state_file", "network", "sriov"]
     for node in TWO:
         assert sriov.on(node, "docker", "ps", "--all", "--quiet") == ""
         links = {line.split()[0].split("@")[0] for line in sriov.on(node, "ip", "-br", "link").splitlines()}

@@ -367,12 +367,12 @@ def test_a_container_of_an_earlier_version_is_replaced_once(api: DockerAPI, opti
 
 
 def watch(**more: Any) -> dict[str, Any]:
-    """What a receipt looks at, of which there is nothing here but for what is given."""
+    """What a state file looks at, of which there is nothing here but for what is given."""
     none: dict[str, Any] = {name: [] for name in WATCH}
     return {**none, "cluster": "c", "job_directory": "", "system": False, "paths": {}, "plugin": {}, **more}
 
 
-def test_files_are_written_before_it_starts_and_a_receipt_when_it_is_ready(
+def test_files_are_written_before_it_starts_and_a_state_file_when_it_is_ready(
     api: DockerAPI, options: Options, tmp_path: Path
 ) -> None:
     home = tmp_path / "etc"
@@ -386,7 +386,7 @@ def test_files_are_written_before_it_starts_and_a_receipt_when_it_is_ready(
         "volumes": [*options["volumes"], f"{home}:/etc/home:ro"],
     }
     kept = {"worked": ["container"], "inputs": {"container": "1"}, "hardware": "none"}
-    files["receipt"] = {**kept, "directory": str(home), "watch": watch(config_dirs=[str(home)])}
+    files["state_file"] = {**kept, "directory": str(home), "watch": watch(config_dirs=[str(home)])}
     predicted = up(options, check=True, **files)
     assert not home.exists()
     done = up(options, **files)
@@ -412,11 +412,11 @@ def test_files_are_written_before_it_starts_and_a_receipt_when_it_is_ready(
     assert up(options, **files)["actions"] == ["restart"]
 
 
-def test_no_receipt_is_kept_of_a_container_that_does_not_come_up(options: Options, tmp_path: Path) -> None:
+def test_no_state_file_is_kept_of_a_container_that_does_not_come_up(options: Options, tmp_path: Path) -> None:
     (tmp_path / "cluster").write_text("c")
-    receipt = {"worked": [], "inputs": {}, "watch": watch(), "hardware": ""}
+    kept = {"worked": [], "inputs": {}, "watch": watch(), "hardware": ""}
     with pytest.raises(Failed, match="status 3"):
-        up(options, command=["sh", "-c", "exit 3"], receipt={**receipt, "directory": str(tmp_path)})
+        up(options, command=["sh", "-c", "exit 3"], state_file={**kept, "directory": str(tmp_path)})
     assert not (tmp_path / "receipt").exists()
 
 

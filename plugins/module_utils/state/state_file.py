@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """What a node keeps after a good run, so that the next one sees in one look that nothing is to be done.
 
-A receipt says from which inputs each role did its work (the controller's digests), and how everything that
+A state file says from which inputs each role did its work (the controller's digests), and how everything that
 the roles left was found afterwards. A look compares both. Whatever differs, the role that is in charge of it
 has work, and finds for itself what to do: a digest that differs for no good reason costs time and breaks
 nothing.
@@ -130,7 +130,7 @@ def observe(
 
 
 def drift(before: Found, now: Found) -> Dict[str, List[str]]:
-    """Return what has changed since a receipt was written, in sentences, by the role that is in charge."""
+    """Return what has changed since a state file was written, in sentences, by the role that is in charge."""
     reasons: Dict[str, List[str]] = {}
     for role in sorted({*before, *now}):
         was, is_now = before.get(role, {}), now.get(role, {})
@@ -150,7 +150,7 @@ def drift(before: Found, now: Found) -> Dict[str, List[str]]:
 
 
 def to_do(
-    receipt: Mapping[str, Any],
+    kept: Mapping[str, Any],
     inputs: Mapping[str, str],
     keys: Mapping[str, str],
     found: Optional[Found],
@@ -158,21 +158,21 @@ def to_do(
     """Return which roles have work on this node, and why, in sentences.
 
     Args:
-        receipt: as :func:`read` returns it; empty for none.
+        kept: as :func:`read` returns it; empty for none.
         inputs: role -> digest of what its work depends on; empty text when that cannot be told.
         keys: name of each ssh key -> its digest on the controller; empty text for one yet to be made.
         found: how everything is found; None when it could not be seen.
     """
-    if not receipt:
+    if not kept:
         return {role: ["nothing is known of an earlier run"] for role in inputs}
     if found is None:
         return {role: ["the Docker Engine cannot be asked"] for role in inputs}
-    reasons = {role: why for role, why in drift(receipt["found"], found).items() if role in inputs}
+    reasons = {role: why for role, why in drift(kept["found"], found).items() if role in inputs}
     for role, digest in inputs.items():
         if not digest:
             reasons.setdefault(role, []).append("what its variables come to is only known when it runs")
-        elif receipt["inputs"].get(role) != digest:
-            reasons.setdefault(role, []).append(_other_inputs(role, receipt["inputs"].get(role), digest))
+        elif kept["inputs"].get(role) != digest:
+            reasons.setdefault(role, []).append(_other_inputs(role, kept["inputs"].get(role), digest))
     for name, mine in keys.items() if "container" in inputs else ():
         theirs = [state for path, state in found["container"].items() if path.endswith("/ssh/" + name)]
         if not mine or not all(state.endswith(mine) for state in theirs or [""]):
@@ -193,22 +193,22 @@ def _other_inputs(role: str, before: Any, now: str) -> str:
 
 
 def read(config_dir: str) -> Dict[str, Any]:
-    """Return the receipt in a directory; empty when there is none, or none that can be read."""
+    """Return the state file in a directory; empty when there is none, or none that can be read."""
     try:
         with open(os.path.join(local_path(config_dir), FILE_NAME), encoding="utf-8") as stream:
-            receipt: Any = json.load(stream)
+            kept: Any = json.load(stream)
     except (OSError, ValueError):
         return {}
-    parts = [receipt.get(key) if isinstance(receipt, dict) else None for key in ("inputs", "found", "watch")]
-    fits = all(isinstance(part, dict) for part in parts) and set(receipt["watch"]) == set(WATCH)
-    return receipt if fits and all(isinstance(states, dict) for states in receipt["found"].values()) else {}
+    parts = [kept.get(key) if isinstance(kept, dict) else None for key in ("inputs", "found", "watch")]
+    fits = all(isinstance(part, dict) for part in parts) and set(kept["watch"]) == set(WATCH)
+    return kept if fits and all(isinstance(states, dict) for states in kept["found"].values()) else {}
 
 
 def keep(params: Mapping[str, Any], api: DockerAPI) -> bool:
-    """Write the receipt of this node; return whether there is one now.
+    """Write the state file of this node; return whether there is one now.
 
     Args:
-        params: as the module ``receipt`` documents them.
+        params: as the module ``state_file`` documents them.
         api: the engine.
 
     Raises:
@@ -228,17 +228,17 @@ def keep(params: Mapping[str, Any], api: DockerAPI) -> bool:
     return True
 
 
-def renewed(receipt: Mapping[str, Any], found: Found, worked: Iterable[str]) -> Found:
-    """Return what a new receipt says of the node: of roles that have not worked, what the last one said.
+def renewed(kept: Mapping[str, Any], found: Found, worked: Iterable[str]) -> Found:
+    """Return what a new state file says of the node: of roles that have not worked, what the last one said.
 
     What somebody changed meanwhile would count as right otherwise.
     """
-    before: Found = receipt.get("found", {})
+    before: Found = kept.get("found", {})
     return {role: found[role] if role in worked else before.get(role, found[role]) for role in found}
 
 
 def text(inputs: Mapping[str, str], watch: Mapping[str, Any], found: Found) -> str:
-    """Return what the file of a receipt holds."""
+    """Return what a state file holds."""
     return json.dumps({"inputs": inputs, "watch": watch, "found": found}, indent=1, sort_keys=True) + "\n"
 
 

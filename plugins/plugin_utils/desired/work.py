@@ -16,7 +16,7 @@ DEPENDENTS: Mapping[str, Sequence[str]] = {
 }
 """What has to look again when another role has worked: a container is made of an image, on a network."""
 
-BUNDLED = ("my_ip", "hostfile", "receipt")
+BUNDLED = ("my_ip", "hostfile", "state_file")
 """What the call that runs a node's container can write in passing; a call of its own is 0.1 CPU s a node."""
 
 Why = dict[str, list[str]]
@@ -30,9 +30,9 @@ class Work(NamedTuple):
         why: node -> its roles with work, in their order, and the reasons; nodes without work are left out.
         bundled: node -> what is written with its container, and in no play of its own.
         plays: role -> the hosts of its play; also `inspect`, for image archives, `absent`, where something is
-            to be taken away, `receipt` and `verify`. After the nodes with work there is one more, where there
-            is one: when every host of a play has failed, Ansible ends the whole run, and nobody else's work
-            would be done.
+            to be taken away, `state_file` and `verify`. After the nodes with work there is one more, where
+            there is one: when every host of a play has failed, Ansible ends the whole run, and nobody else's
+            work would be done.
     """
 
     why: dict[str, Why]
@@ -75,7 +75,7 @@ def decide(
         if mine := {role: mine[role] for role in ROLES if role in mine and role in roles}:
             why[node] = mine
     run_all = {
-        node: [part for part in bundled if part in mine or part == "receipt"]
+        node: [part for part in bundled if part in mine or part == "state_file"]
         for node, mine in why.items()
         if bundled and "container" in mine
     }
@@ -83,9 +83,9 @@ def decide(
         part: [
             node
             for node, mine in why.items()
-            if (part in mine or part == "receipt") and part not in run_all.get(node, ())
+            if (part in mine or part == "state_file") and part not in run_all.get(node, ())
         ]
-        for part in (*ROLES, "receipt")
+        for part in (*ROLES, "state_file")
     }
     plays["inspect"] = plays["images"]
     plays["absent"] = [node for node in found if absent[node] and node not in engineless]

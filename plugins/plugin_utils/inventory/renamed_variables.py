@@ -11,6 +11,8 @@ NEW_NAMES = {
     "container_spare_jobs": "container_protect_jobs",
     "my_ip_dictionary": "my_ip_address_map",
     "preflight_patience": "preflight_timeout",
+    "receipt_directory": "state_file_directory",
+    "receipt_state": "state_file_state",
     "sriov_vf_parents": "sriov_vf_pfs",
     "verify_patience": "verify_timeout",
     "verify_rdma_patience": "verify_rdma_timeout",

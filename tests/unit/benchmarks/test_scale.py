@@ -35,7 +35,7 @@ def test_site_runs_on_simulated_nodes(tmp_path: Path) -> None:
     model = Cluster(tmp_path / "model", 2)
     first = model.playbook()
     assert (first.status, first.changed) == (0, ["n1", "n2"]), first.output
-    # What each node's files, container and receipt take is one call, beside look, images, network and probe.
+    # What each node's files, container and state file take is one call, beside facts, images, network, probe.
     assert set(first.calls.values()) <= {2, 4}
     assert sum(first.calls.values()) == 2 * 6
     assert first.skipped <= 2 * 3 + 1, first.output
@@ -126,12 +126,12 @@ def test_what_one_module_leaves_the_next_one_finds(tmp_path: Path) -> None:
     assert answer(tmp_path, "node_files", files=[{**FILE, "secret_content": "other"}])["changed"]
 
 
-def test_receipt_holds_until_something_is_other(tmp_path: Path) -> None:
+def test_a_state_file_holds_until_something_is_other(tmp_path: Path) -> None:
     def work(**inputs: str) -> list[str]:
         return sorted(answer(tmp_path, "node_facts", inputs=inputs)["node"]["work"])
 
     assert work(images="1", my_ip="1") == ["images", "my_ip"]
-    answer(tmp_path, "receipt", inputs={"images": "1", "my_ip": "1"}, watch={}, hardware="")
+    answer(tmp_path, "state_file", inputs={"images": "1", "my_ip": "1"}, watch={}, hardware="")
     assert work(images="1", my_ip="1") == []
     assert work(images="1", my_ip="2") == ["my_ip"]
     answer(tmp_path, "image_archive", **ARCHIVE)

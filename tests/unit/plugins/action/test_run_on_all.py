@@ -196,7 +196,7 @@ def test_every_module_is_told_where_its_nodes_engine_is(tmp_path: Path, above: i
 
 
 def test_arguments_of_all_nodes_are_those_of_each() -> None:
-    receipt = {
+    kept = {
         "config_dir": "~/.rdm",
         "directory": "/x",
         "inputs": {"my_ip": "1"},
@@ -206,17 +206,17 @@ def test_arguments_of_all_nodes_are_those_of_each() -> None:
     }
     absent: list[str] = []
     lock = {"run": "x"}
-    assert gather_arguments({"a": {**receipt, "watch": {}, "absent": ["my_ip"]}}, lock)["a"]["locks"] is True
+    assert gather_arguments({"a": {**kept, "watch": {}, "absent": ["my_ip"]}}, lock)["a"]["locks"] is True
     assert (
-        gather_arguments({"a": {**receipt, "watch": {}, "absent": absent}}, lock, locks=True)["a"]["lock"]
+        gather_arguments({"a": {**kept, "watch": {}, "absent": absent}}, lock, locks=True)["a"]["lock"]
         == lock
     )
-    assert gather_arguments({"a": {**receipt, "watch": {}, "absent": absent}}) == {
+    assert gather_arguments({"a": {**kept, "watch": {}, "absent": absent}}) == {
         "a": {
             "locks": False,
             "config_dir": "~/.rdm",
             "node": "a",
-            "receipt_directory": "/x",
+            "state_file_directory": "/x",
             "inputs": {"my_ip": "1"},
             "key_digests": {"id": ""},
             "sriov": {"parents": ["ib0"]},

@@ -8,7 +8,7 @@ from benchmarks.scale import Cluster
 from benchmarks.simulated.node import Node
 
 FILES, CONTAINER, RECEIPT, LOCK = (
-    f"rdm.provision.{name}" for name in ("node_files", "container", "receipt", "node_lock")
+    f"rdm.provision.{name}" for name in ("node_files", "container", "state_file", "node_lock")
 )
 
 
@@ -16,14 +16,14 @@ def test_the_parts_of_a_run_that_tags_choose_are_done_and_nothing_beside_them(tm
     cluster = Cluster(tmp_path / "cluster", 2)
 
     def kept() -> list[bool]:
-        return ["receipt" in Node(cluster.state, name).state for name in cluster.nodes]
+        return ["state_file" in Node(cluster.state, name).state for name in cluster.nodes]
 
     chosen = cluster.playbook("site", "--tags", "my_ip,hostfile").expect(0)
     assert (chosen.changed, chosen.calls[FILES], chosen.calls[CONTAINER]) == (cluster.nodes, 4, 0)
     rest = cluster.playbook("site", "--skip-tags", "hostfile").expect(0)
     assert (rest.changed, rest.calls[FILES], rest.calls[CONTAINER]) == (cluster.nodes, 2, 2)
     assert kept() == [False, False]
-    # Else the call that keeps the receipt does it.
+    # Else the call that keeps the state file does it.
     assert [run.calls[LOCK] for run in (chosen, rest)] == [2, 2]
 
     whole = cluster.playbook().expect(0)
@@ -41,7 +41,7 @@ def test_a_line_of_others_by_which_shells_have_another_address_is_work_when_told
     stray = {"file": "/home/u/.bashrc", "line": 2, "value": "1.1.1.1", "shells": ["zsh"], "plain": True}
     node = Node(cluster.state, "n2")
     node.state["strays"] = [stray]
-    node.state["receipt"]["inputs"] = None
+    node.state["state_file"]["inputs"] = None
     node.save()
     assert cluster.playbook().expect(0).calls[FILES] == 0
     repaired = cluster.playbook("site", "-e", "my_ip_repair_strays=true").expect(0)

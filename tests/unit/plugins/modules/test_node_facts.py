@@ -85,7 +85,7 @@ def test_files_of_a_cluster_say_where_it_was_made(tmp_path: Path) -> None:
     for name, text in cluster_keys.of_node(keys, "north", "n1", "10.0.0.1").items():
         (tmp_path / "ssh" / name).write_text(text)
     (tmp_path / "env").write_text("MY_IP=10.0.0.1\nMASTER_ADDR=10.0.0.2\n")
-    params = {"config_dir": str(tmp_path), "receipt_directory": str(tmp_path)}
+    params = {"config_dir": str(tmp_path), "state_file_directory": str(tmp_path)}
     node = run_module(node_facts, {"docker_socket": str(tmp_path / "docker.sock"), **params})["node"]
     assert node["origin"] == {"authority": keys.fingerprints["host_ca"], "my_ip": "10.0.0.1"}
     (tmp_path / "ssh" / "known_hosts").write_text("@cert-authority * ssh-ed25519 no-key north\n")

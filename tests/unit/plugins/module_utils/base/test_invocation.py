@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from ansible.module_utils.testing import patch_module_args
-from ansible_collections.rdm.provision.plugins.module_utils.state import state_file as node_receipt
+from ansible_collections.rdm.provision.plugins.module_utils.state import state_file as state
 from ansible_collections.rdm.provision.plugins.modules import (
     container_exec,
     fabric_probe,
@@ -16,7 +16,7 @@ from ansible_collections.rdm.provision.plugins.modules import (
     job_data,
     node_files,
     python_env,
-    receipt,
+    state_file,
 )
 
 NODES = "".join(f"node{number} 10.0.{number // 250}.{number % 250}\n" for number in range(1000))
@@ -52,15 +52,15 @@ def test_arguments_are_not_told_where_nobody_is_shown_them(
 
 
 @pytest.mark.parametrize("verbosity", [0, 3])
-@pytest.mark.parametrize("module", [job_data, python_env, receipt])
+@pytest.mark.parametrize("module", [job_data, python_env, state_file])
 def test_who_debugs_is_shown_the_arguments(
     module: Any, verbosity: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    watch = dict.fromkeys(node_receipt.WATCH, "another")
+    watch = dict.fromkeys(state.WATCH, "another")
     arguments: dict[Any, dict[str, Any]] = {
         job_data: {"source": "train"},
         python_env: {"cluster": "rdm", "state": "absent"},
-        receipt: {"worked": [], "inputs": {}, "watch": watch, "hardware": ""},
+        state_file: {"worked": [], "inputs": {}, "watch": watch, "hardware": ""},
     }
     directory = str(tmp_path / "none")
     result = printed(module, capsys, **arguments[module], directory=directory, _ansible_verbosity=verbosity)
@@ -85,7 +85,10 @@ def test_secrets_stay_hidden(tmp_path: Path, capsys: pytest.CaptureFixture[str],
         (container_exec, {"cluster": "rdm", "argv": ["sh", "-c", NODES]}),
         (job_data, {"directory": "/proc/version", "source": "x", "sizes": {NODES: 1}}),
         (python_env, {"cluster": "rdm", "directory": "none", "lock": NODES}),
-        (receipt, {"directory": "/x", "worked": [], "inputs": {}, "watch": {"users": NODES}, "hardware": ""}),
+        (
+            state_file,
+            {"directory": "/x", "worked": [], "inputs": {}, "watch": {"users": NODES}, "hardware": ""},
+        ),
         (node_files, {"files": [{"path": "not absolute", "content": NODES}]}),
     ],
 )

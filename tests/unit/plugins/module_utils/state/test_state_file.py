@@ -1,4 +1,4 @@
-"""A receipt holds exactly as long as nothing has changed that a role is in charge of."""
+"""A state file holds exactly as long as nothing has changed that a role is in charge of."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ INPUTS = dict.fromkeys(("images", "network", "my_ip", "container", "hostfile"), 
 
 
 class Engine:
-    """What of an engine's API a receipt asks for."""
+    """What of an engine's API a state file asks for."""
 
     def __init__(self) -> None:
         self.container: dict[str, Any] = {
@@ -209,7 +209,7 @@ def test_what_runs_otherwise_in_each_start_is_no_change(watch: dict[str, Any]) -
     assert state_file.drift(before, see(watch, engine)) == {}
 
 
-def test_a_container_that_does_not_run_is_never_right_whatever_the_receipt_says(
+def test_a_container_that_does_not_run_is_never_right_whatever_the_state_file_says(
     watch: dict[str, Any],
 ) -> None:
     engine = Engine()
@@ -231,7 +231,7 @@ def test_an_address_that_a_container_has_lost_is_never_right_either(
     assert state_file.drift(right, lost) == state_file.drift(lost, lost) == {"container": [sentence]}
 
 
-def test_the_receipt_itself_and_files_on_their_way_are_not_looked_at(
+def test_the_state_file_itself_and_files_on_their_way_are_not_looked_at(
     home: Path, watch: dict[str, Any]
 ) -> None:
     before = see(watch, Engine())
@@ -252,7 +252,7 @@ def kept(watch: dict[str, Any], home: Path) -> dict[str, Any]:
     return state_file.read(str(home))
 
 
-def test_without_a_receipt_every_role_looks(home: Path) -> None:
+def test_without_a_state_file_every_role_looks(home: Path) -> None:
     assert set(state_file.to_do(state_file.read(str(home)), INPUTS, {}, None)) == set(INPUTS)
 
 
@@ -288,7 +288,7 @@ def test_jobs_in_the_clusters_directory_are_not_looked_at(home: Path, watch: dic
     assert state_file.drift(before, see(watch, Engine())) == {}
 
 
-def test_a_receipt_of_other_types_is_none(home: Path, watch: dict[str, Any]) -> None:
+def test_a_state_file_of_other_types_is_none(home: Path, watch: dict[str, Any]) -> None:
     odd: list[Any] = [[], {"container": []}]
     for found in odd:
         text = state_file.text(INPUTS, watch, found)
@@ -299,12 +299,12 @@ def test_a_receipt_of_other_types_is_none(home: Path, watch: dict[str, Any]) -> 
 @pytest.mark.parametrize(
     "damage", ["", "{", "[]", "{}", '{"inputs": {}, "found": {}, "watch": {"cluster": "rdm"}}']
 )
-def test_a_damaged_receipt_is_none(home: Path, damage: str) -> None:
+def test_a_damaged_state_file_is_none(home: Path, damage: str) -> None:
     (home / state_file.FILE_NAME).write_text(damage, encoding="utf-8")
     assert state_file.read(str(home)) == {}
 
 
-def test_a_receipt_that_holds_leaves_nothing_to_do(home: Path, watch: dict[str, Any]) -> None:
+def test_a_state_file_that_holds_leaves_nothing_to_do(home: Path, watch: dict[str, Any]) -> None:
     assert state_file.to_do(kept(watch, home), INPUTS, {}, see(watch, Engine())) == {}
 
 

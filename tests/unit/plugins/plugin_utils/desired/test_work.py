@@ -94,8 +94,8 @@ def test_what_is_written_with_a_container_has_no_play_and_all_else_has_one(
     assert apart.bundled == {}
     assert work.why == apart.why
     assert set(work.bundled) == {node for node, mine in work.why.items() if "container" in mine}
-    for part in (*ROLES, "receipt"):
-        due = [node for node, mine in work.why.items() if part in mine or part == "receipt"]
+    for part in (*ROLES, "state_file"):
+        due = [node for node, mine in work.why.items() if part in mine or part == "state_file"]
         passing = [node for node in due if part in work.bundled.get(node, ())]
         alone = [node for node in due if node not in passing]
         assert work.plays[part][: len(alone)] == alone

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 DOCUMENTATION = r"""
-module: receipt
+module: state_file
 short_description: Keep on the node what a good run has left, so that the next one can compare
 description:
   - Looks at everything that the roles have left on the node, and writes it down together with the inputs from
@@ -21,10 +21,10 @@ attributes:
     description: In check mode nothing is written.
   diff_mode:
     support: none
-    description: The receipt is no part of what the user asked for.
+    description: The state file is no part of what the user asked for.
   idempotent:
     support: full
-    description: A receipt is never reported as a change.
+    description: A state file is never reported as a change.
 options:
   directory:
     description:
@@ -32,7 +32,8 @@ options:
     type: str
     required: true
   worked:
-    description: The roles that have worked in this run. Of others the new receipt says what the last one did.
+    description:
+      - The roles that have worked in this run. Of others the new state file says what the last one did.
     type: list
     elements: str
     required: true
@@ -58,8 +59,8 @@ options:
 """
 
 EXAMPLES = r"""
-- name: Keep a receipt
-  rdm.provision.receipt:
+- name: Keep a state file
+  rdm.provision.state_file:
     directory: /etc/rdm
     worked: "{{ preflight_work.why[inventory_hostname].keys() }}"
     inputs: "{{ preflight_plan.receipts[inventory_hostname].inputs }}"
@@ -69,7 +70,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 kept:
-  description: Whether there is a receipt now; not where the cluster has no files on the node.
+  description: Whether there is a state file now; not where the cluster has no files on the node.
   returned: always
   type: bool
 """
