@@ -97,7 +97,11 @@ class NodeLocks:
             holders: who holds them, where that is known already.
         """
         found = {} if holders else self._take(nodes, ())
-        found.update((node, dict(holder)) for node, holder in (holders or {}).items())
+        # What was taken before the nodes were looked at is this run's own.
+        others = {
+            node: holder for node, holder in (holders or {}).items() if holder["run"] != self._wanted["run"]
+        }
+        found.update((node, dict(holder)) for node, holder in others.items())
         over = {node: holder["run"] for node, holder in found.items() if holder and ended(holder)}
         # A run that has ended stands in nobody's way, also where its lock cannot be had now.
         return {**found, **{node: {} for node in over}, **(self._take(over, over.values()) if over else {})}

@@ -1,0 +1,17 @@
+"""Who stands in a run's way on its nodes, before any of them is called."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ansible_collections.rdm.provision.plugins.plugin_utils.controller.cluster_lock import Leader
+from ansible_collections.rdm.provision.plugins.plugin_utils.controller.node_locks import NodeLocks
+
+
+def test_a_run_does_not_stand_in_its_own_way() -> None:
+    leader = Leader.here("rdm-provision env up")._asdict()
+    wanted = {"cluster": "c", "run": "mine", "home": "here", "leader": leader}
+    action: Any = None
+    locks = NodeLocks(action, {"ansible_forks": 1}, wanted, [])
+    other = {"run": "other", "leader": leader}
+    assert locks.take((), {"n1": {"run": "mine", "leader": leader}, "n2": other}) == {"n2": other}
