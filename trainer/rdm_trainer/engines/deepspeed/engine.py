@@ -149,7 +149,7 @@ class DeepSpeedEngine(Engine):
         """What DeepSpeed and the model have become; see :attr:`Engine.shape`."""
         return {
             **super().shape,
-            "GLOBAL_BATCH_SIZE": self.deepspeed.train_batch_size(),
+            "GLOBAL_BATCH_SIZE": self.deepspeed.train_batch_size() * self.topology.expert,
             "MICRO_BATCH_SIZE": self.deepspeed.train_micro_batch_size_per_gpu(),
         }
 
@@ -166,7 +166,8 @@ class DeepSpeedEngine(Engine):
     def set_batch(self, samples: int) -> None:
         """Take steps, and evaluate, with so many samples from now on."""
         super().set_batch(samples)
-        self.deepspeed.set_train_batch_size(samples)
+        # The ranks of the expert axis are no replicas to DeepSpeed.
+        self.deepspeed.set_train_batch_size(samples // self.topology.expert)
         # A step ends where these are a multiple of the accumulation.
         self.deepspeed.micro_steps = 0
 
