@@ -7,7 +7,22 @@ import shlex
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
-PROSE = {"MY_IP", "and", "authors", "by", "developers", "for", "has", "in", "is", "of", "on", "that", "wrote"}
+PROSE = {
+    "MY_IP",
+    "and",
+    "authors",
+    "brings",
+    "by",
+    "developers",
+    "for",
+    "has",
+    "in",
+    "is",
+    "of",
+    "on",
+    "that",
+    "wrote",
+}
 """What follows the program's name in sentences about it."""
 # The purpose of a command stands behind three spaces.
 _COMMAND = re.compile(r"(?<![\w/.-])rdm-provision ((?:'[^']*'|[^'\n])+?)(?=   |[`;),]|\.?$)", re.MULTILINE)
