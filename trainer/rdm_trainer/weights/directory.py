@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
+from tokenizers import Tokenizer
 
 from rdm_core.config import TokenizerConfig
 from rdm_core.errors import FAILED, TrainerError
@@ -53,7 +54,7 @@ def write(source: Source, target: Path, *, dtype: str | None = None, shard_bytes
         size = _write_tensors(source, partial, getattr(torch, dtype), shard_bytes)
         (partial / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
         if source.tokenizer is not None:
-            _carry_tokenizer(source.tokenizer, partial)
+            _carry_tokenizer(source.tokenizer, partial, end)
         partial.rename(target)
     except OSError as error:
         shutil.rmtree(partial, ignore_errors=True)
@@ -107,8 +108,11 @@ def _write_tensors(source: Source, directory: Path, dtype: torch.dtype, shard_by
     return total
 
 
-def _carry_tokenizer(tokenizer: TokenizerConfig, target: Path) -> None:
-    """Copy a tokenizer's files under the names that transformers looks for, and those beside them."""
+def _carry_tokenizer(tokenizer: TokenizerConfig, target: Path, end: int | None) -> None:
+    """Copy a tokenizer's files under the names that transformers looks for, and those beside them.
+
+    Where none says which token ends a text, it is told: what scores a text without a beginning needs one.
+    """
     for given, name in (
         (tokenizer.file, "tokenizer.json"),
         (tokenizer.vocab, "vocab.json" if tokenizer.kind == "gpt2" else "vocab.txt"),
@@ -124,4 +128,7 @@ def _carry_tokenizer(tokenizer: TokenizerConfig, target: Path) -> None:
     if not settings.exists():
         kinds = {"gpt2": "GPT2Tokenizer", "wordpiece": "BertTokenizer"}
         kind = kinds.get(tokenizer.kind, "PreTrainedTokenizerFast")
-        settings.write_text(json.dumps({"tokenizer_class": kind}, indent=2) + "\n", encoding="utf-8")
+        told: dict[str, str | None] = {"tokenizer_class": kind}
+        if tokenizer.file is not None and end is not None:
+            told["eos_token"] = Tokenizer.from_file(tokenizer.file).id_to_token(end)
+        settings.write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")

@@ -168,6 +168,8 @@ def test_a_text_goes_on_as_transformers_lets_it(
     source.tokenizer = tokenizer
     directory.write(source, tmp_path / "hf")
     assert (tmp_path / "hf/chat_template.jinja").read_text() == "{{ messages }}"
+    settings = json.loads((tmp_path / "hf/tokenizer_config.json").read_text())
+    assert settings["eos_token"] == "<|endoftext|>"
     ids = [3, 7, 11]
     theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "hf")
     expected = theirs.generate(torch.tensor([ids]), max_new_tokens=15, do_sample=False, eos_token_id=None)
