@@ -5,7 +5,8 @@ Run `python benchmarks/train_throughput.py` where `rdm_trainer` is installed; it
 docs/performance.md. On one device, rounds of our steps and of the plain loop's alternate in one process, so
 that both meet the same clocks and the same neighbours; the figures are medians over the rounds. With two
 devices, data, tensor and pipeline parallelism of 2 follow, each with as many tokens per step and device as
-one device had, and are compared with our own and the plain loop's figures on one.
+one device had, and are compared with our own and the plain loop's figures on one. `--engine
+deepspeed,native` measures both engines, one after the other, each beside a plain loop of its own.
 
 MFU counts 6N + 12·L·h·s FLOPs for each token (N: all parameters, the tied embedding once), against the peak
 that is given or known. `--quick` is for a look whether everything works: small shapes, on a CPU too.
@@ -108,6 +109,7 @@ class Leg:
     compiled: bool
     plain: bool
     overrides: dict[str, Any]
+    engine: str = "deepspeed"
     profile: str | None = None
 
     @property
@@ -132,6 +134,7 @@ class Leg:
         shape = self.shape
         configuration: dict[str, Any] = {
             "name": "throughput",
+            "engine": self.engine,
             "model": {
                 "kind": "gpt",
                 "layers": shape.layers,
@@ -294,7 +297,8 @@ def profile(leg: Leg, ways: dict[str, Callable[[], object]]) -> None:
         table = result.key_averages().table(
             sort_by="self_device_time_total", row_limit=45, max_name_column_width=90
         )
-        file = Path(str(leg.profile)) / f"profile-{leg.shape_name}-{leg.layout.name}-{name}.txt".replace(
+        which = leg.engine if name == "ours" else name
+        file = Path(str(leg.profile)) / f"profile-{leg.shape_name}-{leg.layout.name}-{which}.txt".replace(
             " ", "_"
         )
         file.write_text(table)
@@ -386,13 +390,13 @@ def tables(results: list[dict[str, Any]], peak_tflops: float) -> str:
             "of plain on one",
         ],
     ]
-    singles: dict[str, dict[str, float]] = {}
+    singles: dict[tuple[str, str], dict[str, float]] = {}
     for result in results:
         leg, report = result["leg"], result["report"]
         if "error" in report:
             continue
         shape = Shape(**leg["shape"])
-        name, layout = leg["shape_name"], leg["layout"]["name"]
+        name, layout, engine = leg["shape_name"], leg["layout"]["name"], leg["engine"]
         medians = {way: statistics.median(rates) for way, rates in report["tokens_per_second"].items()}
 
         def mfu(rate: float, flops: float = result["flops_per_token"]) -> str:
@@ -404,13 +408,13 @@ def tables(results: list[dict[str, Any]], peak_tflops: float) -> str:
 
         if layout == "one":
             if "plain" in medians:
-                singles[name] = medians
+                singles[name, engine] = medians
             for way in medians:
                 ratio = f"{medians[way] / medians['plain']:.3f}" if "plain" in medians else "-"
                 one_rows.append(
                     [
                         name,
-                        way,
+                        engine if way == "ours" else way,
                         f"{shape.micro_batch} x {leg['accumulation']}",
                         f"{medians[way]:,.0f}",
                         spread(way),
@@ -421,11 +425,11 @@ def tables(results: list[dict[str, Any]], peak_tflops: float) -> str:
                 )
         else:
             rate = medians["ours"]
-            base = singles.get(name, {})
+            base = singles.get((name, engine), {})
             two_rows.append(
                 [
                     name,
-                    layout,
+                    f"{layout}, {engine}",
                     result["micro_batches"],
                     f"{rate:,.0f}",
                     spread("ours"),
@@ -443,6 +447,7 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=str(__doc__).split("\n", 1)[0])
     parser.add_argument("--shapes", help="names, separated by commas; all")
     parser.add_argument("--layouts", default="one,DP 2,TP 2,PP 2", help="of those with as many devices; all")
+    parser.add_argument("--engine", default="deepspeed", help="deepspeed, native, or both with a comma")
     parser.add_argument("--accumulation", type=int, default=8, help="micro-batches in a step on one device")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=1, help="in a round")
@@ -479,25 +484,27 @@ def legs(args: argparse.Namespace, devices: int) -> Iterator[Leg]:
                     flush=True,
                 )
                 continue
-            leg = Leg(
-                shape_name=name,
-                shape=shapes[name],
-                layout=layout,
-                accumulation=args.accumulation,
-                rounds=args.rounds,
-                steps=args.steps,
-                warm_up=args.warm_up,
-                precision="bf16",
-                compiled=not args.no_compile,
-                plain=layout.world == 1 and not args.no_plain,
-                overrides=overrides,
-                profile=str(args.profile.resolve()) if args.profile else None,
-            )
-            if args.quick:
-                leg = replace(
-                    leg, rounds=2, steps=1, warm_up=1, precision="fp32", compiled=False, profile=None
+            for engine in args.engine.split(","):
+                leg = Leg(
+                    shape_name=name,
+                    shape=shapes[name],
+                    layout=layout,
+                    accumulation=args.accumulation,
+                    rounds=args.rounds,
+                    steps=args.steps,
+                    warm_up=args.warm_up,
+                    precision="bf16",
+                    compiled=not args.no_compile,
+                    plain=layout.world == 1 and not args.no_plain,
+                    overrides=overrides,
+                    engine=engine,
+                    profile=str(args.profile.resolve()) if args.profile else None,
                 )
-            yield leg
+                if args.quick:
+                    leg = replace(
+                        leg, rounds=2, steps=1, warm_up=1, precision="fp32", compiled=False, profile=None
+                    )
+                yield leg
 
 
 def main() -> int:
@@ -537,7 +544,10 @@ def main() -> int:
                 }
             )
             took = time.perf_counter() - begin
-            print(f"{leg.shape_name}, {leg.layout.name} ({took:.0f} s): {json.dumps(report)}", flush=True)
+            print(
+                f"{leg.shape_name}, {leg.layout.name}, {leg.engine} ({took:.0f} s): {json.dumps(report)}",
+                flush=True,
+            )
             if args.json:
                 args.json.write_text(json.dumps({"machine": facts, "peak_tflops": peak, "results": results}))
     print()

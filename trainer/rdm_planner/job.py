@@ -279,12 +279,16 @@ class Job:
 
     @property
     def _least_zero(self) -> int:
-        return 0 if self.config.optimisation.precision == "fp32" else 1
+        is_native = self.config.engine == "native"
+        return 0 if self.config.optimisation.precision == "fp32" and not is_native else 1
 
     def _zero_stages(self, data: int, stages: int) -> list[int]:
-        """Return the ZeRO stages that differ: weights of 16 bits always have 1, a pipeline never has 2."""
+        """Return the ZeRO stages that differ: weights of 16 bits always have 1, a pipeline never has 2.
+
+        The native engine has 1 alone.
+        """
         least = self._least_zero
-        most = 1 if stages > 1 else 3
+        most = 1 if stages > 1 or self.config.engine == "native" else 3
         stage_by_name = {max(least, zero) for zero in self.zero_stages}
         if data == 1:
             return [min(stage_by_name)] if min(stage_by_name) <= most else []

@@ -13,11 +13,12 @@ __all__ = ["engine_step"]
 
 
 def engine_step(config: Config) -> EngineStep:
-    """Return how DeepSpeed's engines take a step of a job, as their configuration sets them.
+    """Return how a job's engine takes a step: DeepSpeed's, as its configuration is made, or the native one.
 
     The pipeline engine waits for every send and receive. ZeRO 1 reduces after the last micro-batch, in fp32
     unless weights are fp16. ZeRO 2 and 3 reduce every micro-batch's gradients beside its backward pass
     (``overlap_comm``); 3 gathers the weights for each forward and each backward pass, and prefetches them.
+    The native engine reduces beside the last micro-batch's backward pass.
 
     Args:
         config: The job, with its layout.
@@ -29,7 +30,7 @@ def engine_step(config: Config) -> EngineStep:
         gradient_bytes=gradient,
         reduces_each_micro_batch=zero >= 2,
         shards_optimiser=zero >= 1,
-        hidden_reduction=1.0 if zero >= 2 else 0.0,
+        hidden_reduction=1.0 if zero >= 2 or config.engine == "native" else 0.0,
         weight_bytes=4 if precision == "fp32" else 2,
         gathers_each_micro_batch=2 if zero >= 3 else 0,
         hidden_gathers=1.0 if zero >= 3 else 0.0,

@@ -397,6 +397,8 @@ class CheckpointConfig:
 class Config(JobConfig):
     """One training job."""
 
+    engine: Literal["deepspeed", "native"] = "deepspeed"
+    """What takes the steps: DeepSpeed, or torch alone (ZeRO 1, fp32 and bf16)."""
     model: ModelConfig = field(default_factory=ModelConfig)
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     optimisation: OptimisationConfig = field(default_factory=OptimisationConfig)
@@ -472,8 +474,12 @@ class Config(JobConfig):
 
     @property
     def zero_stage(self) -> int:
-        """The ZeRO stage that runs: weights of 16 bits have fp32 copies, which are shared in any case."""
-        return max(self.parallel.zero_stage, int(self.optimisation.precision != "fp32"))
+        """The ZeRO stage that runs: weights of 16 bits have fp32 copies, which are shared in any case.
+
+        The native engine shares all that its optimiser keeps.
+        """
+        shares = self.optimisation.precision != "fp32" or self.engine == "native"
+        return max(self.parallel.zero_stage, int(shares))
 
     @property
     def knows_documents(self) -> bool:

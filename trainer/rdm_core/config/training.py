@@ -25,6 +25,7 @@ def check(config: Config, world_size: int | None = None) -> Iterator[str]:
         _positions,
         _t5,
         _layout,
+        _engine,
         _length,
         _warmups,
         _rampup,
@@ -212,6 +213,26 @@ def _layout(config: Config) -> Iterator[str]:
         yield (
             f"parallel.partition {parallel.partition} leaves the first stage nothing but the word embedding, "
             "which is only possible with learned positions; give it a block."
+        )
+
+
+def _engine(config: Config) -> Iterator[str]:
+    if config.engine != "native":
+        return
+    if config.parallel.zero_stage > 1:
+        yield (
+            f"parallel.zero_stage {config.parallel.zero_stage} needs DeepSpeed, but engine is native; set "
+            "engine to deepspeed, or take zero_stage 1."
+        )
+    if config.parallel.expert > 1:
+        yield (
+            f"parallel.expert {config.parallel.expert} needs DeepSpeed, but engine is native; set engine to "
+            "deepspeed, or take expert 1."
+        )
+    if config.optimisation.precision == "fp16":
+        yield (
+            "optimisation.precision fp16 needs DeepSpeed, but engine is native; set engine to deepspeed, or "
+            "take bf16."
         )
 
 

@@ -1,25 +1,52 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Files of a checkpoint whose size is right and whose content is not."""
+"""Files of a checkpoint whose size is right and whose content is not.
+
+``torch.save`` writes a checksum of each part. Files without any have theirs in another file beside them.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import zipfile
+import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from rdm_core.errors import FAILED, TrainerError
+from rdm_trainer.checkpoint import files
 
-__all__ = ["error", "is_sound", "naming", "refuse"]
+__all__ = ["CHECKSUM", "error", "is_sound", "naming", "note", "refuse"]
+
+CHECKSUM = ".crc32"
+
+
+def note(path: Path) -> Path:
+    """Write the checksum of a file beside it, and return where."""
+    beside = path.with_name(path.name + CHECKSUM)
+    files.write_durably(beside, str(_checksum(path)))
+    return beside
+
+
+def _checksum(path: Path) -> int:
+    found = 0
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            found = zlib.crc32(block, found)
+    return found
 
 
 def is_sound(path: Path) -> bool:
-    """Read a file of torch's to the end: it is an archive with a checksum of each part."""
+    """Read a file to the end, and compare it with its checksums."""
     try:
+        if path.suffix == CHECKSUM:
+            return path.read_text().isdecimal()
+        beside = path.with_name(path.name + CHECKSUM)
+        if beside.exists():
+            return beside.read_text() == str(_checksum(path))
         with zipfile.ZipFile(path) as archive:
             return archive.testzip() is None
     # A damaged directory of the archive may ask for a compression or a feature that there is not.
-    except (OSError, zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError):
+    except (OSError, zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError, ValueError):
         return False
 
 

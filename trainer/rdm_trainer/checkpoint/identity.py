@@ -69,6 +69,8 @@ def layout_of(config: Config, world_size: int) -> dict[str, Any]:
         "zero_stage": config.zero_stage,
         "precision": config.optimisation.precision,
         "padded_vocab_size": config.padded_vocab_size,
+        # Checkpoints of DeepSpeed's do not say so, as those of earlier releases.
+        **({"engine": config.engine} if config.engine != "deepspeed" else {}),
     }
 
 

@@ -16,6 +16,7 @@ import torch
 from rdm_core.config import Config
 from rdm_core.errors import FAILED, TrainerError
 from rdm_trainer.checkpoint import damage, files, identity, reading, universal
+from rdm_trainer.checkpoint.distributed import METADATA
 from rdm_trainer.checkpoint.files import Inventory, Manifest
 from rdm_trainer.checkpoint.names import has_former_names
 from rdm_trainer.checkpoint.storage import Storage
@@ -217,8 +218,19 @@ class Checkpoints:
 
     def _load(self, storage: Storage, manifest: Manifest, inventories: dict[int, Inventory]) -> None:
         name = files.tag(manifest.iteration)
-        needed = self._needed(storage, self._states.needed_files(manifest, storage.directory / name))
+        if METADATA in manifest.files:
+            # It says which files a rank reads.
+            every = [{METADATA} for _ in range(self._collective.size)]
+            self._spread(storage, name, manifest, every, inventories)
+            inventories = storage.inventories()
+        with damage.naming(storage.directory / name, {METADATA} & set(manifest.files)):
+            own = self._states.needed_files(manifest, storage.directory / name)
+        needed = self._needed(storage, own)
         self._spread(storage, name, manifest, needed, inventories)
+        if METADATA in manifest.files:
+            own = self._share(storage, manifest, needed)
+            damaged = {file for file in own if not damage.is_sound(storage.directory / name / file)}
+            self._refuse(storage.directory / name, damaged)
         with damage.naming(storage.directory / name, needed[self._collective.rank]):
             damaged = self._states.load(storage.directory, name, manifest)
             random, is_sound = reading.load(storage.directory / name / _RANDOM)
@@ -369,6 +381,8 @@ def _whole_universal(inventories: Mapping[int, Inventory], iteration: int) -> Ma
 
 def _short(layout: Mapping[str, Any]) -> str:
     form = f"ZeRO {layout['zero_stage']}, {layout['precision']}"
+    if "engine" in layout:
+        form += f", {layout['engine']}"
     return f"TP {layout['tensor']} x PP {layout['pipeline']} x DP {layout['data']}, {form}"
 
 

@@ -21,17 +21,23 @@ import shutil
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
 from deepspeed.checkpoint import constants as keys
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
+from rdm_core.config import Config, from_dict
 from rdm_core.errors import FAILED, TrainerError
-from rdm_trainer.checkpoint import damage, files
+from rdm_trainer import models
+from rdm_trainer.checkpoint import damage, distributed, files
 from rdm_trainer.checkpoint.files import Manifest
 from rdm_trainer.checkpoint.names import present_name
 from rdm_trainer.checkpoint.reading import load_mapped
+from rdm_trainer.distributed.parameters import Placement, placement_of
+from rdm_trainer.distributed.topology import Topology
 
 __all__ = [
     "EXPERT_PATTERNS",
@@ -42,6 +48,7 @@ __all__ = [
     "convert",
     "convert_part",
     "finish",
+    "merging",
     "needed_files",
     "parameter_folder",
     "shares",
@@ -54,6 +61,59 @@ STATES = ("fp32", "exp_avg", "exp_avg_sq")
 
 # DeepSpeed reads as many parameter groups as the first stage had; others may have more.
 _GROUPS = 16
+
+
+# A parameter of a layer's part, which only blocks have.
+_IN_BLOCK = re.compile(r"[0-9]+\.\w+\.")
+
+
+def merging(config: Config) -> dict[str, Any]:
+    """Return what DeepSpeed's universal checkpoints need to know to merge tensor-parallel parts.
+
+    Every pattern meets at least one parameter of the whole model: the conversion refuses others.
+
+    Args:
+        config: Whose ``model`` it is.
+    """
+    whole, rows, vocabulary, tied, experts = [], [], [], [], []
+    for name, placement, shared in _placements(config):
+        pattern = "^" + re.escape(name) + "$"
+        if _IN_BLOCK.match(name):
+            # One for all blocks. Other layers' names are too alike: an untied embedding's and the last norm's
+            # differ in the number alone.
+            pattern = re.sub(r"^\^[0-9]+", r"^[0-9]+", pattern)
+        if placement.vocabulary:
+            vocabulary.append(pattern)
+        elif placement.dimension is None:
+            whole.append(pattern)
+        elif placement.dimension == 1:
+            rows.append(pattern)
+        if shared:
+            tied.append(pattern)
+        if placement.experts:
+            experts.append(pattern)
+    return {
+        keys.UNIVERSAL_CHECKPOINT_VERSION_KEY: keys.UNIVERSAL_CHECKPOINT_VERSION_VALUE,
+        keys.ORIGINAL_VOCAB_SIZE: config.model.vocab_size + config.model.vocab_extra_ids,
+        keys.TP_REPLICATED_PARAMETER_PATTERNS: sorted(set(whole)),
+        keys.PARAMETER_WITH_ROW_PARALLELISM_PATTERNS: sorted(set(rows)),
+        keys.VOCABULARY_PARAMETER_PATTERNS: sorted(set(vocabulary)),
+        keys.PIPELINE_REPLICATED_PARAMETER_PATTERNS: sorted(set(tied)),
+        **({EXPERT_PATTERNS: sorted(set(experts))} if experts else {}),
+    }
+
+
+def _placements(config: Config) -> Iterator[tuple[str, Placement, bool]]:
+    """Name every parameter of the whole model, with its placement and whether layers share it."""
+    seen = set()
+    for index, layer in enumerate(models.layers(config, Topology.single())):
+        with torch.device("meta"):
+            module = layer.make()
+        for name, weight in module.named_parameters():
+            full = layer.prefix(index) + name
+            if full not in seen:
+                seen.add(full)
+                yield full, placement_of(weight), layer.tied is not None
 
 
 @dataclass(frozen=True)
@@ -208,6 +268,10 @@ class WholeWeights:
     """
 
     def __init__(self, directory: Path, layout: Mapping[str, Any]) -> None:
+        self._directory, self._metadata = directory, None
+        if layout.get("engine") == "native":
+            self._metadata = distributed.read_metadata(directory)
+            return
         self._source = _Source(directory, layout)
         self._info = self._source.model_state(0, 0)[keys.UNIVERSAL_CHECKPOINT_INFO]
         self._pieces = {present_name(name): (name, pieces) for name, pieces in _by_name(self._source).items()}
@@ -218,6 +282,8 @@ class WholeWeights:
         Raises:
             KeyError: There is none of this name.
         """
+        if self._metadata is not None:
+            return distributed.read_whole(self._directory, self._metadata, f"{STATES[0]}.{name}")
         saved, pieces = self._pieces[name]
         merged: torch.Tensor = _merge([piece.whole("fp32") for piece in pieces], saved, self._info)[
             keys.PARAM
@@ -321,7 +387,7 @@ def convert_part(directory: Path, iteration: int, part: int, parts: int) -> None
     # Mapped and read in parts by all processes, each file is compared with its checksums by one of them.
     damage.refuse(step_directory, shares(manifest.files, parts)[part])
     with _told(directory, iteration), damage.naming(step_directory, manifest.files):
-        _convert(_Source(step_directory, manifest.layout), _partial(directory, iteration), part, parts)
+        _convert(manifest, step_directory, _partial(directory, iteration), part, parts)
 
 
 def finish(directory: Path, iteration: int) -> Path:
@@ -377,25 +443,83 @@ def shares(sizes: Mapping[str, int], parts: int) -> list[set[str]]:
     return found
 
 
-def _convert(source: _Source, target: Path, part: int, parts: int) -> None:
-    first = source.model_state(0, 0)
-    info = first[keys.UNIVERSAL_CHECKPOINT_INFO]
-    # Mapped: what is another one's part is not read.
-    whole = _by_name(source)
-    mine = shares({name: pieces[0].shape.numel() for name, pieces in whole.items()}, parts)[part]
-    for name, pieces in whole.items():
+def _convert(manifest: Manifest, step_directory: Path, target: Path, part: int, parts: int) -> None:
+    kind = _NativeStep if manifest.layout.get("engine") == "native" else _DeepSpeedStep
+    source = kind(step_directory, manifest)
+    mine = shares(source.sizes, parts)[part]
+    for name in source.sizes:
         if name not in mine:
             continue
         folder = parameter_folder(target, present_name(name))
         folder.mkdir(parents=True)
         for state in STATES:
-            _save(_merge([piece.whole(state) for piece in pieces], name, info), folder / f"{state}.pt")
-        _save(_plain_step(pieces[0].step), folder / "step.pt")
+            _save(source.merged(name, state), folder / f"{state}.pt")
+        _save(_plain_step(source.step(name)), folder / "step.pt")
     if part == 0:
-        _save(_common(source, first), target / "zero" / "optimizer_state.pt")
+        _save(source.common(), target / "zero" / "optimizer_state.pt")
+        _save({**source.rest(), "module": None, "optimizer": None}, target / "mp_rank_00_model_states.pt")
+
+
+class _DeepSpeedStep:
+    """A step as DeepSpeed wrote it, one whole parameter at a time."""
+
+    def __init__(self, directory: Path, manifest: Manifest) -> None:
+        self._source = _Source(directory, manifest.layout)
+        self._first = self._source.model_state(0, 0)
+        self._info = self._first[keys.UNIVERSAL_CHECKPOINT_INFO]
+        # Mapped: what is another one's part is not read.
+        self._pieces = _by_name(self._source)
+        self.sizes = {name: pieces[0].shape.numel() for name, pieces in self._pieces.items()}
+
+    def merged(self, name: str, state: str) -> dict[str, Any]:
+        """Return a state of a parameter, as DeepSpeed's loader takes it apart again."""
+        return _merge([piece.whole(state) for piece in self._pieces[name]], name, self._info)
+
+    def step(self, name: str) -> Any:
+        """Return how often a parameter was updated."""
+        return self._pieces[name][0].step
+
+    def common(self) -> dict[str, Any]:
+        """Return what DeepSpeed keeps once for the whole optimiser."""
+        return _common(self._source, self._first)
+
+    def rest(self) -> dict[str, Any]:
+        """Return what else it keeps."""
         dropped = {"module", "optimizer", keys.PARAM_SHAPES, "frozen_param_shapes", "frozen_param_fragments"}
-        slim = {key: value for key, value in first.items() if key not in dropped}
-        _save({**slim, "module": None, "optimizer": None}, target / "mp_rank_00_model_states.pt")
+        return {key: value for key, value in self._first.items() if key not in dropped}
+
+
+class _NativeStep:
+    """A step as the native engine wrote it, one whole parameter at a time."""
+
+    def __init__(self, directory: Path, manifest: Manifest) -> None:
+        self._directory = directory
+        self._metadata = distributed.read_metadata(directory)
+        self._info = merging(from_dict(manifest.state["config"]))
+        first = f"{STATES[0]}."
+        self.sizes = {
+            key.removeprefix(first): saved.size.numel()
+            for key, saved in self._metadata.state_dict_metadata.items()
+            if key.startswith(first) and isinstance(saved, TensorStorageMetadata)
+        }
+        self._step = distributed.read_whole(directory, self._metadata, "step")[0]
+
+    def merged(self, name: str, state: str) -> dict[str, Any]:
+        """Return a state of a parameter, as DeepSpeed's loader takes it apart again."""
+        whole = distributed.read_whole(self._directory, self._metadata, f"{state}.{name}")
+        return _merge([whole], name, self._info)
+
+    def step(self, name: str) -> torch.Tensor:  # noqa: ARG002
+        """Return how often a parameter was updated."""
+        return self._step
+
+    def common(self) -> dict[str, Any]:
+        """Return what DeepSpeed wants once for the whole optimiser; its settings are the configuration's."""
+        return {keys.DS_VERSION: version("deepspeed"), keys.PARAM_GROUPS: [{"params": []}] * _GROUPS}
+
+    def rest(self) -> dict[str, Any]:
+        """Return what else it wants."""
+        return {keys.UNIVERSAL_CHECKPOINT_INFO: self._info}
 
 
 def _plain_step(step: Any) -> Any:

@@ -13,6 +13,7 @@ from rdm_trainer.distributed.topology import Topology
 from rdm_trainer.engines.deepspeed.engine import DeepSpeedEngine
 from rdm_trainer.engines.deepspeed.topology import create_topology as deepspeed_topology
 from rdm_trainer.engines.engine import Engine
+from rdm_trainer.engines.native.engine import NativeEngine
 
 __all__ = ["create", "create_topology"]
 
@@ -23,6 +24,8 @@ def create_topology(config: Config) -> Topology:
     Raises:
         TrainerError: The world cannot be divided like that.
     """
+    if config.engine == "native":
+        return Topology.create(config.parallel.tensor, config.parallel.pipeline)
     return deepspeed_topology(config.parallel.tensor, config.parallel.pipeline, config.parallel.expert)
 
 
@@ -41,4 +44,5 @@ def create(
         fill: Gives each layer its weights; initial ones by default.
         on_loss: Takes the losses that this rank computes in training, before they are averaged.
     """
-    return DeepSpeedEngine(config, topology, fill=fill, on_loss=on_loss)
+    kind = NativeEngine if config.engine == "native" else DeepSpeedEngine
+    return kind(config, topology, fill=fill, on_loss=on_loss)

@@ -171,6 +171,14 @@ class Engine(abc.ABC):
     def close(self) -> None:
         """Let go of the device's memory."""
 
+    def _whole_shape(self, weight: nn.Parameter) -> torch.Size:
+        """Return a weight's shape, also where the replicas share it."""
+        return weight.shape
+
+    def _kept_part(self, weight: nn.Parameter) -> torch.Tensor:
+        """Return what this rank keeps of a weight between steps."""
+        return weight
+
     # What they have in common.
 
     def train_step(self, batches: Iterator[Batch]) -> StepResult:
@@ -210,7 +218,7 @@ class Engine(abc.ABC):
         """What the model and its ranks have become, whatever was asked for, by the names of the job info."""
         topology = self.topology
         norms = (one.weight for one in self.module.modules() if isinstance(one, Norm))
-        widths = [getattr(weight, "ds_shape", weight.shape)[0] for weight in norms]
+        widths = [self._whole_shape(weight)[0] for weight in norms]
         return {
             "GLOBAL_BATCH_SIZE": self.config.optimisation.global_batch_size,
             "MICRO_BATCH_SIZE": self.config.optimisation.micro_batch_size,
@@ -249,7 +257,7 @@ class Engine(abc.ABC):
         It waits for the device.
         """
         named: dict[str, torch.Tensor] = {
-            name: getattr(weight, "ds_tensor", weight) for name, weight in self.module.named_parameters()
+            name: self._kept_part(weight) for name, weight in self.module.named_parameters()
         }
         for number, (master, state) in enumerate(self.optimiser_states().items()):
             for name, value in {"weights": master, **state}.items():

@@ -12,6 +12,7 @@ import importlib
 import deepspeed
 
 from rdm_trainer.distributed import parameters
+from rdm_trainer.engines.native import sharded_adamw
 
 for module in (
     "rdm_trainer.train",
@@ -26,6 +27,8 @@ compatible_operations = deepspeed.ops.__compatible_ops__
 
 # Weights are drawn in blocks of a million, of which these small models use the first few thousand.
 parameters._BLOCK_ELEMENTS = 1 << 14
+# So that they have several buckets, too.
+sharded_adamw._BUCKET = 1 << 13
 
 # Collections would write to every object, and so copy the memory that the processes share.
 gc.collect()

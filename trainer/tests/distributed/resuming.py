@@ -119,6 +119,12 @@ class Case:
     resumed: Mapping[str, Any] | None
     by_itself: bool = False
 
+    @property
+    def converts(self) -> bool:
+        """A universal copy is needed, and made in advance."""
+        engines = {layout.get("engine") for layout in (self.saved, self.resumed or {})}
+        return self.resumed != self.saved and not self.by_itself and engines != {"native"}
+
 
 def follow(cases: list[Case], root: str) -> dict[str, dict[int, float]]:
     """Run each case in this launch: four steps, a checkpoint, four more under the other layout.
@@ -131,7 +137,7 @@ def follow(cases: list[Case], root: str) -> dict[str, dict[int, float]]:
         job_dir = Path(root) / case.name
         found = train(training.configure(case.base, case.saved), job_dir, stop_after=4).losses()
         if case.resumed is not None:
-            if case.resumed != case.saved and not case.by_itself:
+            if case.converts:
                 # A process that imports DeepSpeed takes longer than all the rest of a case.
                 if dist.get_rank() == 0:
                     convert(job_dir / "checkpoints", 4)

@@ -24,6 +24,7 @@ from rdm_trainer.train import Training
 from tests.distributed import processes, resuming, training
 from tests.distributed.resuming import GPT, Log, parallel
 
+NATIVE = {"engine": "native"}
 PIPELINE = training.configure(GPT, parallel(pipeline=2))
 SAVES = training.configure(PIPELINE, {"checkpoint.interval": 2})
 
@@ -52,6 +53,13 @@ def own_disks(root: str) -> dict[str, Any]:
     for name in ("moved", "layout", "half", "lost"):
         alone(copy, f"{root}-{name}")
     answers["same"] = resuming.train(SAVES, node(root)).losses()
+
+    native = training.configure(PIPELINE, NATIVE)
+    resuming.train(native, node(f"{root}-native"), stop_after=4)
+    other = resuming.train(
+        training.configure(native, parallel(pipeline=1, tensor=2)), node(f"{root}-native", 1)
+    )
+    answers["native"], answers["native says"] = other.losses(), other.find("brought")
 
     moved = resuming.train(SAVES, node(f"{root}-moved", 1))
     answers["moved"], answers["moved says"] = moved.losses(), moved.find("brought")
@@ -90,9 +98,10 @@ def test_disks_that_nodes_do_not_share(tmp_path: Path) -> None:
     written = [set(rank["files"]) - {"rng_states.pt"} for rank in ranks]
     assert sum(len(part) for part in written) == len(set().union(*written)), "each file is on one disk"
     assert list(found["same"]) == [5, 6, 7, 8]
-    for name in ("moved", "layout"):
+    for name in ("moved", "layout", "native"):
         assert found[name] == pytest.approx(found["same"], abs=1e-4)
     assert found["moved says"]
+    assert found["native says"]
     assert len(found["layout says"]) == 1
     assert "global_step2" in found["layout says"][0]
     assert "repaired the checkpoint pointers to iteration 4" in found["layout says"][0]
@@ -105,6 +114,13 @@ def test_disks_that_nodes_do_not_share(tmp_path: Path) -> None:
     assert not (Path(f"{root}-lost") / "node0/checkpoints/global_step8").exists()
     latest = [path.read_text() for path in Path(f"{root}-layout").rglob("latest")]
     assert latest == ["global_step8"] * 4
+
+
+FULL: dict[str, dict[str, Any]] = {
+    "waiting": {},
+    "background": {"checkpoint.asynchronous": True},
+    "native": NATIVE,
+}
 
 
 def full_disk(root: str) -> dict[str, Any]:
@@ -130,7 +146,7 @@ def full_disk(root: str) -> dict[str, Any]:
         trained.checkpoints.save = limited  # type: ignore[method-assign]
 
     all_answers = {}
-    for name, changes in {"waiting": {}, "background": {"checkpoint.asynchronous": True}}.items():
+    for name, changes in FULL.items():
         answers: dict[str, Any] = {"saved": [], "there": [], "pointer": []}
         checkpoints = Path(root) / name / "checkpoints"
         files_kept = {"checkpoint.keep": 2, "parallel.zero_stage": 1, "parallel.pipeline": 1}
@@ -148,11 +164,11 @@ def full_disk(root: str) -> dict[str, Any]:
 
 def test_a_full_disk_loses_nothing(tmp_path: Path) -> None:
     ranks = processes.run(2, full_disk, str(tmp_path))
-    for found in (rank["waiting"] for rank in ranks):
+    for found in (rank[name] for rank in ranks for name in ("waiting", "native")):
         assert found["saved"] == [(2, True), (4, False), (6, True), (8, True)]
         assert found["there"][1] == ["global_step2"], "nothing half-written stays"
         assert found["pointer"][1] == "global_step2"
-    for name in ("waiting", "background"):
+    for name in FULL:
         found = ranks[0][name]
         assert len(found["says"]) == 1
         assert "iteration 4 was not saved, the checkpoint of iteration 2 stays" in found["says"][0]
@@ -233,6 +249,10 @@ def test_ends_in_order_at_the_same_step_on_all_ranks(tmp_path: Path) -> None:
 def flip(path: Path) -> None:
     """Flip the highest bit of an exponent in the largest tensor of a file."""
     content = bytearray(path.read_bytes())
+    if path.suffix == ".distcp" or path.name == ".metadata":
+        content[len(content) // 2] ^= 0x40
+        path.write_bytes(content)
+        return
     with zipfile.ZipFile(path) as archive:
         part = max(archive.infolist(), key=lambda part: part.file_size)
         begin = content.index(archive.read(part), part.header_offset)
@@ -252,6 +272,8 @@ FLIPPED = {
         "global_step4_universal/zero/2.mlp.fc1.weight/exp_avg.pt",
         parallel(tensor=2),
     ),
+    "native": ("global_step4/__1_0.distcp", NATIVE),
+    "native metadata": ("global_step4/.metadata", NATIVE),
 }
 
 
@@ -259,11 +281,13 @@ def flipped_bits(root: str) -> dict[str, str]:
     """Go on from a checkpoint with one flipped bit, in each of these files."""
     said = {}
     resuming.train(GPT, Path(root) / "saved", stop_after=4)
+    resuming.train(training.configure(GPT, NATIVE), Path(root) / "saved-native", stop_after=4)
     for name, (file, layout) in FLIPPED.items():
         job_dir = Path(root) / name
 
-        def damage(file: str = file, job_dir: Path = job_dir) -> None:
-            shutil.copytree(Path(root) / "saved", job_dir)
+        def damage(file: str = file, job_dir: Path = job_dir, layout: Any = layout) -> None:
+            saved = "saved-native" if layout is NATIVE else "saved"
+            shutil.copytree(Path(root) / saved, job_dir)
             if "universal" in file:
                 convert(job_dir / "checkpoints", 4)
             flip(job_dir / "checkpoints" / file)

@@ -68,6 +68,26 @@ LAYOUTS: dict[int, dict[str, dict[str, Any]]] = {
     },
     8: {"2 x 2 x 2": {**TENSOR, **PIPELINE}},
 }
+# The other engine, in what every model has; they are named with it in front.
+NATIVE = {"engine": "native"}
+NATIVE_LAYOUTS: dict[int, dict[str, dict[str, Any]]] = {
+    1: {"one": {}, "checkpointing": FULL},
+    2: {
+        "dp 2": {},
+        "tp 2": TENSOR,
+        "pp 2": PIPELINE,
+        "pp 2, checkpointing": {**PIPELINE, **FULL},
+        "pp 2, 0-4": {**PIPELINE, **cut("0-4")},
+    },
+    4: {
+        "tp 2, pp 2": {**TENSOR, **PIPELINE},
+        "tp 2, dp 2": TENSOR,
+        "pp 2, dp 2": PIPELINE,
+        "pp 4, 0-2-2-0": {**FOUR, **cut("0-2-2-0")},
+    },
+}
+for world, found in NATIVE_LAYOUTS.items():
+    LAYOUTS[world] |= {f"native, {name}": {**NATIVE, **changes} for name, changes in found.items()}
 UNTIED_LAYOUTS: dict[int, dict[str, dict[str, Any]]] = {
     2: {"dp 2, zero 3": zero(3), "tp 2": TENSOR, "pp 2": PIPELINE, "pp 2, 0-4": {**PIPELINE, **cut("0-4")}}
 }
@@ -77,8 +97,13 @@ QWEN_LAYOUTS: dict[int, dict[str, dict[str, Any]]] = {
         "dp 2, zero 3": zero(3),
         "tp 2, checkpointing": {**TENSOR, **FULL},
         "pp 2, 4-0": {**PIPELINE, **cut("4-0")},
+        "native, pp 2": {**NATIVE, **PIPELINE},
     },
-    4: {"tp 2, pp 2": {**TENSOR, **PIPELINE}},
+    4: {
+        "tp 2, pp 2": {**TENSOR, **PIPELINE},
+        "native, tp 2, pp 2": {**NATIVE, **TENSOR, **PIPELINE},
+        "native, tp 2, dp 2": {**NATIVE, **TENSOR},
+    },
 }
 DOCUMENTS = {"data.reset_attention_mask": True, "data.reset_position_ids": True, "model.sliding_window": 4}
 DOCUMENT_LAYOUTS: dict[int, dict[str, dict[str, Any]]] = {2: {"tp 2": TENSOR, "pp 2": PIPELINE}}
@@ -97,6 +122,7 @@ MOE_LAYOUTS: dict[int, dict[str, dict[str, Any]]] = {
 OF_ANY_MODEL = (
     *("zero 0", "zero 2", "dp 2, zero 0", "dp 2, zero 2", "dp 2, zero 3, checkpointing"),
     *("tp 2, zero 0", "pp 2, zero 0", "tp 2, dp 2, zero 3", "tp 4"),
+    *("native, one", "native, checkpointing", "native, dp 2", "native, pp 2, checkpointing"),
 )
 
 

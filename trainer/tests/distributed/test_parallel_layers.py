@@ -12,6 +12,7 @@ from torch.nn import functional
 
 from rdm_core.config import Config
 from rdm_trainer import models
+from rdm_trainer.checkpoint import universal
 from rdm_trainer.distributed.parameters import initialise
 from rdm_trainer.distributed.tensor_parallel.cross_entropy import linear_cross_entropy
 from rdm_trainer.distributed.tensor_parallel.layers import (
@@ -106,7 +107,7 @@ def promises(*jobs: Config) -> list[dict[str, Any]]:
         said.append(
             {
                 "names": engine.parameter_names(),
-                "universal": engine.universal_checkpoint_info(),
+                "universal": universal.merging(config),
                 "rates": {group["lr"] for group in engine.deepspeed.optimizer.param_groups},
             }
         )
@@ -162,9 +163,9 @@ def test_each_pattern_for_universal_checkpoints_meets_a_parameter(
     said: dict[str, list[dict[str, Any]]], model: str
 ) -> None:
     names = {name for answer in said[model] for name in answer["names"]}
-    universal = said[model][0]["universal"]
-    assert all(answer["universal"] == universal for answer in said[model])
-    patterns = {key: value for key, value in universal.items() if isinstance(value, list)}
+    merging = said[model][0]["universal"]
+    assert all(answer["universal"] == merging for answer in said[model])
+    patterns = {key: value for key, value in merging.items() if isinstance(value, list)}
     for key, expressions in patterns.items():
         for expression in expressions:
             assert any(re.match(expression, name) for name in names), (key, expression)

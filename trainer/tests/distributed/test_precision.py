@@ -18,7 +18,13 @@ Said = dict[str, list[dict[str, Any]]]
 
 BF16 = {"optimisation.precision": "bf16"}
 FP16 = {"optimisation.precision": "fp16"}
-LAYOUTS = {"dp 2": {}, "tp 2": {"parallel.tensor": 2}, "pp 2": {"parallel.pipeline": 2}}
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "dp 2": {},
+    "tp 2": {"parallel.tensor": 2},
+    "pp 2": {"parallel.pipeline": 2},
+}
+# Without fp16.
+BOTH_ENGINES = LAYOUTS | {f"native, {name}": {"engine": "native", **one} for name, one in LAYOUTS.items()}
 
 
 def losses_with_fp16(jobs: Mapping[str, Config]) -> Said:
@@ -49,7 +55,7 @@ def told() -> Said:
         {
             f"{name}: {layout}": configure(base, changes)
             for name, base in bases.items()
-            for layout, changes in LAYOUTS.items()
+            for layout, changes in BOTH_ENGINES.items()
         },
     )[0]
     return alone | pair
@@ -84,7 +90,7 @@ def test_bf16_follows_fp32(told: Said, model: str) -> None:
     assert curve(told[f"bf16{model}"]) == pytest.approx(curve(told[f"fp32{model}"]), abs=0.02)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", BOTH_ENGINES)
 @pytest.mark.parametrize("job", ["bf16", "bf16 t5", "bf16 clip 0.1", "bf16 clip 0.0"])
 def test_bf16_is_alike_in_every_layout(told: Said, job: str, layout: str) -> None:
     assert curve(told[f"{job}: {layout}"]) == pytest.approx(curve(told[job]), abs=0.01)
@@ -120,6 +126,6 @@ def test_fp16_follows_fp32_with_a_fixed_scale(told: Said, fp16: Said) -> None:
     assert curve(steps)[:3] == pytest.approx(curve(told["fp32"])[:3], abs=0.02)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", BOTH_ENGINES)
 def test_fp16_is_alike_in_every_layout(fp16: Said, layout: str) -> None:
     assert curve(fp16[f"fixed: {layout}"]) == pytest.approx(curve(fp16["fixed"]), abs=0.01)

@@ -19,10 +19,11 @@ from rdm_trainer.checkpoint.universal import convert
 from rdm_trainer.data.indexed_dataset import IndexedWriter
 from rdm_trainer.train import Training
 from tests.distributed import processes, resuming, training
-from tests.distributed.resuming import GPT, MOE, RAMP, T5, Case, parallel
+from tests.distributed.resuming import GPT, MOE, QWEN, RAMP, T5, Case, parallel
 
 TOLERANCE = 1e-4
 BF16 = {"optimisation.precision": "bf16"}
+NATIVE = {"engine": "native"}
 
 CASES = [
     Case("resumed", GPT, parallel(pipeline=2), parallel(pipeline=2)),
@@ -49,12 +50,31 @@ CASES = [
     Case("ramp, zero 2", RAMP, parallel(tensor=2, zero_stage=2), parallel(tensor=2, zero_stage=2)),
     Case("bf16", GPT, {**BF16, **parallel(pipeline=2)}, {**BF16, **parallel(tensor=2)}),
     Case("precision", GPT, {**BF16, **parallel(zero_stage=2)}, parallel(zero_stage=1)),
+    Case("native", GPT, {**NATIVE, **parallel(tensor=2)}, {**NATIVE, **parallel(pipeline=2)}),
+    Case("native-t5", T5, {**NATIVE, **parallel(pipeline=4, partition="1-1-1-1")}, {**NATIVE, **parallel()}),
+    Case(
+        "native-background",
+        training.configure(QWEN, {"checkpoint.asynchronous": True}),
+        {**NATIVE, **parallel(tensor=2)},
+        {**NATIVE, **parallel(pipeline=2)},
+    ),
+    Case("native-bf16", GPT, {**NATIVE, **BF16, **parallel()}, {**NATIVE, **BF16, **parallel(tensor=2)}),
+    Case("native-ramp", RAMP, {**NATIVE, **parallel(pipeline=2)}, {**NATIVE, **parallel(tensor=2)}),
+    Case("to-native", GPT, parallel(tensor=2), {**NATIVE, **parallel(pipeline=2)}),
+    Case("from-native", GPT, {**NATIVE, **parallel(pipeline=2)}, parallel(tensor=2, zero_stage=2)),
 ]
 
 
 def unbroken(root: str) -> dict[str, dict[int, float]]:
     """Train without a stop, and go on alone from what four ranks saved."""
-    jobs = {"gpt": GPT, "moe": MOE, "t5": T5, "ramp": RAMP, "bf16": training.configure(GPT, BF16)}
+    jobs = {
+        "gpt": GPT,
+        "moe": MOE,
+        "t5": T5,
+        "qwen": QWEN,
+        "ramp": RAMP,
+        "bf16": training.configure(GPT, BF16),
+    }
     found = {
         name: resuming.train(job, Path(root) / f"unbroken-{name}").losses() for name, job in jobs.items()
     }

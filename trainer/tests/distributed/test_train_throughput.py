@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.waiting import DEADLINE_S
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -22,6 +24,8 @@ def test_quick_look(tmp_path: Path) -> None:
             "--quick",
             "--layouts",
             "one,DP 2",
+            "--engine",
+            "deepspeed,native",
             "--json",
             str(file),
         ],
@@ -31,7 +35,8 @@ def test_quick_look(tmp_path: Path) -> None:
         check=False,
     )
     assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-3000:]
-    one, two = (measured["report"] for measured in json.loads(file.read_text())["results"])
-    assert set(one["tokens_per_second"]) == {"ours", "plain"}
+    one, native, two, _ = (measured["report"] for measured in json.loads(file.read_text())["results"])
+    assert set(one["tokens_per_second"]) == set(native["tokens_per_second"]) == {"ours", "plain"}
+    assert native["loss"] == pytest.approx(one["loss"], abs=1e-4)
     assert set(two["tokens_per_second"]) == {"ours"}
-    assert "| DP 2 " in result.stdout
+    assert "| DP 2, native " in result.stdout

@@ -88,12 +88,12 @@ T5 = dataclasses.replace(
 
 
 def configure(base: Config, changes: Mapping[str, Any]) -> Config:
-    """Return a configuration with ``section.key`` values changed."""
+    """Return a configuration with values of ``key`` and ``section.key`` changed."""
     for name, value in changes.items():
-        section, key = name.split(".")
-        base = dataclasses.replace(
-            base, **{section: dataclasses.replace(getattr(base, section), **{key: value})}
-        )
+        section, _, key = name.partition(".")
+        if key:
+            value = dataclasses.replace(getattr(base, section), **{key: value})
+        base = dataclasses.replace(base, **{section: value})
     return base
 
 

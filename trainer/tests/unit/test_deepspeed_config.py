@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+import rdm_trainer
 from rdm_core.config import from_dict
 from rdm_trainer.engines.deepspeed.config import deepspeed_json
 
@@ -64,3 +67,26 @@ def test_buffers_are_as_large_as_the_model_at_most() -> None:
     assert 1_000_000 <= small < 5_000_000
     large = settings("model.layers=48", "model.hidden_size=4096")["zero_optimization"]
     assert large["reduce_bucket_size"] == large["allgather_bucket_size"] == 200_000_000
+
+
+def test_what_deepspeed_does_not_publish_is_used_in_one_folder() -> None:
+    trainer = Path(rdm_trainer.__file__).parent
+    found = {
+        (path.relative_to(trainer).as_posix(), module)
+        for path in trainer.rglob("*.py")
+        if "engines/deepspeed" not in path.as_posix()
+        for module in re.findall(r"^\s*(?:from|import) (deepspeed[.\w]*)", path.read_text(), re.MULTILINE)
+    }
+    assert found == {
+        ("process.py", "deepspeed.accelerator"),
+        ("prometheus.py", "deepspeed.accelerator"),
+        ("tracker.py", "deepspeed.accelerator"),
+        ("finetune/run.py", "deepspeed"),
+        ("finetune/run.py", "deepspeed.accelerator"),
+        # The names in its files.
+        ("checkpoint/universal.py", "deepspeed.checkpoint"),
+        # What it writes beside tensors.
+        ("checkpoint/reading.py", "deepspeed.runtime.fp16.loss_scaler"),
+        ("checkpoint/reading.py", "deepspeed.runtime.zero.config"),
+        ("checkpoint/reading.py", "deepspeed.utils.tensor_fragment"),
+    }

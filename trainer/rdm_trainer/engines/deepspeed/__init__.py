@@ -5,12 +5,13 @@ The names were read from DeepSpeed 0.19.8:
 
 ========================  =================================================================================
 ``engine``                ``PipelineEngine._INSTRUCTION_MAP``, ``._exec_backward_pass``, ``.pipe_buffers``,
-                          ``.grad_layer``; ``engine._copy_recovery_script``; ``ds_tensor``, ``ds_shape`` and
-                          ``ds_pipe_replicated`` of parameters; the module of ``Muon``
+                          ``.grad_layer``; ``ds_tensor``, ``ds_shape`` and ``ds_pipe_replicated`` of
+                          parameters; the module of ``Muon``
 ``distributed_optimizer``  ``BF16_Optimizer._update_hp_grad``, ``._lazy_init_hp_params_optimizer_state``,
                           ``.fp32_groups_*``, ``.bf16_groups``; ``engine.buffered_allreduce_fallback``
 ``pipeline``              ``PipelineModule._partition_layers``, ``._set_bounds``, ``._local_start``,
                           ``._local_stop``, ``._num_layers``
+``states``                ``engine._copy_recovery_script``, ``.checkpoint_engine``
 ``restore``               ``fp32_partitioned_groups_flat`` and its like of ZeRO 3; loss scalers' attributes
 ``topology``              ``deepspeed.ops.__compatible_ops__``
 ========================  =================================================================================

@@ -10,7 +10,6 @@ that it takes for loss scales. A step whose norm is not finite is left out on th
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -20,25 +19,9 @@ from deepspeed.runtime.bf16_optimizer import BF16_Optimizer
 from torch import nn
 
 from rdm_trainer.distributed.topology import Topology
+from rdm_trainer.engines.accumulation import accumulate
 
 __all__ = ["DistributedOptimizer"]
-
-
-# Elements of a row of a large gradient where compiled kernels take it: they know then how it is aligned.
-_ROW = 1024
-
-
-def _copy(total: torch.Tensor, gradient: torch.Tensor) -> None:
-    total.copy_(gradient)
-
-
-def _add(total: torch.Tensor, gradient: torch.Tensor) -> None:
-    total.add_(gradient)
-
-
-@functools.cache
-def _compiled(function: Callable[..., None]) -> Callable[..., None]:
-    return torch.compile(function)
 
 
 class DistributedOptimizer(BF16_Optimizer):
@@ -106,14 +89,8 @@ class DistributedOptimizer(BF16_Optimizer):
         total = self.fp32_groups_gradients[group_idx][param_idx]
         gradient = lp.grad.view(total.shape)
         present = self.fp32_groups_has_gradients[group_idx]
-        take = _add if present[param_idx] else _copy
-        present[param_idx] = True
-        rows, rest = divmod(total.numel(), _ROW)
-        if self.compiled and rows >= _ROW and not rest:
-            # PyTorch's own kernels between two types reach half of the memory's bandwidth.
-            _compiled(take)(total.view(rows, _ROW), gradient.view(rows, _ROW))
-        else:
-            take(total, gradient)
+        first, present[param_idx] = not present[param_idx], True
+        accumulate(total, gradient, first=first, compiled=self.compiled)
         lp._hp_grad = total
         if clear_lp_grads:
             lp.grad.zero_()

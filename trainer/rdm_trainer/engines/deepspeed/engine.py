@@ -8,7 +8,6 @@ import functools
 import importlib
 import logging
 import os
-import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -17,14 +16,12 @@ import deepspeed
 import torch
 import torch.distributed as dist
 from deepspeed.accelerator import get_accelerator
-from deepspeed.checkpoint import constants as universal
 from deepspeed.runtime.pipe import schedule
 from deepspeed.runtime.pipe.engine import PipelineEngine
 from torch import nn
 
 from rdm_core.config import Config
 from rdm_trainer import models
-from rdm_trainer.checkpoint.universal import EXPERT_PATTERNS
 from rdm_trainer.distributed.parameters import placement_of
 from rdm_trainer.distributed.pipeline_parallel.pipeline import Fill
 from rdm_trainer.distributed.topology import Topology, quiet
@@ -50,10 +47,6 @@ INSTRUCTIONS = {
     schedule.OptimizerStep: "optimiser",
 }
 """The pipeline's instructions, by the kinds of ``rdm_log.timeline``."""
-
-
-# A parameter of a layer's part, which only blocks have.
-_IN_BLOCK = re.compile(r"[0-9]+\.\w+\.")
 
 
 class DeepSpeedEngine(Engine):
@@ -117,9 +110,7 @@ class DeepSpeedEngine(Engine):
             DistributedOptimizer.adopt(
                 self.deepspeed, topology, self._counts, compiled=config.optimisation.compile
             )
-        self.states = DeepSpeedStates(
-            config, self.deepspeed, topology, self.parameter_names(), self.universal_checkpoint_info()
-        )
+        self.states = DeepSpeedStates(config, self.deepspeed, topology, self.parameter_names())
 
     def _join_expert_axis(self, model: nn.Module) -> None:
         """Make of gradients, and of their norm, what they are over the ranks that share the experts."""
@@ -181,6 +172,14 @@ class DeepSpeedEngine(Engine):
         wrapped = self.deepspeed.optimizer
         states: Mapping[torch.Tensor, Mapping[str, Any]] = getattr(wrapped, "optimizer", wrapped).state
         return states
+
+    def _whole_shape(self, weight: nn.Parameter) -> torch.Size:
+        shape: torch.Size = getattr(weight, "ds_shape", weight.shape)
+        return shape
+
+    def _kept_part(self, weight: nn.Parameter) -> torch.Tensor:
+        part: torch.Tensor = getattr(weight, "ds_tensor", weight)
+        return part
 
     def close(self) -> None:
         """Let go of the device's memory."""
@@ -258,51 +257,6 @@ class DeepSpeedEngine(Engine):
             dist.all_reduce(loss, group=self.topology.expert_group)
             loss = loss / self.topology.expert
         return loss
-
-    def universal_checkpoint_info(self) -> dict[str, Any]:
-        """Return what DeepSpeed's universal checkpoints need to know to merge tensor-parallel parts.
-
-        Every pattern meets at least one parameter of the whole model: the conversion refuses others.
-        """
-        whole, rows, vocabulary, tied, experts = [], [], [], [], []
-        for name, placement, shared in self._all_placements():
-            pattern = "^" + re.escape(name) + "$"
-            if _IN_BLOCK.match(name):
-                # One for all blocks. Other layers' names are too alike: an untied embedding's and the last
-                # norm's differ in the number alone.
-                pattern = re.sub(r"^\^[0-9]+", r"^[0-9]+", pattern)
-            if placement.vocabulary:
-                vocabulary.append(pattern)
-            elif placement.dimension is None:
-                whole.append(pattern)
-            elif placement.dimension == 1:
-                rows.append(pattern)
-            if shared:
-                tied.append(pattern)
-            if placement.experts:
-                experts.append(pattern)
-        model = self.config.model
-        return {
-            universal.UNIVERSAL_CHECKPOINT_VERSION_KEY: universal.UNIVERSAL_CHECKPOINT_VERSION_VALUE,
-            universal.ORIGINAL_VOCAB_SIZE: model.vocab_size + model.vocab_extra_ids,
-            universal.TP_REPLICATED_PARAMETER_PATTERNS: sorted(set(whole)),
-            universal.PARAMETER_WITH_ROW_PARALLELISM_PATTERNS: sorted(set(rows)),
-            universal.VOCABULARY_PARAMETER_PATTERNS: sorted(set(vocabulary)),
-            universal.PIPELINE_REPLICATED_PARAMETER_PATTERNS: sorted(set(tied)),
-            **({EXPERT_PATTERNS: sorted(set(experts))} if experts else {}),
-        }
-
-    def _all_placements(self) -> Iterator[tuple[str, Any, bool]]:
-        """Name every parameter of the whole model, also those of other stages."""
-        seen = set()
-        for index, layer in enumerate(models.layers(self.config, self.topology)):
-            with torch.device("meta"):
-                module = layer.make()
-            for name, weight in module.named_parameters():
-                full = layer.prefix(index) + name
-                if full not in seen:
-                    seen.add(full)
-                    yield full, placement_of(weight), layer.tied is not None
 
     def _clip(self, optimiser: torch.optim.Optimizer, *_: object) -> None:
         """Clip before the step: without ZeRO, DeepSpeed would count tied and shared gradients wrongly."""

@@ -27,14 +27,11 @@ class DeepSpeedStates:
         engine: DeepSpeed's.
         topology: This rank's place.
         names: Of this rank's parameters.
-        info: What DeepSpeed's universal checkpoints need to know of the parameters.
     """
 
-    def __init__(
-        self, config: Config, engine: Any, topology: Topology, names: list[str], info: Mapping[str, Any]
-    ) -> None:
+    def __init__(self, config: Config, engine: Any, topology: Topology, names: list[str]) -> None:
         self._config, self._engine, self._topology = config, engine, topology
-        self._names, self._info = names, info
+        self._names = names
         self._writer = RankWriter(asynchronous=config.checkpoint.asynchronous)
         self._layout = identity.layout_of(config, topology.world_size)
         engine.checkpoint_engine = self._writer
@@ -61,7 +58,7 @@ class DeepSpeedStates:
                 "iteration": state["iteration"],
                 "consumed_samples": state["consumed_samples"],
                 "configuration": identity.fingerprint(self._config),
-                "universal_checkpoint_info": self._info,
+                "universal_checkpoint_info": universal.merging(self._config),
                 **self._optimiser_names(),
             },
             save_latest=False,

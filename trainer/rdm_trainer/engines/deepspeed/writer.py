@@ -13,56 +13,17 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import io
-import os
 import threading
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import Any
 
 import torch
 from deepspeed.runtime.checkpoint_engine.checkpoint_engine import CheckpointEngine
 
-from rdm_trainer.checkpoint import files, reading
+from rdm_trainer.checkpoint import reading, writing
 from rdm_trainer.checkpoint.names import with_present_names
 
 __all__ = ["RankWriter"]
-
-
-class _Sink:
-    """A file that keeps its first error and takes the rest in silence.
-
-    torch's archive writer answers an error with others while it unwinds; the first one is the cause.
-    """
-
-    def __init__(self, file: io.FileIO) -> None:
-        self._file = file
-        self.error: OSError | None = None
-
-    def write(self, data: Any) -> int:
-        """Write data unless a write failed before."""
-        size = memoryview(data).nbytes
-        if self.error is None:
-            try:
-                files.write_all(self._file, data)
-            except OSError as error:
-                self.error = error
-        return size
-
-    def flush(self) -> None:
-        """Do nothing: the file is not buffered."""
-
-
-def _write(state: Any, path: Path) -> int:
-    """Write a state to a file, on the disk when this returns, and return its bytes."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # Unbuffered: a buffer that cannot be written would complain a second time when the file is closed.
-    with path.open("wb", buffering=0) as raw:
-        sink = _Sink(raw)
-        torch.save(state, cast(IO[bytes], sink))
-        if sink.error is not None:
-            raise sink.error
-        os.fsync(raw.fileno())
-        return os.fstat(raw.fileno()).st_size
 
 
 class _Snapshot:
@@ -165,7 +126,7 @@ class RankWriter(CheckpointEngine):
         while taken:
             state, path = taken.pop(0)
             try:
-                self.files[path] = _write(state, path)
+                self.files[path] = writing.write(state, path)
             except OSError as error:
                 self.error = f"{path}: {error.strerror or error}"
             except Exception as error:  # A state that cannot be pickled, for one; every rank must hear of it.

@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""One file of a checkpoint, on the disk when it is written."""
+
+from __future__ import annotations
+
+import io
+import os
+from pathlib import Path
+from typing import IO, Any, cast
+
+import torch
+
+from rdm_trainer.checkpoint import files
+
+__all__ = ["write"]
+
+
+class _Sink:
+    """A file that keeps its first error and takes the rest in silence.
+
+    torch's archive writer answers an error with others while it unwinds; the first one is the cause.
+    """
+
+    def __init__(self, file: io.FileIO) -> None:
+        self._file = file
+        self.error: OSError | None = None
+
+    def write(self, data: Any) -> int:
+        """Write data unless a write failed before."""
+        size = memoryview(data).nbytes
+        if self.error is None:
+            try:
+                files.write_all(self._file, data)
+            except OSError as error:
+                self.error = error
+        return size
+
+    def flush(self) -> None:
+        """Do nothing: the file is not buffered."""
+
+
+def write(state: Any, path: Path) -> int:
+    """Write a state to a file, on the disk when this returns, and return its bytes."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # Unbuffered: a buffer that cannot be written would complain a second time when the file is closed.
+    with path.open("wb", buffering=0) as raw:
+        sink = _Sink(raw)
+        torch.save(state, cast(IO[bytes], sink))
+        if sink.error is not None:
+            raise sink.error
+        os.fsync(raw.fileno())
+        return os.fstat(raw.fileno()).st_size

@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The engine on torch alone."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from rdm_core.config import Config
+from rdm_trainer import models, process
+from rdm_trainer.distributed.pipeline_parallel.pipeline import Fill, bounds
+from rdm_trainer.distributed.token_counts import Batch
+from rdm_trainer.distributed.topology import Topology
+from rdm_trainer.engines.engine import DTYPES, Engine, StepResult
+from rdm_trainer.engines.native.pipeline import Stage
+from rdm_trainer.engines.native.sharded_adamw import ShardedAdamW
+from rdm_trainer.engines.native.states import NativeStates
+
+__all__ = ["NativeEngine"]
+
+
+class NativeEngine(Engine):
+    """The model, a schedule for its micro-batches and an optimiser that the replicas share.
+
+    Args:
+        config: The job.
+        topology: This rank's place.
+        fill: Gives each layer its weights; initial ones by default.
+        on_loss: Takes the losses that this rank computes in training, before they are averaged.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        topology: Topology,
+        *,
+        fill: Fill | None = None,
+        on_loss: Callable[[torch.Tensor], None] | None = None,
+    ) -> None:
+        super().__init__(config, topology, process.device())
+        # Newer torch renames them; older has no other names.
+        warnings.filterwarnings(
+            "ignore", ".*(all_gather_into_tensor|reduce_scatter_tensor). is deprecated", FutureWarning
+        )
+        self._on_loss = on_loss
+        self._steps = 0
+        dtype = DTYPES[config.optimisation.precision]
+        model = models.build(config, topology, device=self.device, dtype=dtype, fill=fill)
+        self.module = model
+        self.work = self._work([layer.kind for layer in model.layers])
+        self.sharded = ShardedAdamW(config, model, topology, self.device, _shared(config, topology))
+        self.optimiser = self.sharded.optimiser
+        self._stage = Stage(model, topology, self.device, self.accumulation, self._span)
+        self.states = NativeStates(self)
+
+    @property
+    def lr(self) -> float:
+        """The learning rate of the next step."""
+        return float(self.optimiser.param_groups[0]["lr"])
+
+    @lr.setter
+    def lr(self, rate: float) -> None:
+        for group in self.optimiser.param_groups:
+            group["lr"] = rate
+
+    @property
+    def steps(self) -> int:
+        """Steps that were taken, those before a checkpoint included."""
+        return self._steps
+
+    @steps.setter
+    def steps(self, count: int) -> None:
+        self._steps = count
+
+    def optimiser_states(self) -> Mapping[torch.Tensor, Mapping[str, Any]]:
+        """Return the optimiser's states, by the tensor that each is of."""
+        return self.optimiser.state
+
+    def close(self) -> None:
+        """Let go of the device's memory."""
+        self.states.wait(float("inf"))
+        del self.sharded, self.optimiser, self._stage, self.module
+
+    def _train_step(self, batches: Iterator[Batch]) -> StepResult:
+        self.module.train()
+        self.sharded.begin()
+        loss = self._stage.train(batches, self.sharded.expect_last_backward)
+        if self._on_loss is not None and self.topology.is_last_stage:
+            self._on_loss(loss)
+        with self._span("reduce", "ReduceGrads"):
+            self.sharded.reduce()
+        with self._span("optimiser", "OptimizerStep"):
+            mean_loss, norm = self.sharded.step(self._counted(loss))
+        self._steps += 1
+        return StepResult(mean_loss, norm)
+
+    def _evaluate(self, batches: Iterator[Batch]) -> torch.Tensor:
+        self.module.eval()
+        loss = self._counted(self._stage.evaluate(batches))
+        if self.topology.world_size > 1:
+            dist.all_reduce(loss)
+        return loss / self.topology.data
+
+    def _counted(self, loss: torch.Tensor) -> torch.Tensor:
+        """Each replica's loss counts once: on one rank of its last stage."""
+        is_counted = self.topology.is_last_stage and self.topology.tensor_rank == 0
+        return loss if is_counted else torch.zeros_like(loss)
+
+
+def _shared(config: Config, topology: Topology) -> dict[str, Sequence[int]]:
+    """Return the weights that several stages have, by name, with these stages' ranks in order."""
+    if topology.pipeline == 1:
+        return {}
+    layers = models.layers(config, topology)
+    begins = bounds(config, layers)
+    stages: dict[str, set[int]] = {}
+    names: dict[str, list[str]] = {}
+    for index, layer in enumerate(layers):
+        if layer.tied is None:
+            continue
+        stage = next(stage for stage in range(topology.pipeline) if index < begins[stage + 1])
+        stages.setdefault(layer.tied, set()).add(stage)
+        if layer.tied not in names:
+            with torch.device("meta"):
+                names[layer.tied] = [
+                    layer.prefix(index) + name for name, _ in layer.make().named_parameters()
+                ]
+    group = topology.pipeline_group
+    return {
+        name: [dist.get_global_rank(group, stage) for stage in sorted(stages[key])]
+        for key, found in names.items()
+        if len(stages[key]) > 1
+        for name in found
+    }

@@ -1,0 +1,332 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""AdamW with its states divided over the replicas: ZeRO 1 with fp32 weights and gradients.
+
+Weights lie one after the other in buckets, which backward passes fill from the last layer to the first.
+In a step's last backward pass, each bucket that is full is reduced while the pass goes on; every replica gets
+the sum of its own part, updates that part of the weights in fp32, and all gather the rest.
+
+Source: Rajbhandari et al., "ZeRO" (2020), stage 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from rdm_core.config import Config
+from rdm_trainer.distributed.parameters import placement_of
+from rdm_trainer.distributed.topology import Topology
+from rdm_trainer.engines.accumulation import accumulate
+from rdm_trainer.engines.engine import adamw
+
+__all__ = ["STATES", "Fragment", "ShardedAdamW"]
+
+STATES = ("fp32", "exp_avg", "exp_avg_sq")
+"""Of each weight, by the names of DeepSpeed's universal checkpoints."""
+
+# Elements of a bucket: 128 MiB of fp32 gradients keep a link busy, and leave little to reduce at the end.
+_BUCKET = 1 << 25
+# Elements: kernels want a weight's beginning at a multiple of 128 bytes.
+_ALIGNMENT = 64
+
+
+@dataclass(frozen=True)
+class Fragment:
+    """What this replica keeps of a weight: elements ``begin`` to ``end`` of this rank's flattened part.
+
+    Attributes:
+        name: The weight's.
+        weight: It, for its placement and shape.
+        states: Of these elements, flat fp32, by the names of ``STATES``.
+    """
+
+    name: str
+    weight: nn.Parameter
+    begin: int
+    end: int
+    states: Mapping[str, torch.Tensor]
+
+
+class _Bucket:
+    """Some weights, their gradients' sums, and this replica's part of both.
+
+    Args:
+        weights: By name, in the order in which their gradients come.
+        topology: This rank's place.
+    """
+
+    def __init__(self, weights: Sequence[tuple[str, nn.Parameter]], topology: Topology) -> None:
+        self.weights = list(weights)
+        first = weights[0][1]
+        self.spans: dict[nn.Parameter, slice] = {}
+        size = 0
+        for _, weight in weights:
+            self.spans[weight] = slice(size, size + weight.numel())
+            size += -(-weight.numel() // _ALIGNMENT) * _ALIGNMENT
+        parts = topology.data
+        size = -(-size // (parts * _ALIGNMENT)) * parts * _ALIGNMENT
+        self.values = torch.zeros(size, dtype=first.dtype, device=first.device)
+        self.gradients = torch.zeros(size, dtype=torch.float32, device=first.device)
+        for weight, span in self.spans.items():
+            self.values[span].copy_(weight.data.flatten())
+            weight.data = self.values[span].view(weight.shape)
+        own = size // parts
+        self.own = slice(own * topology.data_rank, own * (topology.data_rank + 1))
+        self.own_values, self.own_gradients = self.values[self.own], self.gradients[self.own]
+        # fp32 weights are their own master.
+        is_fp32 = first.dtype == torch.float32
+        self.master = self.own_values.detach() if is_fp32 else self.own_values.float()
+        self.decays = placement_of(first).decays
+        self.clear()
+
+    def clear(self) -> None:
+        """Begin a step."""
+        self.filled: set[nn.Parameter] = set()
+        self.complete = 0
+        self.work: Any = None
+
+    def overlap(self, weight: nn.Parameter) -> tuple[int, int]:
+        """Return the beginning and the end of this replica's part of a weight, in the bucket."""
+        span = self.spans[weight]
+        return max(span.start, self.own.start), min(span.stop, self.own.stop)
+
+
+class ShardedAdamW:
+    """The optimiser of one rank.
+
+    Args:
+        config: The job.
+        module: This rank's stage; its weights are moved into the buckets.
+        topology: This rank's place.
+        device: Where it computes.
+        shared: Weights that other stages have, too, by name: the stages' ranks in order, this one among them.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        module: nn.Module,
+        topology: Topology,
+        device: torch.device,
+        shared: Mapping[str, Sequence[int]],
+    ) -> None:
+        self._topology, self._device, self._shared = topology, device, shared
+        self._compiled = config.optimisation.compile
+        self._clip = config.optimisation.clip_grad
+        self.buckets = [_Bucket(weights, topology) for weights in _divided(module, shared)]
+        self._bucket_of = {weight: bucket for bucket in self.buckets for weight in bucket.spans}
+        self.optimiser = adamw(
+            config,
+            [
+                {"params": [bucket.master for bucket in self.buckets if bucket.decays]},
+                {
+                    "params": [bucket.master for bucket in self.buckets if not bucket.decays],
+                    "weight_decay": 0.0,
+                },
+            ],
+            device,
+        )
+        for bucket in self.buckets:
+            # Of all buckets, so that a checkpoint may be loaded before the first step.
+            self.optimiser.state[bucket.master] = {
+                "step": torch.zeros((), device=device),
+                **{state: torch.zeros_like(bucket.master) for state in STATES[1:]},
+            }
+        self._counted = [piece for bucket in self.buckets for piece in self._counted_pieces(bucket)]
+        self._reducing, self._next = False, 0
+        for weight in self._bucket_of:
+            weight.register_post_accumulate_grad_hook(self._take)
+
+    # Gradients.
+
+    def begin(self) -> None:
+        """Begin a step's sums."""
+        for bucket in self.buckets:
+            bucket.clear()
+        self._reducing, self._next = False, 0
+
+    def expect_last_backward(self) -> None:
+        """Reduce what is complete, from the next backward pass on: it is the step's last."""
+        self._reducing = True
+
+    @torch.no_grad()
+    def _take(self, weight: torch.Tensor) -> None:
+        assert isinstance(weight, nn.Parameter)
+        assert weight.grad is not None
+        bucket = self._bucket_of[weight]
+        total = bucket.gradients[bucket.spans[weight]].view(weight.shape)
+        accumulate(total, weight.grad, first=weight not in bucket.filled, compiled=self._compiled)
+        bucket.filled.add(weight)
+        weight.grad = None
+        if self._reducing:
+            bucket.complete += 1
+            # In one order on all replicas, whatever becomes complete first.
+            while self._next < len(self.buckets) and self._is_complete(self.buckets[self._next]):
+                self._reduce(self.buckets[self._next])
+                self._next += 1
+
+    @staticmethod
+    def _is_complete(bucket: _Bucket) -> bool:
+        return bucket.complete == len(bucket.weights)
+
+    def _reduce(self, bucket: _Bucket) -> None:
+        """Begin to sum a bucket over the replicas; the mean's division comes in the step."""
+        group = self._topology.data_group
+        if self._topology.data == 1:
+            return
+        if dist.get_backend(group) == "nccl":
+            bucket.work = dist.reduce_scatter_tensor(
+                bucket.own_gradients, bucket.gradients, group=group, async_op=True
+            )
+        else:
+            bucket.work = dist.all_reduce(bucket.gradients, group=group, async_op=True)
+
+    @torch.no_grad()
+    def reduce(self) -> None:
+        """Finish the sums over replicas, and over the stages that share weights."""
+        for bucket in self.buckets[self._next :]:
+            for weight, span in bucket.spans.items():
+                if weight not in bucket.filled:
+                    bucket.gradients[span].zero_()
+            self._reduce(bucket)
+        self._next = len(self.buckets)
+        for bucket in self.buckets:
+            if bucket.work is not None:
+                bucket.work.wait()
+            ranks = self._shared.get(bucket.weights[0][0])
+            if ranks is not None:
+                self._sum_over_stages(bucket.own_gradients, ranks)
+
+    def _sum_over_stages(self, gradient: torch.Tensor, ranks: Sequence[int]) -> None:
+        """Add the gradients of the same weights on other stages, in one order on all of them."""
+        rank, group = self._topology.rank, self._topology.pipeline_group
+        parts = {other: gradient if other == rank else torch.empty_like(gradient) for other in ranks}
+        operations = []
+        for other in ranks:
+            if other != rank:
+                operations += [
+                    dist.P2POp(dist.isend, gradient, other, group),
+                    dist.P2POp(dist.irecv, parts[other], other, group),
+                ]
+        for work in dist.batch_isend_irecv(operations):
+            work.wait()
+        gradient.copy_(sum((parts[other] for other in ranks[1:]), parts[ranks[0]]))
+
+    def _counted_pieces(self, bucket: _Bucket) -> Iterator[torch.Tensor]:
+        """Yield views of this replica's gradients that this rank counts in the norm of all."""
+        for name, weight in bucket.weights:
+            low, high = bucket.overlap(weight)
+            if low < high and self.is_counted(name, weight):
+                yield bucket.gradients[low:high]
+
+    def is_counted(self, name: str, weight: nn.Parameter) -> bool:
+        """Each of the whole model's weights counts once, on one stage and one tensor rank of a replica."""
+        if name in self._shared and self._shared[name][0] != self._topology.rank:
+            return False
+        return self._topology.tensor_rank == 0 or placement_of(weight).dimension is not None
+
+    # The step.
+
+    @torch.no_grad()
+    def step(self, loss: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Update the weights with the sums of :meth:`reduce`.
+
+        A step whose norm is not finite is left out, on the device.
+
+        Args:
+            loss: What this rank knows of the step's loss: of all ranks together, the sum over the replicas.
+
+        Returns:
+            The mean loss and the norm of the mean gradient before clipping, on the device.
+        """
+        totals = torch.zeros(2, device=self._device)
+        if self._counted:
+            totals[0] = torch.stack(torch._foreach_norm(self._counted)).square().sum()
+        totals[1] = loss
+        if self._topology.world_size > 1:
+            dist.all_reduce(totals)
+        replicas = float(self._topology.data)
+        norm, mean_loss = totals[0].sqrt() / replicas, totals[1] / replicas
+        divisor = torch.full((), replicas, device=self._device)
+        if self._clip:
+            divisor = divisor * ((norm + 1e-6) / self._clip).clamp_min(1.0)
+        # The fused AdamW takes both for loss scales.
+        optimiser: Any = self.optimiser
+        optimiser.grad_scale, optimiser.found_inf = divisor, 1.0 - norm.isfinite().float()
+        for bucket in self.buckets:
+            bucket.master.grad = bucket.own_gradients
+        self.optimiser.step()
+        self.publish()
+        return mean_loss, norm
+
+    @torch.no_grad()
+    def publish(self) -> None:
+        """Let the weights be what the replicas' parts in fp32 are."""
+        pending = []
+        for bucket in self.buckets:
+            if bucket.values.dtype != torch.float32:
+                bucket.own_values.copy_(bucket.master)
+            if self._topology.data > 1:
+                pending.append(
+                    dist.all_gather_into_tensor(
+                        bucket.values, bucket.own_values, group=self._topology.data_group, async_op=True
+                    )
+                )
+        for work in pending:
+            work.wait()
+
+    def fragments(self) -> Iterator[Fragment]:
+        """Yield what this replica keeps of each weight, in its part of the layout."""
+        for bucket in self.buckets:
+            moments = self.optimiser.state[bucket.master]
+            values = {"fp32": bucket.master, **{state: moments[state] for state in STATES[1:]}}
+            for name, weight in bucket.weights:
+                low, high = bucket.overlap(weight)
+                if low < high:
+                    begin, own = bucket.spans[weight].start, bucket.own.start
+                    yield Fragment(
+                        name,
+                        weight,
+                        low - begin,
+                        high - begin,
+                        {state: value[low - own : high - own] for state, value in values.items()},
+                    )
+
+    @property
+    def steps(self) -> torch.Tensor:
+        """How often the weights were updated, float32 scalar on the device."""
+        step: torch.Tensor = self.optimiser.state[self.buckets[0].master]["step"]
+        return step
+
+    @steps.setter
+    def steps(self, count: float) -> None:
+        for state in self.optimiser.state.values():
+            state["step"].fill_(count)
+
+
+def _divided(
+    module: nn.Module, shared: Mapping[str, Sequence[int]]
+) -> Iterator[list[tuple[str, nn.Parameter]]]:
+    """Yield the weights of each bucket, in the order in which a backward pass comes to their gradients.
+
+    Weights that decay and others are apart, for the optimiser's groups. Those that stages share have buckets
+    of their own, which are alike on all these stages.
+    """
+    kinds: dict[Any, list[tuple[str, nn.Parameter]]] = {}
+    for name, weight in reversed(list(module.named_parameters())):
+        kind = name if name in shared else placement_of(weight).decays
+        kinds.setdefault(kind, []).append((name, weight))
+    # Small weights, as norms', are complete with the last of all.
+    for kind in sorted(kinds, key=lambda kind: (kind is not True, str(kind))):
+        bucket: list[tuple[str, nn.Parameter]] = []
+        for entry in kinds[kind]:
+            if bucket and sum(weight.numel() for _, weight in [*bucket, entry]) > _BUCKET:
+                yield bucket
+                bucket = []
+            bucket.append(entry)
+        yield bucket

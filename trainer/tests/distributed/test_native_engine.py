@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What the native engine does within a step; test_one_loss_curve.py has its losses."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from rdm_trainer.engines import create
+from tests.distributed import processes, training
+from tests.distributed.training import GPT, configure
+
+NATIVE = configure(GPT, {"engine": "native"})
+
+
+def watched_step() -> dict[str, Any]:
+    """Take a step and say what was going on when each bucket was reduced, and what the replicas keep."""
+    topology = create.create_topology(NATIVE)
+    engine: Any = create.create(NATIVE, topology)
+    now: list[str] = []
+    seen: list[tuple[str, int]] = []
+    reduce = engine.sharded._reduce
+    backwards = 0
+
+    @contextlib.contextmanager
+    def watcher(kind: str, _name: str) -> Iterator[None]:
+        nonlocal backwards
+        backwards += kind == "backward"
+        now.append(kind)
+        yield
+        now.pop()
+
+    def noting(bucket: Any) -> None:
+        seen.append((now[-1], backwards))
+        reduce(bucket)
+
+    engine.sharded._reduce = noting
+    with engine.watched(watcher):
+        engine.train_step(training.batches(NATIVE, topology, 1))
+    masters = sum(bucket.master.numel() for bucket in engine.sharded.buckets)
+    whole = sum(bucket.values.numel() for bucket in engine.sharded.buckets)
+    gradients = [weight.grad for weight in engine.module.parameters()]
+    engine.close()
+    return {"seen": seen, "kept": masters / whole, "grads": [one for one in gradients if one is not None]}
+
+
+def test_buckets_are_reduced_during_the_last_backward_pass() -> None:
+    for said in processes.run(2, watched_step):
+        # Two replicas, so that each takes two micro-batches of a step.
+        assert len(said["seen"]) > 3
+        assert set(said["seen"]) == {("backward", 2)}
+        assert said["kept"] == 0.5
+        assert said["grads"] == []
+
+
+def not_finite() -> dict[str, Any]:
+    """Take a step whose loss is not a number, and one that is like any other."""
+    topology = create.create_topology(NATIVE)
+    engine: Any = create.create(NATIVE, topology)
+
+    def spoiled() -> Iterator[Any]:
+        for inputs, (labels, mask) in training.batches(NATIVE, topology, 1):
+            yield inputs, (labels, mask * float("nan"))
+
+    def weights() -> list[torch.Tensor]:
+        module: nn.Module = engine.module
+        return [weight.detach().clone() for weight in module.parameters()]
+
+    before = weights()
+    norm = engine.train_step(spoiled()).grad_norm
+    kept = all(torch.equal(one, other) for one, other in zip(before, weights(), strict=True))
+    counted = float(engine.sharded.steps)
+    engine.train_step(training.batches(NATIVE, topology, 1))
+    moved = not torch.equal(before[0], weights()[0])
+    return {
+        "norm": norm,
+        "kept": kept,
+        "counted": counted,
+        "moved": moved,
+        "sound": engine.first_not_finite(),
+    }
+
+
+def test_a_step_that_is_not_finite_changes_nothing() -> None:
+    said = processes.run(1, not_finite)[0]
+    assert said["norm"] != said["norm"]
+    assert said | {"norm": 0} == {"norm": 0, "kept": True, "counted": 0.0, "moved": True, "sound": None}

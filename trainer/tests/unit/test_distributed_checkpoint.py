@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Parts of tensors in the files of torch.distributed.checkpoint."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rdm_trainer.checkpoint import damage, distributed
+
+SHAPES = st.lists(st.integers(1, 5), min_size=1, max_size=4).map(tuple)
+
+
+@given(st.data(), SHAPES)
+def test_a_range_is_divided_into_boxes_in_its_order(data: st.DataObject, shape: tuple[int, ...]) -> None:
+    values = torch.arange(torch.Size(shape).numel()).view(shape)
+    begin = data.draw(st.integers(0, values.numel()))
+    end = data.draw(st.integers(begin, values.numel()))
+    found = []
+    boxes = list(distributed.boxes(shape, begin, end))
+    for offsets, sizes in boxes:
+        box = values
+        for axis, (offset, size) in enumerate(zip(offsets, sizes, strict=True)):
+            box = box.narrow(axis, offset, size)
+        found += box.flatten().tolist()
+    assert found == list(range(begin, end))
+    # Each is a part of the files: few of them.
+    assert len(boxes) <= 2 * len(shape) - 1
+
+
+def test_metadata_makes_no_other_objects(tmp_path: Path) -> None:
+    (tmp_path / distributed.METADATA).write_bytes(pickle.dumps(os.getcwd))
+    with pytest.raises(pickle.UnpicklingError, match="getcwd is not read from a checkpoint"):
+        distributed.read_metadata(tmp_path)
+
+
+def test_a_file_is_compared_with_the_checksum_beside_it(tmp_path: Path) -> None:
+    file = tmp_path / "__0_0.distcp"
+    file.write_bytes(b"weights" * 1000)
+    beside = damage.note(file)
+    assert damage.is_sound(file)
+    assert damage.is_sound(beside)
+    file.write_bytes(b"weighty" + b"weights" * 999)
+    assert not damage.is_sound(file)
