@@ -6,7 +6,9 @@ A part is a box of a whole tensor, so that what one layout wrote, every other on
 
 from __future__ import annotations
 
+import contextlib
 import math
+import os
 import pickle
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +17,7 @@ from typing import Any
 
 import torch
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
-from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
     Metadata,
@@ -34,6 +36,8 @@ from torch.distributed.checkpoint.planner import (
 )
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 from torch.distributed.checkpoint.state_dict_saver import save
+
+from rdm_trainer.checkpoint.writing import Sink
 
 __all__ = ["METADATA", "Box", "boxes", "load", "needed_files", "read_metadata", "read_whole", "write"]
 
@@ -107,6 +111,23 @@ def _write_item(part: Box) -> WriteItem:
     )
 
 
+class _Files(FileSystem):
+    """Files that tell why they could not be written."""
+
+    @contextlib.contextmanager
+    def create_stream(self, path: str | os.PathLike[str], mode: str) -> Iterator[Any]:
+        """Open a file."""
+        if mode != "wb":
+            with super().create_stream(path, mode) as stream:
+                yield stream
+            return
+        with Path(path).open("wb", buffering=0) as raw:
+            sink = Sink(raw)
+            yield sink
+            if sink.error is not None:
+                raise sink.error
+
+
 def write(directory: Path, parts: Sequence[Box], group: Any) -> None:
     """Write what all ranks of a group have; each calls it. On the disk when it returns.
 
@@ -118,9 +139,9 @@ def write(directory: Path, parts: Sequence[Box], group: Any) -> None:
     Raises:
         CheckpointException: A rank could not.
     """
-    save(
-        {}, storage_writer=FileSystemWriter(str(directory)), planner=_SavePlanner(parts), process_group=group
-    )
+    writer = FileSystemWriter(str(directory))
+    writer.fs = _Files()
+    save({}, storage_writer=writer, planner=_SavePlanner(parts), process_group=group)
 
 
 # Classes of torch's that its metadata is made of.

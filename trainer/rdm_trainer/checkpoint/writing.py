@@ -12,10 +12,10 @@ import torch
 
 from rdm_trainer.checkpoint import files
 
-__all__ = ["write"]
+__all__ = ["Sink", "write"]
 
 
-class _Sink:
+class Sink:
     """A file that keeps its first error and takes the rest in silence.
 
     torch's archive writer answers an error with others while it unwinds; the first one is the cause.
@@ -38,13 +38,24 @@ class _Sink:
     def flush(self) -> None:
         """Do nothing: the file is not buffered."""
 
+    def close(self) -> None:
+        """Do nothing: who opened the file closes it."""
+
+    def tell(self) -> int:
+        """Return where the file ends."""
+        return self._file.tell()
+
+    def fileno(self) -> int:
+        """Return the file's descriptor."""
+        return self._file.fileno()
+
 
 def write(state: Any, path: Path) -> int:
     """Write a state to a file, on the disk when this returns, and return its bytes."""
     path.parent.mkdir(parents=True, exist_ok=True)
     # Unbuffered: a buffer that cannot be written would complain a second time when the file is closed.
     with path.open("wb", buffering=0) as raw:
-        sink = _Sink(raw)
+        sink = Sink(raw)
         torch.save(state, cast(IO[bytes], sink))
         if sink.error is not None:
             raise sink.error

@@ -127,6 +127,7 @@ def _line(step: dict[str, Any]) -> str:
         words.append(
             f"TP {layout['tensor']} x PP {layout['pipeline']} x DP {layout['data']}, "
             f"ZeRO {layout['zero_stage']}, {layout['precision']}"
+            f"{', native' if layout.get('engine') == 'native' else ''}"
         )
     if step["universal"]:
         words.append("converted")

@@ -109,13 +109,14 @@ DOCUMENTS = {"data.reset_attention_mask": True, "data.reset_position_ids": True,
 DOCUMENT_LAYOUTS: dict[int, dict[str, dict[str, Any]]] = {2: {"tp 2": TENSOR, "pp 2": PIPELINE}}
 EXPERT = {"parallel.expert": 2}
 MOE_LAYOUTS: dict[int, dict[str, dict[str, Any]]] = {
-    2: {"ep 2, checkpointing": {**EXPERT, **FULL}},
+    2: {"ep 2, checkpointing": {**EXPERT, **FULL}, "native, pp 2": {**NATIVE, **PIPELINE}},
     4: {
         "ep 2, dp 2": EXPERT,
         "ep 4, zero 0": {"parallel.expert": 4, **zero(0)},
         "ep 2, dp 2, zero 3": {**EXPERT, **zero(3)},
         "ep 2, tp 2": {**EXPERT, **TENSOR},
         "ep 2, pp 2": {**EXPERT, **PIPELINE},
+        "native, tp 2, dp 2": {**NATIVE, **TENSOR},
     },
 }
 # What knows nothing of the model, and so is the same for a T5.

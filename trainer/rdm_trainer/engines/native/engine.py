@@ -76,6 +76,11 @@ class NativeEngine(Engine):
     def steps(self, count: int) -> None:
         self._steps = count
 
+    def set_batch(self, samples: int) -> None:
+        """Take steps, and evaluate, with so many samples from now on."""
+        super().set_batch(samples)
+        self._stage.micro_batches = self.accumulation
+
     def optimiser_states(self) -> Mapping[torch.Tensor, Mapping[str, Any]]:
         """Return the optimiser's states, by the tensor that each is of."""
         return self.optimiser.state

@@ -43,12 +43,12 @@ class Stage:
         self, module: nn.Module, topology: Topology, device: torch.device, micro_batches: int, span: Span
     ) -> None:
         self._module, self._topology, self._device = module, topology, device
-        self._count, self._span = micro_batches, span
+        self.micro_batches, self._span = micro_batches, span
         stage, stages = topology.pipeline_rank, topology.pipeline
         group = topology.pipeline_group
         self._before = dist.get_global_rank(group, stage - 1) if stage else None
         self._after = dist.get_global_rank(group, stage + 1) if stage + 1 < stages else None
-        self._warm_up = min(stages - stage - 1, micro_batches)
+        self._stages_after = stages - stage - 1
         # Shapes and types of what comes from the stage before; the first micro-batch brings them.
         self._incoming: list[tuple[torch.Size, torch.dtype]] | None = None
         self._announced = False
@@ -64,37 +64,38 @@ class Stage:
             float32 scalar: the mean loss where this is the last stage, else 0.
         """
         held: deque[tuple[Tensors, Any]] = deque()
+        warm_up = min(self._stages_after, self.micro_batches)
         total = torch.zeros((), device=self._device)
         received = self._receive()
-        for number in range(self._count):
+        for number in range(self.micro_batches):
             inputs, outputs = self._forward(received, batches)
             if self._after is None:
                 total += outputs.detach()
             held.append((inputs, outputs))
-            is_last = number == self._count - 1
-            if number < self._warm_up:
+            is_last = number == self.micro_batches - 1
+            if number < warm_up:
                 self._exchange(self._forward_sends(outputs), [])
                 received = () if is_last else self._receive()
                 continue
             gradients = self._exchange(self._forward_sends(outputs), self._backward_receives(held[0][1]))
-            self._backward(held, gradients, before_last_backward if is_last and not self._warm_up else None)
+            self._backward(held, gradients, before_last_backward if is_last and not warm_up else None)
             received = self._send_back(receives=not is_last)
-        for number in range(self._warm_up):
+        for number in range(warm_up):
             gradients = self._exchange([], self._backward_receives(held[0][1]))
-            is_last = number == self._warm_up - 1
+            is_last = number == warm_up - 1
             self._backward(held, gradients, before_last_backward if is_last else None)
             self._send_back(receives=False)
-        return total / self._count
+        return total / self.micro_batches
 
     def evaluate(self, batches: Iterator[Batch]) -> torch.Tensor:
         """Return the mean loss of a step's micro-batches where this is the last stage, else 0."""
         total = torch.zeros((), device=self._device)
-        for _ in range(self._count):
+        for _ in range(self.micro_batches):
             _, outputs = self._forward(self._receive(), batches)
             if self._after is None:
                 total += outputs
             self._exchange(self._forward_sends(outputs), [])
-        return total / self._count
+        return total / self.micro_batches
 
     # A micro-batch.
 
@@ -120,7 +121,7 @@ class Stage:
             before_last()
         with self._span("backward", "BackwardPass"):
             if self._after is None:
-                (outputs / self._count).backward()
+                (outputs / self.micro_batches).backward()
             else:
                 torch.autograd.backward(_states(outputs), gradients)
 
