@@ -149,13 +149,12 @@ def measure(combinations: Sequence[Combination], *, smoke: bool) -> list[list[fl
     import torch.distributed as dist
 
     from rdm_trainer.data import loaders
-    from rdm_trainer.distributed.topology import Topology, quiet
+    from rdm_trainer.distributed.topology import quiet
     from rdm_trainer.engines import create
     from rdm_trainer.tools.all_reduce import join
 
     device = join(TIMEOUT_S)
-    tensor, _, pipeline = LAYOUTS[combinations[0].layout]
-    topology = Topology.create(tensor, pipeline)
+    topology = create.create_topology(configuration(combinations[0], smoke=smoke))
     found = []
     for combination in combinations:
         config = configuration(combination, smoke=smoke)

@@ -233,7 +233,6 @@ def our_engine(leg: Leg, device: Any) -> tuple[Callable[[], object], Iterator[An
 
     from rdm_core import config as configuration
     from rdm_trainer.data import loaders
-    from rdm_trainer.distributed.topology import Topology
     from rdm_trainer.engines import create
 
     if device.type == "cuda":
@@ -241,7 +240,7 @@ def our_engine(leg: Leg, device: Any) -> tuple[Callable[[], object], Iterator[An
     else:
         dist.init_process_group("gloo")
     config = configuration.from_dict(leg.configuration())
-    topology = Topology.create(leg.layout.tensor, leg.layout.pipeline)
+    topology = create.create_topology(config)
     engine = create.create(config, topology)
     engine.lr = 1e-4
 
