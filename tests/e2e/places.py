@@ -48,6 +48,7 @@ folder = pathlib.Path(importlib.metadata.distribution("deepspeed")._path)
 record = folder / "METADATA"
 text = record.read_text()
 print(re.search(r"(?m)^Version: (.*)", text)[1])
+record.unlink()  # uv's cache has the same file.
 record.write_text(re.sub(r"(?m)^Version: .*", f"Version: {sys.argv[1]}", text, count=1))
 folder.rename(folder.with_name(f"deepspeed-{sys.argv[1]}.dist-info"))
 """
