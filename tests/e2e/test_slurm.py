@@ -136,6 +136,7 @@ def test_a_node_that_was_off_comes_back(slurm: SlurmLab) -> None:
 
 
 def test_down_takes_away_what_up_made(slurm: SlurmLab) -> None:
+    slurm.user("srun", "true")
     slurm.json("slurm", "down")
     for node in NODES:
         for name in ("slurmd", "slurmctld", "slurmdbd", "munged", "mariadbd"):
