@@ -126,6 +126,6 @@ def test_fp16_follows_fp32_with_a_fixed_scale(told: Said, fp16: Said) -> None:
     assert curve(steps)[:3] == pytest.approx(curve(told["fp32"])[:3], abs=0.02)
 
 
-@pytest.mark.parametrize("layout", BOTH_ENGINES)
+@pytest.mark.parametrize("layout", LAYOUTS)
 def test_fp16_is_alike_in_every_layout(fp16: Said, layout: str) -> None:
     assert curve(fp16[f"fixed: {layout}"]) == pytest.approx(curve(fp16["fixed"]), abs=0.01)
