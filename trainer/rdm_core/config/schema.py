@@ -336,7 +336,7 @@ class DataConfig:
     reset_attention_mask: bool = False
     """Not for a T5: no token of a sample sees another document."""
     reset_position_ids: bool = False
-    """Not for a T5: positions begin anew with each document of a sample."""
+    """Not for a T5: positions start at 0 in each document of a sample."""
     eod_mask_loss: bool = False
     """Not for a T5: what follows the end of a document is not predicted."""
     mask_probability: Annotated[float, Bounds(above=0, below=1)] = 0.15

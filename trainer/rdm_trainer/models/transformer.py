@@ -116,7 +116,7 @@ class PositionEmbedding(nn.Module):
 
         Args:
             hidden_states: Of the tokens.
-            starts: Where positions begin anew, int64 [batch, sequence].
+            starts: Where positions start again at 0, int64 [batch, sequence].
         """
         places = _positions(hidden_states, self.past, starts)
         return functional.dropout(hidden_states + self.weight[places], self.dropout, self.training)
