@@ -25,6 +25,8 @@ PARALLEL = 8
 ATTEMPTS = 5
 REMOVAL_TIMEOUT_S = 60.0
 EXEC_TIMEOUT_S = 60.0
+TIMED_OUT = 124
+"""Exit status of timeout(1)."""
 START_TIMEOUT_S = 120.0
 POLL_S = 0.05
 
@@ -317,10 +319,14 @@ class LabEngine:
         return spec.object_name(self.name, part)
 
     def _exec(self, part: str, argv: list[str]) -> str:
-        done = exec_run(self.docker, self._object(part), argv)
+        limited = ["timeout", "--kill-after=5", f"{EXEC_TIMEOUT_S:g}", *argv]
+        done = exec_run(self.docker, self._object(part), limited)
         if done.exit_code:
             words = (done.stderr or done.stdout).decode("utf-8", "replace").strip()
-            raise LabProblem(f"{argv[0]} in {self._object(part)} failed: {words}")
+            why = words or f"exit status {done.exit_code}"
+            if done.exit_code == TIMED_OUT:
+                why = f"it did not end within {EXEC_TIMEOUT_S:g} s"
+            raise LabProblem(f"{argv[0]} in {self._object(part)} failed: {why}")
         return done.stdout.decode("utf-8", "replace")
 
     def _unready(self, node: str, timeout: float) -> str:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What the look at each node is asked, from what the plan says of its state file."""
+"""Arguments of `node_facts` for each node, from what the plan says of its state file."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 DOCUMENTATION = r"""
 name: gather_arguments
-short_description: The arguments of the look at each node
+short_description: The arguments of node_facts for each node
 description:
   - Turns what M(rdm.provision.plan) returned as C(receipts) into the arguments of
     M(rdm.provision.node_facts) by node, for M(rdm.provision.run_on_all).

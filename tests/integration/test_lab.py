@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from ansible_collections.rdm.provision.plugins.module_utils.docker.api import DockerAPI
+from ansible_collections.rdm.provision.rdm_lab import engine as lab_engine
 from ansible_collections.rdm.provision.rdm_lab import images
 from ansible_collections.rdm.provision.rdm_lab import lab as lab_module
 from ansible_collections.rdm.provision.rdm_lab import recipe as lab_recipe
@@ -248,6 +249,12 @@ def test_a_node_whose_engine_dies_gets_it_back(lab: Lab) -> None:
     lab.on("n1", "kill", "-9", *before.split())
     assert wait_until(lambda: lab.on("n1", "pidof", "dockerd").stdout not in ("", before), HANGS_S)
     assert lab.on("n1", "rdm-lab", "wait", "200").returncode == 0
+
+
+def test_a_command_that_hangs_in_a_node_holds_nobody(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lab_engine, "EXEC_TIMEOUT_S", 0.5)
+    with pytest.raises(LabProblem, match=r"sleep in \S+-n1 failed: it did not end within 0\.5 s"):
+        lab_engine.LabEngine(connect(), lab.name)._exec("n1", ["sleep", "600"])
 
 
 def test_it_grows_mends_and_shrinks(lab: Lab) -> None:
