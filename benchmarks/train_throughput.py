@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""How fast the trainer trains GPTs, beside a minimal plain PyTorch loop of the same shape in the same run.
+"""How fast the trainer trains, beside a minimal plain PyTorch loop of the same shape in the same run.
 
 Run `python benchmarks/train_throughput.py` where `rdm_trainer` is installed; it prints tables for
 docs/performance.md. On one device, rounds of our steps and of the plain loop's alternate in one process, so
-that both meet the same clocks and the same neighbours; the figures are medians over the rounds. With two
-devices, data, tensor and pipeline parallelism of 2 follow, each with as many tokens per step and device as
-one device had, and are compared with our own and the plain loop's figures on one. `--engine
-deepspeed,native` measures both engines, one after the other, each beside a plain loop of its own.
+that both meet the same clocks and the same neighbours; the figures are medians over the rounds. With two, four
+or eight devices, data, tensor and pipeline parallelism and their products follow, each with as many tokens
+per step and device as one device had, and are compared with our own and the plain loop's figures on one.
+`--engine deepspeed,native` measures both engines, one after the other, each beside a plain loop of its own.
 
 MFU counts 6N + 12·L·h·s FLOPs for each token (N: all parameters, the tied embedding once), against the peak
 that is given or known. `--quick` is for a look whether everything works: small shapes, on a CPU too.
@@ -40,28 +40,40 @@ LEG_TIMEOUT_S = 900.0
 
 @dataclass(frozen=True)
 class Shape:
-    """A GPT and how one device trains it."""
+    """A model and how one device trains it: a GPT, or a Llama where it has groups."""
 
     layers: int
     hidden: int
     heads: int
     sequence: int
     micro_batch: int
-    stages: str  # blocks of each of two stages; the last one's head weighs as much as some blocks
+    stages: tuple[str, ...]  # blocks of each stage; the last one's head weighs as much as some blocks
     vocabulary: int = 50257
+    groups: int | None = None
+    ffn: int | None = None
 
     @property
     def padded_vocabulary(self) -> int:
         """The vocabulary padded to a multiple of 128."""
         return -(-self.vocabulary // 128) * 128
 
+    def partition(self, stages: int) -> str:
+        """Where so many stages are cut."""
+        known = {len(cut.split("-")): cut for cut in self.stages}
+        return known.get(stages, "even")
+
 
 SHAPES = {
-    "GPT-345M": Shape(24, 1024, 16, 1024, 32, "14-10"),
-    "GPT-2 XL 1.5B": Shape(48, 1600, 25, 1024, 16, "25-23"),
-    "GPT-1.3B": Shape(24, 2048, 16, 2048, 8, "13-11"),
+    "GPT-345M": Shape(24, 1024, 16, 1024, 32, ("14-10", "7-7-7-3")),
+    "GPT-2 XL 1.5B": Shape(48, 1600, 25, 1024, 16, ("25-23",)),
+    "GPT-1.3B": Shape(24, 2048, 16, 2048, 8, ("13-11", "7-6-6-5", "4-3-3-3-3-3-3-2")),
+    # As many of its blocks as one device holds beside the plain loop; its head weighs as much as 2.4 of them.
+    "Llama-3 8B x 6": Shape(6, 4096, 32, 4096, 2, ("4-2", "2-2-2-0"), vocabulary=128256, groups=8, ffn=14336),
 }
-QUICK = {"tiny": Shape(4, 64, 4, 64, 4, "3-1", vocabulary=500)}
+QUICK = {
+    "tiny": Shape(4, 64, 4, 64, 4, ("3-1",), vocabulary=500),
+    "tiny Llama": Shape(4, 64, 4, 64, 4, ("3-1",), vocabulary=500, groups=2, ffn=128),
+}
 
 
 @dataclass(frozen=True)
@@ -90,6 +102,18 @@ LAYOUTS = {
         Layout("DP 2", data=2),
         Layout("TP 2", tensor=2, larger=2),
         Layout("PP 2", pipeline=2, smaller=2),
+        Layout("DP 4", data=4),
+        Layout("TP 4", tensor=4, larger=4),
+        Layout("PP 4", pipeline=4),
+        Layout("TP 2 DP 2", tensor=2, data=2, larger=2),
+        Layout("TP 2 PP 2", tensor=2, pipeline=2, larger=2, smaller=2),
+        Layout("PP 2 DP 2", pipeline=2, data=2, smaller=2),
+        Layout("DP 8", data=8),
+        Layout("TP 8", tensor=8, larger=8),
+        Layout("PP 8", pipeline=8),
+        Layout("TP 4 DP 2", tensor=4, data=2, larger=4),
+        Layout("TP 2 PP 2 DP 2", tensor=2, pipeline=2, data=2, larger=2, smaller=2),
+        Layout("PP 4 DP 2", pipeline=4, data=2),
     )
 }
 
@@ -108,6 +132,7 @@ class Leg:
     precision: str
     compiled: bool
     plain: bool
+    masters: bool
     overrides: dict[str, Any]
     engine: str = "deepspeed"
     profile: str | None = None
@@ -147,7 +172,7 @@ class Leg:
             "parallel": {
                 "tensor": self.layout.tensor,
                 "pipeline": self.layout.pipeline,
-                "partition": shape.stages if self.layout.pipeline > 1 else "even",
+                "partition": shape.partition(self.layout.pipeline),
             },
             "optimisation": {
                 "micro_batch_size": self.micro_batch,
@@ -159,6 +184,17 @@ class Leg:
             },
             "data": {"mock": True},
         }
+        if shape.groups:
+            configuration["model"] |= {
+                "query_groups": shape.groups,
+                "ffn_hidden_size": shape.ffn,
+                "position_embedding": "rope",
+                "rope_theta": 500000.0,
+                "norm": "rmsnorm",
+                "activation": "swiglu",
+                "biases": "none",
+                "tied_embeddings": False,
+            }
         for key, value in self.overrides.items():
             section, _, name = key.partition(".")
             configuration[section][name] = value
@@ -268,16 +304,21 @@ def plain_loop(leg: Leg, device: Any, batches: Iterator[Any]) -> Any:
     """Return the plain loop on a device, with a few of the micro-batches that ours trains on."""
     import torch
 
-    from benchmarks.plain_gpt import PlainGPT, PlainLoop
+    from benchmarks.plain_loop import PlainGPT, PlainLlama, PlainLoop
 
     shape = leg.shape
-    model = PlainGPT(shape.layers, shape.hidden, shape.heads, shape.sequence, shape.padded_vocabulary)
+    ends = (shape.sequence, shape.padded_vocabulary)
+    model: PlainGPT | PlainLlama
+    if shape.groups and shape.ffn:
+        model = PlainLlama(shape.layers, shape.hidden, shape.heads, shape.groups, shape.ffn, *ends)
+    else:
+        model = PlainGPT(shape.layers, shape.hidden, shape.heads, *ends)
     model = model.to(device, torch.bfloat16 if leg.precision == "bf16" else torch.float32)
     held = []
     for _ in range(leg.accumulation):
         tokens, (labels, _mask) = next(batches)
         held.append((tokens.to(device), labels.to(device)))
-    return PlainLoop(model, held, leg.accumulation, compiled=leg.compiled)
+    return PlainLoop(model, held, leg.accumulation, compiled=leg.compiled, masters=leg.masters)
 
 
 def profile(leg: Leg, ways: dict[str, Callable[[], object]]) -> None:
@@ -445,7 +486,7 @@ def arguments() -> argparse.Namespace:
     """Return the command line's."""
     parser = argparse.ArgumentParser(description=str(__doc__).split("\n", 1)[0])
     parser.add_argument("--shapes", help="names, separated by commas; all")
-    parser.add_argument("--layouts", default="one,DP 2,TP 2,PP 2", help="of those with as many devices; all")
+    parser.add_argument("--layouts", default=",".join(LAYOUTS), help="of those with as many devices; all")
     parser.add_argument("--engine", default="deepspeed", help="deepspeed, native, or both with a comma")
     parser.add_argument("--accumulation", type=int, default=8, help="micro-batches in a step on one device")
     parser.add_argument("--rounds", type=int, default=5)
@@ -454,6 +495,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--peak-tflops", type=float, help="of one device; known for some")
     parser.add_argument("--no-compile", action="store_true")
     parser.add_argument("--no-plain", action="store_true", help="leave the plain loop out")
+    parser.add_argument("--masters", action="store_true", help="the plain loop has fp32 master weights too")
     parser.add_argument(
         "--set", action="append", default=[], metavar="SECTION.KEY=JSON", help="for our engine"
     )
@@ -495,6 +537,7 @@ def legs(args: argparse.Namespace, devices: int) -> Iterator[Leg]:
                     precision="bf16",
                     compiled=not args.no_compile,
                     plain=layout.world == 1 and not args.no_plain,
+                    masters=args.masters,
                     overrides=overrides,
                     engine=engine,
                     profile=str(args.profile.resolve()) if args.profile else None,

@@ -22,6 +22,8 @@ def test_quick_look(tmp_path: Path) -> None:
             sys.executable,
             str(ROOT / "benchmarks" / "train_throughput.py"),
             "--quick",
+            "--shapes",
+            "tiny",
             "--layouts",
             "one,DP 2",
             "--engine",
