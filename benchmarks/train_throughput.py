@@ -3,10 +3,11 @@
 
 Run `python benchmarks/train_throughput.py` where `rdm_trainer` is installed; it prints tables for
 docs/performance.md. On one device, rounds of our steps and of the plain loop's alternate in one process, so
-that both meet the same clocks and the same neighbours; the figures are medians over the rounds. With two, four
-or eight devices, data, tensor and pipeline parallelism and their products follow, each with as many tokens
-per step and device as one device had, and are compared with our own and the plain loop's figures on one.
-`--engine deepspeed,native` measures both engines, one after the other, each beside a plain loop of its own.
+that both meet the same clocks and the same neighbours; the figures are medians over the rounds. With two,
+four or eight devices, data, tensor and pipeline parallelism and their products follow, each with as many
+tokens per step and device as one device had, and are compared with our own and the plain loop's figures on
+one. `--engine deepspeed,native` measures both engines, one after the other, each beside a plain loop of its
+own.
 
 MFU counts 6N + 12·L·h·s FLOPs for each token (N: all parameters, the tied embedding once), against the peak
 that is given or known. `--quick` is for a look whether everything works: small shapes, on a CPU too.
