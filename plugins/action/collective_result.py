@@ -11,10 +11,8 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.controller.controlle
     Decision,
     documented_options,
 )
-from ansible_collections.rdm.provision.plugins.plugin_utils.fabric.collective import (
-    evaluate_collective,
-    table,
-)
+from ansible_collections.rdm.provision.plugins.plugin_utils.fabric.collective import evaluate_collective
+from ansible_collections.rdm.provision.plugins.plugin_utils.fabric.report import collective_report, text
 from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.registered import registered
 
 
@@ -36,4 +34,4 @@ class ActionModule(Decision):
         job = answer.get("job") or {"state": "not known", "reason": str(answer.get("msg") or "")}
         nodes = {node["name"]: node["address"] for node in plan["nodes"]}
         evaluated = evaluate_collective(nodes, job, options["slow_share"])
-        return {"collective": evaluated, "msg": table(evaluated)}
+        return {"collective": evaluated, "msg": text(collective_report(evaluated))}

@@ -14,7 +14,8 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.controller.controlle
 )
 from ansible_collections.rdm.provision.plugins.plugin_utils.fabric import fabric
 from ansible_collections.rdm.provision.plugins.plugin_utils.fabric.evaluation import evaluate
-from ansible_collections.rdm.provision.plugins.plugin_utils.fabric.table import table
+from ansible_collections.rdm.provision.plugins.plugin_utils.fabric.rail_results import of_rails
+from ansible_collections.rdm.provision.plugins.plugin_utils.fabric.report import fabric_report, text
 from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.registered import registered
 
 _RESULTS = {"sriov": ("__sriov_functions", "__sriov_installed"), "container": ("__container_run",)}
@@ -36,7 +37,9 @@ class ActionModule(Decision):
             names = list(parse_nodes(options["nodes"]))
         except ValueError as error:
             raise AnsibleActionFail(str(error)) from error
-        rails: dict[str, dict[str, fabric.Measurement]] = {name: {} for name in options["rails"] or [""]}
+        rails: dict[str, dict[str, fabric.Measurement]] = {
+            name: {} for name in (options["rails"] if len(options["rails"]) > 1 else [""])
+        }
         waiting = []
         for host, answer in registered(options["measurements"], variables, options["hosts"]).items():
             if answer.get("unreachable"):
@@ -48,8 +51,7 @@ class ActionModule(Decision):
             for rail, there in zip(rails.values(), measured, strict=False):
                 rail[host] = there
         evaluated = self._evaluated(names, rails, options)
-        tables = [f"{name and f'Rail {name}. '}{table(one, waiting)}" for name, one in evaluated.items()]
-        found = fabric.of_rails(evaluated)
+        found = of_rails(evaluated)
         results = {
             role: [registered(task, variables, list(options["work"])) for task in tasks]
             for role, tasks in _RESULTS.items()
@@ -57,20 +59,22 @@ class ActionModule(Decision):
         changing = fabric.about_to_change(options["work"], results)
         # What a node that is about to change does to others is not their fault, and may be over then.
         stays = {name: fabric.lasting(rail, changing) for name, rail in rails.items()}
-        lasting = fabric.of_rails(self._evaluated(names, stays, options)) if changing else found
+        lasting = of_rails(self._evaluated(names, stays, options)) if changing else found
         faulty = {
             node: one["reason"]
             for node, one in lasting["verdicts"].items()
             if not one["ok"] and node not in changing
         }
-        return {"fabric": found, "faulty": faulty, "msg": "\n".join(tables)}
+        return {"fabric": found, "faulty": faulty, "msg": text(fabric_report(found, waiting))}
 
     @staticmethod
     def _evaluated(
         names: list[str], rails: dict[str, dict[str, fabric.Measurement]], options: dict[str, Any]
-    ) -> dict[str, fabric.Fabric]:
+    ) -> dict[str, dict[str, Any]]:
         """Return the judgement on each rail."""
         return {
-            name: evaluate(names, measurements, options["slow_factor"], options["slow_floor_us"])
+            name: fabric.as_dict(
+                evaluate(names, measurements, options["slow_factor"], options["slow_floor_us"])
+            )
             for name, measurements in rails.items()
         }

@@ -17,11 +17,13 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.controller.controlle
 )
 from ansible_collections.rdm.provision.plugins.plugin_utils.fabric import rdma
 from ansible_collections.rdm.provision.plugins.plugin_utils.fabric.pair_evaluation import Bounds
+from ansible_collections.rdm.provision.plugins.plugin_utils.fabric.rail_results import of_rails
 from ansible_collections.rdm.provision.plugins.plugin_utils.fabric.rdma_rounds import (
     measuring,
     parts,
     sample_of,
 )
+from ansible_collections.rdm.provision.plugins.plugin_utils.fabric.report import rdma_report, text
 from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.registered import registered
 
 
@@ -61,10 +63,8 @@ class ActionModule(Decision):
             )
             first = ready[0] if found else ""
             limit = found[first]["limit"] if found else 0.0
-            text = (
-                f"{len(ready)} nodes, {len(found[first]['rounds'])} rounds" if found else "nothing to measure"
-            )
-            return {"parts": found, "first": first, "limit": limit, "msg": text}
+            rounds = f"{len(ready)} nodes, {len(found[first]['rounds'])} rounds" if found else ""
+            return {"parts": found, "first": first, "limit": limit, "msg": rounds or "nothing to measure"}
         results = {
             host: {**answer, "reason": answer.get("reason") or str(answer.get("msg") or "it was not asked")}
             if answer.get("failed") or answer.get("unreachable")
@@ -82,8 +82,8 @@ class ActionModule(Decision):
                 Bounds(share=options["slow_share"]),
             )
         )
-        tables = [f"{name and f'Rail {name}. '}{rdma.table(one)}" for name, one in evaluated.items()]
-        return {"rdma": rdma.of_rails(evaluated), "msg": "\n".join(tables)}
+        found = of_rails(evaluated)
+        return {"rdma": found, "msg": text(rdma_report(found))}
 
 
 def _of_rail(name: str, rail: str, variables: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

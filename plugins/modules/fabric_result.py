@@ -119,6 +119,16 @@ fabric:
         - Empty beyond 128 nodes.
       type: dict
       sample: {n1: {n2: 95.1}, n2: {n1: 97.0}}
+    by_node:
+      description:
+        - For each node of this run C(least_us) and C(most_us), its least and longest round-trip times, and
+          C(silent), how many of this run did not answer it. Null when it measured nothing.
+      type: dict
+      sample: {n1: {least_us: 95.1, most_us: 97.0, silent: 0}}
+    longest:
+      description: The five longest pairs, each with the two nodes and their round-trip time.
+      type: list
+      elements: list
     median_us:
       description: The median of each node's links.
       type: dict

@@ -79,29 +79,6 @@ def evaluate_collective(
     }
 
 
-def table(collective: Mapping[str, Any]) -> str:
-    """Return a line per size and one per finding, for people.
-
-    Args:
-        collective: what judge_collective() returned.
-    """
-    lines = []
-    if collective["sizes"]:
-        lines.append(
-            f"All-reduce over {collective['ranks']} ranks on {len(collective['nodes'])} nodes "
-            f"({collective['backend']}), bandwidths in GB/s:"
-        )
-        lines.append(f"{'MiB':>6}  {'ms':>9}  {'algbw':>7}  {'busbw':>7}")
-        lines += [
-            f"{size['bytes'] >> 20:>6}  {1000 * size['seconds']:>9.2f}  {size['algbw']:>7.2f}  "
-            f"{size['busbw']:>7.2f}"
-            for size in collective["sizes"]
-        ]
-    lines += ["FAILED " + finding for finding in collective["findings"]]
-    lines += ["warning: " + warning for warning in collective["warnings"]]
-    return "\n".join(lines)
-
-
 def _failure(job: Mapping[str, Any]) -> str:
     """Return why a job did not finish, in one sentence."""
     why = str(job.get("reason") or "").rstrip(".")

@@ -7,11 +7,14 @@ Pure: it reads nothing and prints nothing. Times are in microseconds.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence, Set
+from heapq import nlargest
 from typing import Any, NamedTuple
 
 from ansible_collections.rdm.provision.plugins.module_utils.fabric.answers import unpacked
 
 FULL_MATRIX_NODES = 128
+LONGEST = 5
+"""How many of the longest pairs are kept."""
 Pair = tuple[str, str]
 
 
@@ -196,48 +199,20 @@ def lasting(measured: Mapping[str, Measurement], changing: Set[str]) -> dict[str
     }
 
 
-def of_rails(evaluated: Mapping[str, Fabric]) -> dict[str, Any]:
-    """Return the judgement on several rails as plain data.
-
-    It is that of the first, but what is said of nodes is said of all rails, and names the rail; `rails` has
-    them one by one.
-
-    Args:
-        evaluated: by name of the rail, the first one first.
-    """
-    rails = {rail: as_dict(fabric) for rail, fabric in evaluated.items()}
-    if len(rails) == 1:
-        return next(iter(rails.values()))
-    first = next(iter(rails.values()))
-    reasons = {
-        name: "; ".join(
-            f"rail {rail}: {fabric.verdicts[name].reason}"
-            for rail, fabric in evaluated.items()
-            if name in fabric.verdicts and not fabric.verdicts[name].ok
-        )
-        for name in first["verdicts"]
-    }
-    output = {
-        what: [f"rail {rail}: {sentence}" for rail, one in rails.items() for sentence in one[what]]
-        for what in ("findings", "warnings")
-    }
-    return {
-        **first,
-        **output,
-        "ok": not any(reasons.values()),
-        "verdicts": {name: {"ok": not reason, "reason": reason} for name, reason in reasons.items()},
-        "slow": [name for name in first["nodes"] if any(name in one["slow"] for one in rails.values())],
-        "rails": rails,
-    }
-
-
 def as_dict(fabric: Fabric) -> dict[str, Any]:
     """Return the fabric as plain data.
 
-    Beyond 128 nodes the matrix is left out, because a thousand nodes would make it a million numbers; the
-    medians and the failing pairs remain.
+    Beyond 128 nodes the matrix is left out, because a thousand nodes would make it a million numbers; what
+    each node's row comes to, the longest pairs and the failing ones remain.
     """
     whole = len(fabric.nodes) <= FULL_MATRIX_NODES
+    members = set(fabric.nodes)
+    answered = [
+        (one, other, rtt)
+        for one, times in fabric.rtt_us.items()
+        for other, rtt in times.items()
+        if rtt is not None and other in members
+    ]
     return {
         "ok": fabric.ok,
         "nodes": fabric.nodes,
@@ -248,10 +223,22 @@ def as_dict(fabric: Fabric) -> dict[str, Any]:
         "findings": fabric.findings,
         "warnings": fabric.warnings,
         "rtt_us": {one: dict(times) for one, times in fabric.rtt_us.items()} if whole else {},
+        "by_node": {name: _row(fabric.rtt_us.get(name), members) for name in fabric.nodes},
+        "longest": [list(pair) for pair in nlargest(LONGEST, answered, key=lambda pair: pair[2])],
         "median_us": fabric.median_us,
         "cluster_median_us": fabric.cluster_median_us,
         "slow": fabric.slow,
         "failed_pairs": [list(pair) for pair in fabric.failed_pairs[:1000]],
         "method": fabric.method,
         "sample": dict(fabric.sample._asdict(), text=str(fabric.sample)) if fabric.sample else None,
+    }
+
+
+def _row(times: Mapping[str, float | None] | None, members: Set[str]) -> dict[str, float | None]:
+    """Return the least and the most of a node's round-trip times, and how many of the run were silent."""
+    known = [rtt for rtt in (times or {}).values() if rtt is not None]
+    return {
+        "least_us": min(known, default=None),
+        "most_us": max(known, default=None),
+        "silent": None if times is None else sum(times[name] is None for name in times.keys() & members),
     }

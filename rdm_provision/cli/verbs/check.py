@@ -45,8 +45,7 @@ def check(options: Options, exit_code: bool, recheck: bool) -> int:
     view.drift(console, result, everything=options.verbose > 0)
     view.recap(console, result)
     view.found(console, result)
-    if result.fabric is not None:
-        fabric.show_fabric(console, result.fabric)
+    fabric.show_measured(console, result)
     if not result.ok:
         view.next_steps(console, view.retry_steps(result, again(), options.limit, whole=True))
     elif result.changed:

@@ -46,8 +46,7 @@ def up(options: Options, recheck: bool) -> int:
     view.recap(console, result)
     view.found(console, result)
     view.what_runs(console, cluster.containers(result))
-    if result.fabric is not None:
-        fabric.show_fabric(console, result.fabric)
+    fabric.show_measured(console, result)
     flag = inventory_flag()
     if result.ok:
         if not result.changed:

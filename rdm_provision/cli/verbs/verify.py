@@ -60,16 +60,11 @@ def verify(options: Options, all_pairs: bool, rdma: bool, collective: bool, max_
     )
     result = options.carry_out_to_tell(cluster, run)
 
-    from rdm_provision.cli.render import fabric, measured, view
+    from rdm_provision.cli.render import fabric, view
 
     console = view.out()
     view.recap(console, result)
-    if result.fabric is not None:
-        fabric.show_fabric(console, result.fabric)
-    if result.rdma is not None:
-        measured.show_rdma(console, result.rdma)
-    if result.collective is not None:
-        measured.show_collective(console, result.collective)
+    fabric.show_measured(console, result)
     if not result.ok:
         view.next_steps(console, next_steps(result, inventory_flag(), again(), options.limit))
     return result.exit_code

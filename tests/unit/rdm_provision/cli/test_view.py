@@ -14,8 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rdm_provision.cli.render import live, view
-from rdm_provision.cli.render.fabric import show_fabric
-from rdm_provision.cli.render.measured import show_collective, show_rdma
+from rdm_provision.cli.render.fabric import show_measured
 from rdm_provision.errors import Problem
 from rdm_provision.results.events import (
     Change,
@@ -261,113 +260,44 @@ def test_durations(value: float, words: str) -> None:
     assert view.seconds(value) == words
 
 
-# --- the fabric ---------------------------------------------------------------------------------------------
+# --- what was measured --------------------------------------------------------------------------------------
 
 
-def fabric(size: int, **more: Any) -> dict[str, Any]:
-    nodes = [f"n{number}" for number in range(size)]
-    return {
-        "nodes": nodes,
-        "rtt_us": {a: {b: 10.0 + i + j for j, b in enumerate(nodes) if a != b} for i, a in enumerate(nodes)},
-        "verdicts": {node: {"ok": True, "reason": ""} for node in nodes},
-        "slow": [],
-        **more,
-    }
-
-
-def drawn(data: dict[str, Any]) -> list[str]:
-    made = console()
-    show_fabric(made, data)
-    return text(made).splitlines()
-
-
-def test_each_rail_has_a_table_of_its_own() -> None:
-    other = fabric(2, findings=["n1: no answer from any peer"])
-    lines = drawn({**fabric(2), "findings": ["rail ib1: n1: x"], "rails": {"ib0": fabric(2), "ib1": other}})
-    titles = [number for number, line in enumerate(lines) if "Fabric, rail ib" in line]
-    assert len(titles) == 2
-    assert titles[1] < lines.index("  failed: n1: no answer from any peer")
-    assert not any("rail ib1: n1: x" in line for line in lines)
-
-
-def test_a_small_fabric_is_a_matrix() -> None:
-    data = fabric(3)
-    data["rtt_us"]["n0"]["n2"] = None
-    data["verdicts"]["n2"] = {"ok": False, "reason": "no answer"}
-    lines = drawn(data)
-    assert lines[2].split() == ["from", "\\", "to", "n0", "n1", "n2"]
-    assert lines[3].split() == ["n0", "-", "11", "silent"]
-    assert "  failed: n2: no answer" in lines
-    assert not any("reaches every other" in line for line in lines)
-
-
-def test_a_whole_fabric_says_so() -> None:
-    assert any("reaches every other" in line for line in drawn(fabric(2)))
-
-
-def test_a_sample_says_how_sure_it_is_and_shows_only_what_was_measured() -> None:
-    data = fabric(3, sample={"text": "Sampled: 1 of 2 peers each."})
-    del data["rtt_us"]["n0"]["n2"]
-    lines = drawn(data)
-    assert lines[3].split() == ["n0", "-", "11"]
-    assert "  Sampled: 1 of 2 peers each." in lines
-    assert "  Every container of this run reaches every other that it was measured with." in lines
-
-
-def test_a_large_fabric_is_a_line_per_node_and_the_longest_pairs() -> None:
-    data = fabric(20, slow=["n19"])
-    lines = drawn(data)
-    (n5,) = [line for line in lines if line.split()[:1] == ["n5"]]
-    assert n5.split() == ["n5", "15", "25", "34", "0", "ok"]
-    assert any(line.split()[:1] == ["n19"] and line.split()[-1] == "slow" for line in lines)
-    assert any(line.strip().startswith("Longest: n19 → n18 47") for line in lines)
-
-
-def test_a_huge_fabric_without_its_matrix_still_has_its_medians() -> None:
-    data = fabric(20, median_us={f"n{number}": 33.0 for number in range(20)})
-    data["rtt_us"] = {}
-    (n5,) = [line for line in drawn(data) if line.split()[:1] == ["n5"]]
-    assert n5.split() == ["n5", "?", "33", "?", "?", "ok"]
-
-
-# --- RDMA and the all-reduce --------------------------------------------------------------------------------
-
-
-def test_rdma_is_a_line_per_node_and_each_finding() -> None:
+def test_what_was_measured_is_shown_in_the_order_of_the_run() -> None:
+    verdicts = {"n1": {"ok": True, "reason": ""}, "n2": {"ok": False, "reason": "x"}}
+    common = {"ok": False, "nodes": ["n1", "n2"], "verdicts": verdicts, "warnings": ["odd"], "sample": None}
     figures = {"sent_gbit": 181.4, "received_gbit": None, "latency_us": 2.071, "rate_gbit": 200.0}
+    result = RunResult(
+        verb="verify",
+        fabric={
+            **common,
+            "outside": ["n3"],
+            "findings": ["n2: no answer"],
+            "rtt_us": {"n1": {"n2": None}, "n2": {"n1": 11.0}},
+            "method": "tcp",
+        },
+        rdma={
+            **common,
+            "by_node": dict.fromkeys(("n1", "n2"), figures),
+            "usual_gbit": 181.0,
+            "findings": ["n2: it sends 20 Gb/s"],
+        },
+        collective={
+            **{**common, "ok": True, "findings": [], "warnings": [], "ranks": 16, "backend": "nccl"},
+            "sizes": [{"bytes": 64 * 1024**2, "seconds": 0.01234, "algbw": 5.4, "busbw": 8.1}],
+        },
+    )
     made = console()
-    rdma = {
-        "ok": False,
-        "nodes": ["n1", "n2"],
-        "by_node": dict.fromkeys(("n1", "n2"), figures),
-        "usual_gbit": 181.0,
-        "verdicts": {"n1": {"ok": True, "reason": ""}, "n2": {"ok": False, "reason": "x"}},
-        "findings": ["n2: it sends 20 Gb/s"],
-        "warnings": ["odd"],
-        "sample": {"text": "Sampled: 16 of 999 rounds."},
-    }
-    show_rdma(made, rdma)
+    show_measured(made, result)
     lines = text(made).splitlines()
+    assert lines[1] == "Fabric  round-trip time in microseconds between containers, TCP"
+    assert [line.split() for line in lines[2:5]] == [
+        ["from", "\\", "to", "n1", "n2", "n3"],
+        ["n1", "-", "silent"],
+        ["n2", "11", "-"],
+    ]
+    assert lines[5:8] == ["  Not in this run: n3", "  failed: n2: no answer", "  warning: odd"]
     assert ["n1", "181", "--", "2.07", "200", "ok"] in [line.split() for line in lines]
-    assert lines[-3:] == ["  Sampled: 16 of 999 rounds.", "  failed: n2: it sends 20 Gb/s", "  warning: odd"]
-    made = console()
-    show_rdma(made, {**rdma, "usual_gbit": None})
-    assert "181" not in text(made)
-    made = console()
-    slower = {**rdma, "by_node": {name: {**figures, "sent_gbit": 90.0} for name in ("n1", "n2")}}
-    show_rdma(made, {**rdma, "findings": ["rail ib1: n2: slow"], "rails": {"ib0": rdma, "ib1": slower}})
-    shown = text(made)
-    assert shown.index("RDMA on ib0") < shown.index("181") < shown.index("RDMA on ib1") < shown.index("90")
-    assert shown.count("failed: ") == 1, "each finding names its rail, and is told once"
-
-
-def test_the_all_reduce_is_a_line_per_size() -> None:
-    size = {"bytes": 64 * 1024**2, "seconds": 0.01234, "algbw": 5.4, "busbw": 8.1}
-    made = console()
-    told = {"ok": True, "nodes": ["n1", "n2"], "ranks": 16, "backend": "nccl", "sizes": [size]}
-    show_collective(made, {**told, "findings": [], "warnings": []})
-    lines = text(made).splitlines()
-    assert any("16 ranks on 2 nodes, nccl" in line for line in lines)
     assert ["64", "MiB", "12.34", "ms", "5.40", "8.10"] in [line.split() for line in lines]
     assert lines[-1] == "  No node makes it slow."
 

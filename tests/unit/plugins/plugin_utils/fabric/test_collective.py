@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from ansible_collections.rdm.provision.plugins.plugin_utils.fabric.collective import (
     evaluate_collective,
-    table,
 )
 from ansible_collections.rdm.provision.plugins.plugin_utils.fabric.pair_schedule import chosen_rounds
+from ansible_collections.rdm.provision.plugins.plugin_utils.fabric.report import collective_report, text
 
 MIB = 1024**2
 NODES = {f"n{number}": f"10.0.0.{number}" for number in range(1, 6)}
@@ -41,11 +41,12 @@ def test_a_sound_cluster_is_ok_and_its_nodes_have_their_names() -> None:
     assert evaluated["findings"] == evaluated["warnings"] == []
     assert evaluated["busbw"] == 21.5
     assert {name for one, other, _ in evaluated["links_gbit"] for name in (one, other)} == set(NODES)
-    assert table(evaluated).splitlines() == [
-        "All-reduce over 40 ranks on 5 nodes (nccl), bandwidths in GB/s:",
-        "   MiB         ms    algbw    busbw",
-        "     1      20.00     1.00     1.50",
-        "   256      20.00    13.40    21.50",
+    assert text(collective_report(evaluated)).splitlines() == [
+        "All-reduce: 40 ranks on 5 nodes, nccl; bandwidths in GB/s, as nccl-tests have them",
+        "size         time  algbw  busbw",
+        "1 MiB    20.00 ms   1.00   1.50",
+        "256 MiB  20.00 ms  13.40  21.50",
+        "No node makes it slow.",
     ]
 
 
@@ -102,4 +103,4 @@ def test_of_a_job_of_which_nothing_is_known_the_master_fails() -> None:
     assert not evaluated["ok"]
     assert evaluated["verdicts"]["n1"]["reason"] == "the all-reduce did not end well: no answer"
     assert evaluated["busbw"] is None
-    assert table(evaluated) == "FAILED the all-reduce did not end well: no answer"
+    assert text(collective_report(evaluated)) == "failed: the all-reduce did not end well: no answer"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from random import Random
 
 import pytest
@@ -13,8 +13,9 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.fabric.fabric import
     HostResult,
     Measurement,
 )
+from ansible_collections.rdm.provision.plugins.plugin_utils.fabric.rail_results import of_rails
+from ansible_collections.rdm.provision.plugins.plugin_utils.fabric.report import fabric_report, text
 from ansible_collections.rdm.provision.plugins.plugin_utils.fabric.sample import peers_of
-from ansible_collections.rdm.provision.plugins.plugin_utils.fabric.table import table
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -110,15 +111,24 @@ def test_a_node_whose_address_another_has_explains_what_others_meet_there() -> N
 
 def test_what_is_said_of_several_rails_names_the_rail() -> None:
     nodes = names(3)
-    whole, cut_off = evaluate(nodes, cluster(nodes)), evaluate(nodes, cluster(nodes, cut("n2")))
-    assert fabric.of_rails({"ib0": whole}) == fabric.as_dict(whole)
-    both = fabric.of_rails({"ib0": whole, "ib1": cut_off})
-    (finding,) = cut_off.findings
+    whole, cut_off = (
+        fabric.as_dict(evaluate(nodes, cluster(nodes, *faults))) for faults in ((), (cut("n2"),))
+    )
+    assert of_rails({"": whole}) == whole
+    both = of_rails({"ib0": whole, "ib1": cut_off})
+    (finding,) = cut_off["findings"]
     assert (both["ok"], both["findings"]) == (False, [f"rail ib1: {finding}"])
-    assert both["verdicts"]["n2"] == {"ok": False, "reason": f"rail ib1: {cut_off.verdicts['n2'].reason}"}
+    assert both["verdicts"]["n2"] == {
+        "ok": False,
+        "reason": f"rail ib1: {cut_off['verdicts']['n2']['reason']}",
+    }
     assert both["verdicts"]["n1"] == {"ok": True, "reason": ""}
-    assert both["rails"] == {"ib0": fabric.as_dict(whole), "ib1": fabric.as_dict(cut_off)}
-    assert both["rtt_us"] == fabric.as_dict(whole)["rtt_us"]
+    assert both["rails"] == {"ib0": whole, "ib1": cut_off}
+    assert both["rtt_us"] == whole["rtt_us"]
+    shown = text(fabric_report(both)).splitlines()
+    assert shown[0].startswith("Fabric, rail ib0: ")
+    assert shown[5].startswith("Fabric, rail ib1: ")
+    assert shown[10:] == [f"failed: rail ib1: {finding}"]
 
 
 def test_nodes_that_are_all_cut_off_share_a_line() -> None:
@@ -374,13 +384,16 @@ def test_a_healthy_sample_has_no_findings_and_says_how_sure_that_is(large: dict[
     assert evaluated.sample is not None
     assert evaluated.sample[:3] == (16, 999, 32)
     assert evaluated.sample.pairs == pytest.approx(32 / 999)
-    text = (
+    sampled = (
         "Sampled: 16 of 999 peers each. Every node and its link are measured 32 times, so that a bad one is "
         "found; a single bad pair is met with 3.2 %."
     )
-    assert fabric.as_dict(evaluated)["sample"]["text"] == text
-    lines = table(evaluated).splitlines()
-    assert lines[-2:] == [text, "Every container of this run reaches every other that it was measured with."]
+    assert fabric.as_dict(evaluated)["sample"]["text"] == sampled
+    lines = shown(evaluated)
+    assert lines[-2:] == [
+        sampled,
+        "Every container of this run reaches every other that it was measured with.",
+    ]
 
 
 @pytest.mark.parametrize("count", [1, 5, 20, 200])
@@ -609,44 +622,50 @@ def test_a_result_without_measurement_keeps_its_reason(result: dict[str, object]
     assert one.reason == reason
 
 
-def test_the_table_of_a_small_cluster_is_a_matrix() -> None:
+def shown(evaluated: fabric.Fabric, waiting: Sequence[str] = ()) -> list[str]:
+    return text(fabric_report(fabric.as_dict(evaluated), waiting)).splitlines()
+
+
+def test_of_a_small_cluster_a_matrix_is_shown() -> None:
     nodes = names(3)
     measurements = cluster(nodes, cut("n3"))
     measurements["n3"] = Measurement(False, "there is no container rdm", "missing")
-    assert table(evaluate(nodes, measurements)).splitlines() == [
-        "Round-trip time in microseconds, from the container of the row to that of the column:",
-        "    n1  n2  n3",
-        "n1   .  95  --",
-        "n2  95   .  --",
-        "n3   ?   ?   .",
-        "FAILED n3: there is no container rdm",
+    assert shown(evaluate(nodes, measurements)) == [
+        "Fabric: round-trip time in microseconds between containers, ICMP",
+        "from \\ to  n1  n2      n3",
+        "n1          -  95  silent",
+        "n2         95   -  silent",
+        "n3          ?   ?       -",
+        "failed: n3: there is no container rdm",
     ]
 
 
-def test_the_table_of_a_run_of_one_node_shows_the_others_too() -> None:
+def test_of_a_run_of_one_node_the_others_are_shown_too() -> None:
     nodes = names(3)
     evaluated = evaluate(nodes, {"n2": cluster(nodes)["n2"]})
-    assert table(evaluated).splitlines()[1:] == [
-        "    n2  n1  n3",
-        "n2   .  95  95",
+    assert shown(evaluated)[1:] == [
+        "from \\ to  n2  n1  n3",
+        "n2          -  95  95",
         "Not in this run: n1, n3",
     ]
 
 
-def test_the_table_tells_who_takes_no_part_and_why() -> None:
-    evaluated = evaluate(names(3), {})
-    assert table(evaluated, ["n1", "n2"]).splitlines() == [
-        "Nothing was measured.",
+def test_who_takes_no_part_is_shown_and_why() -> None:
+    assert shown(evaluate(names(3), {}), ["n1", "n2"]) == [
+        "Fabric: nothing was measured",
         "The container does not run yet on: n1, n2",
         "Not in this run: n3",
     ]
 
 
-def test_the_table_of_a_large_cluster_has_a_line_per_node_and_the_longest_pairs() -> None:
-    nodes = names(20)
+@pytest.mark.parametrize("count", [20, 200])
+def test_of_a_large_cluster_a_line_per_node_and_the_longest_pairs_are_shown(count: int) -> None:
+    nodes = names(count)
     evaluated = evaluate(nodes, cluster(nodes, lambda a, b: 500.0 if (a, b) == ("n7", "n9") else USUAL))
-    lines = table(evaluated).splitlines()
-    assert len(lines) == 1 + 1 + 20 + 2
+    lines = shown(evaluated)
+    assert len(lines) == 1 + 1 + count + 2
+    assert lines[1].split() == ["node", "min", "median", "max", "silent"]
+    assert lines[8].split() == ["n7", "95", "95", "500", "0", "ok"]
     assert lines[-2].startswith("Longest: n7 -> n9 500, ")
 
 

@@ -5,19 +5,19 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from ansible_collections.rdm.provision.plugins.plugin_utils.fabric.rail_results import of_rails
 from ansible_collections.rdm.provision.plugins.plugin_utils.fabric.rdma import (
     Sample,
     as_dict,
     device_problems,
     evaluate_rdma,
-    of_rails,
-    table,
 )
 from ansible_collections.rdm.provision.plugins.plugin_utils.fabric.rdma_rounds import (
     measuring,
     parts,
     sample_of,
 )
+from ansible_collections.rdm.provision.plugins.plugin_utils.fabric.report import rdma_report, text
 
 OPTIONS = {"most_rounds": 16, "above": 128, "seconds": 1, "patience": 5.0, "gather": 0}
 
@@ -170,10 +170,11 @@ def test_the_slow_node_fails_with_its_reason_and_its_links_rate() -> None:
         "latency_us": 2.0,
         "rate_gbit": 25.0,
     }
-    text = table(evaluated)
-    assert "n3       20        20        2    25  FAILED" in text
-    assert "FAILED n3: it sends 20" in text
-    assert "rail" not in text
+    shown = text(rdma_report(evaluated))
+    assert "n3       20        20        2    25  failed" in shown
+    assert "failed: n3: it sends 20" in shown
+    assert "rail" not in shown
+    assert "180" not in text(rdma_report({**evaluated, "usual_gbit": None})).partition("failed")[0]
 
 
 def test_of_several_rails_each_is_judged_and_named() -> None:
@@ -197,6 +198,9 @@ def test_of_several_rails_each_is_judged_and_named() -> None:
     assert not evaluated["ok"]
     assert evaluated["by_node"] == rails["ib0"]["by_node"]
     assert evaluated["rails"] == rails
+    shown = text(rdma_report(evaluated))
+    assert shown.index("RDMA, rail ib0") < shown.index("RDMA, rail ib1") < shown.index("failed: n5")
+    assert shown.count("failed: ") == 2, "each finding names its rail, and is told once"
     assert of_rails({"ib0": rails["ib0"]})["findings"] == [f"rail ib0: n5: {shut}"], (
         "until the next is measured"
     )
