@@ -2,8 +2,9 @@
 """Marked blocks in files that belong to somebody else.
 
 A block stands between `# BEGIN rdm-provision NAME` and `# END rdm-provision NAME`. Putting one in and taking
-it out again gives back the file as it was, to the byte, whatever it held and however it ended. For that, the
-newline after the END line carries one bit: it is left out where the file had no newline at its end.
+it out again gives back the file as it was, to the byte, whatever it held and however it ended. The END line
+has a newline, so that what another program appends does not run into it; a line in the block notes that the
+file had none at its end.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import re
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._()-]*")
+_NO_NEWLINE = b"# The file had no newline at its end.\n"
 _MARKER = re.compile(rb"(?m)^# (?:BEGIN|END) rdm-provision ")
 
 
@@ -32,17 +34,15 @@ def put_block(data: bytes | None, name: str, content: str, at_start: bool = Fals
     Raises:
         BlockError: an unusable name or content, or a marker without its partner.
     """
-    block = _render(name, content)
-    if data is None:
-        return block + b"\n"
-    place = _find(data, name)
-    if place is not None:
-        return data[: place[0]] + block + data[place[1] :]
-    if at_start and data:
-        return block + b"\n" + data
+    place = _find(data, name) if data is not None else None
+    if data is not None and place is not None:
+        unended = _had_no_newline(data, place)
+        return data[: place[0]] + _render(name, content, unended) + data[place[1] + 1 :]
+    if data is None or (at_start and data):
+        return _render(name, content) + (data or b"")
     if data.endswith(b"\n"):
-        return data + block + b"\n"
-    return data + (b"\n" if data else b"") + block
+        return data + _render(name, content, unended=_ends_unended(data))
+    return data + (b"\n" if data else b"") + _render(name, content, unended=True)
 
 
 def drop_block(data: bytes, name: str) -> bytes | None:
@@ -54,11 +54,10 @@ def drop_block(data: bytes, name: str) -> bytes | None:
     place = _find(data, name)
     if place is None:
         return data
-    before, after = data[: place[0]], data[place[1] :]
-    if not after:
-        # No newline after the END line: there was none at the end of the file before the block came.
-        return before[:-1] if before.endswith(b"\n") else before
-    return before + after[1:] or None
+    before, after = data[: place[0]], data[place[1] + 1 :]
+    if not after and _had_no_newline(data, place) and not _ends_unended(before):
+        return before[:-1]
+    return before + after or None
 
 
 def read_block(data: bytes, name: str) -> bytes | None:
@@ -79,14 +78,28 @@ def _markers(name: str) -> tuple[bytes, bytes]:
     return "# BEGIN rdm-provision {0}".format(name).encode(), "# END rdm-provision {0}".format(name).encode()
 
 
-def _render(name: str, content: str) -> bytes:
+def _render(name: str, content: str, unended: bool = False) -> bytes:
     begin, end = _markers(name)
     body = content.encode()
     if _MARKER.search(body):
         raise BlockError("the content of block {0!r} has a marker line of its own".format(name))
     if body and not body.endswith(b"\n"):
         body += b"\n"
-    return begin + b"\n" + body + end
+    return begin + b"\n" + body + (_NO_NEWLINE if unended else b"") + end + b"\n"
+
+
+def _had_no_newline(data: bytes, place: tuple[int, int]) -> bool:
+    """Whether the file had no newline at its end before the block came.
+
+    Up to version 0.6 the END line of such a block had none.
+    """
+    return place[1] == len(data) or _ends_unended(data[place[0] : place[1] + 1])
+
+
+def _ends_unended(data: bytes) -> bool:
+    """Whether data end with a block that notes a missing newline."""
+    before, _, last = data.rpartition(b"\n# END rdm-provision ")
+    return last.endswith(b"\n") and last.count(b"\n") == 1 and before.endswith(_NO_NEWLINE[:-1])
 
 
 def _find(data: bytes, name: str) -> tuple[int, int] | None:

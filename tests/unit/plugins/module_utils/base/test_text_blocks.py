@@ -45,6 +45,24 @@ def test_putting_in_again_replaces(data: bytes | None, one: str, two: str, at_st
     assert put_block(once, "b", two, at_start) == once
 
 
+@given(FILES, CONTENTS, st.booleans())
+def test_what_is_appended_to_the_file_later_has_a_line_of_its_own(
+    data: bytes | None, content: str, at_start: bool
+) -> None:
+    there = put_block(data, "b", content, at_start)
+    if not at_start or not data:
+        rest = drop_block(there + b"THEIRS=1\n", "b")
+        assert rest is not None
+        assert rest.endswith(b"THEIRS=1\n")
+        assert rest.removesuffix(b"THEIRS=1\n").rstrip(b"\n") == (data or b"").rstrip(b"\n")
+
+
+def test_a_block_that_an_earlier_version_left_at_the_end_of_a_file_without_newline_gets_its_own() -> None:
+    before = b"x\n# BEGIN rdm-provision b\nA=1\n# END rdm-provision b"
+    assert drop_block(before, "b") == b"x"
+    assert put_block(before, "b", "A=1") == put_block(b"x", "b", "A=1")
+
+
 def test_a_block_at_the_start_comes_before_everything() -> None:
     assert put_block(b"[ -z $PS1 ] && return\n", "a", "A=1", at_start=True) == (
         b"# BEGIN rdm-provision a\nA=1\n# END rdm-provision a\n[ -z $PS1 ] && return\n"
