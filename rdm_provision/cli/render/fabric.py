@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import rich.table
 from rich.console import Console
 from rich.text import Text
 
@@ -51,7 +52,7 @@ def _show(console: Console, report: Report) -> None:
         console.print(Text(f"  {report.good}", "green"))
 
 
-def _drawn(table: Table) -> view.Table:
+def _drawn(table: Table) -> rich.table.Table:
     made = view.table(*table.columns, right=[column for column in table.columns[1:] if column])
     for name, *cells in table.rows:
         made.add_row(Text(name), *(Text(cell, _STYLES.get(cell, "")) for cell in cells))
