@@ -115,7 +115,7 @@ FOUR = [
 SMOKE = [Combination("one", 3, 1, 2), Combination("one", 4, 3, 2, True), Combination("one", 6, 2, 2)]
 
 
-def configuration(combination: Combination, *, smoke: bool) -> Any:
+def configuration(combination: Combination, engine: str, *, smoke: bool) -> Any:
     """Return the job of a combination."""
     from rdm_core import config
 
@@ -125,6 +125,7 @@ def configuration(combination: Combination, *, smoke: bool) -> Any:
     return config.from_dict(
         {
             "name": "accuracy",
+            "engine": engine,
             "model": {"layers": combination.layers, **(small if smoke else large)},
             "parallel": {
                 "tensor": tensor,
@@ -143,7 +144,7 @@ def configuration(combination: Combination, *, smoke: bool) -> Any:
     )
 
 
-def measure(combinations: Sequence[Combination], *, smoke: bool) -> list[list[float]]:
+def measure(combinations: Sequence[Combination], engine_name: str, *, smoke: bool) -> list[list[float]]:
     """Return the seconds of some steps of each combination, which all have one layout, in this rank."""
     import torch
     import torch.distributed as dist
@@ -154,10 +155,10 @@ def measure(combinations: Sequence[Combination], *, smoke: bool) -> list[list[fl
     from rdm_trainer.tools.all_reduce import join
 
     device = join(TIMEOUT_S)
-    topology = create.create_topology(configuration(combinations[0], smoke=smoke))
+    topology = create.create_topology(configuration(combinations[0], engine_name, smoke=smoke))
     found = []
     for combination in combinations:
-        config = configuration(combination, smoke=smoke)
+        config = configuration(combination, engine_name, smoke=smoke)
         torch.compiler.reset()
         engine = create.create(config, topology)
         engine.lr = 1e-4
@@ -190,7 +191,7 @@ def measure(combinations: Sequence[Combination], *, smoke: bool) -> list[list[fl
     return found
 
 
-def predict(profile: Any, combination: Combination, *, smoke: bool) -> Any:
+def predict(profile: Any, combination: Combination, engine: str, *, smoke: bool) -> Any:
     """Return what the planner says of a combination."""
     from rdm_planner.job import Job, TrainerModel
     from rdm_planner.layouts import Layout
@@ -198,7 +199,7 @@ def predict(profile: Any, combination: Combination, *, smoke: bool) -> Any:
     from rdm_planner.profile import MeasuredTimes
     from rdm_trainer.engine_step import engine_step
 
-    config = configuration(combination, smoke=smoke)
+    config = configuration(combination, engine, smoke=smoke)
     tensor, data, pipeline = LAYOUTS[combination.layout]
     layout = Layout(
         tensor, data, pipeline, combination.micro_batch, combination.checkpointing, config.zero_stage
@@ -261,13 +262,14 @@ def main() -> int:
     parser.add_argument(
         "--layout", action="append", choices=LAYOUTS, help="take steps of this one alone; may be repeated"
     )
+    parser.add_argument("--engine", choices=("deepspeed", "native"), default="deepspeed")
     parser.add_argument("--smoke", action="store_true", help="a small shape on one device, or a CPU")
     parser.add_argument("--combinations", help=argparse.SUPPRESS)
     parser.add_argument("--result", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.combinations:
         combinations = [Combination(**one) for one in json.loads(args.combinations)]
-        measured = measure(combinations, smoke=args.smoke)
+        measured = measure(combinations, args.engine, smoke=args.smoke)
         if os.environ["RANK"] == "0":
             args.result.write_text(json.dumps(measured))
         return 0
@@ -285,7 +287,7 @@ def main() -> int:
         file = args.profile or output / "profile.json"
         if not args.profile:
             job = Path(temporary) / "accuracy.yaml"
-            job.write_text(config.dump(configuration(chosen[0], smoke=args.smoke)))
+            job.write_text(config.dump(configuration(chosen[0], args.engine, smoke=args.smoke)))
             largest, blocks = ("2", ("1", "2")) if args.smoke else ("8", ("2", "6"))
             sizes = ["--micro-batch", largest, "--blocks", *blocks]
             launch(world, ["-m", "rdm_trainer", "profile", str(job), "--output", str(file), *sizes])
@@ -300,9 +302,10 @@ def main() -> int:
             asked = json.dumps([asdict(one) for one in group])
             smoke = ["--smoke"] if args.smoke else []
             ranks = degrees[0] * degrees[1] * degrees[2]
-            launch(ranks, [__file__, "--combinations", asked, "--result", str(result), *smoke])
+            options = ["--engine", args.engine, *smoke]
+            launch(ranks, [__file__, "--combinations", asked, "--result", str(result), *options])
             for combination, seconds in zip(group, json.loads(result.read_text()), strict=True):
-                estimate = predict(profile, combination, smoke=args.smoke)
+                estimate = predict(profile, combination, args.engine, smoke=args.smoke)
                 results.append(
                     {
                         "combination": asdict(combination),
@@ -313,7 +316,12 @@ def main() -> int:
                     }
                 )
                 print(json.dumps(results[-1]), flush=True)
-            written = {"gpu": profile.gpu, "versions": dict(profile.versions), "date": profile.date}
+            written = {
+                "gpu": profile.gpu,
+                "versions": dict(profile.versions),
+                "date": profile.date,
+                "engine": args.engine,
+            }
             # After each layout, so that what there is outlives a run that is cut off.
             (output / "layout_accuracy.json").write_text(
                 json.dumps({**written, "summary": summary(results), "results": results}, indent=1)
