@@ -434,9 +434,9 @@ def report(agent: Agent, options: Dict[str, Any]) -> Dict[str, Any]:
     return {"report": agent.ask("report", [options["name"]])["report"]}
 
 
-def remove(agent: Agent, names: List[str], only_look: bool) -> Dict[str, Any]:
+def remove(agent: Agent, names: List[str], dry_run: bool) -> Dict[str, Any]:
     """Take the directories of jobs away, and what a removal that was killed has left."""
-    answer = agent.ask("remove", names + (["--look"] if only_look else []))
+    answer = agent.ask("remove", names + (["--look"] if dry_run else []))
     return {"removed": answer["removed"], "kept": answer["kept"], "changed": bool(answer["removed"])}
 
 
@@ -508,7 +508,7 @@ def run(module: AnsibleModule) -> Dict[str, Any]:
             names = [name for name in options["names"] if _is_here(place.directory, name, chosen)]
             if not names and not _half_removed(place.directory):
                 return dict(result, removed=[], kept=[])
-            return dict(result, **remove(agent, names, only_look=module.check_mode))
+            return dict(result, **remove(agent, names, dry_run=module.check_mode))
         if module.check_mode and verb in ("start", "stop"):
             seen = {} if verb == "start" else state(agent, dict(options, wait=0))
             return dict(result, **seen, changed=not seen.get("ended"))

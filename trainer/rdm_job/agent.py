@@ -26,14 +26,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rdm_job import blame, culprit, health, network, processes
-from rdm_job.blame import SILENCE_S
+from rdm_job import culprit, health, network, processes, root_cause
 from rdm_job.control import UNPROVEN, ControlClient, ControlServer
 from rdm_job.directory import SLURM, TIME, JobDirectory
 from rdm_job.heartbeat import BEAT_S, Heartbeat
 from rdm_job.job_key import job_key
 from rdm_job.part import Part
 from rdm_job.protocol import FINAL, Failure, State
+from rdm_job.root_cause import SILENCE_S
 
 __all__ = ["GATHER_S", "GOES_ON", "RETURN_S", "Agent", "after_restart", "main", "work"]
 
@@ -118,8 +118,8 @@ class Agent:
             ended=time.time() if state in FINAL else None,
             progress=self.directory.progress() or self.state.progress,
         )
-        told = {**verdict, "since": ended.ended} if verdict else health.of_state(ended)
-        self.write(**{**vars(ended), "verdict": told})
+        evaluated = {**verdict, "since": ended.ended} if verdict else health.of_state(ended)
+        self.write(**{**vars(ended), "verdict": evaluated})
 
 
 class Worker:
@@ -232,8 +232,8 @@ class Master:
         # Slurm's jobs begin with new agents everywhere; others' may still be at work on the last attempt.
         self._first = 0 if agent.part.kind == "slurm" else agent.state.restarts
         self._attempt = self._first
-        self._words = blame.Words(self._others)
-        self._inquiry = blame.Inquiry(self._words)
+        self._words = root_cause.Words(self._others)
+        self._inquiry = root_cause.Inquiry(self._words)
         self._health = health.Health(request, agent.part.config)
         self._told = 0.0
 
@@ -291,7 +291,7 @@ class Master:
         self._reports.clear()
         self._words.begin()
         self._health.begin()
-        self._inquiry = blame.Inquiry(self._words)
+        self._inquiry = root_cause.Inquiry(self._words)
         self._say({"order": "run", "attempt": self._attempt, "port": port, "network": self._network})
         agent.part.start(self._attempt, port, self._network)
         agent.write(state="running", nodes=dict.fromkeys(agent.state.nodes, "running"))
@@ -347,7 +347,7 @@ class Master:
         for name, report in reports.items():
             ranks = set(report["ranks"].values())
             states[name] = "failed" if "failed" in ranks else "done" if ranks == {"done"} else "running"
-        agent.write(nodes=states, **self._health.told(agent.state, reports))
+        agent.write(nodes=states, **self._health.summary(agent.state, reports))
 
     def _grace(self) -> float | None:
         """Return how many seconds the processes have to save and end; None when nobody asked for an end."""
@@ -388,21 +388,21 @@ class Master:
         return "running" in states or set(states) == {"done"}
 
     def _failed(self) -> bool:
-        """Return whether anything has failed and it is known who is to blame, and keep that."""
+        """Return whether anything has failed and it is known what it failed of, and keep that."""
         known = self._known()
-        failure = self._inquiry.blame(known, time.monotonic())
+        failure = self._inquiry.root_cause(known, time.monotonic())
         if failure is None:
             return False
         self._fail(failure, known.lost)
         return True
 
-    def _known(self) -> blame.Known:
+    def _known(self) -> root_cause.Known:
         """Return what is known of this attempt's failure."""
         ended = [
             culprit.Ended.of(node, one) for node, report in self._reports.items() for one in report["failed"]
         ]
         lost = [name for name in self._others if self._is_lost(name)]
-        return blame.Known(tuple(lost), self._words.anew, tuple(ended), self._launcher_failure())
+        return root_cause.Known(tuple(lost), self._words.anew, tuple(ended), self._launcher_failure())
 
     def _launcher_failure(self) -> Failure | None:
         """Return how a launcher failed, or that all have ended in order and not all processes have."""

@@ -15,7 +15,7 @@ from typing import Any
 __all__ = ["Exporter"]
 
 _FORM = "text/plain; version=0.0.4; charset=utf-8"
-_PATIENCE_S = 10.0
+_TIMEOUT_S = 10.0
 _CONNECTIONS = 16
 """Anybody may connect; so many threads and files they get of a process that has other work."""
 _NO_FILES_S = 0.2
@@ -88,7 +88,7 @@ class _Server(socketserver.ThreadingTCPServer):
 
 def _handler(exporter: Exporter) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
-        timeout = _PATIENCE_S
+        timeout = _TIMEOUT_S
 
         def do_GET(self) -> None:  # http.server's name
             if self.path.partition("?")[0] != "/metrics":

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """The verdict on a job while it runs: what all nodes' agents saw, put together by the master's.
 
-What a node's report has of it is ``Watch.told``.
+What a node's report has of it is ``Watch.report``.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from rdm_log import peers
 from rdm_log.errors import Finding
 from rdm_log.peers import RankPace
 from rdm_log.signs import Sign
-from rdm_log.verdict import DONE, Observed, judge
+from rdm_log.verdict import DONE, Observed, evaluate
 
 __all__ = ["Health", "newest_progress", "observed", "of_state"]
 
 _BUSY_S = 60.0
-"""That others use a node is told when they have done so for so long; to name a rank, its window suffices."""
+"""That others use a node is reported after so long; to name a rank, its window suffices."""
 _NAMED = 8
 """So many nodes are named in a sentence."""
 
@@ -41,7 +41,7 @@ class Health:
         self._asked = asked_of(request, config)
         self._word = ""
         self._since = 0.0
-        self._not_judged = ""
+        self._not_evaluated = ""
         self.begin()
 
     def begin(self) -> None:
@@ -53,7 +53,7 @@ class Health:
         self._telling = 0
         self._first_nan: list[Sign] = []
 
-    def told(self, state: State, reports: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    def summary(self, state: State, reports: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
         """Return what a state has of its nodes' reports: ``gpu``, ``progress`` and ``verdict``.
 
         Args:
@@ -69,24 +69,24 @@ class Health:
     def verdict(self, state: State, reports: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
         """Return the verdict as plain data, with ``since``: when its word became this one.
 
-        Nothing is returned when the job cannot be judged, which must never end it.
+        Nothing is returned when the job cannot be evaluated, which must never end it.
 
         Args:
             state: The launcher's word.
             reports: The newest of each node.
         """
         try:
-            return self._judge(state, reports)
+            return self._evaluate(state, reports)
         except Exception as error:
-            if repr(error) != self._not_judged:
-                self._not_judged = repr(error)
+            if repr(error) != self._not_evaluated:
+                self._not_evaluated = repr(error)
                 traceback.print_exc()
         return {}
 
-    def _judge(self, state: State, reports: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-        told = {node: report["watch"] for node, report in reports.items() if report.get("watch")}
+    def _evaluate(self, state: State, reports: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+        watches = {node: report["watch"] for node, report in reports.items() if report.get("watch")}
         now = time.monotonic()
-        ranks = [RankPace.of(node, one) for node, watch in told.items() for one in watch["ranks"]]
+        ranks = [RankPace.of(node, one) for node, watch in watches.items() for one in watch["ranks"]]
         top = max((one.iteration for one in ranks), default=-1)
         if top != self._steps:
             self._steps, self._moved = top, now
@@ -95,7 +95,7 @@ class Health:
             self._telling, self._first_nan = len(ranks), peers.first_nan(ranks)
         seen = observed(
             state,
-            told,
+            watches,
             ranks,
             self._config,
             asked=self._asked,
@@ -105,13 +105,13 @@ class Health:
             slow=self._lasting(
                 peers.slow(
                     ranks,
-                    {node: watch["held_back"] for node, watch in told.items()},
-                    {node: watch["quota"] for node, watch in told.items() if watch["quota"]},
+                    {node: watch["held_back"] for node, watch in watches.items()},
+                    {node: watch["quota"] for node, watch in watches.items() if watch["quota"]},
                 ),
                 now,
             ),
         )
-        found = judge(seen)
+        found = evaluate(seen)
         if found.word != self._word:
             self._word, self._since = found.word, time.time()
         return {**found.to_json(), "since": self._since}
@@ -141,7 +141,7 @@ def newest_progress(state: State, reports: Mapping[str, Mapping[str, Any]]) -> d
 
 def observed(
     state: State,
-    told: Mapping[str, Mapping[str, Any]],
+    watches: Mapping[str, Mapping[str, Any]],
     ranks: Sequence[RankPace],
     config: JobConfig,
     *,
@@ -155,7 +155,7 @@ def observed(
 
     Args:
         state: The launcher's word.
-        told: What each node saw; see ``Watch.told``.
+        watches: What each node saw; see ``Watch.report``.
         ranks: All of them.
         config: Of the job.
         asked: What its processes are to say of themselves; see ``info.asked``.
@@ -164,19 +164,19 @@ def observed(
         first_nan: Whose loss was no number first.
         slow: Ranks that are slow, for some time now.
     """
-    runs = [watch["run"] for watch in told.values() if watch["run"] and watch["run"]["lines"]]
+    runs = [watch["run"] for watch in watches.values() if watch["run"] and watch["run"]["lines"]]
     run = max(runs, key=lambda one: int(one["last_iteration"]), default=None)
     findings = [
-        Finding.of({**one, "node": node}) for node, watch in told.items() for one in watch["findings"]
+        Finding.of({**one, "node": node}) for node, watch in watches.items() for one in watch["findings"]
     ]
-    since = [float(watch["since_s"]) for watch in told.values()]
+    since = [float(watch["since_s"]) for watch in watches.values()]
     if step_s is not None:
         since.append(step_s)
     is_ours = workload_of(config).tells_progress
-    padded = next((watch["vocabulary"] for watch in told.values() if watch["vocabulary"]), None)
+    padded = next((watch["vocabulary"] for watch in watches.values() if watch["vocabulary"]), None)
     last = state.failures[-1] if state.failures else None
-    phase = next((str(watch["phase"]) for watch in told.values() if watch["phase"]), "")
-    signs = [Sign.of(one) for watch in told.values() for one in watch["signs"]]
+    phase = next((str(watch["phase"]) for watch in watches.values() if watch["phase"]), "")
+    signs = [Sign.of(one) for watch in watches.values() for one in watch["signs"]]
     if phase == "saving":
         # The master's node knows it, and the disks of all fill.
         signs = [one for one in signs if one.kind != "disk"]
@@ -187,13 +187,13 @@ def observed(
         runs=[run] if run else [],
         findings=findings,
         asked=asked,
-        told={node: watch["arguments"] for node, watch in told.items()},
-        versions={node: watch["versions"] for node, watch in told.items()},
-        gpu_processes={node: watch["gpu_processes"] for node, watch in told.items()},
+        told={node: watch["arguments"] for node, watch in watches.items()},
+        versions={node: watch["versions"] for node, watch in watches.items()},
+        gpu_processes={node: watch["gpu_processes"] for node, watch in watches.items()},
         seconds_running=running_s,
         seconds_since_step=min(since, default=None),
         phase=phase,
-        tells_phases=any(watch["tells_phases"] for watch in told.values()),
+        tells_phases=any(watch["tells_phases"] for watch in watches.values()),
         tells_steps=is_ours,
         sees_steps=step_s is not None,
         vocabulary=_vocabulary(config) if is_ours else padded,
@@ -202,7 +202,7 @@ def observed(
             *slow,
             *peers.strained(ranks),
             *signs,
-            *_unwatched(told),
+            *_unwatched(watches),
         ],
         holding=peers.holding(ranks),
     )
@@ -212,15 +212,15 @@ def _vocabulary(config: JobConfig) -> int | None:
     return config.model.vocab_size + config.model.vocab_extra_ids if isinstance(config, Config) else None
 
 
-def _unwatched(told: Mapping[str, Mapping[str, Any]]) -> Iterator[Sign]:
+def _unwatched(watches: Mapping[str, Mapping[str, Any]]) -> Iterator[Sign]:
     """Yield what is not known of GPUs that nodes should have: a note for all nodes that say the same."""
     nodes: dict[str, list[str]] = {}
-    for node, watch in told.items():
+    for node, watch in watches.items():
         if why := watch.get("unwatched"):
             nodes.setdefault(str(why), []).append(node)
     for why, those in nodes.items():
         more = f" and {len(those) - _NAMED} more" * (len(those) > _NAMED)
-        where = "all nodes" if 1 < len(those) == len(told) else ", ".join(those[:_NAMED]) + more
+        where = "all nodes" if 1 < len(those) == len(watches) else ", ".join(those[:_NAMED]) + more
         yield Sign("unwatched", f"On {where}: {why}", is_note=True)
 
 
@@ -229,7 +229,7 @@ def of_state(state: State) -> dict[str, Any]:
     last = state.failures[-1] if state.failures else None
     failure = Sign("failure", state.reason or last.reason, last.node, last.rank) if last else None
     run = _run_of(state.progress)
-    found = judge(
+    found = evaluate(
         Observed(
             state=state.state,
             reason=state.reason,

@@ -66,15 +66,15 @@ def asked(request: Request, config: JobConfig) -> dict[str, str]:
 
     Of another program's arguments, those count that it was given, and what follows from them and the nodes.
     """
-    told = job_info(request, config)
-    nodes = {key: told[key] for key in ("NNODES", "WORLD_SIZE")}
+    info = job_info(request, config)
+    nodes = {key: info[key] for key in ("NNODES", "WORLD_SIZE")}
     program = config.command if isinstance(config, CommandConfig) else config.launcher.program
     if not program:
         left_out = {"NODE_RANK", "MASTER_ADDR", "MODEL"}
-        if explicit(told.get("PARTITION", "")) is None:
+        if explicit(info.get("PARTITION", "")) is None:
             # Where the pipeline is cut is the trainer's to decide.
             left_out.add("PARTITION")
-        return {key: value for key, value in told.items() if key not in left_out}
+        return {key: value for key, value in info.items() if key not in left_out}
     given = _given(program)
     found = {key: given[key] for key in ARGUMENTS if key in given}
     is_megatron = bool(found)

@@ -68,10 +68,10 @@ def measure(
 
 def _memory(root: Path) -> tuple[int | None, int | None, int | None]:
     """Return what is used and what there is, of the cgroup or host that has less left; and kills."""
-    told = _fields(root / "proc/meminfo", ":")
+    memory = _fields(root / "proc/meminfo", ":")
     limits: list[tuple[int, int]] = []
-    if "MemTotal" in told and "MemAvailable" in told:
-        limits.append((1024 * (told["MemTotal"] - told["MemAvailable"]), 1024 * told["MemTotal"]))
+    if "MemTotal" in memory and "MemAvailable" in memory:
+        limits.append((1024 * (memory["MemTotal"] - memory["MemAvailable"]), 1024 * memory["MemTotal"]))
     killed = None
     for group in _groups(root, "memory"):
         for current, most, events in (
@@ -102,8 +102,8 @@ def _quota(root: Path) -> tuple[float | None, int | None, int | None]:
     ``cpu.cfs_quota_us`` (Documentation/scheduler/sched-bwc.rst).
     """
     for group in _groups(root, "cpu"):
-        told = _fields(group / "cpu.stat")
-        periods, throttled = told.get("nr_periods"), told.get("nr_throttled")
+        cpu = _fields(group / "cpu.stat")
+        periods, throttled = cpu.get("nr_periods"), cpu.get("nr_throttled")
         with contextlib.suppress(OSError, ValueError):
             quota, period = (group / "cpu.max").read_text().split()
             return int(quota) / int(period), periods, throttled
@@ -135,8 +135,8 @@ def _tcp(root: Path) -> tuple[int | None, int | None]:
             for line in (root / "proc/self/net/snmp").read_text().splitlines()
             if line.startswith("Tcp:")
         )
-        told = dict(zip(names, map(int, values), strict=True))
-        return told.get("OutSegs"), told.get("RetransSegs")
+        counters = dict(zip(names, map(int, values), strict=True))
+        return counters.get("OutSegs"), counters.get("RetransSegs")
     return None, None
 
 

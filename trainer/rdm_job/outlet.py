@@ -14,7 +14,7 @@ from rdm_job.exporter import Exporter
 
 __all__ = ["Outlet", "file_of"]
 
-_PATIENCE_S = 5.0
+_TIMEOUT_S = 5.0
 
 
 def file_of(directory: Path, node: str) -> Path:
@@ -64,7 +64,7 @@ class Outlet:
         """Leave the file with this text, or else none: it would be read as how the node is, for ever."""
         self._has_ended = True
         # Whoever writes may hang with the file system, and then nothing can be done to the file.
-        if not self._lock.acquire(timeout=_PATIENCE_S):
+        if not self._lock.acquire(timeout=_TIMEOUT_S):
             return
         try:
             if not (self._writes and text and self._write(text, "What was told before is taken away.")):

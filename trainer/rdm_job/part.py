@@ -114,7 +114,7 @@ class Part:
     def report(self) -> dict[str, Any]:
         """Return how this node's part is, for the master."""
         code = self.launcher_exit
-        ranks = [self._look(record) for record in self._records()]
+        ranks = [self._update(record) for record in self._records()]
         failed = sorted(
             (one for one in ranks if one["state"] == "failed"), key=lambda one: float(one["time"])
         )
@@ -130,7 +130,7 @@ class Part:
             "lines": lines_of(-1, log),
             "launcher": code,
             "gpu": self._watch.gpu,
-            "watch": self._watch.told(),
+            "watch": self._watch.report(),
             "stop": self.directory.asked_to_stop(),
             "progress": self.directory.progress(),
         }
@@ -154,7 +154,7 @@ class Part:
         """Return what this node's processes of this attempt have said of themselves."""
         return [record for record in self.directory.read_ranks() if record["attempt"] == self.attempt]
 
-    def _look(self, record: dict[str, Any]) -> dict[str, Any]:
+    def _update(self, record: dict[str, Any]) -> dict[str, Any]:
         """Return a process' record, as failed when the process is gone without a last word."""
         rank = int(record["rank"])
         if record["state"] != "running":
@@ -172,7 +172,7 @@ class Part:
     def _read_to_the_end(self, ranks: list[dict[str, Any]]) -> None:
         """Read what the processes wrote last: who hears that they have ended asks no more."""
         with contextlib.suppress(Exception):  # to watch a job must never end it
-            self._watch.look(ranks)
+            self._watch.update(ranks)
 
     @staticmethod
     def _described(record: dict[str, Any], log: list[str]) -> dict[str, Any]:

@@ -100,12 +100,12 @@ def end(processes: Iterable[int], number: signal.Signals) -> None:
             os.kill(process, number)
 
 
-def end_all(job: str, *, apart_from: Iterable[int] = (), patience: float = 10.0) -> bool:
+def end_all(job: str, *, apart_from: Iterable[int] = (), timeout: float = 10.0) -> bool:
     """Kill every process of a job on this node, and wait until they are gone. Return whether there were any.
 
     New ones may come while the old ones end, when a launcher is just starting them.
     """
-    deadline, found = time.monotonic() + patience, False
+    deadline, found = time.monotonic() + timeout, False
     while processes := of_job(job, apart_from=apart_from):
         found = True
         end(processes, signal.SIGKILL)

@@ -44,7 +44,7 @@ _OF_LAUNCHER = (
     *("MASTER_ADDR", "MASTER_PORT", "CUDA_VISIBLE_DEVICES"),
 )
 """What DeepSpeed's launcher of a node sets itself, whatever was there before."""
-_LOOK_S = 2.0
+_POLL_S = 2.0
 _KEPT = 32 * 1024
 """How many bytes of the end of a program's errors tell why it ended."""
 _REST_S, _READ_S = 1.0, 10.0
@@ -170,7 +170,7 @@ def _end_with_agent(directory: JobDirectory) -> None:
     """End this process when the node's agent is gone: nobody would end it with the others'."""
     agent = None
     while True:
-        time.sleep(_LOOK_S)
+        time.sleep(_POLL_S)
         # Read once: the file system may be gone when the agent is.
         with contextlib.suppress(OSError):
             agent = agent or directory.agent

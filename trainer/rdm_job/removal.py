@@ -24,14 +24,14 @@ LEFT = ".removed-"
 """How the name of what is being removed begins: ``.removed-JOB.IDENTITY``."""
 
 
-def remove(names: Sequence[str], *, only_look: bool = False) -> dict[str, Any]:
+def remove(names: Sequence[str], *, dry_run: bool = False) -> dict[str, Any]:
     """Remove the directories of jobs that have ended, and nothing that a link in them leads to.
 
     What a removal that was killed has left goes first, whichever the job.
 
     Args:
         names: The jobs; one that is not here is left out.
-        only_look: Say what would be removed.
+        dry_run: Say what would be removed.
 
     Returns:
         ``removed``: ``job``, ``bytes`` on the disk of each, and ``identity``, the same on all nodes that
@@ -49,7 +49,7 @@ def remove(names: Sequence[str], *, only_look: bool = False) -> dict[str, Any]:
             if identity:
                 size = _size(path)
             else:
-                path, identity, size = _taken(path, only_look=only_look)
+                path, identity, size = _taken(path, dry_run=dry_run)
         except (TrainerError, OSError) as error:
             gone = isinstance(error, FileNotFoundError) and str(error.filename) == str(path)
             # Another node that shares it may have been faster.
@@ -57,7 +57,7 @@ def remove(names: Sequence[str], *, only_look: bool = False) -> dict[str, Any]:
                 kept.append({"job": name, "reason": str(error).rstrip(".")})
             continue
         try:
-            if not only_look:
+            if not dry_run:
                 _delete(path)
             removed.append({"job": name, "bytes": size, "identity": identity})
         except OSError as error:
@@ -73,7 +73,7 @@ def _left(path: Path) -> tuple[str, str] | None:
     return name or identity, identity
 
 
-def _taken(path: Path, *, only_look: bool) -> tuple[Path, str, int]:
+def _taken(path: Path, *, dry_run: bool) -> tuple[Path, str, int]:
     """Give the directory of a job that has ended its last name; return that, its identity and its size.
 
     Raises:
@@ -92,7 +92,7 @@ def _taken(path: Path, *, only_look: bool) -> tuple[Path, str, int]:
         raise TrainerError("its agent is still at work")
     with lock:
         size = _size(path)
-        if not only_look:
+        if not dry_run:
             path = path.rename(path.with_name(f"{LEFT}{path.name}.{identity}"))
         return path, identity, size
 

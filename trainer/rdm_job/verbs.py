@@ -151,11 +151,11 @@ def jobs() -> dict[str, Any]:
     submitted = [job for job in known if job.slurm.is_file()]
     found = [_state(job) for job in known if job not in submitted]
     found += slurm.states(submitted) if submitted else []
-    told = [one.to_json() for one in sorted(found, key=lambda one: one.job)]
-    for one in told:
+    states = [one.to_json() for one in sorted(found, key=lambda one: one.job)]
+    for one in states:
         one["progress"].pop("losses", None)
         one["gpu"] = {}
-    return {"jobs": told}
+    return {"jobs": states}
 
 
 def stop(name: str, *, now: bool = False, timeout: float = 330.0) -> dict[str, Any]:
@@ -214,8 +214,8 @@ def logs(
     path, wanted = job.log(job.node, stream), _wanted(job, job.node, grep, rank)
     if offset is None:
         text, size = _last(path, lines, wanted)
-        told = {"text": text, "offset": size, "ended": _state(job).has_ended}
-        return told if text else {**told, **_ranks_instead(job, rank, {job.node: path})}
+        answer = {"text": text, "offset": size, "ended": _state(job).has_ended}
+        return answer if text else {**answer, **_ranks_instead(job, rank, {job.node: path})}
     deadline, place = time.monotonic() + wait, _byte(offset)
     _look_above(path, place, wanted)
     while True:
@@ -255,13 +255,13 @@ def _logs_of_all(
         parts = {node: text for node, (text, _) in read.items() if text}
         ends = ",".join(f"{node}={end}" for node, (_, end) in read.items())
         if parts or ended or offset is None or time.monotonic() >= deadline:
-            told: dict[str, Any] = {"text": "", "parts": parts, "offset": ends, "ended": ended}
+            answer: dict[str, Any] = {"text": "", "parts": parts, "offset": ends, "ended": ended}
             # Before it begins, also anew, its nodes are not known. Who follows is told of no more than a rank
             # that there is not: to look through all logs for others with each answer would read them whole.
             is_none = rank is not None and rank >= sum(node.slots for node in job.stored().nodes)
             if not parts and job.stored().offer.agent_port and (offset is None or is_none):
-                told.update(_ranks_instead(job, rank, paths))
-            return told
+                answer.update(_ranks_instead(job, rank, paths))
+            return answer
         offset = ends
         time.sleep(1.0)
 
@@ -321,8 +321,8 @@ def sections(name: str) -> dict[str, Any]:
     if job.slurm.is_file():
         # All nodes' logs lie there.
         job = JobDirectory.of_master(job.path)
-    told = job_info(job.request(), configuration.load_job(job.resolved))
-    found = sections_of(job.logs, name, info=told, node="" if job.slurm.is_file() else job.node)
+    info = job_info(job.request(), configuration.load_job(job.resolved))
+    found = sections_of(job.logs, name, info=info, node="" if job.slurm.is_file() else job.node)
     return {"sections": [section.to_json() for section in found]}
 
 

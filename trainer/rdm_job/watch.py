@@ -41,7 +41,7 @@ from rdm_log.summary import plain, progress
 
 __all__ = ["SAMPLE_S", "Watch"]
 
-LOOK_S = 1.0
+POLL_S = 1.0
 """How often logs and ranks are looked at, in seconds."""
 SAMPLE_S = 5.0
 """How often the node is measured, and its `.gpu` log written."""
@@ -64,7 +64,7 @@ _OF_RUN = (
 
 
 class Watch:
-    """Watches one node's part of a job. One thread looks, others may begin an attempt and read ``told``.
+    """Watches one node's part of a job. One thread updates it; others may begin an attempt and read it.
 
     Args:
         directory: The job's.
@@ -88,7 +88,7 @@ class Watch:
         address = next(node.address for node in request.nodes if node.name == request.node)
         self._outlet = Outlet(config.logging, file_of(directory.path, request.node), address)
         self.gpu: list[str] = []
-        self._told: dict[str, Any] = {}
+        self._report: dict[str, Any] = {}
         self._lock = threading.Lock()
         self._keeping: threading.Thread | None = None
         self.begin()
@@ -99,7 +99,7 @@ class Watch:
             self._begin()
 
     def _begin(self) -> None:
-        self._told = {}
+        self._report = {}
         self._out = _Tail(self._directory.log(self._request.node, "out"))
         self._err = _Tail(self._directory.log(self._request.node, "err"))
         self._findings = Findings(self._first_rank)
@@ -137,34 +137,34 @@ class Watch:
                 if time.monotonic() - measured >= SAMPLE_S:
                     measured = time.monotonic()
                     self.measure(records)
-                self.look(records)
+                self.update(records)
             except Exception as error:  # what cannot be read now may be later
                 if repr(error) != said:
                     said = repr(error)
                     traceback.print_exc()
-            time.sleep(LOOK_S)
+            time.sleep(POLL_S)
 
-    def told(self) -> dict[str, Any]:
+    def report(self) -> dict[str, Any]:
         """Return what the master is to hear; see ``health.observed``."""
-        return self._told
+        return self._report
 
-    def look(self, ranks: Sequence[Mapping[str, Any]]) -> None:
+    def update(self, ranks: Sequence[Mapping[str, Any]]) -> None:
         """Read what the logs gained, and how the ranks get on.
 
         Args:
             ranks: The records of this attempt's processes here.
         """
         with self._lock:
-            self._look(ranks)
+            self._update(ranks)
 
-    def _look(self, ranks: Sequence[Mapping[str, Any]]) -> None:
+    def _update(self, ranks: Sequence[Mapping[str, Any]]) -> None:
         self._read_out()
         for text in self._err.lines():
             self._findings.add(f"{text}\n")
-        told = self._ranks(ranks)
+        shown = self._ranks(ranks)
         progress = self._directory.progress()
         is_telling = float(progress.get("time") or 0) >= self._begun_at
-        self._told = {
+        self._report = {
             "versions": self._versions,
             "findings": [one.to_json() for one in self._findings.found() if one.kind == "error"][:_TOLD],
             "run": self._plain,
@@ -172,8 +172,8 @@ class Watch:
             "since_s": self._since(progress if is_telling else {}),
             "phase": (str(progress.get("phase") or "") if is_telling else self._phase),
             "tells_phases": is_telling,
-            "ranks": told,
-            "signs": [one.to_json() for one in self._signs(progress if is_telling else {}, told)],
+            "ranks": shown,
+            "signs": [one.to_json() for one in self._signs(progress if is_telling else {}, shown)],
             "unwatched": self._unwatched,
             "held_back": signs.held_back(self._samples),
             "quota": self._samples[-1].quota if self._samples else None,
@@ -276,7 +276,7 @@ class Watch:
 
     def _arguments(self, ranks: Sequence[Mapping[str, Any]]) -> dict[str, str]:
         """Return what the processes say that they are, to be compared with what was asked for."""
-        told = {key: self._run.arguments[key] for key in ARGUMENTS if key in self._run.arguments}
+        logged = {key: self._run.arguments[key] for key in ARGUMENTS if key in self._run.arguments}
         said: dict[str, set[str]] = {}
         for one in ranks:
             rank = int(one["rank"])
@@ -286,7 +286,7 @@ class Watch:
             for key, value in {**self._shapes.get(rank, {}), **world}.items():
                 said.setdefault(key, set()).add(value)
         # All have the same, or one that another launcher started does not.
-        return {**self._info, **told, **{key: ", ".join(sorted(values)) for key, values in said.items()}}
+        return {**self._info, **logged, **{key: ", ".join(sorted(values)) for key, values in said.items()}}
 
     def _since(self, progress: Mapping[str, Any]) -> float:
         """Return for how many seconds nothing has told of the training going on."""
@@ -297,9 +297,9 @@ class Watch:
 
     def _ranks(self, records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         return [
-            told
+            shown
             for record in records
-            if record["state"] == "running" and (told := self._rank(int(record["rank"]), int(record["pid"])))
+            if record["state"] == "running" and (shown := self._rank(int(record["rank"]), int(record["pid"])))
         ]
 
     def _rank(self, rank: int, process: int) -> dict[str, Any] | None:

@@ -22,7 +22,7 @@ from rdm_log.lines import DONE
 from rdm_log.peers import RankPace
 from rdm_log.signs import Sign
 
-__all__ = ["DONE", "EXIT_CODES", "Observed", "Verdict", "Word", "judge"]
+__all__ = ["DONE", "EXIT_CODES", "Observed", "Verdict", "Word", "evaluate"]
 
 Word = Literal["healthy", "starting", "stalled", "suspect", "failed", "finished"]
 
@@ -179,12 +179,12 @@ class Verdict:
         }
 
 
-def judge(seen: Observed) -> Verdict:
+def evaluate(seen: Observed) -> Verdict:
     """Return how a job is, from what is known of it."""
     if seen.silent_since:
         # What was on its GPUs when it was measured last says nothing of a job that runs.
         seen = dataclasses.replace(seen, gpu_processes={}, seconds_since_step=None)
-    found = _judged(seen)
+    found = _evaluated(seen)
     if (known := seen.watched) is not None:
         if states.state_of(seen.state) not in states.ENDED:
             return known
@@ -201,7 +201,7 @@ def judge(seen: Observed) -> Verdict:
     return found
 
 
-def _judged(seen: Observed) -> Verdict:
+def _evaluated(seen: Observed) -> Verdict:
     state = states.state_of(seen.state)
     errors = list(_errors(seen.findings))
     run = seen.run

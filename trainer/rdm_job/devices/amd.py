@@ -58,9 +58,9 @@ class Reader:
         Args:
             lists: Those that count; see ``visible.lists_of``.
         """
-        places, told = list(_places(self._root)), self._library.told()
+        places, readings = list(_places(self._root)), self._library.readings()
         return tuple(
-            replace(_device(index, places[index]), **told.get(places[index].resolve().name.lower(), {}))
+            replace(_device(index, places[index]), **readings.get(places[index].resolve().name.lower(), {}))
             for index in chosen([_uuid(place) for place in places], lists)
         )
 

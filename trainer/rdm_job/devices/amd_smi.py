@@ -23,7 +23,7 @@ _VIOLATIONS = {
 
 
 class Library:
-    """The library; without it nothing is told."""
+    """The library; without it nothing is known."""
 
     def __init__(self) -> None:
         self._smi: Any = None
@@ -34,7 +34,7 @@ class Library:
             amdsmi.amdsmi_init()
             self._smi = amdsmi
 
-    def told(self) -> dict[str, dict[str, Any]]:
+    def readings(self) -> dict[str, dict[str, Any]]:
         """Return fields of ``Device`` by the GPU's PCI address; what is not known is left out."""
         if self._smi is None:
             return {}

@@ -36,7 +36,7 @@ GONE_S = 12.0
 """A member whose connection is closed for so many seconds before the start is lost."""
 _SILENT_S = 30.0
 """Likewise one that sends nothing although it is connected: its host is busy, or has died."""
-_LOOK_S = 0.2
+_POLL_S = 0.2
 _AGAIN_S = 0.5
 """The end is sent again after so many seconds to members that have not confirmed it."""
 _LINGER_S = 15.0
@@ -153,7 +153,7 @@ class Launcher:
         until = time.monotonic() + timeout
         reminded = time.monotonic()
         while not should_stop():
-            for connection, messages in self._server.receive(_LOOK_S).items():
+            for connection, messages in self._server.receive(_POLL_S).items():
                 for message in messages:
                     self._handle(connection, message)
             if self._roster.is_acknowledged:
@@ -226,7 +226,7 @@ class Launcher:
         end: End | None = None
         ended_at = told_at = 0.0
         while True:
-            for connection, messages in self._server.receive(_LOOK_S).items():
+            for connection, messages in self._server.receive(_POLL_S).items():
                 for message in messages:
                     kind = message.get("type")
                     if kind == "join" and connection not in names:
@@ -420,7 +420,7 @@ class Worker:
             if time.monotonic() > until:
                 raise TrainerError(f"After {timeout:g} s, {self._trouble(where)}.", exit_code=FAILED)
         self._client.send({"type": "leave"})
-        self._client.receive(_LOOK_S)
+        self._client.receive(_POLL_S)
         return End(STOPPED, "This member was stopped before the start.")
 
     def run(
@@ -463,7 +463,7 @@ class Worker:
         while own is None and (own := command.poll()) is None:
             self._receive(joins=False)
         self._client.send({"type": "left", "code": own})
-        self._client.receive(_LOOK_S)
+        self._client.receive(_POLL_S)
         return end
 
     def _tell(self, **how: Any) -> None:
@@ -472,7 +472,7 @@ class Worker:
         self._client.send(self._ended)
 
     def _receive(self, *, joins: bool) -> list[dict[str, Any]]:
-        messages = self._client.receive(_LOOK_S)
+        messages = self._client.receive(_POLL_S)
         if self._client.is_proven and not self._was_proven:
             self._connected = time.monotonic()
             if joins:

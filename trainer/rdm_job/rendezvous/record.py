@@ -23,7 +23,7 @@ from rdm_job.watch import Watch
 
 __all__ = ["Record"]
 
-_LOOK_S = 1.0
+_POLL_S = 1.0
 
 
 class Record:
@@ -115,13 +115,13 @@ class Record:
 
         A file system may hang, and the member's heartbeat must go on: this has its own thread.
         """
-        while not self._over.wait(_LOOK_S):
+        while not self._over.wait(_POLL_S):
             self.should_stop = directory.asked_to_stop() is not None
-            if seen := self._watch.told():
+            if seen := self._watch.report():
                 self._own = {"gpu": self._watch.gpu, "watch": seen, "progress": directory.progress()}
             if evaluation is not None and self._own:
                 reports = {self._state.master: self._own, **self._reports}
-                self._state = replace(self._state, **evaluation.told(self._state, reports))
+                self._state = replace(self._state, **evaluation.summary(self._state, reports))
                 directory.write_state(self._state)
 
     def end(self, end: End) -> None:

@@ -42,7 +42,7 @@ _FRESH_S = 10.0
 """So long the agents' last word stands for itself, in seconds: Slurm is not asked at every look."""
 _END_S = 60.0
 """How long Slurm may take to end a job that is cancelled, in seconds."""
-_LOOK_S, _NEWS_S = 1.0, 0.2
+_POLL_S, _NEWS_S = 1.0, 0.2
 _NO_NUMBER = 0
 """Stands for the number of a job while it is submitted."""
 _EXITED = re.compile(
@@ -238,12 +238,12 @@ def stop(path: JobDirectory, *, now: bool, timeout: float) -> tuple[bool, State]
     else:
         job.ask_to_stop(max(timeout - 2 * _END_S, timeout / 2))
         while not (known := _told(job)).has_ended and known.state != "queued" and time.monotonic() < deadline:
-            time.sleep(_LOOK_S)
+            time.sleep(_POLL_S)
     slurm = _access(job)
     slurm.cancel(number)
     deadline = time.monotonic() + _END_S
     while not _gone(slurm, number) and time.monotonic() < deadline:
-        time.sleep(_LOOK_S)
+        time.sleep(_POLL_S)
     return True, _told(JobDirectory.of_master(path.path))
 
 
@@ -298,7 +298,7 @@ def _told(job: JobDirectory, queue: list[Seen] | SlurmError | None = None) -> St
     completed = None
     if seen is not None and seen.state == "COMPLETED" and not known.has_ended:
         completed = _first_seen(job, seen, now)
-    found = view.told(known, seen, queue, asked, now, words, completed)
+    found = view.current(known, seen, queue, asked, now, words, completed)
     if found.has_ended or found.state in ("queued", "starting"):
         # No agent speaks for it.
         found = dataclasses.replace(found, verdict=of_state(found))

@@ -16,14 +16,14 @@ from rdm_job.slurm import states
 from rdm_job.slurm.reasons import never, why
 from rdm_job.slurm.states import Seen
 
-__all__ = ["LATE_S", "goes_on", "told"]
+__all__ = ["LATE_S", "current", "goes_on"]
 
 LATE_S = 90.0
 """How long the agents' last word may take to the login host, in seconds. NFS shows what a directory had up to
 a minute ago (nfs(5), acdirmax)."""
 
 
-def told(
+def current(
     known: State,
     seen: Seen | None,
     queue: Iterable[Seen],

@@ -24,7 +24,7 @@ from rdm_log.report.devices import COLUMNS, history, node_of
 from rdm_log.sections import job_info
 from rdm_log.summary import NothingToRead, log_files, summarise
 from rdm_log.timeline import Span, Timeline, laid_out, read_timers, read_traces, shares, trace_files
-from rdm_log.verdict import Observed, Verdict, judge
+from rdm_log.verdict import Observed, Verdict, evaluate
 
 __all__ = ["PARTS", "Job", "collect", "merged"]
 
@@ -106,7 +106,7 @@ class Job:
 
     def verdict(self) -> Verdict:
         """Return how it is, or how it ended."""
-        found = judge(dataclasses.replace(self.seen, runs=self.runs))
+        found = evaluate(dataclasses.replace(self.seen, runs=self.runs))
         if not self.missing:
             return found
         first, *others = found.evidence or (found.reason,)

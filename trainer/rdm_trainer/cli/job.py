@@ -202,7 +202,7 @@ def remove(names: tuple[str, ...], look: bool) -> int:
     def work() -> dict[str, Any]:
         from rdm_job.removal import remove
 
-        return remove(names, only_look=look)
+        return remove(names, dry_run=look)
 
     return _answer(work)
 

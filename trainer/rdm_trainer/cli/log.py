@@ -104,14 +104,14 @@ def verdict(path: Path, state: str, conf: Path | None, as_json: bool) -> int:
     from rdm_log.printable import printable
     from rdm_log.report.job import collect
     from rdm_log.summary import NothingToRead
-    from rdm_log.verdict import judge
+    from rdm_log.verdict import evaluate
 
     try:
         seen = observe(path, state=state, conf=conf, now=time.time())
         if seen.tells_nothing:
             # What the page refuses has no verdict, in the same words.
             collect(path)
-        found = judge(seen)
+        found = evaluate(seen)
     except NothingToRead as error:
         raise TrainerError(str(error)) from error
     if as_json:

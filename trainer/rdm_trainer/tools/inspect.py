@@ -92,13 +92,13 @@ def inspect(prefix: Path, tokenizer: Tokenizer | None = None) -> Report:
     report.lowest = min(int(flat[start : start + RUN].min()) for start in starts)
     report.highest = max(int(flat[start : start + RUN].max()) for start in starts)
     report.first_tokens = [int(token) for token in data.get(int(np.argmax(data.sizes > 0)), 0, FIRST)]
-    _judge(report, data, per_document)
+    _evaluate(report, data, per_document)
     if tokenizer is not None:
         _compare(report, data, tokenizer)
     return report
 
 
-def _judge(
+def _evaluate(
     report: Report, data: IndexedDataset, per_document: np.ndarray[tuple[int], np.dtype[np.int64]]
 ) -> None:
     """Say what is odd."""

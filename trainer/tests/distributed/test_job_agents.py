@@ -24,10 +24,10 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from rdm_job import network, processes
-from rdm_job.blame import SETTLE_S
 from rdm_job.control import ControlClient
 from rdm_job.directory import JobDirectory
 from rdm_job.job_key import job_key
+from rdm_job.root_cause import SETTLE_S
 from tests.distributed.doors import open_doors
 from tests.distributed.nodes import PROGRAM, Nodes, running
 from tests.waiting import wait_until

@@ -141,18 +141,18 @@ def test_no_process_on_the_gpus_is_said_and_one_is_seen(
     monkeypatch.setattr(time, "monotonic", lambda: clock() + 1000)
 
     def verdict() -> dict[str, Any]:
-        watch.look([])
-        return health.verdict(STATE, {"n1": {"watch": watch.told()}})
+        watch.update([])
+        return health.verdict(STATE, {"n1": {"watch": watch.report()}})
 
     _idle(watch)
-    assert watch.told() == {} or watch.told()["gpu_processes"] == 0
+    assert watch.report() == {} or watch.report()["gpu_processes"] == 0
     found = verdict()
-    assert watch.told()["gpu_processes"] == 0
+    assert watch.report()["gpu_processes"] == 0
     assert (found["verdict"], found["reason"]) == ("stalled", "It runs, but no process is on its GPUs.")
     with _at_work():
         _device(watch)
         found = verdict()
-        assert watch.told()["gpu_processes"] == 1
+        assert watch.report()["gpu_processes"] == 1
         assert "no process is on its GPUs" not in json.dumps(found)
 
 

@@ -29,7 +29,7 @@ __all__ = ["NativeStates"]
 _STEP = "step"
 # Writing may take as long as it takes, and the ranks wait for each other at its end. A rank that dies ends
 # the job in other ways.
-_PATIENCE = datetime.timedelta(days=7)
+_TIMEOUT = datetime.timedelta(days=7)
 
 
 class _Engine(Protocol):
@@ -53,7 +53,7 @@ class NativeStates:
         self._asynchronous = engine.config.checkpoint.asynchronous
         spec = engine.config.spec
         self._vocabulary = spec.vocab_size + spec.vocab_extra_ids
-        self._group = dist.new_group(backend="gloo", timeout=_PATIENCE)
+        self._group = dist.new_group(backend="gloo", timeout=_TIMEOUT)
         self._thread: threading.Thread | None = None
         self.files: dict[Path, int] = {}
         self.error: str | None = None

@@ -151,7 +151,7 @@ from pathlib import Path
 from rdm_job import rank
 from rdm_job.directory import JobDirectory
 
-rank._LOOK_S = rank._REST_S = 0.05
+rank._POLL_S = rank._REST_S = 0.05
 job = JobDirectory(Path(sys.argv[1]), "n1")
 looks = []
 

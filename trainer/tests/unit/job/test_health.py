@@ -190,8 +190,8 @@ def test_a_node_whose_gpus_cannot_be_read_says_so_and_one_without_has_nothing_to
         for _ in range(2):
             watch.measure([])
             watch.begin()
-            watch.look([])
-        found = health.verdict(STATE, {"n1": {"watch": watch.told()}})
+            watch.update([])
+        found = health.verdict(STATE, {"n1": {"watch": watch.report()}})
         told = [line for line in found["evidence"] if line.startswith("On n1: sysfs shows no GPU")]
         assert (found["verdict"], len(told), len(found["evidence"])) == ("starting", notes, 1 + notes)
 
@@ -294,8 +294,8 @@ def test_an_agent_sees_how_far_deepspeed_alone_is(tmp_path: Path, job: JobDirect
         for step in (10, 20, 30):
             time = f"[2026-11-22 10:11:{step},000] [INFO] [logging.py:96:log_dist]"
             file.write(f"{time} [Rank 0] step={step}, skipped=0, lr=[0.001], mom=[(0.9, 0.95)]\n")
-    watch.look([])
-    told = watch.told()
+    watch.update([])
+    told = watch.report()
     assert (told["run"]["last_iteration"], told["run"]["step_ms"]["median"]) == (30, 1000)
     assert (told["progress"]["iteration"], told["progress"]["lr"]) == (30, 0.001)
 
@@ -305,26 +305,26 @@ def test_an_agent_reads_only_what_its_logs_gained(tmp_path: Path, job: JobDirect
     out.write_text(LINE.format(900, 1.0, 9.0))
     err.write_text("ValueError: of an earlier attempt\n")
     watch = Watch(job, REQUEST, config(tmp_path))
-    watch.look([])
-    assert (watch.told()["run"], watch.told()["findings"]) == (None, [])
+    watch.update([])
+    assert (watch.report()["run"], watch.report()["findings"]) == (None, [])
     with out.open("a") as file:
         file.write(LINE.format(10, 500.0, 9.0) + LINE.format(20, 400.0, 8.0)[:60])
     with err.open("a") as file:
         file.write("[rank1]: Traceback (most recent call last):\n[rank1]:   File x\n")
-    watch.look([])
-    assert watch.told()["run"]["last_iteration"] == 10
+    watch.update([])
+    assert watch.report()["run"]["last_iteration"] == 10
     with out.open("a") as file:
         file.write(LINE.format(20, 400.0, 8.0)[60:])
     with err.open("a") as file:
         file.write("[rank1]: mypkg.Gone: of this one\n")
-    watch.look([])
-    told = watch.told()
+    watch.update([])
+    told = watch.report()
     assert (told["run"]["last_iteration"], told["run"]["loss"]["last"]) == (20, 8.0)
     assert [(one["line"], one["ranks"]) for one in told["findings"]] == [("mypkg.Gone: of this one", [1])]
     assert json.loads(json.dumps(told)) == {**told, "findings": json.loads(json.dumps(told["findings"]))}
     watch.begin()
-    watch.look([])
-    assert (watch.told()["run"], watch.told()["findings"]) == (None, [])
+    watch.update([])
+    assert (watch.report()["run"], watch.report()["findings"]) == (None, [])
 
 
 MEGATRON = "  seq_length ...................................... 1024\n"
@@ -333,14 +333,14 @@ MEGATRON = "  seq_length ...................................... 1024\n"
 def test_how_far_another_program_is_is_read_from_its_log(tmp_path: Path, job: JobDirectory) -> None:
     settings = config(tmp_path, launcher={"program": ["pretrain_gpt.py"]}, logging={"prometheus": True})
     watch = Watch(job, REQUEST, settings)
-    watch.look([])
-    assert watch.told()["progress"] == {}
+    watch.update([])
+    assert watch.report()["progress"] == {}
     lines = [LINE.format(step, 500.0, 10.0 - step / 1000) for step in range(1, 1001)]
     with job.log("n1", "out").open("a") as file:
         file.write("------------------------ arguments ------------------------\n" + MEGATRON)
         file.write("".join(lines) + LINE.format(1001, 250.0, 8.5))
-    watch.look([])
-    found = watch.told()["progress"]
+    watch.update([])
+    found = watch.report()["progress"]
     assert (found["iteration"], found["train_iterations"], found["loss"]) == (1001, 5000, 8.5)
     # 64 samples of 1024 tokens in the 0.25 s of the last line.
     assert (found["step_seconds"], found["tokens_per_second"], found["lr"]) == (0.25, 262144.0, 7e-7)
@@ -349,7 +349,7 @@ def test_how_far_another_program_is_is_read_from_its_log(tmp_path: Path, job: Jo
     assert found["phase"] == "training"
     assert "checkpoint" not in found
     # What the program says itself goes before it, however old; an attempt without lines takes nothing away.
-    read = {"progress": {}, "watch": watch.told()}
+    read = {"progress": {}, "watch": watch.report()}
     said = {"progress": {"iteration": 7, "time": 1.0}, "watch": {}}
     state = replace(STATE, progress=found)
     for reports, iteration in (({"n1": read}, 1001), ({"n1": read, "n2": said}, 7), ({}, 1001)):
@@ -361,16 +361,16 @@ def test_how_far_another_program_is_is_read_from_its_log(tmp_path: Path, job: Jo
         assert f"rdm_job_{line}\n".replace("{}", '{job="gpt"}') in prometheus
     assert 'rdm_job_tokens_per_second{job="gpt"} 262144.0\n' in prometheus
     watch.begin()
-    watch.look([])
-    assert watch.told()["progress"] == {}
+    watch.update([])
+    assert watch.report()["progress"] == {}
 
 
 def test_our_trainer_says_itself_how_far_it_is(tmp_path: Path, job: JobDirectory) -> None:
     watch = Watch(job, REQUEST, config(tmp_path))
     job.log("n1", "out").write_text(LINE.format(1, 500.0, 9.0))
-    watch.look([])
-    assert watch.told()["run"]["lines"] == 1
-    assert watch.told()["progress"] == {}
+    watch.update([])
+    assert watch.report()["run"]["lines"] == 1
+    assert watch.report()["progress"] == {}
 
 
 PADDED = " > padded vocab (size: 50257) with 47 dummy tokens (new size: 50304)\n"
@@ -383,8 +383,8 @@ def test_a_program_that_learns_nothing_is_told_from_its_own_vocabulary(
     watch, health = Watch(job, REQUEST, settings), Health(REQUEST, settings)
     with job.log("n1", "out").open("a") as file:
         file.write(PADDED + "".join(LINE.format(10 * n, 500.0, 10.8257) for n in range(1, 41)))
-    watch.look([])
-    found = health.verdict(STATE, {"n1": {"watch": watch.told()}})
+    watch.update([])
+    found = health.verdict(STATE, {"n1": {"watch": watch.report()}})
     assert found["evidence"] == [
         "The lm loss stays at 10.826, the logarithm of the vocabulary of 50304: nothing is learnt."
     ]
@@ -398,8 +398,8 @@ def test_the_slow_rank_of_a_program_that_writes_the_timers_of_all_is_named(
     with job.log("n1", "out").open("a") as file:
         file.write("NODE_RANK: 0\nTENSOR_MP_SIZE: 1\nPIPELINE_MP_SIZE: 1\n" + LINE.format(10, 900.0, 9.0))
         file.write(f"times across ranks (ms):\n  forward-compute:\n{timers}" + LINE.format(20, 900.0, 8.9))
-    watch.look([])
-    (sign,) = watch.told()["signs"]
+    watch.update([])
+    (sign,) = watch.report()["signs"]
     assert (sign["kind"], sign["node"], sign["rank"]) == ("slow", "n2", 2)
 
 
@@ -408,15 +408,15 @@ def test_an_agent_rotates_its_logs_and_misses_nothing(tmp_path: Path, job: JobDi
     watch = Watch(job, REQUEST, config(tmp_path, logging={"rotate_mebibytes": 1}))
     with out.open("ab", buffering=0) as writer:
         writer.write(LINE.format(10, 500.0, 9.0).encode())
-        watch.look([])
+        watch.update([])
         writer.write(b"no step\n" * (128 * 1024) + LINE.format(20, 400.0, 8.0)[:60].encode())
         watch.measure([])
         writer.write(LINE.format(20, 400.0, 8.0)[60:].encode())
         for _ in range(8):
-            watch.look([])
+            watch.update([])
     assert out.stat().st_size < 1000
     assert (tmp_path / "gpt/logs/n1.out.1").stat().st_size > 1024 * 1024
-    assert watch.told()["run"]["last_iteration"] == 20
+    assert watch.report()["run"]["last_iteration"] == 20
 
 
 @pytest.mark.parametrize(
@@ -448,8 +448,8 @@ def test_an_agent_thins_what_it_has_measured(
 def test_an_agent_sees_how_its_ranks_get_on(tmp_path: Path, job: JobDirectory) -> None:
     watch = Watch(job, REQUEST, config(tmp_path))
     record = {"rank": 1, "pid": os.getpid(), "state": "running", "world": 4}
-    watch.look([record])
-    assert watch.told()["ranks"] == []
+    watch.update([record])
+    assert watch.report()["ranks"] == []
     pace = Pace(job.pace(1))
     began = time.time()
 
@@ -461,8 +461,8 @@ def test_an_agent_sees_how_its_ranks_get_on(tmp_path: Path, job: JobDirectory) -
                 {"time": began + 1.1 * step, "group": "stage 0", "own_s": own_s, "retries": 1, **waits}
             )
         )
-        watch.look([record])
-        found: dict[str, Any] = watch.told()["ranks"][0]
+        watch.update([record])
+        found: dict[str, Any] = watch.report()["ranks"][0]
         return found
 
     # The first two warm up, and less than 15 s are too few.
@@ -478,14 +478,14 @@ def test_an_agent_sees_how_its_ranks_get_on(tmp_path: Path, job: JobDirectory) -
         found = told(step, 4.0)
     assert (found["own_s"], found["least_s"], found["before_s"]) == (4.0, pytest.approx(3.9), 0.5)
     with pace.waiting():
-        watch.look([record])
-        (found,) = watch.told()["ranks"]
+        watch.update([record])
+        (found,) = watch.report()["ranks"]
         assert (found["rank"], found["iteration"], found["waits"]) == (1, 31, True)
         assert (found["group"], found["retries"]) == ("stage 0", 8)
-    watch.look([record])
-    assert not watch.told()["ranks"][0]["waits"]
+    watch.update([record])
+    assert not watch.report()["ranks"][0]["waits"]
     assert pace.waited > 0
-    assert watch.told()["arguments"] == {"WORLD_SIZE": "4"}
+    assert watch.report()["arguments"] == {"WORLD_SIZE": "4"}
 
 
 def test_the_records_of_gpus_are_lines_and_json(tmp_path: Path, job: JobDirectory) -> None:
@@ -516,7 +516,7 @@ def test_the_time_to_the_next_checkpoint_counts_what_a_rank_waits(
         return []
 
     monkeypatch.setattr(signs, "of_node", of_node)
-    watch.look([{"rank": 1, "pid": os.getpid(), "state": "running"}])
+    watch.update([{"rank": 1, "pid": os.getpid(), "state": "running"}])
     assert asked == [pytest.approx(25 * 1.1)]
 
 
@@ -533,8 +533,8 @@ def test_a_checkpoint_of_all_nodes_must_fit_on_a_disk_that_they_share(
     watch.begin()
     free = int(0.7 * whole)
     watch._samples.append(signs.Sample(time=1.0, disk_free=free))
-    watch.look([])
-    named = [sign["kind"] for sign in watch.told()["signs"]]
+    watch.update([])
+    named = [sign["kind"] for sign in watch.report()["signs"]]
     assert named == (["disk"] if is_shared else [])
 
 

@@ -106,8 +106,8 @@ def test_a_node_that_has_built_something_else_is_named(tmp_path: Path, job: JobD
     ranks = [{"rank": rank, "pid": 1, "state": "running", "world": 4} for rank in (0, 1)]
 
     def evidence() -> list[str]:
-        watch.look(ranks)
-        found: list[str] = health.verdict(STATE, {"n1": {"watch": watch.told()}})["evidence"]
+        watch.update(ranks)
+        found: list[str] = health.verdict(STATE, {"n1": {"watch": watch.report()}})["evidence"]
         return found
 
     assert evidence() == ["It has not come to a step yet."]
@@ -137,8 +137,8 @@ def test_what_a_script_writes_of_its_job_is_compared_while_it_runs(tmp_path: Pat
     for part in (SAID[:half], SAID[half:]):
         with job.log("n1", "out").open("a") as file:
             file.write(part)
-        watch.look([])
-    found = health.verdict(STATE, {"n1": {"watch": watch.told()}})
+        watch.update([])
+    found = health.verdict(STATE, {"n1": {"watch": watch.report()}})
     assert (found["verdict"], found["evidence"]) == (
         "suspect",
         ["PARTITION is 24-24 on n1, and 25-23 was asked for.", "NNODES is 3 on n1, and 2 was asked for."],

@@ -64,7 +64,7 @@ def test_what_a_killed_removal_has_left_is_no_job_and_goes_with_the_next(
     killed_at_file(number, monkeypatch)
     assert JobDirectory.all() == [], "it is listed no more"
     make(root)  # a job of that name is in nobody's way
-    seen = removal.remove([], only_look=True)
+    seen = removal.remove([], dry_run=True)
     assert [one["job"] for one in seen["removed"]] == ["demo-1"]
     assert len(list(root.iterdir())) == 2
     both = removal.remove(["demo-1"])
@@ -73,17 +73,17 @@ def test_what_a_killed_removal_has_left_is_no_job_and_goes_with_the_next(
 
 
 def test_nodes_that_share_a_directory_tell_of_one(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (ours,) = removal.remove(["demo-1"], only_look=True)["removed"]
+    (ours,) = removal.remove(["demo-1"], dry_run=True)["removed"]
     monkeypatch.setenv("RDM_NODE", "n2")
-    (theirs,) = removal.remove(["demo-1"], only_look=True)["removed"]
+    (theirs,) = removal.remove(["demo-1"], dry_run=True)["removed"]
     assert ours["identity"] == theirs["identity"]
     # What the one is removing has the same identity for the other.
     killed_at_file(5, monkeypatch)
-    (late,) = removal.remove(["demo-1"], only_look=True)["removed"]
+    (late,) = removal.remove(["demo-1"], dry_run=True)["removed"]
     assert (late["identity"], late["bytes"] < theirs["bytes"]) == (theirs["identity"], True)
     removal.remove([])
     make(root)
-    (other,) = removal.remove(["demo-1"], only_look=True)["removed"]
+    (other,) = removal.remove(["demo-1"], dry_run=True)["removed"]
     assert other["identity"] != theirs["identity"], "it is another one of that name"
 
 

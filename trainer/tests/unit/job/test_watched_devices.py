@@ -166,8 +166,8 @@ def test_gpus_of_others_are_no_program_s(
     watch = watched(launcher={"program": ["train.py"]})
     driver.xids = [(driver.gpus[5], 79), (driver.gpus[6], 79), (driver.gpus[1], 79)]
     watch.measure([])
-    watch.look([])
-    told = watch.told()
+    watch.update([])
+    told = watch.report()
     assert [line[:3] for line in watch.gpu] == ["[0]", "[1]", "[6]"]
     assert [(sign["rank"], sign["text"]) for sign in told["signs"]] == [
         (3, "The driver reports errors of GPU 1 of n2: Xid 79."),
@@ -199,8 +199,8 @@ def test_a_node_without_a_process_on_its_gpus_is_named(
 
     def on_gpus() -> int | None:
         watch.measure([])
-        watch.look([])
-        found: int | None = watch.told()["gpu_processes"]
+        watch.update([])
+        found: int | None = watch.report()["gpu_processes"]
         return found
 
     assert on_gpus() == 2
@@ -214,13 +214,13 @@ def test_a_node_without_a_process_on_its_gpus_is_named(
     health = Health(REQUEST, config(tmp_path))
     clock = time.monotonic()
     monkeypatch.setattr(time, "monotonic", lambda: clock + 1000)
-    busy = {**watch.told(), "gpu_processes": 2}
-    found = health.verdict(STATE, {"n1": {"watch": busy}, "n2": {"watch": watch.told()}})
+    busy = {**watch.report(), "gpu_processes": 2}
+    found = health.verdict(STATE, {"n1": {"watch": busy}, "n2": {"watch": watch.report()}})
     assert "No process is on the GPUs of n2." in found["evidence"]
     assert found["culprits"] == [{"kind": "idle", "node": "n2", "rank": None}]
     # Of a node that does not tell, somebody may be on the GPUs.
-    silent = {**watch.told(), "gpu_processes": None}
-    found = health.verdict(STATE, {"n1": {"watch": silent}, "n2": {"watch": watch.told()}})
+    silent = {**watch.report(), "gpu_processes": None}
+    found = health.verdict(STATE, {"n1": {"watch": silent}, "n2": {"watch": watch.report()}})
     assert "No process is on the GPUs of n2." in found["evidence"]
 
 
@@ -241,8 +241,8 @@ def test_what_the_driver_tells_comes_to_the_verdict(
 
     def found() -> dict[str, Any]:
         watch.measure([])
-        watch.look([])
-        return health.verdict(STATE, {"n2": {"watch": watch.told()}})
+        watch.update([])
+        return health.verdict(STATE, {"n2": {"watch": watch.report()}})
 
     driver.gpus[0].uncorrected = 3
     assert found()["verdict"] == "starting"

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from rdm_log.observe import observe
 from rdm_log.rank_timers import layout, slow
-from rdm_log.verdict import judge
+from rdm_log.verdict import evaluate
 
 NODES = {rank: f"n{1 + rank // 4}" for rank in range(16)}
 
@@ -76,7 +76,7 @@ def test_a_slow_rank_of_others_logs_is_named_with_its_node(tmp_path: Path) -> No
         (tmp_path / "n060.out").write_text(info.format(0))
         (tmp_path / "n061.out").write_text(info.format(1) + lines)
         now = (tmp_path / "n061.out").stat().st_mtime
-        verdict = judge(observe(tmp_path, state="RUNNING", now=now))
+        verdict = evaluate(observe(tmp_path, state="RUNNING", now=now))
         return verdict.word, [(one.kind, one.node, one.rank) for one in verdict.culprits]
 
     assert found({0: 500.0, 1: 510.0, 2: 505.0, 3: 495.0}) == ("healthy", [])

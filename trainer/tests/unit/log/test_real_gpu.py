@@ -11,7 +11,7 @@ from pathlib import Path
 
 from rdm_job.devices import line
 from rdm_log.signs import Sample, Sign, of_node
-from rdm_log.verdict import Observed, judge
+from rdm_log.verdict import Observed, evaluate
 
 LINES = (Path(__file__).parent / "corpus" / "h100.gpu.jsonl").read_text().splitlines()
 SAMPLES = [Sample.of(json.loads(text)) for text in LINES]
@@ -26,7 +26,7 @@ def test_a_driver_s_own_memory_is_no_process_of_anybody() -> None:
     on_gpus = [sum(gpu.is_in_use for gpu in one.devices) for one in SAMPLES]
     assert on_gpus == [0] * 4 + [1] * 8
     idle = Observed(state="running", gpu_processes={"n1": on_gpus[0]}, seconds_running=1000)
-    assert judge(idle).reason == "It runs, but no process is on its GPUs."
+    assert evaluate(idle).reason == "It runs, but no process is on its GPUs."
 
 
 def test_a_gpu_at_its_power_limit_is_well() -> None:

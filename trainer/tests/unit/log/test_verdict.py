@@ -25,7 +25,7 @@ from rdm_log.report.job import collect
 from rdm_log.runs import runs
 from rdm_log.signs import Device, Sample, Sign
 from rdm_log.summary import NothingToRead, plain, summarise
-from rdm_log.verdict import EXIT_CODES, Observed, judge
+from rdm_log.verdict import EXIT_CODES, Observed, evaluate
 from rdm_trainer import cli
 
 SAMPLE = Path(__file__).parent / "corpus/sample.txt"
@@ -60,7 +60,7 @@ HEALTHY = Observed(
 
 
 def test_healthy() -> None:
-    verdict = judge(HEALTHY)
+    verdict = evaluate(HEALTHY)
     assert (verdict.word, verdict.exit_code) == ("healthy", 0)
     assert verdict.reason == "Iteration 600 of 5000, 1.40 s a step, lm loss 6.0667."
 
@@ -136,7 +136,7 @@ def test_healthy() -> None:
     ],
 )
 def test_each_fault_is_named(change: dict[str, Any], word: str, words: str) -> None:
-    verdict = judge(replace(HEALTHY, **change))
+    verdict = evaluate(replace(HEALTHY, **change))
     assert verdict.word == word, verdict
     assert words in verdict.reason
     assert verdict.evidence[0] == verdict.reason
@@ -145,11 +145,11 @@ def test_each_fault_is_named(change: dict[str, Any], word: str, words: str) -> N
 
 def test_times_that_are_no_numbers_are_left_out() -> None:
     odd = run(times=[math.nan] * COUNT, more={"number of nan iterations": math.nan})
-    assert judge(replace(HEALTHY, runs=(odd,))).word in ("healthy", "starting")
+    assert evaluate(replace(HEALTHY, runs=(odd,))).word in ("healthy", "starting")
 
 
 def test_slower_steps_are_told_and_make_no_job_suspect() -> None:
-    verdict = judge(replace(HEALTHY, runs=(run(times=[*[400.0] * 50, *[1000.0] * 10]),)))
+    verdict = evaluate(replace(HEALTHY, runs=(run(times=[*[400.0] * 50, *[1000.0] * 10]),)))
     assert verdict.word == "healthy"
     assert "took 2.5 times as long" in verdict.evidence[1]
 
@@ -158,7 +158,7 @@ def test_notes_of_a_thousand_nodes_are_few() -> None:
     notes = [
         Sign("memory", f"The memory of GPU 0 of n{n} is full.", f"n{n}", is_note=True) for n in range(1000)
     ]
-    verdict = judge(replace(HEALTHY, signs=notes))
+    verdict = evaluate(replace(HEALTHY, signs=notes))
     assert verdict.word == "healthy"
     assert verdict.evidence[1:] == (
         *(note.text for note in notes[:8]),
@@ -168,17 +168,17 @@ def test_notes_of_a_thousand_nodes_are_few() -> None:
 
 def test_errors_are_evidence_and_warnings_are_not() -> None:
     warned = ["a.py:1: UserWarning: x", "  warnings.warn(", "n1:1:2 [0] NCCL WARN x"]
-    assert judge(replace(HEALTHY, findings=findings(warned))).word == "healthy"
+    assert evaluate(replace(HEALTHY, findings=findings(warned))).word == "healthy"
     full = ["[rank3]: OSError: [Errno 28] No space left on device"] * 2
-    verdict = judge(replace(HEALTHY, findings=findings([*warned, *full])))
+    verdict = evaluate(replace(HEALTHY, findings=findings([*warned, *full])))
     assert verdict.word == "suspect"
     assert verdict.reason.startswith("A disk or a quota is full, 2 times (rank 3: OSError: [Errno 28]")
     # A job that stalls with an error says both.
-    verdict = judge(replace(HEALTHY, findings=findings(full), seconds_since_step=500))
+    verdict = evaluate(replace(HEALTHY, findings=findings(full), seconds_since_step=500))
     assert (verdict.word, len(verdict.evidence)) == ("stalled", 2)
     # One that has failed says which.
     failed = replace(HEALTHY, state="failed", findings=findings(full))
-    assert "quota is full" in judge(failed).reason
+    assert "quota is full" in evaluate(failed).reason
 
 
 HARMLESS = [
@@ -191,17 +191,17 @@ HARMLESS = [
 @pytest.mark.parametrize("state", ["running", ""])
 def test_a_job_with_only_harmless_lines_is_healthy(state: str, tmp_path: Path) -> None:
     assert any("libpng16" in line for line in HARMLESS)
-    assert judge(replace(HEALTHY, state=state, findings=findings(HARMLESS))).word == "healthy"
+    assert evaluate(replace(HEALTHY, state=state, findings=findings(HARMLESS))).word == "healthy"
     # From a directory, too; and one real error among them is not lost.
     step = "elapsed time per iteration (ms): 9.0 | lm loss: 9.0 |"
     (tmp_path / "n1.out").write_text("".join(f" iteration {n:8}/ 50 | {step}\n" for n in range(1, 25)))
     errors = tmp_path / "n1.err"
     errors.write_text("".join(f"{line}\n" for line in HARMLESS))
     now = errors.stat().st_mtime
-    assert judge(replace(observe(tmp_path, now=now), state=state)).word == "healthy"
+    assert evaluate(replace(observe(tmp_path, now=now), state=state)).word == "healthy"
     with errors.open("a") as file:
         file.write("mpirun noticed that process rank 1 with PID 9 on node n2 exited on signal 9 (Killed).\n")
-    verdict = judge(replace(observe(tmp_path, now=now), state=state))
+    verdict = evaluate(replace(observe(tmp_path, now=now), state=state))
     assert verdict.word == ("suspect" if state else "failed")
     assert "A process of the training ended with an error" in verdict.reason
 
@@ -255,14 +255,14 @@ def ended(losses: list[float] | None = None, *, last: int = 600, **more: Any) ->
 def test_a_job_that_is_done_is_judged_by_its_result(
     state: str, one: dict[str, Any], word: str, evidence: list[str]
 ) -> None:
-    verdict = judge(replace(ENDED, state=state, runs=(one,)))
+    verdict = evaluate(replace(ENDED, state=state, runs=(one,)))
     assert (verdict.word, [*verdict.evidence]) == (word, evidence)
     assert verdict.exit_code == EXIT_CODES[verdict.word]
 
 
 def test_a_job_that_is_done_before_its_last_step_says_why() -> None:
     short = replace(ENDED, runs=(ended([*[9.0] * 28, math.nan, 9.0]),))
-    verdict = judge(short)
+    verdict = evaluate(short)
     assert (verdict.word, verdict.evidence) == (
         "suspect",
         (
@@ -271,46 +271,46 @@ def test_a_job_that_is_done_before_its_last_step_says_why() -> None:
         ),
     )
     # The steps of a last interval have no line when that is not full.
-    assert judge(replace(ENDED, runs=(ended(train_iterations=609),))).word == "finished"
+    assert evaluate(replace(ENDED, runs=(ended(train_iterations=609),))).word == "finished"
     # Where nobody says that it has ended, it may go on.
-    assert judge(replace(short, state="", runs=(ended(last=300),))).word == "healthy"
+    assert evaluate(replace(short, state="", runs=(ended(last=300),))).word == "healthy"
 
 
 def test_what_was_asked_for_counts_also_when_a_job_is_done() -> None:
     done = replace(ENDED, runs=(ended(),))
-    assert judge(done).word == "finished"
+    assert evaluate(done).word == "finished"
     # A node that was slow, and an error that did not keep it from its end, say nothing of the result.
     slow = Sign("slow", "Rank 3 on n2 is slow.", "n2", 3)
     broken = findings(["ValueError: no"])
-    told = judge(replace(done, signs=[slow], findings=broken))
+    told = evaluate(replace(done, signs=[slow], findings=broken))
     assert (told.word, len(told.evidence)) == ("finished", 2)
-    other = judge(replace(done, told={"": {"PARTITION": "6-6-6-6"}}, findings=broken))
+    other = evaluate(replace(done, told={"": {"PARTITION": "6-6-6-6"}}, findings=broken))
     assert (other.word, other.reason) == (
         "suspect",
         "PARTITION is 6-6-6-6, and 0-11-8-8-8-8-5-0 was asked for.",
     )
     assert len(other.evidence) == 3
     first = Sign("nan", "The loss of rank 3 on n2 was not a number first, at iteration 9.", "n2", 3)
-    assert [one.rank for one in judge(replace(done, signs=[first])).culprits] == [3]
+    assert [one.rank for one in evaluate(replace(done, signs=[first])).culprits] == [3]
     # Who watched it before it said so had not looked at that.
-    watched = judge(done)
-    again = judge(replace(done, watched=watched, told={"": {"PARTITION": "6-6-6-6"}}))
+    watched = evaluate(done)
+    again = evaluate(replace(done, watched=watched, told={"": {"PARTITION": "6-6-6-6"}}))
     assert (again.word, again.evidence[1:]) == ("suspect", watched.evidence)
 
 
 def test_a_job_whose_training_is_done_may_take_its_time_to_end() -> None:
     done = replace(HEALTHY, state="RUNNING", runs=(ended(milestones=DONE),), seconds_since_step=480)
-    found = judge(done)
+    found = evaluate(done)
     assert (found.word, found.evidence[1:]) == (
         "healthy",
         ("Its training is done, and its program has yet to end.",),
     )
-    late = judge(replace(done, seconds_since_step=4000))
+    late = evaluate(replace(done, seconds_since_step=4000))
     assert (late.word, late.evidence) == (
         "stalled",
         ("Its training is done, and its program has not ended for 66.7 minutes.",),
     )
-    assert judge(replace(done, seconds_since_step=172802)).reason.endswith(" has not ended for 2.0 days.")
+    assert evaluate(replace(done, seconds_since_step=172802)).reason.endswith(" has not ended for 2.0 days.")
 
 
 @pytest.mark.parametrize(
@@ -359,16 +359,16 @@ def test_deepspeed_alone_is_late_and_its_slow_steps_are_named(clock: bool, tmp_p
         assert (one["first_time"], one["last_time"]) == ("2026-11-22 10:00:05", "2026-11-22 10:05:35")
     written = log.stat().st_mtime
     for seconds, word in ((100, "healthy"), (480, "stalled" if clock else "healthy"), (2000, "stalled")):
-        assert judge(observe(log, now=written + seconds)).word == word
+        assert evaluate(observe(log, now=written + seconds)).word == word
 
 
 def test_logs_alone() -> None:
     sample = summarise([SAMPLE]).runs
-    assert judge(Observed(runs=sample)).word == "finished"
+    assert evaluate(Observed(runs=sample)).word == "finished"
     broken = findings(["ValueError: no"])
-    assert judge(Observed(runs=(run(),), findings=broken)).word == "failed"
-    assert judge(Observed(runs=sample, findings=broken)).word == "finished"
-    assert judge(Observed()).word == "starting"
+    assert evaluate(Observed(runs=(run(),), findings=broken)).word == "failed"
+    assert evaluate(Observed(runs=sample, findings=broken)).word == "finished"
+    assert evaluate(Observed()).word == "starting"
 
 
 @given(
@@ -383,7 +383,7 @@ def test_a_job_that_learns_at_an_even_pace_is_healthy(
     losses = [3.0 + 7.5 * math.exp(-n / 20) + noise[n] for n in range(count)]
     times = [1000.0 * pace[n] for n in range(count)]
     times[outlier % count] = 60000.0
-    assert judge(replace(HEALTHY, runs=(run(losses, times),))).word == "healthy"
+    assert evaluate(replace(HEALTHY, runs=(run(losses, times),))).word == "healthy"
 
 
 def test_a_directory_is_judged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -440,7 +440,7 @@ FULL = (
 def test_errors_in_a_log_of_both_streams_are_found(after: str, tmp_path: Path) -> None:
     log = tmp_path / "run.log"
     log.write_text(lines_of_steps(1, 40) + FULL + after)
-    verdict = judge(observe(log, now=log.stat().st_mtime))
+    verdict = evaluate(observe(log, now=log.stat().st_mtime))
     assert (verdict.word, verdict.evidence) == (
         "failed",
         ("A disk or a quota is full (rank 3: OSError: [Errno 28] No space left on device).",),
@@ -448,9 +448,9 @@ def test_errors_in_a_log_of_both_streams_are_found(after: str, tmp_path: Path) -
     assert [one.node for one in verdict.culprits] == []
     # Those of an attempt before, and before the end of a long log, are past.
     log.write_text(lines_of_steps(1, 40) + FULL + lines_of_steps(21, 60))
-    assert judge(observe(log, now=log.stat().st_mtime)).word == "healthy"
+    assert evaluate(observe(log, now=log.stat().st_mtime)).word == "healthy"
     log.write_text(FULL + "on it goes\n" * 30_000 + lines_of_steps(1, 40))
-    assert judge(observe(log, now=log.stat().st_mtime)).word == "healthy"
+    assert evaluate(observe(log, now=log.stat().st_mtime)).word == "healthy"
 
 
 def test_errors_of_a_node_without_a_file_of_errors_are_in_its_output(tmp_path: Path) -> None:
@@ -459,11 +459,11 @@ def test_errors_of_a_node_without_a_file_of_errors_are_in_its_output(tmp_path: P
     out.write_text(FULL)
     now = out.stat().st_mtime
     for _ in range(2):
-        verdict = judge(observe(tmp_path, now=now))
+        verdict = evaluate(observe(tmp_path, now=now))
         assert (verdict.word, [(one.node, one.rank) for one in verdict.culprits]) == ("failed", [("n1", 3)])
         errors.write_text("")
     errors.write_text("  warnings.warn(\n")
-    assert judge(observe(tmp_path, now=now)).word == "healthy"
+    assert evaluate(observe(tmp_path, now=now)).word == "healthy"
 
 
 def test_what_programs_write_in_order_is_no_error(tmp_path: Path) -> None:
@@ -497,12 +497,12 @@ def test_what_was_asked_for_is_compared_with_the_arguments_of_a_program_alone(
     log.write_text(head + ARGUMENTS + steps)
     conf.write_text("GLOBAL_BATCH_SIZE=32\nNUM_LAYERS=24\nTENSOR_MP_SIZE=4\nNNODES=2\n")
     now = log.stat().st_mtime
-    assert judge(observe(log, now=now, conf=conf)).evidence == (
+    assert evaluate(observe(log, now=now, conf=conf)).evidence == (
         "global_batch_size is 64, and 32 was asked for.",
         "tensor_model_parallel_size is 2, and 4 was asked for.",
     )
     conf.write_text("GLOBAL_BATCH_SIZE=64\nNNODES=2\n")
-    assert len(judge(observe(log, now=now, conf=conf)).evidence) == 1
+    assert len(evaluate(observe(log, now=now, conf=conf)).evidence) == 1
     # Where there is nothing to compare with, that is said.
     conf.write_text("NNODES=2\n")
     for state, word in (
@@ -511,7 +511,7 @@ def test_what_was_asked_for_is_compared_with_the_arguments_of_a_program_alone(
         ("FAILED", "failed"),
         ("CANCELLED", "finished"),
     ):
-        found = judge(observe(log, now=now, conf=conf, state=state))
+        found = evaluate(observe(log, now=now, conf=conf, state=state))
         assert (found.word, found.evidence[-1]) == (
             word,
             "Nothing of conf.sh was compared: none of its keys is in what the logs say at their head.",
@@ -520,10 +520,10 @@ def test_what_was_asked_for_is_compared_with_the_arguments_of_a_program_alone(
 
 def test_who_is_idle_is_named_once_and_nobody_where_all_are() -> None:
     late = replace(HEALTHY, seconds_since_step=75, gpu_processes={"n1": 8, "n2": 0, "n3": 0})
-    found = judge(late)
+    found = evaluate(late)
     assert found.word == "stalled"
     assert [(one.kind, one.node) for one in found.culprits] == [("idle", "n2"), ("idle", "n3")]
-    all_idle = judge(replace(late, gpu_processes={"n1": 0, "n2": 0}))
+    all_idle = evaluate(replace(late, gpu_processes={"n1": 0, "n2": 0}))
     assert (all_idle.reason, all_idle.culprits) == ("It runs, but no process is on its GPUs.", ())
 
 
@@ -536,13 +536,13 @@ def test_another_program_s_loss_that_stays_where_it_began_is_told(tmp_path: Path
     )
     (tmp_path / "n2.out").write_text(steps)
     now = (tmp_path / "n1.out").stat().st_mtime
-    verdict = judge(observe(tmp_path, now=now))
+    verdict = evaluate(observe(tmp_path, now=now))
     assert (verdict.word, verdict.reason) == (
         "suspect",
         "The lm loss stays at 10.826, the logarithm of the vocabulary of 50304: nothing is learnt.",
     )
     (tmp_path / "n1.out").write_text(steps)
-    assert judge(observe(tmp_path, now=now)).word == "healthy"
+    assert evaluate(observe(tmp_path, now=now)).word == "healthy"
 
 
 def test_of_many_logs_each_head_is_read_once_at_most_and_those_of_most_never(
@@ -577,7 +577,7 @@ def test_what_each_node_of_others_logs_shows_is_said_of_that_node(tmp_path: Path
     (tmp_path / "n1.err").write_text("  warnings.warn(\n")
     (tmp_path / "n2.err").write_text(full)
     now = (tmp_path / "n1.out").stat().st_mtime
-    verdict = judge(observe(tmp_path, state="RUNNING", now=now))
+    verdict = evaluate(observe(tmp_path, state="RUNNING", now=now))
     assert verdict.evidence == (
         "A disk or a quota is full (n2, rank 3: OSError: [Errno 28] No space left on device).",
         "num_layers is 24, and 48 was asked for.",
@@ -589,18 +589,18 @@ def test_what_each_node_of_others_logs_shows_is_said_of_that_node(tmp_path: Path
     ]
     # A small program on a large GPU is one.
     (tmp_path / "n2.gpu").write_text("[0] NVIDIA H100 | 40'C,  90 % |  1200 / 81559 MB |\n")
-    assert judge(observe(tmp_path, state="RUNNING", now=now)).evidence == verdict.evidence[:2]
+    assert evaluate(observe(tmp_path, state="RUNNING", now=now)).evidence == verdict.evidence[:2]
     (tmp_path / "n2.gpu").write_text(gpu.format(0, 3) + gpu.format(1, 3))
     # Where nothing is known of the other nodes, they may be at work.
     for node in ("n1", "n3"):
         (tmp_path / f"{node}.gpu").write_text("")
     (tmp_path / "n2.err").write_text("")
-    idle = judge(observe(tmp_path, state="RUNNING", now=now))
+    idle = evaluate(observe(tmp_path, state="RUNNING", now=now))
     assert (idle.word, idle.culprits[-1].node) == ("suspect", "n2")
     # One error of many nodes is not told of each.
     for number in range(2, 32):
         (tmp_path / f"n{number}.err").write_text(full)
-    told = judge(observe(tmp_path, state="RUNNING", now=now)).evidence
+    told = evaluate(observe(tmp_path, state="RUNNING", now=now)).evidence
     assert (len(told), told[8]) == (11, "A disk or a quota is full, on 22 more nodes.")
 
 
@@ -618,12 +618,12 @@ def test_what_agents_have_measured_is_judged_without_them(tmp_path: Path) -> Non
     # Other programs may have written there, and the last line may be cut.
     stream.write_text("\n".join(["7", "{}", *records, records[0][:90]]))
     now = (tmp_path / "n1.out").stat().st_mtime
-    verdict = judge(observe(tmp_path, state="RUNNING", now=now))
+    verdict = evaluate(observe(tmp_path, state="RUNNING", now=now))
     assert verdict.evidence == ("GPU 1 of n1 is throttled by heat at 91'C, to 900 MHz.",)
     assert [(one.kind, one.node, one.rank) for one in verdict.culprits] == [("throttled", "n1", 5)]
     processors = Device(0, "16 CPU cores", used=98, total=100)
     stream.write_text(json.dumps(replace(told[0], devices=(processors,)).to_json()))
-    assert judge(observe(tmp_path, state="RUNNING", now=now)).word == "healthy"
+    assert evaluate(observe(tmp_path, state="RUNNING", now=now)).word == "healthy"
 
 
 @pytest.mark.parametrize(
@@ -667,7 +667,7 @@ def test_a_traceback_that_was_cut_off_is_why_a_job_failed(tmp_path: Path) -> Non
     (tmp_path / "n1.out").write_text("".join(f" iteration {n:8}/ 50 | {fields}" for n in range(1, 25)))
     (tmp_path / "n1.err").write_text('Traceback (most recent call last):\n  File "x.py", line 3\nRuntimeErr')
     seen = observe(tmp_path, now=(tmp_path / "n1.out").stat().st_mtime + 3 * 86400)
-    verdict = judge(seen)
+    verdict = evaluate(seen)
     assert (verdict.word, verdict.reason) == ("failed", "A traceback was cut off (n1: RuntimeErr).")
     assert [one.node for one in verdict.culprits] == ["n1"]
 
@@ -688,7 +688,7 @@ def test_logs_that_cannot_be_read_are_named(tmp_path: Path) -> None:
     (tmp_path / "n1.out").write_text(" iteration 3/ 5 | lm loss: 9.0 |\n")
     (tmp_path / "n2.out").mkdir()
     (tmp_path / "n3.out").symlink_to("absent")
-    verdict = judge(observe(tmp_path, now=(tmp_path / "n1.out").stat().st_mtime))
+    verdict = evaluate(observe(tmp_path, now=(tmp_path / "n1.out").stat().st_mtime))
     note = "Not all logs were read: n2.out is a directory; n3.out is a link to nothing."
     assert (verdict.word, verdict.evidence[1:]) == ("healthy", (note,))
     # Nor do they count where the others have nothing.
@@ -712,9 +712,9 @@ def test_an_error_at_either_end_of_long_errors_is_found(
     # The middle of the other file has one, too, and what is cut out of it is no end of a traceback.
     traceback = "Traceback (most recent call last):\n" + '  File "x.py", line 3\n' * 200
     (tmp_path / "n1.err").write_text(NOISE * 380 + traceback + NOISE * 2000 + OOM + NOISE * 2000)
-    assert judge(observe(tmp_path, now=(tmp_path / "n1.out").stat().st_mtime)).word == "healthy"
+    assert evaluate(observe(tmp_path, now=(tmp_path / "n1.out").stat().st_mtime)).word == "healthy"
     (tmp_path / "n2.err").write_text(NOISE * 2000 + OOM if at_end else OOM + NOISE * 2000)
-    verdict = judge(observe(tmp_path, now=(tmp_path / "n1.out").stat().st_mtime, state=state))
+    verdict = evaluate(observe(tmp_path, now=(tmp_path / "n1.out").stat().st_mtime, state=state))
     assert verdict.word == ("suspect" if state else "failed")
     assert [(one.kind, one.node) for one in verdict.culprits] == [("error", "n2")]
     assert verdict.evidence[1:] == (
@@ -732,7 +732,7 @@ def test_what_may_hang_or_cannot_be_read_is_named_and_left_out(
     (tmp_path / "n2.err").mkdir()
     (tmp_path / "trace").mkdir()
     os.mkfifo(tmp_path / "trace/rank-00000.json")
-    verdict = judge(observe(tmp_path, now=(tmp_path / "n1.out").stat().st_mtime))
+    verdict = evaluate(observe(tmp_path, now=(tmp_path / "n1.out").stat().st_mtime))
     assert (verdict.word, verdict.evidence[-1]) == (
         "finished",
         "Not all logs were read: n2.out is a named pipe; n1.err is a named pipe; n2.err is a directory; "
@@ -772,7 +772,7 @@ def test_a_file_that_may_not_be_read_is_named(tmp_path: Path, monkeypatch: pytes
         return really(path, *arguments, **named)
 
     monkeypatch.setattr(Path, "open", denied)
-    verdict = judge(observe(tmp_path, now=0.0, state="COMPLETED"))
+    verdict = evaluate(observe(tmp_path, now=0.0, state="COMPLETED"))
     assert verdict.word == "finished"
     assert verdict.evidence[-1] == "Not all logs were read: n1.err cannot be read (Permission denied)."
 
@@ -817,7 +817,7 @@ def test_a_state_of_garbage_is_none(written: str, tmp_path: Path) -> None:
     (tmp_path / "n1.out").write_text(lines_of_steps(1, 500))
     for name in ("state.json", "network.json", "job.json", "n1.gpu.jsonl"):
         (tmp_path / name).write_text(written)
-    assert judge(observe(tmp_path, now=0.0)).word == "finished"
+    assert evaluate(observe(tmp_path, now=0.0)).word == "finished"
     assert collect(tmp_path).verdict().word == "finished"
 
 
@@ -829,11 +829,11 @@ def test_a_last_line_that_breaks_off_is_not_the_end_of_a_training(
     log = tmp_path / "run.log"
     log.write_text(lines_of_steps(1, before) + lines_of_steps(500, 500)[:end])
     now = log.stat().st_mtime
-    assert judge(observe(log, now=now)).evidence[-1] == (
+    assert evaluate(observe(log, now=now)).evidence[-1] == (
         "Its last line, of iteration 500, breaks off in its middle."
     )
-    assert judge(observe(log, now=now + 86401)).word == "suspect"
-    ended = judge(observe(log, now=now, state="COMPLETED"))
+    assert evaluate(observe(log, now=now + 86401)).word == "suspect"
+    ended = evaluate(observe(log, now=now, state="COMPLETED"))
     assert (ended.word, ended.reason) == (
         "suspect",
         "It ended in the middle of the line of iteration 500, and does not say why.",
@@ -841,12 +841,12 @@ def test_a_last_line_that_breaks_off_is_not_the_end_of_a_training(
     # All but the newline is there, or the whole line.
     for text in (lines_of_steps(498, 500)[:-1], lines_of_steps(498, 500)):
         log.write_text(text)
-        assert judge(observe(log, now=now)).word == "finished"
+        assert evaluate(observe(log, now=now)).word == "finished"
 
 
 def test_a_loss_that_the_newest_line_does_not_tell_is_not_shown_as_its() -> None:
     steps = [Step(n, 500, {"lm loss": 9.0} if n < 4 else {}) for n in range(1, 6)]
     (found,) = runs(steps)
-    assert judge(Observed(state="RUNNING", runs=[plain(found)])).reason == (
+    assert evaluate(Observed(state="RUNNING", runs=[plain(found)])).reason == (
         "Iteration 5 of 500, lm loss 9.0000 at iteration 3."
     )

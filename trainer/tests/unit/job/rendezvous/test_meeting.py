@@ -281,7 +281,7 @@ def test_whatever_carries_a_meeting_and_whoever_comes_first_all_start_with_one_l
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(transports, "_EVERY_S", 0.05)
-    monkeypatch.setattr(meeting, "_LOOK_S", 0.05)
+    monkeypatch.setattr(meeting, "_POLL_S", 0.05)
     server, client = _ends(transport, tmp_path_factory.mktemp("meeting"), 4)
     members = [LAUNCHER, *(Member(f"n{number}", "host", f"10.0.0.{number + 1}", 1) for number in (3, 2, 1))]
     found: dict[int, object] = {}

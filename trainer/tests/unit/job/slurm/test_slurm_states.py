@@ -180,17 +180,17 @@ RUNNING = State("gpt", "running", master="n1", progress={"checkpoint": 40})
 QUEUED = State("gpt", "queued")
 
 
-def told(
+def current(
     known: State, seen: Seen | None, *, asked: bool = False, completed: float | None = None
 ) -> tuple[str, str]:
     words = ["srun: error: n2: no such file"]
-    found = view.told(known, seen, [seen] if seen else [], asked, NOW, words, completed)
+    found = view.current(known, seen, [seen] if seen else [], asked, NOW, words, completed)
     return found.state, found.reason
 
 
 def test_a_job_that_waits_says_where_and_why() -> None:
     seen = Seen(9, 9, "PENDING", (), "Resources", "gpu2", start=NOW + 3600)
-    state, reason = told(QUEUED, seen)
+    state, reason = current(QUEUED, seen)
     assert state == "queued"
     assert reason.startswith(
         "It waits in partition gpu2, 1st in the queue: the nodes that it needs are in use"
@@ -244,29 +244,29 @@ def test_a_job_that_waits_says_where_and_why() -> None:
     ],
 )
 def test_what_slurm_does_to_a_job_that_ran(seen: Seen | None, asked: bool, state: str, said: str) -> None:
-    found, reason = told(RUNNING, seen, asked=asked)
+    found, reason = current(RUNNING, seen, asked=asked)
     assert found == state
     assert said in reason
 
 
 def test_the_agents_word_is_the_last_one() -> None:
     ended = dataclasses.replace(RUNNING, state="finished", ended=NOW)
-    assert told(ended, Seen(9, 9, "TIMEOUT")) == ("finished", "")
+    assert current(ended, Seen(9, 9, "TIMEOUT")) == ("finished", "")
 
 
 def test_a_last_word_may_be_late_on_a_shared_file_system() -> None:
     # Whatever the controller's clock says.
     seen = Seen(9, 9, "COMPLETED", end=NOW - 9999)
-    state, reason = told(RUNNING, seen, completed=NOW - view.LATE_S / 2)
+    state, reason = current(RUNNING, seen, completed=NOW - view.LATE_S / 2)
     assert (state, "not here yet" in reason) == ("running", True)
-    assert told(RUNNING, seen, completed=NOW - view.LATE_S - 1)[0] == "failed"
+    assert current(RUNNING, seen, completed=NOW - view.LATE_S - 1)[0] == "failed"
     # This host's clock was put back.
-    assert told(RUNNING, seen, completed=NOW + 1)[0] == "failed"
+    assert current(RUNNING, seen, completed=NOW + 1)[0] == "failed"
 
 
 def test_nodes_that_begin() -> None:
-    assert told(QUEUED, Seen(9, 9, "RUNNING")) == ("starting", "")
-    assert told(QUEUED, Seen(9, 9, "RUNNING", ("CONFIGURING",)))[0] == "starting"
+    assert current(QUEUED, Seen(9, 9, "RUNNING")) == ("starting", "")
+    assert current(QUEUED, Seen(9, 9, "RUNNING", ("CONFIGURING",)))[0] == "starting"
 
 
 def test_what_goes_on_is_counted_and_limited() -> None:

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rdm_job.blame import SETTLE_S, SILENCE_S, Inquiry, Known, Words, blame
 from rdm_job.culprit import GONE, Ended
 from rdm_job.protocol import Failure
+from rdm_job.root_cause import SETTLE_S, SILENCE_S, Inquiry, Known, Words, root_cause
 
 ECHO = Ended("n1", 0, "RuntimeError: recv: Connection reset by peer", 10.0)
 RESTARTED = "was started again: its container was restarted"
@@ -58,7 +58,7 @@ class Master:
         self.words.beat += 1
         lost = tuple(node for node in self.nodes if self.now - self.heard[node] > SILENCE_S)
         known = Known(lost, self.words.anew, self.ended, self.launcher)
-        self.found = self.found or self.inquiry.blame(known, self.now)
+        self.found = self.found or self.inquiry.root_cause(known, self.now)
 
 
 def culprit(master: Master) -> tuple[str, int | None] | None:
@@ -226,7 +226,7 @@ def test_the_first_process_that_fails_after_a_launcher_has_all_the_time_to_settl
     ],
 )
 def test_why_is_said_in_one_sentence(known: Mapping[str, Any], sentence: str) -> None:
-    found = blame(Known(**known), all_heard=False)
+    found = root_cause(Known(**known), all_heard=False)
     assert found is not None
     assert found.reason.startswith(sentence)
 

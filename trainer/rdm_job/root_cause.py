@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Who is to blame when an attempt fails, whatever becomes known in which order.
+"""The root cause of a failed attempt, in whatever order facts become known.
 
 A process whose connection broke, and a launcher that ended, may be victims of a node that has gone. So
-nobody is blamed for that before every other node has said how it is, asked after all could be known there;
-a node that cannot say it is lost in time, or its agent begins anew, and then it is to blame.
+neither counts as the cause before every other node has reported, after all could be known there. A node that
+cannot report is lost in time, or its agent restarts, and then that is the cause.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from rdm_job.culprit import Ended, first
 from rdm_job.heartbeat import STALL_S
 from rdm_job.protocol import Failure
 
-__all__ = ["SETTLE_S", "SILENCE_S", "Inquiry", "Known", "Words", "blame"]
+__all__ = ["SETTLE_S", "SILENCE_S", "Inquiry", "Known", "Words", "root_cause"]
 
 SILENCE_S = 12.0
 """After so many seconds without a word, an agent counts as lost."""
@@ -89,7 +89,7 @@ class Known:
         return not (self.lost or self.anew or self.ended or self.launcher)
 
 
-def blame(known: Known, *, all_heard: bool) -> Failure | None:
+def root_cause(known: Known, *, all_heard: bool) -> Failure | None:
     """Return what an attempt failed of; None as long as it may turn out to be something else, or nothing.
 
     Args:
@@ -112,7 +112,7 @@ def blame(known: Known, *, all_heard: bool) -> Failure | None:
 
 
 class Inquiry:
-    """Waits until nothing that is still to come could put the blame on somebody else.
+    """Waits until nothing that is still to come could be the cause.
 
     It begins with the first thing that fails, and once more with the first process.
 
@@ -126,7 +126,7 @@ class Inquiry:
         self._of_processes = False
         self._question: int | None = None
 
-    def blame(self, known: Known, now: float) -> Failure | None:
+    def root_cause(self, known: Known, now: float) -> Failure | None:
         """Return what an attempt failed of; None as long as it may turn out to be something else, or nothing.
 
         Args:
@@ -139,7 +139,7 @@ class Inquiry:
         if self._settles is None or (known.ended and not self._of_processes):
             self._settles, self._question = now + SETTLE_S, None
             self._of_processes = bool(known.ended)
-        return blame(known, all_heard=self._is_over(self._settles, now))
+        return root_cause(known, all_heard=self._is_over(self._settles, now))
 
     def _is_over(self, settles: float, now: float) -> bool:
         """Return whether all nodes have said how they are since the failure has settled."""
