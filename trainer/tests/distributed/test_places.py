@@ -38,12 +38,13 @@ def name(request: pytest.FixtureRequest) -> str:
     return str(request.node.callspec.id).replace(" ", "-")
 
 
-def begins(place: Place, job: str) -> None:
-    """Wait until both processes have begun, and the agents say so."""
+def begins(place: Place, job: str, times: int = 1) -> None:
+    """Wait until both processes have begun, so many times, and the agents say so."""
+    begun = [["rank", str(n), "of", "2"] for n in (0, 1) for _ in range(times)]
     wait_until(
         f"the processes of {job} have begun",
         lambda: sorted(line for line in place.logs(job) if line.startswith("rank")),
-        lambda lines: [line.split()[:4] for line in lines] == [["rank", str(n), "of", "2"] for n in (0, 1)],
+        lambda lines: [line.split()[:4] for line in lines] == begun,
     )
     reaches(place, job, "running")
 
@@ -55,23 +56,31 @@ def let_end(place: Place, job: str) -> None:
     assert (told["state"], set(told["nodes"].values())) == ("finished", {"done"}), told
 
 
-def test_a_job_is_watched_and_outlives_who_watches_it(place: Place, name: str) -> None:
-    job = f"watched-{name}"
-    place.submit(job)
-    begins(place, job)
-    watcher = place.watcher(job)
-    watcher.kill()
-    watcher.wait()
-    assert {one["job"]: one["state"] for one in place.ask("list")["jobs"]}[job] == "running"
-    let_end(place, job)
-
-
-def test_a_job_is_stopped_and_goes_on_beside_another_one(place: Place, name: str) -> None:
+def test_a_job_outlives_who_watches_it_restarts_stops_and_goes_on_beside_another_one(
+    place: Place, name: str
+) -> None:
     first, second = f"first-{name}", f"second-{name}"
-    for job in (first, second):
-        place.submit(job)
+    place.submit(first, "launcher.max_restarts=1")
+    place.submit(second)
     for job in (first, second):
         begins(place, job)
+    watcher = place.watcher(first)
+    watcher.kill()
+    watcher.wait()
+    assert {one["job"]: one["state"] for one in place.ask("list")["jobs"]}[first] == "running"
+
+    (record,) = (path for where in place.directories(first) for path in where.glob("ranks/*/1.json"))
+    os.kill(int(json.loads(record.read_text())["pid"]), signal.SIGKILL)
+    told = wait_until(
+        "it begins again",
+        lambda: state(place, first),
+        lambda one: (one["state"], one["restarts"]) == ("running", 1),
+    )
+    (failure,) = told["failures"]
+    assert (failure["node"], failure["rank"]) == (record.parent.name, 1)
+    assert "killed" in failure["reason"]
+
+    begins(place, first, times=2)
     told = place.ask("stop", first)["job"]
     assert (told["state"], told["reason"]) == ("stopped", "It saved and ended, as asked.")
     place.submit(first, config="", resume=True)
@@ -79,23 +88,6 @@ def test_a_job_is_stopped_and_goes_on_beside_another_one(place: Place, name: str
     assert reaches(place, second, "running", "failed")["state"] == "running"
     for job in (first, second):
         let_end(place, job)
-
-
-def test_a_rank_that_is_killed_is_named_and_costs_a_restart(place: Place, name: str) -> None:
-    job = f"killed-{name}"
-    place.submit(job, "launcher.max_restarts=1")
-    begins(place, job)
-    (record,) = (path for where in place.directories(job) for path in where.glob("ranks/*/1.json"))
-    os.kill(int(json.loads(record.read_text())["pid"]), signal.SIGKILL)
-    told = wait_until(
-        "it begins again",
-        lambda: state(place, job),
-        lambda one: (one["state"], one["restarts"]) == ("running", 1),
-    )
-    (failure,) = told["failures"]
-    assert (failure["node"], failure["rank"]) == (record.parent.name, 1)
-    assert "killed" in failure["reason"]
-    let_end(place, job)
 
 
 @pytest.mark.long
