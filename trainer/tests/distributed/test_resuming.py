@@ -24,6 +24,7 @@ from tests.distributed.resuming import GPT, MOE, QWEN, RAMP, T5, Case, parallel
 TOLERANCE = 1e-4
 BF16 = {"optimisation.precision": "bf16"}
 NATIVE = {"engine": "native"}
+Losses = dict[str, dict[int, float]]
 
 CASES = [
     Case("resumed", GPT, parallel(pipeline=2), parallel(pipeline=2)),
@@ -31,11 +32,9 @@ CASES = [
     Case("for-one-rank", GPT, parallel(pipeline=2), None),
     Case("whole-for-one-rank", GPT, parallel(zero_stage=0), None),
     Case("pipeline-to-tensor", GPT, parallel(pipeline=2), parallel(tensor=2, zero_stage=2), by_itself=True),
-    Case("data-to-uneven", GPT, parallel(zero_stage=2), parallel(pipeline=4, partition="0-1-3-0")),
     Case("three-same", GPT, parallel(zero_stage=3), parallel(zero_stage=3)),
     Case("three-to-one", GPT, parallel(tensor=2, zero_stage=3), parallel(pipeline=2)),
     Case("one-to-three", GPT, parallel(tensor=2, pipeline=2), parallel(tensor=2, zero_stage=3)),
-    Case("none-to-one", GPT, parallel(tensor=2, pipeline=2, zero_stage=0), parallel()),
     Case("one-to-none", GPT, parallel(pipeline=2), parallel(tensor=2, zero_stage=0)),
     Case(
         "experts",
@@ -44,11 +43,8 @@ CASES = [
         parallel(expert=2, tensor=2),
     ),
     Case("experts-three", MOE, parallel(expert=2, zero_stage=3), parallel(expert=4)),
-    Case("experts-none", MOE, parallel(expert=2, tensor=2, zero_stage=0), parallel(expert=2, zero_stage=3)),
     Case("t5", T5, parallel(pipeline=2), parallel(tensor=2)),
     Case("ramp", RAMP, parallel(pipeline=2), parallel(tensor=2)),
-    Case("ramp, zero 2", RAMP, parallel(tensor=2, zero_stage=2), parallel(tensor=2, zero_stage=2)),
-    Case("bf16", GPT, {**BF16, **parallel(pipeline=2)}, {**BF16, **parallel(tensor=2)}),
     Case("precision", GPT, {**BF16, **parallel(zero_stage=2)}, parallel(zero_stage=1)),
     Case("native", GPT, {**NATIVE, **parallel(tensor=2)}, {**NATIVE, **parallel(pipeline=2)}),
     Case("native-t5", T5, {**NATIVE, **parallel(pipeline=4, partition="1-1-1-1")}, {**NATIVE, **parallel()}),
@@ -59,10 +55,18 @@ CASES = [
         {**NATIVE, **parallel(pipeline=2)},
     ),
     Case("native-bf16", GPT, {**NATIVE, **BF16, **parallel()}, {**NATIVE, **BF16, **parallel(tensor=2)}),
-    Case("native-ramp", RAMP, {**NATIVE, **parallel(pipeline=2)}, {**NATIVE, **parallel(tensor=2)}),
     Case("to-native", GPT, parallel(tensor=2), {**NATIVE, **parallel(pipeline=2)}),
     Case("from-native", GPT, {**NATIVE, **parallel(pipeline=2)}, parallel(tensor=2, zero_stage=2)),
 ]
+MORE_CASES = [
+    Case("data-to-uneven", GPT, parallel(zero_stage=2), parallel(pipeline=4, partition="0-1-3-0")),
+    Case("none-to-one", GPT, parallel(tensor=2, pipeline=2, zero_stage=0), parallel()),
+    Case("experts-none", MOE, parallel(expert=2, tensor=2, zero_stage=0), parallel(expert=2, zero_stage=3)),
+    Case("ramp, zero 2", RAMP, parallel(tensor=2, zero_stage=2), parallel(tensor=2, zero_stage=2)),
+    Case("bf16", GPT, {**BF16, **parallel(pipeline=2)}, {**BF16, **parallel(tensor=2)}),
+    Case("native-ramp", RAMP, {**NATIVE, **parallel(pipeline=2)}, {**NATIVE, **parallel(tensor=2)}),
+]
+"""Layouts and models whose parts CASES have in other pairs."""
 
 
 def unbroken(root: str) -> dict[str, dict[int, float]]:
@@ -86,29 +90,47 @@ def unbroken(root: str) -> dict[str, dict[int, float]]:
 
 
 @pytest.fixture(scope="module")
-def curves(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, dict[int, float]]]:
-    """The losses of every case, and those of one rank that never stopped."""
-    root = str(tmp_path_factory.mktemp("jobs"))
-    resumed = processes.run(4, resuming.follow, CASES, root)[0]
-    reference = processes.run(1, unbroken, root)[0]
-    return {"resumed": resumed, "reference": reference}
+def root(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Where the jobs of all cases are."""
+    return str(tmp_path_factory.mktemp("jobs"))
+
+
+@pytest.fixture(scope="module")
+def resumed(root: str) -> Losses:
+    """The losses of every case."""
+    found: Losses = processes.run(4, resuming.follow, CASES, root)[0]
+    return found
+
+
+@pytest.fixture(scope="module")
+def reference(root: str, resumed: Losses) -> Losses:
+    """The losses of one rank that never stopped, and of one that goes on from what four ranks saved."""
+    found: Losses = processes.run(1, unbroken, root)[0]
+    return found
 
 
 @pytest.mark.parametrize(
     "case", [case for case in CASES if case.resumed is not None], ids=lambda case: case.name
 )
-def test_goes_on_as_if_it_had_not_stopped(case: Case, curves: dict[str, Any]) -> None:
+def test_goes_on_as_if_it_had_not_stopped(case: Case, resumed: Losses, reference: Losses) -> None:
     kind = "bf16" if case.saved.get("optimisation.precision") else case.base.name
-    reference, found = curves["reference"][kind], curves["resumed"][case.name]
-    assert found.keys() == reference.keys() == set(range(1, 9))
+    found = resumed[case.name]
+    assert found.keys() == reference[kind].keys() == set(range(1, 9))
     tolerance = 1e-2 if kind == "bf16" else TOLERANCE
-    assert found == pytest.approx(reference, abs=tolerance)
+    assert found == pytest.approx(reference[kind], abs=tolerance)
 
 
-def test_one_rank_goes_on_from_four(curves: dict[str, Any]) -> None:
-    rest = {step: loss for step, loss in curves["reference"]["gpt"].items() if step > 4}
+@pytest.mark.long
+def test_goes_on_in_other_pairs_of_layouts(root: str, reference: Losses) -> None:
+    resumed = processes.run(4, resuming.follow, MORE_CASES, root)[0]
+    for case in MORE_CASES:
+        test_goes_on_as_if_it_had_not_stopped(case, resumed, reference)
+
+
+def test_one_rank_goes_on_from_four(reference: Losses) -> None:
+    rest = {step: loss for step, loss in reference["gpt"].items() if step > 4}
     for name in ("alone", "alone, whole"):
-        assert curves["reference"][name] == pytest.approx(rest, abs=TOLERANCE)
+        assert reference[name] == pytest.approx(rest, abs=TOLERANCE)
 
 
 def other_batches(root: str) -> dict[str, dict[str, Any]]:
