@@ -13,7 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from ansible_collections.rdm.provision.plugins.module_utils.docker.plugin_client import RESERVE, ask
+from ansible_collections.rdm.provision.plugins.module_utils.docker.api import DockerAPI
+from ansible_collections.rdm.provision.plugins.module_utils.docker.plugin_client import FUNCTION, RESERVE, ask
 from ansible_collections.rdm.provision.rdm_lab.recipe import PLUGIN, file_content
 from ansible_collections.rdm.provision.rdm_sriov.plugin import READY
 
@@ -97,6 +98,26 @@ class Node:
     def run(self, name: str, *options: object, network: str = NETWORK) -> str:
         """Start a container on the plugin's network; return its id."""
         return self.docker("run", "-d", "--init", "--name", name, "--network", network, *options, BUSYBOX)
+
+    def create(
+        self, name: str, version: str, everywhere: str = "", end: str = "", function: str = ""
+    ) -> None:
+        """Create and start a container in a version of the API, with hardware addresses or a function."""
+        ends: dict[str, dict[str, Any]] = {
+            NETWORK: {"IPAMConfig": {"IPv4Address": "192.169.16.100"}, "MacAddress": end}
+        }
+        if function:
+            ends[NETWORK]["DriverOpts"] = {FUNCTION: function}
+        spec = {
+            "Image": BUSYBOX,
+            "MacAddress": everywhere,
+            "HostConfig": {"NetworkMode": NETWORK, "Init": True, "RestartPolicy": {"Name": "always"}},
+            "NetworkingConfig": {"EndpointsConfig": ends},
+        }
+        api = DockerAPI(self.engine.socket)
+        api._version = {**api.version(), "ApiVersion": version}
+        made = api.post("/containers/create", spec, name=name)["Id"]
+        api.post(f"/containers/{made}/start")
 
     def race(self, count: int) -> tuple[list[str], list[str]]:
         """Start containers at once; return those that run, and what was said of the others."""

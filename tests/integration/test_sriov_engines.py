@@ -7,44 +7,22 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 from ansible_collections.rdm.provision.plugins.module_utils.docker.api import DockerAPI, DockerError
-from ansible_collections.rdm.provision.plugins.module_utils.docker.plugin_client import FUNCTION
 from ansible_collections.rdm.provision.rdm_sriov.plugin import networks_of
 
 from tests.integration.conftest import BUSYBOX
-from tests.integration.engines import ENGINES, newer_engine
+from tests.integration.engines import newer_engine
 from tests.integration.sriov_node import CONTAINERS, FUNCTIONS, NETWORK, Node, sriov_node
 
 
-@pytest.fixture(scope="module", params=[version for version, release in ENGINES.items() if release])
+# Under 26.1 containers get virtual functions in tests/e2e/test_vm.py, too.
+@pytest.fixture(scope="module", params=[pytest.param("26.1", marks=pytest.mark.long), "28.5+"])
 def node(request: pytest.FixtureRequest) -> Iterator[Node]:
     """A node with a newer engine, a plugin and a network."""
     with sriov_node(request.param) as node:
         yield node
-
-
-def create(
-    node: Node, name: str, version: str, everywhere: str = "", end: str = "", function: str = ""
-) -> None:
-    """Create and start a container in one version of the API, with hardware addresses, or with a function."""
-    ends: dict[str, dict[str, Any]] = {
-        NETWORK: {"IPAMConfig": {"IPv4Address": "192.169.16.100"}, "MacAddress": end}
-    }
-    if function:
-        ends[NETWORK]["DriverOpts"] = {FUNCTION: function}
-    spec = {
-        "Image": BUSYBOX,
-        "MacAddress": everywhere,
-        "HostConfig": {"NetworkMode": NETWORK, "Init": True, "RestartPolicy": {"Name": "always"}},
-        "NetworkingConfig": {"EndpointsConfig": ends},
-    }
-    api = DockerAPI(node.engine.socket)
-    api._version = {**api.version(), "ApiVersion": version}
-    made = api.post("/containers/create", spec, name=name)["Id"]
-    api.post(f"/containers/{made}/start")
 
 
 def test_a_container_lives_and_comes_back_under_it(node: Node) -> None:
@@ -85,12 +63,12 @@ def test_more_containers_than_functions_at_once(node: Node) -> None:
 def test_a_hardware_address_chooses_the_function_in_each_version_of_the_api(node: Node) -> None:
     wanted = node.reserve("192.169.16.100")["mac"]
     if node.speaks("1.43"):
-        create(node, "old", "1.43", everywhere=wanted)
+        node.create("old", "1.43", everywhere=wanted)
         assert node.address("old") == wanted
         node.remove("old")
     other = node.reserve("192.169.16.101")["mac"]
     assert other != wanted
-    create(node, "new", "1.44", end=wanted)
+    node.create("new", "1.44", end=wanted)
     assert node.address("new") == wanted
     node.remove("new")
     node.docker("run", "-d", "--init", "--name", "cli", "--network", NETWORK, "--mac-address", other, BUSYBOX)
@@ -102,11 +80,11 @@ def test_a_hardware_address_chooses_the_function_in_each_version_of_the_api(node
 def test_a_container_gets_the_function_that_it_asks_for_and_no_other(node: Node, version: str) -> None:
     if not node.speaks(version):
         with pytest.raises(DockerError, match="too old"):
-            create(node, "asks", version)
+            node.create("asks", version)
         return
     # By itself it would get the first.
     last = f"{node.parent}v{FUNCTIONS - 1}"
-    create(node, "asks", version, function=last)
+    node.create("asks", version, function=last)
     assert [one["function"] for one in node.promised().values()] == [last]
     address = node.address("asks")
     node.docker("restart", "-t", "0", "asks")

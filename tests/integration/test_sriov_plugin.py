@@ -53,6 +53,18 @@ def test_a_container_keeps_its_address_over_every_restart(node: Node) -> None:
     node.remove("na")
 
 
+def test_a_hardware_address_chooses_the_function_before_version_1_44_of_the_api(node: Node) -> None:
+    if not node.speaks("1.41"):
+        return
+    wanted = node.reserve("192.169.16.100")["mac"]
+    node.create("other", "1.41", function=f"{node.parent}v{FUNCTIONS - 1}")
+    assert [one["function"] for one in node.promised().values()] == [f"{node.parent}v{FUNCTIONS - 1}"]
+    node.remove("other")
+    node.create("na", "1.41", everywhere=wanted)
+    assert node.address("na") == wanted
+    node.remove("na")
+
+
 def test_more_containers_than_functions_at_once(node: Node) -> None:
     started, refused = node.race(CONTAINERS)
     assert len(started) == FUNCTIONS
