@@ -300,10 +300,10 @@ def moments(lab: Lab) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("moment", "whole_group"),
     [
-        ("its playbook has begun", False),
+        pytest.param("its playbook has begun", False, marks=pytest.mark.long),
         ("its playbook has begun", True),
-        ("the first files are there", False),
-        ("the network is there", True),
+        pytest.param("the first files are there", False, marks=pytest.mark.long),
+        pytest.param("the network is there", True, marks=pytest.mark.long),
         ("the first node is there", False),
         ("the nodes get ready", True),
     ],
