@@ -34,6 +34,9 @@ class ActionModule(ActionBase):
         task_vars = task_vars or {}
         super().run(tmp, task_vars)
         arguments = dict(self._task.args)
+        brought = arguments.pop("brought", None)
+        if brought:
+            return self._load_brought(brought, arguments, task_vars)
         if boolean(arguments.get("remote_src", True), strict=False):
             return self._module(arguments, task_vars)
         if not arguments.get("path"):
@@ -63,6 +66,24 @@ class ActionModule(ActionBase):
         result: dict[str, Any] = self._execute_module(
             module_name=MODULE, module_args=arguments, task_vars=task_vars
         )
+        return result
+
+    def _load_brought(
+        self, brought: dict[str, Any], arguments: dict[str, Any], task_vars: dict[str, Any]
+    ) -> dict[str, Any]:
+        """Load what other nodes have brought; see plugins/modules/image_distribution.py."""
+        if brought.get("problem"):
+            raise AnsibleActionFail(str(brought["problem"]))
+        index = dict(brought["index"])
+        if not brought.get("whole"):
+            index["sha256"] = (
+                ""  # each piece was compared with its digest, and what is not needed is not there
+            )
+        copy = str(brought["copy"])
+        arguments.update(remote_src=False, copy=copy, index=index)
+        result = self._module(arguments, task_vars)
+        if not result.get("failed"):
+            self._low_level_execute_command(self._connection._shell.remove(copy))
         return result
 
     def _local_path(self, path: str, task_vars: dict[str, Any]) -> str:

@@ -69,6 +69,10 @@ options:
     description:
       - Where the archive was copied to. Set by the action plugin for an archive on the controller.
     type: path
+  brought:
+    description:
+      - What M(rdm.provision.image_distribution) says of this archive on this node, with its C(index).
+    type: dict
 attributes:
   check_mode:
     support: full
@@ -161,6 +165,14 @@ unpacked:
   description: Bytes of the uncompressed archive, if it is to be loaded; 0 otherwise.
   returned: for O(state=inspected)
   type: int
+size:
+  description: Bytes of the archive, if it is to be loaded.
+  returned: for O(state=inspected)
+  type: int
+present_members:
+  description: The members of the archive that the engine would not open, since it has what they hold.
+  returned: for O(state=inspected)
+  type: list
 new_layers:
   description: The layers, by digest, that the engine does not have, each with its bytes in the archive.
   returned: for O(state=inspected)
@@ -215,6 +227,7 @@ ARGUMENT_SPEC: dict[str, Any] = {
     "cache_dir": {"type": "str", "default": ""},
     "index": {"type": "dict"},
     "copy": {"type": "path"},
+    "brought": {"type": "dict"},
 }
 
 NO_IMAGE = "absent"
@@ -263,7 +276,7 @@ class Images:
             "needed": bool(wrong or missing),
             "load": bool(missing),
             "unpacked": self.index.unpacked if missing else 0,
-            "new_layers": self._new_layers() if missing else {},
+            **(self._lacking_layers() if missing else {}),
             "images": self._images(),
         }
 
@@ -336,6 +349,20 @@ class Images:
         chains = ((found.get("RootFS") or {}).get("Layers") or [] for found in present)
         return new_layers([image for image, _tags in self.wanted], chains)
 
+    def _lacking_layers(self) -> dict[str, Any]:
+        new = self._new_layers()
+        return {
+            "new_layers": new,
+            "size": self.index.size,
+            "present_members": sorted(self._skippable(new)),
+        }
+
+    def _skippable(self, new: dict[str, int]) -> frozenset[str]:
+        # An archive may hold images for other architectures under the same tags.
+        index = self.index._replace(images=[image for image, _tags in self.wanted])
+        classic = image_store(self.api.get("/info")) == "classic"
+        return skippable_members(index, new) if classic else frozenset()
+
     def _names(self) -> list[str]:
         return [name for image, tags in self.wanted for name in tags or image.ids[:1]]
 
@@ -403,8 +430,7 @@ class Images:
         }
         # An archive may hold images for other architectures under the same tags.
         index = self.index._replace(images=[image for image, _tags in self.wanted])
-        classic = image_store(self.api.get("/info")) == "classic"
-        skipped = skippable_members(index, self._new_layers()) if classic else frozenset()
+        skipped = self._skippable(self._new_layers())
         if skipped:
             try:
                 self._send(source, index, skipped)

@@ -47,6 +47,7 @@ WORK_ACTION = "rdm.provision.work"
 FABRIC_ACTION = "rdm.provision.fabric_result"
 LAUNCH_ACTION = "rdm.provision.launch_programs"
 RDMA_ACTION = "rdm.provision.rdma_pairs"
+IMAGES_ACTION = "rdm.provision.image_distribution"
 PROBE_ACTION = "rdm.provision.rdma_probe"
 COLLECTIVE_ACTION = "rdm.provision.collective_result"
 PROTECT_ACTION = "rdm.provision.protect_jobs"
@@ -143,6 +144,10 @@ class Translator:
             yield from self._news(details)
         elif kind == "verbose" and _action(details) == RUN_ON_ALL_ACTION:
             yield from self._answered(_hosts_answered(text))
+        elif kind == "verbose" and _action(details) == IMAGES_ACTION:
+            progress = _image_progress(text)
+            if progress:
+                yield Progress(self._now(), progress)
         elif kind in ("warning", "system_warning"):
             yield from self._warn(text, node=None)
         elif kind == "playbook_on_stats":
@@ -414,6 +419,13 @@ def _hosts_answered(line: str) -> list[str]:
     from ansible_collections.rdm.provision.plugins.plugin_utils.controller.progress import hosts_answered
 
     return hosts_answered(line)
+
+
+def _image_progress(line: str) -> str:
+    environment.make_importable()
+    from ansible_collections.rdm.provision.plugins.plugin_utils.controller.image_transfer import progress_of
+
+    return progress_of(line)
 
 
 def plain(text: Any) -> str:

@@ -274,4 +274,6 @@ def inspection(path: str, problem: str = "", hint: str = "") -> Json:
         "load": False,
         "unpacked": 0,
         "new_layers": {},
+        "size": 0,
+        "present_members": [],
     }

@@ -66,6 +66,29 @@ class RemoteExecutor:
             OrdinaryError: it cannot be reached in a thread.
             AnsibleError: a variable cannot be evaluated.
         """
+        return functools.partial(
+            self._handler(host)._execute_module,
+            module_name=module,
+            module_args=dict(arguments),
+            task_vars=host.variables,
+        )
+
+    def copy(self, host: Host, path: str, name: str) -> tuple[str, Callable[[], Any]]:
+        """Return where a file goes on a host, beside Ansible's own temporary ones, and what copies it there.
+
+        Raises:
+            OrdinaryError: it cannot be reached in a thread.
+            AnsibleError: a variable cannot be evaluated, or the host does not answer.
+        """
+        handler = self._handler(host)
+        shell = handler._connection._shell
+        directory = handler._make_tmp_path()
+        handler._remove_tmp_path(directory)
+        remote = str(shell.join_path(os.path.dirname(directory.rstrip("/")), name))
+        return remote, functools.partial(handler._connection.put_file, path, remote)
+
+    def _handler(self, host: Host) -> Any:
+        """Return an action of the host's own."""
         context = self._play_context(host)
         connection = self._connection(host, context)
         handler = action_loader.get(
@@ -78,12 +101,7 @@ class RemoteExecutor:
             shared_loader_obj=self._action._shared_loader_obj,
         )
         _fix_environment(handler)
-        return functools.partial(
-            handler._execute_module,
-            module_name=module,
-            module_args=dict(arguments),
-            task_vars=host.variables,
-        )
+        return handler
 
     def _play_context(self, host: Host) -> Any:
         """Return what older plugins, and Ansible itself, read instead of options."""

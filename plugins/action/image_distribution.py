@@ -1,0 +1,256 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Bring image archives to many nodes from node to node; see plugins/modules/image_distribution.py."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import secrets
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ansible.errors import AnsibleConnectionFailure, AnsibleError
+from ansible_collections.rdm.provision.plugins.module_utils.images.archive_cache import (
+    cached_index,
+    default_cache_dir,
+)
+from ansible_collections.rdm.provision.plugins.module_utils.images.archive_images import (
+    ArchiveProblem,
+)
+from ansible_collections.rdm.provision.plugins.module_utils.images.pieces import read_pieces
+from ansible_collections.rdm.provision.plugins.modules.image_distribution import DOCUMENTATION
+from ansible_collections.rdm.provision.plugins.plugin_utils.ansible_internals.remote_executor import (
+    OrdinaryError,
+    RemoteExecutor,
+)
+from ansible_collections.rdm.provision.plugins.plugin_utils.controller.controller_action import (
+    Decision,
+    documented_options,
+)
+from ansible_collections.rdm.provision.plugins.plugin_utils.controller.image_transfer import (
+    Watch,
+    distribution,
+    progress_line,
+)
+from ansible_collections.rdm.provision.plugins.plugin_utils.controller.thread_pool import run_all
+
+MODULE = "rdm.provision.image_peer"
+_CALL_S = 60.0
+_READ_S = 3600.0
+"""Seconds in which a source has read its archive."""
+_POLL_S = 1.0
+_LEASE_S = 30.0
+
+Item = Mapping[str, Any]
+
+
+class ActionModule(Decision):
+    """Finds the archives that go from node to node, and sees each of them through."""
+
+    ARGUMENTS = documented_options(DOCUMENTATION)
+
+    def decide(self, options: dict[str, Any], variables: dict[str, Any]) -> dict[str, Any]:
+        """Return what has been brought to whom."""
+        result: dict[str, Any] = {"nodes": {}, "indexes": {}, "sent": {}}
+        if self._task.check_mode or options["distribution"] == "direct":
+            return result
+        executor = RemoteExecutor(self, variables)
+        for item, hosts in self._archives(variables):
+            transfer = _Transfer(self, executor, options, variables, item, hosts)
+            if transfer.chosen == "peers":
+                transfer.run(result)
+        return result
+
+    def _archives(self, variables: dict[str, Any]) -> list[tuple[Item, dict[str, Item]]]:
+        """Return the archives that are to be loaded, each with the hosts, and what was found there."""
+        archives: dict[tuple[str, ...], tuple[Item, dict[str, Item]]] = {}
+        for name in variables["ansible_play_hosts"]:
+            found = variables["hostvars"][name].get("images_inspection") or {}
+            for one in found.get("results") or []:
+                item = one.get("item") or {}
+                if one.get("load") and item.get("path"):
+                    key = tuple(str(item.get(part)) for part in ("path", "remote_src", "sha256"))
+                    archives.setdefault(key, (item, {}))[1][str(name)] = one
+        return list(archives.values())
+
+
+class _Transfer:
+    """One archive on its way to the nodes that lack it."""
+
+    def __init__(
+        self,
+        action: ActionModule,
+        executor: RemoteExecutor,
+        options: dict[str, Any],
+        variables: dict[str, Any],
+        item: Item,
+        hosts: dict[str, Item],
+    ) -> None:
+        self._action = action
+        self._executor = executor
+        self._options = options
+        self._threads = max(1, int(variables["ansible_forks"]))
+        self._hosts = hosts
+        self._sha256 = str(item.get("sha256") or "")
+        self._name = str(item["path"])
+        self._broken = ""
+        self._here = not item.get("remote_src", True)
+        self._path = self._name
+        if self._here:
+            home = variables.get("inventory_dir") or os.getcwd()
+            self._path = os.path.join(home, os.path.expanduser(self._name))
+        words = "\0".join([options["cluster"], self._path, self._sha256])
+        self._common = {
+            "key": hashlib.sha256(words.encode()).hexdigest()[:32],
+            "cache_dir": options["cache_dir"],
+            "port": options["port"],
+            "bandwidth": options["bandwidth"],
+            "token": secrets.token_hex(32),
+            "lease": _LEASE_S,
+        }
+        sizes = [int(one.get("size") or 0) for one in hosts.values()]
+        self.chosen = distribution(options["distribution"], len(hosts), max(sizes), self._here)
+
+    def run(self, result: dict[str, Any]) -> None:
+        """See it through, and add to `result` what became of it on each node."""
+        first, *others = self._hosts
+        upload: threading.Thread | None = None
+        try:
+            started, upload, copy = self._start_source(first)
+        except (OrdinaryError, AnsibleError, ArchiveProblem, _Problem) as error:
+            self._warn(
+                f"{self._name} is brought to each node directly, since {first} cannot serve it: {error}"
+            )
+            return
+        at = [started["address"], str(started["port"])]
+        joining = {
+            name: {
+                "state": "joined",
+                "digest": started["digest"],
+                "left_out": self._hosts[name].get("present_members") or [],
+                "name": name,
+                "source": at,
+            }
+            for name in others
+        }
+        answers, problems = self._call_all(joining)
+        joined = [name for name in answers if not answers[name]["problem"]]
+        problems.update({name: one["problem"] for name, one in answers.items() if one["problem"]})
+        watch = Watch(joined, int(started["index"]["size"]), time.monotonic())
+        lost = self._watch(first, at, watch, result, upload)
+        ends, unreached = self._call_all({name: {"state": "stopped"} for name in [first, *joined]})
+        result["indexes"][self._name] = started["index"]
+        for name in joined:
+            end = ends.get(name, {})
+            if end.get("complete"):
+                self._note(result, name, {"copy": end["path"]})
+                continue
+            why = (
+                watch.given_up.get(name)
+                or lost
+                or end.get("error")
+                or unreached.get(name, "has not got all of it")
+            )
+            self._note(result, name, {"problem": f"{self._name} did not reach {name}, which {why}"})
+        for name, why in problems.items():
+            self._warn(f"{name} gets {self._name} directly, since it cannot take part: {why}")
+        for name, why in watch.slow.items():
+            self._warn(f"{name} {why} while {self._name} went from node to node; the others did without it")
+        if copy:
+            broken = {"problem": f"{self._name} did not reach {first}: {self._broken}"}
+            self._note(result, first, broken if self._broken else {"copy": copy, "whole": "yes"})
+
+    def _start_source(self, first: str) -> tuple[dict[str, Any], threading.Thread | None, str]:
+        """Start the node that serves the archive, and the copy to it where the archive is here."""
+        arguments: dict[str, Any] = {
+            "state": "source",
+            "name": first,
+            "path": self._path,
+            "sha256": self._sha256,
+            "network": self._options["network"],
+        }
+        if not self._here:
+            return self._call(first, arguments, _READ_S), None, ""
+        cache_dir = self._options["cache_dir"] or default_cache_dir()
+        index = cached_index(self._path, self._sha256, cache_dir)
+        pieces = read_pieces(self._path, index)
+        copy, send = self._executor.copy(
+            self._executor.host(first), self._path, f"rdm-image-{self._common['key'][:16]}"
+        )
+        upload = threading.Thread(target=self._upload, args=(send,), daemon=True)
+        upload.start()
+        arguments.update(path=copy, pieces=pieces.encoded().decode(), digest=pieces.digest)
+        return {**self._call(first, arguments), "index": index.to_json()}, upload, copy
+
+    def _upload(self, send: Callable[[], Any]) -> None:
+        try:
+            send()
+        except Exception as error:
+            self._broken = f"its copy to the source broke off: {error}"
+
+    def _watch(
+        self, first: str, at: list[str], watch: Watch, result: dict[str, Any], upload: threading.Thread | None
+    ) -> str:
+        """Wait until all have it; return why it ended before that."""
+        lost = ""
+        while True:
+            try:
+                report = self._call(first, {"state": "reported", "source": at})
+            except _Problem as error:
+                lost = f"lost its source {first}: {error}"
+                break
+            if self._broken:
+                lost = self._broken
+                break
+            result["sent"][self._name] = report["sent"]
+            watch.add(report["nodes"], time.monotonic())
+            self._action._display.display(progress_line(watch.text(self._name)), stderr=True)
+            if watch.ended():
+                break
+            time.sleep(_POLL_S)
+        if upload is not None:
+            upload.join()
+        return lost
+
+    def _call(self, name: str, arguments: Mapping[str, Any], timeout: float = _CALL_S) -> dict[str, Any]:
+        answers, problems = self._call_all({name: arguments}, timeout)
+        why = problems.get(name) or answers[name]["problem"]
+        if why:
+            raise _Problem(why)
+        return answers[name]
+
+    def _call_all(
+        self, arguments: Mapping[str, Mapping[str, Any]], timeout: float = _CALL_S
+    ) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
+        """Return what the module returned on each host, and why it did not on others."""
+        problems: dict[str, str] = {}
+        calls: list[tuple[str, Callable[[], Any]]] = []
+        for name, own in arguments.items():
+            try:
+                host = self._executor.host(name)
+                calls.append((name, self._executor.call(host, MODULE, {**self._common, **own})))
+            except (OrdinaryError, AnsibleError) as error:
+                problems[name] = str(error)
+        answers = {}
+        for name, value, failure in run_all(calls, self._threads, timeout):
+            if isinstance(failure, AnsibleConnectionFailure):
+                problems[name] = "it cannot be reached"
+            elif failure is not None:
+                problems[name] = str(failure) or type(failure).__name__
+            elif value.get("failed") or "problem" not in value:
+                problems[name] = str(value.get("msg") or "its module failed")
+            else:
+                answers[name] = value
+        return answers, problems
+
+    def _note(self, result: dict[str, Any], name: str, what: dict[str, str]) -> None:
+        result["nodes"].setdefault(name, {})[self._name] = what
+
+    def _warn(self, text: str) -> None:
+        self._action._display.warning(text)
+
+
+class _Problem(Exception):  # noqa: N818  # its text is shown
+    """A node cannot do what is asked of it."""

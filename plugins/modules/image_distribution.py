@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Documentation and options of `rdm.provision.image_distribution`, an action that runs on the controller."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: image_distribution
+short_description: Bring image archives to many nodes, most of it from node to node
+version_added: 0.3.0
+description:
+  - Reads what M(rdm.provision.image_archive) found on each host of the play, and brings the archives that are
+    to be loaded on many of them, so that the source sends each about once.
+  - Run it once, after the inspection and before the load. What it returns goes to the option C(brought) of
+    M(rdm.provision.image_archive).
+  - A host that is not reached by ssh without a password is left out, and gets its archive directly.
+options:
+  distribution:
+    description: As C(images_distribution).
+    type: str
+    choices: [auto, direct, peers]
+    default: auto
+  network:
+    description: As C(images_network).
+    type: str
+    default: ""
+  port:
+    description: As C(images_port).
+    type: int
+    default: 7077
+  bandwidth:
+    description: As C(images_bandwidth).
+    type: float
+    default: 0
+  cluster:
+    description: Name of the cluster, which keeps the files of two on one node apart.
+    type: str
+    default: ""
+  cache_dir:
+    description: As for M(rdm.provision.image_archive).
+    type: str
+    default: ""
+attributes:
+  check_mode:
+    support: full
+    description: In check mode nothing is brought.
+  diff_mode:
+    support: none
+    description: What it writes is removed when the image has been loaded.
+  idempotent:
+    support: full
+    description: What a node has already is not sent again.
+author:
+  - The rdm-provision authors
+"""
+
+EXAMPLES = r"""
+- name: Bring archives from node to node
+  rdm.provision.image_distribution:
+    distribution: auto
+  run_once: true
+  register: brought
+"""
+
+RETURN = r"""
+nodes:
+  description: Host -> path of an archive -> where it is on the node, or why it is not.
+  returned: success
+  type: dict
+indexes:
+  description: Path of an archive -> what is in it.
+  returned: success
+  type: dict
+sent:
+  description: Path of an archive -> bytes that the source has sent.
+  returned: success
+  type: dict
+"""

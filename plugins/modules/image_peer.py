@@ -1,0 +1,418 @@
+#!/usr/bin/python
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""rdm.provision.image_peer: a node takes part while an image archive goes from node to node."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: image_peer
+short_description: Take part while an image archive goes from node to node
+version_added: 0.3.0
+description:
+  - Starts and ends the process in which a node fetches the pieces of an archive from others, and serves those
+    that it has. M(rdm.provision.image_distribution) calls it.
+  - The process ends when all nodes have what they need, and by itself when nobody asks for it any more.
+options:
+  state:
+    description:
+      - V(source) is the node that has the archive, V(joined) one that fetches it.
+      - V(reported) returns how far all are, and is for the source. V(stopped) ends the process.
+    type: str
+    choices: [source, joined, reported, stopped]
+    required: true
+  key:
+    description: What the node's files for this archive are called.
+    type: str
+    required: true
+  cache_dir:
+    description: As for M(rdm.provision.image_archive); pieces are in C(peers) below it.
+    type: str
+    default: ""
+  path:
+    description: The archive at the source.
+    type: path
+  sha256:
+    description: What the digest of the archive must be, where the source reads it.
+    type: str
+    default: ""
+  pieces:
+    description: The list of its pieces, where the controller writes the archive to the source meanwhile.
+    type: str
+  digest:
+    description: The digest of the list of pieces.
+    type: str
+    default: ""
+  left_out:
+    description: Members of the archive that the node's engine has already.
+    type: list
+    elements: str
+    default: []
+  name:
+    description: Name of the node.
+    type: str
+    default: ""
+  network:
+    description: Network in which the source has the address that it listens at; empty takes that of ssh.
+    type: str
+    default: ""
+  port:
+    description: Port to listen on.
+    type: int
+    default: 0
+  source:
+    description: Address and port of the source.
+    type: list
+    elements: str
+    default: []
+  token:
+    description: What all requests of this run carry.
+    type: str
+    default: ""
+  bandwidth:
+    description: Megabits a second that the node sends at most; 0 is without a bound.
+    type: float
+    default: 0
+  lease:
+    description: Seconds without word from others after which the process ends by itself.
+    type: float
+    default: 30
+attributes:
+  check_mode:
+    support: none
+    description: It is not called in check mode.
+  diff_mode:
+    support: none
+    description: What it writes is removed when the image has been loaded.
+  idempotent:
+    support: none
+    description: Each run has processes of its own.
+author:
+  - The rdm-provision authors
+"""
+
+EXAMPLES = r"""
+- name: Fetch an archive from other nodes
+  rdm.provision.image_peer:
+    state: joined
+    key: 5d41402abc4b2a76b9719d911017c592
+    digest: "{{ digest }}"
+    name: "{{ inventory_hostname }}"
+    source: ["10.0.0.1", "7077"]
+    token: "{{ token }}"
+"""
+
+RETURN = r"""
+problem:
+  description: Why the node cannot take part, in one sentence; empty when it can.
+  returned: always
+  type: str
+address:
+  description: Where it listens.
+  returned: for O(state=source)
+  type: str
+port:
+  description: Port on which it listens.
+  returned: for O(state=source) and O(state=joined)
+  type: int
+digest:
+  description: The digest of the list of pieces.
+  returned: for O(state=source)
+  type: str
+index:
+  description: What is in the archive.
+  returned: for O(state=source)
+  type: dict
+nodes:
+  description: How far each node is.
+  returned: for O(state=reported)
+  type: dict
+sent:
+  description: Bytes that the source has sent.
+  returned: for O(state=reported)
+  type: int
+complete:
+  description: All pieces that the node needs are there.
+  returned: for O(state=stopped)
+  type: bool
+path:
+  description: The file with the pieces.
+  returned: for O(state=joined) and O(state=stopped)
+  type: str
+"""
+
+import contextlib
+import http.client
+import ipaddress
+import json
+import os
+import signal
+import socket
+import time
+from typing import Any, Callable, Dict
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.rdm.provision.plugins.module_utils.base.invocation import echo
+from ansible_collections.rdm.provision.plugins.module_utils.base.iproute2 import IpMissing, ip_json
+from ansible_collections.rdm.provision.plugins.module_utils.images.archive_cache import (
+    cached_index,
+    default_cache_dir,
+)
+from ansible_collections.rdm.provision.plugins.module_utils.images.archive_images import (
+    ArchiveProblem,
+    sentence,
+)
+from ansible_collections.rdm.provision.plugins.module_utils.images.peer import Peer, Settings, local_address
+from ansible_collections.rdm.provision.plugins.module_utils.images.pieces import (
+    PieceList,
+    WrongPiece,
+    held,
+    read_pieces,
+)
+from ansible_collections.rdm.provision.plugins.module_utils.network.interfaces import (
+    interfaces,
+    interfaces_without_ip,
+    ssh_connection,
+)
+
+ARGUMENT_SPEC: Dict[str, Any] = {
+    "state": {"type": "str", "choices": ["source", "joined", "reported", "stopped"], "required": True},
+    "key": {"type": "str", "required": True, "no_log": False},
+    "cache_dir": {"type": "str", "default": ""},
+    "path": {"type": "path"},
+    "sha256": {"type": "str", "default": ""},
+    "pieces": {"type": "str"},
+    "digest": {"type": "str", "default": ""},
+    "left_out": {"type": "list", "elements": "str", "default": []},
+    "name": {"type": "str", "default": ""},
+    "network": {"type": "str", "default": ""},
+    "port": {"type": "int", "default": 0},
+    "source": {"type": "list", "elements": "str", "default": []},
+    "token": {"type": "str", "default": "", "no_log": True},
+    "bandwidth": {"type": "float", "default": 0},
+    "lease": {"type": "float", "default": 30},
+}
+
+_START_S = 20
+_STOP_S = 6
+_KEEP_S = 7 * 24 * 3600
+
+
+class CannotTakePart(Exception):  # noqa: N818  # its text is one sentence for a person
+    """The node cannot be a peer."""
+
+
+def base_path(params: Dict[str, Any]) -> str:
+    """Return the beginning of the names of a node's files for an archive, in a directory of its own."""
+    above = params["cache_dir"] or default_cache_dir()
+    directory = os.path.join(above, "peers")
+    for made in (above, directory):
+        os.makedirs(made, mode=0o700, exist_ok=True)
+    return os.path.join(directory, params["key"])
+
+
+def source(params: Dict[str, Any]) -> Dict[str, Any]:
+    """Serve an archive that is here, or that is being written here."""
+    base = base_path(params)
+    end_other(base)
+    growing = params["pieces"] is not None
+    index: Dict[str, Any] = {}
+    if growing:
+        pieces = PieceList.decoded(params["pieces"].encode(), params["digest"])
+        until = time.monotonic() + _START_S
+        while not os.path.exists(params["path"]) and time.monotonic() < until:
+            time.sleep(0.1)
+    else:
+        before = os.stat(params["path"])
+        made = cached_index(params["path"], params["sha256"], params["cache_dir"] or default_cache_dir())
+        pieces = read_pieces(params["path"], made)
+        after = os.stat(params["path"])
+        if (before.st_mtime_ns, before.st_size) != (after.st_mtime_ns, after.st_size):
+            raise CannotTakePart("{0} was changed while it was read".format(params["path"]))
+        index = made.to_json()
+    address = source_address(params["network"])
+    settings = Settings(
+        params["name"],
+        address,
+        params["port"],
+        params["token"],
+        None,
+        params["bandwidth"] * 1e6 / 8,
+        params["lease"],
+    )
+    started = start(base, lambda: Peer(settings, pieces.digest, params["path"], pieces, growing=growing))
+    return {**started, "address": address, "digest": pieces.digest, "index": index}
+
+
+def joined(params: Dict[str, Any]) -> Dict[str, Any]:
+    """Fetch an archive from the source and others."""
+    base = base_path(params)
+    end_other(base)
+    forget_old(os.path.dirname(base))
+    host, port = params["source"]
+    at = (host, int(port))
+    settings = Settings(
+        params["name"],
+        local_address(at),
+        params["port"],
+        params["token"],
+        at,
+        params["bandwidth"] * 1e6 / 8,
+        params["lease"],
+    )
+    path = base + ".tar"
+    left_out = tuple(params["left_out"])
+    return {**start(base, lambda: Peer(settings, params["digest"], path, left_out=left_out)), "path": path}
+
+
+def reported(params: Dict[str, Any]) -> Dict[str, Any]:
+    """Return what the source knows."""
+    host, port = params["source"]
+    connection = http.client.HTTPConnection(host, int(port), timeout=10)
+    try:
+        connection.request("GET", "/status", headers={"Authorization": "Bearer " + params["token"]})
+        found: Dict[str, Any] = json.loads(connection.getresponse().read())
+    except (OSError, ValueError, http.client.HTTPException) as error:
+        raise CannotTakePart("the process that serves the archive has ended ({0})".format(error)) from None
+    finally:
+        connection.close()
+    return found
+
+
+def stopped(params: Dict[str, Any]) -> Dict[str, Any]:
+    """End the process of this node, and return what became of its pieces."""
+    base = base_path(params)
+    end_other(base)
+    result: Dict[str, Any] = {"complete": False, "error": "it has not taken part"}
+    with contextlib.suppress(OSError, ValueError), open(base + ".result", encoding="utf-8") as file:
+        result.update(json.load(file))
+    done = [base + ".tar.have"] if result["complete"] else []
+    for path in [base + ".result", base + ".lock", *done]:
+        with contextlib.suppress(OSError):
+            os.unlink(path)
+    return {**result, "path": base + ".tar"}
+
+
+def source_address(network: str) -> str:
+    """Return the node's address in a network, or the one that ssh has come to."""
+    if not network:
+        return ssh_connection()["server"] or socket.gethostbyname(socket.gethostname())
+    wanted = ipaddress.ip_network(network, strict=False)
+    try:
+        found = interfaces(ip_json("addr"))
+    except IpMissing:
+        found = interfaces_without_ip()
+    for text in (one for interface in found for one in interface["addresses"]):
+        address = ipaddress.ip_interface(text).ip
+        if address in wanted:
+            return str(address)
+    raise CannotTakePart("this node has no address in images_network {0}".format(network))
+
+
+def start(base: str, make: Callable[[], Peer]) -> Dict[str, Any]:
+    """Start a process that goes on after this module, and return once it listens.
+
+    Args:
+        base: beginning of the names of its files.
+        make: makes what it is to run.
+    """
+    read_end, write_end = os.pipe()
+    if os.fork() == 0:
+        try:
+            os.close(read_end)
+            os.setsid()
+            if os.fork() == 0:
+                _be_daemon(base, make, write_end)
+        finally:
+            os._exit(0)
+    os.close(write_end)
+    with os.fdopen(read_end, encoding="utf-8") as said:
+        text = said.read()
+    if not text:
+        raise CannotTakePart("its process ended at once")
+    answer: Dict[str, Any] = json.loads(text)
+    if answer.get("problem"):
+        raise CannotTakePart(str(answer["problem"]))
+    return answer
+
+
+def _be_daemon(base: str, make: Callable[[], Peer], write_end: int) -> None:
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for handle in (0, 1, 2):
+        os.dup2(nothing, handle)
+    for handle in map(int, os.listdir("/proc/self/fd")):
+        if handle > 2 and handle != write_end:
+            with contextlib.suppress(OSError):
+                os.close(handle)
+    os.umask(0o077)
+    signal.alarm(_START_S)
+    problem: Dict[str, Any] = {}
+    lock = None
+    try:
+        lock = held(base)
+        if lock is None:
+            raise CannotTakePart("another run brings this archive here")
+        lock.truncate(0)
+        lock.write(str(os.getpid()))
+        lock.flush()
+        with contextlib.suppress(OSError):
+            os.unlink(base + ".result")
+        peer = make()
+    except (CannotTakePart, WrongPiece) as error:
+        problem = {"problem": str(error)}
+    except OSError as error:
+        problem = {"problem": error.strerror or str(error)}
+    if problem:
+        os.write(write_end, json.dumps(problem).encode())
+        return
+    signal.alarm(0)
+    signal.signal(signal.SIGTERM, lambda _number, _frame: peer.ended.set())
+    os.write(write_end, json.dumps({"port": peer.port}).encode())
+    os.close(write_end)
+    peer.run()
+    result = {"complete": not peer.missing and not peer.error, "error": peer.error, "trouble": peer.trouble}
+    with open(base + ".result", "w", encoding="utf-8") as file:
+        json.dump(result, file)
+
+
+def end_other(base: str) -> None:
+    """End the process that a run has left here, which then has kept its pieces."""
+    until = time.monotonic() + _STOP_S
+    while True:
+        lock = held(base)
+        if lock is not None:
+            lock.close()
+            return
+        with open(base + ".lock", encoding="ascii") as file:
+            text = file.read()
+        if text.isdigit():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(text), signal.SIGTERM if time.monotonic() < until else signal.SIGKILL)
+        time.sleep(0.1)
+
+
+def forget_old(directory: str) -> None:
+    """Remove what runs have left that nobody went on with."""
+    for entry in os.scandir(directory):
+        with contextlib.suppress(OSError):
+            if time.time() - entry.stat().st_mtime > _KEEP_S:
+                os.unlink(entry.path)
+
+
+def main() -> None:
+    """Run the module."""
+    module = AnsibleModule(argument_spec=ARGUMENT_SPEC)
+    states = {"source": source, "joined": joined, "reported": reported, "stopped": stopped}
+    try:
+        found = states[module.params["state"]](module.params)
+    except ArchiveProblem as problem:
+        found = {"problem": sentence(str(problem), problem.hint)}
+    except (CannotTakePart, WrongPiece) as problem:
+        found = {"problem": str(problem)}
+    except OSError as error:
+        where = "{0}: ".format(error.filename) if error.filename else ""
+        found = {"problem": where + (error.strerror or str(error))}
+    module.exit_json(**{"problem": "", **found}, changed=False, **echo(module))
+
+
+if __name__ == "__main__":
+    main()

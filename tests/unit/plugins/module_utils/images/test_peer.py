@@ -1,0 +1,303 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Nodes that pass an archive on: processes of this machine, each with a directory and a port of its own."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import multiprocessing
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ansible_collections.rdm.provision.plugins.module_utils.images import peer as peers
+from ansible_collections.rdm.provision.plugins.module_utils.images.archive_images import ArchiveIndex
+from ansible_collections.rdm.provision.plugins.module_utils.images.peer import Peer, Settings
+from ansible_collections.rdm.provision.plugins.module_utils.images.pieces import (
+    PieceFile,
+    PieceList,
+    WrongPiece,
+    count,
+    numbers,
+    piece_size,
+    read_pieces,
+)
+
+HOME = "127.0.0.1"
+TOKEN = "of this run"
+MIB = 1 << 20
+PROCESSES = multiprocessing.get_context("fork")
+
+
+class Swarm:
+    """A source, and nodes that fetch from it and from one another."""
+
+    def __init__(self, directory: Path, archive: Path, lease_s: float = 20, bandwidth: float = 0) -> None:
+        self.directory = directory
+        self.archive = archive
+        index = ArchiveIndex("gzip", archive.stat().st_size, "", 0, True, [])
+        self.pieces = read_pieces(str(archive), index)
+        self.lease_s = lease_s
+        self.bandwidth = bandwidth
+        self.processes: dict[str, Any] = {}
+        self.port = self._start("source", None)
+
+    def join(self, name: str, port: int = 0, **changes: Any) -> None:
+        self._start(name, (HOME, self.port), port, **changes)
+
+    def _start(self, name: str, source: tuple[str, int] | None, port: int = 0, **changes: Any) -> int:
+        told = PROCESSES.Queue()
+        settings = Settings(name, HOME, port, TOKEN, source, self.bandwidth, self.lease_s)
+        path = str(self.directory / name) if source else str(self.archive)
+        pieces = None if source else self.pieces
+
+        def run() -> None:
+            for one, value in changes.items():
+                setattr(peers.Peer, one, value)
+            peer = Peer(settings, self.pieces.digest, path, pieces)
+            signal.signal(signal.SIGTERM, lambda _number, _frame: peer.ended.set())
+            told.put(peer.port)
+            peer.run()
+
+        self.processes[name] = process = PROCESSES.Process(target=run, daemon=True)
+        process.start()
+        return int(told.get(timeout=20))
+
+    def ask(self, path: str, token: str = TOKEN) -> tuple[int, Any]:
+        connection = http.client.HTTPConnection(HOME, self.port, timeout=10)
+        connection.request("GET", path, headers={"Authorization": "Bearer " + token})
+        answer = connection.getresponse()
+        body = answer.read()
+        connection.close()
+        return answer.status, json.loads(body) if path in ("/status", "/stop") and body else body
+
+    def nodes(self) -> dict[str, Any]:
+        return dict(self.ask("/status")[1]["nodes"])
+
+    def wait(self, condition: Callable[[dict[str, Any]], bool], seconds: float = 60) -> dict[str, Any]:
+        until = time.monotonic() + seconds
+        while not condition(nodes := self.nodes()):
+            assert time.monotonic() < until, nodes
+            time.sleep(0.05)
+        return nodes
+
+    def wait_done(self, *names: str) -> dict[str, Any]:
+        return self.wait(lambda nodes: all(name in nodes and nodes[name]["done"] for name in names))
+
+    def has(self, name: str) -> bool:
+        return (self.directory / name).read_bytes() == self.archive.read_bytes()
+
+    def end(self) -> None:
+        self.ask("/stop")
+        for name, process in self.processes.items():
+            process.join(15)
+            assert not process.is_alive(), f"{name} goes on"
+
+
+@pytest.fixture(scope="module")
+def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("archive") / "archive"
+    path.write_bytes(os.urandom(12 * MIB + 17))
+    return path
+
+
+@pytest.fixture
+def swarm(tmp_path: Path, archive: Path) -> Iterator[Swarm]:
+    made = Swarm(tmp_path, archive)
+    yield made
+    for process in made.processes.values():
+        if process.is_alive():
+            process.kill()
+            process.join()
+
+
+def test_the_source_sends_it_about_once_and_nothing_listens_afterwards(swarm: Swarm) -> None:
+    names = ["a", "b", "c", "d"]
+    for name in names[:3]:
+        swarm.join(name)
+    swarm.wait_done(*names[:3])
+    swarm.join("d")  # a node that joins late
+    swarm.wait_done(*names)
+    assert swarm.ask("/piece/0", "wrong")[0] == 403
+    assert swarm.ask("/piece/999")[0] == 404
+    sent = swarm.ask("/status")[1]["sent"]
+    assert swarm.archive.stat().st_size <= sent <= 2 * swarm.archive.stat().st_size
+    swarm.end()
+    assert all(swarm.has(name) for name in names)
+    with pytest.raises(ConnectionRefusedError), socket.create_connection((HOME, swarm.port), timeout=5):
+        pass
+
+
+def test_a_peer_that_is_killed_or_paused_delays_nobody_and_is_named(tmp_path: Path, archive: Path) -> None:
+    swarm = Swarm(tmp_path, archive, bandwidth=6 * MIB)
+    for name in ("a", "b", "killed", "paused"):
+        swarm.join(name)
+    swarm.wait(lambda nodes: len(nodes) == 4 and all(one["have"] >= 3 for one in nodes.values()))
+    swarm.processes["killed"].kill()
+    os.kill(swarm.processes["paused"].pid, signal.SIGSTOP)
+    nodes = swarm.wait_done("a", "b")
+    assert not nodes["killed"]["done"]
+    assert not nodes["paused"]["done"]
+    assert nodes["killed"]["silent_s"] > 0
+    os.kill(swarm.processes["paused"].pid, signal.SIGCONT)
+    swarm.wait_done("paused")
+    # Started again, it goes on with the pieces that it had.
+    swarm.end()
+    assert all(swarm.has(name) for name in ("a", "b", "paused"))
+
+
+def lies_with(answer: Callable[[Any, Any, int], bool]) -> dict[str, Any]:
+    """Return what makes a peer lie: it has all, and sends something else."""
+
+    def meet(self: Any, _neighbours: Any) -> None:
+        self.file.have = self.wanted
+
+    return {"_meet": meet, "_send": answer, "_work": lambda _self: None, "_work_direct": lambda _self: None}
+
+
+def flips(_self: Any, request: Any, number: int) -> bool:
+    length = _self.pieces.span(number)[1]
+    request.begin(length)
+    request.wfile.write(bytes(length))
+    return True
+
+
+def truncates(_self: Any, request: Any, number: int) -> bool:
+    request.begin(_self.pieces.span(number)[1])
+    request.wfile.write(bytes(1000))
+    request.close_connection = True
+    return True
+
+
+def goes_on(_self: Any, request: Any, _number: int) -> bool:
+    request.begin(1 << 40)
+    while True:
+        request.wfile.write(bytes(MIB))
+
+
+@pytest.mark.parametrize(
+    ("lie", "why"),
+    [
+        (flips, "sent a piece with another digest"),
+        (goes_on, "sent a piece with another digest"),
+        (truncates, ""),
+    ],
+)
+def test_a_peer_that_lies_plants_nothing(swarm: Swarm, lie: Any, why: str) -> None:
+    swarm.join("liar", **lies_with(lie))
+    swarm.wait(lambda nodes: "liar" in nodes and nodes["liar"]["have"] > 0)
+    swarm.join("a")
+    swarm.join("b")
+    nodes = swarm.wait_done("a", "b")
+    if why:
+        assert {**nodes["a"]["trouble"], **nodes["b"]["trouble"]} == {"liar": why}
+    swarm.processes["liar"].kill()
+    swarm.end()
+    assert swarm.has("a")
+    assert swarm.has("b")
+
+
+def test_a_source_that_dies_leaves_pieces_with_which_the_next_run_goes_on(
+    tmp_path: Path, archive: Path
+) -> None:
+    swarm = Swarm(tmp_path, archive, lease_s=2, bandwidth=3 * MIB)
+    swarm.join("a")
+    swarm.wait(lambda nodes: bool(nodes) and nodes["a"]["have"] >= 6)
+    swarm.processes["source"].kill()
+    swarm.processes["a"].join(20)
+    assert not swarm.processes["a"].is_alive()
+    again = Swarm(tmp_path, archive)
+    with (tmp_path / "a").open("r+b") as file:  # a piece that is no longer what it was
+        file.write(bytes(MIB))
+    again.join("a")
+    again.wait_done("a")
+    assert again.ask("/status")[1]["sent"] <= 8 * MIB
+    again.end()
+    assert again.has("a")
+
+
+def test_all_end_by_themselves_when_the_controller_is_gone(tmp_path: Path, archive: Path) -> None:
+    swarm = Swarm(tmp_path, archive, lease_s=1)
+    swarm.join("a")
+    for process in swarm.processes.values():
+        process.join(20)
+        assert not process.is_alive()
+
+
+def test_a_full_disk_is_named_and_others_go_on(swarm: Swarm) -> None:
+    def full(_self: Any, _number: int, _data: bytes) -> None:
+        raise OSError(28, "No space left on device")
+
+    def keep(self: Any, number: int, data: bytes, began: float) -> None:
+        self.file.write = full.__get__(self.file)
+        original(self, number, data, began)
+
+    original = Peer._keep
+    swarm.join("full", _keep=keep)
+    swarm.join("a")
+    swarm.wait_done("a")
+    nodes = swarm.wait(lambda nodes: bool(nodes["full"]["error"]))
+    assert nodes["full"]["error"] == f"no space left for {swarm.directory / 'full'}"
+    swarm.end()
+
+
+def test_an_archive_that_is_still_being_written_is_served_as_it_grows(tmp_path: Path, archive: Path) -> None:
+    data = archive.read_bytes()
+    growing = tmp_path / "growing"
+    growing.write_bytes(data[: 3 * MIB])
+    pieces = read_pieces(str(archive), ArchiveIndex("gzip", len(data), "", 0, True, []))
+    source = Peer(Settings("source", HOME, 0, TOKEN), pieces.digest, str(growing), pieces, growing=True)
+    node = Peer(
+        Settings("a", HOME, 0, TOKEN, (HOME, source.port)), pieces.digest, str(tmp_path / "a"), pieces
+    )
+    threads = [threading.Thread(target=one.run) for one in (source, node)]
+    for thread in threads:
+        thread.start()
+    wait_for(lambda: count(node.file.have) == 3)
+    growing.write_bytes(data)
+    wait_for(lambda: not node.missing)
+    source.ended.set()
+    for thread in threads:
+        thread.join(10)
+    assert (tmp_path / "a").read_bytes() == data
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    until = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.02)
+
+
+# ---- pieces
+
+
+def test_pieces_have_a_length_for_their_archive() -> None:
+    sizes = (1, 2 << 30, 50 << 30, 1 << 50)
+    assert [piece_size(size) for size in sizes] == [MIB, 2 * MIB, 32 * MIB, 32 * MIB]
+
+
+def test_what_lies_within_a_layer_that_is_there_is_not_wanted() -> None:
+    pieces = PieceList(10, 2, ["a"] * 5, {"layer": (3, 9)})
+    assert numbers(pieces.wanted(["layer"])) == [0, 1, 4]  # 1 and 4 have bytes of others
+    assert numbers(pieces.wanted()) == [0, 1, 2, 3, 4]
+
+
+def test_a_list_of_pieces_is_the_one_that_the_controller_knows() -> None:
+    pieces = PieceList(3, 2, ["a", "b"], {})
+    assert PieceList.decoded(pieces.encoded(), pieces.digest) == pieces
+    with pytest.raises(WrongPiece):
+        PieceList.decoded(pieces.encoded() + b" ", pieces.digest)
+
+
+def test_a_wrong_piece_is_not_kept(tmp_path: Path) -> None:
+    file = PieceFile(str(tmp_path / "a"), PieceList(3, 2, ["0" * 64] * 2, {}))
+    with pytest.raises(WrongPiece):
+        file.write(0, b"ab")
+    assert (file.have, (tmp_path / "a").read_bytes()) == (0, b"")

@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Which way an archive takes, and what is said of those that it does not reach."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from ansible_collections.rdm.provision.plugins.plugin_utils.controller.image_transfer import (
+    Watch,
+    distribution,
+    progress_line,
+    progress_of,
+)
+
+GIB = 1 << 30
+
+
+@pytest.mark.parametrize(
+    ("chosen", "nodes", "size", "on_controller", "expected"),
+    [
+        ("auto", 8, GIB, True, "peers"),
+        ("auto", 2, GIB, True, "direct"),
+        ("auto", 8, 1000, True, "direct"),
+        ("auto", 8, GIB, False, "direct"),
+        ("peers", 2, 1000, False, "peers"),
+        ("peers", 1, GIB, True, "direct"),
+        ("direct", 1000, GIB, True, "direct"),
+    ],
+)
+def test_distribution(chosen: str, nodes: int, size: int, on_controller: bool, expected: str) -> None:
+    assert distribution(chosen, nodes, size, on_controller) == expected
+
+
+def report(have: int, **changes: Any) -> dict[str, Any]:
+    return {
+        "have": have,
+        "wanted": 100,
+        "done": have == 100,
+        "error": "",
+        "trouble": {},
+        "silent_s": 0.0,
+        **changes,
+    }
+
+
+def test_who_is_given_up_and_why() -> None:
+    watch = Watch(["a", "dead", "cut", "full", "never"], GIB, 0)
+    watch.add({"a": report(50), "dead": report(40), "cut": report(10), "full": report(20)}, 1)
+    assert not watch.ended()
+    assert watch.text("x.tar") == "x.tar: 24% of 1.0 GiB on 5 nodes"
+    full = report(20, error="no space left for /a")
+    dead = report(40, silent_s=20.0)
+    trouble = {"dead": "broke off"}
+    watch.add({"a": report(100, trouble=trouble), "dead": dead, "cut": report(10), "full": full}, 62)
+    assert watch.given_up == {
+        "dead": "was no longer heard at 40%",
+        "cut": "has received nothing for 60 s at 10%",
+        "full": "stopped at 20%: no space left for /a",
+        "never": "has not begun to fetch it",
+    }
+    assert watch.slow == trouble
+    assert watch.ended()
+    assert watch.text("x.tar") == "x.tar: 100% of 1.0 GiB on 1 nodes, given up: dead, cut, full, never"
+
+
+def test_who_comes_back_is_waited_for() -> None:
+    watch = Watch(["a"], GIB, 0)
+    watch.add({"a": report(40, silent_s=20.0)}, 1)
+    assert watch.ended()
+    watch.add({"a": report(41)}, 2)
+    assert not watch.ended()
+
+
+def test_a_progress_is_told_from_other_lines() -> None:
+    assert progress_of(progress_line("x.tar: 1%")) == "x.tar: 1%"
+    assert progress_of("answered: n1") == ""
