@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from ansible.errors import AnsibleActionFail
 from ansible_collections.rdm.provision.plugins.module_utils.base.file_diff import difference
@@ -23,6 +23,7 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.checks.cluster impor
     plan_nodes,
     problems_of_nodes,
 )
+from ansible_collections.rdm.provision.plugins.plugin_utils.controller import run_cache
 from ansible_collections.rdm.provision.plugins.plugin_utils.controller.controller_action import (
     Decision,
     documented_options,
@@ -39,19 +40,15 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.desired.cluster_plan
     ClusterPlan,
     presumed_config_dir,
 )
-from ansible_collections.rdm.provision.plugins.plugin_utils.desired.plan_entry import PlanEntry
-from ansible_collections.rdm.provision.plugins.plugin_utils.desired.plan_inputs import (
-    base_of_nodes,
-    plan_inventory,
-    planned_variables,
-    state_of_node,
-)
+from ansible_collections.rdm.provision.plugins.plugin_utils.desired.draft import Draft, draft_plan
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.plan_keys import (
     keys_of,
     origins,
     replaced_authorities,
 )
-from ansible_collections.rdm.provision.plugins.plugin_utils.desired.receipts import receipts
+from ansible_collections.rdm.provision.plugins.plugin_utils.desired.state import DesiredState
+from ansible_collections.rdm.provision.plugins.plugin_utils.desired.state_files import StateFile, state_files
+from ansible_collections.rdm.provision.plugins.plugin_utils.desired.work import ROLES
 from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import (
     PreconditionFailed,
     Problem,
@@ -60,11 +57,25 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.inventory import rol
 from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.host_variables import (
     HostVariables,
 )
-from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.image_list import Images
-from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.vault import undecryptable
+
+_DESIRED = "desired"
 
 # Read once, when Ansible loads the action: each node's task runs in a process of its own.
 role_specs.options()
+
+
+class _Desired(NamedTuple):
+    """What stage `inventory` works out, for itself and for stage `nodes`.
+
+    Attributes:
+        draft: the plan by the inventory alone.
+        states: node -> what it should have.
+        state_files: node -> what its state file compares.
+    """
+
+    draft: Draft
+    states: Mapping[str, DesiredState]
+    state_files: Mapping[str, StateFile]
 
 
 class ActionModule(Decision):
@@ -80,100 +91,109 @@ class ActionModule(Decision):
             _refuse_batches(variables)
         reader = HostVariables(variables, variables_in_play(self._task, variables), self._loader)
         with alone(reader, options["write"] and not self._task.check_mode):
-            if options["stage"] == "inventory":
-                _refuse_secrets(reader)
-            return self._plan(reader, options, self._unseen(reader, variables))
+            return self._plan(reader, options)
 
-    def _plan(self, reader: HostVariables, options: dict[str, Any], unseen: list[Problem]) -> dict[str, Any]:
+    def _plan(self, reader: HostVariables, options: dict[str, Any]) -> dict[str, Any]:
         """Read the plan file, plan, and keep the plan."""
-        stage = options["stage"]
-        draft = plan_inventory(reader, options["release"], unseen, options["keys"])
-        plan, previous, images, problems, warnings = draft
-        if problems or plan is None:
-            node_problems = self._problems_of_nodes(reader, plan, images, problems, options) if plan else []
-            raise PreconditionFailed([*problems, *node_problems], warnings=warnings)
-        planned = _planned(plan, previous, images)
-        nodes = planned["nodes"]
-        asked = nodes if options["receipts"] or stage == "nodes" else ()
-        states = {
-            node: state_of_node(reader, PlanEntry.of(planned, node), plan, images[node]) for node in asked
-        }
-        found: list[Problem] = []
-        facts: dict[str, dict[str, Any]] = {}
-        if stage == "nodes":
-            facts = {
-                node: {**found, "archives": reader.archives(options["inspection"], node)}
-                for node, found in reader.facts(options["facts"], plan.addresses.nodes)
-            }
-            origin = origins(reader, previous) if options["keys"] else {}
-            wants = {node: states[node]._replace(origin=origin.get(node)) for node in facts}
-            changes = options["write"] and not self._task.check_mode
-            locks = self._locks(plan, options) if changes else None
-            facts = _taken_over(locks, facts)
+        nodes_stage = options["stage"] == "nodes"
+        writes = options["write"] and not self._task.check_mode
+        desired = (_taken(reader) if nodes_stage else None) or self._desired(reader, options)
+        draft, result = desired.draft, desired.draft.result()
+        plan, previous, warnings = draft.checked_plan, draft.previous, draft.warnings
+        problems: list[Problem] = []
+        carried: list[str] = []
+        if nodes_stage:
+            wants = desired.states
+            if options["keys"]:
+                known = origins(reader, previous)
+                wants = {node: want._replace(origin=known.get(node)) for node, want in wants.items()}
+            locks = self._locks(plan, options) if writes else None
+            facts = self._facts(reader, plan, options, locks)
+            carried = [(one.get("origin") or {}).get("authority", "") for one in facts.values()]
             try:
                 failed = reader.failed(options["facts"], plan.addresses.nodes)
-                checked = plan_nodes(plan, wants, facts, changes, failed)
+                checked = plan_nodes(plan, {node: wants[node] for node in facts}, facts, writes, failed)
             except PreconditionFailed as refused:
                 if locks:
                     locks.release(node for node, one in facts.items() if one.get("locked"))
                 if options["refuse"]:
                     return {**refused.result("nodes"), "warnings": warnings}
-                found = refused.problems
+                problems = refused.problems
             else:
-                for node, more in checked.nodes.items():
-                    nodes[node].update(more)
+                for node, checked_node in checked.nodes.items():
+                    result["nodes"][node].update(checked_node.plain())
                 warnings = checked.warnings
-        writes = options["write"] and not self._task.check_mode
         addresses = plan.addresses
         keys = keys_of(reader, plan.inventory.cluster, writes) if options["keys"] else None
         if keys:
-            carried = ((one.get("origin") or {}).get("authority", "") for one in facts.values())
             replaced = replaced_authorities(reader, previous, keys, carried)
             addresses = addresses._replace(keys=keys.fingerprints, replaced=replaced)
-        result = self._keep(reader, addresses, previous, options["write"])
-        result.update(planned, warnings=warnings)
+        result.update(self._keep(reader, addresses, previous, options["write"]), warnings=warnings)
+        result["dictionary"] = result["address_map"]
         if not options["refuse"]:
-            result["problems"] = [problem._asdict() for problem in found]
-        if options["receipts"]:
-            brings = {name: bool(one.image and one.listed) for name, one in images.items()}
-            result["receipts"] = receipts(reader, states, result, brings, keys)
+            result["problems"] = [problem._asdict() for problem in problems]
+        if options["state_files"]:
+            if not nodes_stage:
+                run_cache.keep(_DESIRED, desired)
+            result["state_files"] = {
+                node: one.with_keys(keys, desired.states[node]).plain()
+                for node, one in desired.state_files.items()
+            }
             result["lock"] = {} if self._task.check_mode else of_run(self._variables, plan.inventory.cluster)
         return result
 
-    def _unseen(self, reader: HostVariables, variables: Mapping[str, Any]) -> list[Problem]:
+    def _desired(self, reader: HostVariables, options: dict[str, Any]) -> _Desired:
+        """Validate the inventory and work out what the nodes should have.
+
+        Raises:
+            PreconditionFailed: with every problem of the inventory, and of the nodes that answer at once.
+        """
+        draft = draft_plan(reader, options["release"], self._unseen(reader), options["keys"])
+        if draft.problems or draft.plan is None:
+            problems = [*draft.problems, *self._problems_of_nodes(reader, draft, options)]
+            raise PreconditionFailed(problems, warnings=draft.warnings)
+        wanted = options["state_files"] or options["stage"] == "nodes"
+        states = draft.states(reader, draft.plan.inventory.nodes if wanted else ())
+        compared = state_files(reader, states, draft.images) if options["state_files"] else {}
+        return _Desired(draft, states, compared)
+
+    def _facts(
+        self, reader: HostVariables, plan: ClusterPlan, options: dict[str, Any], locks: NodeLocks | None
+    ) -> dict[str, dict[str, Any]]:
+        """Return what was gathered from the nodes, without the locks of runs that were killed."""
+        facts = {
+            node: {**found, "archives": reader.archives(options["inspection"], node)}
+            for node, found in reader.facts(options["facts"], plan.addresses.nodes)
+        }
+        return _taken_over(locks, facts)
+
+    def _unseen(self, reader: HostVariables) -> list[Problem]:
         """Return the problems with variables that the playbook gives to a role alone."""
         seen = {host: reader.written(host) for host in reader.hosts}
-        return unseen(self._task, variables, seen, reader.written_defaults, planned_variables())
+        return unseen(self._task, self._variables, seen, reader.written_defaults, _planned_variables())
 
     def _problems_of_nodes(
-        self,
-        reader: HostVariables,
-        plan: ClusterPlan,
-        images: Mapping[str, Images],
-        problems: list[Problem],
-        options: dict[str, Any],
+        self, reader: HostVariables, draft: Draft, options: dict[str, Any]
     ) -> list[Problem]:
         """Return what is wrong with the nodes themselves, as far as they answer at once."""
+        plan = draft.plan
+        if plan is None or not options["connections"]:
+            return []
         hosts = [host for host in self._variables["ansible_play_hosts"] if host in reader.hosts]
-        threads, timeout = max(1, int(self._variables["ansible_forks"])), options["patience"]
-        calls = self._calls(plan, hosts, options["look"]) if options["look"] else ()
+        threads, timeout = max(1, int(self._variables["ansible_forks"])), options["timeout"]
+        calls = self._calls(plan, hosts, options["connections"])
         answers = sort(run_all(calls, threads, timeout), timeout).answers
         facts = {host: answers[host]["node"] for host in hosts if host in answers}
-        doubtful = {problem.node for problem in problems}
-        planned = _planned(plan, None, images)
-        wants = {}
-        for host in facts:
-            trusted = doubtful.isdisjoint({None, host})
-            wants[host] = state_of_node(reader, PlanEntry.of(planned, host), plan, images[host], trusted)
-        return problems_of_nodes(plan, problems, wants, facts)
+        doubtful = frozenset(problem.node for problem in draft.problems)
+        return problems_of_nodes(plan, draft.problems, draft.states(reader, facts, doubtful), facts)
 
     def _calls(
         self, plan: ClusterPlan, hosts: list[str], connections: list[str]
     ) -> Iterator[tuple[str, Callable[[], Any]]]:
-        """Yield what looks at the nodes that can be asked in threads, with their names."""
+        """Yield what gathers from the nodes that threads can query, with their names."""
         executor = RemoteExecutor(self, self._variables, connections)
         for name in hosts:
-            # Whatever the inventory may bring: what is wrong with it is to be told in any case.
+            # Whatever the inventory holds: what is wrong with it is reported in any case.
             with contextlib.suppress(Exception):
                 arguments = {"config_dir": presumed_config_dir(plan, name), "node": name}
                 yield name, executor.call(executor.host(name), "rdm.provision.node_facts", arguments)
@@ -181,7 +201,7 @@ class ActionModule(Decision):
     def _locks(self, plan: ClusterPlan, options: dict[str, Any]) -> NodeLocks | None:
         """Return what takes and releases the nodes' locks; None in a run that has none."""
         wanted = of_run(self._variables, plan.inventory.cluster)
-        return NodeLocks(self, self._variables, wanted, options["look"]) if wanted else None
+        return NodeLocks(self, self._variables, wanted, options["connections"]) if wanted else None
 
     def _keep(
         self, reader: HostVariables, plan: AddressPlan, previous: AddressPlan | None, write: bool
@@ -205,24 +225,19 @@ class ActionModule(Decision):
         return kept
 
 
-def _planned(plan: ClusterPlan, previous: AddressPlan | None, images: Mapping[str, Images]) -> dict[str, Any]:
-    """Return what the action returns of the cluster, before any node was looked at."""
-    addresses = plan.addresses
-    nodes = base_of_nodes(plan, previous, images)
-    master = next(iter(addresses.nodes))
-    return {
-        "cluster": plan.inventory.cluster,
-        "subnet": str(addresses.subnet),
-        "prefixlen": addresses.subnet.prefixlen,
-        "gateway": addresses.gateway,
-        "master": master,
-        "master_addr": addresses.nodes[master],
-        "nodes": nodes,
-        "hostfile": address_plan.hostfile(addresses, {name: node["slots"] for name, node in nodes.items()}),
-        "dictionary": address_plan.dictionary(addresses),
-        "removed": addresses.removed,
-        **({"rails": [str(subnet) for subnet in plan.rails]} if plan.rails else {}),
-    }
+def _taken(reader: HostVariables) -> _Desired | None:
+    """Return what the stage before has worked out, unless somebody has changed the plan file since."""
+    desired: _Desired | None = run_cache.take(_DESIRED)
+    with contextlib.suppress(address_plan.PlanFileError):
+        if desired and address_plan.read_plan(str(reader.plan_file())) == desired.draft.previous:
+            return desired
+    return None
+
+
+def _planned_variables() -> set[str]:
+    """Return the names of the variables that the plan depends on."""
+    names = {name for role, name, _ in role_specs.role_options() if role in ROLES}
+    return names | set(role_specs.cluster_options())
 
 
 def _taken_over(locks: NodeLocks | None, facts: Mapping[str, Any]) -> dict[str, Any]:
@@ -232,12 +247,6 @@ def _taken_over(locks: NodeLocks | None, facts: Mapping[str, Any]) -> dict[str, 
     if locks and holders:
         now = locks.take((), holders)
     return {node: {**found, "lock": now.get(node, {})} for node, found in facts.items()}
-
-
-def _refuse_secrets(reader: HostVariables) -> None:
-    """See to it that encrypted variables can be read; Refused when not."""
-    if found := undecryptable({host: reader.written(host) for host in reader.hosts}):
-        raise PreconditionFailed(found)
 
 
 def _refuse_batches(task_vars: Mapping[str, Any]) -> None:

@@ -25,18 +25,18 @@ class ActionModule(Decision):
         """Return who has what to do."""
         looked = registered(options["facts"], variables)
         found = {host: one["node"] for host, one in looked.items() if isinstance(one.get("node"), dict)}
-        receipts = options["receipts"]
-        bare = [host for host in found if receipts[host]["bare"]]
+        state_files = options["state_files"]
+        bare = [host for host in found if state_files[host]["bare"]]
         engineless = [host for host, node in found.items() if not node["docker"] and host not in bare]
         parts = [*(variables.get("ansible_run_tags") or ["all"]), *(variables.get("ansible_skip_tags") or [])]
         whole = parts == ["all"] and not context.CLIARGS.get("step")
         work = decide(
-            {host: with_strays(node, receipts[host]["repairs"]) for host, node in found.items()},
+            {host: with_strays(node, state_files[host]["repairs"]) for host, node in found.items()},
             {
-                host: [*([] if host in bare else ["docker_engine"]), *receipts[host]["inputs"]]
+                host: [*([] if host in bare else ["docker_engine"]), *state_files[host]["inputs"]]
                 for host in found
             },
-            {host: receipts[host]["absent"] for host in found},
+            {host: state_files[host]["absent"] for host in found},
             recheck=options["recheck"],
             engineless=engineless if self._task.check_mode else (),
             bundled=BUNDLED if whole else (),
@@ -46,7 +46,7 @@ class ActionModule(Decision):
             work.plays["state_file"] = []
         # The call that keeps a state file releases its node, too.
         released = set(work.why) if whole and not bare else set()
-        locked = [host for host in found if host in work.why or receipts[host]["absent"]]
+        locked = [host for host in found if host in work.why or state_files[host]["absent"]]
         work.plays["release"] = (
             [] if self._task.check_mode else [one for one in locked if one not in released]
         )

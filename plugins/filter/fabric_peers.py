@@ -55,7 +55,7 @@ EXAMPLES = r"""
   rdm.provision.fabric_probe:
     node: "{{ inventory_hostname }}"
     nodes: >-
-      {{ preflight_plan.dictionary
+      {{ preflight_plan.address_map
       | rdm.provision.fabric_peers(inventory_hostname, ansible_play_hosts_all) }}
 """
 

@@ -10,14 +10,14 @@ DOCUMENTATION = r"""
 name: gather_arguments
 short_description: The arguments of node_facts for each node
 description:
-  - Turns what M(rdm.provision.plan) returned as C(receipts) into the arguments of
+  - Turns what M(rdm.provision.plan) returned as C(state_files) into the arguments of
     M(rdm.provision.node_facts) by node, for M(rdm.provision.run_on_all).
 author:
   - The rdm-provision developers
 positional: _input, lock, locks
 options:
   _input:
-    description: What M(rdm.provision.plan) returned as C(receipts).
+    description: What M(rdm.provision.plan) returned as C(state_files).
     type: dict
     required: true
   lock:
@@ -34,7 +34,7 @@ EXAMPLES = r"""
 - name: Look at all nodes
   rdm.provision.run_on_all:
     module: rdm.provision.node_facts
-    arguments: "{{ preflight_plan.receipts | rdm.provision.gather_arguments }}"
+    arguments: "{{ preflight_plan.state_files | rdm.provision.gather_arguments }}"
   register: preflight_facts_all
   run_once: true
 """
@@ -47,7 +47,7 @@ _value:
 
 
 def gather_arguments(
-    receipts: Mapping[str, Mapping[str, Any]], lock: Mapping[str, Any] | None = None, locks: bool = False
+    state_files: Mapping[str, Mapping[str, Any]], lock: Mapping[str, Any] | None = None, locks: bool = False
 ) -> dict[str, dict[str, Any]]:
     """Return the arguments by node, the same that the role preflight gives the ordinary task."""
     everywhere: dict[str, Any] = {"lock": dict(lock)} if lock else {}
@@ -63,7 +63,7 @@ def gather_arguments(
             "locks": locks or bool(one["absent"]),
             **everywhere,
         }
-        for node, one in receipts.items()
+        for node, one in state_files.items()
     }
 
 

@@ -45,7 +45,7 @@ EXAMPLES = r"""
 - name: Measure from all containers
   rdm.provision.run_on_all:
     module: rdm.provision.fabric_probe
-    arguments: "{{ preflight_plan.dictionary | rdm.provision.probe_arguments(ansible_play_hosts_all) }}"
+    arguments: "{{ preflight_plan.address_map | rdm.provision.probe_arguments(ansible_play_hosts_all) }}"
   register: fabric_measurement_all
   run_once: true
 """

@@ -89,7 +89,7 @@ EXAMPLES = r"""
 - name: Measure the fabric from every container
   rdm.provision.fabric_probe:
     node: "{{ inventory_hostname }}"
-    nodes: "{{ preflight_plan.dictionary }}"
+    nodes: "{{ preflight_plan.address_map }}"
     container: rdm
   register: fabric_measurement
 """

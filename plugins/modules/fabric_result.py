@@ -67,7 +67,7 @@ options:
 EXAMPLES = r"""
 - name: Judge the fabric
   rdm.provision.fabric_result:
-    nodes: "{{ preflight_plan.dictionary }}"
+    nodes: "{{ preflight_plan.address_map }}"
     measurements: fabric_measurement
   register: fabric_result
   run_once: true

@@ -9,10 +9,10 @@ short_description: Plan the cluster, or refuse with every problem of every node
 description:
   - Decides once for the whole cluster, on the controller, before anything changes anywhere. Run it once.
   - Stage V(inventory) checks groups, names and variables of all hosts of the groups C(master) and C(workers),
-    and the list of images, and makes the address plan. It needs no connection, but see O(look).
-  - Stage V(nodes) does the same and compares the plan with what M(rdm.provision.node_facts) registered on
-    the hosts of the play. Hosts without such facts (because of C(--limit), or because they were not reached)
-    keep their addresses and are not checked.
+    and the list of images, and makes the address plan. It needs no connection, but see O(connections).
+  - Stage V(nodes) goes on from that, in the same run, and compares the plan with what
+    M(rdm.provision.node_facts) registered on the hosts of the play. Hosts without such facts (because of
+    C(--limit), or because they were not reached) keep their addresses and are not checked.
   - The address plan is kept in C(address_plan.cfg) beside the inventory.
 version_added: 0.1.0
 author: The rdm-provision developers
@@ -59,13 +59,14 @@ options:
       - With O(write) keys that were never made are made, and their fingerprints kept in the plan file.
     type: bool
     default: false
-  receipts:
-    description: Return RV(receipts), too.
+  state_files:
+    description: Return RV(state_files), too.
     type: bool
     default: false
-  look:
+    aliases: [receipts]
+  connections:
     description:
-      - The connection plugins by which nodes are looked at when the inventory is refused, so that what is
+      - The connection plugins by which nodes are queried when the inventory is refused, so that what is
         wrong with them comes in the same report; for stage V(inventory). With none no node is connected to.
       - For stage V(nodes), those by which the locks of runs that were killed are taken over, and its own are
         released when it refuses.
@@ -73,15 +74,17 @@ options:
     type: list
     elements: str
     default: []
+    aliases: [look]
   refuse:
     description: For stage V(nodes), whether to refuse; otherwise the plan has RV(problems).
     type: bool
     default: true
     version_added: 0.2.0
-  patience:
+  timeout:
     description: Seconds that each node has for that. Who waits for it has an inventory to correct.
     type: float
     default: 10
+    aliases: [patience]
 """
 
 EXAMPLES = r"""
@@ -211,8 +214,13 @@ hostfile:
   returned: success
   type: str
   sample: "192.169.16.100 slots=8\n192.169.16.101 slots=8\n"
-dictionary:
+address_map:
   description: One line C(name MY_IP) per node, the master first.
+  returned: success
+  type: str
+  sample: "node1 192.169.16.100\nnode2 192.169.16.101\n"
+dictionary:
+  description: The former name of RV(address_map), for one release.
   returned: success
   type: str
   sample: "node1 192.169.16.100\nnode2 192.169.16.101\n"
@@ -227,11 +235,11 @@ saved:
   type: bool
 lock:
   description: Which run wants the locks of the nodes, for M(rdm.provision.node_facts); empty where none does.
-  returned: with O(receipts)
+  returned: with O(state_files)
   type: dict
-receipts:
+state_files:
   description: What M(rdm.provision.node_facts) and M(rdm.provision.state_file) compare, by node.
-  returned: with O(receipts)
+  returned: with O(state_files)
   type: dict
   contains:
     inputs:

@@ -84,7 +84,7 @@ EXAMPLES = r"""
 - name: Make the rounds
   rdm.provision.rdma_pairs:
     stage: schedule
-    nodes: "{{ preflight_plan.dictionary }}"
+    nodes: "{{ preflight_plan.address_map }}"
     looks: rdma_look
   register: rdma_rounds
   run_once: true

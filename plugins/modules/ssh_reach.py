@@ -28,7 +28,7 @@ options:
 EXAMPLES = r"""
 - name: See whether every host reaches every host
   rdm.provision.ssh_reach:
-    nodes: "{{ preflight_plan.dictionary }}"
+    nodes: "{{ preflight_plan.address_map }}"
     within: "{{ ansible_play_hosts }}"
 """
 

@@ -63,8 +63,8 @@ EXAMPLES = r"""
   rdm.provision.state_file:
     directory: /etc/rdm
     worked: "{{ preflight_work.why[inventory_hostname].keys() }}"
-    inputs: "{{ preflight_plan.receipts[inventory_hostname].inputs }}"
-    watch: "{{ preflight_plan.receipts[inventory_hostname].watch }}"
+    inputs: "{{ preflight_plan.state_files[inventory_hostname].inputs }}"
+    watch: "{{ preflight_plan.state_files[inventory_hostname].watch }}"
     hardware: "{{ preflight_facts.node.hardware }}"
 """
 

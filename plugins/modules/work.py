@@ -21,10 +21,11 @@ options:
     description: Name of the variable that M(rdm.provision.node_facts) was registered in.
     type: str
     default: preflight_facts
-  receipts:
-    description: What M(rdm.provision.plan) returned as C(receipts).
+  state_files:
+    description: What M(rdm.provision.plan) returned as C(state_files).
     type: dict
     required: true
+    aliases: [receipts]
   recheck:
     description: Let every role look for itself, whatever was found.
     type: bool
@@ -34,7 +35,7 @@ options:
 EXAMPLES = r"""
 - name: Decide who has what to do
   rdm.provision.work:
-    receipts: "{{ preflight_plan.receipts }}"
+    state_files: "{{ preflight_plan.state_files }}"
   register: preflight_work
   run_once: true
 """
@@ -45,7 +46,7 @@ why:
   returned: always
   type: dict
   sample: {n2: {hostfile: ["/etc/rdm/job/hostfile has changed: content"]}}
-beside:
+bundled:
   description: For each node, what the call that runs its container writes, too, and no play of its own does.
   returned: always
   type: dict
@@ -56,7 +57,7 @@ plays:
       and C(verify).
     - Nodes with work, and one more, where there is one, that has none. Ansible ends the whole run when all
       hosts of a play have failed.
-    - There are no receipts in check mode, and with C(--tags), C(--skip-tags) or C(--step).
+    - No state files are written in check mode, and with C(--tags), C(--skip-tags) or C(--step).
   returned: always
   type: dict
   sample: {hostfile: [n2, n1], state_file: [n2, n1], verify: [n1, n2, n3]}

@@ -293,7 +293,16 @@ class Translator:
             if not self.problems:
                 self.problems.append(Problem(None, "", _why(res, unreachable=False), ""))
         elif action == PLAN_ACTION and "nodes" in res:
-            hidden = ("changed", "diff", "invocation", "warnings", "failed", "msg", "exception", "receipts")
+            hidden = (
+                "changed",
+                "diff",
+                "invocation",
+                "warnings",
+                "failed",
+                "msg",
+                "exception",
+                "state_files",
+            )
             self.plan = {k: v for k, v in res.items() if k not in hidden and not k.startswith("_ansible")}
         elif action == FABRIC_ACTION and isinstance(res.get("fabric"), Mapping):
             self.fabric = dict(res["fabric"])

@@ -579,6 +579,6 @@ def hostfile(plan: AddressPlan, slots: Mapping[str, int]) -> str:
     return "".join(f"{at} slots={slots[name]}\n" for name, at in plan.nodes.items())
 
 
-def dictionary(plan: AddressPlan) -> str:
-    """Return the node -> MY_IP dictionary as text, one node per line, master first."""
+def address_map(plan: AddressPlan) -> str:
+    """Return the node -> MY_IP map as text, one node per line, master first."""
     return "".join(f"{name} {at}\n" for name, at in plan.nodes.items())

@@ -53,15 +53,50 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.cluster_va
 )
 
 
-class NodesPlan(NamedTuple):
+class CheckedNode(NamedTuple):
+    """What a node's own state adds to its part of the plan; see RETURN of plugins/modules/plan.py.
+
+    Attributes:
+        config_dir: the directory for the cluster's files.
+        container: what the training container gets of the node.
+        network_present: whether there is a Docker network of the container network's name.
+        network_differences: how that differs from the plan, in sentences.
+        shells: which shells are there.
+        seen: name, state and image of the container as it was; empty for none.
+        functions_end: of how many VFs containers end before VFs are worked on, by the PF's interface.
+        function_devices: whether the container gets the devices of its VF alone; None without our plugin.
+        rails: the further rails.
+    """
+
+    config_dir: str
+    container: Mapping[str, Any]
+    network_present: bool
+    network_differences: Sequence[str]
+    shells: Mapping[str, bool]
+    seen: Mapping[str, str]
+    functions_end: Mapping[str, int]
+    function_devices: bool | None = None
+    rails: Sequence[Mapping[str, Any]] = ()
+
+    def plain(self) -> dict[str, Any]:
+        """Return it as the action returns it: what a node does not have is left out."""
+        optional = {"function_devices": None, "rails": ()}
+        return {
+            name: value
+            for name, value in self._asdict().items()
+            if name not in optional or value != optional[name]
+        }
+
+
+class CheckedNodes(NamedTuple):
     """What the nodes' own state adds to the plan.
 
     Attributes:
-        nodes: node name -> what the roles need to know about it; only nodes with facts.
+        nodes: node name -> its part; only nodes with facts.
         warnings: sentences about what is not as it should be but refuses nothing.
     """
 
-    nodes: dict[str, dict[str, Any]]
+    nodes: dict[str, CheckedNode]
     warnings: list[str]
 
 
@@ -71,7 +106,7 @@ def plan_nodes(
     facts: Mapping[str, Mapping[str, Any]],
     changes: bool = True,
     failed: Mapping[str, str] | None = None,
-) -> NodesPlan:
+) -> CheckedNodes:
     """Check the plan against what the nodes report, and decide what their containers get.
 
     Args:
@@ -79,7 +114,7 @@ def plan_nodes(
         wants: what the cluster wants of each node that has facts.
         facts: node name -> what `node_facts` found there.
         changes: whether the nodes are changed afterwards; if not, no job has to be protected.
-        failed: node name -> why it was reached and could not be looked at. What one cannot reach may be dead,
+        failed: node name -> why it was reached and could not be queried. What one cannot reach may be dead,
             and the others go on without it; what answers with an error is for a person to decide about.
 
     Raises:
@@ -89,7 +124,7 @@ def plan_nodes(
     problems = _taken(plan, wants, facts, bare)
     problems += [
         Problem(
-            node, "", f"could not be looked at: {why}", f"mend it, or leave it out with --limit '!{node}'"
+            node, "", f"could not be looked at: {why}", f"repair it, or leave it out with --limit '!{node}'"
         )
         for node, why in (failed or {}).items()
     ]
@@ -101,7 +136,7 @@ def plan_nodes(
     if changes:
         problems += locked
     warnings: list[Problem] = []
-    nodes: dict[str, dict[str, Any]] = {}
+    nodes: dict[str, CheckedNode] = {}
     holders = {address: node for node, address in plan.addresses.nodes.items()}
     ours = addresses_of(plan.inventory.cluster, facts.values())
     for node, found in facts.items():
@@ -113,15 +148,15 @@ def plan_nodes(
         problems += origin_problems(want, config_dir, found)
         problems += wire_problems(want, found, ours)
         warnings += findings.warnings
-        nodes[node] = _told(want, found, config_dir)
+        nodes[node] = _checked(want, found, config_dir)
     warnings += fleet_checks.differences(facts)
-    with_network = {node for node, planned in nodes.items() if planned["network_present"]}
+    with_network = {node for node, planned in nodes.items() if planned.network_present}
     if not bare:
         warnings += pool_warnings(plan.addresses.subnet, facts, with_network)
     if problems:
         order = {node: rank for rank, node in enumerate(plan.inventory.nodes)}
         raise PreconditionFailed(sorted(problems, key=lambda problem: order.get(problem.node or "", -1)))
-    return NodesPlan(nodes, sentences(warnings) + dry_run([*locked, *ended]))
+    return CheckedNodes(nodes, sentences(warnings) + dry_run([*locked, *ended]))
 
 
 def _taken(
@@ -153,24 +188,25 @@ def _taken(
     return problems
 
 
-def _told(want: DesiredState, found: Mapping[str, Any], config_dir: str) -> dict[str, Any]:
+def _checked(want: DesiredState, found: Mapping[str, Any], config_dir: str) -> CheckedNode:
     """Return what the roles need to know of a node."""
-    return {
-        "config_dir": config_dir,
-        "container": container_spec(
-            found,
-            want.accelerator,
-            *rdma_interfaces(want),
-            rdma=not (want.reserves_vf and want.function_devices),
-        )._asdict(),
-        "network_present": network_present(want, found),
-        "network_differences": network_differences(want, found),
-        "shells": dict(found.get("shells") or {}),
-        "seen": container_seen(want, found),
-        **({"function_devices": want.function_devices} if want.reserves_vf else {}),
-        "functions_end": sriov_checks.ending(want, found),
-        **({"rails": [_rail(rail) for rail in rails]} if (rails := want.attachments[1:]) else {}),
-    }
+    spec = container_spec(
+        found,
+        want.accelerator,
+        *rdma_interfaces(want),
+        rdma=not (want.reserves_vf and want.function_devices),
+    )
+    return CheckedNode(
+        config_dir=config_dir,
+        container=spec._asdict(),
+        network_present=network_present(want, found),
+        network_differences=network_differences(want, found),
+        shells=dict(found.get("shells") or {}),
+        seen=container_seen(want, found),
+        functions_end=sriov_checks.ending(want, found),
+        function_devices=want.function_devices if want.reserves_vf else None,
+        rails=[_rail(rail) for rail in want.attachments[1:]] or (),
+    )
 
 
 def _rail(rail: Attachment) -> dict[str, Any]:

@@ -102,7 +102,7 @@ def engine(want: DesiredState, facts: Mapping[str, Any], findings: Findings) -> 
 
 
 def _podman(want: DesiredState, docker: Mapping[str, Any], findings: Findings) -> None:
-    """Note what Podman cannot, and refuse it where nobody has asked for it."""
+    """Note what Podman cannot do, and refuse it where the user has not chosen it."""
     release, name = docker["version"], f"Podman {docker['version']}"
     use_docker = "use a Docker Engine"
     if want.engine.socket in _DOCKER_SOCKETS:

@@ -63,7 +63,7 @@ def container_seen(want: DesiredState, facts: Mapping[str, Any]) -> dict[str, st
 
 
 def ended_by_plan(want: DesiredState, facts: Mapping[str, Any]) -> list[str]:
-    """Return the jobs that would end because their container gets a network made anew, or another address."""
+    """Return the jobs that would end whose container gets another address, or a recreated network."""
     replaced = want.run.replace_network and any(
         network_differences(want, facts, one) for one in want.attachments
     )
@@ -276,8 +276,8 @@ def address(
 def guests(want: DesiredState, facts: Mapping[str, Any], findings: Findings) -> None:
     """Name others on our network: the engine gives them addresses, and knows nothing of other nodes'.
 
-    To keep the plan's addresses from them, the engine would have to be told all of them when the network is
-    made, and each new node would mean making it anew everywhere.
+    To keep the plan's addresses from them, the engine would need all of them when the network is created, and
+    each new node would mean recreating it everywhere.
     """
     name = want.attachments[0].network.name
     network = _existing(want.attachments[0].network, facts)
@@ -287,7 +287,7 @@ def guests(want: DesiredState, facts: Mapping[str, Any], findings: Findings) -> 
         address = at.get(guest, "")
         owner = want.others.get(address, "")
         if owner and address != want.my_ip:
-            # Both would answer, and verification blame the node whose address it is.
+            # Both would answer, and verification would call the planned node faulty.
             reason = f"is used by the container {guest}, which is not this cluster's"
             hint = "remove that container from the network"
             findings.problems.append(Problem(want.node, f"the address {address} of {owner}", reason, hint))

@@ -68,12 +68,12 @@ def differences(facts: Mapping[str, Mapping[str, Any]]) -> list[Problem]:
         usual, having = max(by_value.items(), key=lambda item: len(item[1]))
         value = f"{trait.layer}:"
         if 2 * len(having) <= sum(map(len, by_value.values())):
-            told = "; ".join(f"{one} on {names(nodes)}" for one, nodes in by_value.items())
+            values = "; ".join(f"{one} on {names(nodes)}" for one, nodes in by_value.items())
             nodes = [node for nodes in by_value.values() for node in nodes]
             interfaces = dict.fromkeys(seen[trait, node].interface for node in nodes)
             what = trait.what.format(names(interfaces))
             command = seen[trait, having[0]].command
-            warnings.append(Problem(None, value, f"the nodes differ in the {what}: {told}", command))
+            warnings.append(Problem(None, value, f"the nodes differ in the {what}: {values}", command))
             continue
         count = len(having)
         most = f"the {count} others have" if count > 1 else f"{having[0]} has"
@@ -99,7 +99,7 @@ def _traits(facts: Mapping[str, Any]) -> Iterator[Seen]:
             continue
         name, device = parent["name"], devices[port["device"]]
         pci = device["pci"]
-        # A port that is down has the lowest rate, and is told of elsewhere.
+        # A port that is down has the lowest rate, and another check reports it.
         if port["state"] == "ACTIVE" and port["rate"]:
             yield Seen(
                 Trait("link", "rate of {}", rail),

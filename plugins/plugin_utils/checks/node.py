@@ -112,7 +112,7 @@ def with_strays(facts: Mapping[str, Any], my_ip: str) -> Mapping[str, Sequence[s
     """Return which roles have work on a node, the lines of others that are to be commented out included.
 
     Args:
-        facts: what a look found.
+        facts: what was gathered from the node.
         my_ip: what no line of others may change; empty where such lines stay.
     """
     work: Mapping[str, Sequence[str]] = facts["work"]

@@ -14,6 +14,7 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition 
     PreconditionFailed,
     Problem,
 )
+from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.renamed_variables import notices
 
 _YAML = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _TEXTS = ("description", "version_added", "sample")
@@ -56,6 +57,9 @@ class Decision(ActionBase):
         result: dict[str, Any] = super().run(tmp, variables)
         _, options = self.validate_argument_spec(self.ARGUMENTS, required_if=self.REQUIRED_IF)
         result["changed"] = False
+        # With a plan the notices have been given: a role is used alone.
+        for notice in notices(variables) if "preflight_plan" not in variables else ():
+            self._display.warning(notice)
         try:
             result.update(self.decide(options, variables))
         except PreconditionFailed as refused:

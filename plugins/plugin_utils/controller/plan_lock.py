@@ -39,5 +39,5 @@ def alone(reader: HostVariables, writes: bool) -> Iterator[None]:
                     [Problem(None, str(path), reason, "try again when that has ended")]
                 ) from None
             except OSError:
-                pass  # then it cannot be written either, which is told later
+                pass  # then it cannot be written either, which is reported later
         yield

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What became of asking all hosts at once: whose answer is taken, and who is left to an ordinary task."""
+"""How a query of all hosts ended: whose answer is taken, and who is left to an ordinary task."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class QueryResults(NamedTuple):
         Ansible ends the whole run.
 
         Args:
-            hosts: all that were asked; the plays have theirs in this order.
+            hosts: all that were queried; the plays have theirs in this order.
         """
         plays = {}
         for play, chosen in (("lost", self.lost), ("others", self.others)):

@@ -70,7 +70,7 @@ def run_all(
     """Yield how each call ended, as they end.
 
     Args:
-        calls: with their names; each is asked for when there is a thread for it.
+        calls: with their names; each is taken when a thread is free.
         threads: how many at the same time.
         timeout: seconds for each. Of a call that takes longer, the programs that it waits for are ended;
             where that does not end it, it is given up, and its thread left to itself.

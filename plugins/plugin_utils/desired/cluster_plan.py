@@ -67,7 +67,7 @@ def plan_cluster(
         workers: the hosts of group `workers`.
         variables: for each host its cluster-wide and connection variables, evaluated.
         previous: the address plan before, or None.
-        replace_network: the user agrees to make the network anew on every node.
+        replace_network: the user agrees to recreate the network on every node.
         problems: what the caller already found wrong with the inventory.
 
     Returns:
@@ -98,12 +98,12 @@ def plan_cluster(
     bare = inventory.runtime == RUNTIME_HOST
     # Once: whoever has kept the plan knows.
     known = previous is not None and previous.subnet == addresses.subnet
-    told = (
+    sentences = (
         ()
         if bare or known
         else (widened(addresses, previous, inventory.subnet), public_space_warning(addresses.subnet))
     )
-    return ClusterPlan(inventory, addresses, [sentence for sentence in told if sentence]), found
+    return ClusterPlan(inventory, addresses, [sentence for sentence in sentences if sentence]), found
 
 
 def presumed_config_dir(plan: ClusterPlan, node: str) -> str:

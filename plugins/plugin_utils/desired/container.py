@@ -62,7 +62,7 @@ class DesiredContainer(NamedTuple):
     Attributes:
         name: of the container.
         cluster: the cluster that owns it.
-        accelerator: what the node computes with, by which a look chooses devices.
+        accelerator: what the node computes with, by which the check chooses devices.
         devices_of: whose RDMA devices it gets where nobody lists devices, as `container_rdma`.
         image: what it runs; empty where only a plan says it.
         command: its command.
@@ -218,7 +218,7 @@ def _files(variables: NodeVariables, entry: PlanEntry, my_ip: str) -> OwnedFiles
     # nobody else's to run.
     shared = re.fullmatch(rf"{JOBS}/[^/]+", jobs)
     ssh, keys = f"{directory}/ssh", entry.keys
-    dictionary = needed("container_address_map", variables, entry.dictionary) if my_ip else ""
+    dictionary = needed("container_address_map", variables, entry.address_map) if my_ip else ""
     return OwnedFiles(
         claim=claim(directory, variables),
         directories=[
@@ -306,7 +306,7 @@ def _plugin_socket(variables: NodeVariables, entry: PlanEntry) -> str:
 
 
 def _of_node(what: str, variables: NodeVariables, entry: PlanEntry, otherwise: list[str]) -> list[Any]:
-    """Return what the user says, else what the plan has chosen after a look, else a default."""
+    """Return what the user says, else what the plan has chosen from the node's facts, else a default."""
     given = variables.value(f"container_{what}")
     return list(_spec(entry).get(what, otherwise) if given is None else given)
 

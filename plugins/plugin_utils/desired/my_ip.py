@@ -34,7 +34,7 @@ def desired_my_ip(variables: NodeVariables, entry: PlanEntry) -> OwnedFiles:
         files=[
             {
                 "path": f"{directory}/nodes",
-                "content": needed("my_ip_address_map", variables, entry.dictionary),
+                "content": needed("my_ip_address_map", variables, entry.address_map),
             },
             {"path": f"{directory}/env", "content": environment},
         ],

@@ -42,7 +42,7 @@ def absent(*paths: str) -> list[dict[str, Any]]:
 def cluster_directory(variables: NodeVariables, entry: PlanEntry) -> str:
     """Return the directory for the cluster's files on a node.
 
-    Where it has been looked at, that is a path. Otherwise it may begin with `~`, and have `%n` for the name
+    Once facts are gathered, that is a path. Otherwise it may begin with `~`, and have `%n` for the name
     of the host.
     """
     given = str(entry.observed.get("config_dir") or "") or variables.text("rdm_config_dir")

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.node_variables import NodeVariables
 
-_OF_ALL = ("subnet", "gateway", "master_addr", "dictionary", "hostfile")
+_OF_ALL = ("subnet", "gateway", "master_addr", "address_map", "hostfile")
 
 
 class PlanEntry(NamedTuple):
@@ -23,14 +23,14 @@ class PlanEntry(NamedTuple):
         rails: the subnets of the networks of further rails.
         my_ip: the node's address on the container network.
         master_addr: the master's.
-        dictionary: the file with the addresses of all nodes.
+        address_map: the file with the addresses of all nodes.
         hostfile: DeepSpeed's.
         image: what the training container runs.
         vf_mac: the first of the MACs of its virtual functions; empty where the cluster has none.
         archives: path, size and time of the image archives that are on the controller.
-        observed: what the plan says of the node after a look at it, as C(nodes) of the action documents it.
-        engine: what a look at the node's engine has found.
-        keys: what the node has of the cluster's ssh keys, by file name. That these are right, a look sees.
+        observed: what the plan says of the node with its facts, as C(nodes) of the action documents it.
+        engine: the facts of the node's engine.
+        keys: what the node has of the cluster's ssh keys, by file name. `node_facts` compares them.
     """
 
     node: str
@@ -39,7 +39,7 @@ class PlanEntry(NamedTuple):
     rails: tuple[str, ...] = ()
     my_ip: str = ""
     master_addr: str = ""
-    dictionary: str = ""
+    address_map: str = ""
     hostfile: str = ""
     image: str = ""
     vf_mac: str = ""
@@ -68,12 +68,12 @@ class PlanEntry(NamedTuple):
         )
 
     def for_digest(self) -> PlanEntry:
-        """Return the same before any look, and with digests in place of long texts."""
+        """Return the same without facts, and with digests in place of long texts."""
         return self._replace(
             observed={},
             engine={},
             keys={},
-            dictionary=_digest(self.dictionary),
+            address_map=_digest(self.address_map),
             hostfile=_digest(self.hostfile),
         )
 

@@ -63,14 +63,14 @@ class DesiredVfs(NamedTuple):
 
     Attributes:
         parents: the physical functions that have some.
-        number: how many each has; 0 where nobody asks for them.
+        number: how many each has; 0 where none are wanted.
         first_mac: of the node; MACs and GUIDs are made from it.
         addresses: MACs or GUIDs that the user gives them.
         policy: of InfiniBand VFs.
         vlan: of Ethernet VFs; this and the rest are None to leave it as it is.
         trust: of Ethernet VFs.
         spoof_check: of Ethernet VFs.
-        firmware: how many the firmware is told to allow; 0 where it is not touched.
+        firmware: how many the firmware is set to allow; 0 where it is not touched.
         kernel_parameters: whether the kernel's command line switches the IOMMU on.
         boot_program: digest of the program that makes them again at boot; empty without VFs.
     """

@@ -19,7 +19,7 @@ class SriovSettings(NamedTuple):
     Attributes:
         parents: names of the interfaces that the container network lies on.
         vfs: how many VFs each has to offer; 0 where the network needs none.
-        firmware_vfs: how many the firmware may be told to allow, 0 where it is not to be touched.
+        firmware_vfs: how many the firmware may be set to allow, 0 where it is left alone.
         kernel_parameters: whether the kernel's command line may be changed.
         reboot_ok: whether the node may be rebooted for these.
         socket: at which the network plugin is to answer; empty where none is wanted.
@@ -38,10 +38,10 @@ class SriovSettings(NamedTuple):
     function_devices: bool = False
     stand_in: bool = False
 
-    def look(self) -> dict[str, Any]:
-        """Return the option `sriov` of node_facts: what a look at the node has to tell."""
-        told = ("parents", "vfs", "firmware_vfs", "kernel_parameters", "socket", "function_devices")
-        return {key: value for key, value in self._asdict().items() if key in told}
+    def gathered(self) -> dict[str, Any]:
+        """Return the option `sriov` of node_facts: what to gather from the node."""
+        names = ("parents", "vfs", "firmware_vfs", "kernel_parameters", "socket", "function_devices")
+        return {key: value for key, value in self._asdict().items() if key in names}
 
 
 def sriov_settings(variables: NodeVariables) -> SriovSettings:
@@ -52,11 +52,11 @@ def sriov_settings(variables: NodeVariables) -> SriovSettings:
     if driver != "sriov":
         return SriovSettings(tuple(_below_networks(variables)))
     vfs = max(1, variables.number("sriov_vfs"))
-    told = variables.true("sriov_firmware")
+    set_firmware = variables.true("sriov_firmware")
     return SriovSettings(
         tuple(vf_parents(variables)),
         vfs,
-        max(vfs, variables.number("sriov_firmware_vfs")) if told else 0,
+        max(vfs, variables.number("sriov_firmware_vfs")) if set_firmware else 0,
         variables.true("sriov_kernel_parameters"),
         variables.true("sriov_reboot_ok"),
         run_as=variables.text("sriov_run_as"),

@@ -129,13 +129,13 @@ class DesiredState(NamedTuple):
         undecided: the roles whose parts depend on what is not known before they run.
         interfaces: those below the container networks.
         chosen: what the user gives the container of its devices, its requests to device drivers, and its
-            groups; the rest follows from a look at the node.
+            groups; the rest follows from the node's facts.
         image_listed: whether images_list brings the container's image; otherwise the node must have it.
         sriov: what is wanted of the interfaces below the networks.
         plugin: the SR-IOV network plugin, `rdm-sriov` or `upstream`; empty where none is needed.
         functions: what is wanted of the node's physical functions.
         run: how a run may get there.
-        origin: where the cluster was made; None where nobody asks for its keys.
+        origin: where the cluster was made; None where its keys are not checked.
         others: MY_IP -> node, of all nodes.
     """
 
@@ -223,7 +223,7 @@ class DesiredState(NamedTuple):
 
     @property
     def wire_addresses(self) -> dict[str, str]:
-        """The node's address on the wire of each interface that can be asked who has it."""
+        """The node's address on the wire of each interface on which it can be probed."""
         if self.network_driver not in DRIVERS_ON_A_PARENT:
             return {}
         return {

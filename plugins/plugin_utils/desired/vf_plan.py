@@ -85,7 +85,7 @@ NONE = Functions(0, [])
 
 
 def shown(wanted: Wanted) -> list[str]:
-    """Return what is looked at, of each VF of a PF, to see that it is still so."""
+    """Return what is gathered of each VF of a PF, to detect drift."""
     given = {"vlan": wanted.vlan, "trust": wanted.trust, "spoof_check": wanted.spoof_check}
     return ["address", "policy", *(name for name, value in given.items() if value is not None)]
 
@@ -93,7 +93,7 @@ def shown(wanted: Wanted) -> list[str]:
 def functions_of(variables: NodeVariables) -> Functions:
     """Return what the inventory says of a node's VFs; ValueError when it makes no sense.
 
-    Values of another type than they should have count as none: they are told elsewhere.
+    Values of another type than they should have count as none: another check reports them.
     """
     try:
         number = int(variables.text("sriov_vfs") or 0)
@@ -300,4 +300,4 @@ def _optional(variables: NodeVariables, name: str, kind: Any) -> Any:
     try:
         return None if value is None else kind(value)
     except (TypeError, ValueError):
-        return None  # which is told elsewhere
+        return None  # another check reports it

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Which nodes a run works on, and with which roles: those where a look found something to do."""
+"""Which nodes a run works on, and with which roles: those where `node_facts` found something to do."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ DEPENDENTS: Mapping[str, Sequence[str]] = {
     "sriov": ("network", "container"),
     "network": ("container",),
 }
-"""What has to look again when another role has worked: a container is made of an image, on a network."""
+"""Which roles check again when another one has worked: a container is made of an image, on a network."""
 
 BUNDLED = ("my_ip", "hostfile", "state_file")
 """What the call that runs a node's container can write in passing; a call of its own is 0.1 CPU s a node."""
@@ -51,10 +51,10 @@ def decide(
     """Decide who has what to do.
 
     Args:
-        found: node -> what the look at it found, for the nodes that answered.
+        found: node -> what `node_facts` found, for the nodes that answered.
         wanted: node -> the roles that are wanted there at all.
         absent: node -> the roles whose traces are to be taken away there.
-        recheck: let every wanted role look again, whatever was found.
+        recheck: let every wanted role check again, whatever was found.
         engineless: nodes without an engine in a run that changes nothing: what follows the engine cannot even
             be looked at there.
         bundled: what may be written with the container. Where a run is to do some parts only, each has to be

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """What the user wrote: the cluster's variables, checked for all nodes at once.
 
-The values come from the inventory as Ansible resolved them; nothing here asks a node.
+The values come from the inventory as Ansible resolved them; nothing here queries a node.
 """
 
 from __future__ import annotations
@@ -17,28 +17,13 @@ from ansible.module_utils.parsing.convert_bool import boolean
 from ansible_collections.rdm.provision.plugins.module_utils.base.wording import names
 from ansible_collections.rdm.provision.plugins.module_utils.constants import (
     ACCELERATORS,
-    CLUSTER,
     RUNTIME_CONTAINER,
     RUNTIME_HOST,
     RUNTIMES,
 )
 from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import Problem
+from ansible_collections.rdm.provision.plugins.plugin_utils.inventory import role_specs
 
-CLUSTER_OPTIONS: dict[str, dict[str, Any]] = {
-    "rdm_cluster": {"type": "str", "default": CLUSTER},
-    "rdm_accelerator": {"type": "str", "required": True, "choices": list(ACCELERATORS)},
-    "rdm_runtime": {"type": "str", "default": RUNTIME_CONTAINER, "choices": list(RUNTIMES)},
-    "rdm_subnet": {"type": "str", "default": ""},
-    "rdm_gateway": {"type": "str", "default": ""},
-    "rdm_slots": {"type": "int", "default": 8},
-    "rdm_gpu": {"type": "str", "default": ""},
-    "rdm_gpu_price": {"type": "float", "default": 0.0},
-    "rdm_gpu_speed": {"type": "float", "default": 1.0},
-    "rdm_become": {"type": "bool", "default": True},
-    "rdm_config_dir": {"type": "str", "default": ""},
-    "rdm_docker_socket": {"type": "str", "default": ""},
-    "my_ip": {"type": "str", "required": False},
-}
 # Ansible's own variables that say how a host is reached.
 SSH_ARGUMENTS = ("ansible_ssh_args", "ansible_ssh_common_args", "ansible_ssh_extra_args")
 CONNECTION_VARIABLES = ("ansible_host", "ansible_port", "ansible_connection", *SSH_ARGUMENTS)
@@ -63,7 +48,7 @@ class Host(NamedTuple):
 
     Attributes:
         name: its inventory name.
-        variables: those of CLUSTER_OPTIONS and of Ansible's own connection variables that are set.
+        variables: those of the cluster and of its connection that are set.
     """
 
     name: str
@@ -163,7 +148,7 @@ def check_inventory(
     Args:
         masters: the hosts of group `master`.
         workers: the hosts of group `workers`.
-        variables: for each of these hosts the variables that are set, evaluated: those of CLUSTER_OPTIONS and
+        variables: for each of these hosts the variables that are set, evaluated: the cluster's and
             CONNECTION_VARIABLES count.
     """
     hosts = {name: Host(name, variables[name]) for name in (*masters, *workers)}
@@ -266,7 +251,7 @@ def _ways(arguments: str) -> Iterator[str]:
 
 def _shared(option: str, hosts: Sequence[Host], problems: list[Problem]) -> str:
     """Return the value that all hosts agree on, or the most frequent one and a problem."""
-    default = CLUSTER_OPTIONS[option]["default"]
+    default = role_specs.cluster_options()[option]["default"]
     values: dict[str, list[str]] = {}
     for host in hosts:
         value = host.variables.get(option)
@@ -311,7 +296,7 @@ def check_gpus(host: Host) -> tuple[Gpus, list[Problem]]:
     problems = []
 
     def value(option: str, fits: Callable[[float], bool], reason: str, hint: str) -> float | None:
-        written = host.variables.get(option, CLUSTER_OPTIONS[option]["default"])
+        written = host.variables.get(option, role_specs.cluster_options()[option]["default"])
         number = _number(written)
         if number is not None and fits(number):
             return number

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """The images that a node needs, as the user listed them: what is wrong with the list, and which one runs.
 
-Nothing here asks a node; whether archives are sound is seen there.
+Nothing here queries a node; archives are verified there.
 """
 
 from __future__ import annotations

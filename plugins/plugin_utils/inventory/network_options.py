@@ -44,7 +44,7 @@ def driver_options(
         extra: further options, which win.
 
     Raises:
-        ValueError: the driver cannot do what is asked.
+        ValueError: the driver has no such option.
     """
     if driver not in DRIVERS:
         raise ValueError("network_driver {!r} is none of {}".format(driver, ", ".join(DRIVERS)))

@@ -39,8 +39,8 @@ def answer(name: str, host: str, raw: Mapping[str, Any]) -> dict[str, Any] | Non
         raw: the host's variables.
     """
     mine, everybody = raw.get(name), raw.get(name + ALL)
-    told = (everybody.get("answers") or {}).get(host) if isinstance(everybody, dict) else None
+    answered = (everybody.get("answers") or {}).get(host) if isinstance(everybody, dict) else None
     # A task of its own comes after that of all, and is skipped where it was not needed.
-    if isinstance(mine, dict) and not (told and mine.get("skipped")):
+    if isinstance(mine, dict) and not (answered and mine.get("skipped")):
         return mine
-    return told
+    return answered

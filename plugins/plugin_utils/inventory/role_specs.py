@@ -37,6 +37,14 @@ def options() -> Mapping[str, Mapping[str, Any]]:
     return {name: option for _, name, option in role_options()}
 
 
+@functools.cache
+def cluster_options() -> Mapping[str, Mapping[str, Any]]:
+    """Return the options that describe the cluster, by the variable's name."""
+    [specs] = [specs for role, specs in _role_files("meta/argument_specs.yml", "preflight")]
+    options: Mapping[str, Mapping[str, Any]] = specs["argument_specs"]["cluster"]["options"]
+    return options
+
+
 def default(name: str) -> Any:
     """Return what a variable is by default; None for none, and where that is a template."""
     value = options().get(name, {}).get("default")
@@ -76,7 +84,7 @@ def _validator(name: str) -> ArgumentSpecValidator:
     return ArgumentSpecValidator({name: option})
 
 
-def _role_files(name: str) -> Iterator[tuple[str, Any]]:
-    for path in sorted(ROLES.glob(f"*/{name}")):
+def _role_files(name: str, role: str = "*") -> Iterator[tuple[str, Any]]:
+    for path in sorted(ROLES.glob(f"{role}/{name}")):
         # Both loaders are the safe one.
         yield path.parents[1].name, yaml.load(path.read_text(encoding="utf-8"), Loader=_YAML)  # noqa: S506

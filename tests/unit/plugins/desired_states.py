@@ -21,7 +21,7 @@ ENTRY = PlanEntry(
     gateway="192.169.16.1",
     my_ip="192.169.16.100",
     master_addr="192.169.16.100",
-    dictionary="node1 192.169.16.100\n",
+    address_map="node1 192.169.16.100\n",
     hostfile="192.169.16.100 slots=1\n",
 )
 

@@ -39,7 +39,7 @@ PLAY = """
         inspection: known_inspection
         release: "{{ release | default([]) }}"
         keys: "{{ keys | default(false) }}"
-        receipts: "{{ receipts | default(false) }}"
+        state_files: "{{ state_files | default(false) }}"
         write: true
       register: planned
       run_once: true
@@ -186,7 +186,7 @@ def test_plan_is_written_once_and_known_to_every_host(cluster: Cluster) -> None:
         "vf_mac": "",
     }
     assert result["hostfile"] == "192.169.16.100 slots=8\n192.169.16.101 slots=4\n192.169.16.102 slots=8\n"
-    assert result["dictionary"] == "a 192.169.16.100\nb 192.169.16.101\nc 192.169.16.102\n"
+    assert result["address_map"] == "a 192.169.16.100\nb 192.169.16.101\nc 192.169.16.102\n"
     assert '"msg": "192.169.16.102"' in output
 
     rc, result, output = cluster.run("--diff")
@@ -860,9 +860,9 @@ def test_what_makes_functions_is_an_input_and_what_they_are_is_looked_at(cluster
     found = []
     for more in ({}, {"sriov_vfs": 4}, {"sriov_vfs": 4}, {"sriov_vfs": 4, **VLAN}):
         cluster.write({"a": {}}, {}, {**sriov, **more})
-        _, result, output = cluster.run("-e", '{"receipts": true}')
-        assert "receipts" in result, output
-        found.append(result["receipts"]["a"])
+        _, result, output = cluster.run("-e", '{"state_files": true}')
+        assert "state_files" in result, output
+        found.append(result["state_files"]["a"])
     inputs = [one["inputs"]["sriov"] for one in found]
     assert all(inputs)
     assert inputs[1] == inputs[2]
@@ -878,6 +878,44 @@ def test_what_makes_functions_is_an_input_and_what_they_are_is_looked_at(cluster
     assert any("rdm-sriov/vfs.json" in path for path in found[1]["watch"]["paths"]["sriov"])
 
 
+TWICE = """
+- name: Plan
+  hosts: master:workers
+  gather_facts: false
+  tasks:
+    - name: Plan the inventory
+      rdm.provision.plan: {stage: inventory, state_files: true}
+      run_once: true
+    - name: Another process saves a plan
+      ansible.builtin.copy: {content: "{{ other }}", dest: "{{ inventory_dir }}/address_plan.cfg"}
+      delegate_to: localhost
+      run_once: true
+      when: other is defined
+    - name: Plan
+      rdm.provision.plan: {stage: nodes, state_files: true, write: true}
+      register: planned
+      run_once: true
+"""
+
+
+def test_a_run_evaluates_the_inventory_once_unless_the_plan_file_changes_meanwhile(cluster: Cluster) -> None:
+    evaluated = cluster.home.parent / "evaluated"
+    slots = f"{{{{ lookup('ansible.builtin.pipe', 'echo >>{evaluated}; echo 4') }}}}"
+    cluster.write({"a": {}}, {}, {**CPU, "rdm_slots": slots})
+    cluster.run("-e", '{"state_files": true}')
+    once = len(evaluated.read_text())
+    evaluated.unlink()
+    cluster.play.write_text(TWICE)
+    _, result, output = cluster.run()
+    assert result["hostfile"] == "192.169.16.100 slots=4\n", output
+    assert result["state_files"]["a"]["inputs"]
+    assert len(evaluated.read_text()) == once
+    saved = cluster.plan_file.read_text().replace(".100", ".107")
+    cluster.plan_file.unlink()
+    _, result, output = cluster.run("-e", json.dumps({"other": saved}))
+    assert result["nodes"]["a"]["my_ip"] == "192.169.16.107", output
+
+
 def test_each_interface_is_asked_for_the_address_that_is_planned_on_its_wire(cluster: Cluster) -> None:
     sriov = {"network_driver": "sriov", "sriov_allow_tag": True, "network_parent": "ib0,ib1"}
     workers = {
@@ -887,8 +925,8 @@ def test_each_interface_is_asked_for_the_address_that_is_planned_on_its_wire(clu
         "e": {"network_driver": "bridge"},
     }
     cluster.write({"a": {}}, workers, CPU)
-    _, result, output = cluster.run("-e", '{"receipts": true}')
-    assert {node: one["addresses"] for node, one in result["receipts"].items()} == {
+    _, result, output = cluster.run("-e", '{"state_files": true}')
+    assert {node: one["addresses"] for node, one in result["state_files"].items()} == {
         "a": {"ib0": "192.169.16.100"},
         "b": {"ib0.5": "192.169.16.101"},
         "c": {"ib0": "192.169.16.102"},
@@ -896,8 +934,10 @@ def test_each_interface_is_asked_for_the_address_that_is_planned_on_its_wire(clu
         "e": {},
     }, output
     cluster.write({"a": {"container_rails": ["ib0", "ib1"]}}, {}, CPU)
-    _, result, output = cluster.run("-e", '{"receipts": true}')
-    assert result["receipts"]["a"]["addresses"] == {"ib0": "192.169.16.100", "ib1": "192.169.17.100"}, output
+    _, result, output = cluster.run("-e", '{"state_files": true}')
+    assert result["state_files"]["a"]["addresses"] == {"ib0": "192.169.16.100", "ib1": "192.169.17.100"}, (
+        output
+    )
 
 
 def test_what_the_plugin_would_undo_is_refused_unless_it_is_the_same(cluster: Cluster) -> None:

@@ -137,7 +137,7 @@ def test_a_node_on_which_the_module_fails_is_told_by_a_task_of_its_own(cluster: 
     assert "n2 is simulated to be broken" in lost(run)["n2"][1]
     assert run.changed == [], "a node that answers with an error is for a person to decide about"
     assert (
-        "n2: could not be looked at: n2 is simulated to be broken: mend it, or leave it out with"
+        "n2: could not be looked at: n2 is simulated to be broken: repair it, or leave it out with"
         in run.output
     )
     assert cluster.playbook("site", "--limit", "!n2").expect(0).changed == ["n3"]

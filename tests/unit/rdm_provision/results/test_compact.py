@@ -53,7 +53,7 @@ def plan(count: int) -> dict[str, Any]:
     """A plan for nodes with eight RDMA devices each."""
     devices = [f"/dev/infiniband/{kind}{n}" for n in range(8) for kind in ("uverbs", "umad", "issm")]
     return {
-        "dictionary": LINES,
+        "address_map": LINES,
         "hostfile": LINES,
         "nodes": {
             name: {

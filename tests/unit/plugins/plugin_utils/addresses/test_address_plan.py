@@ -10,8 +10,8 @@ import pytest
 from ansible_collections.rdm.provision.plugins.plugin_utils.addresses.address_plan import (
     AddressPlan,
     PlanFileError,
+    address_map,
     check_owner,
-    dictionary,
     format_plan,
     hostfile,
     make_plan,
@@ -463,7 +463,7 @@ def test_failed_write_leaves_the_old_plan_and_nothing_else(tmp_path: Path) -> No
     assert [entry.name for entry in tmp_path.iterdir()] == ["address_plan.cfg"]
 
 
-def test_hostfile_and_dictionary_list_the_master_first() -> None:
+def test_hostfile_and_address_map_list_the_master_first() -> None:
     plan = make_plan(["m", "w"])
     assert hostfile(plan, {"m": 8, "w": 4}) == "192.169.16.100 slots=8\n192.169.16.101 slots=4\n"
-    assert dictionary(plan) == "m 192.169.16.100\nw 192.169.16.101\n"
+    assert address_map(plan) == "m 192.169.16.100\nw 192.169.16.101\n"

@@ -135,11 +135,11 @@ def test_nodes_with_facts_are_described_and_the_others_left_out() -> None:
     plan = planned(rdm_slots=2)
     nodes = plan_nodes(plan, wants(plan), {"w1": report()}).nodes
     assert list(nodes) == ["w1"]
-    assert nodes["w1"]["config_dir"] == "/etc/rdm"
-    assert nodes["w1"]["container"]["ulimits"] == ["memlock:-1:-1"]
-    assert nodes["w1"]["network_present"] is False
-    assert nodes["w1"]["network_differences"] == []
-    assert nodes["w1"]["shells"] == {"bash": True, "zsh": False}
+    assert nodes["w1"].config_dir == "/etc/rdm"
+    assert nodes["w1"].container["ulimits"] == ["memlock:-1:-1"]
+    assert nodes["w1"].network_present is False
+    assert nodes["w1"].network_differences == []
+    assert nodes["w1"].shells == {"bash": True, "zsh": False}
 
 
 @pytest.mark.parametrize(
@@ -153,7 +153,7 @@ def test_nodes_with_facts_are_described_and_the_others_left_out() -> None:
 def test_files_go_where_the_user_may_write(settings: dict[str, Any], directory: str) -> None:
     plan = planned(**settings)
     user = {"name": "ops", "uid": 1000, "home": "/home/ops", "shell": "/bin/bash", "root": False}
-    assert plan_nodes(plan, wants(plan), {"m": report(user=user)}).nodes["m"]["config_dir"] == directory
+    assert plan_nodes(plan, wants(plan), {"m": report(user=user)}).nodes["m"].config_dir == directory
 
 
 def test_nodes_share_a_warning() -> None:

@@ -24,7 +24,7 @@ PLANNED = PlanEntry(
     subnet="10.1.0.0/24",
     my_ip="10.1.0.101",
     master_addr="10.1.0.100",
-    dictionary="n1 10.1.0.101\n",
+    address_map="n1 10.1.0.101\n",
     image="training:1",
 )
 SEEN = PLANNED._replace(observed={"container": SPEC, "config_dir": "/etc/rdm"})

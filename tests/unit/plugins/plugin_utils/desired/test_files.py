@@ -15,7 +15,7 @@ ENTRY = PlanEntry(
     "n1",
     my_ip="10.1.0.101",
     master_addr="10.1.0.100",
-    dictionary="n0 10.1.0.100\nn1 10.1.0.101\n",
+    address_map="n0 10.1.0.100\nn1 10.1.0.101\n",
     hostfile="10.1.0.100 slots=8\n",
 )
 ALONE: dict[str, Any] = {
@@ -41,7 +41,7 @@ def test_my_ip_as_the_plan_says_it() -> None:
     part = made("my_ip")
     assert part["claim"] == {"path": "/etc/rdm/cluster", "name": "rdm"}
     assert part["files"] == [
-        {"path": "/etc/rdm/nodes", "content": ENTRY.dictionary},
+        {"path": "/etc/rdm/nodes", "content": ENTRY.address_map},
         {"path": "/etc/rdm/env", "content": "MY_IP=10.1.0.101\nMASTER_ADDR=10.1.0.100\n"},
     ]
     assert {"/etc/environment", "/etc/profile.d/rdm.sh"} & set(paths(part, "blocks"))
@@ -85,5 +85,5 @@ def test_just_what_was_written_is_taken_away_also_without_a_plan(role: str) -> N
 def test_what_a_look_adds_leaves_the_digest(role: str) -> None:
     seen = ENTRY._replace(observed={"config_dir": "/home/u/.rdm/host", "shells": {"csh": True}})
     assert digest(role, variables({}), seen) == digest(role, variables({}), ENTRY)
-    others = ENTRY._replace(dictionary="n0 10.1.0.100\n", hostfile="10.1.0.100 slots=4\n")
+    others = ENTRY._replace(address_map="n0 10.1.0.100\n", hostfile="10.1.0.100 slots=4\n")
     assert digest(role, variables({}), others) != digest(role, variables({}), ENTRY)

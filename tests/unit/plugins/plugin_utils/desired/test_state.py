@@ -20,7 +20,7 @@ ENTRY = PlanEntry(
     gateway="10.1.0.1",
     my_ip="10.1.0.101",
     master_addr="10.1.0.100",
-    dictionary="n1 10.1.0.101\n",
+    address_map="n1 10.1.0.101\n",
     hostfile="10.1.0.100 slots=8\n",
 )
 

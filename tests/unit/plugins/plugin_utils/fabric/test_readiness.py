@@ -114,7 +114,7 @@ class Node:
             str(self.tree / "sys"),
             str(self.tree / "dev"),
             str(self.tree / "docker.sock"),
-            sriov=wanted.look(),
+            sriov=wanted.gathered(),
         )
         return {**found, "distribution": {"id": "ubuntu"}, **self.facts}
 
@@ -243,7 +243,11 @@ def test_what_the_run_is_told_to_mend_is_a_warning(node: Node, reboot_ok: bool, 
     assert len(warnings) == 1
     assert then in warnings[0]
     found = node_facts(
-        str(node.tree / "sys"), str(node.tree / "dev"), "/nowhere", inputs={"sriov": "1"}, sriov=wanted.look()
+        str(node.tree / "sys"),
+        str(node.tree / "dev"),
+        "/nowhere",
+        inputs={"sriov": "1"},
+        sriov=wanted.gathered(),
     )
     assert "ib0 offers 0 of 4 VFs" in found["work"]["sriov"]
 

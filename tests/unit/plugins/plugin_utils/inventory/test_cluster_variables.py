@@ -5,15 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import yaml
 from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.cluster_variables import (
-    CLUSTER_OPTIONS,
     Inventory,
     check_inventory,
     outside,
 )
-
-from tests.conftest import ROOT
 
 
 def inventory(masters: str = "m", workers: str = "w1 w2", **changes: Any) -> Inventory:
@@ -156,16 +152,6 @@ def test_values_of_the_whole_cluster_must_not_differ(option: str) -> None:
 def test_all_problems_are_found_at_once() -> None:
     found = problems("", "a b", rdm_accelerator="x", a__rdm_slots=0, a__ansible_host="b", rdm_cluster="X")
     assert len(found) == 6
-
-
-def test_the_options_are_the_documented_ones() -> None:
-    path = ROOT / "roles" / "preflight" / "meta" / "argument_specs.yml"
-    documented = yaml.safe_load(path.read_text())["argument_specs"]["cluster"]["options"]
-    without_prose = {
-        name: {key: item for key, item in option.items() if key != "description"}
-        for name, option in documented.items()
-    }
-    assert without_prose == CLUSTER_OPTIONS
 
 
 BARE = {"rdm_runtime": "host", "rdm_become": False, "m__my_ip": "10.2.72.135", "w__my_ip": "10.2.72.136"}

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What the receipts of the nodes compare: the roles that are wanted, their inputs, and what to look at."""
+"""What the state files of the nodes compare: the roles with work to do, their digests, what to observe."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from ansible_collections.rdm.provision.plugins.module_utils.constants import (
     CONFIG_DIR,
@@ -26,6 +26,7 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.desired.work import 
 from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.host_variables import (
     HostVariables,
 )
+from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.image_list import Images
 from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.node_variables import NodeVariables
 from ansible_collections.rdm.provision.plugins.plugin_utils.ssh import cluster_keys
 
@@ -34,55 +35,117 @@ BARE_ROLES = ("my_ip", "hostfile")
 _OWN_CONFIG_DIRS = ("my_ip_config_dir", "container_config_dir", "hostfile_config_dir")
 
 
-def receipts(
-    reader: HostVariables,
-    states: Mapping[str, DesiredState],
-    plan: Mapping[str, Any],
-    images: Mapping[str, bool],
-    keys: cluster_keys.Keys | None,
-) -> dict[str, dict[str, Any]]:
-    """Return for each node what its receipt compares, as documented in plugins/modules/plan.py.
+class Watched(NamedTuple):
+    """What a node's state file observes besides what carries the cluster's label.
+
+    The option `watch` of plugins/modules/state_file.py.
+
+    Attributes:
+        cluster: the cluster's name.
+        functions: for each physical function, its interface and what is wanted of it.
+        config_dirs: directories with files of the cluster.
+        job_directory: where jobs are.
+        system: whether MY_IP is set for all users.
+        images: names of the images that are used.
+        archives: image archives on the node.
+        users: users of the engine.
+        paths: role -> further paths.
+        plugin: program, state file and socket of the network plugin; empty without ours.
+    """
+
+    cluster: str
+    functions: list[list[Any]]
+    config_dirs: list[str]
+    job_directory: str
+    system: bool
+    images: list[str]
+    archives: list[str]
+    users: list[str]
+    paths: dict[str, list[str]]
+    plugin: dict[str, str]
+
+
+class StateFile(NamedTuple):
+    """What a node's state file compares, as plugins/modules/plan.py documents it.
+
+    Attributes:
+        inputs: role -> digest of its desired state, for the roles that are wanted.
+        directory: where the file is: beside the files that the container reads.
+        config_dir: where the cluster's files are, as it is written before the node is known.
+        absent: the roles whose traces are taken away.
+        sriov: what to gather of the interfaces below the networks.
+        addresses: the node's address on the wire of each interface.
+        bare: whether it is a bare host.
+        repairs: the MY_IP that no line of others may change; empty where such lines stay.
+        watch: what else to observe.
+        key_digests: key of the cluster -> digest; empty for one that is yet to be made.
+    """
+
+    inputs: dict[str, str]
+    directory: str
+    config_dir: str
+    absent: list[str]
+    sriov: dict[str, Any]
+    addresses: dict[str, str]
+    bare: bool
+    repairs: str
+    watch: Watched
+    key_digests: dict[str, str]
+
+    def with_keys(self, keys: cluster_keys.Keys | None, state: DesiredState) -> StateFile:
+        """Return it with the digests of the cluster's ssh keys; with None they are yet to be made."""
+        digests = key_digests(keys, state.cluster, state.node, state.my_ip)
+        return self._replace(key_digests=digests)
+
+    def plain(self) -> dict[str, Any]:
+        """Return it as the action returns it."""
+        return {**self._asdict(), "watch": self.watch._asdict()}
+
+
+def state_files(
+    reader: HostVariables, states: Mapping[str, DesiredState], images: Mapping[str, Images]
+) -> dict[str, StateFile]:
+    """Return what each node's state file compares, with no key made yet.
 
     Args:
         reader: the variables.
         states: node -> what it should have.
-        plan: what the action plan returns.
-        images: node -> whether there is an image to bring.
-        keys: the cluster's ssh keys; None where they are yet to be made.
+        images: node -> its images.
     """
-    found = {}
-    for node, state in states.items():
-        one = _Node(reader.node(node), state)
-        found[node] = {
-            "inputs": state.digests(role for role in WORKERS if one.wants(role, images[node])),
-            "directory": one.directory(),
-            "config_dir": one.config_dir(),
-            "absent": one.absent,
-            "sriov": state.sriov._replace(
-                socket=one.plugin_socket(),
-                function_devices=state.reserves_vf and state.function_devices,
-            ).look(),
-            "addresses": {} if one.bare else state.wire_addresses,
-            "bare": one.bare,
-            "repairs": state.my_ip if state.run.repair_strays else "",
-            "watch": one.watch(),
-            "key_digests": key_digests(keys, plan["cluster"], node, state.my_ip),
-        }
-    return found
+    return {
+        node: _Node(reader.node(node), state).state_file(bool(images[node].image and images[node].listed))
+        for node, state in states.items()
+    }
 
 
 class _Node:
-    """The variables of one node, as far as its receipt is about them."""
+    """The variables of one node, as far as its state file is about them."""
 
     def __init__(self, variables: NodeVariables, state: DesiredState) -> None:
         self.variables = variables
         self.desired = state
         self.bare = variables.text("rdm_runtime") == RUNTIME_HOST
-        self.absent = [
-            role for role in WORKERS if self._absent(role) and (role in BARE_ROLES or not self.bare)
-        ]
         self.listed = state.parts["images"].images
         self.sriov = state.parts["sriov"].enabled
+
+    def state_file(self, images: bool) -> StateFile:
+        """Return what it compares; `images` says whether there is an image to bring."""
+        state = self.desired
+        return StateFile(
+            inputs=state.digests(role for role in WORKERS if self.wants(role, images)),
+            directory=self.directory(),
+            config_dir=self.config_dir(),
+            absent=[role for role in WORKERS if self._absent(role) and (role in BARE_ROLES or not self.bare)],
+            sriov=state.sriov._replace(
+                socket=self.plugin_socket(),
+                function_devices=state.reserves_vf and state.function_devices,
+            ).gathered(),
+            addresses={} if self.bare else state.wire_addresses,
+            bare=self.bare,
+            repairs=state.my_ip if state.run.repair_strays else "",
+            watch=self.watch(),
+            key_digests=key_digests(None, state.cluster, state.node, state.my_ip),
+        )
 
     def wants(self, role: str, images: bool) -> bool:
         """Whether a role has anything to see to on this node, as far as the variables tell."""
@@ -95,11 +158,11 @@ class _Node:
         return self.sriov if role == "sriov" else True
 
     def directory(self) -> str:
-        """Return where the receipt is: beside the files that the container reads."""
+        """Return where the file is: beside the files that the container reads."""
         return self.variables.text("container_config_dir") or self.config_dir()
 
-    def watch(self) -> dict[str, Any]:
-        """Return what to look at, as the module receipt takes it."""
+    def watch(self) -> Watched:
+        """Return what else to observe."""
         text = self.variables.text
         directory = self.config_dir()
         container, wanted = self.desired.container, self.desired.functions
@@ -116,18 +179,18 @@ class _Node:
                 paths["sriov"].append(f"{text('sriov_wrapper_directory')}/docker_rdma_sriov")
             if wanted:
                 paths["sriov"] += kept_vfs.paths()
-        return {
-            "cluster": self.desired.cluster,
-            "functions": [[one.parent, vf_plan.shown(one)] for one in wanted],
-            "config_dirs": sorted({directory, *filter(None, map(text, _OWN_CONFIG_DIRS))}),
-            "job_directory": self._job_directory(directory),
-            "system": self.variables.true("my_ip_system", otherwise=self.desired.become),
-            "images": sorted(names),
-            "archives": sorted(archives(self.listed, on_the_node=True)),
-            "users": sorted(self.desired.engine.users),
-            "paths": paths,
-            "plugin": self._plugin(),
-        }
+        return Watched(
+            cluster=self.desired.cluster,
+            functions=[[one.parent, vf_plan.shown(one)] for one in wanted],
+            config_dirs=sorted({directory, *filter(None, map(text, _OWN_CONFIG_DIRS))}),
+            job_directory=self._job_directory(directory),
+            system=self.variables.true("my_ip_system", otherwise=self.desired.become),
+            images=sorted(names),
+            archives=sorted(archives(self.listed, on_the_node=True)),
+            users=sorted(self.desired.engine.users),
+            paths=paths,
+            plugin=self._plugin(),
+        )
 
     def plugin_socket(self) -> str:
         """Return where the node's network plugin is to answer; empty for none."""

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from ansible_collections.rdm.provision.plugins.module_utils.state import state_file
-from ansible_collections.rdm.provision.plugins.plugin_utils.desired.receipts import key_digests
+from ansible_collections.rdm.provision.plugins.plugin_utils.desired.state_files import key_digests
 from ansible_collections.rdm.provision.plugins.plugin_utils.ssh import cluster_keys
 
 NODE = ("mine", "node1", "10.0.0.1")

@@ -1,0 +1,291 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The draft of a run: what the inventory and the plan file alone decide, before any node is queried."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from ipaddress import IPv4Network
+from typing import Any, NamedTuple
+
+from ansible_collections.rdm.provision.plugins.module_utils.constants import PLAN_FILE
+from ansible_collections.rdm.provision.plugins.plugin_utils.addresses import address_plan
+from ansible_collections.rdm.provision.plugins.plugin_utils.addresses.address_plan import AddressPlan
+from ansible_collections.rdm.provision.plugins.plugin_utils.addresses.collision import (
+    RAIL_SUBNETS,
+    ssh_address_problems,
+    subnet_problems,
+)
+from ansible_collections.rdm.provision.plugins.plugin_utils.addresses.rails import (
+    name_problems,
+    rail_subnets,
+)
+from ansible_collections.rdm.provision.plugins.plugin_utils.desired import vf_plan
+from ansible_collections.rdm.provision.plugins.plugin_utils.desired.cluster_plan import (
+    ClusterPlan,
+    plan_cluster,
+)
+from ansible_collections.rdm.provision.plugins.plugin_utils.desired.images import archives_here, listed_images
+from ansible_collections.rdm.provision.plugins.plugin_utils.desired.network import network_options
+from ansible_collections.rdm.provision.plugins.plugin_utils.desired.plan_entry import PlanEntry
+from ansible_collections.rdm.provision.plugins.plugin_utils.desired.plan_keys import key_problems
+from ansible_collections.rdm.provision.plugins.plugin_utils.desired.sriov_settings import OWN, plugin_of
+from ansible_collections.rdm.provision.plugins.plugin_utils.desired.state import DesiredState, desired_state
+from ansible_collections.rdm.provision.plugins.plugin_utils.desired.validation import (
+    contradictions,
+    validate,
+)
+from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import (
+    PreconditionFailed,
+    Problem,
+)
+from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.host_variables import (
+    HostVariables,
+)
+from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.image_list import Images
+from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.vault import undecryptable
+from ansible_collections.rdm.provision.rdm_sriov.functions import FunctionProblem
+from ansible_collections.rdm.provision.rdm_sriov.options import wanted_network
+from ansible_collections.rdm.provision.rdm_sriov.state import Network
+
+
+class Draft(NamedTuple):
+    """What the inventory alone decides.
+
+    Attributes:
+        plan: the plan, with defaults for what is wrong; None where there can be none.
+        previous: the plan file's.
+        images: of each node.
+        problems: what is wrong with the inventory.
+        warnings: what is odd about it.
+    """
+
+    plan: ClusterPlan | None
+    previous: AddressPlan | None
+    images: Mapping[str, Images]
+    problems: list[Problem]
+    warnings: list[str]
+
+    @property
+    def checked_plan(self) -> ClusterPlan:
+        """The plan.
+
+        Raises:
+            PreconditionFailed: something is wrong with the inventory.
+        """
+        if self.problems or self.plan is None:
+            raise PreconditionFailed(self.problems, warnings=self.warnings)
+        return self.plan
+
+    def result(self) -> dict[str, Any]:
+        """Return what the action `plan` returns of the cluster, before any node was queried.
+
+        Raises:
+            PreconditionFailed: something is wrong with the inventory.
+        """
+        return result_of(self.checked_plan, self.previous, self.images)
+
+    @property
+    def saved(self) -> bool:
+        """Whether the plan file says the same."""
+        text, plan = address_plan.format_plan, self.checked_plan.addresses
+        return self.previous is not None and text(self.previous) == text(plan)
+
+    def states(
+        self, reader: HostVariables, nodes: Iterable[str], doubtful: frozenset[str | None] = frozenset()
+    ) -> dict[str, DesiredState]:
+        """Return what nodes should have.
+
+        Args:
+            reader: the variables.
+            nodes: which.
+            doubtful: the nodes with a problem, of which only the engine is decided; with None, all of them.
+        """
+        if self.plan is None:
+            return {}
+        plan, result = self.plan, result_of(self.plan, self.previous, self.images)
+        return {
+            node: _state(
+                reader,
+                PlanEntry.of(result, node),
+                plan,
+                self.images[node].listed,
+                trusted=doubtful.isdisjoint({None, node}),
+            )
+            for node in nodes
+        }
+
+
+def draft_plan(
+    reader: HostVariables, release: list[str], unseen: Sequence[Problem] = (), keys: bool = False
+) -> Draft:
+    """Validate the inventory and plan by it alone.
+
+    Args:
+        reader: the variables.
+        release: removed nodes whose addresses may be given away again.
+        unseen: the problems with variables that the reader does not have.
+        keys: the controller must have the ssh keys that the plan before knows.
+
+    Raises:
+        PreconditionFailed: variables are encrypted and cannot be read.
+    """
+    if found := undecryptable({host: reader.written(host) for host in reader.hosts}):
+        raise PreconditionFailed(found)
+    valid = validate(reader)
+    problems = [*unseen, *valid.problems]
+    previous, base = _read_plan(reader, release, keys, problems)
+    # The network is one for all nodes, so it is recreated only when every node says so.
+    replace = all(reader.node(host).true("network_replace") for host in reader.hosts)
+    plan, problems = plan_cluster(reader.masters, reader.workers, valid.cluster, base, replace, problems)
+    warnings = valid.warnings
+    if plan:
+        problems += contradictions(reader, plan.addresses)
+        subnets, found = _rail_subnets(reader, plan)
+        problems += found
+        warnings = [*plan.warnings, *warnings]
+        addresses = plan.addresses
+        if previous:
+            addresses = addresses._replace(
+                keys=previous.keys, vf_prefix=previous.vf_prefix, replaced=previous.replaced
+            )
+        plan = plan._replace(rails=subnets, warnings=warnings, addresses=addresses)
+        plan = _with_functions(reader, plan, problems)
+    return Draft(plan, previous, valid.images, problems, warnings)
+
+
+def _read_plan(
+    reader: HostVariables, release: list[str], keys: bool, problems: list[Problem]
+) -> tuple[AddressPlan | None, AddressPlan | None]:
+    """Return the plan file's plan, and the one to plan from; add what is wrong with it to `problems`."""
+    previous = base = None
+    if reader.hosts:
+        try:
+            path = reader.plan_file()
+            found = address_plan.read_plan(str(path))
+            if found:
+                address_plan.check_owner(found, reader.hosts, str(path))
+            previous = base = found
+            if keys:
+                problems += key_problems(reader, previous, str(path))
+            if release:
+                base = _release(previous, release, reader.hosts)
+        except PreconditionFailed as refused:
+            problems += refused.problems
+        except address_plan.PlanFileError as error:
+            hint = "correct it, or restore it from version control"
+            problems.append(Problem(None, str(path), str(error), hint))
+    return previous, base
+
+
+def _release(previous: AddressPlan | None, names: list[str], hosts: list[str]) -> AddressPlan:
+    """Return the plan before without what removed nodes hold; PreconditionFailed when they hold nothing."""
+    if previous is None:
+        reason, hint = "has no reserved address", f"there is no {PLAN_FILE} yet"
+        raise PreconditionFailed([Problem(None, name, reason, hint) for name in names])
+    return address_plan.release(previous, names, hosts)
+
+
+def _with_functions(reader: HostVariables, plan: ClusterPlan, problems: list[Problem]) -> ClusterPlan:
+    """Return the plan with the virtual functions, and add to the problems what is wrong with them."""
+    functions: dict[str, vf_plan.Functions] = {}
+    for host in plan.addresses.nodes:
+        try:
+            functions[host] = vf_plan.functions_of(reader.node(host))
+            if functions[host].number and plugin_of(reader.node(host)) == OWN:
+                vf_plan.refuse_undone(functions[host], _sriov_network(reader, host))
+        except ValueError as error:
+            problems.append(Problem(host, "", str(error), "correct it in the inventory"))
+    functions = {host: one for host, one in functions.items() if one.number}
+    addresses = vf_plan.assigned(
+        plan.addresses, functions, plan.inventory.cluster, plan.inventory.ssh_addresses
+    )
+    problems += vf_plan.clashes(addresses, functions)
+    return plan._replace(addresses=addresses, functions=functions)
+
+
+def _sriov_network(reader: HostVariables, host: str) -> Network:
+    """Return the network that the plugin is to make, one without containers where its options are wrong."""
+    try:
+        return wanted_network(network_options(reader.node(host)))
+    except (ValueError, FunctionProblem):
+        return Network((), mode="")
+
+
+def _rail_subnets(reader: HostVariables, plan: ClusterPlan) -> tuple[list[IPv4Network], list[Problem]]:
+    """Return the subnets of the further rails, and what is wrong with the rails of all nodes."""
+    variables = {host: reader.node(host) for host in reader.hosts}
+    listed_rails = {host: one.texts("container_rails") for host, one in variables.items()}
+    problems = [
+        problem
+        for host, rails in listed_rails.items()
+        for problem in name_problems(
+            host, rails, variables[host].text("network_parent"), variables[host].text("network_driver")
+        )
+    ]
+    counts = {host: len(rails) for host, rails in listed_rails.items()}
+    given = {host: one.texts(RAIL_SUBNETS) for host, one in variables.items()}
+    subnets, found = rail_subnets(plan.addresses.subnet, counts, given)
+    for subnet in subnets:
+        found += subnet_problems(subnet, RAIL_SUBNETS)
+        found += ssh_address_problems(subnet, plan.inventory.ssh_addresses, RAIL_SUBNETS)
+    problems += found
+    return ([], problems) if problems else (subnets, [])
+
+
+def _state(
+    reader: HostVariables, entry: PlanEntry, plan: ClusterPlan, image_listed: bool, trusted: bool
+) -> DesiredState:
+    """Return what one node of the cluster should have; see :func:`desired_state`."""
+    node, mine = entry.node, plan.inventory.nodes[entry.node]
+    variables = reader.node(node)
+    if trusted:
+        directory = str(reader.written(node).get("inventory_dir") or "")
+        entry = entry._replace(archives=tuple(archives_here(listed_images(variables), directory)))
+    return desired_state(
+        variables,
+        entry,
+        trusted=trusted,
+        cluster=plan.inventory.cluster,
+        accelerator=mine.accelerator,
+        slots=mine.slots,
+        become=mine.become,
+        image_listed=image_listed,
+        functions=plan.functions.get(node, vf_plan.NONE).wanted(entry.vf_mac),
+    )
+
+
+def result_of(
+    plan: ClusterPlan, previous: AddressPlan | None, images: Mapping[str, Images]
+) -> dict[str, Any]:
+    """Return the plan as plugins/modules/plan.py documents it, as far as the inventory decides it."""
+    addresses, inventory = plan.addresses, plan.inventory
+    notes = address_plan.notes(addresses, previous, inventory.pins)
+    nodes = {
+        name: {
+            "address": inventory.ssh_addresses.get(name, name),
+            "my_ip": addresses.nodes[name],
+            "note": notes[name],
+            "rank": rank,
+            "slots": node.slots,
+            "accelerator": node.accelerator,
+            "image": images[name].image,
+            "vf_mac": vf_plan.first_of(addresses, name),
+        }
+        for rank, (name, node) in enumerate(inventory.nodes.items())
+    }
+    master = next(iter(addresses.nodes))
+    return {
+        "cluster": inventory.cluster,
+        "subnet": str(addresses.subnet),
+        "prefixlen": addresses.subnet.prefixlen,
+        "gateway": addresses.gateway,
+        "master": master,
+        "master_addr": addresses.nodes[master],
+        "nodes": nodes,
+        "hostfile": address_plan.hostfile(
+            addresses, {name: one.slots for name, one in inventory.nodes.items()}
+        ),
+        "address_map": address_plan.address_map(addresses),
+        "removed": addresses.removed,
+        **({"rails": [str(subnet) for subnet in plan.rails]} if plan.rails else {}),
+    }
