@@ -28,7 +28,13 @@ from rdm_provision.results.outcomes import (
     SlurmAnswer,
 )
 from rdm_provision.results.plan_table import PlanTable, planned_nodes
-from rdm_provision.runner.inventory import find_inventory, members_of, read_inventory, similar_inventories
+from rdm_provision.runner.inventory import (
+    find_inventory,
+    members_of,
+    read_inventory,
+    read_with_plan,
+    similar_inventories,
+)
 from rdm_provision.runner.parts import check_tags
 from rdm_provision.runner.run import Run
 from rdm_provision.runner.run_spec import RunSpec
@@ -111,6 +117,7 @@ class Cluster(JobVerbs):
             become: the password of sudo on the nodes; empty for none.
         """
         self._vault, self._become = vault, become
+        self._planned: Mapping[str, Any] | None = None
         self.inventory = inventory
         self.home = inventory if inventory.is_dir() else inventory.parent
         self.extra_vars = dict(extra_vars or {})
@@ -145,6 +152,7 @@ class Cluster(JobVerbs):
         vault_password_file: str | Path = "",
         vault_password: str = "",
         become_password: str = "",
+        planned: bool = False,
     ) -> Cluster:
         """Read an inventory. No node is touched.
 
@@ -154,6 +162,8 @@ class Cluster(JobVerbs):
             vault_password_file: file with the password of encrypted variables, or a program that prints it.
             vault_password: the password itself.
             become_password: what sudo asks for on the nodes; empty where it asks for none.
+            planned: make the address plan, too, for the first :meth:`plan`: Ansible starts once in place of
+                twice.
 
         Raises:
             InputError: no inventory was named and none was found, or there is no such password file.
@@ -168,7 +178,12 @@ class Cluster(JobVerbs):
         vault = password_file(vault_password_file) if vault_password_file else ""
         if vault_password:
             vault = password_in_memory(vault_password)
-        listing = read_inventory(path, vault)
+        plan = None
+        # Extra variables have types and templates, for which a run has a file.
+        if planned and not extra_vars:
+            listing, plan = read_with_plan(path, vault)
+        else:
+            listing = read_inventory(path, vault)
         hostvars: dict[str, dict[str, Any]] = listing.pop("_meta", {}).get("hostvars", {})
         groups = {name: members_of(name, listing) for name in listing}
         for name in {host for hosts in groups.values() for host in hosts}:
@@ -180,6 +195,7 @@ class Cluster(JobVerbs):
                 hint="put one host into the group master and the others into workers, or into login the one "
                 "that submits jobs to Slurm",
             )
+        cluster._planned = plan
         return cluster
 
     def _plan_file(self) -> AddressPlan | None:
@@ -240,6 +256,9 @@ class Cluster(JobVerbs):
         """
         release = list(release)
         save = save or bool(release)
+        planned, self._planned = self._planned, None
+        if planned and not save:
+            return self._plan_table(planned, planned["warnings"])
         literal = {"plan_release": release} if release else {}
         run = self._run("plan", "plan", {}, exclusive=save, extra={"plan_write": save}, literal=literal)
         result = run.result()
@@ -253,14 +272,17 @@ class Cluster(JobVerbs):
         if result.plan is None:
             why = next((recap.why for recap in result.nodes.values() if recap.why), result.message)
             raise InventoryError(f"the address plan cannot be made: {why}")
+        return self._plan_table(result.plan, result.warnings)
+
+    def _plan_table(self, plan: Mapping[str, Any], warnings: Sequence[str]) -> PlanTable:
         return PlanTable(
-            cluster=str(result.plan["cluster"]),
-            subnet=str(result.plan["subnet"]),
-            gateway=str(result.plan["gateway"]),
+            cluster=str(plan["cluster"]),
+            subnet=str(plan["subnet"]),
+            gateway=str(plan["gateway"]),
             file=self.home / PLAN_FILE,
-            nodes=tuple(planned_nodes(result.plan)),
-            saved=bool(result.plan["saved"]),
-            warnings=tuple(result.warnings),
+            nodes=tuple(planned_nodes(plan)),
+            saved=bool(plan["saved"]),
+            warnings=tuple(warnings),
         )
 
     @property

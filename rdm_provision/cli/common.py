@@ -71,8 +71,8 @@ class Options:
     as_json: bool = False
     show_command: bool = False
 
-    def cluster(self) -> Cluster:
-        """Load the inventory."""
+    def cluster(self, *, planned: bool = False) -> Cluster:
+        """Load the inventory; see :meth:`~rdm_provision.api.cluster.Cluster.load`."""
         from rdm_provision.api.cluster import Cluster
 
         vault, become = (
@@ -88,6 +88,7 @@ class Options:
             vault_password_file=self.vault_password_file,
             vault_password=vault,
             become_password=become,
+            planned=planned,
         )
 
     @property

@@ -9,6 +9,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,11 +19,12 @@ from rdm_provision.errors import InputError, InventoryError
 from rdm_provision.runner.translator import error_sentence, plain
 from rdm_provision.runner.vault import vault_environment
 
-__all__ = ["find_inventory", "members_of", "read_inventory", "similar_inventories"]
+__all__ = ["find_inventory", "members_of", "read_inventory", "read_with_plan", "similar_inventories"]
 
 _VAULT = b"$ANSIBLE_VAULT;"
 _LIMIT_S = 300.0
 """How long an inventory may take that asks a cloud or a database."""
+_PLANNED = Path(__file__).with_name("_planned_inventory.py")
 _INVENTORY_SUFFIXES = (".yml", ".yaml", ".json", ".ini", ".toml")
 
 
@@ -73,7 +75,22 @@ def read_inventory(path: Path, vault: str = "") -> dict[str, Any]:
     Raises:
         InventoryError: a part of it cannot be read.
     """
-    argv = [environment.program("ansible-inventory"), "-i", str(path.resolve()), "--list"]
+    return _read(path, vault, [environment.program("ansible-inventory")])[0]
+
+
+def read_with_plan(path: Path, vault: str = "") -> tuple[dict[str, Any], dict[str, Any] | None]:
+    """Return the same, and what the action ``plan`` returns without touching a node.
+
+    The latter is None where something is wrong with the plan: the action says what.
+    """
+    environment.program("ansible-inventory")
+    listing, rest = _read(path, vault, [sys.executable, "-I", str(_PLANNED)])
+    return listing, json.loads(rest) if rest else None
+
+
+def _read(path: Path, vault: str, program: Sequence[str]) -> tuple[dict[str, Any], str]:
+    """Return what a program lists, and the text after that; see :func:`read_inventory`."""
+    argv = [*program, "-i", str(path.resolve()), "--list"]
     env = {**os.environ, **environment.ansible_environment(), **vault_environment(vault)}
     try:
         done = _bounded(argv, env, _LIMIT_S)
@@ -99,8 +116,9 @@ def read_inventory(path: Path, vault: str = "") -> dict[str, Any]:
         # Ansible would go on without the nodes of this file. A key or a note that lies about is no matter.
         if file.is_file() and (file.suffix in _INVENTORY_SUFFIXES or file.stem == "hosts"):
             raise InventoryError(f"{path} cannot be read: {_parse_error(file, complaints)}")
-    listing: dict[str, Any] = json.loads(done.stdout)
-    return listing
+    output = done.stdout.strip()
+    listing, end = json.JSONDecoder().raw_decode(output)
+    return listing, output[end:].strip()
 
 
 def _bounded(argv: Sequence[str], env: Mapping[str, str], seconds: float) -> subprocess.CompletedProcess[str]:

@@ -40,7 +40,7 @@ def plan(options: Options, save: bool, release: tuple[str, ...]) -> int:
     A node that has an address keeps it, whatever is added, removed or reordered. Collisions with what the
     nodes themselves use are found by `check` and `up`, which look at the nodes.
     """
-    cluster = options.cluster()
+    cluster = options.cluster(planned=not (save or release))
     made = cluster.plan(save=save, release=release)
     if options.as_json:
         emit_json(made.to_json())

@@ -254,8 +254,10 @@ def test_plan_prints_a_table_and_saves_on_demand(call: Call, make_inventory: Mak
 
 
 def test_plan_as_json(call: Call, make_inventory: MakeInventory) -> None:
-    data = json.loads(call("plan", "-i", make_inventory(), "--json").out)
+    path = make_inventory()
+    data = json.loads(call("plan", "-i", path, "--json").out)
     assert data["ok"]
+    assert not (path / ".rdm").exists(), "it was made where the inventory was read, without a run"
     assert [(node["rank"], node["node"], node["note"]) for node in data["nodes"]] == [
         (0, "node1", "new"),
         (1, "node2", "new"),
