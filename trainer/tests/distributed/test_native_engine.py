@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import contextlib
+import gc
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -82,10 +84,26 @@ def not_finite() -> dict[str, Any]:
         "counted": counted,
         "moved": moved,
         "sound": engine.first_not_finite(),
+        "released": released(engine),
     }
+
+
+def released(engine: Any) -> bool:
+    """Tell whether an engine that is closed leaves no weight behind, as several in one process must."""
+    weight = weakref.ref(next(engine.module.parameters()))
+    engine.close()
+    gc.collect()
+    return weight() is None
 
 
 def test_a_step_that_is_not_finite_changes_nothing() -> None:
     said = processes.run(1, not_finite)[0]
     assert said["norm"] != said["norm"]
-    assert said | {"norm": 0} == {"norm": 0, "kept": True, "counted": 0.0, "moved": True, "sound": None}
+    assert said | {"norm": 0} == {
+        "norm": 0,
+        "kept": True,
+        "counted": 0.0,
+        "moved": True,
+        "sound": None,
+        "released": True,
+    }

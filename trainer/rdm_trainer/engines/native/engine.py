@@ -88,6 +88,7 @@ class NativeEngine(Engine):
     def close(self) -> None:
         """Let go of the device's memory."""
         self.states.wait(float("inf"))
+        self.sharded.close()
         del self.sharded, self.optimiser, self._stage, self.module
 
     def _train_step(self, batches: Iterator[Batch]) -> StepResult:

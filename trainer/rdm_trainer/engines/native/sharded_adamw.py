@@ -139,8 +139,12 @@ class ShardedAdamW:
             }
         self._counted = [piece for bucket in self.buckets for piece in self._counted_pieces(bucket)]
         self._reducing, self._next = False, 0
-        for weight in self._bucket_of:
-            weight.register_post_accumulate_grad_hook(self._take)
+        self._hooks = [weight.register_post_accumulate_grad_hook(self._take) for weight in self._bucket_of]
+
+    def close(self) -> None:
+        """Let go of the weights: a hook holds them in a circle that Python's collector cannot see."""
+        for hook in self._hooks:
+            hook.remove()
 
     # Gradients.
 
