@@ -15,16 +15,15 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
 from typing import List, NamedTuple, Sequence
 
+from ansible_collections.rdm.provision.plugins.module_utils.base.iproute2 import IpMissing, iproute2
 from ansible_collections.rdm.provision.plugins.module_utils.hardware import partitions
 
 ETHERNET = 1
 INFINIBAND = 32
 """Of /sys/class/net/*/type (ARPHRD_ETHER, ARPHRD_INFINIBAND of linux/if_arp.h)."""
 
-_TIMEOUT_S = 30.0
 _UNSUPPORTED = "not supported"
 _NO_ADDRESS = "00:00:00:00:00:00"
 
@@ -256,38 +255,23 @@ class Functions:
 
     @staticmethod
     def _ip(words: Sequence[str]) -> str:
-        return iproute2("ip", words)
+        return printed("ip", words)
 
 
-def iproute2(command: str, words: Sequence[str]) -> str:
+def printed(command: str, words: Sequence[str]) -> str:
     """Return what a command of iproute2 prints.
-
-    Args:
-        command: such as ip.
-        words: what follows.
 
     Raises:
         FunctionProblem: it refuses, or is not there.
     """
     try:
-        done = subprocess.run(
-            [command, *words],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            timeout=_TIMEOUT_S,
-            universal_newlines=True,
-        )
-    except FileNotFoundError as error:
-        raise FunctionProblem("there is no command {0} here: install iproute2".format(command)) from error
-    except subprocess.TimeoutExpired as error:
-        raise FunctionProblem(
-            "{0} {1} did not end within {2:g} s".format(command, " ".join(words), _TIMEOUT_S)
-        ) from error
+        done = iproute2(command, *words)
+    except IpMissing as missing:
+        raise FunctionProblem(str(missing)) from missing
     if done.returncode:
-        said = " ".join(done.stderr.split())
-        raise FunctionProblem("{0} {1}: {2}".format(command, " ".join(words), said))
-    return done.stdout
+        refused = " ".join(done.stderr.decode("utf-8", "replace").split())
+        raise FunctionProblem("{0} {1}: {2}".format(command, " ".join(words), refused))
+    return done.stdout.decode("utf-8", "replace")
 
 
 def _administered(shown: str, number: int) -> str:

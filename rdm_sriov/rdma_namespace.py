@@ -29,7 +29,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.hardware.rdma import
 from ansible_collections.rdm.provision.plugins.module_utils.hardware.sysfs_files import entries, link, read
 from ansible_collections.rdm.provision.rdm_sriov.functions import (
     FunctionProblem,
-    iproute2,
+    printed,
 )
 
 """How a person leaves the mode exclusive."""
@@ -137,7 +137,7 @@ class RdmaNamespaces:
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(path)
                 os.symlink(namespace, path)
-                iproute2("rdma", ["dev", "set", device, "netns", name])
+                printed("rdma", ["dev", "set", device, "netns", name])
             except (OSError, FunctionProblem) as problem:
                 raise FunctionProblem(
                     "the RDMA device {0} cannot move to its container, which the mode exclusive wants: {1}. "

@@ -256,7 +256,7 @@ def test_a_device_that_has_another_name_after_its_move_has_the_container_made_an
         """What the kernel does: its programs' name of the device is another one then."""
         fabric.number([*reversed(range(FUNCTIONS))])
 
-    monkeypatch.setattr(rdma_namespace, "iproute2", move)
+    monkeypatch.setattr(rdma_namespace, "printed", move)
     fabric.keep_apart()
     namespaces = rdma_namespace.RdmaNamespaces(str(fabric.sys), str(fabric.engine.root / "netns"))
     with pytest.raises(FunctionProblem, match="for programs since it moved, and was uverbs") as told:

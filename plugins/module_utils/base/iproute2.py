@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The command `ip`, asked in JSON (iproute2 4.13 or newer).
+"""The commands of iproute2; `ip` answers in JSON (4.13 or newer).
 
 This runs on nodes (Python 3.8 or newer).
 """
@@ -7,37 +7,40 @@ This runs on nodes (Python 3.8 or newer).
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 from typing import Any
 
 _PATH = "/usr/sbin:/sbin:/usr/bin:/bin:/usr/local/sbin:/usr/local/bin"
-_IP_TIMEOUT = 30.0  # seconds; a node with a full BGP table has a million routes
+_TIMEOUT_S = 30.0  # a node with a full BGP table has a million routes
 
 
 class IpMissing(Exception):  # noqa: N818  # a state of the node, not a fault
-    """The `ip` command is missing or cannot answer in JSON; the text says which."""
+    """A command is missing, does not end or cannot answer in JSON; the text says which."""
 
 
-def ip(*words: str) -> subprocess.CompletedProcess[bytes]:
-    """Run `ip WORDS` to its end, whatever its status.
+def iproute2(command: str, *words: str) -> subprocess.CompletedProcess[bytes]:
+    """Run a command such as `ip` to its end, whatever its status.
 
     Raises:
-        IpMissing: there is no ip command, or it does not end.
+        IpMissing: there is no such command, or it does not end.
     """
     try:
         return subprocess.run(
-            ["ip", *words],
+            [command, *words],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             stdin=subprocess.DEVNULL,
-            timeout=_IP_TIMEOUT,
+            timeout=_TIMEOUT_S,
             check=False,
-            env={"PATH": _PATH, "LC_ALL": "C"},
+            env={"PATH": "{0}:{1}".format(os.environ.get("PATH", ""), _PATH), "LC_ALL": "C"},
         )
     except FileNotFoundError:
-        raise IpMissing("the ip command (package iproute2) is missing") from None
+        raise IpMissing("the {0} command (package iproute2) is missing".format(command)) from None
     except subprocess.TimeoutExpired:
-        raise IpMissing("ip {0} took longer than {1:g} s".format(" ".join(words), _IP_TIMEOUT)) from None
+        raise IpMissing(
+            "{0} {1} took longer than {2:g} s".format(command, " ".join(words), _TIMEOUT_S)
+        ) from None
 
 
 def ip_json(*words: str) -> list[dict[str, Any]]:
@@ -46,7 +49,7 @@ def ip_json(*words: str) -> list[dict[str, Any]]:
     Raises:
         IpMissing: there is no ip command, or it is too old for JSON.
     """
-    done = ip("-j", *words)
+    done = iproute2("ip", "-j", *words)
     if done.returncode != 0:
         reason = done.stderr.decode("utf-8", "replace").strip().splitlines()
         raise IpMissing(

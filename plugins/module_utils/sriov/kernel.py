@@ -11,7 +11,7 @@ import os
 import time
 from typing import Callable, Collection, List, Mapping, Optional, Sequence, Tuple
 
-from ansible_collections.rdm.provision.plugins.module_utils.base.iproute2 import IpMissing, ip
+from ansible_collections.rdm.provision.plugins.module_utils.base.iproute2 import IpMissing, iproute2
 from ansible_collections.rdm.provision.plugins.module_utils.sriov.decision import (
     Step,
     Wanted,
@@ -84,7 +84,7 @@ class Kernel:
         Raises:
             IpMissing: there is no such command.
         """
-        done = ip(*words)
+        done = iproute2("ip", *words)
         output = " ".join(done.stderr.decode("utf-8", "replace").split())
         return (output or "status {0}".format(done.returncode)) if done.returncode else ""
 

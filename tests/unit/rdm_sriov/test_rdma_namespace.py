@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ansible_collections.rdm.provision.plugins.module_utils.base import iproute2
 from ansible_collections.rdm.provision.rdm_sriov import rdma_namespace
 from ansible_collections.rdm.provision.rdm_sriov.driver import Driver
 from ansible_collections.rdm.provision.rdm_sriov.functions import FunctionProblem
@@ -139,7 +140,8 @@ def test_a_node_without_the_command_is_told_what_to_install(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(node.root))
-    with pytest.raises(FunctionProblem, match="there is no command rdma here: install iproute2"):
+    monkeypatch.setattr(iproute2, "_PATH", "")
+    with pytest.raises(FunctionProblem, match=r"the rdma command \(package iproute2\) is missing"):
         node.namespaces.lend("ib0.0", True, NAMESPACE)
 
 
