@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Judge the all-reduce over all nodes; see plugins/modules/collective_result.py."""
+"""Evaluate the all-reduce over all nodes; see plugins/modules/collective_result.py."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.registered
 
 
 class ActionModule(Decision):
-    """The action: judges; it talks to no node."""
+    """The action: evaluates; it talks to no node."""
 
     ARGUMENTS = documented_options(DOCUMENTATION)
 
     def decide(self, options: dict[str, Any], variables: dict[str, Any]) -> dict[str, Any]:
-        """Return the judgement.
+        """Return the result.
 
         Raises:
             AnsibleActionFail: an option cannot be.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Judge the fabric from what all hosts of the play have registered; see plugins/modules/fabric_result.py."""
+"""Evaluate the fabric from what all hosts have registered; see plugins/modules/fabric_result.py."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _RESULTS = {"sriov": ("__sriov_functions", "__sriov_installed"), "container": ("
 
 
 class ActionModule(Decision):
-    """The action: collects, judges, and returns; it talks to no node."""
+    """The action: collects, evaluates and returns; it talks to no node."""
 
     ARGUMENTS = documented_options(DOCUMENTATION)
 
     def decide(self, options: dict[str, Any], variables: dict[str, Any]) -> dict[str, Any]:
-        """Return the judgement.
+        """Return the result.
 
         Raises:
             AnsibleActionFail: the list of nodes cannot be read.
@@ -71,7 +71,7 @@ class ActionModule(Decision):
     def _evaluated(
         names: list[str], rails: dict[str, dict[str, fabric.Measurement]], options: dict[str, Any]
     ) -> dict[str, dict[str, Any]]:
-        """Return the judgement on each rail."""
+        """Return the result on each rail."""
         return {
             name: fabric.as_dict(
                 evaluate(names, measurements, options["slow_factor"], options["slow_floor_us"])

@@ -30,7 +30,7 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.jobs.job_plan import
 
 
 class ActionModule(Decision):
-    """The action: reads the configuration, decides, judges; it talks to no node."""
+    """The action: reads the configuration, decides and evaluates; it talks to no node."""
 
     ARGUMENTS = documented_options(DOCUMENTATION)
 

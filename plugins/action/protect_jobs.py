@@ -19,7 +19,7 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.registered
 
 
 class ActionModule(Decision):
-    """The action: collects and judges; it talks to no node."""
+    """The action: collects and evaluates; it talks to no node."""
 
     ARGUMENTS = documented_options(DOCUMENTATION)
 

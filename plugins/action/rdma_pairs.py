@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Make the rounds of RDMA measurements, and judge them; see plugins/modules/rdma_pairs.py."""
+"""Make the rounds of RDMA measurements, and evaluate them; see plugins/modules/rdma_pairs.py."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.registered
 
 
 class ActionModule(Decision):
-    """The action: decides and judges; it talks to no node."""
+    """The action: decides and evaluates; it talks to no node."""
 
     ARGUMENTS = documented_options(DOCUMENTATION)
 
     def decide(self, options: dict[str, Any], variables: dict[str, Any]) -> dict[str, Any]:
-        """Return the rounds, or the judgement.
+        """Return the rounds, or the result.
 
         Raises:
             AnsibleActionFail: an option cannot be.
         """
-        for name, least in (("seconds", 1), ("most_rounds", 1), ("patience", 0.1)):
+        for name, least in (("seconds", 1), ("most_rounds", 1), ("timeout", 0.1)):
             if options[name] < least:
                 raise AnsibleActionFail(f"{name} must be at least {least}, not {options[name]}")
         if not 0 < options["slow_share"] < 1:
@@ -50,16 +50,16 @@ class ActionModule(Decision):
             }
         except ValueError as error:
             raise AnsibleActionFail(str(error)) from error
-        looks = {
-            host: {**look, "reason": str(look.get("msg"))} if look.get("failed") else look
-            for host, look in _of_rail(options["looks"], options["rail"], variables).items()
-            if not look.get("unreachable")
+        gathered = {
+            host: {**answer, "reason": str(answer.get("msg"))} if answer.get("failed") else answer
+            for host, answer in _of_rail(options["gathered"], options["rail"], variables).items()
+            if not answer.get("unreachable")
         }
-        ready = measuring(addresses, looks)
+        ready = measuring(addresses, gathered)
         if options["stage"] == "schedule":
             forks = max(1, int(variables["ansible_forks"]))
             found = parts(
-                {name: addresses[name] for name in ready}, looks, options, forks, secrets.token_hex(8)
+                {name: addresses[name] for name in ready}, gathered, options, forks, secrets.token_hex(8)
             )
             first = ready[0] if found else ""
             limit = found[first]["limit"] if found else 0.0
@@ -75,8 +75,8 @@ class ActionModule(Decision):
         evaluated = dict(options["others"])
         evaluated[options["rail"]] = rdma.as_dict(
             rdma.evaluate_rdma(
-                [name for name in addresses if name in looks],
-                looks,
+                [name for name in addresses if name in gathered],
+                gathered,
                 results,
                 sample_of(len(ready), options["most_rounds"], options["above"]),
                 Bounds(share=options["slow_share"]),

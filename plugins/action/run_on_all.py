@@ -37,8 +37,8 @@ class ActionModule(Decision):
         # On stderr: some who read stdout expect JSON there.
         display = functools.partial(self._display.display, stderr=True)
         progress = Progress(display, variables["inventory_hostname"])
-        outcomes = run_all(calls, threads, options["patience"], progress.flush)
-        results = sort(outcomes, options["patience"], progress.add)
+        outcomes = run_all(calls, threads, options["timeout"], progress.flush)
+        results = sort(outcomes, options["timeout"], progress.add)
         results.others.update(others)
         for host, why in results.others.items():
             self._display.vv(f"left to an ordinary task: {why}", host=host)

@@ -5,13 +5,13 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: collective_result
-short_description: Judge the all-reduce over all nodes
+short_description: Evaluate the all-reduce over all nodes
 description:
   - Takes how a job ended that ran C(rdm_trainer.tools.all_reduce), and says how fast it was, and for each
     node whether it makes it slow or fail.
   - A node whose exchanges with the others are slow is at fault; one slow pair of two good nodes is a link.
     Of a job that failed, the node counts whose process failed first.
-  - It does not fail on a bad verdict, so that the play can fail the very nodes that are at fault. Run it
+  - It does not fail on a bad result, so that the play can fail the very nodes that are at fault. Run it
     once.
 version_added: 0.1.0
 author: The rdm-provision developers
@@ -32,7 +32,7 @@ options:
 """
 
 EXAMPLES = r"""
-- name: Judge the all-reduce
+- name: Evaluate the all-reduce
   rdm.provision.collective_result:
     plan: "{{ job_plan.job }}"
     progress: job_progress
@@ -43,7 +43,7 @@ EXAMPLES = r"""
 RETURN = r"""
 collective:
   description: >-
-    The judgement: C(ok), C(nodes), C(verdicts) (C(ok) and C(reason) of each), C(findings), C(warnings),
+    The result: C(ok), C(nodes), C(verdicts) (C(ok) and C(reason) of each), C(findings), C(warnings),
     C(backend), C(ranks), C(sizes) (C(bytes), C(seconds), C(algbw) and C(busbw) in GB/s), C(busbw) (the best),
     C(links_gbit) (node, node, Gb/s), C(rates_gbit) of the nodes' links, C(job).
   returned: always

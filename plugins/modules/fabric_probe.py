@@ -15,7 +15,7 @@ description:
   - Whatever the number of nodes, it ends within O(deadline) for each rail, plus what the engine needs to
     start a process.
   - What cannot be measured is not a failure of this module but a RV(reason). The action
-    M(rdm.provision.fabric_result) judges the measurements of all nodes together.
+    M(rdm.provision.fabric_result) evaluates the measurements of all nodes together.
   - Reads only. The image of the container needs C(python3) (3.7 or newer), nothing else.
 version_added: 0.1.0
 author: The rdm-provision developers
@@ -49,7 +49,7 @@ options:
     description: Seconds that the whole measurement may last.
     type: float
     default: 10.0
-  patience:
+  timeout:
     description: Seconds that a silent peer gets after its regular tries, and an sshd until it greets.
     type: float
     default: 5.0
@@ -183,7 +183,7 @@ ARGUMENT_SPEC: dict[str, Any] = {
     "nodes": {"type": "str", "required": True},
     "container": {"type": "str", "default": "rdm"},
     "deadline": {"type": "float", "default": 10.0},
-    "patience": {"type": "float", "default": 5.0},
+    "timeout": {"type": "float", "default": 5.0},
     "tries": {"type": "int", "default": 3},
     "ssh": {"type": "bool", "default": True},
     "ssh_port": {"type": "int", "default": 22},
@@ -268,7 +268,7 @@ def measure(parameters: dict[str, Any], nodes: dict[str, str]) -> dict[str, Any]
         "peers": [nodes[name] for name in peers],
         "tries": parameters["tries"],
         "deadline": parameters["deadline"],
-        "patience": parameters["patience"],
+        "timeout": parameters["timeout"],
         "port": parameters["ssh_port"],
         "ssh": list(range(min(len(peers), parameters["ssh_peers"]))) if parameters["ssh"] else [],
         "login": list(login),

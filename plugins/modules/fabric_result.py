@@ -5,14 +5,14 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: fabric_result
-short_description: Judge the fabric from the measurements of all nodes
+short_description: Evaluate the fabric from the measurements of all nodes
 description:
   - Takes what M(rdm.provision.fabric_probe) registered on every host of the play and says for each node
     whether it takes its part in the fabric, and if not, why.
   - A fault is named once. One node that is cut off is not told again by each of its peers.
   - A pair of which one node is not in this run (because of C(--limit), or because it was not reached) can
     only lead to a warning.
-  - It does not fail on a bad verdict, so that the play can fail the very nodes that are at fault. Run it
+  - It does not fail on a bad result, so that the play can fail the very nodes that are at fault. Run it
     once.
 version_added: 0.1.0
 author: The rdm-provision developers
@@ -39,8 +39,8 @@ options:
     default: []
   rails:
     description:
-      - Name and subnet of each rail, as M(rdm.provision.fabric_probe) got them. With several, each is judged
-        by itself, and every finding, warning and reason names its rail.
+      - Name and subnet of each rail, as M(rdm.provision.fabric_probe) got them. With several, each is
+        evaluated by itself, and every finding, warning and reason names its rail.
     type: dict
     default: {}
     version_added: 0.2.0
@@ -65,7 +65,7 @@ options:
 """
 
 EXAMPLES = r"""
-- name: Judge the fabric
+- name: Evaluate the fabric
   rdm.provision.fabric_result:
     nodes: "{{ preflight_plan.address_map }}"
     measurements: fabric_measurement
@@ -85,7 +85,7 @@ faulty:
   type: dict
   sample: {n3: "no answer from any peer: its interface eth0 has no link"}
 fabric:
-  description: The judgement.
+  description: The result.
   returned: always
   type: dict
   contains:

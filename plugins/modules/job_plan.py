@@ -10,8 +10,8 @@ description:
   - Decides once for the whole job, on the controller, before anything is started anywhere. Run it once.
   - Stage V(inventory) reads the configuration from the controller, names the job, and chooses its nodes among
     those of the play. It needs no connection.
-  - Stage V(nodes) judges what M(rdm.provision.job) with C(verb=check) registered on the job's nodes. A node
-    that was not reached is a problem.
+  - Stage V(nodes) evaluates what M(rdm.provision.job) with C(verb=check) registered on the job's nodes. A
+    node that was not reached is a problem.
 version_added: 0.2.0
 author: The rdm-provision developers
 extends_documentation_fragment: rdm.provision.attributes.looks

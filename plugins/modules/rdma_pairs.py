@@ -5,14 +5,15 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: rdma_pairs
-short_description: Make the rounds in which containers measure RDMA with each other, and judge them
+short_description: Make the rounds in which containers measure RDMA with each other, and evaluate them
 description:
   - With V(schedule), takes what M(rdm.provision.rdma_probe) saw on every host, and divides the pairs of those
     that can measure into rounds in which nobody is in two pairs. N nodes take N - 1 rounds, an odd N takes N.
     A large cluster carries out some of them.
-  - With V(judge), takes what the rounds came to and says for each node whether it is as fast as the others,
-    and if not, why. A node whose pairs most are bad is at fault; one bad pair of two good nodes is a link.
-  - It does not fail on a bad verdict, so that the play can fail the very nodes that are at fault. Run it
+  - With V(evaluate), takes what the rounds came to and says for each node whether it is as fast as the
+    others, and if not, why. A node most of whose pairs are bad is faulty; a bad pair of two good nodes is a
+    link.
+  - It does not fail on a bad result, so that the play can fail the very nodes that are at fault. Run it
     once.
 version_added: 0.1.0
 author: The rdm-provision developers
@@ -21,18 +22,18 @@ options:
   stage:
     description: What to do.
     type: str
-    choices: [schedule, judge]
+    choices: [schedule, evaluate]
     required: true
   nodes:
     description: The whole cluster in the order of ranks, one line C(name MY_IP) per node.
     type: str
     required: true
-  looks:
-    description: Name of the variable that M(rdm.provision.rdma_probe) was registered in with V(look).
+  gathered:
+    description: Name of the variable that M(rdm.provision.rdma_probe) was registered in with V(gather).
     type: str
     required: true
   results:
-    description: The same with V(collect); for V(judge).
+    description: The same with V(collect); for V(evaluate).
     type: str
     default: ""
   most_rounds:
@@ -47,7 +48,7 @@ options:
     description: How long one measurement of bandwidth takes.
     type: int
     default: 1
-  patience:
+  timeout:
     description:
       - Seconds that a silent partner gets.
       - A whole pair gets four times as long, besides what it measures for.
@@ -74,7 +75,7 @@ options:
     version_added: 0.2.0
   others:
     description: >-
-      The judgements on the rails that were measured before, RV(rdma.rails) of the last one; for V(judge).
+      The results on the rails that were measured before, RV(rdma.rails) of the last one; for V(evaluate).
     type: dict
     default: {}
     version_added: 0.2.0
@@ -85,7 +86,7 @@ EXAMPLES = r"""
   rdm.provision.rdma_pairs:
     stage: schedule
     nodes: "{{ preflight_plan.address_map }}"
-    looks: rdma_look
+    gathered: rdma_gathered
   register: rdma_rounds
   run_once: true
 """
@@ -105,11 +106,11 @@ limit:
   type: float
 rdma:
   description: >-
-    The judgement: C(ok), C(nodes), C(verdicts) (C(ok) and C(reason) of each), C(findings), C(warnings),
+    The result: C(ok), C(nodes), C(verdicts) (C(ok) and C(reason) of each), C(findings), C(warnings),
     C(bandwidth_gbit) from node to node and C(latency_us) up to 128 nodes, C(by_node) (medians and the link's
     rate), C(usual_gbit), C(usual_us), C(sample). Of several rails figures are those of the first, what is
-    said of nodes is said of all rails measured so far, and C(rails) has the judgement on each.
-  returned: for V(judge)
+    said of nodes is said of all rails measured so far, and C(rails) has that of each.
+  returned: for V(evaluate)
   type: dict
 msg:
   description: The same for people.

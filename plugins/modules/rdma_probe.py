@@ -1,6 +1,6 @@
 #!/usr/bin/python
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Look at the RDMA devices of a node's container, and measure with its partners."""
+"""Gather the RDMA devices of a node's container, and measure with its partners."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ DOCUMENTATION = r"""
 module: rdma_probe
 short_description: Look at the RDMA devices of a node's container, and measure with its partners
 description:
-  - With V(look), says which RDMA devices the training container can use, which it was given, and which is
+  - With V(gather), says which RDMA devices the training container can use, which it was given, and which is
     that of MY_IP.
   - With V(start), starts a program in the container that goes through the rounds of O(part) by itself, and
     returns at once. In each round it runs perftest's C(ib_write_bw) and C(ib_write_lat) with one partner.
@@ -16,7 +16,7 @@ description:
   - With V(collect), returns what that program has measured, as soon as it is done.
   - So all rounds of a cluster take two calls per node, and every node may be called when its turn comes.
   - What cannot be measured is not a failure of this module but a RV(reason). The action
-    M(rdm.provision.rdma_pairs) makes the rounds and judges what they came to.
+    M(rdm.provision.rdma_pairs) makes the rounds and evaluates what they came to.
   - A program ends by itself when its time is up, with all that it has started; what a killed run has left
     is ended by the next V(start), which knows it by C(RDM_VERIFY_RUN) in its environment.
   - The image of the container needs C(python3) (3.7 or newer) and the package C(perftest).
@@ -25,7 +25,7 @@ author: The rdm-provision developers
 attributes:
   check_mode:
     support: full
-    description: It looks in check mode too, and measures nothing.
+    description: It gathers in check mode too, and measures nothing.
   diff_mode:
     support: none
     description: There is nothing that could differ.
@@ -36,14 +36,14 @@ options:
   stage:
     description: What to do.
     type: str
-    choices: [look, start, collect]
+    choices: [gather, start, collect]
     required: true
   container:
     description: Name of the training container.
     type: str
     default: rdm
   cluster:
-    description: Name of the cluster, to find jobs that run; for V(look).
+    description: Name of the cluster, to find jobs that run; for V(gather).
     type: str
     default: rdm
   node:
@@ -51,12 +51,12 @@ options:
     type: str
     required: true
   address:
-    description: MY_IP of this node; for V(look).
+    description: MY_IP of this node; for V(gather).
     type: str
     default: ""
   rails:
     description: >-
-      Name and subnet of each rail, where there are several; O(address) is on the first. For V(look).
+      Name and subnet of each rail, where there are several; O(address) is on the first. For V(gather).
     type: dict
     default: {}
     version_added: 0.2.0
@@ -86,7 +86,7 @@ options:
 EXAMPLES = r"""
 - name: Look at the RDMA devices
   rdm.provision.rdma_probe:
-    stage: look
+    stage: gather
     node: "{{ inventory_hostname }}"
     address: 192.169.16.101
   register: rdma_look
@@ -103,20 +103,20 @@ rail:
   returned: always
   type: str
   sample: ib1
-look:
+found:
   description: What the container can use, and the RDMA device, port and GID index of MY_IP.
-  returned: for V(look), when it could look
+  returned: for V(gather), when it could be gathered
   type: dict
   sample: {device: mlx5_2, ib_port: 1, gid_index: 3, rate_gbit: 200.0, link_layer: Ethernet}
 given:
   description: The character devices below /dev/infiniband that the container was given.
-  returned: for V(look), when it could look
+  returned: for V(gather), when it could be gathered
   type: list
   elements: str
   sample: [/dev/infiniband/uverbs2, /dev/infiniband/rdma_cm]
 given_all:
   description: Whether it was given all there are, by a directory or as a privileged container.
-  returned: for V(look), when it could look
+  returned: for V(gather), when it could be gathered
   type: bool
 done:
   description: Whether the rounds have ended here.
@@ -157,7 +157,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.jobs.execution_envir
 from ansible_collections.rdm.provision.plugins.module_utils.network.rails import on_rail
 
 ARGUMENT_SPEC: Dict[str, Any] = {
-    "stage": {"type": "str", "choices": ["look", "start", "collect"], "required": True},
+    "stage": {"type": "str", "choices": ["gather", "start", "collect"], "required": True},
     "container": {"type": "str", "default": "rdm"},
     "cluster": {"type": "str", "default": "rdm"},
     "node": {"type": "str", "required": True},
@@ -171,7 +171,7 @@ ARGUMENT_SPEC: Dict[str, Any] = {
 }
 
 DEVICES = "/dev/infiniband"
-_LOOK_S = 20.0
+_GATHER_S = 20.0
 
 
 def given(container: Dict[str, Any]) -> Tuple[List[str], bool]:
@@ -188,7 +188,7 @@ def given(container: Dict[str, Any]) -> Tuple[List[str], bool]:
     return sorted({path for path in paths if path.startswith(DEVICES + "/")}), everything
 
 
-def look(docker: DockerAPI, options: Dict[str, Any]) -> Dict[str, Any]:
+def gather(docker: DockerAPI, options: Dict[str, Any]) -> Dict[str, Any]:
     """Return what the container can use and what it was given.
 
     Raises:
@@ -204,12 +204,12 @@ def look(docker: DockerAPI, options: Dict[str, Any]) -> Dict[str, Any]:
     except ValueError as error:
         raise NotMeasuredError(str(error), "running") from None
     arguments = [address, options["root"], str(len(options["rails"]) or 1)]
-    seen = container_program.run(docker, container, rdma_devices_script, arguments, _LOOK_S)
+    seen = container_program.run(docker, container, rdma_devices_script, arguments, _GATHER_S)
     reason = seen.pop("problem")
     jobs = find_running({"runtime": "container"}, options["cluster"], options["node"])
     if jobs and not reason:
         reason = "the job {0} runs: stop it first, or wait for its end".format(jobs[0])
-    return {"reason": reason, "look": seen, "given": names, "given_all": everything}
+    return {"reason": reason, "found": seen, "given": names, "given_all": everything}
 
 
 def start(docker: DockerAPI, options: Dict[str, Any]) -> Dict[str, Any]:
@@ -233,8 +233,8 @@ def collect(docker: DockerAPI, options: Dict[str, Any]) -> Dict[str, Any]:
         NotMeasuredError: with the reason.
     """
     asked = container_program.pieces(dict(options["part"], rounds=[], collect=options["wait"]))
-    patience = rdma_pairs_script.APPEARS + rdma_pairs_script.GREETING
-    seconds = options["wait"] + patience + _LOOK_S
+    timeout = rdma_pairs_script.APPEARS + rdma_pairs_script.GREETING
+    seconds = options["wait"] + timeout + _GATHER_S
     found = container_program.run(docker, options["container"], rdma_pairs_script, asked, seconds)
     if "problem" in found:
         raise NotMeasuredError(str(found["problem"]), "running")
@@ -242,7 +242,7 @@ def collect(docker: DockerAPI, options: Dict[str, Any]) -> Dict[str, Any]:
     return {"reason": "", "progress": words, **{key: found[key] for key in ("done", "pairs", "errors")}}
 
 
-_STAGES = {"look": look, "start": start, "collect": collect}
+_STAGES = {"gather": gather, "start": start, "collect": collect}
 
 
 def main() -> None:
@@ -250,7 +250,7 @@ def main() -> None:
     module = AnsibleModule(argument_spec=ARGUMENT_SPEC, supports_check_mode=True)
     options = module.params
     output = {"changed": False, "rail": options["rail"], **echo(module)}
-    if module.check_mode and options["stage"] != "look":
+    if module.check_mode and options["stage"] != "gather":
         module.exit_json(reason="nothing is measured in check mode", done=True, **output)
     try:
         result = _STAGES[options["stage"]](DockerAPI(options["docker_socket"]), options)

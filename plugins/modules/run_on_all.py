@@ -12,7 +12,7 @@ description:
   - Run it once. A host that is not as plain as can be is not asked, or its answer is not taken, and RV(plays)
     names it for an ordinary task. That is a host with another connection plugin than those of
     O(connections), with a password, or without pipelining; one on which the module failed or warned; one that
-    did not answer within O(patience).
+    did not answer within O(timeout).
   - Whether root is used is told by C(ansible_become), else by C(rdm_become).
   - Register the result under the name that the ordinary task registers, with C(_all) added; that is where
     M(rdm.provision.plan), M(rdm.provision.work) and M(rdm.provision.fabric_result) look.
@@ -48,7 +48,7 @@ options:
     type: list
     elements: str
     default: [ssh]
-  patience:
+  timeout:
     description: Seconds that each host has to answer.
     type: float
     default: 60.0

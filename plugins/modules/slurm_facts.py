@@ -62,7 +62,7 @@ slurm:
 from typing import Any, Dict
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.rdm.provision.plugins.module_utils.slurm.host_facts import look
+from ansible_collections.rdm.provision.plugins.module_utils.slurm.host_facts import gather
 
 ARGUMENT_SPEC: Dict[str, Any] = {"devices": {"type": "list", "elements": "str", "default": []}}
 
@@ -70,7 +70,7 @@ ARGUMENT_SPEC: Dict[str, Any] = {"devices": {"type": "list", "elements": "str", 
 def main() -> None:
     """Run the module."""
     module = AnsibleModule(argument_spec=ARGUMENT_SPEC, supports_check_mode=True)
-    module.exit_json(changed=False, slurm=look(module.params["devices"]))
+    module.exit_json(changed=False, slurm=gather(module.params["devices"]))
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ short_description: Make and configure the virtual functions (VFs) of network car
 description:
   - Gives each physical function (PF) the wanted number of VFs, and each VF its policy and GUIDs (InfiniBand)
     or its MAC, VLAN, trust and spoof check (Ethernet), and binds it anew where its driver has to learn them.
-  - VFs are known by their PCI addresses. All PFs are judged before the first is changed.
+  - VFs are known by their PCI addresses. All PFs are evaluated before the first is changed.
   - A PF is never changed while a container, or a virtual machine, has one of its VFs. The kernel would do it.
     Only a VF without a driver, which nobody has, is bound all the same.
   - The same code is left on the node as a program that a systemd unit starts before C(docker.service), since
@@ -143,7 +143,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.sriov.functions impo
     to_fact,
 )
 from ansible_collections.rdm.provision.plugins.module_utils.sriov.identity import addresses, normal
-from ansible_collections.rdm.provision.plugins.module_utils.sriov.kernel import Kernel, bring, judge
+from ansible_collections.rdm.provision.plugins.module_utils.sriov.kernel import Kernel, bring, evaluate
 
 ARGUMENT_SPEC: Dict[str, Any] = {
     "parents": {"type": "list", "elements": "str", "default": []},
@@ -187,7 +187,7 @@ class Change:
                     )
                 )
             ending = self._params["containers_end"] if module.check_mode else {}
-            self.pairs = judge(kernel, wanted_of(self._params), ending)
+            self.pairs = evaluate(kernel, wanted_of(self._params), ending)
         known = {one.pci: one for one in before.functions}
         named = {found.pci for found, _ in self.pairs}
         functions = [
@@ -270,7 +270,7 @@ class Change:
                     os.rmdir(directory)
             if self._systemd:
                 self._systemctl("daemon-reload")
-        return [self._kernel.look(found.pci) for found, _ in self.pairs]
+        return [self._kernel.read(found.pci) for found, _ in self.pairs]
 
     def _read(self) -> kept_vfs.Kept:
         """Return what the node keeps; nothing, where that cannot be read any more."""
@@ -286,7 +286,7 @@ class Change:
         stays = []
         for one in functions:
             try:
-                found = self._kernel.look(one.pci)
+                found = self._kernel.read(one.pci)
             except VfProblem:
                 continue  # the card is gone, and its VFs with it
             if not one.made or not found.number:

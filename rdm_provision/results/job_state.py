@@ -41,7 +41,7 @@ class JobFailure:
 
 @dataclass(frozen=True, slots=True)
 class JobVerdict:
-    """How a job is, as its master's agent judges it; docs/watching-jobs.md says by what.
+    """How a job is, as its master's agent evaluates it; docs/watching-jobs.md says by what.
 
     Attributes:
         verdict: ``healthy``, ``starting``, ``stalled``, ``suspect``, ``failed`` or ``finished``.

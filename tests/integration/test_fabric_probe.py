@@ -21,7 +21,7 @@ from tests.integration.engine import Engine, net, wait_until
 
 NETWORK = "rdm-test-fabric"
 NAMES = ("n1", "n2", "n3")
-PATIENCE_S = 2.0
+TIMEOUT_S = 2.0
 """For who does not answer. Who does, and has no processor, has until the deadline."""
 HANGS_S = 120.0
 NET, NEXT = net(8), net(9)
@@ -54,7 +54,7 @@ class Cluster:
         """Return the measurement of one node, with the defaults of the module."""
         parameters = {name: option.get("default") for name, option in fabric_probe.ARGUMENT_SPEC.items()}
         parameters.update(node=node, container=f"rdm-{node}", docker_socket=self.engine.socket)
-        parameters.update(patience=PATIENCE_S, deadline=HANGS_S)
+        parameters.update(timeout=TIMEOUT_S, deadline=HANGS_S)
         parameters.update(options)
         return fabric_probe.measure(parameters, ADDRESSES)
 
@@ -67,7 +67,7 @@ class Cluster:
                     "ansible_python_interpreter": sys.executable,
                     "verify_container": "rdm-{{ inventory_hostname }}",
                     "verify_nodes": "".join(f"{name} {address}\n" for name, address in ADDRESSES.items()),
-                    "verify_timeout": PATIENCE_S,
+                    "verify_timeout": TIMEOUT_S,
                     "verify_deadline": HANGS_S,
                 },
                 "children": {

@@ -29,7 +29,7 @@ _NAMED = 8
 
 
 class Health:
-    """Judges a job again and again. Of an attempt it remembers what only time tells.
+    """Evaluates a job again and again. Of an attempt it remembers what only time tells.
 
     Args:
         request: The job.

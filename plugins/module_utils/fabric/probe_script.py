@@ -6,7 +6,7 @@ uses nothing but the standard library of Python 3.7 or newer, and no other file 
 
 It takes one JSON object, cut into as many arguments as needed (Linux allows 128 KiB for one), and prints one:
 
-    {"source": MY_IP, "peers": [address…], "tries": 3, "deadline": 10, "patience": 5, "port": 22,
+    {"source": MY_IP, "peers": [address…], "tries": 3, "deadline": 10, "timeout": 5, "port": 22,
      "ssh": [index…], "login": [address…]}
 
     {"problem": "", "method": "icmp", "note": "", "link": {"name": "eth0", "up": true}, "also": "" or a MAC,
@@ -15,7 +15,7 @@ It takes one JSON object, cut into as many arguments as needed (Linux allows 128
      "login": {address: "" or what is wrong}}
 
 Peers are asked in the order given, so a caller that turns the list by its own rank keeps all nodes from
-asking the same peer at once. `patience` is what a silent peer gets after its regular tries; an sshd whose
+asking the same peer at once. `timeout` is what a silent peer gets after its regular tries; an sshd whose
 port is open has until shortly before `deadline`, longer than which nothing lasts.
 
 Times are in microseconds, limits in seconds. The time of arrival is the kernel's, so that a busy processor in
@@ -67,7 +67,7 @@ class Settings(NamedTuple):
     peers: list[str]
     tries: int
     deadline: float
-    patience: float
+    timeout: float
     port: int
     ssh: list[int]
     login: list[str]
@@ -337,10 +337,10 @@ async def log_in(address: str, settings: Settings, end: float) -> str:
     take longer, and has until the end.
     """
     loop = asyncio.get_running_loop()
-    patience = loop.time() + settings.patience
+    timeout = loop.time() + settings.timeout
     options = ["-o", "BatchMode=yes", "-o", "ControlPath=none", "-p", str(settings.port)]
     while True:
-        silence = await greeting(address, settings, min(patience, end), end)
+        silence = await greeting(address, settings, min(timeout, end), end)
         if silence:
             return silence
         begun = loop.time()
@@ -362,7 +362,7 @@ async def log_in(address: str, settings: Settings, end: float) -> str:
             return ""
         lines = output.decode("utf-8", "replace").split("\n")
         last = next((line.strip(" .\r") for line in reversed(lines) if line.strip()), "it failed")
-        if loop.time() + AGAIN >= patience or any(word in last for word in REFUSED):
+        if loop.time() + AGAIN >= timeout or any(word in last for word in REFUSED):
             return last
         await asyncio.sleep(AGAIN)
 
@@ -395,7 +395,7 @@ async def watch(peer: Peer, prober: Icmp | Tcp, settings: Settings, end: float) 
     for _ in range(tries):
         prober.send(peer)
         await asyncio.sleep(max(SPACING, count * gap))
-    until = loop.time() + settings.patience
+    until = loop.time() + settings.timeout
     ssh = None
     if peer.index in settings.ssh:
         ssh = asyncio.ensure_future(query_ssh(peer, settings, until, end))

@@ -14,7 +14,7 @@ It takes one JSON object, cut into as many arguments as needed (Linux allows 128
 
     {"run": token, "name": node, "address": MY_IP, "ports": [port…], "device": "mlx5_2", "ib_port": 1,
      "gid_index": 3 or null, "rounds": [[name, address, whether it calls] or null…], "seconds": 1,
-     "size": 65536, "tries": 1000, "patience": 5, "gather": 30, "pair_limit": 20, "limit": 120}
+     "size": 65536, "tries": 1000, "timeout": 5, "gather": 30, "pair_limit": 20, "limit": 120}
 
 and, with the key "collect" (seconds to wait), prints what the program of that run on this node has, as soon
 as it has all:
@@ -71,7 +71,7 @@ class Settings(NamedTuple):
     seconds: int
     size: int
     tries: int
-    patience: float
+    timeout: float
     gather: float
     pair_limit: float
     limit: float
@@ -260,7 +260,7 @@ class Node:
         channel = await self.reach(peer, address, watches=False)
         try:
             while True:
-                message = await channel.receive(self.settings.patience)
+                message = await channel.receive(self.settings.timeout)
                 if message.get("ready"):
                     return channel
                 self.not_gone_on(peer, message)
@@ -300,7 +300,7 @@ class Node:
         channel = await self.reach(peer, address, watches=True)
         try:
             while True:
-                self.not_gone_on(peer, await channel.receive(self.settings.patience))
+                self.not_gone_on(peer, await channel.receive(self.settings.timeout))
         finally:
             channel.close()
 
@@ -320,11 +320,11 @@ class Node:
             PairError: he is not there, or has gone on.
         """
         hello = {"run": self.settings.run, "name": self.settings.name, "watches": watches}
-        until = time.monotonic() + self.settings.patience
+        until = time.monotonic() + self.settings.timeout
         while True:
             begun = time.monotonic()
             try:
-                channel, answer = await knock(address, self.settings, hello, self.settings.patience)
+                channel, answer = await knock(address, self.settings, hello, self.settings.timeout)
             except OSError as error:
                 now = time.monotonic()
                 if now >= self.gathered and (now >= until or isinstance(error, ConnectionRefusedError)):

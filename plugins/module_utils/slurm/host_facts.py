@@ -43,7 +43,7 @@ QUEUE_FORMAT = "%A|%T|%P|%N"
 _VENDORS = {"nvidia": "nvidia", "amdgpu": "amd"}  # whose GPUs a driver serves
 
 
-def look(devices: Iterable[str]) -> Dict[str, Any]:
+def gather(devices: Iterable[str]) -> Dict[str, Any]:
     """Return everything.
 
     Args:

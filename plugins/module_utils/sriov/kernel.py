@@ -57,7 +57,7 @@ class Kernel:
         self.root = root
         self._settle_s = settle_s
 
-    def look(self, parent: str) -> Physical:
+    def read(self, parent: str) -> Physical:
         """Return a PF, by interface or PCI address.
 
         Raises:
@@ -113,7 +113,7 @@ class Kernel:
         """
 
         def stable() -> bool:
-            found = self.look(parent)
+            found = self.read(parent)
             ready = found.autoprobe is False or all(
                 vf.driver and (vf.interface or vf.number in held) for vf in found.there
             )
@@ -144,7 +144,7 @@ class Kernel:
         return True
 
 
-def judge(
+def evaluate(
     kernel: Kernel, wanted: Sequence[Wanted], ending: Optional[Mapping[str, int]] = None
 ) -> List[Tuple[Physical, Wanted]]:
     """Return the PFs as they are now, with what is wanted of each.
@@ -161,7 +161,7 @@ def judge(
     wrong: List[str] = []
     for one in wanted:
         try:
-            found = kernel.look(one.parent)
+            found = kernel.read(one.parent)
         except VfProblem as problem:
             wrong.append(str(problem))
             continue
@@ -185,7 +185,7 @@ def bring(kernel: Kernel, wanted: Wanted) -> bool:
     done: List[Step] = []
     for _ in range(_ROUNDS):
         # Again before each round: meanwhile a container may have taken one.
-        ((found, _wanted),) = judge(kernel, [wanted])
+        ((found, _wanted),) = evaluate(kernel, [wanted])
         steps = next_steps(found, wanted)
         if not steps:
             return bool(done)

@@ -231,7 +231,7 @@ def problems_of_nodes(
 
     Args:
         plan: what the inventory decided, but for what is wrong with it.
-        found: what that is. On a node that it is about, only the engine is judged; on all of them, where
+        found: what that is. On a node that it is about, only the engine is checked; on all of them, where
             something is wrong with the whole cluster.
         wants: what the cluster wants of each node that has facts.
         facts: node name -> what `node_facts` found there.

@@ -19,7 +19,7 @@ RATE_SHARE = 0.5
 def evaluate_collective(
     nodes: Mapping[str, str], job: Mapping[str, Any], slow_share: float = 0.5
 ) -> dict[str, Any]:
-    """Return the judgement as plain data.
+    """Return the result as plain data.
 
     Args:
         nodes: address by name of those that took part, in the order of ranks.

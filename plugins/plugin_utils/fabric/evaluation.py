@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Judge the fabric: from what every container measured to which node is at fault, and why.
+"""Evaluate the fabric: from what every container measured to which node is at fault, and why.
 
 The art is in naming the fault once. Where one node of a hundred is cut off, each of the others reports it
 silent, and it reports all of them silent: 198 failing pairs, one cause. So the nodes are first sorted into
@@ -41,7 +41,7 @@ def evaluate(
     slow_factor: float = 4.0,
     slow_floor_us: float = 300.0,
 ) -> Fabric:
-    """Judge the fabric.
+    """Evaluate the fabric.
 
     Args:
         nodes: all names of the cluster in the order of ranks.
@@ -53,7 +53,7 @@ def evaluate(
 
 
 class _Evaluator:
-    """The steps of one judgement, and what they know of each other."""
+    """The steps of one evaluation, and what they know of each other."""
 
     def __init__(
         self,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The fabric between the containers: what each of them measured, and the judgement on the whole.
+"""The fabric between the containers: what each of them measured, and their evaluation.
 
 Pure: it reads nothing and prints nothing. Times are in microseconds.
 """
@@ -84,7 +84,7 @@ class Sample(NamedTuple):
 
 
 class Fabric(NamedTuple):
-    """The judgement on the whole cluster.
+    """The result for the whole cluster.
 
     Attributes:
         nodes: the nodes of this run in the order of ranks.

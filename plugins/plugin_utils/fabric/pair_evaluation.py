@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Judge measurements between pairs of nodes: which node is at fault, and which single link.
+"""Evaluate measurements between pairs of nodes: which node is at fault, and which single link.
 
 A slow node makes each of its pairs slow, and each of these has a good node at its other end. So the node in
 which most bad pairs meet is named first, its pairs are taken away, and what is left is looked at again. A

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""RDMA between the containers: what each can use, what each pair measured, and the judgement on the whole.
+"""RDMA between the containers: what each can use, what each pair measured, and their evaluation.
 
 Pure: it reads nothing and prints nothing. Bandwidths are in Gb/s, latencies in microseconds.
 """
@@ -39,7 +39,7 @@ class Sample(NamedTuple):
 
 
 class Rdma(NamedTuple):
-    """The judgement on the whole cluster.
+    """The result for the whole cluster.
 
     Attributes:
         nodes: the nodes of this run in the order of ranks.
@@ -71,21 +71,21 @@ class Rdma(NamedTuple):
     bare: list[str]
 
 
-def device_problems(look: Mapping[str, Any]) -> tuple[list[str], list[str]]:
+def device_problems(answer: Mapping[str, Any]) -> tuple[list[str], list[str]]:
     """Return what is wrong with a container's RDMA devices, and what is only to be told.
 
     Args:
-        look: what rdma_probe says of it.
+        answer: what rdma_probe says of it.
     """
-    seen: Mapping[str, Any] = look.get("look") or {}
+    seen: Mapping[str, Any] = answer.get("found") or {}
     usable: Mapping[str, str] = seen.get("usable") or {}
     owners = sorted({owner for owner in usable.values() if owner})
-    given = list(look.get("given") or [])
+    given = list(answer.get("given") or [])
     problems, warnings = [], []
     closed = [path for path in given if path not in usable]
     if closed:
         problems.append(f"its container was given {listed(closed)}, but cannot open {_it(closed)}")
-    if look.get("given_all"):
+    if answer.get("given_all"):
         if len(owners) > 1:
             warnings.append(f"its container can use all RDMA devices of the node: {listed(owners)}")
     else:
@@ -100,16 +100,16 @@ def device_problems(look: Mapping[str, Any]) -> tuple[list[str], list[str]]:
 
 def evaluate_rdma(
     nodes: Sequence[str],
-    looks: Mapping[str, Mapping[str, Any]],
+    gathered: Mapping[str, Mapping[str, Any]],
     results: Mapping[str, Mapping[str, Any]],
     sample: Sample | None = None,
     bounds: Bounds = Bounds(),  # noqa: B008  # immutable
 ) -> Rdma:
-    """Judge RDMA between the containers.
+    """Evaluate RDMA between the containers.
 
     Args:
         nodes: those of this run, in the order of ranks.
-        looks: what rdma_probe said of them at first.
+        gathered: what rdma_probe said of them at first.
         results: what their rounds came to; a node that was not asked to measure is not there.
         sample: how much was measured, where not every pair was.
         bounds: when a pair counts as slow.
@@ -120,9 +120,9 @@ def evaluate_rdma(
     causes: dict[str, list[str]] = {}
     told: dict[str, list[str]] = {}
     for name in nodes:
-        look = looks.get(name) or {"reason": "it was not looked at"}
-        bad, odd = device_problems(look)
-        mine = str(look.get("reason") or "") or str((results.get(name) or {}).get("reason") or "")
+        answer = gathered.get(name) or {"reason": "it was not gathered"}
+        bad, odd = device_problems(answer)
+        mine = str(answer.get("reason") or "") or str((results.get(name) or {}).get("reason") or "")
         for cause in [*([mine] if mine else []), *bad]:
             causes.setdefault(cause, []).append(name)
         for warning in odd:
@@ -138,7 +138,7 @@ def evaluate_rdma(
     rates = {
         name: float(rate)
         for name in nodes
-        if (rate := (looks.get(name, {}).get("look") or {}).get("rate_gbit"))
+        if (rate := (gathered.get(name, {}).get("found") or {}).get("rate_gbit"))
     }
     usual_rate = max(rates.values(), key=list(rates.values()).count) if rates else None
     for name, reason in result.nodes.items():
@@ -171,7 +171,7 @@ def evaluate_rdma(
         usual_us=result.usual_us,
         rates=rates,
         sample=sample,
-        bare=[name for name in nodes if (looks.get(name, {}).get("look") or {}).get("shown") == []],
+        bare=[name for name in nodes if (gathered.get(name, {}).get("found") or {}).get("shown") == []],
     )
 
 
@@ -203,7 +203,7 @@ def pairs_of(
 
 
 def as_dict(rdma: Rdma) -> dict[str, Any]:
-    """Return the judgement as plain data; beyond 128 nodes without the pairs."""
+    """Return the result as plain data; beyond 128 nodes without the pairs."""
     whole = len(rdma.nodes) <= FULL_MATRIX_NODES
     matrix: dict[str, dict[str, float]] = {}
     latencies: dict[str, dict[str, float]] = {}

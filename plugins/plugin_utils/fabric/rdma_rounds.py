@@ -22,25 +22,25 @@ PORTS = range(20000, 32000, 8)
 SIZE = 65536
 LATENCY_TRIES = 1000
 GATHER = 30.0
-PAIR_PATIENCES = 4
+PAIR_TIMEOUTS = 4
 """A pair may take as long as so many silent partners, besides what it measures for."""
 _CALL = 2.0  # what one call of a module takes on a busy node
 
 
-def measuring(addresses: Mapping[str, str], looks: Mapping[str, Mapping[str, Any]]) -> list[str]:
+def measuring(addresses: Mapping[str, str], gathered: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """Return the nodes that can measure, in the order of ranks; none where there is only one.
 
     Args:
         addresses: MY_IP by name of the whole cluster.
-        looks: what rdma_probe saw on the nodes of this run.
+        gathered: what rdma_probe saw on the nodes of this run.
     """
-    found = [name for name in addresses if name in looks and not looks[name].get("reason")]
+    found = [name for name in addresses if name in gathered and not gathered[name].get("reason")]
     return found if len(found) > 1 else []
 
 
 def parts(
     addresses: Mapping[str, str],
-    looks: Mapping[str, Mapping[str, Any]],
+    gathered: Mapping[str, Mapping[str, Any]],
     options: Mapping[str, Any],
     forks: int,
     run: str,
@@ -49,7 +49,7 @@ def parts(
 
     Args:
         addresses: MY_IP by name of those that measure, in the order of ranks.
-        looks: what rdma_probe saw there.
+        gathered: what rdma_probe saw there.
         options: of the action.
         forks: on how many nodes at once the programs are started.
         run: token of this run.
@@ -64,15 +64,15 @@ def parts(
         "seconds": options["seconds"],
         "size": SIZE,
         "tries": LATENCY_TRIES,
-        "patience": options["patience"],
+        "timeout": options["timeout"],
         "gather": gather,
-        "pair_limit": PAIR_PATIENCES * options["patience"] + 2 * options["seconds"],
+        "pair_limit": PAIR_TIMEOUTS * options["timeout"] + 2 * options["seconds"],
         "limit": time_limit(len(schedule), options["seconds"], gather),
     }
     return {
         name: {
             **common,
-            **{key: looks[name]["look"][key] for key in ("device", "ib_port", "gid_index")},
+            **{key: gathered[name]["found"][key] for key in ("device", "ib_port", "gid_index")},
             "name": name,
             "address": addresses[name],
             "rounds": [[peer, addresses[peer], rank[name] < rank[peer]] if peer else None for peer in met],

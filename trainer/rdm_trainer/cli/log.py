@@ -93,7 +93,7 @@ def sections(directory: Path, as_json: bool) -> int:
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def verdict(path: Path, state: str, conf: Path | None, as_json: bool) -> int:
-    """Judge the job whose logs are in PATH: healthy, starting, stalled, suspect, failed or finished.
+    """Evaluate the job whose logs are in PATH: healthy, starting, stalled, suspect, failed or finished.
 
     PATH is a job's directory, one with NODE.out, NODE.err and NODE.gpu, or one log.
 

@@ -23,10 +23,10 @@ class HostVars:
         return self.registered.get(host, {})
 
 
-def look(rail: str) -> dict[str, Any]:
-    """Return the look of a node that can measure on a rail."""
+def of_node(rail: str) -> dict[str, Any]:
+    """Return what is gathered of a node that can measure on a rail."""
     seen = {"device": f"mlx5_{rail}", "ib_port": 1, "gid_index": 3, "usable": {}, "foreign": []}
-    return {"reason": "", "rail": rail, "look": {**seen, "rate_gbit": 200.0}, "given": [], "given_all": True}
+    return {"reason": "", "rail": rail, "found": {**seen, "rate_gbit": 200.0}, "given": [], "given_all": True}
 
 
 def result(rail: str, node: str, gbit: float) -> dict[str, Any]:
@@ -40,12 +40,12 @@ def decide(stage: str, registered: dict[str, dict[str, Any]], **more: Any) -> di
     options = {
         "stage": stage,
         "nodes": "".join(f"{name} {address}\n" for name, address in NODES.items()),
-        "looks": "look",
+        "gathered": "found",
         "results": "result",
         "most_rounds": 16,
         "above": 128,
         "seconds": 1,
-        "patience": 5.0,
+        "timeout": 5.0,
         "gather": 0,
         "slow_share": 0.7,
         "rails": RAILS,
@@ -65,7 +65,12 @@ def decide(stage: str, registered: dict[str, dict[str, Any]], **more: Any) -> di
 
 def test_a_host_that_was_lost_on_an_earlier_rail_has_no_part() -> None:
     decided = decide(
-        "schedule", {"n1": {"look": look("ib1")}, "n2": {"look": look("ib1")}, "n3": {"look": look("ib0")}}
+        "schedule",
+        {
+            "n1": {"found": of_node("ib1")},
+            "n2": {"found": of_node("ib1")},
+            "n3": {"found": of_node("ib0")},
+        },
     )
     assert {name: part["device"] for name, part in decided["parts"].items()} == {
         "n1": "mlx5_ib1",
@@ -76,27 +81,27 @@ def test_a_host_that_was_lost_on_an_earlier_rail_has_no_part() -> None:
 
 def test_what_was_measured_on_an_earlier_rail_is_not_told_of_another() -> None:
     registered = {
-        "n1": {"look": look("ib1"), "result": result("ib1", "n1", 180.0)},
-        "n2": {"look": look("ib1"), "result": result("ib1", "n2", 180.0)},
-        "n3": {"look": look("ib0"), "result": result("ib0", "n3", 99.0)},
+        "n1": {"found": of_node("ib1"), "result": result("ib1", "n1", 180.0)},
+        "n2": {"found": of_node("ib1"), "result": result("ib1", "n2", 180.0)},
+        "n3": {"found": of_node("ib0"), "result": result("ib0", "n3", 99.0)},
     }
-    [rail] = decide("judge", registered)["rdma"]["rails"].values()
+    [rail] = decide("evaluate", registered)["rdma"]["rails"].values()
     assert rail["nodes"] == ["n1", "n2"]
-    # It went away between its look and its measurement.
-    registered["n3"]["look"] = look("ib1")
-    [rail] = decide("judge", registered)["rdma"]["rails"].values()
+    # It went away between that and its measurement.
+    registered["n3"]["found"] = of_node("ib1")
+    [rail] = decide("evaluate", registered)["rdma"]["rails"].values()
     assert rail["nodes"] == ["n1", "n2", "n3"]
     assert 99.0 not in [gbit for row in rail["bandwidth_gbit"].values() for gbit in row.values()]
 
 
 def test_who_fails_is_named_with_the_reason_and_who_is_away_is_left_out() -> None:
     registered = {
-        "n1": {"look": look("ib1"), "result": {"unreachable": True, "msg": "no route to host"}},
-        "n2": {"look": {"failed": True, "msg": "it broke"}},
-        "n3": {"look": {"unreachable": True}},
+        "n1": {"found": of_node("ib1"), "result": {"unreachable": True, "msg": "no route to host"}},
+        "n2": {"found": {"failed": True, "msg": "it broke"}},
+        "n3": {"found": {"unreachable": True}},
     }
     assert decide("schedule", registered)["parts"] == {}
-    [rail] = decide("judge", registered)["rdma"]["rails"].values()
+    [rail] = decide("evaluate", registered)["rdma"]["rails"].values()
     assert rail["nodes"] == ["n1", "n2"]
     assert rail["verdicts"]["n2"] == {"ok": False, "reason": "it broke"}
 
@@ -105,7 +110,7 @@ def test_who_fails_is_named_with_the_reason_and_who_is_away_is_left_out() -> Non
     ("option", "value", "says"),
     [
         ("seconds", 0, "seconds must be at least 1, not 0"),
-        ("patience", 0.0, "patience must be at least 0.1, not 0.0"),
+        ("timeout", 0.0, "timeout must be at least 0.1, not 0.0"),
         ("slow_share", 1.0, "slow_share must be between 0 and 1, not 1.0"),
         ("rail", "ib7", "there is no rail ib7: choose one of ib0, ib1"),
     ],

@@ -489,7 +489,7 @@ def test_a_task_that_asks_all_nodes_counts_up_while_it_works(play: Play, tmp_pat
     paths = dict(zip(NODES, (there, later, there), strict=True))
     arguments = {node: {"path": str(path), "timeout": 60} for node, path in paths.items()}
     ask = {"module": "ansible.builtin.wait_for", "arguments": arguments, "connections": ["local"]}
-    alone = {"name": "Ask", "rdm.provision.run_on_all": {**ask, "patience": 90}, "run_once": True}
+    alone = {"name": "Ask", "rdm.provision.run_on_all": {**ask, "timeout": 90}, "run_once": True}
     told = []
     with play([alone, task("Go on", "debug", {"msg": "x"})]) as run:
         for event in run:

@@ -29,7 +29,7 @@ def settings(**changes: Any) -> dict[str, Any]:
         "peers": ["127.0.0.2", "127.0.0.3"],
         "tries": 2,
         "deadline": 60.0,
-        "patience": 2.0,
+        "timeout": 2.0,
         "port": 1,
         "ssh": [],
         "login": [],
@@ -104,7 +104,7 @@ def test_a_silent_peer_is_asked_again_until_its_time_is_over() -> None:
 @pytest.mark.usefixtures("silence")
 def test_nothing_lasts_longer_than_the_deadline() -> None:
     begin = time.monotonic()
-    result = measure(peers=[SILENT], deadline=0.3, patience=60.0, ssh=[0])
+    result = measure(peers=[SILENT], deadline=0.3, timeout=60.0, ssh=[0])
     assert time.monotonic() - begin < 50
     assert result["rtt_us"] == [None]
     assert result["ssh"] == {"0": "no answer"}
@@ -151,19 +151,19 @@ def test_an_sshd_of_a_busy_node_may_greet_after_the_patience_and_not_after_the_d
     gone = threading.Event()
     with socket.create_server(("127.0.0.2", 0)) as server:  # its kernel connects, and nobody accepts
         port = server.getsockname()[1]
-        hangs = measure(peers=["127.0.0.2"], port=port, ssh=[0], patience=3.0, deadline=5.0)
+        hangs = measure(peers=["127.0.0.2"], port=port, ssh=[0], timeout=3.0, deadline=5.0)
 
         def greet() -> None:
             held = [server.accept()[0]]  # of who gave up
             held.append(server.accept()[0])
-            gone.wait(4.0)  # longer than the patience
+            gone.wait(4.0)  # longer than the timeout
             for connection in held:
                 with connection, contextlib.suppress(OSError):
                     connection.sendall(b"SSH-2.0-test\r\n")
 
         thread = threading.Thread(target=greet, daemon=True)
         thread.start()
-        slow = measure(peers=["127.0.0.2"], port=port, ssh=[0], patience=3.0, deadline=60.0)
+        slow = measure(peers=["127.0.0.2"], port=port, ssh=[0], timeout=3.0, deadline=60.0)
         gone.set()
     assert re.fullmatch(r"its port is open, and nothing greeted within \d+\.\d s", hangs["ssh"]["0"])
     assert slow["ssh"] == {"0": ""}
@@ -231,7 +231,7 @@ def sshd() -> Iterator[int]:
 
 def test_ssh_logs_in_and_what_it_says_is_told(ssh: Path, sshd: int) -> None:
     addresses = [f"127.0.0.{number}" for number in (2, 3, 4)]
-    found = measure(login=addresses, port=sshd, patience=60.0, deadline=60.0, peers=[])
+    found = measure(login=addresses, port=sshd, timeout=60.0, deadline=60.0, peers=[])
     assert found["login"] == {
         "127.0.0.2": "",
         "127.0.0.3": "root@127.0.0.3: Permission denied (publickey)",

@@ -63,7 +63,7 @@ class Cluster:
                 "seconds": 1,
                 "size": 65536,
                 "tries": 100,
-                "patience": 30.0,
+                "timeout": 30.0,
                 "gather": 60.0,
                 "pair_limit": 120.0,
                 "limit": 240.0,
@@ -173,7 +173,7 @@ def test_what_perftest_says_comes_from_the_node_that_it_failed_on(cluster: Any) 
 
 def test_a_node_that_never_comes_or_is_frozen_fails_only_its_pairs(cluster: Any) -> None:
     nodes = cluster(
-        {"n1": "mlx5_0", "n2": "mlx5_0", "n3": "mlx5_0", "n4": "mlx5_0"}, patience=5.0, gather=15.0
+        {"n1": "mlx5_0", "n2": "mlx5_0", "n3": "mlx5_0", "n4": "mlx5_0"}, timeout=5.0, gather=15.0
     )
     nodes.start("n4")
     wait_until(lambda: "problem" not in nodes.collect("n4", 0.0))

@@ -16,7 +16,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.sriov.functions impo
     to_fact,
 )
 from ansible_collections.rdm.provision.plugins.module_utils.sriov.identity import addresses, guid_of
-from ansible_collections.rdm.provision.plugins.module_utils.sriov.kernel import bring, judge
+from ansible_collections.rdm.provision.plugins.module_utils.sriov.kernel import bring, evaluate
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -41,7 +41,7 @@ def refusal(kernel: FakeKernel, *several: Wanted) -> str:
     """Return why it is refused, and see to it that nothing has been touched."""
     before = list(kernel.log)
     with pytest.raises(VfProblem) as refused:
-        judge(kernel, several)
+        evaluate(kernel, several)
     assert kernel.log == before
     return str(refused.value)
 
@@ -52,7 +52,7 @@ def refusal(kernel: FakeKernel, *several: Wanted) -> str:
 @pytest.mark.parametrize("parent", INFINIBAND)
 def test_infiniband_vfs_get_policy_and_guids_and_are_bound_anew(kernel: FakeKernel, parent: str) -> None:
     assert bring(kernel, wanted(parent)) is True
-    found = kernel.look(parent)
+    found = kernel.read(parent)
     assert found.number == len(found.vfs) == 4
     for number, vf in enumerate(found.vfs):
         guid = guid_of(addresses(FIRST, 0, 4)[number])
@@ -63,7 +63,7 @@ def test_infiniband_vfs_get_policy_and_guids_and_are_bound_anew(kernel: FakeKern
 @pytest.mark.parametrize("parent", ETHERNET)
 def test_ethernet_vfs_get_what_is_asked_for(kernel: FakeKernel, parent: str) -> None:
     assert bring(kernel, wanted(parent, vlan=100, trust=True, spoof_check=False)) is True
-    for number, vf in enumerate(kernel.look(parent).vfs):
+    for number, vf in enumerate(kernel.read(parent).vfs):
         assert (vf.vlan, vf.trust, vf.spoof_check) == (100, True, False)
         assert vf.address == kernel.interface_address(parent, number) == addresses(FIRST, 0, 4)[number]
 
@@ -108,19 +108,19 @@ def test_new_vfs_are_bound_once_when_they_have_their_guids(kernel: FakeKernel) -
 
 def test_a_kernel_without_a_switch_for_drivers_binds_them_twice(kernel: FakeKernel) -> None:
     (kernel.sys / "bus/pci/devices/0000:41:00.0/sriov_drivers_autoprobe").unlink()
-    assert kernel.look("ib0").autoprobe is None
+    assert kernel.read("ib0").autoprobe is None
     bring(kernel, wanted("ib0", 2))
     assert len([line for line in kernel.log if line.endswith("/driver/unbind = 0000:41:00.1")]) == 1
-    assert all(vf.driver for vf in kernel.look("ib0").vfs)
+    assert all(vf.driver for vf in kernel.read("ib0").vfs)
 
 
 def test_what_a_kill_has_left_without_drivers_is_mended(kernel: FakeKernel) -> None:
-    for step in next_steps(kernel.look("ib0"), wanted("ib0")):
+    for step in next_steps(kernel.read("ib0"), wanted("ib0")):
         kernel.do(step)
-    assert not any(vf.driver for vf in kernel.look("ib0").vfs)
+    assert not any(vf.driver for vf in kernel.read("ib0").vfs)
     assert bring(kernel, wanted("ib0")) is True
-    assert all(vf.interface for vf in kernel.look("ib0").vfs)
-    assert kernel.look("ib0").autoprobe is True
+    assert all(vf.interface for vf in kernel.read("ib0").vfs)
+    assert kernel.read("ib0").autoprobe is True
 
 
 def test_a_driver_that_comes_late_finds_every_address_set(
@@ -134,7 +134,7 @@ def test_a_driver_that_comes_late_finds_every_address_set(
             probe(pci)
         elif (kernel.sys / "bus/pci/devices/0000:52:00.0/sriov_drivers_autoprobe").read_text() == "1\n":
             kernel.drivers.add("igbvf")
-            for vf in kernel.look("eth2").vfs:
+            for vf in kernel.read("eth2").vfs:
                 probe(vf.pci)
 
     kernel.drivers.discard("igbvf")
@@ -163,14 +163,14 @@ def test_a_policy_alone_needs_no_rebind(kernel: FakeKernel) -> None:
 def test_vfs_that_nobody_was_to_bind_are_bound(kernel: FakeKernel) -> None:
     kernel.write("bus/pci/devices/0000:41:00.0/sriov_drivers_autoprobe", "0")
     kernel.make("0000:41:00.0", 4)
-    assert not any(vf.driver for vf in kernel.look("ib0").vfs)
+    assert not any(vf.driver for vf in kernel.read("ib0").vfs)
     bring(kernel, wanted("ib0"))
-    assert all(vf.driver and vf.interface for vf in kernel.look("ib0").vfs)
+    assert all(vf.driver and vf.interface for vf in kernel.read("ib0").vfs)
 
 
 def test_a_function_is_found_by_its_pci_address(kernel: FakeKernel) -> None:
     bring(kernel, wanted("0000:42:00.0", policy="Follow"))
-    assert kernel.look("ib1").number == 4
+    assert kernel.read("ib1").number == 4
 
 
 def test_a_vf_that_was_unplugged_is_named_and_comes_back_with_its_card(kernel: FakeKernel) -> None:
@@ -186,7 +186,7 @@ def test_a_vf_that_was_unplugged_is_named_and_comes_back_with_its_card(kernel: F
         "then run again"
     )
     # Preflight says the same, from facts; and so it stays with another number.
-    assert problems(from_fact(to_fact(kernel.look("ib0"))), wanted("ib0")) == [said]
+    assert problems(from_fact(to_fact(kernel.read("ib0"))), wanted("ib0")) == [said]
     assert refusal(kernel, wanted("ib0", 3)) == said
     kernel.make("0000:41:00.0", 0)
     assert refusal(kernel, wanted("ib0")) == said
@@ -194,8 +194,8 @@ def test_a_vf_that_was_unplugged_is_named_and_comes_back_with_its_card(kernel: F
     assert bring(kernel, wanted("ib0", 2)) is True
     kernel.find_anew("ib0")
     assert bring(kernel, wanted("ib0")) is True
-    assert kernel.look("ib0").whole
-    assert [vf.address for vf in kernel.look("ib0").vfs] == [guid_of(one) for one in addresses(FIRST, 0, 4)]
+    assert kernel.read("ib0").whole
+    assert [vf.address for vf in kernel.read("ib0").vfs] == [guid_of(one) for one in addresses(FIRST, 0, 4)]
 
 
 def test_a_vf_that_lost_its_driver_is_bound_though_a_container_has_another(kernel: FakeKernel) -> None:
@@ -238,7 +238,7 @@ def test_vfs_that_the_node_itself_uses_stay(kernel: FakeKernel, parent: str, how
     )
     assert refusal(kernel, wanted(parent, 4)) == said
     # Preflight says the same, from facts.
-    fact = to_fact(kernel.look(parent))
+    fact = to_fact(kernel.read(parent))
     assert problems(from_fact(fact), wanted(parent, 4)) == [said]
     # What needs no new number goes on, but for the driver of that one.
     settings = {"policy": "Up"} if parent == "ib0" else {"vlan": 9}
@@ -288,11 +288,11 @@ def test_any_state_leads_to_the_wanted_one_or_stays(
             kernel.make(kernel.pci(parent), before)
         for what, vf in changes:
             _happen(kernel, parent, what, vf)
-        found = kernel.look(parent)
+        found = kernel.read(parent)
         if any(not vf.pci and vf.number < number for vf in found.vfs):
             assert "unplugged by itself" in refusal(kernel, goal)
             kernel.find_anew(parent)
-            found = kernel.look(parent)
+            found = kernel.read(parent)
         held = any(vf.holder for vf in found.vfs)
         work = bool(next_steps(found, goal))
         binds = all(step.path.endswith("/drivers_probe") for step in next_steps(found, goal))
@@ -302,7 +302,7 @@ def test_any_state_leads_to_the_wanted_one_or_stays(
             return
         assert bring(kernel, goal) is work
         assert held is False or binds
-        after = kernel.look(parent)
+        after = kernel.read(parent)
         assert after.number == number
         assert after.whole
         if work:
@@ -313,7 +313,7 @@ def test_any_state_leads_to_the_wanted_one_or_stays(
 
 
 def _happen(kernel: FakeKernel, parent: str, what: str, number: int) -> None:
-    vfs = {vf.number: vf for vf in kernel.look(parent).vfs if vf.pci}
+    vfs = {vf.number: vf for vf in kernel.read(parent).vfs if vf.pci}
     if number not in vfs or (what != "unplug" and not vfs[number].interface):
         return
     if what == "hold":
@@ -389,7 +389,7 @@ def test_one_bad_function_keeps_the_good_ones_as_they_are(kernel: FakeKernel) ->
     text = refusal(kernel, wanted("ib0"), wanted("ib2"), wanted("eth4"))
     assert "mlx4_core" in text
     assert "bond0" in text
-    assert kernel.look("ib0").number == 0
+    assert kernel.read("ib0").number == 0
 
 
 def test_one_function_under_two_names_is_refused(kernel: FakeKernel) -> None:
@@ -437,7 +437,7 @@ def test_a_vf_that_no_driver_takes_is_told_and_the_next_run_mends_it(kernel: Fak
 
 def test_a_vf_that_vanishes_meanwhile_is_told(kernel: FakeKernel) -> None:
     kernel.make("0000:41:00.0", 1)
-    steps = next_steps(kernel.look("ib0"), wanted("ib0", 1))
+    steps = next_steps(kernel.read("ib0"), wanted("ib0", 1))
     kernel.unplug("ib0", 0)
     with pytest.raises(VfProblem, match=r"^cannot unbind VF 0 of ib0 \(0000:41:00.1\): .*it has vanished"):
         kernel.do(steps[0])
@@ -462,7 +462,7 @@ def test_facts_list_the_physical_functions_and_go_there_and_back(kernel: FakeKer
     kernel.hold("ib0", 1)
     listed = {one["pf"]: one for one in facts(kernel.root)}
     assert list(listed) == ["eth1", "eth2", "eth3", "eth4", "ib0", "ib1", "ib2"]
-    assert from_fact(listed["ib0"]) == kernel.look("ib0")
+    assert from_fact(listed["ib0"]) == kernel.read("ib0")
     assert to_fact(from_fact(listed["eth4"])) == listed["eth4"]
     assert listed["eth4"]["bond"] == "bond0"
     assert [vf["netdev"] == "" for vf in listed["ib0"]["vfs"]] == [False, True, False, False]

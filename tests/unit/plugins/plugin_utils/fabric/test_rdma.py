@@ -19,13 +19,13 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.fabric.rdma_rounds i
 )
 from ansible_collections.rdm.provision.plugins.plugin_utils.fabric.report import rdma_report, text
 
-OPTIONS = {"most_rounds": 16, "above": 128, "seconds": 1, "patience": 5.0, "gather": 0}
+OPTIONS = {"most_rounds": 16, "above": 128, "seconds": 1, "timeout": 5.0, "gather": 0}
 
 
-def look(**changes: Any) -> dict[str, Any]:
+def of_node(**changes: Any) -> dict[str, Any]:
     return {
         "reason": "",
-        "look": {
+        "found": {
             "device": "mlx5_2",
             "ib_port": 1,
             "gid_index": 3,
@@ -57,7 +57,7 @@ def results(nodes: list[str], slow: str = "") -> dict[str, dict[str, Any]]:
 
 def test_each_node_gets_its_partners_and_one_of_a_pair_calls() -> None:
     addresses = {name: f"10.0.0.{number}" for number, name in enumerate(names(4), 1)}
-    found = parts(addresses, dict.fromkeys(addresses, look()), OPTIONS, forks=4, run="abc")
+    found = parts(addresses, dict.fromkeys(addresses, of_node()), OPTIONS, forks=4, run="abc")
     assert list(found) == names(4)
     mine = found["n2"]
     assert (mine["address"], mine["device"], mine["gid_index"], mine["run"]) == (
@@ -84,16 +84,16 @@ def test_a_spread_that_nobody_explains_is_a_warning_and_nodes_without_devices_ar
         for other, figures in found[one]["pairs"].items():
             if {one, other} != {"n1", "n2"}:
                 figures[:2] = [20.0, 20.0]
-    rdma = as_dict(evaluate_rdma(nodes, dict.fromkeys(nodes, look()), found))
+    rdma = as_dict(evaluate_rdma(nodes, dict.fromkeys(nodes, of_node()), found))
     assert rdma["ok"] is True
     assert any(one.startswith("the bandwidths go from 20 to 180 Gb/s, and no") for one in rdma["warnings"])
-    bare = look(reason="it has no RDMA device: the node shows none", look={"shown": []}, given=[])
+    bare = of_node(reason="it has no RDMA device: the node shows none", found={"shown": []}, given=[])
     assert as_dict(evaluate_rdma(["n1"], {"n1": bare}, {}))["without_device"] == ["n1"]
 
 
 def test_a_thousand_nodes_carry_out_a_sample_and_start_in_their_time() -> None:
     addresses = {name: f"10.0.{number // 250}.{number % 250}" for number, name in enumerate(names(1000))}
-    found = parts(addresses, dict.fromkeys(addresses, look()), OPTIONS, forks=50, run="abc")
+    found = parts(addresses, dict.fromkeys(addresses, of_node()), OPTIONS, forks=50, run="abc")
     assert len(found) == 1000
     assert {len(part["rounds"]) for part in found.values()} == {16}
     assert found["n1"]["gather"] == 70.0
@@ -108,9 +108,9 @@ def test_a_thousand_nodes_carry_out_a_sample_and_start_in_their_time() -> None:
 
 def test_whoever_cannot_measure_is_left_out_of_the_rounds() -> None:
     addresses = dict.fromkeys(names(4), "10.0.0.1")
-    looks = {"n1": look(), "n2": look(reason="it has no RDMA device"), "n3": look()}
-    assert measuring(addresses, looks) == ["n1", "n3"]
-    assert measuring(addresses, {"n1": look(), "n2": looks["n2"]}) == []
+    gathered = {"n1": of_node(), "n2": of_node(reason="it has no RDMA device"), "n3": of_node()}
+    assert measuring(addresses, gathered) == ["n1", "n3"]
+    assert measuring(addresses, {"n1": of_node(), "n2": gathered["n2"]}) == []
 
 
 @pytest.mark.parametrize(
@@ -132,7 +132,7 @@ def test_whoever_cannot_measure_is_left_out_of_the_rounds() -> None:
             {
                 "given": [],
                 "given_all": True,
-                "look": {
+                "found": {
                     "usable": {"/dev/infiniband/uverbs0": "mlx5_0", "/dev/infiniband/uverbs1": "mlx5_1"}
                 },
             },
@@ -140,7 +140,7 @@ def test_whoever_cannot_measure_is_left_out_of_the_rounds() -> None:
             ["its container can use all RDMA devices of the node: mlx5_0, mlx5_1"],
         ),
         (
-            {"look": {**look()["look"], "foreign": ["mlx5_2"]}},
+            {"found": {**of_node()["found"], "foreign": ["mlx5_2"]}},
             [],
             ["its container has mlx5_2, but not the interface of it"],
         ),
@@ -149,14 +149,14 @@ def test_whoever_cannot_measure_is_left_out_of_the_rounds() -> None:
 def test_a_container_has_what_it_was_given_and_no_more(
     changes: dict[str, Any], problems: list[str], warnings: list[str]
 ) -> None:
-    assert device_problems(look(**changes)) == (problems, warnings)
+    assert device_problems(of_node(**changes)) == (problems, warnings)
 
 
 def test_the_slow_node_fails_with_its_reason_and_its_links_rate() -> None:
     nodes = names(6)
-    looks = {name: look() for name in nodes}
-    looks["n3"]["look"]["rate_gbit"] = 25.0
-    evaluated = as_dict(evaluate_rdma(nodes, looks, results(nodes, slow="n3")))
+    gathered = {name: of_node() for name in nodes}
+    gathered["n3"]["found"]["rate_gbit"] = 25.0
+    evaluated = as_dict(evaluate_rdma(nodes, gathered, results(nodes, slow="n3")))
     assert not evaluated["ok"]
     assert [name for name, verdict in evaluated["verdicts"].items() if not verdict["ok"]] == ["n3"]
     assert evaluated["findings"] == [
@@ -179,11 +179,11 @@ def test_the_slow_node_fails_with_its_reason_and_its_links_rate() -> None:
 
 def test_of_several_rails_each_is_judged_and_named() -> None:
     nodes = names(6)
-    closed = look(given=["/dev/infiniband/rdma_cm", "/dev/infiniband/uverbs2", "/dev/infiniband/uverbs9"])
-    looks = {**{name: look() for name in nodes}, "n5": closed}
+    closed = of_node(given=["/dev/infiniband/rdma_cm", "/dev/infiniband/uverbs2", "/dev/infiniband/uverbs9"])
+    gathered = {**{name: of_node() for name in nodes}, "n5": closed}
     rails = {
-        "ib0": as_dict(evaluate_rdma(nodes, looks, results(nodes))),
-        "ib1": as_dict(evaluate_rdma(nodes, looks, results(nodes, slow="n3"))),
+        "ib0": as_dict(evaluate_rdma(nodes, gathered, results(nodes))),
+        "ib1": as_dict(evaluate_rdma(nodes, gathered, results(nodes, slow="n3"))),
     }
     evaluated = of_rails(rails)
     slow = "it sends 20 and receives 20 Gb/s where 180 are usual"
@@ -207,7 +207,7 @@ def test_of_several_rails_each_is_judged_and_named() -> None:
 
 
 def test_the_only_rail_has_no_name() -> None:
-    evaluated = as_dict(evaluate_rdma(["n1"], {"n1": look()}, {}))
+    evaluated = as_dict(evaluate_rdma(["n1"], {"n1": of_node()}, {}))
     assert of_rails({"": evaluated}) == evaluated
 
 
@@ -215,7 +215,7 @@ def test_what_one_of_a_pair_did_not_tell_the_other_does() -> None:
     nodes = names(3)
     found = results(nodes)
     found["n2"] = {"reason": "", "pairs": {}, "errors": {}}
-    evaluated = as_dict(evaluate_rdma(nodes, {name: look() for name in nodes}, found))
+    evaluated = as_dict(evaluate_rdma(nodes, {name: of_node() for name in nodes}, found))
     assert evaluated["ok"]
     assert evaluated["bandwidth_gbit"]["n2"] == {"n1": 181.0, "n3": 181.0}
 
@@ -224,7 +224,7 @@ def test_a_reason_that_several_share_is_told_once() -> None:
     nodes = names(3)
     reason = "it has no RDMA device: the node shows none"
     evaluated = as_dict(
-        evaluate_rdma(nodes, {name: look(reason=reason, given=[], given_all=True) for name in nodes}, {})
+        evaluate_rdma(nodes, {name: of_node(reason=reason, given=[], given_all=True) for name in nodes}, {})
     )
     assert evaluated["findings"] == [f"n1, n2, n3: {reason}"]
     assert [verdict["ok"] for verdict in evaluated["verdicts"].values()] == [False] * 3
@@ -233,10 +233,10 @@ def test_a_reason_that_several_share_is_told_once() -> None:
 
 def test_a_usual_bandwidth_far_below_the_links_rate_is_told() -> None:
     nodes = names(4)
-    looks = {name: look() for name in nodes}
-    for one in looks.values():
-        one["look"]["rate_gbit"] = 400.0
-    evaluated = as_dict(evaluate_rdma(nodes, looks, results(nodes)))
+    gathered = {name: of_node() for name in nodes}
+    for one in gathered.values():
+        one["found"]["rate_gbit"] = 400.0
+    evaluated = as_dict(evaluate_rdma(nodes, gathered, results(nodes)))
     assert evaluated["ok"]
     assert evaluated["warnings"] == ["the usual bandwidth is 181 Gb/s, 45% of the links' 400 Gb/s"]
 
@@ -244,7 +244,7 @@ def test_a_usual_bandwidth_far_below_the_links_rate_is_told() -> None:
 def test_beyond_128_nodes_the_pairs_are_left_out() -> None:
     nodes = names(129)
     evaluated = as_dict(
-        evaluate_rdma(nodes, {name: look() for name in nodes}, results(nodes), Sample(16, 129))
+        evaluate_rdma(nodes, {name: of_node() for name in nodes}, results(nodes), Sample(16, 129))
     )
     assert evaluated["bandwidth_gbit"] == {}
     assert evaluated["by_node"]["n129"]["sent_gbit"] == 180.0
