@@ -62,10 +62,10 @@ def test_what_a_container_was_given(container: dict[str, Any], found: tuple[list
 def test_a_job_that_runs_stands_in_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rdma_probe, "find_running", lambda *_: ["gpt-1121"])
     engine: Any = Engine({"problem": "", "device": "mlx5_2"}, Devices=[{"PathInContainer": UVERBS}])
-    found = rdma_probe.look(engine, options())
+    found = rdma_probe.gather(engine, options())
     assert found == {
         "reason": "the job gpt-1121 runs: stop it first, or wait for its end",
-        "look": {"device": "mlx5_2"},
+        "gather": {"device": "mlx5_2"},
         "given": [UVERBS],
         "given_all": False,
     }
@@ -75,10 +75,10 @@ def test_a_job_that_runs_stands_in_the_way(monkeypatch: pytest.MonkeyPatch) -> N
 def test_on_a_further_rail_it_looks_for_the_address_there() -> None:
     rails = {"ib0": "10.0.0.0/24", "ib1": "10.0.1.0/24"}
     engine: Any = Engine({"problem": "", "device": "mlx5_2"})
-    rdma_probe.look(engine, options(rails=rails, rail="ib1"))
+    rdma_probe.gather(engine, options(rails=rails, rail="ib1"))
     assert engine.argv[-3:] == ["10.0.1.1", "/", "2"]
     with pytest.raises(NotMeasuredError, match="there is no rail ib7: choose one of ib0, ib1"):
-        rdma_probe.look(engine, options(rails=rails, rail="ib7"))
+        rdma_probe.gather(engine, options(rails=rails, rail="ib7"))
 
 
 def test_a_program_is_started_with_its_runs_mark_and_outlives_the_module() -> None:

@@ -65,7 +65,7 @@ class Node:
 
     @property
     def number(self) -> int:
-        return self.kernel.look("ib0").number
+        return self.kernel.read("ib0").number
 
 
 @pytest.fixture
@@ -221,7 +221,7 @@ def test_absent_leaves_vfs_that_the_node_itself_uses(node: Node) -> None:
 def test_a_function_that_is_no_longer_named_is_given_back(node: Node) -> None:
     node.run(parents=["ib0", "ib1"])
     assert node.run(parents=["ib0"])["changed"] is True
-    assert (node.number, node.kernel.look("ib1").number) == (4, 0)
+    assert (node.number, node.kernel.read("ib1").number) == (4, 0)
     assert [one.pci for one in kept_vfs.read(str(node.etc)).functions] == ["0000:41:00.0"]
 
 
@@ -251,10 +251,10 @@ def restart(node: Node) -> None:
 
 def test_the_program_makes_the_same_vfs_after_a_restart(node: Node) -> None:
     node.run(parents=["ib0", "ib1"])
-    before = [node.kernel.look(parent) for parent in ("ib0", "ib1")]
+    before = [node.kernel.read(parent) for parent in ("ib0", "ib1")]
     restart(node)
     assert boot.main(["--directory", str(node.etc), "--wait", "0"], node.kernel) == 0
-    assert [node.kernel.look(parent) for parent in ("ib0", "ib1")] == before
+    assert [node.kernel.read(parent) for parent in ("ib0", "ib1")] == before
     assert node.run(parents=["ib0", "ib1"])["changed"] is False
 
 
@@ -266,7 +266,7 @@ def test_the_program_does_what_it_can_and_says_what_it_cannot(
     (node.kernel.sys / "bus/pci/devices/0000:41:00.0/sriov_totalvfs").write_text("2\n")
     assert boot.main(["--directory", str(node.etc), "--wait", "0"], node.kernel) == 1
     assert "rdm-sriov-vf: ib0 can have 2 VFs, and 4 are wanted" in capsys.readouterr().err
-    assert node.kernel.look("ib1").number == 4
+    assert node.kernel.read("ib1").number == 4
 
 
 def test_the_program_waits_for_a_card_that_comes_late(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
