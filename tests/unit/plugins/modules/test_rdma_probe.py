@@ -65,7 +65,7 @@ def test_a_job_that_runs_stands_in_the_way(monkeypatch: pytest.MonkeyPatch) -> N
     found = rdma_probe.gather(engine, options())
     assert found == {
         "reason": "the job gpt-1121 runs: stop it first, or wait for its end",
-        "gather": {"device": "mlx5_2"},
+        "found": {"device": "mlx5_2"},
         "given": [UVERBS],
         "given_all": False,
     }
