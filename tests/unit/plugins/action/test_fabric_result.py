@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from tests.ansible_playbook import ansible_playbook
 from tests.conftest import COLLECTIONS, ROOT
 
 PLAY = """
@@ -57,25 +56,18 @@ CUT = {
 def evaluated(directory: Path, *options: str, hosts: dict[str, Any] = CUT) -> dict[str, Any]:
     (directory / "hosts.yml").write_text(yaml.safe_dump({"all": {"hosts": hosts}}, sort_keys=False))
     (directory / "play.yml").write_text(PLAY)
-    done = subprocess.run(
-        [
-            Path(sys.executable).with_name("ansible-playbook"),
-            "--inventory=hosts.yml",
-            "--check",
-            "play.yml",
-            *options,
-        ],
-        cwd=directory,
-        env=os.environ
+    done = ansible_playbook(
+        "--inventory=hosts.yml",
+        "--check",
+        "play.yml",
+        *options,
+        directory=directory,
+        environment=os.environ
         | {
             "ANSIBLE_COLLECTIONS_PATH": str(COLLECTIONS),
             "ANSIBLE_STDOUT_CALLBACK": "ansible.posix.json",
             "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
         },
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
     )
     (task,) = json.loads(done.stdout[done.stdout.index("{") :])["plays"][0]["tasks"]
     result: dict[str, Any] = task["hosts"]["n1"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +15,7 @@ from ansible_collections.rdm.provision.plugins.modules import node_lock as modul
 from ansible_collections.rdm.provision.plugins.plugin_utils.controller.cluster_lock import Leader
 from ansible_collections.rdm.provision.plugins.plugin_utils.ssh import cluster_keys
 
+from tests.ansible_playbook import ansible_playbook
 from tests.conftest import COLLECTIONS, ROOT
 from tests.unit.plugins.modules.running import run_module
 
@@ -61,20 +61,19 @@ def play(directory: Path, *options: str) -> tuple[int, list[dict[str, Any]]]:
         f"ansible_python_interpreter={sys.executable}\n"
     )
     (directory / "play.yml").write_text(PLAY)
-    program = Path(sys.executable).with_name("ansible-playbook")
-    done = subprocess.run(
-        [program, "--inventory=hosts", "play.yml", "-e", f"cluster={CLUSTER}", *options],
-        cwd=directory,
-        env=os.environ
+    done = ansible_playbook(
+        "--inventory=hosts",
+        "play.yml",
+        "-e",
+        f"cluster={CLUSTER}",
+        *options,
+        directory=directory,
+        environment=os.environ
         | {
             "ANSIBLE_COLLECTIONS_PATH": str(COLLECTIONS),
             "ANSIBLE_STDOUT_CALLBACK": "ansible.posix.json",
             "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
         },
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
     )
     tasks = json.loads(done.stdout[done.stdout.index("{") :])["plays"][0]["tasks"]
     return done.returncode, [task["hosts"]["here"] for task in tasks]

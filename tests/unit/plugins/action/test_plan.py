@@ -6,8 +6,6 @@ import json
 import os
 import re
 import shutil
-import subprocess
-import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -24,6 +22,7 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.controller.cluster_l
     state_folder,
 )
 
+from tests.ansible_playbook import ansible_playbook
 from tests.conftest import COLLECTIONS, ROOT
 from tests.unit.plugins.node_reports import report
 
@@ -98,15 +97,7 @@ class Cluster:
             "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
         }
         source = inventory or str(self.home)
-        program = Path(sys.executable).with_name("ansible-playbook")
-        done = subprocess.run(
-            [program, "-i", source, self.play, "-e", f"stage={stage}", *options],
-            env=env,
-            capture_output=True,
-            text=True,
-            timeout=600,
-            check=False,
-        )
+        done = ansible_playbook("-i", source, self.play, "-e", f"stage={stage}", *options, environment=env)
         tasks = json.loads(done.stdout[done.stdout.index("{") :])["plays"][0]["tasks"]
         results = next(task["hosts"] for task in tasks if task["task"]["name"] == "Plan")
         assert len(results) == 1, "the plan is made once"

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from tests.ansible_playbook import ansible_playbook
 from tests.conftest import COLLECTIONS, ROOT
 
 PLAY = """
@@ -38,24 +37,17 @@ def spare(directory: Path, *options: str) -> tuple[int, dict[str, Any], list[str
     """Return the exit status, the result, and the hosts for which the play went on."""
     (directory / "hosts.yml").write_text(yaml.safe_dump({"all": {"hosts": REGISTERED}}, sort_keys=False))
     (directory / "play.yml").write_text(PLAY)
-    done = subprocess.run(
-        [
-            Path(sys.executable).with_name("ansible-playbook"),
-            "--inventory=hosts.yml",
-            "play.yml",
-            *options,
-        ],
-        cwd=directory,
-        env=os.environ
+    done = ansible_playbook(
+        "--inventory=hosts.yml",
+        "play.yml",
+        *options,
+        directory=directory,
+        environment=os.environ
         | {
             "ANSIBLE_COLLECTIONS_PATH": str(COLLECTIONS),
             "ANSIBLE_STDOUT_CALLBACK": "ansible.posix.json",
             "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
         },
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
     )
     spared, *after = json.loads(done.stdout[done.stdout.index("{") :])["plays"][0]["tasks"]
     (result,) = spared["hosts"].values()

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import yaml
 from ansible_collections.rdm.provision.plugins.plugin_utils.python_env import lock as python_lock
 
+from tests.ansible_playbook import ansible_playbook
 from tests.conftest import COLLECTIONS, ROOT
 
 PYTHON = "3.11"
@@ -45,19 +44,17 @@ def decision(folder: Path, *flags: str, play: str = PLAY) -> dict[str, Any]:
     listing = {"all": {"vars": {"rdm_accelerator": "cuda"}, "children": cluster}}
     (folder / "hosts.yml").write_text(yaml.safe_dump(listing, sort_keys=False))
     (folder / "play.yml").write_text(play)
-    done = subprocess.run(
-        [Path(sys.executable).with_name("ansible-playbook"), "--inventory=hosts.yml", "play.yml", *flags],
-        cwd=folder,
-        env=os.environ
+    done = ansible_playbook(
+        "--inventory=hosts.yml",
+        "play.yml",
+        *flags,
+        directory=folder,
+        environment=os.environ
         | {
             "ANSIBLE_COLLECTIONS_PATH": str(COLLECTIONS),
             "ANSIBLE_STDOUT_CALLBACK": "ansible.posix.json",
             "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
         },
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
     )
     (task,) = json.loads(done.stdout[done.stdout.index("{") :])["plays"][0]["tasks"]
     (result,) = task["hosts"].values()

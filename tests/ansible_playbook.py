@@ -1,0 +1,182 @@
+"""`ansible-playbook` from a server that has imported Ansible, which is most of the CPU time of a short run.
+
+Each run is still a process of its own, with its own arguments, environment, directory and output. What
+Ansible reads while it is imported, the server has read: there is one for each set of such settings.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import gc
+import importlib
+import json
+import os
+import select
+import signal
+import socket
+import socketserver
+import subprocess
+import sys
+import tempfile
+import warnings
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+__all__ = ["ansible_playbook"]
+
+ROOT = Path(__file__).resolve().parent.parent
+TIMEOUT_S = 600
+_PRELOADED = (
+    "ansible.cli.playbook",
+    "ansible.executor.playbook_executor",
+    "ansible.executor.module_common",
+    "ansible.plugins.action.normal",
+    "ansible.plugins.connection.local",
+    "ansible.plugins.filter.core",
+    "ansible.plugins.filter.mathstuff",
+    "ansible.plugins.filter.urls",
+    "ansible.plugins.shell.sh",
+    "ansible.plugins.strategy.linear",
+    "ansible.plugins.test.core",
+    "ansible.plugins.test.mathstuff",
+)
+_READ_LATER = ("ANSIBLE_REMOTE_TEMP",)
+"""Variables that Ansible reads when a plugin needs them, and not while it is imported."""
+
+
+def ansible_playbook(
+    *arguments: object,
+    environment: Mapping[str, str],
+    directory: Path | None = None,
+    timeout: int = TIMEOUT_S,
+) -> subprocess.CompletedProcess[str]:
+    """Run ``ansible-playbook``, as ``subprocess.run`` does with captured text.
+
+    Args:
+        arguments: After the program's name.
+        environment: All of it.
+        directory: The working directory; this process' by default.
+        timeout: Seconds after which the run is killed.
+
+    Raises:
+        subprocess.TimeoutExpired: It was.
+    """
+    words = [str(word) for word in arguments]
+    imported = {
+        name: value
+        for name, value in environment.items()
+        if name.startswith("ANSIBLE_") and name not in _READ_LATER
+    }
+    address = _server(tuple(sorted(imported.items())))
+    with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX) as connection:
+        streams = [f"{folder}/{name}" for name in ("out", "errors")]
+        connection.connect(address)
+        request = {
+            "words": words,
+            "environment": dict(environment),
+            "directory": str(directory or Path.cwd()),
+            "streams": streams,
+            "timeout": timeout,
+        }
+        connection.sendall(json.dumps(request).encode() + b"\n")
+        with connection.makefile() as answer:
+            status = int(answer.readline())
+        out, errors = (Path(stream).read_text() for stream in streams)
+    if status == -signal.SIGALRM:
+        raise subprocess.TimeoutExpired(words, timeout, out, errors)
+    return subprocess.CompletedProcess(words, status, out, errors)
+
+
+@functools.cache
+def _server(imported: Iterable[tuple[str, str]]) -> str:
+    """Start a server with these settings of Ansible, which ends with this process; return its socket."""
+    folder = tempfile.TemporaryDirectory()
+    address = f"{folder.name}/socket"
+    others = {name: value for name, value in os.environ.items() if not name.startswith("ANSIBLE_")}
+    server = subprocess.Popen(
+        [sys.executable, __file__, address],
+        env=others | dict(imported),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+    def end() -> None:
+        server.communicate()
+        folder.cleanup()
+
+    atexit.register(end)
+    assert server.stdout is not None
+    assert server.stdout.readline() == "ready\n", "the server of Ansible's processes did not start"
+    return address
+
+
+class _Run(socketserver.StreamRequestHandler):
+    """One run, in a process of its own; this process waits for it."""
+
+    def handle(self) -> None:
+        request = json.loads(self.rfile.readline())
+        if not (run := os.fork()):
+            status = 250
+            try:
+                status = _play(request)
+            finally:
+                os._exit(status)
+        status = os.waitstatus_to_exitcode(os.waitpid(run, 0)[1])
+        self.wfile.write(f"{status}\n".encode())
+
+
+class _Server(socketserver.ForkingMixIn, socketserver.UnixStreamServer):
+    pass
+
+
+def _play(request: dict[str, Any]) -> int:
+    """Become a run that was asked for; return its exit status."""
+    from ansible import constants
+    from ansible.cli.playbook import main
+
+    # The server's, which are for its end.
+    atexit._clear()
+    signal.alarm(request["timeout"])
+    os.chdir(request["directory"])
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    for number, path in enumerate((os.devnull, *request["streams"])):
+        stream = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        os.dup2(stream, number)
+        os.close(stream)
+    constants.DEFAULT_LOCAL_TMP = constants.config.get_config_value("DEFAULT_LOCAL_TMP")
+    sys.argv = [str(Path(sys.executable).with_name("ansible-playbook")), *request["words"]]
+    try:
+        main()
+    except SystemExit as end:
+        status = end.code if isinstance(end.code, int) else int(end.code is not None)
+    else:
+        status = 0
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    return status
+
+
+def _serve(address: str) -> None:
+    for name in _PRELOADED:
+        importlib.import_module(name)
+    importlib.import_module("ansible.plugins.loader").init_plugin_loader()
+    # A run would do so again.
+    warnings.filterwarnings("ignore", "AnsibleCollectionFinder has already been configured")
+    importlib.import_module("ansible_collections.rdm.provision.plugins.action.plan")
+    gc.freeze()
+    with _Server(address, _Run) as server:
+        sys.stdout.write("ready\n")
+        sys.stdout.flush()
+        while sys.stdin not in select.select([server, sys.stdin], [], [])[0]:
+            server.handle_request()
+
+
+if __name__ == "__main__":
+    # Not what stands beside this file.
+    del sys.path[0]
+    _serve(sys.argv[1])
