@@ -13,6 +13,7 @@ from typing import Any
 import yaml
 
 from rdm_provision.environment import CALLBACKS
+from tests.ansible_playbook import ansible_playbook
 
 ROOT = Path(__file__).resolve().parents[2]
 HOST = "node1"
@@ -54,14 +55,13 @@ def run_plays(
         variables: extra variables.
     """
     (directory / "inventory").write_text(f"[master]\n{HOST} ansible_connection=local\n")
-    (directory / "ansible.cfg").write_text("[defaults]\n")
     (directory / "play.yml").write_text(
         yaml.safe_dump([{"hosts": "all", "gather_facts": False, **play} for play in plays])
     )
     environment = {
         **os.environ,
         "ANSIBLE_COLLECTIONS_PATH": str(ROOT / ".collections"),
-        "ANSIBLE_CONFIG": str(directory / "ansible.cfg"),
+        "ANSIBLE_CONFIG": str(Path(__file__).with_name("no_settings.cfg")),
         "ANSIBLE_CALLBACKS_ENABLED": CALLBACKS,
         "ANSIBLE_REMOTE_TEMP": str(directory / "remote"),
         "ANSIBLE_PYTHON_INTERPRETER": sys.executable,
@@ -70,20 +70,19 @@ def run_plays(
     environment.pop("DOCKER_HOST", None)
     if docker_host:
         environment["DOCKER_HOST"] = docker_host
-    done = subprocess.run(
-        [
-            *(inside or []),
-            str(Path(sys.executable).with_name("ansible-playbook")),
-            f"--inventory={directory / 'inventory'}",
-            f"--extra-vars={json.dumps(variables)}",
-            str(directory / "play.yml"),
-            *flags,
-        ],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    words = [
+        f"--inventory={directory / 'inventory'}",
+        f"--extra-vars={json.dumps(variables)}",
+        str(directory / "play.yml"),
+        *flags,
+    ]
+    if inside:
+        program = [*inside, str(Path(sys.executable).with_name("ansible-playbook"))]
+        done = subprocess.run(
+            [*program, *words], env=environment, capture_output=True, text=True, check=False
+        )
+    else:
+        done = ansible_playbook(*words, environment=environment)
     output = done.stdout + done.stderr
     assert "{" in done.stdout, output
     report = json.loads(done.stdout[done.stdout.index("{") :])
