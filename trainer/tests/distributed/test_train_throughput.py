@@ -15,7 +15,8 @@ from tests.waiting import DEADLINE_S
 ROOT = Path(__file__).resolve().parents[3]
 
 
-def test_quick_look(tmp_path: Path) -> None:
+@pytest.mark.parametrize("layouts", ["one", pytest.param("one,DP 2", marks=pytest.mark.long)])
+def test_quick_look(tmp_path: Path, layouts: str) -> None:
     file = tmp_path / "measured.json"
     result = subprocess.run(
         [
@@ -25,7 +26,7 @@ def test_quick_look(tmp_path: Path) -> None:
             "--shapes",
             "tiny",
             "--layouts",
-            "one,DP 2",
+            layouts,
             "--engine",
             "deepspeed,native",
             "--json",
@@ -37,8 +38,9 @@ def test_quick_look(tmp_path: Path) -> None:
         check=False,
     )
     assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-3000:]
-    one, native, two, _ = (measured["report"] for measured in json.loads(file.read_text())["results"])
+    one, native, *spread = (measured["report"] for measured in json.loads(file.read_text())["results"])
     assert set(one["tokens_per_second"]) == set(native["tokens_per_second"]) == {"ours", "plain"}
     assert native["loss"] == pytest.approx(one["loss"], abs=1e-4)
-    assert set(two["tokens_per_second"]) == {"ours"}
-    assert "| DP 2, native " in result.stdout
+    assert "| native " in result.stdout
+    assert [set(two["tokens_per_second"]) for two in spread] == [{"ours"}] * 2 * ("DP 2" in layouts)
+    assert ("| DP 2, native " in result.stdout) == ("DP 2" in layouts)
