@@ -14,6 +14,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import itertools
+import math
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -295,7 +296,9 @@ class Job:
         return sorted(zero for zero in stage_by_name if zero <= most)
 
     def _sizes(self, tensor: int, data: int, stages: int, zero: int) -> Iterator[Layout]:
-        share = self.batch // data
+        # A batch that grows is divided at each of its sizes.
+        ramp = self.config.optimisation.rampup_batch_size
+        share = math.gcd(self.batch, *((ramp.start, ramp.increment) if ramp else ())) // data
         for size in range(min(share, _MOST_MICRO_BATCH), 0, -1):
             if share % size == 0:
                 for saved in self.checkpointing:

@@ -74,6 +74,14 @@ def test_memory_is_the_dry_runs_and_the_trainer_takes_the_layout(name: str) -> N
         assert estimate.bound <= estimate.seconds * (1 + 1e-9)
 
 
+def test_a_batch_that_grows_is_divided_at_each_of_its_sizes() -> None:
+    ramp = [f"optimisation.rampup_batch_size.{key}" for key in ("start=4", "increment=12", "samples=640")]
+    length = ["train_iterations=null", "decay_iterations=null", "train_samples=6400"]
+    overrides = [*ramp, *(f"optimisation.{word}" for word in length)]
+    layouts = [*_model("gpt2-xl", A10, A10, overrides=overrides).layouts()]
+    assert {layout.data * layout.micro_batch for layout in layouts} == {1, 2, 4}
+
+
 def test_the_slower_kind_gets_fewer_blocks() -> None:
     model = _model("gpt2-xl", H100, A10)
     best = next(one for one in search([model], keep=30).best if one.layout.pipeline == 2)
