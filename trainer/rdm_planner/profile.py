@@ -55,7 +55,15 @@ def shape_of(config: Config) -> dict[str, Any]:
         "attention_dropout": config.spec.attention_dropout > 0,
         "precision": config.optimisation.precision,
         "compile": config.optimisation.compile,
+        "engine": config.engine,
+        "documents": config.knows_documents,
     }
+
+
+def _shape(measured: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the shape in a file, with what earlier releases left out: they knew nothing else."""
+    found = {"rope": False, "qk_norm": False, "engine": "deepspeed", "documents": False, **measured}
+    return found | ({"biases": "all"} if found.get("biases") is True else {})
 
 
 @dataclass(frozen=True)
@@ -130,7 +138,7 @@ class Profile:
                 raise ValueError(f"its format is {data['format']!r}, and not {FORMAT}")
             found = cls(
                 gpu=str(data["gpu"]),
-                shape=dict(data["shape"]),
+                shape=_shape(data["shape"]),
                 versions=dict(data["versions"]),
                 date=str(data["date"]),
                 memory_gib=_above_zero(data["memory_gib"]),
@@ -190,14 +198,10 @@ class Profile:
             TrainerError: It was measured with another shape, or has times that no GPU can have.
         """
         hint = f"measure it again: {command}"
-        # What profiles of earlier releases, which knew one family, do not say, or say otherwise.
-        measured = {"rope": False, "qk_norm": False, **self.shape}
-        if measured.get("biases") is True:
-            measured["biases"] = "all"
         for key, wanted in shape_of(config).items():
-            if measured.get(key) != wanted:
+            if self.shape.get(key) != wanted:
                 raise TrainerError(
-                    f"{source} was measured for {key} {measured.get(key)!r}, and the job has {wanted!r}; "
+                    f"{source} was measured for {key} {self.shape.get(key)!r}, and the job has {wanted!r}; "
                     f"{hint}"
                 )
         kinds = {kind for kind in config.spec.layer_names() if not kind.endswith("Norm")}

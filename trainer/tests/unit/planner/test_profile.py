@@ -168,6 +168,8 @@ def test_a_foreign_profile_is_refused_with_what_to_run(tmp_path: Path) -> None:
     file.write_text(dataclasses.replace(PROFILE, shape={**PROFILE.shape, "hidden_size": 1024}).text())
     assert "hidden_size 1024, and the job has 1600" in _error(file)
     assert f"rdm-trainer profile {CONFIG}" in _error(file)
+    file.write_text(dataclasses.replace(PROFILE, shape={**PROFILE.shape, "engine": "native"}).text())
+    assert "engine 'native', and the job has 'deepspeed'" in _error(file)
     file.write_text(dataclasses.replace(PROFILE, versions={"torch": "1.0"}).text())
     assert "torch 1.0, and here is" in _error(file)
     file.write_text(dataclasses.replace(PROFILE, gpu="A10").text())
