@@ -156,6 +156,7 @@ def _group(text: str) -> NodeGroup:
     is_whole = count.isdecimal() and gpus.isdecimal() and name
     if not (is_whole and 0 < int(count) <= MOST_NODES and 0 < int(gpus) <= MOST_GPUS):
         raise TrainerError(
-            f"--nodes is {text[:60]!r}; write how many, which GPU and how many in each: 2xH100:8."
+            f"--nodes is {text[:60]!r}; write how many, which GPU and how many in each: 2xH100:8. "
+            f"There can be {MOST_NODES} nodes with {MOST_GPUS} GPUs."
         )
     return NodeGroup(name, int(gpus), [""] * int(count))
