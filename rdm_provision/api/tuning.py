@@ -88,7 +88,10 @@ def profile_of(cluster: Cluster) -> ClusterProfile:
 
 
 def with_measured(
-    known: ClusterProfile, nodes: Mapping[str, str], measured: Mapping[str, Any]
+    known: ClusterProfile,
+    nodes: Mapping[str, str],
+    measured: Mapping[str, Any],
+    seconds: Mapping[str, float] | None = None,
 ) -> ClusterProfile:
     """Return a cluster's profile with the results of ``rdm-trainer profile`` in addition.
 
@@ -96,11 +99,12 @@ def with_measured(
         known: What was measured before.
         nodes: The GPU of each node of that kind.
         measured: What :meth:`rdm_provision.api.jobs.JobVerbs.measured` returned.
+        seconds: What each node took for the same work, the measured one first; None where there is one node.
 
     Raises:
         TrainerError: It is no profile.
     """
-    return known.with_measured(nodes, Profile.of(measured, "what the job has measured"))
+    return known.with_measured(nodes, Profile.of(measured, "what the job has measured"), seconds)
 
 
 def keep_profile(cluster: Cluster, profile: ClusterProfile) -> Path:
@@ -167,7 +171,10 @@ def fleet(
     groups: dict[tuple[str, Any], list[str]] = collections.defaultdict(list)
     for node in nodes:
         gpu = _gpu(node, found.get(node.name, ""), measure)
-        groups[gpu, gpus[node.name]].append(node.name)
+        own = gpus[node.name]
+        if not guess and node.variables.get("rdm_gpu_speed") is None:
+            own = own._replace(speed=known.speeds.get(node.name, 1.0))
+        groups[gpu, own].append(node.name)
         if one := profiles.get(_canonical(gpu)):
             versions = _versions(node, one[1], (facts or {}).get(node.name, {}))
             one[1].require_versions(versions, where=f"{node.name} has", source=source, command=measure)

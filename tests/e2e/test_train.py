@@ -425,6 +425,7 @@ def test_what_was_measured_finds_a_layout_and_trains_in_it(cluster: Containers, 
     assert {*profile["layers"]} == {"1", "2"}
     assert {*profile["links"]} == {"within", "across"}
     assert {*profile["versions"]} == {"torch", "deepspeed", "image"}
+    assert {*measured["speeds"]} <= {*NODES}
     found = cluster.json("tune", config)
     assert found["measured"] is True
     best = found["best"][0]

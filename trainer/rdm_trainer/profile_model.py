@@ -34,16 +34,18 @@ from rdm_trainer.data import loaders
 from rdm_trainer.distributed.parameters import initialise
 from rdm_trainer.distributed.topology import Topology
 from rdm_trainer.engines import create
-from rdm_trainer.engines.engine import Engine
+from rdm_trainer.engines.engine import DTYPES, Engine
 from rdm_trainer.tools.all_reduce import join, this_node
 
-__all__ = ["measure", "measure_links", "start"]
+__all__ = ["measure", "measure_links", "measure_nodes", "start"]
 
 _MICRO_BATCHES = 4
 """Of a step."""
 _WARM_UP, _STEPS = 2, 4
 _LEAST_BYTES, _GPU_BYTES, _CPU_BYTES = 4096, 64 << 20, 4 << 20
 _REPEATS = 10
+_NODE_S = 2.0
+"""How long each rank computes while nodes are compared, seconds at least."""
 
 
 @dataclass(frozen=True)
@@ -309,9 +311,7 @@ def _embedding(job: Config, topology: Topology, device: torch.device, size: int)
     for weight in module.parameters():
         weight.data = weight.data.to(device, dtype)
     inputs, _labels = next(_batches(job, topology, size))
-    inputs = (
-        inputs.to(device) if isinstance(inputs, torch.Tensor) else tuple(one.to(device) for one in inputs)
-    )
+    inputs = _on(device, inputs)
     forward, backward = [], []
     clock = _Clock(device)
     for _ in range(_WARM_UP + _REPEATS):
@@ -328,6 +328,44 @@ def _embedding(job: Config, topology: Topology, device: torch.device, size: int)
         forward.append(middle - begin)
         backward.append(end - middle)
     return statistics.median(forward), statistics.median(backward)
+
+
+def measure_nodes(config: Config, device: torch.device) -> dict[str, float]:
+    """Return how long each node computes for a sample, to compare nodes of a kind; seconds, by name.
+
+    All nodes at once: each rank takes passes of one block with embedding and head. A node is as slow as its
+    slowest rank.
+
+    Args:
+        config: The job; its layout, its number of blocks and its data are ignored.
+        device: This rank's.
+    """
+    topology = create.create_topology(_shared(config, 1))
+    job = _job(config, topology, (1, 1), "none")
+    dtype = DTYPES[job.optimisation.precision]
+    model = models.build(job, topology, device=device, dtype=dtype, padding=models.PADDING)
+    inputs, labels = _on(device, next(_batches(job, topology, 1)))
+    seconds: list[float] = []
+    clock = _Clock(device)
+    dist.barrier()
+    while len(seconds) < _WARM_UP + _REPEATS or sum(seconds) < _NODE_S:
+        clock.marks.clear()
+        clock.mark("forward")
+        model(inputs, labels).backward()
+        clock.mark("end")
+        begin, end = (at for _kind, at in clock.read())
+        seconds.append(end - begin)
+    found: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(found, (this_node(), statistics.median(seconds[_WARM_UP:])))
+    slowest: dict[str, float] = {}
+    for node, median in found:
+        slowest[node] = max(median, slowest.get(node, 0.0))
+    return slowest
+
+
+def _on(device: torch.device, data: Any) -> Any:
+    """Return tensors, or tuples of them, on a device."""
+    return data.to(device) if isinstance(data, torch.Tensor) else tuple(_on(device, one) for one in data)
 
 
 def _ranks_here() -> int:

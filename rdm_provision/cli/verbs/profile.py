@@ -62,7 +62,8 @@ def profile(
 
     On one node of each kind: forward and backward pass of each kind of layer by micro-batch and tensor
     degree, with and without activation checkpointing, the optimiser, the links within the node. Then the
-    links between nodes. Each is a job as a training is, through the job's launcher and over the same fabric.
+    links between nodes, and how fast each node of the kind computes. Each is a job as a training is, through
+    the job's launcher and over the same fabric.
     The results lie beside the inventory, in profile.cfg (YAML), with versions, image, GPUs and date; those of
     other layers stay.
     """
@@ -86,23 +87,38 @@ def profile(
         results = {}
         for number, (gpu, nodes) in enumerate(kinds.items()):
             measured = jobs.run(f"{number}", nodes[:1], sizes)
+            seconds: dict[str, float] = {}
             if len(gpus) > 1:
                 # Of a kind with one node, those to nodes of other kinds.
                 linked = nodes if len(nodes) > 1 else list(gpus)
-                measured["links"]["across"] = jobs.links_across(f"{number}-links", linked)
+                measured["links"]["across"], taken = jobs.links_across(f"{number}-links", linked)
+                # The node whose layers were measured is what the others are compared with.
+                if nodes[0] in taken:
+                    seconds = {name: taken[name] for name in nodes if name in taken}
             if image := tuning.image_of(cluster.node(nodes[0])):
                 measured["versions"]["image"] = image
-            known = tuning.with_measured(known, dict.fromkeys(nodes, str(measured["gpu"])), measured)
+            gpu_of = dict.fromkeys(nodes, str(measured["gpu"]))
+            known = tuning.with_measured(known, gpu_of, measured, seconds)
             results[gpu] = measured
             # What is measured stays, whatever becomes of the next kind.
             path = tuning.keep_profile(cluster, known)
     if options.as_json:
         emit_json(
-            {"ok": True, "exit_code": 0, "output": str(path), "nodes": gpus, "profiles": [*results.values()]}
+            {
+                "ok": True,
+                "exit_code": 0,
+                "output": str(path),
+                "nodes": gpus,
+                "speeds": {name: known.speeds[name] for name in gpus if name in known.speeds},
+                "profiles": [*results.values()],
+            }
         )
         return 0
     for gpu, measured in results.items():
         click.echo(_line(gpu, kinds[gpu], measured))
+        for name in kinds[gpu]:
+            if share := known.speeds.get(name):
+                click.echo(f"  {name} computes at {share:g} of the speed of {kinds[gpu][0]}")
     click.echo(f"Written to {path}.")
     words = shlex.join([str(config), *overrides])
     click.echo(f"\nNext: rdm-provision tune{inventory_flag()} {words}")
@@ -152,9 +168,10 @@ class _ProfileJobs:
             )
         return found
 
-    def links_across(self, suffix: str, nodes: Sequence[str]) -> dict[str, Any]:
-        """Return the links between some nodes."""
-        links: dict[str, dict[str, Any]] = self.run(suffix, nodes, ["--links-only"])["links"]
+    def links_across(self, suffix: str, nodes: Sequence[str]) -> tuple[dict[str, Any], dict[str, float]]:
+        """Return the links between some nodes, and what each took for the same work, seconds."""
+        found = self.run(suffix, nodes, ["--links-only"])
+        links: dict[str, dict[str, Any]] = found["links"]
         if "across" not in links:
             from rdm_provision.errors import RdmError
 
@@ -163,7 +180,7 @@ class _ProfileJobs:
                 "link between nodes",
                 hint="see that RDM_NODE or the host name differs on each",
             )
-        return links["across"]
+        return links["across"], dict(found.get("nodes") or {})
 
 
 def _line(gpu: str, nodes: Sequence[str], measured: Mapping[str, Any]) -> str:

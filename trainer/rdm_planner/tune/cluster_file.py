@@ -21,7 +21,8 @@ from typing import Any
 import yaml
 
 from rdm_core.errors import TrainerError
-from rdm_planner.tune.fleet import FASTEST, NodeGroup
+from rdm_planner.cluster_profile import FASTEST
+from rdm_planner.tune.fleet import NodeGroup
 
 __all__ = ["MOST_GPUS", "MOST_NODES", "read"]
 

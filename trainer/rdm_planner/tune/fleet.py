@@ -17,10 +17,7 @@ from rdm_planner.profile import MeasuredTimes, Profile
 from rdm_planner.times import Times
 from rdm_planner.tune.options import TuneOptions
 
-__all__ = ["FASTEST", "Fleet", "NodeGroup", "by_gpu"]
-
-FASTEST = 2.0
-"""The highest speed that a node can have; who writes 90 means 0.9."""
+__all__ = ["Fleet", "NodeGroup", "by_gpu"]
 
 _OWN = {"speed": 1.0, "price": None, "inter": None, "intra": None}
 """In what nodes with the same GPU can differ, and what is nothing of their own."""

@@ -45,7 +45,7 @@ What it is for:     rdm-trainer tune gpt2-xl.yaml --nodes 4xH100:8 --profile h10
     metavar="FEW MORE",
     help="How many blocks the two measured models have; less where these do not fit.",
 )
-@click.option("--links-only", is_flag=True, help="Measure nothing but the links between ranks.")
+@click.option("--links-only", is_flag=True, help="Measure only the links, and compare the nodes.")
 @click.option("--local_rank", "--local-rank", "local_rank", type=int, hidden=True)
 def profile(
     config: Path,
@@ -89,7 +89,7 @@ def profile(
     import torch.distributed as dist
 
     from rdm_core.atomic_file import write_atomically
-    from rdm_trainer.profile_model import measure, measure_links, start
+    from rdm_trainer.profile_model import measure, measure_links, measure_nodes, start
 
     done = 0
 
@@ -113,9 +113,11 @@ def profile(
             where: {what: dataclasses.asdict(link) for what, link in several.items()}
             for where, several in measure_links(device).items()
         }
-        publish("done", measured={"links": links})
+        report("each node")
+        found_here = {"links": links, "nodes": measure_nodes(job, device)}
+        publish("done", measured=found_here)
         if is_first:
-            click.echo(json.dumps(links))
+            click.echo(json.dumps(found_here))
         dist.barrier()
         dist.destroy_process_group()
         return 0

@@ -184,7 +184,16 @@ def test_what_cannot_be_searched_is_one_sentence(
         assert word in err
 
 
-@pytest.mark.parametrize("text", ["[1", "nodes: {}", "nodes: 3\nprofiles: []", "nodes: {}\nprofiles: [{}]"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[1",
+        "nodes: {}",
+        "nodes: 3\nprofiles: []",
+        "nodes: {}\nprofiles: [{}]",
+        "nodes: {}\nspeeds: {n: 9}\nprofiles: []",
+    ],
+)
 def test_a_broken_profile_is_one_sentence(
     call: Call, job: Path, make_inventory: MakeInventory, text: str
 ) -> None:
@@ -226,12 +235,14 @@ class Nodes:
     Attributes:
         gpus: what each node calls its GPUs.
         versions: of torch and DeepSpeed on each.
+        seconds: what a node takes for the work by which nodes are compared.
         runs: node names and overrides of each run, checks left out.
     """
 
     def __init__(self, gpus: dict[str, str]) -> None:
         self.gpus = gpus
         self.versions = dict(VERSIONS)
+        self.seconds: dict[str, float] = {}
         self.runs: list[tuple[list[str], list[str]]] = []
 
     def watch(self, run: Run, _title: str, **_how: Any) -> tuple[RunResult, JobState | None]:
@@ -248,7 +259,8 @@ class Nodes:
         program = next((word for word in words if word.startswith("launcher.program=")), "")
         progress: dict[str, Any] = {"step_seconds": 0.5 + 0.1 * len(self.runs)}
         if "--links-only" in program:
-            progress = {"measured": {"links": {"within": link, "across": link}}}
+            taken = {name: self.seconds.get(name, 0.1) for name in nodes}
+            progress = {"measured": {"links": {"within": link, "across": link}, "nodes": taken}}
         elif program:
             gpu = self.gpus[nodes[0]].removeprefix("NVIDIA ")
             progress = {"measured": profiled(gpu, links={"within": link})}
@@ -290,6 +302,43 @@ def test_a_node_of_each_kind_is_measured_and_the_links_of_all(
     assert f"Next: rdm-provision tune -i {inventory} {job}" in out
     # And that is what is asked: no inventory says which GPUs there are.
     assert json.loads(call("tune", job, "-i", inventory, "--json", "--top", "1")[1])["measured"] is True
+
+
+@pytest.mark.parametrize(
+    ("seconds", "speed", "variables", "kind"),
+    [
+        (0.125, 0.8, {}, "A10 (speed 0.8)"),
+        (0.125, 0.8, {"rdm_gpu_speed": 1}, "A10"),
+        (0.05, 2.0, {}, "A10 (speed 2)"),
+        (0.01, 2.0, {}, "A10 (speed 2)"),
+        (100.0, 0.05, {}, "A10 (speed 0.05)"),
+        (0.104, None, {}, "A10"),
+    ],
+)
+def test_a_node_that_was_slower_than_the_measured_one_is_a_kind_of_its_own(
+    call: Call,
+    job: Path,
+    make_inventory: MakeInventory,
+    nodes: Nodes,
+    seconds: float,
+    speed: float | None,
+    variables: dict[str, Any],
+    kind: str,
+) -> None:
+    nodes.seconds = {"node2": seconds}
+    inventory = make_inventory(
+        "node1", "node2", rdm_accelerator="cuda", rdm_slots=1, hosts={"node2": variables}
+    )
+    code, out, err = call("profile", job, "-i", inventory)
+    assert code == 0, err
+    assert (f"node2 computes at {speed or 1:g} of the speed of node1" in out) == (speed is not None)
+    assert tuning.profile_of(Cluster.load(inventory)).speeds == ({"node2": speed} if speed else {})
+    best = json.loads(call("tune", job, "-i", inventory, "--json")[1])["best"][0]
+    assert sorted(best["nodes"]) == sorted(["A10", kind])
+    assert json.loads(call("tune", job, "-i", inventory, "--json", "--guess")[1])["best"][0]["nodes"] == [
+        "A10",
+        "A10",
+    ]
 
 
 def test_a_profile_of_other_software_or_gpus_is_refused(
