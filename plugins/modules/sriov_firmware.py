@@ -15,10 +15,8 @@ description:
 version_added: 0.2.0
 author:
   - The rdm-provision developers
+extends_documentation_fragment: rdm.provision.attributes.changes
 attributes:
-  check_mode:
-    support: full
-    description: Says what would change without changing it.
   diff_mode:
     support: full
     description: Shows the settings of each adapter for the next boot, as they are and as they shall be.
