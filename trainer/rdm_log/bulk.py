@@ -2,15 +2,13 @@
 """Training lines, hundreds at once: what they say by field instead of by line.
 
 A log of nothing but training lines is the worst case of reading: there is nothing to skip. Neighbours have
-the same fields in the same order, mostly at the same places: those are compared and read as a table, where
-there is numpy. Others are cut at ``|``, all of them at once. Whatever is not exactly so is left to
-``lines.parse``, which gives the same.
+the same fields in the same order, and are cut at ``|``, all of them at once. Whatever is not exactly so is
+left to ``lines.parse``, which gives the same.
 """
 
 from __future__ import annotations
 
 import functools
-import itertools
 import operator
 import re
 from array import array
@@ -18,25 +16,30 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from rdm_log.columns import Form, Range, Table, has_numpy
 from rdm_log.grammars import MEMORY
 from rdm_log.lines import COUNTED, MILLISECONDS, SECONDS, Step, Timer, field_name, loss_name, parse, prefix
 
-__all__ = ["PROBE", "Many", "RankTimes", "ShortestLongest", "Steps", "is_dense", "together"]
+__all__ = ["Many", "Range", "RankTimes", "Steps", "together"]
 
 _LEAST = 8
 """So many neighbours are read at once, or more."""
 _PIECE = 32 * 1024
 """Bytes that are cut at once. One line that differs costs the speed of as many."""
-PROBE = 4 * 1024
+_PROBE = 4 * 1024
 """So many bytes are looked at to tell whether training lines are dense."""
-_FORMS = 4
-"""Among lines of one length so many forms are looked for."""
 _WORD = b"iteration "
 _LINE = re.compile(rb"([^\n|]*?)iteration +\d+/ *\d+ *\|[^\n]*\|\n")
 _HEAD = re.compile(rb"(?:^|\n)([^\n|]*?)iteration +(\d{1,15})/ *(\d{1,15}) *\|")
 _DIGITS = bytes.maketrans(b"0123456789", b"0" * 10)
 _NUMBER = b"0123456789.E+- "
+
+
+class Range(NamedTuple):
+    """The sum of a column, and its least and its greatest number."""
+
+    total: float
+    least: float
+    most: float
 
 
 @dataclass(frozen=True)
@@ -100,7 +103,7 @@ class RankTimes(NamedTuple):
     Attributes:
         name: The timer.
         ranks: The ranks.
-        milliseconds: The time of each of them, once or more often, in their order.
+        milliseconds: The time of each of them.
     """
 
     name: str
@@ -109,28 +112,15 @@ class RankTimes(NamedTuple):
 
     def each(self) -> Iterator[Timer]:
         """Yield them one by one."""
-        for rank, milliseconds in zip(itertools.cycle(self.ranks), self.milliseconds, strict=False):
+        for rank, milliseconds in zip(self.ranks, self.milliseconds, strict=True):
             yield Timer(self.name, milliseconds, rank)
 
 
-class ShortestLongest(NamedTuple):
-    """One of Megatron's timers in many tables: the longest and the shortest time of all ranks in each."""
-
-    name: str
-    milliseconds: array[float]
-    least: array[float]
-
-    def each(self) -> Iterator[Timer]:
-        """Yield them one by one."""
-        for milliseconds, least in zip(self.milliseconds, self.least, strict=True):
-            yield Timer(self.name, milliseconds, least=least)
-
-
-Many = Steps | RankTimes | ShortestLongest
+Many = Steps | RankTimes
 """Records together; ``each`` yields them one by one."""
 
 
-def together(data: bytes, *, every: bool, tables: bool = False) -> Iterator[tuple[int, int, Steps]]:
+def together(data: bytes, *, every: bool) -> Iterator[tuple[int, int, Steps]]:
     """Yield what neighbouring training lines say, and where they begin and end.
 
     Only where many of the lines are such lines: to look for them costs as much as to read others.
@@ -138,72 +128,10 @@ def together(data: bytes, *, every: bool, tables: bool = False) -> Iterator[tupl
     Args:
         data: Lines.
         every: Every field is wanted; otherwise only those that are counted over all steps.
-        tables: Use numpy where it is installed. To load it takes as long as to read ten megabytes without.
     """
-    if not (is_dense(data[:PROBE]) or is_dense(data[-PROBE:])):
+    if not (_is_dense(data[:_PROBE]) or _is_dense(data[-_PROBE:])):
         return
-    position = 0
-    if tables and has_numpy():
-        for begin, end, steps in _of_table(data, every=every):
-            yield from _of_pieces(data, position, begin, every=every)
-            yield begin, end, steps
-            position = end
-    yield from _of_pieces(data, position, len(data), every=every)
-
-
-def _of_table(data: bytes, *, every: bool) -> Iterator[tuple[int, int, Steps]]:
-    """Yield what ``together`` does, of lines that have their numbers at the same places."""
-    table = Table(data)
-    for lines in table.lengths(_LEAST):
-        for _ in range(_FORMS):
-            if len(lines) < _LEAST:
-                break
-            form = _form(table.line(lines[0]), every=every)
-            lines = lines[1:] if form is None else table.note(lines, form)
-    for first, last, form in table.neighbours(_LEAST):
-        begins = table.begins(first, last)
-        # Where no digit stands before one of them, the same stands before all.
-        heads = begins[:-1] if b"0" in form.kind[0] else begins[:1]
-        times = _times([data[begin : begin + form.before] for begin in heads])
-        if times is not None:
-            begin, end = begins[0], begins[-1]
-            iterations, values, ranges = table.numbers(first, last, form)
-            loss = loss_name(dict.fromkeys(form.fields, 0.0))
-            if SECONDS in values:
-                values = _in_milliseconds(values)
-                ranges = _ranges(values)
-            yield begin, end, Steps(data[begin:end], iterations, values, ranges, loss, times)
-
-
-def _form(line: bytes, *, every: bool) -> Form | None:
-    """Return where a training line has its numbers; None when it is none, or not a plain one."""
-    head = _HEAD.match(line)
-    keys, names = _fields(line)
-    if head is None or not keys or b"loss at" in line or not line.endswith(b"|\n"):
-        return None
-    fields: dict[str, tuple[int, int]] = {}
-    begin = head.end()
-    for key, name in zip(keys, names, strict=True):
-        begin, end = begin + len(key) + 1, line.index(b"|", begin)
-        try:
-            float(line[begin:end])
-        except ValueError:
-            return None
-        fields[name] = begin, end
-        begin = end + 1
-    return Form(
-        kind=(head[1].translate(_DIGITS), *keys),
-        before=len(head[1]),
-        iteration=(head.end(1) + len(_WORD), head.end(2)),
-        total=(head.end(2) + 1, head.end() - 1),
-        fields=fields,
-        needed=_needed(names, every=every),
-    )
-
-
-def _of_pieces(data: bytes, start: int, stop: int, *, every: bool) -> Iterator[tuple[int, int, Steps]]:
-    """Yield what ``together`` does, of some of the bytes, by cutting pieces of them at ``|``."""
-    for begin, end in _pieces(data, start, stop):
+    for begin, end in _pieces(data):
         piece = data[begin:end]
         if (steps := _steps(piece, every=every)) is not None:
             yield begin, end, steps
@@ -213,12 +141,11 @@ def _of_pieces(data: bytes, start: int, stop: int, *, every: bool) -> Iterator[t
                 yield begin + first, begin + last, steps
 
 
-def _pieces(data: bytes, begin: int, end: int) -> Iterator[tuple[int, int]]:
+def _pieces(data: bytes) -> Iterator[tuple[int, int]]:
     """Yield where pieces of some lines begin and end."""
-    while begin < end:
-        cut = (
-            data.rfind(b"\n", begin, min(end, begin + _PIECE)) + 1 or data.find(b"\n", begin, end) + 1 or end
-        )
+    begin = 0
+    while begin < len(data):
+        cut = data.rfind(b"\n", begin, begin + _PIECE) + 1 or data.find(b"\n", begin) + 1 or len(data)
         yield begin, cut
         begin = cut
 
@@ -236,7 +163,7 @@ def _stretches(data: bytes) -> Iterator[tuple[int, int]]:
         position = data.find(_WORD, position) if position >= 0 else -1
 
 
-def is_dense(data: bytes) -> bool:
+def _is_dense(data: bytes) -> bool:
     """Return whether half of some lines or more are training lines."""
     return 2 * data.count(_WORD) > data.count(b"\n")
 

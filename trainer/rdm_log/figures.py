@@ -5,13 +5,10 @@ from __future__ import annotations
 
 import functools
 import heapq
-import itertools
 import math
 import operator
 from array import array
 from collections.abc import Sequence
-
-from rdm_log.columns import has_numpy
 
 __all__ = [
     "Curve",
@@ -21,36 +18,8 @@ __all__ = [
     "Sample",
     "Series",
     "ascending",
-    "most",
     "quantile",
-    "total",
 ]
-
-_MANY = 512
-"""From so many numbers on numpy is worth its loading, where there is one."""
-_FEW = 8
-"""Fewer rows are added sooner one by one."""
-
-
-def total(values: array[float], begin: float) -> float:
-    """Return the sum of a number and of values, added one after the other: the same however they are cut."""
-    if len(values) < _MANY or not has_numpy():
-        return functools.reduce(operator.add, values, begin)
-    import numpy as np
-
-    both = np.empty(len(values) + 1)
-    both[0], both[1:] = begin, np.frombuffer(values)
-    # Unlike ``sum`` of either, it is rounded after each.
-    return float(np.add.accumulate(both)[-1])
-
-
-def most(values: array[float]) -> float:
-    """Return the greatest of some numbers."""
-    if len(values) < _MANY or not has_numpy():
-        return max(values)
-    import numpy as np
-
-    return float(np.frombuffer(values).max())
 
 
 def quantile(ordered: Sequence[float], share: float) -> float:
@@ -151,7 +120,7 @@ class RankSums:
             known, count = self._others.get(rank, (0.0, 0))
             self._others[rank] = known + value, count + 1
             return
-        self._note(rank, rank + 1, 1)
+        self._note(rank, rank + 1)
         self._sums[rank] += value
 
     def extend(self, ranks: array[int], values: array[float]) -> None:
@@ -159,32 +128,19 @@ class RankSums:
 
         Args:
             ranks: The ranks.
-            values: One of each of them, once or more often, in their order.
+            values: One of each of them, in their order.
         """
         first, count = ranks[0], len(ranks)
         behind = first + count
         if behind > self._DENSE or ranks != ascending(first, count):
-            for rank, value in zip(itertools.cycle(ranks), values, strict=False):
+            for rank, value in zip(ranks, values, strict=True):
                 self.add(rank, value)
             return
-        self._note(first, behind, len(values) // count)
-        sums = self._sums[first:behind]
-        if len(values) >= _MANY and has_numpy():
-            import numpy as np
+        self._note(first, behind)
+        self._sums[first:behind] = array("d", map(operator.add, self._sums[first:behind], values))
 
-            rows = np.frombuffer(values).reshape(-1, count)
-            if len(rows) < _FEW:
-                summed = functools.reduce(np.add, rows, np.frombuffer(sums))
-            else:
-                summed = np.add.accumulate(np.concatenate(([sums], rows)))[-1]
-            sums = array("d", summed.tobytes())
-        else:
-            for begin in range(0, len(values), count):
-                sums = array("d", map(operator.add, sums, values[begin : begin + count]))
-        self._sums[first:behind] = sums
-
-    def _note(self, first: int, behind: int, count: int) -> None:
-        self._counts[first, behind] = self._counts.get((first, behind), 0) + count
+    def _note(self, first: int, behind: int) -> None:
+        self._counts[first, behind] = self._counts.get((first, behind), 0) + 1
         missing = behind - len(self._sums)
         if missing > 0:
             self._sums.extend(array("d", bytes(8 * missing)))

@@ -198,6 +198,8 @@ _CHECKPOINT = re.compile(
 _TIMES = re.compile(rb"time \(ms\) \|")
 _DOTTED = re.compile(rb"(?:^|:) {2,}([A-Za-z][\w/-]{0,60}) \.{2,}( ?[^\n]+)$")
 _MIN_MAX = re.compile(rb": \((\d+(?:\.\d*)?), (\d+(?:\.\d*)?)\)")
+_OF_TABLE = re.compile(rb" {2,}([A-Za-z][\w/-]{0,60}) \.{2,}: \((\d+\.\d+), (\d+\.\d+)\)")
+"""A whole line of a table, as there are twenty of with each step."""
 _MAX = re.compile(rb": (\d+(?:\.\d*)?)$")
 _PIPELINE = re.compile(
     rb"steps: (\d{1,15}) loss: (\S+) iter time \(s\): (\d+(?:\.\d*)?) "
@@ -242,6 +244,8 @@ def parse(line: bytes, *, whole: bool = True) -> list[Record]:
     >>> parse(b" iteration        2/       6 | lm loss: 9.9E+00 | TFLO")
     [Step(iteration=2, train_iterations=6, values={'lm loss': 9.9}, tag='', time='', is_cut=False)]
     """
+    if whole and (table := _OF_TABLE.fullmatch(line)):
+        return [Timer(_text(table[1]), float(table[3]), least=float(table[2]))]
     step = _STEP.search(line)
     if (
         step is not None

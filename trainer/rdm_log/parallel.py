@@ -19,11 +19,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-from rdm_log.apart import are_tables
-from rdm_log.bulk import PROBE, Many, Steps, is_dense
-from rdm_log.columns import has_numpy
+from rdm_log.bulk import Many, Steps
 from rdm_log.lines import Record, Step
-from rdm_log.rank_lines import are_rank_lines
 from rdm_log.runs import RECENT
 from rdm_log.scan import BLOCK, END, TIMERS, RankTimers, read, records_together
 
@@ -38,11 +35,6 @@ REACH = 2 * BLOCK
 """The heading of timers is looked for in so many bytes behind the place where a part could begin."""
 _GLANCE = 64 * 1024
 """In so many where there were none lately."""
-_TABLES = 4 * PART
-"""From so many bytes on numpy is worth its loading, where there is one and training lines are dense."""
-_FREED = 16 * BLOCK
-"""More bytes than an array has."""
-_PROBES = 16
 _MOST = 4
 """So many processes are the most: what they say is noted by one."""
 
@@ -102,16 +94,13 @@ def records_of(paths: Sequence[Path], *, every: bool) -> Iterator[Record | Many]
         OSError: One cannot be read.
     """
     size = sum(path.stat().st_size for path in paths)
-    tables = size >= _TABLES and _is_dense(paths, size) and has_numpy()
-    if tables:
-        _hold_memory()
     workers = _workers(size // (4 * PART))
     if workers < 2:
-        yield from records_together(read(paths), every=every, tables=tables)
+        yield from records_together(read(paths), every=every)
         return
     from concurrent.futures.process import BrokenProcessPool
 
-    told = functools.partial(_told, tuple(paths), every, tables)
+    told = functools.partial(_told, tuple(paths), every)
     waiting: deque[tuple[_Part, Future[_Found]]] = deque()
     timers = RankTimers()
     parts = _Parts(paths, PART, REACH)
@@ -128,7 +117,7 @@ def records_of(paths: Sequence[Path], *, every: bool) -> Iterator[Record | Many]
                 if timers.are_open and not part.is_sure:
                     # Not cancelled: once a process is killed, Python 3.11 would tell no part after it.
                     blocks = read(paths, begin=part.begin, end=part.end)
-                    yield from records_together(blocks, every=every, tables=tables, timers=timers)
+                    yield from records_together(blocks, every=every, timers=timers)
                 else:
                     found, timers = future.result()
                     yield from found
@@ -137,25 +126,10 @@ def records_of(paths: Sequence[Path], *, every: bool) -> Iterator[Record | Many]
     except BrokenProcessPool:
         # One was killed, perhaps for want of memory: this one alone takes less.
         blocks = read(paths, begin=begin)
-        yield from records_together(blocks, every=every, tables=tables, timers=timers)
+        yield from records_together(blocks, every=every, timers=timers)
 
 
-def _hold_memory() -> None:
-    """Let arrays be made of memory that is there, in this process and in its copies.
-
-    Until glibc has seen a larger one freed it hands the memory of each back to the kernel, which clears it
-    for the next one: a sixth of the time (mallopt(3), ``M_MMAP_THRESHOLD``).
-    """
-    bytes(_FREED)
-
-
-def _is_dense(paths: Sequence[Path], size: int) -> bool:
-    """Return whether somewhere in a log, by a few looks, training lines or timers' are dense."""
-    looks = (next(read(paths, PROBE, begin=place), b"") for place in range(0, size, max(1, size // _PROBES)))
-    return any(is_dense(look) or are_rank_lines(look) or are_tables(look) for look in looks)
-
-
-def _told(paths: tuple[Path, ...], every: bool, tables: bool, part: _Part) -> _Found:
+def _told(paths: tuple[Path, ...], every: bool, part: _Part) -> _Found:
     """Return what a part of a log says.
 
     Lines are most of the bytes. They are left out of steps that are sure to go on with their run, and have
@@ -167,7 +141,7 @@ def _told(paths: tuple[Path, ...], every: bool, tables: bool, part: _Part) -> _F
     last: int | None = None
     blocks = read(paths, begin=part.begin, end=part.end)
     found: list[Record | Many] = []
-    for one in records_together(blocks, every=every, tables=tables, timers=timers):
+    for one in records_together(blocks, every=every, timers=timers):
         if isinstance(one, Steps):
             begin, end = one.iterations[0], one.iterations[-1]
             go_on = last is not None and begin > last

@@ -10,15 +10,17 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import functools
 import math
+import operator
 from array import array
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from rdm_log import rank_timers
-from rdm_log.bulk import Many, RankTimes, ShortestLongest, Steps
-from rdm_log.figures import Curve, Largest, Marks, RankSums, Sample, Series, most, total
+from rdm_log.bulk import Many, RankTimes, Steps
+from rdm_log.figures import Curve, Largest, Marks, RankSums, Sample, Series
 from rdm_log.lines import (
     COUNTED,
     GRAD_NORM,
@@ -122,13 +124,13 @@ class TimerFigures:
         if timer.rank is not None:
             self._ranks.add(timer.rank, timer.milliseconds)
 
-    def extend(self, times: RankTimes | ShortestLongest) -> None:
+    def extend(self, times: RankTimes) -> None:
         """Take note of many times."""
         self.count += len(times.milliseconds)
-        self.total = total(times.milliseconds, self.total)
-        self.longest = max(self.longest, most(times.milliseconds))
-        if isinstance(times, RankTimes):
-            self._ranks.extend(times.ranks, times.milliseconds)
+        # One after the other, so that the sum is the same however a log was cut.
+        self.total = functools.reduce(operator.add, times.milliseconds, self.total)
+        self.longest = max(self.longest, max(times.milliseconds))
+        self._ranks.extend(times.ranks, times.milliseconds)
 
     @property
     def ranks(self) -> dict[int, tuple[float, int]]:
@@ -383,11 +385,17 @@ class Run:
         if norm is not None and (self.highest_grad_norm is None or norm > self.highest_grad_norm):
             self.highest_grad_norm = norm
 
+    def timer(self, name: str) -> TimerFigures:
+        """Return the figures of a timer, which begin with the first call."""
+        if name not in self.timers:
+            self.timers[name] = TimerFigures()
+        return self.timers[name]
+
     def add(self, record: Record) -> None:
         """Take note of any other record."""
         match record:
             case Timer(name=name):
-                self.timers.setdefault(name, TimerFigures()).add(record)
+                self.timer(name).add(record)
             case Memory(rank=rank, mebibytes=sizes):
                 self._add_memory(rank, sizes)
             case Milestone(name=name, time=time):
@@ -479,8 +487,8 @@ def runs(records: Iterable[Record | Many], file: str = "", *, series: bool = Fal
     run = Run(file, series={} if series else None)
     found = [run]
     for record in records:
-        if isinstance(record, (RankTimes, ShortestLongest)):
-            run.timers.setdefault(record.name, TimerFigures()).extend(record)
+        if isinstance(record, RankTimes):
+            run.timer(record.name).extend(record)
             continue
         if isinstance(record, Steps) and run.add_steps(record):
             continue

@@ -19,7 +19,6 @@ from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from rdm_log.apart import Above, Apart, ranks_apart, tables_apart
 from rdm_log.bulk import Many, RankTimes, together
 from rdm_log.grammars import BAR
 from rdm_log.lines import MILLISECONDS, NEEDLES, TIME, Record, Step, parse
@@ -44,8 +43,6 @@ END = sys.maxsize
 """Behind the last byte of any file."""
 _LONGEST = 4 * BLOCK
 """A line may have as many bytes. One that has more is read in parts."""
-_TABLE = 16 * 1024
-"""From so many bytes on lines of timers are cut out all at once."""
 _GAP = 64 * 1024
 """Bytes that others may have written between two lines of the timers of all ranks."""
 
@@ -149,38 +146,27 @@ def records(blocks: Iterable[bytes]) -> Iterator[Record]:
 
 
 def records_together(
-    blocks: Iterable[bytes], *, every: bool, tables: bool = False, timers: RankTimers | None = None
+    blocks: Iterable[bytes], *, every: bool, timers: RankTimers | None = None
 ) -> Iterator[Record | Many]:
     """Yield what ``records`` does, and neighbouring training lines, and a timer's of all ranks, as one.
-
-    Timers between neighbouring training lines are told behind these, by name, with ``tables``: they are of
-    the same run.
 
     Args:
         blocks: As for ``records``.
         every: As for ``together``.
-        tables: As for ``together``.
         timers: Those that go on from the bytes before.
     """
     timers = timers or RankTimers()
     above = b""
     for lines, whole in _lines(blocks):
-        apart = timers.apart(lines) if tables else None
-        rest, reader = (apart.rest, RankTimers()) if apart else (lines, timers)
         position = 0
-        for begin, end, steps in together(rest, every=every, tables=tables):
+        for begin, end, steps in together(lines, every=every):
             if position < begin:
-                between = rest[position:begin]
-                yield from _of(between, reader, whole=True, apart=apart, offset=position, above=above)
-            reader.pass_by(end - begin)
-            if apart:
-                yield from apart.until(begin)
+                yield from _of(lines[position:begin], timers, whole=True, above=above)
+            timers.pass_by(end - begin)
             yield steps
             position = end
-        last = rest[position:] if position else rest
-        yield from _of(last, reader, whole=whole, apart=apart, offset=position, above=above)
-        if apart:
-            yield from apart.until(END)
+        last = lines[position:] if position else lines
+        yield from _of(last, timers, whole=whole, above=above)
         above = (above + lines[-_NEAR:])[-_NEAR:]
 
 
@@ -207,23 +193,13 @@ def _lines(blocks: Iterable[bytes]) -> Iterator[tuple[bytes, bool]]:
         yield _COLOURS.sub(b"", rest) if b"\x1b" in rest else rest, False
 
 
-def _of(
-    data: bytes,
-    timers: RankTimers,
-    *,
-    whole: bool,
-    apart: Apart | None = None,
-    offset: int = 0,
-    above: bytes = b"",
-) -> Iterator[Record | Many]:
+def _of(data: bytes, timers: RankTimers, *, whole: bool, above: bytes) -> Iterator[Record | Many]:
     """Yield what some lines say.
 
     Args:
         data: Lines. Only of the last can the newline be missing, when they are not whole.
         timers: Those that go on from the bytes before.
         whole: The last one has its newline.
-        apart: What stood between the lines; then no timers of all ranks are among them.
-        offset: Where in its rest the lines begin.
         above: The end of what was before them.
     """
     if timers.are_open:
@@ -250,10 +226,7 @@ def _of(
         if headers and TIMERS in line:
             timers.begin(line)
             yield from timers.go_on(data, end, next(ends))
-        found = parse(line, whole=whole or end < len(data))
-        if found and apart:
-            yield from apart.until(offset + start)
-        for one in found:
+        for one in parse(line, whole=whole or end < len(data)):
             if isinstance(one, Step) and not one.is_numbered:
                 yield _by_bar(one, (above + data[max(0, start - _NEAR) : end])[-_NEAR:])
             else:
@@ -312,28 +285,6 @@ class RankTimers:
     def are_open(self) -> bool:
         """The lines that come may be theirs."""
         return self._pattern is not None
-
-    def apart(self, data: bytes) -> Apart | None:
-        """Take the timers out of some lines, with numpy; None where they are not dense, or not plain."""
-        if not self.are_open and TIMERS not in data:
-            return tables_apart(data)
-        headings = list(_headings(data))
-        lines = {data[begin:end] for begin, end in headings}
-        tags = {line.partition(TIMERS)[0].rstrip() for line in lines}
-        if self.are_open:
-            tags.add(self._tag)
-        if len(data) < _TABLE or len(tags) > 1 or any(map(parse, lines)):
-            return None
-        (tag,) = tags
-        pattern = _rank_timer(tag)
-        above = Above(self.are_open, self._name, self._silence)
-        found = ranks_apart(data, headings, above, tag, pattern, _GAP)
-        if found is None:
-            return None
-        apart, above = found
-        self._tag, self._pattern, self._name, self._silence = tag, pattern, above.name, 0
-        self.pass_by(above.silence)
-        return apart
 
     def go_on(self, data: bytes, position: int, end: int) -> Iterator[RankTimes]:
         """Yield the timers between two positions, until other lines come.
@@ -397,17 +348,6 @@ class RankTimers:
         self._silence += size
         if self._silence > _GAP:
             self._pattern = None
-
-
-def _headings(data: bytes) -> Iterator[tuple[int, int]]:
-    """Yield where the headings of timers of all ranks begin and end."""
-    position = data.find(TIMERS)
-    while position >= 0:
-        end = data.find(b"\n", position)
-        if end < 0:
-            end = len(data)
-        yield data.rfind(b"\n", 0, position) + 1, end
-        position = data.find(TIMERS, end)
 
 
 @functools.lru_cache(maxsize=8)

@@ -99,12 +99,12 @@ def by_kind(found: Iterable[Record]) -> dict[str, list[str]]:
 
 
 @settings(max_examples=25, deadline=None)
-@given(st.integers(0, 10**9), st.booleans(), st.booleans())
-def test_lines_together_say_what_they_say_one_by_one(seed: int, every: bool, tables: bool) -> None:
+@given(st.integers(0, 10**9), st.booleans())
+def test_lines_together_say_what_they_say_one_by_one(seed: int, every: bool) -> None:
     data = log(seed)
     # A log that was cut by its writer, too.
     data = data[: len(data) - seed % 50]
-    found = list(scan.records_together(cut(data, random.Random(seed)), every=every, tables=tables))
+    found = list(scan.records_together(cut(data, random.Random(seed)), every=every))
     known = list(scan.records([data]))
     # The timers before a stretch are told before it; among themselves both kinds keep their order.
     assert [one for one in one_by_one(found) if hasattr(one, "rank")] == [
@@ -125,10 +125,10 @@ def test_lines_together_say_what_they_say_one_by_one(seed: int, every: bool, tab
 
 
 @settings(max_examples=25, deadline=None)
-@given(st.integers(0, 10**9), st.booleans(), st.booleans())
-def test_runs_of_lines_together_are_those_of_lines(seed: int, series: bool, tables: bool) -> None:
+@given(st.integers(0, 10**9), st.booleans())
+def test_runs_of_lines_together_are_those_of_lines(seed: int, series: bool) -> None:
     data = log(seed, groups=10)
-    together = runs(scan.records_together([data], every=series, tables=tables), series=series)
+    together = runs(scan.records_together([data], every=series), series=series)
     alone = runs(scan.records([data]), series=series)
     assert [_about(plain(run)) for run in together] == [_about(plain(run)) for run in alone]
 
@@ -144,41 +144,29 @@ def _about(value: Any) -> Any:
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 10**9), st.lists(st.tuples(st.integers(0, 10**6), st.binary(max_size=3)), max_size=6))
-def test_damaged_lines_of_a_table_say_what_they_say_one_by_one(
-    seed: int, damages: list[tuple[int, bytes]]
-) -> None:
+def test_damaged_lines_say_what_they_say_one_by_one(seed: int, damages: list[tuple[int, bytes]]) -> None:
     """Bytes that are overwritten leave a line as long as it was, and shift none."""
     data = bytearray(log(seed))
     for place, damage in damages:
         place %= len(data)
         data[place : place + len(damage)] = damage[: len(data) - place]
-    found = one_by_one(scan.records_together([bytes(data)], every=True, tables=True))
+    found = one_by_one(scan.records_together([bytes(data)], every=True))
     assert by_kind(found) == by_kind(scan.records([bytes(data)]))
 
 
 @given(st.sampled_from(b"0123456789.E+- |:/n\x00\n"), st.integers(0, 73))
-def test_any_byte_of_a_line_of_a_table_counts(byte: int, place: int) -> None:
+def test_any_byte_of_a_line_counts(byte: int, place: int) -> None:
     line = " iteration {:8d}/    9999 | lm loss: {:.6E} | consumed tokens: {:12d} |\n"
     lines = [bytearray(line.format(n, 9 / n, n * 4096).encode()) for n in range(1, 60)]
     lines[30][place] = byte
     data = b"".join(lines)
     for every in (True, False):
-        found = one_by_one(scan.records_together([data], every=every, tables=True))
+        found = one_by_one(scan.records_together([data], every=every))
         assert list(map(repr, found)) == list(map(repr, scan.records([data])))
-        told = runs(scan.records_together([data], every=every, tables=True), series=every)
+        told = runs(scan.records_together([data], every=every), series=every)
         assert [plain(run) for run in told] == [
             plain(run) for run in runs(scan.records([data]), series=every)
         ]
-
-
-def test_lines_of_a_few_lengths_are_tables(monkeypatch: pytest.MonkeyPatch) -> None:
-    line = " iteration {:8d}/ 99999999 | lm loss: {:.6E} | grad norm: {:.3f} |\n"
-    data = "".join(line.format(n, 9 / n, n % 30) for n in range(1, 3000)).encode()
-    monkeypatch.setattr(bulk, "_of_pieces", lambda *_, **__: iter(()))
-    found = list(scan.records_together([data], every=True, tables=True))
-    assert sum(len(one.iterations) for one in found if isinstance(one, Steps)) == 2999
-    monkeypatch.setattr(bulk, "has_numpy", lambda: False)
-    assert not any(isinstance(one, Steps) for one in scan.records_together([data], every=True, tables=True))
 
 
 @pytest.mark.parametrize("before", ["", "n2: ", " [2025-03-04 05:06:{:02d}.123456]"])
@@ -227,7 +215,6 @@ def test_several_processes_read_what_one_does(
         name.write_bytes(part)
     monkeypatch.setattr(parallel, "PART", 10_000)
     monkeypatch.setattr(parallel, "REACH", reach)
-    monkeypatch.setattr(parallel, "_TABLES", 0)
     itself = os.getpid()
 
     def read(
@@ -269,7 +256,7 @@ def test_steps_are_handed_over_without_their_lines(tmp_path: Path) -> None:
     path = tmp_path / "n1.out"
     losses = [f"{9 / n:.6E}" if n < 21_000 else "nan" for n in range(1, 22_000)]
     path.write_text("".join(line.format(n % 9999 + 1, n, loss, 1) for n, loss in enumerate(losses)))
-    told, _ = parallel._told((path,), False, True, parallel._Part(0, scan.END, True))
+    told, _ = parallel._told((path,), False, parallel._Part(0, scan.END, True))
     assert len(pickle.dumps(told)) < path.stat().st_size / 2
     steps = [one for one in told if isinstance(one, Steps)]
     goes_on = [later.iterations[0] > one.iterations[-1] for one, later in itertools.pairwise(steps)]
@@ -296,9 +283,9 @@ def test_a_log_that_is_rotated_or_cut_after_it_was_read_gives_what_was_read(
     for part in parts:
         if timers.are_open and not part.is_sure:
             blocks = scan.read([path], begin=part.begin, end=part.end)
-            read += scan.records_together(blocks, every=True, tables=True, timers=timers)
+            read += scan.records_together(blocks, every=True, timers=timers)
         else:
-            found, timers = pickle.loads(pickle.dumps(parallel._told((path,), True, True, part)))
+            found, timers = pickle.loads(pickle.dumps(parallel._told((path,), True, part)))
             read += found
     assert not all(one.is_whole for one in read if isinstance(one, Steps))
     path.rename(moved)
@@ -311,32 +298,6 @@ def test_a_log_that_is_rotated_or_cut_after_it_was_read_gives_what_was_read(
 def _written(path: Path, data: bytes) -> Path:
     path.write_bytes(data)
     return path
-
-
-def test_numpy_is_loaded_for_long_logs_of_dense_lines_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    loaded: list[bool] = []
-
-    def has_numpy() -> bool:
-        loaded.append(True)
-        return True
-
-    monkeypatch.setattr(parallel, "has_numpy", has_numpy)
-    monkeypatch.setattr(parallel, "_TABLES", 100_000)
-    step = " iteration {:8d}/ 9999 | lm loss: 2.0E+00 |\n"
-    other = "n1: a line of something else\n" * 5000
-    for size, before, expected in (
-        (9000, other, True),
-        (9000, "", True),
-        (100, other, False),
-        (100, "", False),
-    ):
-        loaded.clear()
-        path = tmp_path / "n1.out"
-        path.write_text(before + "".join(step.format(n) for n in range(1, size)))
-        assert sum(1 for one in one_by_one(parallel.records_of([path], every=False))) == size - 1
-        assert bool(loaded) == expected
 
 
 def _length(reader: int, path: Path) -> int:

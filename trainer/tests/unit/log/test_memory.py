@@ -69,7 +69,7 @@ def peak(path: Path, kind: Callable[[int], str], size: int) -> int:
 
 @pytest.mark.parametrize("kind", [step, timers, ranks, tables, other])
 def test_a_log_of_twice_the_size_takes_no_more_memory(tmp_path: Path, kind: Callable[[int], str]) -> None:
-    """Both are read by as many processes, the longer one with numpy as the shorter."""
+    """Both are read by as many processes."""
     few, many = (peak(tmp_path / "n1.out", kind, size * MIB) for size in (70, 140))
     # What is handed over and waits to be noted may be more by some parts, but not by the 70 MiB of more log.
     assert many < few + 24 * MIB

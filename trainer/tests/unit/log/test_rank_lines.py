@@ -4,17 +4,13 @@
 from __future__ import annotations
 
 import random
-from pathlib import Path
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from rdm_log import parallel, scan
-from rdm_log.bulk import RankTimes, Steps
-from rdm_log.columns import has_numpy
+from rdm_log.bulk import RankTimes
 from rdm_log.lines import Timer
-from rdm_log.rank_lines import RankLines, are_rank_lines
 from rdm_log.runs import runs
 from rdm_log.scan import TIMERS, records, records_together
 from rdm_log.summary import plain
@@ -91,74 +87,19 @@ def sections(draw: st.DrawFn) -> bytes:
     return draw(st.sampled_from([b"\n", b"\n", b"\r\n"])).join(lines) + b"\n"
 
 
-@pytest.fixture(autouse=True)
-def tables_from_the_first_byte(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scan, "_TABLE", 0)
-
-
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.lists(sections(), min_size=1, max_size=3), st.integers(1, 60), st.integers(50, 100_000))
 @example([b"times across ranks (ms):\n  a:\n" + b"     rank  1: 0.00\n" * 3], 1, 64)
 def test_they_say_what_they_say_line_by_line(parts: list[bytes], cut: int, size: int) -> None:
     """The same times of each rank and timer, and the same runs with them, however the log is cut."""
     data = b"".join(parts)[:-cut]
     blocks = [data[begin : begin + size] for begin in range(0, len(data), size)]
-    together = list(records_together(blocks, every=True, tables=True))
+    together = list(records_together(blocks, every=True))
     known = list(records(blocks))
     assert by_kind(one_by_one(together)) == by_kind(known)
     for series in (True, False):
         told, alone = ([plain(run) for run in runs(found, series=series)] for found in (together, known))
         assert are_alike(told, alone), (told, alone)
-
-
-def test_plain_lines_are_read_all_at_once_and_to_the_last_bit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not one by one: the expression sees none of them but the names."""
-    assert has_numpy()
-    dice = random.Random(1)
-    times = [dice.choice(["9.99", "0.07", "123.45", "1500.01", "999999.995"]) for _ in range(2000)]
-    lines = [f"     rank {rank:2d}: {time}\n" for rank, time in enumerate(times)]
-    data = ("times across ranks (ms):\n  optimizer:\n" + "".join(lines)).encode()
-    cut: list[int] = []
-    lines_of = RankLines.lines
-
-    def counted(self: RankLines, tag: bytes, pattern: object) -> object:
-        class Counted:
-            def match(self, *where: object) -> object:
-                cut.append(1)
-                return pattern.match(*where)  # type: ignore[attr-defined]
-
-        return lines_of(self, tag, Counted())  # type: ignore[arg-type]
-
-    monkeypatch.setattr(RankLines, "lines", counted)
-    (found,) = records_together([data], every=True, tables=True)
-    assert isinstance(found, RankTimes)
-    assert list(found.each()) == [Timer("optimizer", float(time), rank) for rank, time in enumerate(times)]
-    assert len(cut) == 1
-
-
-@pytest.mark.parametrize("decimals", [14, 15, 308, 309, 5000])
-def test_a_time_of_many_digits_among_them_is_read_as_alone(decimals: int) -> None:
-    odd = f"     rank  0: 1.{'7' * decimals}\n"
-    data = (TIMERS.decode() + "\n  a:\n" + odd + "     rank  1: 2.25\n" * 9).encode()
-    (found,) = records_together([data], every=True, tables=True)
-    assert isinstance(found, RankTimes)
-    assert list(found.each()) == list(records([data]))
-
-
-def test_those_of_many_steps_are_one_by_name() -> None:
-    """And the steps between them are neighbours."""
-    ranks = "".join(f"     rank {rank:2d}: {rank}.25\n" for rank in range(12))
-    table = f"times across ranks (ms):\n  a:\n{ranks}  b:\n{ranks}"
-    steps = [f" iteration {number:8d}/ 99 | lm loss: 2.0E+00 |\n" for number in range(1, 60)]
-    data = "".join(step + table for step in steps).encode()
-    told, *timers = records_together([data], every=True, tables=True)
-    assert isinstance(told, Steps)
-    assert told.data == "".join(steps).encode()
-    assert [(one.name, list(one.ranks)) for one in timers if isinstance(one, RankTimes)] == [
-        ("a", list(range(12))),
-        ("b", list(range(12))),
-    ]
-    assert by_kind(one_by_one(timers)) == by_kind([one for one in records([data]) if isinstance(one, Timer)])
 
 
 @pytest.mark.parametrize("size", [10_000, 300])
@@ -167,7 +108,7 @@ def test_a_heading_ends_the_name_above_it(size: int) -> None:
     ranks = b"".join(b"     rank %2d: %d.25\n" % (rank, rank) for rank in range(12))
     data = TIMERS + b"\n  a:\n" + ranks + TIMERS + b"\n" + ranks + b"  b:\n" + ranks
     blocks = [data[begin : begin + size] for begin in range(0, len(data), size)]
-    told = one_by_one(list(records_together(blocks, every=True, tables=True)))
+    told = one_by_one(list(records_together(blocks, every=True)))
     assert by_kind(told) == by_kind(list(records(blocks)))
     assert sorted((one.name, one.rank) for one in told if isinstance(one, Timer)) == [
         (name, rank) for name in "ab" for rank in range(12)
@@ -179,14 +120,5 @@ def test_a_silence_ends_them() -> None:
     head = b"times across ranks (ms):\n  a:\n     rank  0: 1.00\n"
     for silence, count in ((60_000, 2), (70_000, 1)):
         data = head + b"x" * silence + b"\n     rank  1: 2.00\n"
-        found = list(records_together([data], every=True, tables=True))
+        found = list(records_together([data], every=True))
         assert sum(len(one.ranks) for one in found if isinstance(one, RankTimes)) == count
-
-
-def test_where_they_are_dense_a_long_log_is_read_with_numpy(tmp_path: Path) -> None:
-    timers = b"times across ranks (ms):\n  optimizer:\n" + b"     rank  1: 12.34\n" * 400
-    assert are_rank_lines(timers[100:4196])
-    assert not are_rank_lines(b"     rank  1: 12.34\n start time lst: 1.0\n end time lst: 2.0\n" * 9)
-    log = tmp_path / "n1.out"
-    log.write_bytes(timers * 20)
-    assert parallel._is_dense([log], log.stat().st_size)
