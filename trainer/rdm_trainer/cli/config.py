@@ -57,7 +57,8 @@ def check(config: Path, overrides: tuple[str, ...], world: int | None, as_json: 
 def import_(settings: Path) -> None:
     """Print the job that SETTINGS describes, a _00_conf.sh of the tdpp scripts.
 
-    Its variables are read; nothing of it is run. What it does not decide is said on standard error:
+    Bash reads its variables; it can start no program there, and open no file. What the file does not decide
+    is said on standard error:
     rdm-trainer config import _00_conf.sh > job.yaml
     """
     from rdm_core.config import read, shell, tdpp

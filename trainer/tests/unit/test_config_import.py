@@ -3,13 +3,10 @@ from __future__ import annotations
 
 import re
 import shlex
-import subprocess
 from pathlib import Path
 
 import pytest
 import yaml
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from rdm_core.config import check, from_dict, load, shell, tdpp
 from rdm_core.errors import ConfigError
@@ -103,17 +100,13 @@ def test_its_switches_are_keys_here() -> None:
         ("5-0", "6-0", "49"),
         ("BATCH_SIZE=64", "BATCH_SIZE=63", "63 is not a multiple"),
         ("'xl'", "Bert", "(line 29): the file ends itself there: 'error: no model Bert'."),
+        ("NSYS=false", "exit 0", "conf.sh ends itself; it may only set variables."),
         ("NODE *", "NOD *", "NPROC_PER_NOD is not set before; did you mean NPROC_PER_NODE?"),
-        ("NNODES=8", "NNODES=$(nproc)", "conf.sh (line 8): '$(nproc)' is no setting"),
-        ("NNODES=8", "NNODES=8; touch here", "conf.sh (line 8): 'touch here' is no setting"),
-        ("NSYS=false", "NSYS=`date`", "(line 16): '`date`' is no setting"),
+        ("NNODES=8", "NNODES=8; touch here", "conf.sh (line 8): touch: command not found."),
         ("NSYS=false", "NSYS=maybe", "NSYS is 'maybe'; it must be true or false."),
-        ("* NNODES", "** NNODES", "$((NPROC_PER_NODE ** NNODES)) is no sum of whole numbers."),
-        ("* NNODES", "/ 0", "is no sum of whole numbers."),
-        ('[ $MODEL == "small" ]', "[[ $MODEL == x* ]]", "'x*' is a pattern there; put what is"),
-        ('if [ $MODEL == "small" ]', "P='[x]l'; if [[ $MODEL != $P ]]", "(line 22): '[x]l' is a pattern"),
-        ("RELOAD_CONTAINER=false", 'RELOAD_CONTAINER="false', "the quotes that begin there do not end"),
-        ("    PROFILE_ARGS=\"\"\nfi\n", "", "conf.sh ends within an if."),
+        ("* NNODES", "/ 0", "(line 9): NPROC_PER_NODE / 0: division by 0"),
+        ("RELOAD_CONTAINER=false", 'RELOAD_CONTAINER="false', "looking for matching"),
+        ("    PROFILE_ARGS=\"\"\nfi\n", "", "syntax error: unexpected end of file."),
         ("MODEL='xl'", "", "MODEL is not set before"),
     ],
 )  # fmt: skip
@@ -122,25 +115,40 @@ def test_what_cannot_be_read_is_refused_with_its_line(before: str, after: str, s
     assert says in refusal(DOCUMENT.replace(before, after))
 
 
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "{here}/program",
+        "X=$({here}/program)",
+        "X=`{here}/program`",
+        "echo {here}/program | true",
+        "true <({here}/program)",
+        "exec {here}/program",
+        ". {here}/program",
+        "PATH={here}; program",
+        "unset PATH; command -p touch {here}/made",
+        "set +r; {here}/program",
+        "ulimit -n 99; : {here}",
+        "enable kill; : {here}",
+        "kill -9 0; : {here}",
+        "echo a > {here}/made",
+        "read X < {here}/program",
+        "read X < /dev/tcp/127.0.0.1/22; : {here}",
+        "cat << Y\n{here}\nY",
+    ],
+)
+def test_nothing_is_started_read_or_written(statement: str, tmp_path: Path) -> None:
+    """Whatever the file has: bash may set variables, and nothing else is in its reach."""
+    program = tmp_path / "program"
+    program.write_text(f"#!/bin/bash\necho > {tmp_path}/made\n")
+    program.chmod(0o755)
+    refusal(f"{DOCUMENT}{statement.format(here=tmp_path)}\n")
+    assert [*tmp_path.iterdir()] == [program]
+
+
 def test_what_a_line_sets_counts_at_once_but_not_behind_export() -> None:
     found = shell.variables("A=1\nA=2 B=$A\nexport A=3 C=$A\n", "conf.sh")
     assert found == {"A": "3", "B": "2", "C": "2"}
-
-
-@pytest.mark.parametrize("right", ['"x*"', "'x*'", "x\\*"])
-def test_what_is_quoted_is_no_pattern(right: str) -> None:
-    found = shell.variables(f"M=xl\nA=no\nif [[ $M == {right} ]]; then A=yes; fi\n", "conf.sh")
-    assert found["A"] == "no"
-    assert shell.variables("if false; then if [[ a == x* ]]; then A=1; fi; fi\n", "conf.sh") == {}
-
-
-def test_a_long_sum_is_refused_at_once() -> None:
-    names = " * ".join(["GLOBAL_BATCH_SIZE_PER_REPLICA"] * 20)
-    assert "is no sum of whole numbers." in refusal(f"A=$(({names} > 8))\n")
-
-
-def test_a_value_cannot_double_itself_without_end() -> None:
-    assert "longer than" in refusal("A=0123456789\n" + 'A="$A$A"\n' * 60)
 
 
 def test_the_command_prints_a_job_that_can_be_read(
@@ -161,55 +169,6 @@ def test_the_slurm_documents_examples_are_sound_in_their_worlds(name: str, world
     job = load(CONFIGS / "slurm" / f"{name}.yaml")
     assert check(job, world_size=world, devices_per_node=8) == []
     assert job.data_parallel(world) == 2
-
-
-@given(st.text(max_size=200) | st.text(alphabet="AB=$(){}[]'\"\\`;# \n0123if thenlsco&|<>*/+-", max_size=200))
-def test_any_text_is_read_or_refused_with_a_line(text: str) -> None:
-    try:
-        shell.variables(text, "conf.sh")
-    except ConfigError as error:
-        problems = error.problems
-    else:
-        return
-    assert len(problems) == 1
-    assert problems[0].startswith(("conf.sh (line ", "conf.sh ends within an if."))
-
-
-NAMES = st.sampled_from(["A", "B", "C_1"])
-VALUES = st.one_of(
-    st.integers(0, 999).map(str),
-    st.text(alphabet="ab .,;|&<>(){}*?[]#!~\\$\n", max_size=8).map(lambda text: "'" + text + "'"),
-    st.text(alphabet="ab .;|&<>{}*?[]#~'", max_size=8).map(lambda text: '"' + text + '"'),
-    st.sampled_from(['"$A-${B}"', "$A", "x$B.y", '"\\"\\\\\\$A"', "\\$A", "a#b", '"a\\\nb"']),
-    st.tuples(st.sampled_from("+-*/%"), st.integers(1, 99)).map(
-        lambda parts: f"$((NODES {parts[0]} {parts[1]} - $NODES))"
-    ),
-)
-ASSIGNMENT = st.lists(st.tuples(NAMES, VALUES).map("=".join), min_size=1, max_size=3).flatmap(
-    lambda words: st.sampled_from(["", "export "]).map(lambda before: before + " ".join(words))
-)
-CONDITION = st.tuples(NAMES, st.sampled_from(["=", "!="]), st.integers(0, 3)).map(
-    lambda parts: f'[ "${parts[0]}" {parts[1]} {parts[2]} ]'
-)
-STATEMENT = st.recursive(
-    ASSIGNMENT,
-    lambda inner: st.tuples(CONDITION, inner, CONDITION, inner, inner).map(
-        lambda p: f"if {p[0]}; then\n{p[1]}\nelif {p[2]}; then {p[3]}\nelse {p[4]}\nfi"
-    ),
-    max_leaves=6,
-)
-
-
-@settings(max_examples=25)
-@given(st.lists(STATEMENT, max_size=8))
-def test_what_is_read_is_what_a_shell_has(statements: list[str]) -> None:
-    """Bash itself says what the values are; it gets only text made above, never a file of somebody's."""
-    text = "\n".join(["A=1", "B=2", "C_1=3", "NODES=8", *statements, ""])
-    found = shell.variables(text, "conf.sh")
-    script = text + 'printf "%s\\0" "$A" "$B" "$C_1"'
-    # With `set -u` a name that is not set is an error there, too.
-    ran = subprocess.run(["bash", "-fuc", script], capture_output=True, check=True, timeout=60)
-    assert [found["A"], found["B"], found["C_1"]] == ran.stdout.decode().split("\0")[:3]
 
 
 def test_the_commands_of_the_documents_pages_are_accepted(tmp_path: Path) -> None:
