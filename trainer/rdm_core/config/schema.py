@@ -184,7 +184,7 @@ class ParallelConfig:
     """Stages that the layers are cut into."""
     expert: Positive = 1
     """Of the `data` ranks, so many share the experts of each layer; with `tensor`, which shares them as well,
-    a divisor of `model.experts`. ZeRO shares the rest over `data / expert` replicas."""
+    a divisor of `model.experts`. DeepSpeed's ZeRO shares the rest over `data / expert` replicas."""
     data: Positive | None = None
     """Replicas, each with its part of the batch. What is left of the world when not given."""
     partition: str = "even"

@@ -224,11 +224,6 @@ def _engine(config: Config) -> Iterator[str]:
             f"parallel.zero_stage {config.parallel.zero_stage} needs DeepSpeed, but engine is native; set "
             "engine to deepspeed, or take zero_stage 1."
         )
-    if config.parallel.expert > 1:
-        yield (
-            f"parallel.expert {config.parallel.expert} needs DeepSpeed, but engine is native; set engine to "
-            "deepspeed, or take expert 1."
-        )
     if config.optimisation.precision == "fp16":
         yield (
             "optimisation.precision fp16 needs DeepSpeed, but engine is native; set engine to deepspeed, or "

@@ -14,12 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 from rdm_core.errors import TrainerError
 
-__all__ = ["Topology", "prefer_collectives", "quiet", "replicas"]
+__all__ = ["Topology", "own_group", "prefer_collectives", "quiet", "replicas"]
 
 
 @contextlib.contextmanager
@@ -43,6 +44,15 @@ def replicas(world: int, tensor: int, pipeline: int, expert: int = 1) -> int:
             f"parallel.pipeline {pipeline}{experts}; start a multiple of {smallest} processes."
         )
     return world // (tensor * pipeline)
+
+
+def own_group(rows: torch.Tensor) -> Any:
+    """Make a group of each row of ranks, on every rank, and return the one that this rank is in."""
+    if rows.shape[1] == 1:
+        # Nobody else has to wait for it.
+        return dist.new_group([dist.get_rank()], use_local_synchronization=True)
+    own, _ = dist.new_subgroups_by_enumeration(rows.tolist())
+    return own
 
 
 def prefer_collectives() -> None:
@@ -82,18 +92,19 @@ class Topology:
     grid: Any = None
 
     @classmethod
-    def create(cls, tensor: int, pipeline: int) -> Topology:
+    def create(cls, tensor: int, pipeline: int, expert: int = 1) -> Topology:
         """Spread the initialised world over axes, on every rank.
 
         Args:
             tensor: Ranks that share each layer.
             pipeline: Stages of each replica.
+            expert: Data-parallel ranks that share the experts.
 
         Raises:
             TrainerError: The world cannot be divided like that.
         """
         world, rank = dist.get_world_size(), dist.get_rank()
-        data = replicas(world, tensor, pipeline)
+        data = replicas(world, tensor, pipeline, expert)
         prefer_collectives()
         sizes = {"pipeline": pipeline, "data": data, "tensor": tensor}
         # A mesh makes a group of one for each rank, all ranks waiting for each other each time.
@@ -106,6 +117,12 @@ class Topology:
         if len(shared) < len(sizes):
             alone = dist.new_group([rank], use_local_synchronization=True)
             groups |= {axis: alone for axis in sizes if axis not in shared}
+        groups |= {"expert": None, "model": groups["tensor"], "replica": groups["data"]}
+        if expert > 1:
+            ranks = torch.arange(world).view(pipeline, data // expert, expert, tensor)
+            groups["expert"] = own_group(ranks.transpose(2, 3).flatten(0, 2))
+            groups["model"] = own_group(ranks.flatten(2).flatten(0, 1))
+            groups["replica"] = own_group(ranks.permute(0, 2, 3, 1).flatten(0, 2))
         return cls(
             world_size=world,
             rank=rank,
@@ -115,11 +132,13 @@ class Topology:
             tensor_rank=rank % tensor,
             pipeline_rank=rank // (tensor * data),
             data_rank=rank // tensor % data,
+            expert=expert,
             tensor_group=groups["tensor"],
             pipeline_group=groups["pipeline"],
             data_group=groups["data"],
-            model_group=groups["tensor"],
-            replica_group=groups["data"],
+            expert_group=groups["expert"],
+            model_group=groups["model"],
+            replica_group=groups["replica"],
         )
 
     @classmethod

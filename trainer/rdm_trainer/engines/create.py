@@ -24,9 +24,11 @@ def create_topology(config: Config) -> Topology:
     Raises:
         TrainerError: The world cannot be divided like that.
     """
+    parallel = config.parallel
+    axes = (parallel.tensor, parallel.pipeline, parallel.expert)
     if config.engine == "native":
-        return Topology.create(config.parallel.tensor, config.parallel.pipeline)
-    return deepspeed_topology(config.parallel.tensor, config.parallel.pipeline, config.parallel.expert)
+        return Topology.create(*axes)
+    return deepspeed_topology(*axes)
 
 
 def create(

@@ -116,7 +116,9 @@ MOE_LAYOUTS: dict[int, dict[str, dict[str, Any]]] = {
         "ep 2, dp 2, zero 3": {**EXPERT, **zero(3)},
         "ep 2, tp 2": {**EXPERT, **TENSOR},
         "ep 2, pp 2": {**EXPERT, **PIPELINE},
-        "native, tp 2, dp 2": {**NATIVE, **TENSOR},
+        "native, ep 2, dp 2": {**NATIVE, **EXPERT},
+        "native, ep 2, tp 2": {**NATIVE, **EXPERT, **TENSOR},
+        "native, ep 2, pp 2": {**NATIVE, **EXPERT, **PIPELINE},
     },
 }
 # What knows nothing of the model, and so is the same for a T5.

@@ -55,6 +55,12 @@ CASES = [
         {**NATIVE, **parallel(pipeline=2)},
     ),
     Case("native-bf16", GPT, {**NATIVE, **BF16, **parallel()}, {**NATIVE, **BF16, **parallel(tensor=2)}),
+    Case(
+        "native-experts",
+        MOE,
+        {**NATIVE, **parallel(expert=2, pipeline=2)},
+        {**NATIVE, **parallel(expert=2, tensor=2)},
+    ),
     Case("to-native", GPT, parallel(tensor=2), {**NATIVE, **parallel(pipeline=2)}),
     Case("from-native", GPT, {**NATIVE, **parallel(pipeline=2)}, parallel(tensor=2, zero_stage=2)),
 ]

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from deepspeed.runtime.pipe.topology import PipelineParallelGrid, PipeModelDataParallelTopology
 
-from rdm_trainer.distributed.topology import Topology, prefer_collectives, quiet, replicas
+from rdm_trainer.distributed.topology import Topology, own_group, prefer_collectives, quiet, replicas
 
 __all__ = ["create_topology", "without_compiler"]
 
@@ -46,16 +46,6 @@ def _groups_of_one_at_home() -> Iterator[None]:
         dist.new_group = make
 
 
-def _own_group(rows: torch.Tensor) -> Any:
-    """Make a group of each row of ranks, on every rank, and return the one that this rank is in."""
-    own = None
-    for ranks in rows.tolist():
-        group = dist.new_group(ranks)
-        if dist.get_rank() in ranks:
-            own = group
-    return own
-
-
 def create_topology(tensor: int, pipeline: int, expert: int = 1) -> Topology:
     """Spread the initialised world over axes, on every rank.
 
@@ -76,14 +66,14 @@ def create_topology(tensor: int, pipeline: int, expert: int = 1) -> Topology:
     prefer_collectives()
     with quiet(), _groups_of_one_at_home():
         grid = PipelineParallelGrid(topology=axes)
-        shared, alike = grid.get_slice_parallel_group(), grid.get_data_parallel_group()
-        tensors, samples, experts = shared, alike, None
-        if expert > 1:
-            ranks = torch.arange(world).view(pipeline, data, tensor)
-            samples = _own_group(ranks.transpose(1, 2).flatten(0, 1))
-            ranks = ranks.view(pipeline, data // expert, expert, tensor)
-            tensors = _own_group(ranks.flatten(0, 2))
-            experts = _own_group(ranks.transpose(2, 3).flatten(0, 2))
+    shared, alike = grid.get_slice_parallel_group(), grid.get_data_parallel_group()
+    tensors, samples, experts = shared, alike, None
+    if expert > 1:
+        ranks = torch.arange(world).view(pipeline, data, tensor)
+        samples = own_group(ranks.transpose(1, 2).flatten(0, 1))
+        ranks = ranks.view(pipeline, data // expert, expert, tensor)
+        tensors = own_group(ranks.flatten(0, 2))
+        experts = own_group(ranks.transpose(2, 3).flatten(0, 2))
     rank = dist.get_rank()
     place = axes.get_coord(rank)
     return Topology(

@@ -68,7 +68,12 @@ class _Bucket:
         for _, weight in weights:
             self.spans[weight] = slice(size, size + weight.numel())
             size += -(-weight.numel() // _ALIGNMENT) * _ALIGNMENT
-        parts = topology.data
+        if placement_of(first).experts:
+            # Ranks of the expert axis have different ones.
+            parts, part, group = topology.replicas, topology.replica, topology.replica_group
+        else:
+            parts, part, group = topology.data, topology.data_rank, topology.data_group
+        self.group = group if parts > 1 else None
         size = -(-size // (parts * _ALIGNMENT)) * parts * _ALIGNMENT
         self.values = torch.zeros(size, dtype=first.dtype, device=first.device)
         self.gradients = torch.zeros(size, dtype=torch.float32, device=first.device)
@@ -76,7 +81,7 @@ class _Bucket:
             self.values[span].copy_(weight.data.flatten())
             weight.data = self.values[span].view(weight.shape)
         own = size // parts
-        self.own = slice(own * topology.data_rank, own * (topology.data_rank + 1))
+        self.own = slice(own * part, own * (part + 1))
         self.own_values, self.own_gradients = self.values[self.own], self.gradients[self.own]
         # fp32 weights are their own master.
         is_fp32 = first.dtype == torch.float32
@@ -179,9 +184,12 @@ class ShardedAdamW:
         return bucket.complete == len(bucket.weights)
 
     def _reduce(self, bucket: _Bucket) -> None:
-        """Begin to sum a bucket over the replicas; the mean's division comes in the step."""
-        group = self._topology.data_group
-        if self._topology.data == 1:
+        """Begin to sum a bucket over the replicas; the mean's division comes in the step.
+
+        An expert's gradient has the parts of all ranks of the expert axis already.
+        """
+        group = bucket.group
+        if group is None:
             return
         if dist.get_backend(group) == "nccl":
             bucket.work = dist.reduce_scatter_tensor(
@@ -275,10 +283,10 @@ class ShardedAdamW:
         for bucket in self.buckets:
             if bucket.values.dtype != torch.float32:
                 bucket.own_values.copy_(bucket.master)
-            if self._topology.data > 1:
+            if bucket.group is not None:
                 pending.append(
                     dist.all_gather_into_tensor(
-                        bucket.values, bucket.own_values, group=self._topology.data_group, async_op=True
+                        bucket.values, bucket.own_values, group=bucket.group, async_op=True
                     )
                 )
         for work in pending:
@@ -313,24 +321,22 @@ class ShardedAdamW:
             state["step"].fill_(count)
 
 
-def _divided(
-    module: nn.Module, shared: Mapping[str, Sequence[int]]
-) -> Iterator[list[tuple[str, nn.Parameter]]]:
-    """Yield the weights of each bucket, in the order in which a backward pass comes to their gradients.
+def _divided(module: nn.Module, shared: Mapping[str, Sequence[int]]) -> list[list[tuple[str, nn.Parameter]]]:
+    """Return the weights of each bucket. Buckets are in the order in which a backward pass completes them.
 
-    Weights that decay and others are apart, for the optimiser's groups. Those that stages share have buckets
-    of their own, which are alike on all these stages.
+    Weights that decay and others are apart, for the optimiser's groups, and so are experts, which have fewer
+    replicas. Those that stages share have buckets of their own, which are alike on all these stages.
     """
-    kinds: dict[Any, list[tuple[str, nn.Parameter]]] = {}
-    for name, weight in reversed(list(module.named_parameters())):
-        kind = name if name in shared else placement_of(weight).decays
-        kinds.setdefault(kind, []).append((name, weight))
-    # Small weights, as norms', are complete with the last of all.
-    for kind in sorted(kinds, key=lambda kind: (kind is not True, str(kind))):
-        bucket: list[tuple[str, nn.Parameter]] = []
-        for entry in kinds[kind]:
-            if bucket and sum(weight.numel() for _, weight in [*bucket, entry]) > _BUCKET:
-                yield bucket
-                bucket = []
-            bucket.append(entry)
-        yield bucket
+    # The last of a kind is the one that is filled now.
+    buckets: dict[Any, list[list[tuple[str, nn.Parameter]]]] = {}
+    completed: dict[str, int] = {}
+    for position, (name, weight) in enumerate(reversed(list(module.named_parameters()))):
+        placement = placement_of(weight)
+        kind = name if name in shared else (placement.decays, placement.experts)
+        of_kind = buckets.setdefault(kind, [[]])
+        if of_kind[-1] and sum(one.numel() for _, one in of_kind[-1]) + weight.numel() > _BUCKET:
+            of_kind.append([])
+        of_kind[-1].append((name, weight))
+        completed[name] = position
+    found = [bucket for of_kind in buckets.values() for bucket in of_kind]
+    return sorted(found, key=lambda bucket: completed[bucket[-1][0]])
