@@ -6,19 +6,18 @@ from __future__ import annotations
 import contextlib
 import datetime
 import fcntl
-import logging
 import os
+import resource
 import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 import torch.distributed as dist
-from deepspeed.accelerator import get_accelerator
 
 from rdm_core.errors import TrainerError
-from rdm_trainer.engines.deepspeed.topology import without_compiler
 
 __all__ = ["Stop", "alone", "device", "join", "memory"]
 
@@ -62,47 +61,53 @@ def join(precision: str, backend: str, timeout: datetime.timedelta) -> None:
     Raises:
         TrainerError: This node's device cannot do that.
     """
-    logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
-    without_compiler()
-    accelerator = get_accelerator()
-    on_cpu = accelerator.device_name() == "cpu"
-    _require_device(precision, backend, accelerator)
-    local = int(os.environ.get("LOCAL_RANK", "0"))
-    device = None
+    on_cpu = device().type == "cpu"
+    _require_device(precision, backend)
     if not on_cpu:
         # A launcher may show each rank its own device alone.
-        accelerator.set_device(local % accelerator.device_count())
-        device = torch.device(accelerator.current_device_name())
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
     if backend == "auto":
         backend = "gloo" if on_cpu else "nccl"
     if "WORLD_SIZE" not in os.environ:
         # Port 0: the store takes one that is free, and nobody else has to know it.
         os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT="0")
-    dist.init_process_group(backend, timeout=timeout, device_id=device if backend == "nccl" else None)
+    dist.init_process_group(backend, timeout=timeout, device_id=device() if backend == "nccl" else None)
 
 
 def device() -> torch.device:
-    """Return what this process computes on."""
-    return torch.device(get_accelerator().current_device_name())
+    """Return what this process computes on: its GPU, unless a job wants the CPU or there is none."""
+    # The variable is DeepSpeed's, which launchers set for both engines.
+    if os.environ.get("DS_ACCELERATOR") == "cpu" or not torch.cuda.is_available():
+        return torch.device("cpu")
+    return torch.device("cuda", torch.cuda.current_device())
 
 
 def memory() -> dict[str, int]:
-    """Return bytes of the device's memory, by the names of :func:`rdm_trainer.metrics.memory_line`."""
-    accelerator = get_accelerator()
+    """Return bytes of the device's memory, by the names of :func:`rdm_trainer.metrics.memory_line`.
+
+    On a CPU it is the process's.
+    """
+    if device().type == "cpu":
+        now = psutil.Process().memory_info().rss
+        most = max(now, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+        return {"allocated": now, "most": most, "reserved": now, "most_reserved": most}
     return {
-        "allocated": accelerator.memory_allocated() or 0,
-        "most": accelerator.max_memory_allocated() or 0,
-        "reserved": accelerator.memory_reserved() or 0,
-        "most_reserved": accelerator.max_memory_reserved() or 0,
+        "allocated": torch.cuda.memory_allocated(),
+        "most": torch.cuda.max_memory_allocated(),
+        "reserved": torch.cuda.memory_reserved(),
+        "most_reserved": torch.cuda.max_memory_reserved(),
     }
 
 
-def _require_device(precision: str, backend: str, accelerator: Any) -> None:
+def _require_device(precision: str, backend: str) -> None:
     """Refuse what the device cannot do, before DeepSpeed and torch do so with a traceback."""
-    name = accelerator.device_name()
-    computes = {"fp16": accelerator.is_fp16_supported, "bf16": accelerator.is_bf16_supported}
-    if precision in computes and not computes[precision]():
-        others = [other for other, works in computes.items() if other != precision and works()]
+    name = device().type
+    if name == "cpu":
+        computes = {"fp16": torch.ops.mkldnn._is_mkldnn_fp16_supported(), "bf16": True}
+    else:
+        computes = {"fp16": True, "bf16": torch.cuda.is_bf16_supported()}
+    if not computes.get(precision, True):
+        others = [other for other, works in computes.items() if works]
         raise TrainerError(
             f"optimisation.precision is {precision}, in which this node's device ({name}) does not compute; "
             f"use {' or '.join([*others, 'fp32'])}."

@@ -19,7 +19,6 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from deepspeed.accelerator import get_accelerator
 
 from rdm_core.config import Config
 from rdm_core.heartbeat import NODE_VARIABLE
@@ -30,6 +29,7 @@ from rdm_job.measure import measure
 from rdm_job.outlet import Outlet, file_of
 from rdm_job.processes import JOB_VARIABLE
 from rdm_job.protocol import State
+from rdm_trainer import process
 from rdm_trainer.distributed.collective import Collective
 
 __all__ = ["telling"]
@@ -110,7 +110,7 @@ class _Teller:
 
     def _text(self) -> str:
         if self._sampler is None:
-            accelerator = get_accelerator().device_name()
+            accelerator = process.device().type
             self._sampler = Sampler("rocm" if accelerator == "cuda" and torch.version.hip else accelerator)
         devices = self._sampler.devices()[: len(self._ranks)]
         sample = measure(time.time(), self._job_dir, self._ranks, devices)

@@ -7,11 +7,11 @@ import math
 from collections.abc import Mapping
 from pathlib import Path
 
-from deepspeed.accelerator import get_accelerator
+import torch
 
 from rdm_core.config import Config
 from rdm_core.cost import flops
-from rdm_trainer import metrics
+from rdm_trainer import metrics, process
 from rdm_trainer.writers import Writers
 
 __all__ = ["Tracker"]
@@ -31,11 +31,8 @@ class Tracker:
 
     def __init__(self, config: Config, job_dir: Path | None, *, world_size: int) -> None:
         self._config, self._world_size = config, world_size
-        accelerator = get_accelerator()
         self._peak = config.logging.peak_tflops
-        if self._peak is None and accelerator.device_name() == "cuda":
-            import torch
-
+        if self._peak is None and process.device().type == "cuda":
             self._peak = flops.peak_tflops(torch.cuda.get_device_name())
         self._writers = Writers(config, job_dir)
 

@@ -8,6 +8,7 @@ that a disk or a wire flipped would be trained with.
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import os
 import pickle
@@ -19,35 +20,43 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
-from deepspeed.runtime.zero.config import ZeroStageEnum
-from deepspeed.utils.tensor_fragment import fragment_address
 
 __all__ = ["as_data", "load", "load_mapped"]
 
 _DATA_ONLY = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
 
 
-def _zero_stage(kind: Any, name: str) -> ZeroStageEnum:
-    if kind is not ZeroStageEnum:
-        raise pickle.UnpicklingError(f"attribute {name} of {kind!r} is not read from a checkpoint")
-    return ZeroStageEnum[name]
+@functools.cache
+def _classes_of_deepspeed() -> list[Any]:
+    """Return what DeepSpeed writes beside tensors and plain values."""
+    from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
+    from deepspeed.runtime.zero.config import ZeroStageEnum
+    from deepspeed.utils.tensor_fragment import fragment_address
+
+    def zero_stage(kind: Any, name: str) -> ZeroStageEnum:
+        if kind is not ZeroStageEnum:
+            raise pickle.UnpicklingError(f"attribute {name} of {kind!r} is not read from a checkpoint")
+        return ZeroStageEnum[name]
+
+    # Python 3.11.0 to 3.11.3 write a member of an enumeration as `getattr` of its class.
+    return [DynamicLossScaler, LossScaler, ZeroStageEnum, fragment_address, (zero_stage, "builtins.getattr")]
 
 
-# What DeepSpeed writes beside tensors and plain values. Python 3.11.0 to 3.11.3 write a member of an
-# enumeration as `getattr` of its class.
-_SAFE = [DynamicLossScaler, LossScaler, ZeroStageEnum, fragment_address, (_zero_stage, "builtins.getattr")]
 # Of a part's header: the lengths of the name and of the extra field, and where they are.
 _LENGTHS = struct.Struct("<26xHH")
 
 
 @contextlib.contextmanager
-def as_data() -> Iterator[None]:
-    """Let ``torch.load``, also DeepSpeed's, make tensors, plain values and ``_SAFE``, and no more."""
+def as_data(*, of_deepspeed: bool) -> Iterator[None]:
+    """Let ``torch.load``, also DeepSpeed's, make tensors and plain values, and no more.
+
+    Args:
+        of_deepspeed: DeepSpeed wrote it; the few classes of its own that it writes are made as well.
+    """
     before = os.environ.get(_DATA_ONLY)
     os.environ[_DATA_ONLY] = "1"
     try:
-        with torch.serialization.safe_globals(_SAFE):
+        with torch.serialization.safe_globals(_classes_of_deepspeed() if of_deepspeed else []):
             yield
     finally:
         del os.environ[_DATA_ONLY]
@@ -55,12 +64,13 @@ def as_data() -> Iterator[None]:
             os.environ[_DATA_ONLY] = before
 
 
-def load(path: Path, *, map_location: Any = None) -> tuple[Any, bool]:
+def load(path: Path, *, map_location: Any = None, of_deepspeed: bool = False) -> tuple[Any, bool]:
     """Read a whole file, once.
 
     Args:
         path: The file.
         map_location: As ``torch.load`` takes it.
+        of_deepspeed: DeepSpeed wrote it.
 
     Returns:
         The content, and whether all of it is as it was written.
@@ -70,14 +80,14 @@ def load(path: Path, *, map_location: Any = None) -> tuple[Any, bool]:
     """
     with _Checked(path) as file:
         file.check_pickle()
-        with as_data():
+        with as_data(of_deepspeed=of_deepspeed):
             content = torch.load(file, map_location=map_location, weights_only=True)
         return content, file.is_sound()
 
 
-def load_mapped(path: Path) -> Any:
+def load_mapped(path: Path, *, of_deepspeed: bool = False) -> Any:
     """Map a file, of which only what is used is read; nothing is compared."""
-    with as_data():
+    with as_data(of_deepspeed=of_deepspeed):
         return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
 
 

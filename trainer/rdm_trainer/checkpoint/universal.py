@@ -26,13 +26,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from deepspeed.checkpoint import constants as keys
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from rdm_core.config import Config, from_dict
 from rdm_core.errors import FAILED, TrainerError
 from rdm_trainer import models
 from rdm_trainer.checkpoint import damage, distributed, files
+from rdm_trainer.checkpoint import deepspeed_keys as keys
 from rdm_trainer.checkpoint.files import Manifest
 from rdm_trainer.checkpoint.names import present_name
 from rdm_trainer.checkpoint.reading import load_mapped
@@ -164,7 +164,9 @@ class _Source:
         """Read what data rank 0 of this place wrote beside the optimiser."""
         number = pipe * self.model + part
         prefix = "zero_pp_rank_0_" if self.stage == 3 else ""
-        state: dict[str, Any] = load_mapped(self.directory / f"{prefix}mp_rank_{number:02d}_model_states.pt")
+        state: dict[str, Any] = load_mapped(
+            self.directory / f"{prefix}mp_rank_{number:02d}_model_states.pt", of_deepspeed=True
+        )
         return state
 
     def optimiser_states(self, pipe: int, part: int) -> list[dict[str, Any]]:
@@ -176,7 +178,7 @@ class _Source:
             path = self.directory / name
             if not path.exists():
                 path = self.directory / f"bf16_{name}"
-            states.append(load_mapped(path)[keys.OPTIMIZER_STATE_DICT])
+            states.append(load_mapped(path, of_deepspeed=True)[keys.OPTIMIZER_STATE_DICT])
         return states
 
     def pieces(self, pipe: int, part: int) -> Iterator[_Piece]:
@@ -255,7 +257,8 @@ class _Source:
             if match and int(match[2] or 0) == part:
                 number = str(int(match[1]))
                 prefix = f"tied_modules.{tied[number]}." if number in tied else f"{number}."
-                found.update({prefix + name: value for name, value in load_mapped(path).items()})
+                weights = load_mapped(path, of_deepspeed=True)
+                found.update({prefix + name: value for name, value in weights.items()})
         return found
 
 

@@ -10,8 +10,6 @@ import torch
 from rdm_core.config import Config
 from rdm_trainer.distributed.pipeline_parallel.pipeline import Fill
 from rdm_trainer.distributed.topology import Topology
-from rdm_trainer.engines.deepspeed.engine import DeepSpeedEngine
-from rdm_trainer.engines.deepspeed.topology import create_topology as deepspeed_topology
 from rdm_trainer.engines.engine import Engine
 from rdm_trainer.engines.native.engine import NativeEngine
 
@@ -28,7 +26,10 @@ def create_topology(config: Config) -> Topology:
     axes = (parallel.tensor, parallel.pipeline, parallel.expert)
     if config.engine == "native":
         return Topology.create(*axes)
-    return deepspeed_topology(*axes)
+    # Only here: the native engine needs no DeepSpeed.
+    from rdm_trainer.engines.deepspeed import topology
+
+    return topology.create_topology(*axes)
 
 
 def create(
@@ -46,5 +47,8 @@ def create(
         fill: Gives each layer its weights; initial ones by default.
         on_loss: Takes the losses that this rank computes in training, before they are averaged.
     """
-    kind = NativeEngine if config.engine == "native" else DeepSpeedEngine
-    return kind(config, topology, fill=fill, on_loss=on_loss)
+    if config.engine == "native":
+        return NativeEngine(config, topology, fill=fill, on_loss=on_loss)
+    from rdm_trainer.engines.deepspeed.engine import DeepSpeedEngine
+
+    return DeepSpeedEngine(config, topology, fill=fill, on_loss=on_loss)

@@ -20,7 +20,6 @@ import deepspeed
 import torch
 import torch.distributed as dist
 import transformers
-from deepspeed.accelerator import get_accelerator
 from transformers import PrinterCallback
 from trl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer
 from trl.models.utils import unwrap_model_for_generation
@@ -32,6 +31,7 @@ from rdm_core.progress import Progress
 from rdm_trainer import metrics, process
 from rdm_trainer.distributed.collective import Collective
 from rdm_trainer.distributed.leaders import find_leaders
+from rdm_trainer.engines.deepspeed.topology import without_compiler
 from rdm_trainer.finetune import files, models
 from rdm_trainer.finetune.callback import Reporter
 from rdm_trainer.finetune.checkpoints import Checkpoints
@@ -66,6 +66,7 @@ def run(config: FinetuneConfig, job_dir: Path) -> int:
     with process.alone(job_dir):
         process.join(config.optimisation.precision, config.launcher.backend, timeout)
         # It takes the ranks that have met: weights that it shards while they are loaded need them.
+        without_compiler()
         deepspeed.init_distributed(auto_mpi_discovery=False, verbose=False)
         with process.Stop() as stop:
             _Finetuning(config, job_dir, rows, tokenizer, stop, timeout).run()
@@ -104,7 +105,7 @@ class _Finetuning:
             },
         )
         self._resumed = self._checkpoints.newest()
-        own_time = OwnTime(Pace(), torch.device(get_accelerator().current_device_name()))
+        own_time = OwnTime(Pace(), process.device())
         self._reporter = Reporter(
             config,
             job_dir,
@@ -239,7 +240,7 @@ class _Finetuning:
 def _arguments(config: FinetuneConfig, world: int, directory: Path, is_shared: bool) -> dict[str, Any]:
     """Return what trl's trainers are told, whatever the method."""
     optimisation, evaluation = config.optimisation, config.evaluation
-    on_cpu = get_accelerator().device_name() == "cpu"
+    on_cpu = process.device().type == "cpu"
     evaluates = bool(config.data.valid) and evaluation.interval > 0
     return {
         "output_dir": str(directory),

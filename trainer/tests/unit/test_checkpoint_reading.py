@@ -52,10 +52,10 @@ def same(found: Any) -> bool:
 
 def test_what_deepspeed_writes_is_read(tmp_path: Path) -> None:
     save(tmp_path / "a.pt")
-    found, is_sound = reading.load(tmp_path / "a.pt")
+    found, is_sound = reading.load(tmp_path / "a.pt", of_deepspeed=True)
     assert is_sound
     assert same(found)
-    assert same(reading.load_mapped(tmp_path / "a.pt"))
+    assert same(reading.load_mapped(tmp_path / "a.pt", of_deepspeed=True))
 
 
 @given(place=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
@@ -68,7 +68,7 @@ def test_no_flipped_bit_is_loaded(tmp_path_factory: pytest.TempPathFactory, plac
     content[int(place * len(content))] ^= 1 << bit
     path.write_bytes(content)
     try:
-        found, is_sound = reading.load(path)
+        found, is_sound = reading.load(path, of_deepspeed=True)
     except Exception:  # whatever it may be: damage.naming looks for the file
         return
     assert not is_sound or same(found)
@@ -85,9 +85,9 @@ def test_a_flipped_bit_is_found_in_every_part(tmp_path: Path, name: str) -> None
     path.write_bytes(content)
     if name == "data.pkl":
         with pytest.raises(zipfile.BadZipFile):
-            reading.load(path)
+            reading.load(path, of_deepspeed=True)
     else:
-        assert not reading.load(path)[1]
+        assert not reading.load(path, of_deepspeed=True)[1]
 
 
 class _Runs:
@@ -112,20 +112,20 @@ class _Attribute:
 
 def test_a_stage_that_an_older_python_wrote_is_read_and_no_other_attribute(tmp_path: Path) -> None:
     torch.save({"stage": _Attribute(ZeroStageEnum, "gradients")}, tmp_path / "a.pt")
-    assert reading.load(tmp_path / "a.pt") == ({"stage": ZeroStageEnum.gradients}, True)
+    assert reading.load(tmp_path / "a.pt", of_deepspeed=True) == ({"stage": ZeroStageEnum.gradients}, True)
     torch.save({"stage": _Attribute(LossScaler, "backward")}, tmp_path / "b.pt")
     with pytest.raises(pickle.UnpicklingError):
-        reading.load(tmp_path / "b.pt")
+        reading.load(tmp_path / "b.pt", of_deepspeed=True)
 
 
 def test_nothing_is_run_that_a_file_names(tmp_path: Path) -> None:
     torch.save({"weights": _Runs(tmp_path / "made")}, tmp_path / "a.pt")
     with pytest.raises(pickle.UnpicklingError):
-        reading.load(tmp_path / "a.pt")
+        reading.load(tmp_path / "a.pt", of_deepspeed=True)
     with pytest.raises(pickle.UnpicklingError):
-        reading.load_mapped(tmp_path / "a.pt")
+        reading.load_mapped(tmp_path / "a.pt", of_deepspeed=True)
     # As DeepSpeed calls it.
-    with reading.as_data(), pytest.raises(pickle.UnpicklingError):
+    with reading.as_data(of_deepspeed=True), pytest.raises(pickle.UnpicklingError):
         torch.load(tmp_path / "a.pt", weights_only=False)
     assert not (tmp_path / "made").exists()
     torch.load(tmp_path / "a.pt", weights_only=False)

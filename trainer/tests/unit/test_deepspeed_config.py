@@ -78,13 +78,7 @@ def test_what_deepspeed_does_not_publish_is_used_in_one_folder() -> None:
         for module in re.findall(r"^\s*(?:from|import) (deepspeed[.\w]*)", path.read_text(), re.MULTILINE)
     }
     assert found == {
-        ("process.py", "deepspeed.accelerator"),
-        ("prometheus.py", "deepspeed.accelerator"),
-        ("tracker.py", "deepspeed.accelerator"),
         ("finetune/run.py", "deepspeed"),
-        ("finetune/run.py", "deepspeed.accelerator"),
-        # The names in its files.
-        ("checkpoint/universal.py", "deepspeed.checkpoint"),
         # What it writes beside tensors.
         ("checkpoint/reading.py", "deepspeed.runtime.fp16.loss_scaler"),
         ("checkpoint/reading.py", "deepspeed.runtime.zero.config"),

@@ -71,7 +71,7 @@ def load_universal(engine: Any, folder: Path, topology: Topology, manifest: Mani
         elif hasattr(engine.optimizer, "load_hp_checkpoint_state_from_checkpoint_dir"):
             if topology.expert > 1:
                 _take_tensor_parts(engine, topology)
-            with reading.as_data():
+            with reading.as_data(of_deepspeed=True):
                 engine.optimizer.load_state_dict(None, checkpoint_folder=str(folder))
             engine.optimizer.update_lp_params()
             _place_steps(engine.optimizer.optimizer)

@@ -96,7 +96,7 @@ class RankWriter(CheckpointEngine):
 
     def load(self, path: str, map_location: Any = None) -> Any:
         """Read a file of DeepSpeed's, and note when it is damaged: all ranks go on until all have read."""
-        content, is_sound = reading.load(Path(path), map_location=map_location)
+        content, is_sound = reading.load(Path(path), map_location=map_location, of_deepspeed=True)
         if not is_sound:
             self.damaged.add(Path(path).name)
         return with_present_names(content)
