@@ -44,7 +44,7 @@ RULES: tuple[tuple[str, str, str], ...] = (
         "Leave out: with 16-bit weights the optimiser's copy is fp32, the loss is computed in fp32, and bf16 gradients "
         "are summed in fp32. Attention is not scaled by layers.",
         r"accumulate-allreduce-grads-in-fp32|attention-softmax-in-fp32|fp16-lm-cross-entropy|embedding-weights-in-fp32"
-        r"|(no|apply)-query-key-layer-scaling|grad-reduce-in-bf16|disable-bf16-reduced-precision-matmul"
+        r"|(no|apply)-query-key-layer-scaling|disable-bf16-reduced-precision-matmul"
         r"|ddp-reduce-scatter-with-fp32-accumulation|ddp-param-name-patterns-for-fp32-local-accumulation"
         r"|no-check-for-nan-in-loss-and-grad",
     ),

@@ -21,7 +21,8 @@ class EngineStep:
         hidden_reduction: The share of a backward pass in which gradients are reduced meanwhile, from 0 to 1.
         weight_bytes: Of one weight that is gathered.
         gathers_each_micro_batch: How often weights are gathered for a micro-batch instead of after the step.
-        hidden_gathers: The share of a micro-batch in which weights are gathered meanwhile, from 0 to 1.
+        hidden_gathers: The share of a micro-batch in which weights are gathered meanwhile, from 0 to 1; of
+            its forward pass, where they are gathered after the step.
         tied_bytes: Of one gradient of a tied embedding, on its way between the stages that hold it.
     """
 

@@ -597,7 +597,8 @@ class TrainerModel:
             hidden_reduction=step.hidden_reduction * backward[-1],
             reductions=repeats,
             gather=ring * step.weight_bytes if step.shards_optimiser else 0.0,
-            hidden_gathers=step.hidden_gathers * both[-1],
+            hidden_gathers=step.hidden_gathers
+            * (both[-1] - (0.0 if step.gathers_each_micro_batch else backward[-1])),
             gathers=step.gathers_each_micro_batch,
             micro_batches=shaped.micro_batches,
         )
@@ -643,10 +644,10 @@ class _After:
         return seconds
 
     def update(self, own: int) -> float:
-        """Return the time of the optimiser, and of gathering its results."""
+        """Return the time of the optimiser, and what nothing hides of gathering its results."""
         seconds = own * self.optimiser
         if self.gather and not self.gathers:
-            seconds += self.latency + own * self.gather
+            seconds += max(0.0, self.latency + own * self.gather - self.hidden_gathers)
         return seconds
 
 

@@ -18,21 +18,24 @@ def engine_step(config: Config) -> EngineStep:
     The pipeline engine waits for every send and receive. ZeRO 1 reduces after the last micro-batch, in fp32
     unless weights are fp16. ZeRO 2 and 3 reduce every micro-batch's gradients beside its backward pass
     (``overlap_comm``); 3 gathers the weights for each forward and each backward pass, and prefetches them.
-    The native engine reduces beside the last micro-batch's backward pass.
+    The native engine reduces beside the last micro-batch's backward pass, in ``parallel.reduce_dtype``, and
+    gathers the weights beside the next step's first forward pass.
 
     Args:
         config: The job, with its layout.
     """
     precision, zero = config.optimisation.precision, config.zero_stage
+    is_native = config.engine == "native"
     gradient = 2 if precision == "fp16" else 4
+    reduced = 2 if config.parallel.reduce_dtype == "bf16" else gradient
     return EngineStep(
         hidden_sends=0.0,
-        gradient_bytes=gradient,
+        gradient_bytes=reduced,
         reduces_each_micro_batch=zero >= 2,
         shards_optimiser=zero >= 1,
-        hidden_reduction=1.0 if zero >= 2 or config.engine == "native" else 0.0,
+        hidden_reduction=1.0 if zero >= 2 or is_native else 0.0,
         weight_bytes=4 if precision == "fp32" else 2,
         gathers_each_micro_batch=2 if zero >= 3 else 0,
-        hidden_gathers=1.0 if zero >= 3 else 0.0,
+        hidden_gathers=1.0 if zero >= 3 or is_native else 0.0,
         tied_bytes=gradient,
     )

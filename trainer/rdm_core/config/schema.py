@@ -198,6 +198,9 @@ class ParallelConfig:
     """`full` keeps only the input of each checkpoint and computes the rest again in the backward pass."""
     activation_checkpointing_interval: Positive = 1
     """Blocks of one checkpoint."""
+    reduce_dtype: Literal["fp32", "bf16"] = "fp32"
+    """In which replicas sum their gradients; each adds up its own micro-batches' in fp32. `bf16` sends half
+    the bytes, and loses precision with many replicas. It needs `engine: native`."""
 
 
 @dataclass(frozen=True)

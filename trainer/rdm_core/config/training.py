@@ -218,6 +218,11 @@ def _layout(config: Config) -> Iterator[str]:
 
 def _engine(config: Config) -> Iterator[str]:
     if config.engine != "native":
+        if config.parallel.reduce_dtype != "fp32":
+            yield (
+                f"parallel.reduce_dtype {config.parallel.reduce_dtype} needs the native engine, but engine "
+                f"is {config.engine}; set engine to native, or take reduce_dtype fp32."
+            )
         return
     if config.parallel.zero_stage > 1:
         yield (

@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import sys
 import weakref
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,8 +21,36 @@ from tests.distributed.training import GPT, configure
 NATIVE = configure(GPT, {"engine": "native"})
 
 
+def without_deepspeed(job_dir: str) -> list[int]:
+    """Train a job and let it go on, in a process that cannot import DeepSpeed; return the steps of each."""
+    for name in list(sys.modules):
+        if name.partition(".")[0] in ("deepspeed", "rdm_trainer", "tests"):
+            del sys.modules[name]
+    sys.modules["deepspeed"] = None  # type: ignore[assignment]
+    from rdm_trainer import train
+    from tests.distributed import resuming, training
+
+    job = training.configure(resuming.GPT, {"engine": "native", "checkpoint.exit_interval": 2})
+    counts = []
+    for _ in range(2):
+        trained = train.Training(job, Path(job_dir), write=lambda _: None)
+        trained.run()
+        trained.close()
+        counts.append(trained.iteration)
+    # Nothing of DeepSpeed came in by another way.
+    assert not [name for name in sys.modules if name.startswith("deepspeed.")]
+    return counts
+
+
+def test_needs_no_deepspeed(tmp_path: Path) -> None:
+    assert processes.run(1, without_deepspeed, str(tmp_path / "job")) == [[2, 4]]
+
+
 def watched_step() -> dict[str, Any]:
-    """Take a step and say what was going on when each bucket was reduced, and what the replicas keep."""
+    """Take a step and say what was going on when each bucket was reduced, and what the replicas keep.
+
+    Of the gathers that follow, say how many are under way after the step, and after a forward pass.
+    """
     topology = create.create_topology(NATIVE)
     engine: Any = create.create(NATIVE, topology)
     now: list[str] = []
@@ -43,18 +73,27 @@ def watched_step() -> dict[str, Any]:
     engine.sharded._reduce = noting
     with engine.watched(watcher):
         engine.train_step(training.batches(NATIVE, topology, 1))
+    gathers = [len(engine.sharded._gathering)]
+    engine.evaluate(training.batches(NATIVE, topology, 1))
+    gathers.append(len(engine.sharded._gathering))
     masters = sum(bucket.master.numel() for bucket in engine.sharded.buckets)
     whole = sum(bucket.values.numel() for bucket in engine.sharded.buckets)
     gradients = [weight.grad for weight in engine.module.parameters()]
     engine.close()
-    return {"seen": seen, "kept": masters / whole, "grads": [one for one in gradients if one is not None]}
+    return {
+        "seen": seen,
+        "gathers": gathers,
+        "kept": masters / whole,
+        "grads": [one for one in gradients if one is not None],
+    }
 
 
-def test_buckets_are_reduced_during_the_last_backward_pass() -> None:
+def test_buckets_are_reduced_during_the_last_backward_pass_and_gathered_in_the_next_forward() -> None:
     for said in processes.run(2, watched_step):
         # Two replicas, so that each takes two micro-batches of a step.
         assert len(said["seen"]) > 3
         assert set(said["seen"]) == {("backward", 2)}
+        assert said["gathers"] == [len(said["seen"]), 0]
         assert said["kept"] == 0.5
         assert said["grads"] == []
 

@@ -24,7 +24,11 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "pp 2": {"parallel.pipeline": 2},
 }
 # Without fp16.
-BOTH_ENGINES = LAYOUTS | {f"native, {name}": {"engine": "native", **one} for name, one in LAYOUTS.items()}
+BOTH_ENGINES = {
+    **LAYOUTS,
+    **{f"native, {name}": {"engine": "native", **one} for name, one in LAYOUTS.items()},
+    "native, dp 2, sums in bf16": {"engine": "native", "parallel.reduce_dtype": "bf16"},
+}
 
 
 def losses_with_fp16(jobs: Mapping[str, Config]) -> Said:

@@ -359,6 +359,7 @@ def test_a_sound_configuration_has_no_problems() -> None:
         ({"optimisation__loss_scale": 2}, None, None, "loss_scale is for fp16"),
         ({"engine": "native", "parallel__zero_stage": 2}, None, None, "zero_stage 2 needs DeepSpeed"),
         ({"engine": "native", "optimisation__precision": "fp16"}, None, None, "fp16 needs DeepSpeed"),
+        ({"parallel__reduce_dtype": "bf16"}, None, None, "bf16 needs the native engine"),
         ({"data__mock": "false"}, None, None, "data has no data set"),
         ({"data__blend": "[x]"}, None, None, "data.mock is true and data sets are given"),
         ({"data__valid": "[x]", "data__mock": "false"}, None, None, "valid or test without train"),

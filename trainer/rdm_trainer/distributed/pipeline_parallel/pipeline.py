@@ -148,7 +148,12 @@ class FlatModel(nn.Module):
             of it what this replica keeps.
         fill: Gives each layer its weights; initial ones by default.
         part: The layers of this stage; all by default.
+
+    Attributes:
+        before_layer: Called with each layer before it computes, where it is set.
     """
+
+    before_layer: Callable[[nn.Module], object] | None = None
 
     def __init__(
         self,
@@ -178,10 +183,16 @@ class FlatModel(nn.Module):
 
         Without labels, the head makes the logits [batch, sequence, vocabulary].
         """
-        functions = [
+        modules = (
             self.tied_modules[layer.tied] if layer.tied else self.get_submodule(str(index))
             for index, layer in zip(self.numbers, self.layers, strict=True)
-        ]
+        )
+        functions = [functools.partial(self._run, module) for module in modules]
         body = len(functions) - self.has_head
         states = run_layers(self.layers[:body], functions[:body], inputs, self.interval)
         return functions[-1](states, labels) if self.has_head else states
+
+    def _run(self, module: nn.Module, *inputs: Any) -> Any:
+        if self.before_layer is not None:
+            self.before_layer(module)
+        return module(*inputs)

@@ -53,6 +53,7 @@ class NativeEngine(Engine):
         self.module = model
         self.work = self._work([layer.kind for layer in model.layers])
         self.sharded = ShardedAdamW(config, model, topology, self.device, _shared(config, topology))
+        model.before_layer = self.sharded.wait_for
         self.optimiser = self.sharded.optimiser
         self._stage = Stage(model, topology, self.device, self.accumulation, self._span)
         self.states = NativeStates(self)
@@ -85,9 +86,15 @@ class NativeEngine(Engine):
         """Return the optimiser's states, by the tensor that each is of."""
         return self.optimiser.state
 
+    def first_not_finite(self) -> str | None:
+        """See :meth:`Engine.first_not_finite`."""
+        self.sharded.wait_for(self.module)
+        return super().first_not_finite()
+
     def close(self) -> None:
         """Let go of the device's memory."""
         self.states.wait(float("inf"))
+        self.sharded.wait_for(self.module)
         self.sharded.close()
         del self.sharded, self.optimiser, self._stage, self.module
 

@@ -3,7 +3,8 @@
 
 Weights lie one after the other in buckets, which backward passes fill from the last layer to the first.
 In a step's last backward pass, each bucket that is full is reduced while the pass goes on; every replica gets
-the sum of its own part, updates that part of the weights in fp32, and all gather the rest.
+the sum of its own part, updates that part of the weights in fp32, and all gather the rest while the next
+forward pass begins, which waits for each bucket where it first needs it.
 
 Source: Rajbhandari et al., "ZeRO" (2020), stage 1.
 """
@@ -22,7 +23,7 @@ from rdm_core.config import Config
 from rdm_trainer.distributed.parameters import placement_of
 from rdm_trainer.distributed.topology import Topology
 from rdm_trainer.engines.accumulation import accumulate
-from rdm_trainer.engines.engine import adamw
+from rdm_trainer.engines.engine import DTYPES, adamw
 
 __all__ = ["STATES", "Fragment", "ShardedAdamW"]
 
@@ -94,6 +95,7 @@ class _Bucket:
         self.filled: set[nn.Parameter] = set()
         self.complete = 0
         self.work: Any = None
+        self.sum: torch.Tensor | None = None
 
     def overlap(self, weight: nn.Parameter) -> tuple[int, int]:
         """Return the beginning and the end of this replica's part of a weight, in the bucket."""
@@ -123,6 +125,7 @@ class ShardedAdamW:
         self._topology, self._device, self._shared = topology, device, shared
         self._compiled = config.optimisation.compile
         self._clip = config.optimisation.clip_grad
+        self._reduce_dtype = DTYPES[config.parallel.reduce_dtype]
         self.buckets = [_Bucket(weights, topology) for weights in _divided(module, shared)]
         self._bucket_of = {weight: bucket for bucket in self.buckets for weight in bucket.spans}
         self.optimiser = adamw(
@@ -144,6 +147,7 @@ class ShardedAdamW:
             }
         self._counted = [piece for bucket in self.buckets for piece in self._counted_pieces(bucket)]
         self._reducing, self._next = False, 0
+        self._gathering: dict[_Bucket, Any] = {}
         self._hooks = [weight.register_post_accumulate_grad_hook(self._take) for weight in self._bucket_of]
 
     def close(self) -> None:
@@ -191,16 +195,19 @@ class ShardedAdamW:
         group = bucket.group
         if group is None:
             return
-        if dist.get_backend(group) == "nccl":
-            bucket.work = dist.reduce_scatter_tensor(
-                bucket.own_gradients, bucket.gradients, group=group, async_op=True
-            )
+        sent = bucket.gradients.to(self._reduce_dtype)
+        bucket.sum = sent[bucket.own]
+        if dist.get_backend(group) == "gloo":
+            bucket.work = dist.all_reduce(sent, group=group, async_op=True)
         else:
-            bucket.work = dist.all_reduce(bucket.gradients, group=group, async_op=True)
+            bucket.work = dist.reduce_scatter_tensor(bucket.sum, sent, group=group, async_op=True)
 
     @torch.no_grad()
     def reduce(self) -> None:
         """Finish the sums over replicas, and over the stages that share weights."""
+        # Of layers that no forward pass came to.
+        while self._gathering:
+            self._gathering.popitem()[1].wait()
         for bucket in self.buckets[self._next :]:
             for weight, span in bucket.spans.items():
                 if weight not in bucket.filled:
@@ -208,8 +215,11 @@ class ShardedAdamW:
             self._reduce(bucket)
         self._next = len(self.buckets)
         for bucket in self.buckets:
-            if bucket.work is not None:
+            if bucket.sum is not None:
                 bucket.work.wait()
+                if bucket.sum.dtype != torch.float32:
+                    bucket.own_gradients.copy_(bucket.sum)
+                bucket.work = bucket.sum = None
             ranks = self._shared.get(bucket.weights[0][0])
             if ranks is not None:
                 self._sum_over_stages(bucket.own_gradients, ranks)
@@ -278,19 +288,23 @@ class ShardedAdamW:
 
     @torch.no_grad()
     def publish(self) -> None:
-        """Let the weights be what the replicas' parts in fp32 are."""
-        pending = []
-        for bucket in self.buckets:
+        """Begin to make the weights what the replicas' parts in fp32 are; see :meth:`wait_for`."""
+        # In the order in which a forward pass needs them.
+        for bucket in reversed(self.buckets):
             if bucket.values.dtype != torch.float32:
                 bucket.own_values.copy_(bucket.master)
             if bucket.group is not None:
-                pending.append(
-                    dist.all_gather_into_tensor(
-                        bucket.values, bucket.own_values, group=bucket.group, async_op=True
-                    )
+                self._gathering[bucket] = dist.all_gather_into_tensor(
+                    bucket.values, bucket.own_values, group=bucket.group, async_op=True
                 )
-        for work in pending:
-            work.wait()
+
+    def wait_for(self, layer: nn.Module) -> None:
+        """Let what is computed from now on see the weights of a layer that the replicas gather."""
+        if self._gathering:
+            for weight in layer.parameters():
+                work = self._gathering.pop(self._bucket_of[weight], None)
+                if work is not None:
+                    work.wait()
 
     def fragments(self) -> Iterator[Fragment]:
         """Yield what this replica keeps of each weight, in its part of the layout."""
