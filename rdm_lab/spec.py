@@ -12,6 +12,7 @@ import ipaddress
 import json
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from ansible_collections.rdm.provision.plugins.module_utils.network.free_subnet import free_subnet
@@ -67,8 +68,20 @@ class Capabilities(NamedTuple):
     complete: bool
 
 
-class NodeSpec(NamedTuple):
-    """One node of a lab: what is the same whenever it is asked for."""
+@dataclass(frozen=True, kw_only=True)
+class Node:
+    """One node of a lab: what is the same whenever it is asked for.
+
+    Attributes:
+        lab: its lab's name.
+        name: of the node.
+        image: of its container, in this machine's engine.
+        address: on the management network.
+        network: the engine's name of the management network.
+        directory: of the inventory.
+        archives: the directory of the image archives.
+        cgroup_driver: of this machine's engine.
+    """
 
     lab: str
     name: str
@@ -77,9 +90,15 @@ class NodeSpec(NamedTuple):
     network: str
     directory: str
     archives: str
+    cgroup_driver: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeSpec(Node):
+    """A node that is a container itself."""
+
     capabilities: Capabilities
     cgroup_version: str
-    cgroup_driver: str = ""
     slurm: bool = False
     podman: bool = False
 
@@ -267,20 +286,56 @@ def switch_body(lab: str, image: str, rails: int = 1) -> dict[str, Any]:
     )
 
 
-def node_body(node: NodeSpec) -> dict[str, Any]:
-    """Return what makes a node: a container that is as much of a host as this machine allows."""
-    binds = [
-        f"{object_name(node.lab, node.name)}:/var/lib/{'containers' if node.podman else 'docker'}",
+def container_body(
+    node: Node, command: list[str], state_at: str, host: dict[str, Any], *binds: str, **more: str
+) -> dict[str, Any]:
+    """Return what makes a node's container.
+
+    Args:
+        node: the node.
+        command: what runs in it.
+        state_at: where it sees its volume.
+        host: what its kind needs of this machine besides.
+        binds: what it sees besides archives and keys.
+        more: labels of its kind.
+    """
+    own = [
+        f"{object_name(node.lab, node.name)}:{state_at}",
         f"{node.archives}:{IMAGES_AT}:ro",
         f"{node.directory}/{FILES_AT}/{node.name}:{KEYS_AT}:ro",
     ]
-    host: dict[str, Any] = {
-        "NetworkMode": node.network,
-        "Init": True,
-        "Tmpfs": {"/run": "exec,mode=755", "/tmp": "exec,mode=1777"},  # noqa: S108  # the node's own
-        "LogConfig": {"Type": "json-file", "Config": {"max-size": "1m"}},
-        "ShmSize": 2 << 30,  # as a machine has; Docker gives 64 MB
+    return {
+        "Image": node.image,
+        "Cmd": command,
+        "Hostname": node.name,
+        "StopSignal": "SIGTERM",
+        "Labels": labels(node.lab, node=node.name, **more),
+        "HostConfig": {
+            "NetworkMode": node.network,
+            "Init": True,
+            "LogConfig": {"Type": "json-file", "Config": {"max-size": "1m"}},
+            "Binds": [*own, *binds],
+            # With cgroupfs all containers of an engine together weigh as much as one process of this machine.
+            **({"CgroupParent": "/"} if node.cgroup_driver == "cgroupfs" else {}),
+            **host,
+        },
+        # The nodes find each other by name, as hosts of a site do.
+        "NetworkingConfig": {
+            "EndpointsConfig": {
+                node.network: {"IPAMConfig": {"IPv4Address": node.address}, "Aliases": [node.name]}
+            }
+        },
     }
+
+
+def node_body(node: NodeSpec) -> dict[str, Any]:
+    """Return what makes a node: a container that is as much of a host as this machine allows."""
+    host: dict[str, Any] = {
+        "Tmpfs": {"/run": "exec,mode=755", "/tmp": "exec,mode=1777"},  # noqa: S108  # the node's own
+        "ShmSize": 2 << 30,  # as a machine has; Docker gives 64 MB
+        "CgroupnsMode": "private",
+    }
+    binds = []
     if node.capabilities.complete:
         host["Privileged"] = True
     else:
@@ -293,43 +348,13 @@ def node_body(node: NodeSpec) -> dict[str, Any]:
     if node.cgroup_version == "1" and not node.podman:
         host["CgroupnsMode"] = "host"
         binds.append("/sys/fs/cgroup:/sys/fs/cgroup")
-    else:
-        host["CgroupnsMode"] = "private"
-    host.update(weight(node.cgroup_driver))
     if node.slurm:
         binds.append(f"{object_name(node.lab, 'shared')}:{SHARED_AT}")
-    host["Binds"] = binds
-    return stamped(
-        {
-            **({"Env": [f"RDM_LAB_GPUS={SLURM_GPUS}"]} if node.slurm else {}),
-            "Image": node.image,
-            "Cmd": ["rdm-slurm-node"]
-            if node.slurm
-            else ["rdm-podman-node"]
-            if node.podman
-            else ["rdm-lab", "init"],
-            "Hostname": node.name,
-            "StopSignal": "SIGTERM",
-            "Labels": labels(node.lab, node=node.name),
-            "HostConfig": host,
-            "NetworkingConfig": endpoint(node.network, node.address, node.name),
-        }
-    )
-
-
-def weight(cgroup_driver: str) -> dict[str, Any]:
-    """Return what lets a node weigh as much as a process of this machine, where the engine sees to that.
-
-    Args:
-        cgroup_driver: of the engine. With cgroupfs all its containers together weigh as much as one process.
-    """
-    return {"CgroupParent": "/"} if cgroup_driver == "cgroupfs" else {}
-
-
-def endpoint(network: str, address: str, node: str) -> dict[str, Any]:
-    """Return what puts a node on the management network."""
-    # The nodes find each other by name, as hosts of a site do.
-    return {"EndpointsConfig": {network: {"IPAMConfig": {"IPv4Address": address}, "Aliases": [node]}}}
+    programs = {"rdm-slurm-node": node.slurm, "rdm-podman-node": node.podman}
+    command = next(([name] for name, it in programs.items() if it), ["rdm-lab", "init"])
+    state_at = f"/var/lib/{'containers' if node.podman else 'docker'}"
+    environment = {"Env": [f"RDM_LAB_GPUS={SLURM_GPUS}"]} if node.slurm else {}
+    return stamped({**environment, **container_body(node, command, state_at, host, *binds)})
 
 
 def stamped(body: dict[str, Any]) -> dict[str, Any]:

@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 from ansible_collections.rdm.provision.rdm_lab import spec
 from ansible_collections.rdm.provision.rdm_lab.spec import LabProblem
@@ -34,34 +35,19 @@ KVM = "/dev/kvm"
 BOOT_TIMEOUT_S = 900.0  # a minute of one core where there is no KVM, and several machines on few cores
 
 
-class MachineSpec(NamedTuple):
-    """One machine of a lab: what is the same whenever it is asked for.
+@dataclass(frozen=True, kw_only=True)
+class MachineSpec(spec.Node):
+    """A node that is a virtual machine.
 
     Attributes:
-        lab: its lab's name.
-        name: of the node.
-        image: of the container, in this machine's engine.
-        address: on the management network.
-        network: the engine's name of the management network.
-        directory: of the inventory.
-        archives: the directory of the image archives.
         machine: the directory of disk, kernel and initrd.
         kvm: this machine has a device of that name, which may or may not work.
         rails: how many cards it has, each on a switch of its own.
-        cgroup_driver: of this machine's engine.
     """
 
-    lab: str
-    name: str
-    image: str
-    address: str
-    network: str
-    directory: str
-    archives: str
     machine: str
     kvm: bool
     rails: int = 1
-    cgroup_driver: str = ""
 
 
 def checked_request(driver: str, trainer: bool, source: str = "packages") -> None:
@@ -207,35 +193,17 @@ def qemu_command(machine: MachineSpec) -> list[str]:
 def machine_body(machine: MachineSpec) -> dict[str, Any]:
     """Return what makes the container that a machine runs in."""
     devices = [TUN, *([KVM] if machine.kvm else [])]
-    return spec.stamped(
-        {
-            **spec.rails_environment(machine.rails),
-            "Image": machine.image,
-            "Cmd": ["rdm-lab", "init", *qemu_command(machine)],
-            "Hostname": machine.name,
-            "StopSignal": "SIGTERM",
-            "Labels": spec.labels(machine.lab, node=machine.name, hardware="vm"),
-            "HostConfig": {
-                "NetworkMode": machine.network,
-                "Init": True,
-                "CapAdd": list(CAPABILITIES),
-                "Devices": [
-                    {"PathOnHost": path, "PathInContainer": path, "CgroupPermissions": "rwm"}
-                    for path in devices
-                ],
-                "Binds": [
-                    f"{spec.object_name(machine.lab, machine.name)}:{STATE_AT}",
-                    f"{machine.archives}:{spec.IMAGES_AT}:ro",
-                    f"{machine.directory}/{spec.FILES_AT}/{machine.name}:{spec.KEYS_AT}:ro",
-                    f"{machine.machine}:{MACHINE_AT}:ro",
-                ],
-                "Tmpfs": {"/run": "mode=755"},
-                "LogConfig": {"Type": "json-file", "Config": {"max-size": "1m"}},
-                **spec.weight(machine.cgroup_driver),
-            },
-            "NetworkingConfig": spec.endpoint(machine.network, machine.address, machine.name),
-        }
-    )
+    host = {
+        "CapAdd": list(CAPABILITIES),
+        "Devices": [
+            {"PathOnHost": path, "PathInContainer": path, "CgroupPermissions": "rwm"} for path in devices
+        ],
+        "Tmpfs": {"/run": "mode=755"},
+    }
+    command = ["rdm-lab", "init", *qemu_command(machine)]
+    disk = f"{machine.machine}:{MACHINE_AT}:ro"
+    body = spec.container_body(machine, command, STATE_AT, host, disk, hardware="vm")
+    return spec.stamped({**spec.rails_environment(machine.rails), **body})
 
 
 def is_machine(container: Mapping[str, Any] | None) -> bool:

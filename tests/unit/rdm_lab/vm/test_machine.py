@@ -31,6 +31,20 @@ def node(**changes: Any) -> machine.MachineSpec:
     return machine.MachineSpec(**{**values, **changes})
 
 
+def container_body() -> dict[str, Any]:
+    """Return what makes the same node as a container."""
+    common = {name: getattr(node(), name) for name in ("lab", "name", "image", "address", "network")}
+    return spec.node_body(
+        spec.NodeSpec(
+            **common,
+            directory="/d",
+            archives="/a",
+            capabilities=spec.Capabilities((), False),
+            cgroup_version="2",
+        )
+    )
+
+
 def option(argv: list[str], name: str, begin: str = "") -> str:
     """Return the value of an option, the one that begins so when it is given several times."""
     values = [value for key, value in pairwise(argv) if key == name]
@@ -119,19 +133,13 @@ def test_the_container_is_a_node_of_the_lab_and_known_as_a_machine() -> None:
     assert body["Labels"][spec.LABEL] == "lab"
     assert body["Labels"][spec.NODE_LABEL] == "n1"
     assert machine.is_machine(body)
-    container = spec.NodeSpec(
-        "lab", "n1", "i", "10.20.0.11", "n", "/d", "/a", spec.Capabilities((), False), "2"
-    )
-    assert not machine.is_machine(spec.node_body(container))
+    assert not machine.is_machine(container_body())
     assert not machine.is_machine(None)
 
 
 def test_a_node_is_made_anew_when_it_becomes_another_kind_or_its_disk_has_changed() -> None:
     body = machine.machine_body(node())
-    container = spec.NodeSpec(
-        "lab", "n1", "i", "10.20.0.11", "n", "/d", "/a", spec.Capabilities((), False), "2"
-    )
-    assert spec.stale({"Labels": body["Labels"]}, spec.node_body(container))
+    assert spec.stale({"Labels": body["Labels"]}, container_body())
     assert spec.stale({"Labels": body["Labels"]}, machine.machine_body(node(machine="/other")))
     assert not spec.stale({"Labels": body["Labels"]}, machine.machine_body(node()))
 
