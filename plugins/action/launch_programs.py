@@ -26,7 +26,7 @@ class ActionModule(Decision):
     def decide(self, options: dict[str, Any], variables: dict[str, Any]) -> dict[str, Any]:
         """Return the versions, or the refusal."""
         found = {}
-        for name in options["looked"]:
+        for name in options["gathered"]:
             for host, answer in registered(name, variables).items():
                 if "programs" in answer:
                     found[host] = answer["programs"][options["program"]]

@@ -56,7 +56,7 @@ class ActionModule(Decision):
         if wanted:
             found = locks.take(nodes)
         elif config_dir:
-            locks.look(nodes)
+            locks.gather(nodes)
         problems = [lock_problem(node, holder) for node, holder in found.items() if holder]
         problems += _others(locks.authorities, options, str(variables.get("inventory_dir") or ""))
         if problems:

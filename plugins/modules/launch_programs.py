@@ -18,7 +18,7 @@ options:
     type: str
     choices: [pdsh, openmpi]
     required: true
-  looked:
+  gathered:
     description:
       - Names of the variables that M(rdm.provision.launch_facts) was registered in; the last one counts.
     type: list
@@ -30,12 +30,12 @@ EXAMPLES = r"""
 - name: Look for pdsh
   rdm.provision.launch_facts:
     programs: [pdsh]
-  register: looked
+  register: gathered
 
 - name: See that it is the same everywhere
   rdm.provision.launch_programs:
     program: pdsh
-    looked: [looked]
+    gathered: [gathered]
   run_once: true
 """
 

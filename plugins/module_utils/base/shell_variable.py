@@ -63,7 +63,7 @@ def strays(
         profiles: the files that /etc/profile reads; those of this machine when not given.
     """
     known = profiles if profiles is not None else sorted(glob.glob("/etc/profile.d/*.sh"))
-    look = _Look(name, home, {place.path: place.insert for place in places(system, zsh, home)}, read)
+    reader = _Reader(name, home, {place.path: place.insert for place in places(system, zsh, home)}, read)
     etc = ["/etc/environment"]
     login = next(
         (one for one in (".bash_profile", ".bash_login", ".profile") if read(os.path.join(home, one))),
@@ -90,7 +90,7 @@ def strays(
         kinds["zsh"] = [*etc, "/etc/zsh/zshenv", "/etc/zshenv", *own]
     found: Dict[Line, List[str]] = {}
     for kind, files in kinds.items():
-        lines = [line for file in files for line in look.lines(file)]
+        lines = [line for file in files for line in reader.lines(file)]
         if lines and not lines[-1].own:
             found.setdefault(lines[-1], []).append(kind)
     return [
@@ -158,7 +158,7 @@ def _commented(text: str, number: int, file: str) -> str:
     return "\n".join(lines)
 
 
-class _Look:
+class _Reader:
     """Reads shells' files."""
 
     def __init__(self, name: str, home: str, inserts: Dict[str, str], read: Read) -> None:

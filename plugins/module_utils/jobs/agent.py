@@ -14,8 +14,8 @@ from typing import Any, Dict, List, Optional
 from ansible_collections.rdm.provision.plugins.module_utils.docker.api import ExecResult
 from ansible_collections.rdm.provision.plugins.module_utils.jobs.execution_environment import (
     PROGRAM,
+    ExecutionEnvironment,
     NoAgent,
-    Place,
 )
 
 BAD_INPUT = 3
@@ -34,7 +34,7 @@ class Agent:
         timeout: seconds until it must have answered.
     """
 
-    def __init__(self, place: Place, timeout: float) -> None:
+    def __init__(self, place: ExecutionEnvironment, timeout: float) -> None:
         self._place = place
         self._timeout = timeout
 

@@ -127,10 +127,10 @@ class Host(NamedTuple):
         return dict(inherited, **own, **({"RDM_CLUSTER_KEY": self.key} if self.key else {}))
 
 
-Place = Union[Container, Host]
+ExecutionEnvironment = Union[Container, Host]
 
 
-def find(place: Dict[str, Any], cluster: str) -> Place:
+def find(place: Dict[str, Any], cluster: str) -> ExecutionEnvironment:
     """Return where the cluster's jobs are on this node.
 
     Args:
@@ -170,7 +170,7 @@ def find_container(api: DockerAPI, cluster: str) -> Container:
 
 
 def find_host(place: Dict[str, Any]) -> Host:
-    """Return the place that the node itself is.
+    """Return the node itself, where jobs run on the bare host.
 
     Raises:
         NoAgent: the environment, the directory of the jobs or the key is missing.

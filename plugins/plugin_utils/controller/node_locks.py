@@ -83,8 +83,8 @@ class NodeLocks:
         self._config_dir = config_dir
         self.authorities: dict[str, str] = {}
 
-    def look(self, nodes: Iterable[str]) -> None:
-        """See whose cluster is on the nodes, and take no lock."""
+    def gather(self, nodes: Iterable[str]) -> None:
+        """Read whose cluster is on the nodes, and take no lock."""
         self._note(self._call(nodes, {"state": "seen", "config_dir": self._config_dir}))
 
     def take(

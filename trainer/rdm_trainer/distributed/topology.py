@@ -186,11 +186,6 @@ class Topology:
         return self.data_rank // self.expert
 
     @property
-    def is_first_stage(self) -> bool:
-        """This rank has the embedding."""
-        return self.pipeline_rank == 0
-
-    @property
     def is_last_stage(self) -> bool:
         """This rank computes the loss."""
         return self.pipeline_rank == self.pipeline - 1
