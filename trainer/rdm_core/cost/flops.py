@@ -143,7 +143,8 @@ def flops_per_sample(spec: ModelSpec) -> float:
     (6 N + 12 L h s) s. A word embedding that is not the head's is only looked up in, and does not count. Of a
     T5, each token meets the parameters of its own side; the decoder's keys and values of the encoder's output
     are computed per encoder token. Softmax and layer norms are not counted, and a causal mask saves nothing,
-    as usual.
+    as usual. A window leaves as many keys to each query as it has; what masks between documents save is not
+    known before the data is.
 
     Source: PaLM (Chowdhery et al. 2022), appendix B, the way of nanoGPT's MFU.
     """
@@ -151,7 +152,8 @@ def flops_per_sample(spec: ModelSpec) -> float:
     if spec.kind == "gpt":
         length = spec.seq_length
         looked_up = 0 if spec.tied_embeddings else spec.padded_vocab_size * spec.hidden_size
-        return length * (6.0 * (active_parameters(spec) - looked_up) + 12.0 * spec.layers * inner * length)
+        scores = spec.layers * inner * _keys(spec)
+        return length * (6.0 * (active_parameters(spec) - looked_up) + 12.0 * scores)
     source, target = spec.seq_length, spec.decoder_length
     by_name = {size.name: size.total for size in layer_sizes(spec)}
     cross_keys = spec.decoder_layers * _cross_keys(spec)
@@ -159,6 +161,11 @@ def flops_per_sample(spec: ModelSpec) -> float:
     decoder = spec.decoder_layers * by_name["DecoderBlock"] - cross_keys + by_name["Head"]
     scores = spec.layers * source * source + spec.decoder_layers * target * (target + source)
     return 6.0 * (encoder * source + decoder * target) + 12.0 * inner * scores
+
+
+def _keys(spec: ModelSpec) -> int:
+    """Return how many keys each query of a self-attention over ``seq_length`` tokens meets."""
+    return spec.seq_length if spec.window is None else min(spec.window, spec.seq_length)
 
 
 def forward_flops(spec: ModelSpec, layer: LayerSize) -> float:
@@ -179,7 +186,7 @@ def forward_flops(spec: ModelSpec, layer: LayerSize) -> float:
         cross_keys = _cross_keys(spec)
         products = cross_keys * source + (layer.total - cross_keys) * target
         return 2.0 * products + 4.0 * inner * target * (target + source)
-    scores = 4.0 * inner * source * source if layer.name.endswith("Block") else 0.0
+    scores = 4.0 * inner * source * _keys(spec) if layer.name.endswith("Block") else 0.0
     return 2.0 * layer.active * (target if layer.name.startswith("Decoder") else source) + scores
 
 

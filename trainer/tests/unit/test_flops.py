@@ -103,6 +103,13 @@ def test_models_with_experts_are_counted_to_the_parameter(name: str, total: int,
 def test_the_passes_of_all_layers_are_a_sample_s_whatever_the_model_s_kind() -> None:
     forward = sum(flops.forward_flops(QWEN3, layer) for layer in flops.layer_sizes(QWEN3))
     assert 3 * forward == pytest.approx(flops.flops_per_sample(QWEN3))
+    window = dataclasses.replace(QWEN3, window=QWEN3.seq_length // 4)
+    forward = sum(flops.forward_flops(window, layer) for layer in flops.layer_sizes(window))
+    assert 3 * forward == pytest.approx(flops.flops_per_sample(window))
+    scores = 12 * QWEN3.layers * QWEN3.attention_size * QWEN3.seq_length**2
+    saved = flops.flops_per_sample(QWEN3) - flops.flops_per_sample(window)
+    assert saved == pytest.approx(scores * 3 / 4)
+    assert flops.flops_per_sample(dataclasses.replace(QWEN3, window=10**6)) == flops.flops_per_sample(QWEN3)
     t5 = job(kind="t5", vocab_extra_ids=10, layers=3, seq_length=64, decoder_seq_length=16).spec
     shared = dataclasses.replace(t5, key_value_heads=1, head_size=64, heads=12)
     forward = sum(flops.forward_flops(shared, layer) for layer in flops.layer_sizes(shared))
