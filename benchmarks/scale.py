@@ -8,6 +8,7 @@ costs 0.09 CPU s more, a warm one 0.005.
 
 Measured, in this order, from fresh nodes:
 
+* `inventory`, `plan`: `ansible-inventory --list`, and `rdm-provision plan`, which reads the same;
 * `floor`: a play whose only task is `ping`, the least that one module call can cost;
 * `first`: the first run, which does everything on every node;
 * `second`: the second, which has nothing to do;
@@ -199,6 +200,14 @@ class Cluster:
         path = name if isinstance(name, Path) else ROOT / "playbooks" / f"{name}.yml"
         return self.run([BIN / "ansible-playbook", path, "-i", self.inventory, *options])
 
+    def list_inventory(self) -> Figures:
+        """Run `ansible-inventory --list`."""
+        return self.run([BIN / "ansible-inventory", "-i", self.inventory, "--list"])
+
+    def plan(self) -> Figures:
+        """Run `rdm-provision plan`."""
+        return self.run([BIN / "rdm-provision", "plan", "--inventory", self.inventory])
+
     def up(self) -> Figures:
         """Run `rdm-provision up`."""
         return self.run([BIN / "rdm-provision", "up", "--inventory", self.inventory])
@@ -315,6 +324,8 @@ def _percent(cluster: Cluster) -> list[str]:
 
 
 WAYS = {
+    "inventory": Way("`ansible-inventory`", Cluster.list_inventory),
+    "plan": Way("`plan`", Cluster.plan),
     "floor": Way("only ping", lambda cluster: cluster.playbook(cluster.directory / "ping.yml")),
     "first": Way("first run", Cluster.playbook, before=Cluster.reset),
     "second": Way("second run", Cluster.playbook, follows="first"),
