@@ -539,8 +539,8 @@ class TrainerModel:
 
     @cached_property
     def _kinds(self) -> tuple[list[NodeKind], list[int]]:
-        """Return the kinds of nodes, and the number of each node's."""
-        kinds = list(dict.fromkeys(self.nodes))
+        """Return the kinds of nodes, and the number of each node's; the same in every order of the nodes."""
+        kinds = sorted(set(self.nodes), key=lambda node: node.gpu)
         number = {kind: number for number, kind in enumerate(kinds)}
         return kinds, [number[node] for node in self.nodes]
 

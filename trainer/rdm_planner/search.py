@@ -203,7 +203,11 @@ def search(
             if least < below and not ends_that_fit(problem):
                 unfit += 1
             elif least < below:
-                for one in {one.placement(layout): one for one in reversed(models)}.values():
+                distinct: dict[Hashable, CostModel] = {}
+                for one in models:
+                    distinct.setdefault(one.placement(layout), one)
+                # Of orders that cost the same the first is tried: the given one where it is among them.
+                for one in distinct.values():
                     order += 1
                     problem = one.problem(layout)
                     heapq.heappush(

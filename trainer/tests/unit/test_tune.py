@@ -88,6 +88,16 @@ def test_the_slower_kind_gets_fewer_blocks() -> None:
     assert best.cut[0] > 2 * best.cut[1]
 
 
+def test_the_given_order_stays_where_others_cost_the_same() -> None:
+    models = [
+        _model("gpt2-xl", *order, overrides=["optimisation.global_batch_size=48"])
+        for order in orders((H100, A10, A10))
+    ]
+    found = search(models, keep=100).best
+    without_pipeline = [one for one in found if one.layout.pipeline == 1]
+    assert {one.nodes for one in without_pipeline} == {("H100", "A10", "A10")}
+
+
 def test_one_gpu_takes_its_flops_at_its_rate() -> None:
     model = _model("gpt-1.3b", NodeKind("H100", 1, 1e9, 1e9, 79.1))
     best = search([model], keep=1).best[0]
