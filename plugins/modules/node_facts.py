@@ -69,6 +69,14 @@ options:
     type: dict
     default: {}
     version_added: 0.2.0
+  mirrors:
+    description:
+      - The registry mirrors that the engine is to use. Where images have work, they are asked whether they
+        answer.
+    type: list
+    elements: str
+    default: []
+    version_added: 0.2.0
   sriov:
     description:
       - The interfaces that the container network is to lie on, and what is wanted of them.
@@ -333,6 +341,10 @@ node:
         - Empty when the state file of the last run holds.
       type: dict
       sample: {hostfile: ["/etc/rdm/job/hostfile has changed: content"]}
+    unreachable_mirrors:
+      description: Why mirrors of O(mirrors) cannot be used.
+      type: dict
+      sample: {"http://cache:5000": does not answer (timed out)}
     in_use:
       description: Who on the wire has an address of O(addresses), as C(interface), C(address) and C(mac).
       type: list
@@ -363,7 +375,11 @@ from ansible_collections.rdm.provision.plugins.module_utils.base.iproute2 import
 from ansible_collections.rdm.provision.plugins.module_utils.base.local_path import local_path
 from ansible_collections.rdm.provision.plugins.module_utils.constants import ACCELERATORS, CONFIG_DIR
 from ansible_collections.rdm.provision.plugins.module_utils.container.spec import container_spec
-from ansible_collections.rdm.provision.plugins.module_utils.docker import engine_facts, podman
+from ansible_collections.rdm.provision.plugins.module_utils.docker import (
+    engine_facts,
+    podman,
+    registry_mirrors,
+)
 from ansible_collections.rdm.provision.plugins.module_utils.docker.api import (
     DEFAULT_SOCKET,
     DockerAPI,
@@ -390,6 +406,7 @@ ARGUMENT_SPEC = {
     "state_file_directory": {"type": "path", "default": CONFIG_DIR},
     "key_digests": {"type": "dict", "default": {}, "no_log": False},
     "addresses": {"type": "dict", "default": {}},
+    "mirrors": {"type": "list", "elements": "str", "default": []},
     "lock": {"type": "dict", "options": node_lock.ARGUMENTS},
     "locks": {"type": "bool", "default": False},
     "sriov": {
@@ -440,6 +457,7 @@ def node_facts(
     locks: bool = False,
     addresses: dict[str, str] | None = None,
     sriov: dict[str, Any] | None = None,
+    mirrors: list[str] | None = None,
 ) -> dict[str, Any]:
     """Return the facts of this node; see RETURN."""
     findings = Findings()
@@ -494,10 +512,23 @@ def node_facts(
     unready = pf.unready(found["parents"], found["boot"], sriov or {})
     if unready and "sriov" in (inputs or {}):
         found["work"].setdefault("sriov", []).extend(unready)
+    found["unreachable_mirrors"] = _mirrors(found, mirrors or [], bool(inputs))
     found["in_use"] = findings.guard("wire", _in_use, found, addresses or {}, sysfs_root, otherwise=[])
     found.update(_lock(findings, lock, locks or bool(found["work"]), found["config_owner"]))
     found["findings"] = findings
     return found
+
+
+def _mirrors(found: dict[str, Any], wanted: list[str], compares: bool) -> dict[str, str]:
+    """Return why mirrors cannot be used; an engine that does not use one gives the images work."""
+    used = (found["docker"] or {}).get("registry_mirrors", wanted)
+    lacking = [url for url in wanted if url.rstrip("/") not in used]
+    if compares and lacking:
+        reasons = ["the engine does not use the mirror {0}".format(url) for url in lacking]
+        found["work"].setdefault("images", []).extend(reasons)
+    asked = wanted if not compares or "images" in found["work"] else []
+    problems = {url: registry_mirrors.unreachable(url) for url in asked if registry_mirrors.is_mirror(url)}
+    return {url: problem for url, problem in problems.items() if problem}
 
 
 def _in_use(found: dict[str, Any], addresses: dict[str, str], sysfs_root: str) -> list[dict[str, str]]:
@@ -577,6 +608,7 @@ def _docker(findings: Findings, socket: str, login_user: str, node: str) -> dict
         programs = podman.serving(api.socket)
         pid = findings.guard("daemon", host.daemon_pid, api.socket, "/proc", programs, otherwise=0)
         docker = engine_facts.read(api, host.read_text(host.daemon_config(pid)))
+        docker["added_mirrors"] = registry_mirrors.recorded(host.daemon_config(pid)).get("mirrors", [])
         docker["login_user_allowed"] = host.may_use(login_user, api.socket)
         for container in docker["containers"]:
             container["jobs"] = running_jobs(container["job_directory"], node) if node else []

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import yaml
+from ansible_collections.rdm.provision.plugins.module_utils.docker import registry_mirrors
 
 from tests.image_archives import MadeImage, layer, saved
 from tests.integration.engine import Engine, net, private_engine, wait_until
@@ -117,6 +118,40 @@ def test_three_sources(engine: Engine, busybox_image: str, registry: str, tmp_pa
     assert (played.status, played.changes) == (0, [2]), played.output  # two tasks: archives, and the rest
     assert not wanted & names(engine)
     assert busybox_image in names(engine)
+
+
+def test_a_mirror(engine: Engine, busybox_image: str, registry: str, tmp_path: Path) -> None:
+    """The engine pulls from the mirror without a restart, and is as before when the mirror goes."""
+    hub = "rdm-test/of-docker-hub:1"
+    subprocess.run(["docker", "tag", busybox_image, f"{registry}/{hub}"], env=engine.environment, check=True)
+    subprocess.run(["docker", "push", "--quiet", f"{registry}/{hub}"], env=engine.environment, check=True)
+    with private_engine() as other:
+        configuration = other.root / "daemon.json"
+        before = '{"log-level":"warn"}'
+        configuration.write_text(before)
+        other.stop()
+        other.options.append(f"--config-file={configuration}")
+        other.start()
+        mirror = f"http://{registry}"
+        variables: dict[str, Any] = {
+            "images_list": [{"name": hub, "source": "registry"}],
+            "images_mirror": [mirror],
+        }
+
+        role = {"roles": ["rdm.provision.images"]}
+        taken_away = {**role, "vars": {"images_state": "absent"}}
+        socket_path = f"unix://{other.socket}"
+        played = run_plays(tmp_path, [role, role, taken_away], docker_host=socket_path, **variables)
+        assert (played.status, played.changes) == (0, [2, 0, 1]), played.output
+        assert hub in names(other), "Docker Hub is not reached here: it came from the mirror"
+        assert registry_mirrors.used(other.api.get("/info")) == []
+        assert configuration.read_text() == before
+        assert not (other.root / registry_mirrors.RECORD).exists()
+
+        played = provision(other, tmp_path, **{**variables, "images_mirror": ["http://127.0.0.1:1"]})
+        assert played.status == 2
+        assert "images_mirror http://127.0.0.1:1 does not answer (Connection refused)" in played.output
+        assert configuration.read_text() == before
 
 
 def test_a_cpu_cluster_must_list_its_image(engine: Engine, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ansible_collections.rdm.provision.plugins.module_utils.constants import JOBS, LABEL_ROLE
+from ansible_collections.rdm.provision.plugins.module_utils.docker import registry_mirrors
 from ansible_collections.rdm.provision.plugins.module_utils.docker.api import DockerAPI
 
 NVIDIA_CDI = "nvidia.com/gpu"
@@ -57,6 +58,7 @@ def read(api: DockerAPI, daemon_json: str) -> dict[str, Any]:
         "image_store": image_store(info),
         "root_dir": info.get("DockerRootDir", ""),
         "image_dir": image_dir(info),
+        "registry_mirrors": registry_mirrors.used(info),
         "log_driver": info.get("LoggingDriver", ""),
         "live_restore": bool(info.get("LiveRestoreEnabled")),
         "cgroup_version": str(info.get("CgroupVersion", "")),

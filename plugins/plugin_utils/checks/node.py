@@ -48,6 +48,7 @@ def check_node(want: DesiredState, facts: Mapping[str, Any]) -> Findings:
         engine.config_dir,
         engine.image,
         engine.archives,
+        engine.mirrors,
         engine.disk,
         existing.network,
         existing.parent_in_use,

@@ -23,12 +23,14 @@ class DesiredImages(NamedTuple):
         plugin: that of the SR-IOV plugin, where it has one that no list brings.
         cache_dir: where the node remembers what is in archives.
         archives: path, size and time of the archives that are on the controller.
+        mirrors: the registry mirrors that the engine is pointed at.
     """
 
     images: list[dict[str, Any]]
     plugin: list[dict[str, Any]]
     cache_dir: str
     archives: list[list[Any]]
+    mirrors: list[str]
 
 
 def desired_images(variables: NodeVariables, entry: PlanEntry) -> DesiredImages:
@@ -48,6 +50,7 @@ def desired_images(variables: NodeVariables, entry: PlanEntry) -> DesiredImages:
         [{"name": plugin, "source": "registry"}] if brings else [],
         variables.text("images_cache_dir"),
         [list(archive) for archive in entry.archives],
+        variables.texts("images_mirror"),
     )
 
 

@@ -87,6 +87,7 @@ class StateFile(NamedTuple):
     absent: list[str]
     sriov: dict[str, Any]
     addresses: dict[str, str]
+    mirrors: list[str]
     bare: bool
     repairs: str
     watch: Watched
@@ -141,6 +142,7 @@ class _Node:
                 function_devices=state.reserves_vf and state.function_devices,
             ).gathered(),
             addresses={} if self.bare else state.wire_addresses,
+            mirrors=[] if self.bare else state.parts["images"].mirrors,
             bare=self.bare,
             repairs=state.my_ip if state.run.repair_strays else "",
             watch=self.watch(),

@@ -108,6 +108,12 @@ def canonical(name: str) -> str:
         return name
 
 
+def of_docker_hub(name: str) -> bool:
+    """Return whether the engine takes an image of this name from Docker Hub."""
+    registry, slash, _ = canonical(name).partition("/")
+    return not slash or not (set(registry) & {".", ":"} or registry == "localhost")
+
+
 def _without_tag(repository: str) -> str:
     registry, slash, name = repository.rpartition("/")
     return f"{registry}{slash}{name.partition(':')[0]}"

@@ -1,0 +1,87 @@
+#!/usr/bin/python
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""rdm.provision.registry_mirror: the Docker Engine asks mirrors for the images of Docker Hub."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: registry_mirror
+short_description: Point the Docker Engine at registry mirrors
+version_added: 0.2.0
+description:
+  - Adds mirrors to C(registry-mirrors) of the engine's C(daemon.json), before those that are there, and lets
+    the engine read it again. Neither the engine nor a container is restarted.
+  - What was added is recorded in the same directory. Just that is taken away again, and a file that nobody
+    has changed since is as it was, to the byte.
+  - The engine asks mirrors for images of Docker Hub only.
+options:
+  mirrors:
+    description:
+      - The mirrors as C(http(s)://host[:port]), the one to ask first at the beginning.
+      - Those that an earlier call added and that are not in this list are taken away.
+    type: list
+    elements: str
+    required: true
+attributes:
+  check_mode:
+    support: full
+    description: Tells what would change, and changes nothing.
+  diff_mode:
+    support: full
+    description: Shows the mirrors that the engine uses, before and after.
+  idempotent:
+    support: full
+    description: A second run changes nothing.
+requirements:
+  - Docker Engine 20.10 or newer
+author:
+  - The rdm-provision authors
+"""
+
+EXAMPLES = r"""
+- name: The cache of this site has what Docker Hub has
+  rdm.provision.registry_mirror:
+    mirrors: ["http://cache.example.com:5000"]
+
+- name: The engine asks Docker Hub itself again
+  rdm.provision.registry_mirror:
+    mirrors: []
+"""
+
+RETURN = r"""
+mirrors:
+  description: The mirrors that the engine uses, or would use in check mode.
+  returned: success
+  type: list
+  elements: str
+  sample: ["http://cache.example.com:5000"]
+"""
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.rdm.provision.plugins.module_utils.base.invocation import echo
+from ansible_collections.rdm.provision.plugins.module_utils.docker.api import DockerAPI, DockerProblem
+from ansible_collections.rdm.provision.plugins.module_utils.docker.registry_mirrors import configure
+
+ARGUMENT_SPEC = {"mirrors": {"type": "list", "elements": "str", "required": True}}
+
+
+def main() -> None:
+    """Run the module."""
+    module = AnsibleModule(argument_spec=ARGUMENT_SPEC, supports_check_mode=True)
+    try:
+        result = configure(DockerAPI(), module.params["mirrors"], change=not module.check_mode)
+    except DockerProblem as problem:
+        module.fail_json(msg=str(problem), **echo(module))
+    module.exit_json(
+        changed=result["changed"],
+        mirrors=result["after"],
+        diff={
+            "before": "".join(url + "\n" for url in result["before"]),
+            "after": "".join(url + "\n" for url in result["after"]),
+        },
+        **echo(module),
+    )
+
+
+if __name__ == "__main__":
+    main()

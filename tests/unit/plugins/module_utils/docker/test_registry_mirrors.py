@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from typing import Any
+
+import pytest
+from ansible_collections.rdm.provision.plugins.module_utils.docker import registry_mirrors
+from ansible_collections.rdm.provision.plugins.module_utils.docker.registry_mirrors import KEY
+
+OURS = "http://cache:5000"
+
+
+def record(before: str, after: str) -> dict[str, Any]:
+    return {"mirrors": [OURS], "before": before, "after": after}
+
+
+@pytest.mark.parametrize("url", ["http://cache", "https://cache.example.com:5000/", "http://[fd00::1]:5000"])
+def test_urls_that_the_engine_takes(url: str) -> None:
+    assert registry_mirrors.is_mirror(url)
+
+
+@pytest.mark.parametrize(
+    "url", ["cache:5000", "http://cache/v2", "http://user@cache", "ftp://cache", "http://"]
+)
+def test_urls_that_the_engine_refuses(url: str) -> None:
+    assert not registry_mirrors.is_mirror(url)
+
+
+@pytest.mark.parametrize("before", ["", '{"live-restore":true}', '{ "registry-mirrors": ["http://other/"] }'])
+def test_what_was_there_comes_back_to_the_byte(before: str) -> None:
+    after = registry_mirrors.with_mirrors(before, [OURS])
+    assert json.loads(after)[KEY][0] == OURS
+    assert set(json.loads(before or "{}")) <= set(json.loads(after))
+    assert registry_mirrors.without_ours(after, record(before, after)) == before
+
+
+def test_what_others_have_changed_since_stays() -> None:
+    before = '{"registry-mirrors": ["http://other"]}'
+    after = registry_mirrors.with_mirrors(before, [OURS])
+    changed = json.dumps({**json.loads(after), "debug": True})
+    left = json.loads(registry_mirrors.without_ours(changed, record(before, after)))
+    assert left == {"debug": True, KEY: ["http://other"]}
+
+
+def test_a_run_that_was_killed_before_it_wrote_the_configuration() -> None:
+    after = registry_mirrors.with_mirrors("", [OURS])
+    assert registry_mirrors.without_ours("", record("", after)) == ""
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"registry-mirrors": "http://x"}'])
+def test_a_configuration_that_cannot_be_read(text: str) -> None:
+    with pytest.raises(ValueError, match=r"\w"):
+        registry_mirrors.with_mirrors(text, [OURS])
+
+
+@pytest.mark.parametrize(
+    ("status", "problem"), [(200, ""), (401, ""), (404, "does not answer as a registry (/v2/: status 404)")]
+)
+def test_who_answers(status: int, problem: str) -> None:
+    class Answer(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(status)
+            self.end_headers()
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Answer) as server:
+        threading.Thread(target=server.handle_request, daemon=True).start()
+        assert registry_mirrors.unreachable(f"http://127.0.0.1:{server.server_port}") == problem
+        address = f"http://127.0.0.1:{server.server_port}"
+    assert registry_mirrors.unreachable(address) == "does not answer (Connection refused)"
