@@ -75,6 +75,7 @@ class StateFile(NamedTuple):
         absent: the roles whose traces are taken away.
         sriov: what to gather of the interfaces below the networks.
         addresses: the node's address on the wire of each interface.
+        mirrors: the registry mirrors that the engine is to use.
         bare: whether it is a bare host.
         repairs: the MY_IP that no line of others may change; empty where such lines stay.
         watch: what else to observe.

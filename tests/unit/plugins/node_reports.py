@@ -65,6 +65,7 @@ SOUND: dict[str, Any] = {
     "kubernetes": {"name": "", "ranges": []},
     "docker_state": "ok",
     "python_requests": True,
+    "unreachable_mirrors": {},
     "disk": {"path": "/var/lib/docker", "total": 200 * 2**30, "free": 100 * 2**30},
     "memlock": {"soft": 65536, "hard": 65536, "raise_allowed": True},
     "shared_memory": 64 * 2**30,

@@ -695,6 +695,25 @@ def test_a_login_shell_whose_commands_of_ssh_lack_my_ip_is_a_warning() -> None:
     assert warnings(report(user={**user, "shell": "/usr/bin/fish"}), become=False) == []
 
 
+def test_mirrors() -> None:
+    mirror = "http://cache:5000"
+    hub = [{"name": "rocm/pytorch:1", "source": "registry"}]
+    assert check_node(wanted(images_mirror=[mirror], images_list=hub), report()) == ([], [])
+    [sentence] = problems(report(unreachable_mirrors={mirror: "does not answer"}), images_mirror=[mirror])
+    assert sentence == f"images_mirror {mirror} does not answer: start it, correct its URL, or leave it out"
+    [sentence] = problems(report(), images_mirror=["cache:5000"])
+    assert sentence.startswith(
+        "images_mirror cache:5000 is not the URL of a mirror: write http(s)://host[:port]"
+    )
+    [sentence] = problems(
+        podman(), network_driver="macvlan", rdm_docker_socket=SOCKET, images_mirror=[mirror]
+    )
+    assert sentence.startswith("images_mirror is for Docker Engine, and the node has Podman")
+    elsewhere = [{"name": "nvcr.io/nvidia/pytorch:1", "source": "registry"}]
+    [sentence] = warnings(report(), images_mirror=[mirror], images_list=elsewhere)
+    assert "Docker asks mirrors for images of Docker Hub only, and nvcr.io/nvidia/pytorch:1 is" in sentence
+
+
 def test_full_disk_is_refused() -> None:
     [sentence] = problems(report(), images_min_free_bytes=200 * 2**30)
     assert sentence.startswith("/var/lib/docker has 100.0 GiB free, and images need 200.0 GiB")
