@@ -42,7 +42,7 @@ class MirrorProblem(DockerProblem):
 
 
 def is_mirror(url: str) -> bool:
-    """Return whether the engine takes this URL for a mirror: http(s)://host[:port]."""
+    """Return whether the engine takes this for a mirror: http(s)://host[:port]."""
     return _URL.fullmatch(url) is not None
 
 
