@@ -41,7 +41,8 @@ NEIGHBOURS = 6
 DIRECT = 8
 """Nodes that fetch from the source; what they have reaches the others."""
 _FETCHES = 4
-_UPLOADS = 6
+_DIRECT_FETCHES = 2
+_UPLOADS = 2 * DIRECT
 _CONNECTIONS = 64
 _QUIET_S = 3.0
 """A connection on which nothing comes for so long is given up."""
@@ -269,7 +270,8 @@ class Peer:
         _thread(self.file.check_claimed)
         for _number in range(_FETCHES):
             _thread(self._work)
-        _thread(self._work_direct)
+        for _number in range(_DIRECT_FETCHES):
+            _thread(self._work_direct)
         heard = noted = time.monotonic()
         while not self.ended.is_set() and time.monotonic() - heard < self.settings.lease_s:
             every_s = 0.5

@@ -1,0 +1,425 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""How long an image archive takes to many nodes, and what leaves its source, by the ways that it may take.
+
+Run `.venv/bin/python benchmarks/images.py` as root; it prints tables for docs/images.md. Nodes are network
+namespaces on one switch whose links traffic control caps, and run the product's own peers, one process each.
+What is measured is the transfer, not the load. `--aria2c` and `--udpcast` name programs to measure beside it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import hashlib
+import os
+import random
+import shutil
+import signal
+import socket
+import socketserver
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from benchmarks.tables import markdown  # noqa: E402
+from rdm_provision import environment  # noqa: E402
+
+PREFIX = "rdm-images"
+PORT = 7077
+TOKEN = "benchmark"  # noqa: S105
+SOURCE = "10.77.0.1"
+NEVER_S = 900.0
+
+
+class Way(NamedTuple):
+    """One measurement: `peers`, `direct`, `aria2` or `udpcast`, on so many nodes.
+
+    Attributes:
+        name: of the way.
+        nodes: how many.
+        present: the share of the archive that they have.
+        killed: whether a further node is killed at about half of it.
+    """
+
+    name: str
+    nodes: int
+    present: float = 0
+    killed: bool = False
+
+
+def main() -> None:
+    """Measure, and print the tables."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--size", type=int, default=200, help="MB of the archive")
+    parser.add_argument("--rate", type=float, default=200, help="Mb/s of each link")
+    parser.add_argument("--nodes", type=int, default=8)
+    parser.add_argument("--aria2c", default="", help="path of aria2c, to measure it, too")
+    parser.add_argument("--udpcast", default="", help="directory of udp-sender, to measure it, too")
+    parser.add_argument("--ways", nargs="+", default=["peers", "direct", "aria2", "udpcast"])
+    parser.add_argument("--only-simulate", action="store_true")
+    parser.add_argument("--as", dest="part", nargs="+", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda _number, _frame: sys.exit(1))
+    if options.part:
+        take_part(*options.part)
+    elif options.only_simulate:
+        print(curve((1, 8, 100, 1000, 2000, 5000)))
+    else:
+        measure(options)
+
+
+def measure(options: argparse.Namespace) -> None:
+    """Run all ways one after the other, and print what each took."""
+    with tempfile.TemporaryDirectory(prefix=PREFIX) as name:
+        directory = Path(name)
+        archive = directory / "archive"
+        with archive.open("wb") as file:
+            for _number in range(options.size):
+                file.write(random.randbytes(10**6))  # noqa: S311
+        many = options.nodes
+        ways = [Way("peers", 1), Way("peers", many), Way("direct", 1), Way("direct", many)]
+        ways += [Way("peers", many, present=0.95), Way("peers", many, killed=True)]
+        ways += [Way("aria2", 1), Way("aria2", many)] if options.aria2c else []
+        ways += [Way("udpcast", many)] if options.udpcast else []
+        ways = [way for way in ways if way.name in options.ways]
+        rows = [["way", "nodes", "seconds", "of one node", "sent by the source / size", "CPU s"]]
+        alone: dict[str, float] = {}
+        for way in ways:
+            cpu = os.times()
+            seconds, sent = run(way, archive, directory, options)
+            used = os.times()
+            alone.setdefault(way.name, seconds)
+            words = (
+                f"{way.nodes}" + (", have 95 %" if way.present else "") + (", one more killed" * way.killed)
+            )
+            processors = used.children_user + used.children_system - cpu.children_user - cpu.children_system
+            share = sent / (options.size * 1e6)
+            ratio = f"{seconds / alone[way.name]:.2f}"
+            rows.append([way.name, words, f"{seconds:.1f}", ratio, f"{share:.2f}", f"{processors:.0f}"])
+            print(rows[-1], file=sys.stderr)
+        print(markdown(rows, 2))
+
+
+def run(way: Way, archive: Path, directory: Path, options: argparse.Namespace) -> tuple[float, int]:
+    """Return the seconds until the last node has all, and the bytes that have left the source."""
+    count = way.nodes + way.killed
+    with network(count, options.rate):
+        for old in directory.glob("n*"):
+            shutil.rmtree(old)
+        processes: list[subprocess.Popen[str]] = []
+        try:
+            source = start(0, source_command(way, archive, directory, options))
+            processes.append(source)
+            if way.name in ("peers", "direct"):
+                wait_for_line(source)
+            nodes = []
+            for number in range(1, count + 1):
+                (directory / f"n{number}").mkdir()
+                nodes.append(start(number, node_command(way, number, archive, directory, options)))
+            processes += nodes
+            # How fast a machine starts Pythons is not what is measured.
+            for node in nodes if way.name in ("peers", "direct") else ():
+                wait_for_line(node)
+            before, began = sent_bytes(), time.monotonic()
+            for node in nodes:
+                assert node.stdin is not None
+                node.stdin.write("go\n")
+                node.stdin.flush()
+            if way.killed:
+                victim = nodes.pop()
+                time.sleep(options.size * 8 / options.rate / 2 + 1)
+                victim.kill()
+            for node in nodes:
+                wait_for_line(node)
+            return time.monotonic() - began, sent_bytes() - before
+        finally:
+            for process in processes:
+                process.kill()
+                process.wait()
+
+
+def source_command(way: Way, archive: Path, directory: Path, options: argparse.Namespace) -> list[str]:
+    """Return what the source runs."""
+    if way.name == "aria2":
+        torrent = directory / "archive.torrent"
+        torrent.write_bytes(torrent_of(archive))
+        return [
+            *aria2(options),
+            "--seed-ratio=0",
+            f"--dir={directory}",
+            "--check-integrity=true",
+            str(torrent),
+        ]
+    if way.name == "udpcast":
+        sender = [f"{options.udpcast}/udp-sender", "--file", str(archive), "--nokbd", "--interface", "eth0"]
+        return [*sender, "--min-receivers", str(way.nodes), "--full-duplex"]
+    return me("source", way.name, str(archive), str(way.present))
+
+
+def node_command(
+    way: Way, number: int, archive: Path, directory: Path, options: argparse.Namespace
+) -> list[str]:
+    """Return what a node runs, which prints a line when it has all."""
+    own = directory / f"n{number}"
+    if way.name == "aria2":
+        # The hook prints the line.
+        hook = directory / "done.sh"
+        hook.write_text("#!/bin/sh\necho done > /proc/$PPID/fd/1\n")
+        hook.chmod(0o755)
+        done = f"--on-bt-download-complete={hook}"
+        return [*aria2(options), "--seed-ratio=0", done, f"--dir={own}", str(directory / "archive.torrent")]
+    if way.name == "udpcast":
+        receiver = f"{options.udpcast}/udp-receiver --file {own}/archive --nokbd --interface eth0 2>&1"
+        return ["sh", "-c", f"{receiver} >/dev/null; echo done"]
+    return me("node", way.name, str(number), str(own / "archive"), str(archive), str(way.present))
+
+
+def me(*words: str) -> list[str]:
+    """Return how this program is started in a namespace."""
+    return [sys.executable, __file__, "--as", *words]
+
+
+def aria2(options: argparse.Namespace) -> list[str]:
+    """Return aria2c as it finds peers by multicast alone: it brings no tracker."""
+    words = [
+        "--bt-enable-lpd=true",
+        "--enable-dht=false",
+        "--enable-peer-exchange=true",
+        "--file-allocation=none",
+    ]
+    return [
+        options.aria2c,
+        *words,
+        "--listen-port=6881",
+        "--bt-lpd-interface=eth0",
+        "--summary-interval=0",
+        "-q",
+    ]
+
+
+def torrent_of(archive: Path) -> bytes:
+    """Return a torrent of an archive, with pieces as the product has them."""
+    data = archive.read_bytes()
+    length = 1 << 20
+    hashes = b"".join(
+        hashlib.sha1(data[begin : begin + length]).digest()  # noqa: S324  # BitTorrent's
+        for begin in range(0, len(data), length)
+    )
+    head = f"d6:lengthi{len(data)}e4:name7:archive12:piece lengthi{length}e6:pieces{len(hashes)}:"
+    return b"d4:info" + head.encode() + hashes + b"ee"
+
+
+# ---- the network
+
+
+@contextlib.contextmanager
+def network(nodes: int, rate: float) -> Iterator[None]:
+    """Make a switch, a source and nodes, whose links have a rate in Mb/s each way."""
+    names = [PREFIX, *(f"{PREFIX}{number}" for number in range(nodes + 1))]
+    try:
+        for name in names:
+            ip("netns", "add", name)
+            ip("-n", name, "link", "set", "lo", "up")
+        ip("-n", PREFIX, "link", "add", "br0", "type", "bridge", "mcast_snooping", "0")
+        ip("-n", PREFIX, "link", "set", "br0", "up")
+        for number, name in enumerate(names[1:]):
+            port = f"p{number}"
+            ip("-n", PREFIX, "link", "add", port, "type", "veth", "peer", "eth0", "netns", name)
+            ip("-n", PREFIX, "link", "set", port, "master", "br0", "up")
+            ip("-n", name, "address", "add", f"10.77.0.{number + 1}/24", "dev", "eth0")
+            ip("-n", name, "link", "set", "eth0", "up")
+            ip("-n", name, "route", "add", "default", "dev", "eth0")
+            for where, link in ((PREFIX, port), (name, "eth0")):
+                words = f"qdisc add dev {link} root tbf rate {rate}mbit burst 256kb latency 50ms"
+                subprocess.run(["tc", "-n", where, *words.split()], check=True)
+        yield
+    finally:
+        for name in names:
+            subprocess.run(["ip", "netns", "del", name], check=False, stderr=subprocess.DEVNULL)
+
+
+def ip(*words: str) -> None:
+    """Run ip."""
+    subprocess.run(["ip", *words], check=True)
+
+
+def start(number: int, command: Sequence[str]) -> subprocess.Popen[str]:
+    """Start a program in the namespace of a node, 0 for the source."""
+    inside = ["nsenter", f"--net=/run/netns/{PREFIX}{number}", *command]
+    quiet = subprocess.DEVNULL
+    return subprocess.Popen(inside, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=quiet, text=True)
+
+
+def wait_for_line(process: subprocess.Popen[str]) -> None:
+    """Wait until a program prints a line."""
+    assert process.stdout is not None
+    timer = threading.Timer(NEVER_S, process.kill)
+    timer.start()
+    line = process.stdout.readline()
+    timer.cancel()
+    assert line, "a program has ended"
+
+
+def sent_bytes() -> int:
+    """Return the bytes that have left the source's link."""
+    read = "cat /proc/net/dev"
+    inside = ["nsenter", f"--net=/run/netns/{PREFIX}0", *read.split()]
+    text = subprocess.run(inside, check=True, capture_output=True, text=True).stdout
+    line = next(line for line in text.splitlines() if line.strip().startswith("eth0:"))
+    return int(line.partition(":")[2].split()[8])
+
+
+# ---- what runs in a namespace
+
+
+def take_part(part: str, way: str, *rest: str) -> None:
+    """Be the source or a node."""
+    parts: dict[tuple[str, str], Callable[..., None]] = {
+        ("source", "peers"): peers_source,
+        ("node", "peers"): peers_node,
+        ("source", "direct"): direct_source,
+        ("node", "direct"): direct_node,
+    }
+    parts[part, way](*rest)
+
+
+def pieces_of(archive: str, present: str) -> tuple[Any, tuple[str, ...]]:
+    """Return the pieces of an archive, and what a node has of it."""
+    environment.make_importable()
+    from ansible_collections.rdm.provision.plugins.module_utils.images.archive_images import ArchiveIndex
+    from ansible_collections.rdm.provision.plugins.module_utils.images.pieces import read_pieces
+
+    size = Path(archive).stat().st_size
+    pieces = read_pieces(archive, ArchiveIndex("gzip", size, "", 0, True, []))
+    return pieces._replace(layers={"old": (0, int(size * float(present)))}), ("old",) if float(
+        present
+    ) else ()
+
+
+def peers_source(archive: str, present: str) -> None:
+    """Serve an archive as a source."""
+    pieces, _left_out = pieces_of(archive, present)
+    from ansible_collections.rdm.provision.plugins.module_utils.images.peer import Peer, Settings
+
+    peer = Peer(Settings("source", SOURCE, PORT, TOKEN, None, 0, NEVER_S), pieces.digest, archive, pieces)
+    signal.signal(signal.SIGTERM, lambda _number, _frame: peer.ended.set())
+    print("ready", flush=True)
+    peer.run()
+
+
+def peers_node(number: str, path: str, archive: str, present: str) -> None:
+    """Fetch an archive as a node."""
+    pieces, left_out = pieces_of(archive, present)  # for its digest alone
+    from ansible_collections.rdm.provision.plugins.module_utils.images.peer import Peer, Settings
+
+    address = f"10.77.0.{int(number) + 1}"
+    settings = Settings(f"n{number}", address, PORT, TOKEN, (SOURCE, PORT), 0, NEVER_S)
+    wait_for_go()
+    peer = Peer(settings, pieces.digest, path, left_out=left_out)
+    threading.Thread(target=peer.run, daemon=True).start()
+    while peer.missing:
+        time.sleep(0.02)
+    print("done", flush=True)
+    signal.pause()
+
+
+def wait_for_go() -> None:
+    """Wait until all are ready."""
+    print("ready", flush=True)
+    sys.stdin.readline()
+
+
+class _Whole(socketserver.BaseRequestHandler):
+    archive = ""
+
+    def handle(self) -> None:
+        with Path(self.archive).open("rb") as file:
+            self.request.sendfile(file)
+
+
+def direct_source(archive: str, _present: str) -> None:
+    """Send all of an archive to whoever comes."""
+    _Whole.archive = archive
+    with socketserver.ThreadingTCPServer((SOURCE, PORT), _Whole) as server:
+        print("ready", flush=True)
+        server.serve_forever()
+
+
+def direct_node(_number: str, path: str, _archive: str, _present: str) -> None:
+    """Receive all of an archive."""
+    wait_for_go()
+    with socket.create_connection((SOURCE, PORT)) as connection, Path(path).open("wb") as file:
+        while data := connection.recv(1 << 18):
+            file.write(data)
+    print("done", flush=True)
+
+
+# ---- more nodes than one machine has
+
+
+def curve(counts: Sequence[int], pieces: int = 256) -> str:
+    """Return a table of simulated transfers, by the number of nodes."""
+    rows = [["nodes", "time / one node", "sent by the source / size"]]
+    for nodes in counts:
+        steps, sent = simulated(nodes, pieces)
+        rows.append([f"{nodes:,}", f"{steps / pieces:.2f}", f"{sent / pieces:.2f}"])
+    return markdown(rows, 0)
+
+
+def simulated(
+    nodes: int, pieces: int, neighbours: int = 6, direct: int = 8, seed: int = 1
+) -> tuple[int, int]:
+    """Return the steps until all nodes have all pieces, and the pieces that the source has sent.
+
+    In a step, the time of one piece on one link, everybody sends at most one piece and receives at most one.
+    Who asks whom is as the product has it: the source gives what it has not sent yet to the first nodes that
+    lack something; the others choose among the pieces of a few neighbours, who change every other step.
+    """
+    chance = random.Random(seed)  # noqa: S311
+    full = (1 << pieces) - 1
+    have = [0] * nodes
+    lacking = set(range(nodes))
+    sent = step = 0
+    while lacking:
+        step += 1
+        before = list(have)
+        busy: set[int] = set()
+        order = sorted(lacking)
+        receives = order[:direct]
+        fed = -1
+        if sent < pieces:
+            fed = chance.choice(receives)
+            have[fed] |= 1 << sent
+            sent += 1
+        chance.shuffle(order)
+        for node in order:
+            if node == fed:
+                continue
+            for other in (chance.randrange(nodes) for _neighbour in range(neighbours)):
+                useful = before[other] & ~have[node]
+                if useful and other not in busy:
+                    busy.add(other)
+                    have[node] |= _one_of(useful, pieces, chance)
+                    break
+        lacking = {node for node in lacking if have[node] != full}
+    return step, sent
+
+
+def _one_of(bits: int, pieces: int, chance: random.Random) -> int:
+    """Return one of the bits that are set."""
+    begin = chance.randrange(pieces)
+    later = bits >> begin << begin
+    chosen = later or bits
+    return chosen & -chosen
+
+
+if __name__ == "__main__":
+    main()
