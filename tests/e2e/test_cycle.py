@@ -146,15 +146,6 @@ def test_a_changed_variable_is_the_work_of_its_role_alone(lab: Lab, nasty: str) 
     assert lab.json("up")["work"] == {}
 
 
-def test_tags_choose_the_parts_of_a_run(lab: Lab) -> None:
-    lab.on("n1", "rm", "/etc/rdm/job/hostfile")
-    lab.on("n1", "sh", "-c", "echo 'stray line' >> /etc/rdm/nodes")
-    result = lab.json("up", "--tags", "hostfile")
-    assert [phase["phase"] for phase in result["phases"]] == ["preflight", "hostfile"]
-    assert lab.on("n1", "cat", "/etc/rdm/job/hostfile") != ""
-    assert "stray line" in lab.on("n1", "cat", "/etc/rdm/nodes")
-
-
 def test_no_training_container_is_privileged(lab: Lab) -> None:
     look = "{{.HostConfig.Privileged}} {{.HostConfig.CapAdd}} {{.HostConfig.SecurityOpt}}"
     expected = ["false [] [no-new-privileges label=disable]"] * 3
