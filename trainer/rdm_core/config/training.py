@@ -109,11 +109,6 @@ def _experts(config: Config) -> Iterator[str]:
         return
     if model.kind != "gpt":
         yield f"model.experts is for a decoder, but model.kind is {model.kind}; leave it out."
-    if config.knows_documents:
-        yield (
-            "model.experts is not combined with data.reset_attention_mask and data.reset_position_ids; leave "
-            "these out."
-        )
     if model.moe_router_topk > model.experts:
         yield f"model.moe_router_topk {model.moe_router_topk} is above model.experts {model.experts}."
     if model.biases == "all":

@@ -14,7 +14,14 @@ from rdm_core.model_spec import ModelSpec
 from rdm_trainer.distributed.pipeline_parallel.pipeline import Layer
 from rdm_trainer.distributed.tensor_parallel.layers import VocabParallelEmbedding
 from rdm_trainer.distributed.topology import Topology
-from rdm_trainer.models.moe import MoEBlock, MoEEmbedding, MoENorm
+from rdm_trainer.models.moe import (
+    DocumentMoEBlock,
+    DocumentMoEEmbedding,
+    DocumentMoENorm,
+    MoEBlock,
+    MoEEmbedding,
+    MoENorm,
+)
 from rdm_trainer.models.rope import RotaryPositions
 from rdm_trainer.models.transformer import Block, Norm, PositionEmbedding, word_embedding
 
@@ -85,16 +92,20 @@ def layers(config: Config, topology: Topology, device: torch.device | None = Non
     """
     spec, data = config.spec, config.data
     rotary = None if spec.positions else RotaryPositions(spec, device)
+    kind: Callable[..., VocabParallelEmbedding]
     positions: Callable[[], nn.Module]
     block: Callable[..., nn.Module]
     norm: Callable[[], nn.Module]
     if config.knows_documents:
-        embedding = word_embedding(DocumentEmbedding, config, topology)
+        kind, block, norm = DocumentEmbedding, DocumentBlock, partial(DocumentNorm, spec)
+        if spec.experts:
+            kind, block = partial(DocumentMoEEmbedding, spec), DocumentMoEBlock
+            norm = partial(DocumentMoENorm, spec)
+        embedding = word_embedding(kind, config, topology)
         positions = partial(DocumentPositions, spec, resets=data.reset_position_ids)
         if rotary is not None:
             positions = partial(DocumentDropout, spec.hidden_dropout)
-        block = partial(DocumentBlock, apart=data.reset_attention_mask, resets=data.reset_position_ids)
-        norm = partial(DocumentNorm, spec)
+        block = partial(block, apart=data.reset_attention_mask, resets=data.reset_position_ids)
     else:
         embedding = word_embedding(VocabParallelEmbedding, config, topology)
         block, norm = Block, partial(Norm, spec)

@@ -27,11 +27,13 @@ from rdm_trainer.distributed.tensor_parallel.layers import (
     summed_output,
 )
 from rdm_trainer.distributed.topology import Topology
-from rdm_trainer.models.rope import RotaryPositions
 from rdm_trainer.models.transformer import Block, Norm, residual_std
 from rdm_trainer.own_time import waiting
 
 __all__ = [
+    "DocumentMoEBlock",
+    "DocumentMoEEmbedding",
+    "DocumentMoENorm",
     "Experts",
     "MoE",
     "MoEBlock",
@@ -293,15 +295,37 @@ class MoE(nn.Module):
 class MoEBlock(Block):
     """Self-attention and experts; it adds its load-balancing loss to those of the blocks before it."""
 
-    def __init__(self, spec: ModelSpec, topology: Topology, *, rotary: RotaryPositions | None = None) -> None:
-        super().__init__(spec, topology, rotary=rotary, feed_forward=MoE)
+    def __init__(self, spec: ModelSpec, topology: Topology, **options: Any) -> None:
+        super().__init__(spec, topology, feed_forward=MoE, **options)
 
     def forward(self, states: States) -> States:  # type: ignore[override]
         """Map the hidden states [batch, sequence, hidden] and the loss."""
         hidden_states, before = states if isinstance(states, tuple) else (states, None)
-        hidden_states = hidden_states + self.dropped(self.self_attention(self.input_layernorm(hidden_states)))
-        update, loss = self.mlp(self.pre_mlp_layernorm(hidden_states))
-        return hidden_states + self.dropped(update), loss if before is None else before + loss
+        return self.with_loss(hidden_states, before)
+
+    def with_loss(
+        self, states: torch.Tensor, before: torch.Tensor | None, starts: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the states behind the block, and the loss of the blocks before it with its own.
+
+        Args:
+            states: Those before it, [batch, sequence, hidden].
+            before: The loss of the blocks before it; None for the first one.
+            starts: Where each token's document begins, as the attention takes it.
+        """
+        states = states + self.dropped(self.self_attention(self.input_layernorm(states), None, starts))
+        update, loss = self.mlp(self.pre_mlp_layernorm(states))
+        return states + self.dropped(update), loss if before is None else before + loss
+
+
+class DocumentMoEBlock(MoEBlock):
+    """One that is told where documents begin: they stand between the states and the loss."""
+
+    def forward(self, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:  # type: ignore[override]
+        """Map the hidden states and the loss."""
+        states, starts = inputs[:2]
+        states, loss = self.with_loss(states, inputs[2] if len(inputs) > 2 else None, starts)
+        return states, starts, loss
 
 
 class MoENorm(Norm):
@@ -311,6 +335,15 @@ class MoENorm(Norm):
         """Normalise the hidden states."""
         hidden_states, loss = states
         return super().forward(hidden_states), loss
+
+
+class DocumentMoENorm(MoENorm):
+    """The last norm, behind which documents do not matter."""
+
+    def forward(self, inputs: tuple[torch.Tensor, ...]) -> States:  # type: ignore[override]
+        """Normalise the hidden states, and return them with the loss."""
+        states, _, loss = inputs
+        return super().forward((states, loss))
 
 
 class MoEEmbedding(VocabParallelEmbedding):
@@ -342,3 +375,16 @@ class MoEEmbedding(VocabParallelEmbedding):
         told = balance.detach()
         self.balance = told if self.balance is None else self.balance + told
         return result + self.coefficient * balance
+
+
+class DocumentMoEEmbedding(MoEEmbedding):
+    """One of tokens that have their documents' beginnings beside them."""
+
+    def forward(  # type: ignore[override]
+        self, inputs: States, labels: tuple[torch.Tensor, ...] | None = None
+    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+        """Look up the tokens of a pair; of states and their loss, make the loss or the logits."""
+        if isinstance(inputs, torch.Tensor) or inputs[0].is_floating_point():
+            return super().forward(inputs, labels)
+        tokens, starts = inputs
+        return super().forward(tokens), starts

@@ -143,6 +143,7 @@ MODELS: dict[str, tuple[Config, dict[int, dict[str, dict[str, Any]]]]] = {
     "qwen": (QWEN, QWEN_LAYOUTS),
     "qwen, documents": (configure(QWEN, DOCUMENTS), DOCUMENT_LAYOUTS),
     "moe": (MOE, MOE_LAYOUTS),
+    "moe, documents": (configure(MOE, DOCUMENTS), {2: {"ep 2": EXPERT, "pp 2": PIPELINE}}),
     "moe, dropping": (DROPPING, {4: {"ep 2, tp 2": {**EXPERT, **TENSOR}}}),
     "t5 untied": (configure(T5, UNTIED), UNTIED_LAYOUTS),
 }
@@ -210,5 +211,6 @@ def test_the_mean_of_micro_batches_means_is_another_loss(told: dict[int, Said]) 
 
 
 def test_documents_that_are_apart_change_the_loss(told: dict[int, Said]) -> None:
-    together, apart = (told[1][name][-1]["loss"] for name in ("qwen", "qwen, documents"))
-    assert abs(together - apart) > 1e-3
+    for model in ("qwen", "moe"):
+        together, apart = (told[1][name][-1]["loss"] for name in (model, f"{model}, documents"))
+        assert abs(together - apart) > 1e-3

@@ -35,6 +35,7 @@ QWEN = dataclasses.replace(
     activation="swiglu",
     biases="qkv",
 )
+MOE = dataclasses.replace(QWEN, biases="none", experts=4, moe_router_topk=2)
 T5 = dataclasses.replace(
     GPT,
     kind="t5",
@@ -112,7 +113,7 @@ def test_no_prediction_depends_on_later_tokens(shape: ModelConfig) -> None:
 
 
 @pytest.mark.parametrize("window", [None, 3])
-@pytest.mark.parametrize("shape", [GPT, QWEN])
+@pytest.mark.parametrize("shape", [GPT, QWEN, MOE])
 @torch.no_grad()
 def test_documents_of_one_sample_have_the_logits_of_each_alone(
     shape: ModelConfig, window: int | None

@@ -145,10 +145,6 @@ def test_what_cannot_be_is_one_sentence() -> None:
         ),
         (job(expert=4), "2 data-parallel ranks are not a multiple of parallel.expert 4"),
         (job(expert=2, pipeline=2, zero_stage=2), "zero_stage 2 is not combined with parallel.pipeline 2"),
-        (
-            dataclasses.replace(job(), data=dataclasses.replace(job().data, reset_position_ids=True)),
-            "not combined with data.reset_attention_mask",
-        ),
     ):
         found = check(config, 2 * config.parallel.tensor * config.parallel.pipeline)
         assert len(found) == 1, found
