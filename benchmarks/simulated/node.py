@@ -174,6 +174,7 @@ def node_facts(node: Node, parameters: Parameters) -> Result:
         "origin": {"authority": "", "my_ip": ""},
         "shared_memory": 1 << 33,
         "strays": node.state.get("strays", []),
+        "unreachable_mirrors": {},
     }
     return {"node": facts}
 
@@ -227,6 +228,7 @@ def image_archive(node: Node, parameters: Parameters) -> Result:
             if missing
             else {},
             "path": path,
+            "present_members": [],
             "problem": "",
             "hint": "",
             "unpacked": 125852160 if missing else 0,
