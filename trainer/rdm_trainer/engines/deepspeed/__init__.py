@@ -5,8 +5,9 @@ The names were read from DeepSpeed 0.19.8:
 
 ========================  =================================================================================
 ``engine``                ``PipelineEngine._INSTRUCTION_MAP``, ``._exec_backward_pass``, ``.pipe_buffers``,
-                          ``.grad_layer``; ``ds_tensor``, ``ds_shape`` and ``ds_pipe_replicated`` of
-                          parameters; the module of ``Muon``
+                          ``.grad_layer``; ``ds_tensor``, ``ds_shape``, ``ds_numel``,
+                          ``ds_zero_partition_rank`` and ``ds_pipe_replicated`` of parameters; the module
+                          of ``Muon``
 ``distributed_optimizer``  ``BF16_Optimizer._update_hp_grad``, ``._lazy_init_hp_params_optimizer_state``,
                           ``.fp32_groups_*``, ``.bf16_groups``; ``engine.buffered_allreduce_fallback``
 ``pipeline``              ``PipelineModule._partition_layers``, ``._set_bounds``, ``._local_start``,

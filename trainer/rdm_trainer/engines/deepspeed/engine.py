@@ -133,7 +133,11 @@ class DeepSpeedEngine(Engine):
                 dtype=dtype,
                 mpu=topology.grid,
             )
-        return models.build(config, topology, device=self.device, dtype=dtype, divide=divide, fill=fill)
+        model = models.build(config, topology, device=self.device, dtype=dtype, divide=divide, fill=fill)
+        if divide is not None:
+            for weight in model.parameters():
+                _clear_padding(weight)
+        return model
 
     @property
     def shape(self) -> dict[str, int]:
@@ -352,3 +356,12 @@ def _groups(model: nn.Module) -> list[dict[str, Any]]:
     for weight in model.parameters():
         (decaying if placement_of(weight).decays else others).append(weight)
     return [{"params": decaying}, {"params": others, "weight_decay": 0.0}]
+
+
+def _clear_padding(weight: Any) -> None:
+    """Set to zero what makes a weight's last part as long as the others: DeepSpeed leaves memory as it was.
+
+    A NaN there would be taken for one of the weight, and a job would end at its next checkpoint.
+    """
+    part = weight.ds_tensor
+    part[max(0, weight.ds_numel - weight.ds_zero_partition_rank * part.numel()) :].zero_()
