@@ -40,7 +40,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -65,20 +65,15 @@ SOME_UNREACHABLE = 4
 
 
 @dataclass(frozen=True)
-class Figures:
-    """What one run cost.
+class Ran:
+    """A program that has ended.
 
     Attributes:
-        status: what the program ended with.
+        status: what it ended with.
         output: what it printed.
         wall: seconds.
         cpu: seconds, user and system, of all its processes.
         memory: peak resident bytes of each main process: the program's own, and of what it started itself.
-        calls: commands that reached a node, by module.
-        sent: bytes to the nodes.
-        changed: nodes on which something was changed.
-        skipped: skipped tasks of all nodes together.
-        unreachable: nodes that were.
     """
 
     status: int
@@ -86,6 +81,20 @@ class Figures:
     wall: float
     cpu: float
     memory: list[int]
+
+
+@dataclass(frozen=True)
+class Figures(Ran):
+    """What one run cost.
+
+    Attributes:
+        calls: commands that reached a node, by module.
+        sent: bytes to the nodes.
+        changed: nodes on which something was changed.
+        skipped: skipped tasks of all nodes together.
+        unreachable: nodes that were.
+    """
+
     calls: Counter[str]
     sent: int
     changed: list[str]
@@ -232,11 +241,25 @@ class Cluster:
             "ANSIBLE_CONNECTION_PLUGINS": str(ROOT / "benchmarks" / "simulated" / "connection"),
             "PYTHONPATH": str(ROOT),
         }
+        ran = self.execute([str(word) for word in argv], env)
+        commands = [line.split() for line in calls.read_text().splitlines()] if calls.exists() else []
+        recap = [(name, *map(int, numbers)) for name, *numbers in RECAP.findall(ran.output)]
+        return Figures(
+            **vars(ran),
+            calls=Counter(module for _, module, _, _ in commands),
+            sent=sum(int(sent) for _, _, sent, _ in commands),
+            changed=[name for name, changed, *_ in recap if changed],
+            skipped=sum(skipped for *_, skipped in recap),
+            unreachable=[name for name, _, unreachable, *_ in recap if unreachable],
+        )
+
+    def execute(self, argv: Sequence[str], env: Mapping[str, str]) -> Ran:
+        """Run a program and measure it."""
         memory: dict[int, int] = {}
         with (self.directory / "output").open("w+b") as output:
             before, begin = _cpu(), time.perf_counter()
             process = subprocess.Popen(
-                [str(word) for word in argv],
+                argv,
                 cwd=ROOT,
                 env=env,
                 stdin=subprocess.DEVNULL,
@@ -250,20 +273,7 @@ class Cluster:
             wall, cpu = time.perf_counter() - begin, _cpu() - before
             output.seek(0)
             text = output.read().decode("utf-8", "replace")
-        commands = [line.split() for line in calls.read_text().splitlines()] if calls.exists() else []
-        recap = [(name, *map(int, numbers)) for name, *numbers in RECAP.findall(text)]
-        return Figures(
-            status=process.returncode,
-            output=text,
-            wall=wall,
-            cpu=cpu,
-            memory=list(memory.values()),
-            calls=Counter(module for _, module, _, _ in commands),
-            sent=sum(int(sent) for _, _, sent, _ in commands),
-            changed=[name for name, changed, *_ in recap if changed],
-            skipped=sum(skipped for *_, skipped in recap),
-            unreachable=[name for name, _, unreachable, *_ in recap if unreachable],
-        )
+        return Ran(process.returncode, text, wall, cpu, list(memory.values()))
 
 
 def _cpu() -> float:

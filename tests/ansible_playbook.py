@@ -143,6 +143,7 @@ def _play(request: dict[str, Any]) -> int:
     os.chdir(request["directory"])
     os.environ.clear()
     os.environ.update(request["environment"])
+    sys.path += filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
     for number, path in enumerate((os.devnull, *request["streams"])):
         stream = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
         os.dup2(stream, number)

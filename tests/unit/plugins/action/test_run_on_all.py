@@ -11,7 +11,8 @@ import pytest
 from ansible_collections.rdm.provision.plugins.filter.gather_arguments import gather_arguments
 from ansible_collections.rdm.provision.plugins.filter.probe_arguments import probe_arguments
 
-from benchmarks.scale import SOME_UNREACHABLE, Cluster, Figures
+from benchmarks.scale import SOME_UNREACHABLE, Figures
+from tests.simulated_cluster import Cluster
 
 FAILED = 2
 WITHOUT_THREADS = ("-e", json.dumps({"preflight_threaded_connections": []}))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from benchmarks.scale import Cluster
 from benchmarks.simulated.node import Node
+from tests.simulated_cluster import Cluster
 
 FILES, CONTAINER, RECEIPT, LOCK = (
     f"rdm.provision.{name}" for name in ("node_files", "container", "state_file", "node_lock")
