@@ -22,6 +22,7 @@ import json
 import os
 import random
 import socket
+import socketserver
 import statistics
 import threading
 import time
@@ -51,6 +52,8 @@ _SLOWEST = 6
 _STRIKES = 3
 """Failures in a row after which a neighbour is named."""
 _STUCK_S = 1.0
+_WATCH_S = 0.4
+"""Between two questions of what a neighbour has; pieces that come from it tell that, too."""
 _BODY_MAX = 1 << 20
 _LIST_MAX = 1 << 24
 _HAVE_MAX = 1 << 14
@@ -210,6 +213,7 @@ class Peer:
         self._times: List[float] = [_QUIET_S]
         self._news = threading.Condition()
         self._direct = False
+        self._thread = threading.local()
         self._moved = time.monotonic()
         self._growing = growing
         if pieces is None:
@@ -328,7 +332,7 @@ class Peer:
             else:
                 with self._news:
                     self._news.notify_all()
-                time.sleep(0.15)
+                self.ended.wait(_WATCH_S)
 
     # ---- fetching
 
@@ -343,7 +347,7 @@ class Peer:
             number, one = choice
             began = time.monotonic()
             try:
-                data = self._piece(one.at, "/piece/{0}".format(number), number)
+                data, one.have = self._piece(one.at, "/piece/{0}".format(number), number)
                 self._keep(number, data, began)
                 one.strikes = 0
             except Busy:
@@ -394,7 +398,8 @@ class Peer:
         try:
             assert self.settings.source is not None
             began = time.monotonic()
-            self._keep(number, self._piece(self.settings.source, "/piece/{0}".format(number), number), began)
+            data, _have = self._piece(self.settings.source, "/piece/{0}".format(number), number)
+            self._keep(number, data, began)
         except (OSError, ValueError, http.client.HTTPException, Busy, WrongPiece):
             return False
         finally:
@@ -414,15 +419,13 @@ class Peer:
             began = time.monotonic()
             try:
                 body = "{0:x}".format(have & self.pieces.wanted())
-                data = self._piece(self.settings.source, "/next", None, body)
+                data, _have = self._piece(self.settings.source, "/next", None, body)
                 if data:
-                    self._keep(int(self._last_number.value), data, began)
+                    self._keep(int(self._thread.number), data, began)
                     continue
             except (OSError, ValueError, http.client.HTTPException, Busy, WrongPiece):
                 pass
             self.ended.wait(0.2)
-
-    _last_number = threading.local()
 
     def _keep(self, number: int, data: bytes, began: float) -> None:
         try:
@@ -443,15 +446,20 @@ class Peer:
         if one.strikes >= _STRIKES:
             self.trouble.setdefault(one.name, why)
 
-    def _piece(self, at: Tuple[str, int], path: str, number: Optional[int], body: str = "") -> bytes:
-        """Return a piece; socket.timeout when it takes much longer than others did."""
+    def _piece(
+        self, at: Tuple[str, int], path: str, number: Optional[int], body: str = ""
+    ) -> Tuple[bytes, int]:
+        """Return a piece and what the other has; socket.timeout when it takes much longer than others did."""
         limit = time.monotonic() + max(2.0, _SLOWEST * statistics.median(self._times))
-        with self._connection(at, path, body) as answer:
+        with self._connection(at, path, body, keep=True) as answer:
             if answer.status == 204:
-                return b""
+                answer.read()
+                return b"", 0
+            have = int(answer.headers.get("X-Have", "0"), 16) & self.wanted
             if number is None:
-                number = int(answer.headers["X-Piece"])
-                self._last_number.value = number
+                number = self._thread.number = int(answer.headers.get("X-Piece", "-1"))
+                if not 0 <= number < len(self.pieces.digests):
+                    raise WrongPiece("there is no piece {0}".format(number))
             length = self.pieces.span(number)[1]
             parts: List[bytes] = []
             while length:
@@ -462,25 +470,51 @@ class Peer:
                     raise socket.timeout
                 parts.append(part)
                 length -= len(part)
-            return b"".join(parts)
+            return b"".join(parts), have
 
     def _ask(self, at: Tuple[str, int], path: str, body: str = "", most: int = _BODY_MAX) -> bytes:
         with self._connection(at, path, body) as answer:
             return bytes(answer.read(most))
 
     @contextlib.contextmanager
-    def _connection(self, at: Tuple[str, int], path: str, body: str) -> Any:
-        quiet = _QUIET_S if at != self.settings.source else 3 * _QUIET_S
-        connection = http.client.HTTPConnection(at[0], at[1], timeout=quiet)
+    def _connection(self, at: Tuple[str, int], path: str, body: str, keep: bool = False) -> Any:
+        """Yield the answer to a request; a thread keeps the last connection that it wishes to keep."""
+        headers = {"Authorization": "Bearer " + self.settings.token}
+        if not keep:
+            headers["Connection"] = "close"
+        request = ("POST" if body else "GET", path, body or None, headers)
+        connection, answer = self._kept(at, request) if keep else (None, None)
+        if connection is None:
+            quiet = _QUIET_S if at != self.settings.source else 3 * _QUIET_S
+            connection = http.client.HTTPConnection(at[0], at[1], timeout=quiet)
         try:
-            headers = {"Authorization": "Bearer " + self.settings.token}
-            connection.request("POST" if body else "GET", path, body or None, headers)
-            answer = connection.getresponse()
+            if answer is None:
+                connection.request(*request)
+                answer = connection.getresponse()
             if answer.status >= 400:
                 raise Busy
             yield answer
+            if keep and answer.isclosed():
+                self._thread.kept = (at, connection)
+                connection = None
         finally:
-            connection.close()
+            if connection is not None:
+                connection.close()
+
+    def _kept(self, at: Tuple[str, int], request: Tuple[Any, ...]) -> Tuple[Any, Any]:
+        """Return this thread's connection and the answer on it, if the other has not closed it meanwhile."""
+        kept_at, connection = getattr(self._thread, "kept", (None, None))
+        self._thread.kept = (None, None)
+        if connection is None:
+            return None, None
+        if kept_at == at:
+            try:
+                connection.request(*request)
+                return connection, connection.getresponse()
+            except (OSError, http.client.HTTPException):
+                pass
+        connection.close()
+        return None, None
 
     # ---- serving
 
@@ -528,7 +562,7 @@ class Peer:
             return False
         try:
             data = memoryview(self.file.read(number))
-            request.begin(len(data), number)
+            request.begin(len(data), number, self.file.have)
             for begin in range(0, len(data), _CHUNK):
                 part = data[begin : begin + _CHUNK]
                 self._uploads.wait(len(part))
@@ -544,6 +578,8 @@ class Peer:
 class _Request(http.server.BaseHTTPRequestHandler):
     """One request of another node, or of the controller's module."""
 
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
     timeout = _QUIET_S
     server: _Server
 
@@ -556,25 +592,29 @@ class _Request(http.server.BaseHTTPRequestHandler):
         length = int(self.headers.get("Content-Length") or 0)
         if length > _BODY_MAX:
             self.reply(b"", 413)
+            self.close_connection = True
             return
-        with contextlib.suppress(OSError, ValueError, KeyError):
+        try:
             self.server.peer.serve(self, self.path, self.rfile.read(length))
+        except (OSError, ValueError, KeyError):
+            self.close_connection = True
 
     def do_POST(self) -> None:
         """Answer it in the same way."""
         self.do_GET()
 
-    def begin(self, length: int, number: Optional[int] = None, status: int = 200) -> None:
-        """Send the head of an answer."""
+    def begin(self, length: int, number: Optional[int] = None, have: int = 0, status: int = 200) -> None:
+        """Send the head of an answer; with a piece go its number and which pieces are here."""
         self.send_response_only(status)
         self.send_header("Content-Length", str(length))
         if number is not None:
             self.send_header("X-Piece", str(number))
+            self.send_header("X-Have", "{0:x}".format(have))
         self.end_headers()
 
     def reply(self, body: bytes, status: int = 200) -> None:
         """Send an answer."""
-        self.begin(len(body), None, status)
+        self.begin(len(body), status=status)
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: Any) -> None:
@@ -591,6 +631,10 @@ class _Server(http.server.ThreadingHTTPServer):
         self.peer = peer
         self._connections = threading.BoundedSemaphore(_CONNECTIONS)
         super().__init__(at, _Request)
+
+    def server_bind(self) -> None:
+        """Bind without HTTPServer's question for this host's name, for which a resolver may take seconds."""
+        socketserver.TCPServer.server_bind(self)
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """Serve it in a thread, once there is one for it."""
