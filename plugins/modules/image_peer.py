@@ -161,7 +161,12 @@ from ansible_collections.rdm.provision.plugins.module_utils.images.archive_image
     ArchiveProblem,
     sentence,
 )
-from ansible_collections.rdm.provision.plugins.module_utils.images.peer import Peer, Settings, local_address
+from ansible_collections.rdm.provision.plugins.module_utils.images.peer import (
+    CannotTakePart,
+    Peer,
+    Settings,
+    local_address,
+)
 from ansible_collections.rdm.provision.plugins.module_utils.images.pieces import (
     PieceList,
     WrongPiece,
@@ -194,11 +199,8 @@ ARGUMENT_SPEC: Dict[str, Any] = {
 
 _START_S = 20
 _STOP_S = 6
+_KILLED_S = 4
 _KEEP_S = 7 * 24 * 3600
-
-
-class CannotTakePart(Exception):  # noqa: N818  # its text is one sentence for a person
-    """The node cannot be a peer."""
 
 
 def base_path(params: Dict[str, Any]) -> str:
@@ -272,7 +274,7 @@ def reported(params: Dict[str, Any]) -> Dict[str, Any]:
         connection.request("GET", "/status", headers={"Authorization": "Bearer " + params["token"]})
         found: Dict[str, Any] = json.loads(connection.getresponse().read())
     except (OSError, ValueError, http.client.HTTPException) as error:
-        raise CannotTakePart("the process that serves the archive has ended ({0})".format(error)) from None
+        raise CannotTakePart("the process that serves it does not answer ({0})".format(error)) from None
     finally:
         connection.close()
     return found
@@ -375,19 +377,28 @@ def _be_daemon(base: str, make: Callable[[], Peer], write_end: int) -> None:
 
 
 def end_other(base: str) -> None:
-    """End the process that a run has left here, which then has kept its pieces."""
+    """End the process that a run has left here, which then has kept its pieces.
+
+    Raises:
+        CannotTakePart: it does not end.
+        OSError: the file system does not lock.
+    """
     until = time.monotonic() + _STOP_S
-    while True:
+    text = ""
+    while time.monotonic() < until + _KILLED_S:
         lock = held(base)
         if lock is not None:
             lock.close()
             return
-        with open(base + ".lock", encoding="ascii") as file:
+        with contextlib.suppress(FileNotFoundError), open(base + ".lock", encoding="ascii") as file:
             text = file.read()
         if text.isdigit():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(int(text), signal.SIGTERM if time.monotonic() < until else signal.SIGKILL)
         time.sleep(0.1)
+    raise CannotTakePart(
+        "process {0} of an earlier run, which holds {1}.lock, does not end".format(text, base)
+    )
 
 
 def forget_old(directory: str) -> None:

@@ -19,7 +19,6 @@ import hmac
 import http.client
 import http.server
 import json
-import os
 import random
 import socket
 import socketserver
@@ -58,6 +57,16 @@ _BODY_MAX = 1 << 20
 _LIST_MAX = 1 << 24
 _HAVE_MAX = 1 << 14
 _CHUNK = 1 << 18
+_ANNOUNCED = {
+    "name": str,
+    "port": int,
+    "have": int,
+    "wanted": int,
+    "done": bool,
+    "error": str,
+    "trouble": dict,
+    "fetched": int,
+}
 
 
 class Settings(NamedTuple):
@@ -81,6 +90,10 @@ class Settings(NamedTuple):
     source: Optional[Tuple[str, int]] = None
     bandwidth: float = 0
     lease_s: float = 30
+
+
+class CannotTakePart(Exception):  # noqa: N818  # its text is one sentence for a person
+    """The node cannot be a peer."""
 
 
 class Busy(Exception):  # noqa: N818  # an answer, and not an error
@@ -133,7 +146,12 @@ class _Members:
         self._lease_s = settings.lease_s
 
     def announce(self, address: str, said: Dict[str, Any]) -> Dict[str, Any]:
-        """Note how far a node is, and return whom it may ask."""
+        """Note how far a node is, and return whom it may ask.
+
+        Raises:
+            KeyError, TypeError, ValueError: it is not what a node announces; nothing is noted.
+        """
+        said = {key: kind(said[key]) for key, kind in _ANNOUNCED.items()}
         now = time.monotonic()
         with self.lock:
             first = self.known.get(said["name"], {}).get("direct")
@@ -191,6 +209,10 @@ class Peer:
         path: where the pieces are, or go.
         left_out: members of the archive that the node's engine has already.
         growing: somebody writes the archive to `path` meanwhile.
+
+    Raises:
+        CannotTakePart: the source does not answer, or its own port cannot be had.
+        WrongPiece: the source has another list of pieces.
     """
 
     def __init__(
@@ -218,7 +240,12 @@ class Peer:
         self._growing = growing
         if pieces is None:
             assert settings.source is not None
-            self._list = self._ask(settings.source, "/pieces", most=_LIST_MAX)
+            try:
+                self._list = self._ask(settings.source, "/pieces", most=_LIST_MAX)
+            except (OSError, ValueError, http.client.HTTPException, Busy) as error:
+                raise CannotTakePart(
+                    "the source does not answer at {0}:{1} ({2})".format(*settings.source, _reason(error))
+                ) from None
             pieces = PieceList.decoded(self._list, digest)
         else:
             self._list = pieces.encoded()
@@ -228,7 +255,12 @@ class Peer:
         self.members = _Members(settings) if settings.source is None else None
         if self.members is not None and not growing:
             self.file.have = pieces.wanted()
-        self._server = _Server((settings.address, settings.port), self)
+        try:
+            self._server = _Server((settings.address, settings.port), self)
+        except OSError as error:
+            raise CannotTakePart(
+                "it cannot listen on {0}:{1} ({2})".format(settings.address, settings.port, _reason(error))
+            ) from None
         self.port: int = self._server.server_address[1]
 
     # ---- what it does
@@ -461,15 +493,18 @@ class Peer:
                 if not 0 <= number < len(self.pieces.digests):
                     raise WrongPiece("there is no piece {0}".format(number))
             length = self.pieces.span(number)[1]
+            exact = answer.headers.get("Content-Length") == str(length)
             parts: List[bytes] = []
             while length:
-                part = answer.read(min(_CHUNK, length))
+                part = answer.read1(min(_CHUNK, length))
                 if not part:
                     raise http.client.IncompleteRead(b"", length)
                 if time.monotonic() > limit and at != self.settings.source:
                     raise socket.timeout
                 parts.append(part)
                 length -= len(part)
+            if exact:
+                answer.close()  # so that the connection stays: older versions of read1 do not see the end
             return b"".join(parts), have
 
     def _ask(self, at: Tuple[str, int], path: str, body: str = "", most: int = _BODY_MAX) -> bytes:
@@ -586,17 +621,20 @@ class _Request(http.server.BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         """Answer it, if it has the run's token."""
         given = self.headers.get("Authorization", "")
-        if not hmac.compare_digest(given.encode(), ("Bearer " + self.server.peer.settings.token).encode()):
-            self.reply(b"", 403)
-            return
-        length = int(self.headers.get("Content-Length") or 0)
-        if length > _BODY_MAX:
-            self.reply(b"", 413)
-            self.close_connection = True
-            return
         try:
+            if not hmac.compare_digest(
+                given.encode(), ("Bearer " + self.server.peer.settings.token).encode()
+            ):
+                self.close_connection = True
+                self.reply(b"", 403)
+                return
+            length = int(self.headers.get("Content-Length") or 0)
+            if not 0 <= length <= _BODY_MAX:
+                self.close_connection = True
+                self.reply(b"", 413)
+                return
             self.server.peer.serve(self, self.path, self.rfile.read(length))
-        except (OSError, ValueError, KeyError):
+        except (OSError, ValueError, KeyError, TypeError):
             self.close_connection = True
 
     def do_POST(self) -> None:
@@ -622,7 +660,7 @@ class _Request(http.server.BaseHTTPRequestHandler):
 
 
 class _Server(http.server.ThreadingHTTPServer):
-    """Serves so many connections at a time; others wait in the kernel."""
+    """Serves so many connections at a time; others wait in the kernel, and are closed if that takes long."""
 
     daemon_threads = True
     request_queue_size = 128
@@ -637,9 +675,11 @@ class _Server(http.server.ThreadingHTTPServer):
         socketserver.TCPServer.server_bind(self)
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Serve it in a thread, once there is one for it."""
-        self._connections.acquire()
-        super().process_request(request, client_address)
+        """Serve it in a thread, once there is one for it; nobody may keep the server from its end."""
+        if self._connections.acquire(timeout=_QUIET_S):
+            super().process_request(request, client_address)
+        else:
+            self.shutdown_request(request)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         """Serve it."""
@@ -663,6 +703,5 @@ def local_address(other: Tuple[str, int]) -> str:
         return str(probe.getsockname()[0])
 
 
-def is_running(pid: int) -> bool:
-    """Return whether there is a process of this id."""
-    return os.path.exists("/proc/{0}".format(pid))
+def _reason(error: Exception) -> str:
+    return str(getattr(error, "strerror", None) or error) or type(error).__name__

@@ -70,10 +70,12 @@ class PieceList(NamedTuple):
         return begin, min(self.piece_size, self.size - begin)
 
     def wanted(self, left_out: Iterable[str] = ()) -> int:
-        """Return the pieces that a node needs, as bits: all but those that lie within these members."""
+        """Return the pieces that a node needs, as bits: all but those that lie within these members.
+
+        A member without data of its own, such as a link to another, changes nothing.
+        """
         bits = (1 << len(self.digests)) - 1
-        for name in left_out:
-            begin, end = self.layers[name]
+        for begin, end in (self.layers[name] for name in left_out if name in self.layers):
             first, last = -(-begin // self.piece_size), end // self.piece_size
             for number in range(first, last):
                 bits &= ~(1 << number)
@@ -215,11 +217,18 @@ def _noted(path: str, pieces: PieceList) -> int:
 
 
 def held(path: str) -> Any:
-    """Return a file that is locked for whoever brings pieces to `path`, or None when somebody else does."""
+    """Return a file that is locked for whoever brings pieces to `path`, or None when somebody else does.
+
+    Raises:
+        OSError: the file system does not lock.
+    """
     file = open(path + ".lock", "a+", encoding="ascii")  # noqa: SIM115
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+    except BlockingIOError:
         file.close()
         return None
+    except OSError as error:
+        file.close()
+        raise OSError(error.errno, error.strerror, file.name) from None
     return file

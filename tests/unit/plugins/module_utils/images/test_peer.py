@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import multiprocessing
@@ -18,7 +19,11 @@ from typing import Any
 import pytest
 from ansible_collections.rdm.provision.plugins.module_utils.images import peer as peers
 from ansible_collections.rdm.provision.plugins.module_utils.images.archive_images import ArchiveIndex
-from ansible_collections.rdm.provision.plugins.module_utils.images.peer import Peer, Settings
+from ansible_collections.rdm.provision.plugins.module_utils.images.peer import (
+    CannotTakePart,
+    Peer,
+    Settings,
+)
 from ansible_collections.rdm.provision.plugins.module_utils.images.pieces import (
     PieceFile,
     PieceList,
@@ -268,6 +273,83 @@ def test_an_archive_that_is_still_being_written_is_served_as_it_grows(tmp_path: 
     assert (tmp_path / "a").read_bytes() == data
 
 
+def alone(tmp_path: Path, archive: Path) -> Peer:
+    """Return a source of which nobody has made use yet."""
+    pieces = read_pieces(str(archive), ArchiveIndex("gzip", archive.stat().st_size, "", 0, True, []))
+    return Peer(Settings("source", HOME, 0, TOKEN), pieces.digest, str(archive), pieces)
+
+
+def test_a_peer_that_drips_is_left_in_time(
+    tmp_path: Path, archive: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peers, "_SLOWEST", 0)
+    source = alone(tmp_path, archive)
+    with socket.create_server((HOME, 0)) as slow:
+
+        def drip() -> None:
+            connection, _ = slow.accept()
+            with connection, contextlib.suppress(OSError):
+                connection.recv(1000)
+                connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % MIB)
+                while True:
+                    connection.sendall(b"x")
+                    time.sleep(0.1)
+
+        threading.Thread(target=drip, daemon=True).start()
+        began = time.monotonic()
+        with pytest.raises(socket.timeout):
+            source._piece(slow.getsockname(), "/piece/0", 0)
+        assert time.monotonic() - began < 10
+
+
+def test_what_is_no_announcement_is_not_taken_for_one(tmp_path: Path, archive: Path) -> None:
+    source = alone(tmp_path, archive)
+    right = {"name": "a", "port": 1, "have": 0, "wanted": 3, "done": False, "error": "", "trouble": {}}
+    assert source.members is not None
+    for wrong in ({"name": "b"}, {**right, "fetched": "much"}, {**right, "fetched": 0, "trouble": None}):
+        with pytest.raises((KeyError, TypeError, ValueError)):
+            source.members.announce(HOME, wrong)
+    assert not source.members.announce(HOME, {**right, "fetched": 0})["finish"]
+    assert list(source.members.status()) == ["a"]
+
+
+def test_those_who_hold_connections_without_the_token_do_not_hold_a_peer(
+    tmp_path: Path, archive: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peers, "_CONNECTIONS", 1)
+    monkeypatch.setattr(peers, "_QUIET_S", 0.2)
+    source = alone(tmp_path, archive)
+    running = threading.Thread(target=source.run)
+    running.start()
+    with socket.create_connection((HOME, source.port), timeout=5) as stranger:
+        stranger.sendall(b"GET /status HTTP/1.1\r\n\r\n")
+        assert b" 403 " in stranger.makefile("rb").read(), "and the connection ends"
+    ended = threading.Event()
+
+    def drip(connection: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while not ended.wait(0.2):
+                connection.sendall(b"x")
+
+    with socket.create_connection((HOME, source.port)) as one, socket.create_connection((HOME, source.port)):
+        threading.Thread(target=drip, args=[one], daemon=True).start()
+        time.sleep(0.5)
+        source.ended.set()
+        running.join(10)
+        ended.set()
+    assert not running.is_alive()
+
+
+def test_why_a_node_cannot_take_part_is_one_sentence(tmp_path: Path, archive: Path) -> None:
+    with socket.create_server((HOME, 0)) as taken:
+        port = taken.getsockname()[1]
+        pieces = PieceList(3, 2, ["a", "b"], {})
+        with pytest.raises(CannotTakePart, match=f"cannot listen on {HOME}:{port} .Address already in use."):
+            Peer(Settings("a", HOME, port, TOKEN), pieces.digest, str(archive), pieces)
+    with pytest.raises(CannotTakePart, match=f"does not answer at {HOME}:{port} .Connection refused."):
+        Peer(Settings("a", HOME, 0, TOKEN, (HOME, port)), pieces.digest, str(tmp_path / "a"))
+
+
 def wait_for(condition: Callable[[], bool]) -> None:
     until = time.monotonic() + 30
     while not condition():
@@ -286,7 +368,7 @@ def test_pieces_have_a_length_for_their_archive() -> None:
 def test_what_lies_within_a_layer_that_is_there_is_not_wanted() -> None:
     pieces = PieceList(10, 2, ["a"] * 5, {"layer": (3, 9)})
     assert numbers(pieces.wanted(["layer"])) == [0, 1, 4]  # 1 and 4 have bytes of others
-    assert numbers(pieces.wanted()) == [0, 1, 2, 3, 4]
+    assert numbers(pieces.wanted(["a link to a layer"])) == numbers(pieces.wanted()) == [0, 1, 2, 3, 4]
 
 
 def test_a_list_of_pieces_is_the_one_that_the_controller_knows() -> None:
