@@ -72,18 +72,21 @@ class ActionModule(ActionBase):
         self, brought: dict[str, Any], arguments: dict[str, Any], task_vars: dict[str, Any]
     ) -> dict[str, Any]:
         """Load what other nodes have brought; see plugins/modules/image_distribution.py."""
+        copy = str(brought.get("copy") or "")
+        remove = self._connection._shell.remove(copy)
         if brought.get("problem"):
+            if copy:
+                self._low_level_execute_command(remove)
             raise AnsibleActionFail(str(brought["problem"]))
         index = dict(brought["index"])
         if not brought.get("whole"):
-            index["sha256"] = (
-                ""  # each piece was compared with its digest, and what is not needed is not there
-            )
-        copy = str(brought["copy"])
+            # Each piece was compared with its digest, and what is not needed is not there.
+            index["sha256"] = ""
         arguments.update(remote_src=False, copy=copy, index=index)
         result = self._module(arguments, task_vars)
-        if not result.get("failed"):
-            self._low_level_execute_command(self._connection._shell.remove(copy))
+        # Pieces stay where their load failed, and the next run goes on with them.
+        if brought.get("whole") or not result.get("failed"):
+            self._low_level_execute_command(remove)
         return result
 
     def _local_path(self, path: str, task_vars: dict[str, Any]) -> str:
