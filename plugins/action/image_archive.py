@@ -21,6 +21,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.images.archive_image
     inspection,
     sentence,
 )
+from ansible_collections.rdm.provision.plugins.module_utils.images.pieces import NOTED
 
 MODULE = "rdm.provision.image_archive"
 PUT_IT_THERE = "put it there, or correct its path"
@@ -73,7 +74,7 @@ class ActionModule(ActionBase):
     ) -> dict[str, Any]:
         """Load what other nodes have brought; see plugins/modules/image_distribution.py."""
         copy = str(brought.get("copy") or "")
-        remove = self._connection._shell.remove(copy)
+        remove = " && ".join(self._connection._shell.remove(path) for path in (copy, copy + NOTED))
         if brought.get("problem"):
             if copy:
                 self._low_level_execute_command(remove)

@@ -287,8 +287,7 @@ def stopped(params: Dict[str, Any]) -> Dict[str, Any]:
     result: Dict[str, Any] = {"complete": False, "error": "it has not taken part"}
     with contextlib.suppress(OSError, ValueError), open(base + ".result", encoding="utf-8") as file:
         result.update(json.load(file))
-    done = [base + ".tar.have"] if result["complete"] else []
-    for path in [base + ".result", base + ".lock", *done]:
+    for path in (base + ".result", base + ".lock"):
         with contextlib.suppress(OSError):
             os.unlink(path)
     return {**result, "path": base + ".tar"}

@@ -22,6 +22,8 @@ from ansible_collections.rdm.provision.plugins.module_utils.images.archive_strea
 PIECES = 1024
 """About how many pieces an archive has: enough to be in many hands at once, few enough to keep track of."""
 SMALLEST, LARGEST = 1 << 20, 1 << 25
+NOTED = ".have"
+"""What the name of the file ends with that says which pieces are there."""
 _THREADS = 4
 
 
@@ -203,13 +205,13 @@ class PieceFile:
         """Keep which pieces are there, and the length of the archive."""
         with contextlib.suppress(OSError):
             os.ftruncate(self._handle, self.pieces.size)
-            with open(self.path + ".have", "w", encoding="ascii") as file:
+            with open(self.path + NOTED, "w", encoding="ascii") as file:
                 file.write("{0} {1:x}".format(self.pieces.digest, self.have | self.claimed))
 
 
 def _noted(path: str, pieces: PieceList) -> int:
     try:
-        with open(path + ".have", encoding="ascii") as file:
+        with open(path + NOTED, encoding="ascii") as file:
             digest, bits = file.read().split()
             return int(bits, 16) & pieces.wanted() if digest == pieces.digest else 0
     except (OSError, ValueError):
