@@ -166,6 +166,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.images.peer import (
     Peer,
     Settings,
     local_address,
+    reason,
 )
 from ansible_collections.rdm.provision.plugins.module_utils.images.pieces import (
     PieceList,
@@ -274,7 +275,9 @@ def reported(params: Dict[str, Any]) -> Dict[str, Any]:
         connection.request("GET", "/status", headers={"Authorization": "Bearer " + params["token"]})
         found: Dict[str, Any] = json.loads(connection.getresponse().read())
     except (OSError, ValueError, http.client.HTTPException) as error:
-        raise CannotTakePart("the process that serves it does not answer ({0})".format(error)) from None
+        raise CannotTakePart(
+            "the process that serves it does not answer ({0})".format(reason(error))
+        ) from None
     finally:
         connection.close()
     return found

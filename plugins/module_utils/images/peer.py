@@ -244,7 +244,7 @@ class Peer:
                 self._list = self._ask(settings.source, "/pieces", most=_LIST_MAX)
             except (OSError, ValueError, http.client.HTTPException, Busy) as error:
                 raise CannotTakePart(
-                    "the source does not answer at {0}:{1} ({2})".format(*settings.source, _reason(error))
+                    "the source does not answer at {0}:{1} ({2})".format(*settings.source, reason(error))
                 ) from None
             pieces = PieceList.decoded(self._list, digest)
         else:
@@ -259,7 +259,7 @@ class Peer:
             self._server = _Server((settings.address, settings.port), self)
         except OSError as error:
             raise CannotTakePart(
-                "it cannot listen on {0}:{1} ({2})".format(settings.address, settings.port, _reason(error))
+                "it cannot listen on {0}:{1} ({2})".format(settings.address, settings.port, reason(error))
             ) from None
         self.port: int = self._server.server_address[1]
 
@@ -703,5 +703,6 @@ def local_address(other: Tuple[str, int]) -> str:
         return str(probe.getsockname()[0])
 
 
-def _reason(error: Exception) -> str:
+def reason(error: Exception) -> str:
+    """Return why a connection failed, for the end of a sentence."""
     return str(getattr(error, "strerror", None) or error) or type(error).__name__

@@ -1,0 +1,66 @@
+"""The processes of two nodes on this machine, which share a directory, as nodes share a home."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ansible_collections.rdm.provision.plugins.module_utils.images.peer import CannotTakePart
+from ansible_collections.rdm.provision.plugins.module_utils.images.pieces import NOTED
+from ansible_collections.rdm.provision.plugins.modules import image_peer
+
+from tests.image_archives import MadeImage, layer, saved
+
+
+def parameters(tmp_path: Path, **given: Any) -> dict[str, Any]:
+    """Return the module's parameters, with its defaults."""
+    defaults = {name: option.get("default") for name, option in image_peer.ARGUMENT_SPEC.items()}
+    return {**defaults, "cache_dir": str(tmp_path / "cache"), "token": "of this run", **given}
+
+
+def test_a_node_fetches_an_archive_and_nothing_is_left_of_its_processes(tmp_path: Path) -> None:
+    archive = tmp_path / "image.tar"
+    archive.write_bytes(saved(MadeImage([layer("one")], ["test:1"])))
+    network = "127.0.0.0/8"
+    source = image_peer.source(parameters(tmp_path, key="s", name="s", path=str(archive), network=network))
+    at = [source["address"], str(source["port"])]
+    there = {"key": "n", "name": "n", "source": at, "digest": source["digest"]}
+    path = Path(image_peer.joined(parameters(tmp_path, **there))["path"])
+    nodes: dict[str, Any] = {}
+    until = time.monotonic() + 20
+    while not nodes.get("n", {}).get("done"):
+        assert time.monotonic() < until, nodes
+        nodes = image_peer.reported(parameters(tmp_path, key="s", source=at))["nodes"]
+    image_peer.stopped(parameters(tmp_path, key="s"))
+    ended = image_peer.stopped(parameters(tmp_path, key="n"))
+    assert (ended["complete"], ended["error"], ended["path"]) == (True, "", str(path))
+    assert path.read_bytes() == archive.read_bytes()
+    # What the load removes; the list of pieces is for the case that it fails.
+    assert sorted(one.name for one in path.parent.iterdir()) == [path.name, path.name + NOTED]
+    with pytest.raises(CannotTakePart, match=r"does not answer .Connection refused."):
+        image_peer.reported(parameters(tmp_path, key="s", source=at))
+
+
+def test_a_process_that_does_not_end_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(image_peer, "_STOP_S", 0.2)
+    monkeypatch.setattr(image_peer, "_KILLED_S", 0.2)
+    base = image_peer.base_path(parameters(tmp_path, key="n"))
+    with Path(base + ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(CannotTakePart, match=r"process .* does not end"):
+            image_peer.end_other(base)
+
+
+def test_a_file_system_that_does_not_lock_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_arguments: Any) -> None:
+        raise OSError(37, os.strerror(37))
+
+    monkeypatch.setattr(fcntl, "flock", refused)
+    base = image_peer.base_path(parameters(tmp_path, key="n"))
+    with pytest.raises(OSError, match="No locks available") as problem:
+        image_peer.end_other(base)
+    assert problem.value.filename == base + ".lock"
