@@ -356,7 +356,10 @@ class BlockingSends:
         """See :class:`Schedule`."""
         stage = len(chosen.stages)
         sends = self._before[-1] - self._before[stage + 1]
-        return self.inner.extend(chosen, time + self.seconds[stage], after + sends)
+        # Stages' times are without the sends here, and with them to the schedule inside.
+        inside = chosen._replace(total=chosen.total + self._before[stage])
+        found = self.inner.extend(inside, time + self.seconds[stage], after + sends)
+        return found._replace(total=found.total - self._before[stage + 1])
 
 
 def _regular(now: list[float], before: list[float], step: float) -> bool:

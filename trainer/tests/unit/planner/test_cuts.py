@@ -13,7 +13,7 @@ from rdm_planner.fasop.model import FasopModel, rotations
 from rdm_planner.fasop.shapes import A10, A100, CASES, SHAPES
 from rdm_planner.nodes import tried_orders
 from rdm_planner.partition import Problem, best_cut
-from rdm_planner.schedules import OneForwardOneBackward
+from rdm_planner.schedules import BlockingSends, OneForwardOneBackward, Schedule
 from rdm_planner.search import floor, search
 
 
@@ -32,15 +32,19 @@ def _problems(draw: st.DrawFn) -> Problem:
     running = [[0.0, *itertools.accumulate(times)] for times in kinds]
     held = draw(st.lists(st.integers(1, 5), min_size=layers, max_size=layers))
     limits = draw(st.lists(st.integers(3, 40), min_size=stages, max_size=stages))
-    rate = draw(st.floats(0, 0.3))
-    schedule = OneForwardOneBackward(
+    rates = draw(st.lists(st.floats(0, 0.3), min_size=stages, max_size=stages))
+    schedule: Schedule = OneForwardOneBackward(
         stages, draw(st.integers(1, 12)), draw(st.floats(0, 0.2)), draw(st.floats(0, 0.2))
     )
+    if sends := draw(st.none() | st.lists(seconds, min_size=stages, max_size=stages)):
+        schedule = BlockingSends(schedule, tuple(sends))
     return Problem(
         [running[draw(st.integers(0, len(running) - 1))] for _ in range(stages)],
         schedule,
-        total=lambda cut, ends: max(ends) + rate * cut[0],
-        rest=lambda first: rate * first,
+        total=lambda cut, ends: max(
+            end + rate * count for end, rate, count in zip(ends, rates, cut, strict=True)
+        ),
+        rest=lambda first: rates[0] * first,
         fits=lambda stage, begin, end: sum(held[begin:end]) <= limits[stage],
     )
 
