@@ -13,11 +13,13 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
 import itertools
 import math
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 from rdm_core.config.checks import check
 from rdm_core.config.schema import Config
@@ -454,18 +456,21 @@ class TrainerModel:
         room = {node.gpu: self.job.times.memory_gib(node.gpu) * GIB for node in self._kinds[0]}
         limits = [min(room[node.gpu] for node in nodes) for nodes in stages]
 
-        def total(cut: Sequence[int], ends: Sequence[float]) -> float:
-            return _total(shaped, costs, tied, cut, ends)
+        running = [self.job.sums(layout, self._slowest(layout, nodes).gpu) for nodes in stages]
 
-        def rest(first: int) -> float:
-            own = shaped.own(0, first)
-            return tied + costs[0].reduction(own) + costs[0].update(own)
+        def total(cut: Sequence[int], ends: Sequence[float]) -> float:
+            return _total(costs, tied, _works(shaped, running, cut), ends)
+
+        def added(first: int) -> float:
+            work = _work(shaped, running[0], 0, first)
+            return tied + costs[0].reduction(work) + costs[0].update(work)
 
         def fits(stage: int, begin: int, end: int) -> bool:
             return shaped.most_memory(stage, begin, end) <= limits[stage]
 
-        slowest = [self._slowest(layout, nodes) for nodes in stages]
-        return Problem([self.job.sums(layout, node.gpu)[0] for node in slowest], schedule, total, rest, fits)
+        most = len(shaped.units) - len(stages) + 1
+        rest = _never_less(added, most) if costs[0].hides else added
+        return Problem([both for both, _ in running], schedule, total, rest, fits)
 
     def estimate(self, layout: Layout, cut: Sequence[int]) -> Estimate:
         """Return what a layout with a cut takes."""
@@ -477,13 +482,13 @@ class TrainerModel:
         costs = self._afters(shaped, stages)
         tied = self._tied_seconds(shaped, stages)
         seconds = problem.total(cut, ends)
-        own = _stage_parameters(shaped, cut)
+        bounds = [0, *itertools.accumulate(cut)]
+        own = [shaped.own(begin, end) for begin, end in itertools.pairwise(bounds)]
         optimiser = max(cost.optimiser * held for cost, held in zip(costs, own, strict=True))
         sends = self._sends(shaped, stages)
         busiest = max(range(layout.pipeline), key=lambda stage: times[stage] + sends[stage])
         compute = times[busiest] * shaped.micro_batches
         sending = sends[busiest] * shaped.micro_batches
-        bounds = [0, *itertools.accumulate(cut)]
         memory = tuple(
             shaped.memory(stage, begin, end) / GIB
             for stage, (begin, end) in enumerate(itertools.pairwise(bounds))
@@ -576,7 +581,6 @@ class TrainerModel:
     def _after(self, shaped: _Shaped, nodes: Sequence[NodeKind]) -> _After:
         """Return what follows a stage's last micro-batch."""
         layout, step, times = shaped.layout, shaped.step, self.job.times
-        slowest = self._slowest(layout, nodes)
         shared = layout.data if step.shards_optimiser else 1
         optimiser = max(times.optimiser(node.gpu) for node in nodes) / shared
         if layout.data == 1:
@@ -589,16 +593,14 @@ class TrainerModel:
         ring = (layout.data - 1) / layout.data * _BITS / bandwidth
         passes = 1 if step.shards_optimiser else 2
         repeats = shaped.micro_batches if step.reduces_each_micro_batch else 1
-        both, backward = self.job.sums(layout, slowest.gpu)
         return _After(
             optimiser=optimiser,
             latency=link.latency,
             reduce=passes * ring * step.gradient_bytes,
-            hidden_reduction=step.hidden_reduction * backward[-1],
+            hidden_reduction=step.hidden_reduction,
             reductions=repeats,
             gather=ring * step.weight_bytes if step.shards_optimiser else 0.0,
-            hidden_gathers=step.hidden_gathers
-            * (both[-1] - (0.0 if step.gathers_each_micro_batch else backward[-1])),
+            hidden_gathers=step.hidden_gathers,
             gathers=step.gathers_each_micro_batch,
             micro_batches=shaped.micro_batches,
         )
@@ -618,9 +620,20 @@ class TrainerModel:
         )
 
 
+class _Work(NamedTuple):
+    """A stage's work: parameters of a rank; seconds of a micro-batch's passes, and of the backward pass."""
+
+    own: int
+    both: float
+    backward: float
+
+
 @dataclass(frozen=True)
 class _After:
-    """What follows a stage's backward passes, by its ranks' parameters; seconds, rates of one parameter."""
+    """What follows a stage's backward passes; rates are seconds of one of a rank's parameters.
+
+    ``hidden_reduction`` and ``hidden_gathers`` are shares of the stage's own passes.
+    """
 
     optimiser: float
     latency: float = 0.0
@@ -632,37 +645,57 @@ class _After:
     gathers: int = 0
     micro_batches: int = 0
 
-    def reduction(self, own: int) -> float:
+    @property
+    def hides(self) -> bool:
+        """A stage with more layers may add less, because it computes longer meanwhile."""
+        return self.hidden_reduction > 0 or self.hidden_gathers > 0
+
+    def reduction(self, work: _Work) -> float:
         """Return what nothing hides of reducing gradients, and of gathering weights within the step."""
         if not self.reductions:
             return 0.0
-        once = max(0.0, self.latency + own * self.reduce - self.hidden_reduction)
-        seconds = self.reductions * once
+        hidden = self.hidden_reduction * work.backward
+        seconds = self.reductions * max(0.0, self.latency + work.own * self.reduce - hidden)
         if self.gathers:
-            gathered = self.gathers * (self.latency + own * self.gather)
-            seconds += self.micro_batches * max(0.0, gathered - self.hidden_gathers)
+            gathered = self.gathers * (self.latency + work.own * self.gather)
+            seconds += self.micro_batches * max(0.0, gathered - self.hidden_gathers * work.both)
         return seconds
 
-    def update(self, own: int) -> float:
+    def update(self, work: _Work) -> float:
         """Return the time of the optimiser, and what nothing hides of gathering its results."""
-        seconds = own * self.optimiser
+        seconds = work.own * self.optimiser
         if self.gather and not self.gathers:
-            seconds += max(0.0, self.latency + own * self.gather - self.hidden_gathers)
+            hidden = self.hidden_gathers * (work.both - work.backward)
+            seconds += max(0.0, self.latency + work.own * self.gather - hidden)
         return seconds
 
 
-def _stage_parameters(shaped: _Shaped, cut: Sequence[int]) -> list[int]:
-    bounds = [0, *itertools.accumulate(cut)]
-    return [shaped.own(begin, end) for begin, end in itertools.pairwise(bounds)]
+def _work(shaped: _Shaped, running: tuple[list[float], list[float]], begin: int, end: int) -> _Work:
+    both, backward = running
+    return _Work(shaped.own(begin, end), both[end] - both[begin], backward[end] - backward[begin])
 
 
-def _total(
-    shaped: _Shaped, costs: Sequence[_After], tied: float, cut: Sequence[int], ends: Sequence[float]
-) -> float:
+def _works(
+    shaped: _Shaped, running: Sequence[tuple[list[float], list[float]]], cut: Sequence[int]
+) -> list[_Work]:
+    bounds = itertools.pairwise([0, *itertools.accumulate(cut)])
+    return [_work(shaped, sums, begin, end) for sums, (begin, end) in zip(running, bounds, strict=True)]
+
+
+def _total(costs: Sequence[_After], tied: float, works: Sequence[_Work], ends: Sequence[float]) -> float:
     """Return a step's time: the norm of all gradients is known when the last of them is reduced."""
-    own = _stage_parameters(shaped, cut)
-    reduced = max(end + cost.reduction(held) for end, cost, held in zip(ends, costs, own, strict=True))
-    return tied + reduced + max(cost.update(held) for cost, held in zip(costs, own, strict=True))
+    reduced = max(end + cost.reduction(work) for end, cost, work in zip(ends, costs, works, strict=True))
+    return tied + reduced + max(cost.update(work) for cost, work in zip(costs, works, strict=True))
+
+
+def _never_less(added: Callable[[int], float], most: int) -> Callable[[int], float]:
+    """Return the largest function of 1 to ``most`` layers that is at most ``added`` and never falls."""
+
+    @functools.cache
+    def least() -> list[float]:
+        return [*itertools.accumulate(map(added, range(most, 0, -1)), min)]
+
+    return lambda first: least()[most - first]
 
 
 def _leaving(stage: int, ranks: int, gpus: int) -> int:

@@ -130,6 +130,44 @@ def test_the_model_follows_what_the_engine_states() -> None:
         assert parts["half a gradient"][name] == pytest.approx(parts["now"][name] / 2)
 
 
+def _cuts(layers: int, stages: int) -> list[tuple[int, ...]]:
+    borders = itertools.combinations(range(1, layers), stages - 1)
+    return [tuple(b - a for a, b in itertools.pairwise((0, *inner, layers))) for inner in borders]
+
+
+def test_a_stage_hides_its_reduction_behind_its_own_passes() -> None:
+    slow = NodeKind("A10", gpus=4, inter=10e9, intra=20e9, memory_gib=22.2)
+    model = _model("gpt2-xl", slow, slow, overrides=["engine=native", "model.layers=8"])
+    layout = Layout(1, 4, 2, 1, zero_stage=1)
+    for cut in _cuts(10, 2):
+        estimate = model.estimate(layout, cut)
+        own = _own(model, layout, cut)
+        reduced, gathered = [], []
+        for seconds, held in zip(model.problem(layout).times(cut), own, strict=True):
+            ring = 3 / 4 * held * 8 / slow.intra
+            reduced.append(max(0.0, 4 * ring - 2 / 3 * seconds))
+            gathered.append(max(0.0, 2 * ring - 1 / 3 * seconds))
+        assert reduced[0] > 0
+        ends = model.problem(layout).schedule.ends(model.problem(layout).times(cut))
+        assert estimate.parts["data reduction"] == pytest.approx(
+            max(map(sum, zip(ends, reduced, strict=True))) - ends[0] + max(gathered)
+        )
+    for layout in model.layouts():
+        problem = model.problem(layout)
+        fitting = [problem.seconds(cut) for cut in _cuts(10, layout.pipeline) if problem.holds(cut)]
+        best = best_cut(problem, tries=model.tries(layout))
+        assert (best.seconds if best else None) == (pytest.approx(min(fitting)) if fitting else None)
+
+
+def _own(model: TrainerModel, layout: Layout, cut: Sequence[int]) -> list[int]:
+    """Return the parameters of a rank of each stage."""
+    tuned = dataclasses.replace(
+        with_layout(model.job.config, layout, cut),
+        launcher=dataclasses.replace(model.job.config.launcher, nodes=None),
+    )
+    return [stage.parameters for stage in dry_run(tuned, model.world_size).stages]
+
+
 def test_zero_and_checkpointing_make_room() -> None:
     small = NodeKind("A10", gpus=4, inter=40e9, intra=128e9, memory_gib=15.0)
     model = _model("gpt2-xl", small)
