@@ -1,17 +1,20 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Reads the variables that a shell file sets, by bash itself, which can do nothing else with the file.
 
-Bash is restricted there (``bash -r``), finds no program, and may open no file, pipe or socket: so it can
-neither start anything nor read or write a file. What is left of the language is what files of settings are
-made of: assignments, quotes, sums, conditions and ``echo``.
+Bash is restricted there (``bash -r``), finds no program, may open no file, pipe or socket, and has only the
+builtins that files of settings are made of: so it can neither start anything nor read or write a file. The
+processes that it makes of itself end with it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import difflib
+import os
 import re
 import secrets
 import shutil
+import signal
 import subprocess
 
 from rdm_core.errors import ConfigError
@@ -19,8 +22,22 @@ from rdm_core.errors import ConfigError
 __all__ = ["variables"]
 
 _SECONDS = 10
-_LIMITS = "ulimit -n 3 -v 100000 -t 2; enable -n kill enable ulimit; compgen -v"
-"""No open file beside three, KiB of memory, seconds of computing; then the names of bash's own variables."""
+_BUILTINS = (
+    ": [ break compgen continue declare echo enable eval exit export false let local printf readonly return "
+    "shift test true typeset ulimit unset"
+)
+_LIMITS = "; ".join(
+    (
+        f"for __name in $(compgen -b); do case ' {_BUILTINS} ' in "
+        '*" $__name "*) ;; *) enable -n "$__name"; esac; done',
+        # No core; no file, not even in place of one that is closed; seconds of computing; no process, which
+        # counts for any user but root; KiB of memory.
+        "ulimit -c 0 -n 0 -t 2 -u 1 -v 100000",
+        # The names of bash's own variables.
+        "compgen -v",
+        "enable -n compgen enable ulimit",
+    )
+)
 _TELL = """for __letter in {a..z} {A..Z} _; do
 eval 'for __name in ${!'$__letter'@}; do printf "%s\\0%s\\0" "$__name" "${!__name-}"; done'; done"""
 _ENVIRONMENT = {"PATH": "/nonexistent", "HOME": "$HOME", "USER": "$USER", "LC_ALL": "C.UTF-8"}
@@ -44,16 +61,7 @@ def variables(text: str, source: str) -> dict[str, str]:
     mark, print_mark = f"\0{word}\0", rf"printf '\0{word}\0'"
     script = f"{_LIMITS}; {print_mark}; {text}\n{print_mark}; {_TELL}\n"
     try:
-        done = subprocess.run(
-            ["bash", "--noprofile", "--norc", "-reuf", "-s"],
-            executable=shutil.which("bash") or "/bin/bash",
-            input=script.encode(),
-            capture_output=True,
-            env=_ENVIRONMENT,
-            cwd="/",
-            timeout=_SECONDS,
-            check=False,
-        )
+        status, output, errors = _run(script.encode())
     except OSError as error:
         raise ConfigError(
             [f"{source} is read by bash, which does not start here: {error.strerror}."]
@@ -62,12 +70,32 @@ def variables(text: str, source: str) -> dict[str, str]:
         raise ConfigError(
             [f"{source} takes bash longer than {_SECONDS} seconds; it may only set variables."]
         ) from None
-    told = done.stdout.decode("utf-8", "replace").split(mark)
-    if done.returncode or done.stderr or len(told) != 3:
-        raise ConfigError([_refusal(told, done.stderr.decode("utf-8", "replace"), text, source)])
+    told = output.decode("utf-8", "replace").split(mark)
+    if status or errors or len(told) != 3:
+        raise ConfigError([_refusal(told, errors.decode("utf-8", "replace"), text, source)])
     own = {*told[0].split(), "__letter", "__name"}
     names, values = (told[2].split("\0")[which::2] for which in (0, 1))
     return {name: value for name, value in zip(names, values, strict=False) if name not in own}
+
+
+def _run(script: bytes) -> tuple[int, bytes, bytes]:
+    """Let bash run a script; return its status, its output and its errors."""
+    with subprocess.Popen(
+        ["bash", "--noprofile", "--norc", "-reuf", "-s"],
+        executable=shutil.which("bash") or "/bin/bash",
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=_ENVIRONMENT,
+        cwd="/",
+        start_new_session=True,
+    ) as bash:
+        try:
+            output, errors = bash.communicate(script, timeout=_SECONDS)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(bash.pid, signal.SIGKILL)
+    return bash.returncode, output, errors
 
 
 def _refusal(told: list[str], errors: str, text: str, source: str) -> str:
