@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from ipaddress import ip_network
 from typing import Any, NamedTuple
 
 from ansible_collections.rdm.provision.plugins.module_utils.base.wording import names
@@ -67,6 +68,30 @@ def check_images(
         reason = f"is empty, and images_profiles has nothing for {accelerator}"
         problems.append(Problem(node, "images_list", reason, hint))
     return Images(next(iter(found.values()), ""), bool(found), problems)
+
+
+def distribution_problems(node: str, variables: Mapping[str, Any]) -> list[Problem]:
+    """Return what is wrong with how archives go from node to node.
+
+    Args:
+        node: inventory name.
+        variables: those that the user set, each of its type.
+    """
+    network = str(variables.get("images_network") or "")
+    port = int(variables.get("images_port") or 1)
+    bandwidth = float(variables.get("images_bandwidth") or 0)
+    problems = []
+    try:
+        ip_network(network or "0.0.0.0/0", strict=False)
+    except ValueError:
+        what, hint = f"images_network {network}", "write it as address/prefix, such as 10.1.0.0/16"
+        problems.append(Problem(node, what, "is not a network", hint))
+    if not 0 < port < 1 << 16:
+        problems.append(Problem(node, f"images_port {port}", "is not a TCP port", "choose 1 to 65535"))
+    if not bandwidth >= 0:
+        what, hint = f"images_bandwidth {bandwidth:g}", "give megabits per second, or 0 for no limit"
+        problems.append(Problem(node, what, "is less than nothing", hint))
+    return problems
 
 
 def unpinned(node: str, powerful: Mapping[str, str], images: Any) -> list[Problem]:

@@ -10,6 +10,7 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.image_list
     Images,
     canonical,
     check_images,
+    distribution_problems,
     unpinned,
 )
 
@@ -101,6 +102,23 @@ def test_same_name_from_different_sources_is_refused() -> None:
         in told([BUILT, {**BUILT, "build": {"path": "/srv/d"}}])[0]
     )
     assert checked([PULLED, dict(PULLED)]).problems == []
+
+
+@pytest.mark.parametrize(
+    ("variables", "words"),
+    [
+        ({"images_network": "10.1"}, ["images_network 10.1 is not a network: write it as address/prefix"]),
+        ({"images_port": 0, "images_network": "fd00::/64"}, []),
+        ({"images_port": "65536"}, ["images_port 65536 is not a TCP port: choose 1 to 65535"]),
+        ({"images_bandwidth": -1}, ["images_bandwidth -1 is less than nothing: give megabits per second"]),
+        ({"images_bandwidth": float("nan")}, ["images_bandwidth nan is less than nothing"]),
+        ({"images_bandwidth": 0.5, "images_network": None, "images_port": "7077"}, []),
+    ],
+)
+def test_how_archives_go_from_node_to_node(variables: dict[str, Any], words: list[str]) -> None:
+    found = [problem.sentence for problem in distribution_problems("n1", variables)]
+    assert len(found) == len(words)
+    assert all(one.startswith(start) for one, start in zip(found, words, strict=True))
 
 
 def test_names_are_compared_as_docker_shows_them() -> None:

@@ -21,6 +21,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "required": True,
         "options": {"name": {"type": "str", "required": True}},
     },
+    "images_distribution": {"type": "str", "choices": ["auto", "direct"], "default": "auto"},
     "images_password": {"type": "int", "no_log": True},
     "container_name": {"type": "str", "default": "rdm"},
     "network_name": {"type": "str", "default": "ibnet"},
@@ -52,6 +53,11 @@ def test_right_values_and_other_peoples_variables_pass() -> None:
     [
         ("network_driver", "token-ring", "'token-ring': choose sriov, bridge"),
         ("network_vlan", "many", "give it a int"),
+        (
+            "images_distribution",
+            "mirror",
+            "'mirror': leave it out, and name the mirror in images_mirror",
+        ),
         ("images_list", [{"nmae": "x"}], "give it a list of dict"),
         ("images_list", "x", "give it a list of dict"),
     ],
