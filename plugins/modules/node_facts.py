@@ -196,6 +196,14 @@ node:
           type: list
           elements: dict
           sample: [{base: 172.17.0.0/16, size: 16}]
+        registry_mirrors:
+          description: The mirrors that the engine uses for Docker Hub, in its order.
+          type: list
+          elements: str
+        added_mirrors:
+          description: Those of them that C(images_mirror) has added to the engine's configuration.
+          type: list
+          elements: str
         swarm_address_pools:
           description: Where its swarm takes those of overlay networks from; empty without a swarm.
           type: list
