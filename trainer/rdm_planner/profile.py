@@ -19,7 +19,16 @@ from rdm_core.errors import TrainerError
 from rdm_planner.nodes import NodeKind
 from rdm_planner.times import Link
 
-__all__ = ["FORMAT", "LEAST_SECONDS", "LayerTimes", "MeasuredTimes", "Profile", "interpolate", "shape_of"]
+__all__ = [
+    "FORMAT",
+    "LEAST_SECONDS",
+    "LayerTimes",
+    "MeasuredTimes",
+    "Profile",
+    "interpolate",
+    "packages_of",
+    "shape_of",
+]
 
 FORMAT = 1
 """Of the file."""
@@ -60,6 +69,15 @@ def shape_of(config: Config) -> dict[str, Any]:
     }
 
 
+def packages_of(engine: str) -> tuple[str, ...]:
+    """Return the packages whose versions an engine's times depend on.
+
+    Args:
+        engine: ``deepspeed`` or ``native``.
+    """
+    return ("torch",) if engine == "native" else ("torch", "deepspeed")
+
+
 def _shape(measured: Mapping[str, Any]) -> dict[str, Any]:
     """Return the shape in a file, with what earlier releases left out: they knew nothing else."""
     found = {"rope": False, "qk_norm": False, "engine": "deepspeed", "documents": False, **measured}
@@ -88,7 +106,7 @@ class Profile:
     Args:
         gpu: Its name.
         shape: Of the layers: :func:`shape_of`.
-        versions: Of torch and DeepSpeed, and the container's ``image`` where a cluster's nodes ran one.
+        versions: Of the engine's packages, and the container's ``image`` where a cluster's nodes ran one.
         date: When, ISO 8601.
         memory_gib: What a program can use of a GPU.
         optimiser: Seconds of the optimiser's step for each parameter.
@@ -215,7 +233,7 @@ class Profile:
         """Refuse a profile that was measured with other software.
 
         Args:
-            versions: Where the job will run: of torch and DeepSpeed, and the container's image; as far as
+            versions: Where the job will run: of the engine's packages, and the container's image; as far as
                 they are known.
             where: Whose they are, for the message: ``n1 has``, ``here is``.
             source: The profile's file, for the message.

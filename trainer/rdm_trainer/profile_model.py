@@ -27,7 +27,7 @@ import torch.distributed as dist
 
 from rdm_core.config import Config
 from rdm_core.cost import flops
-from rdm_planner.profile import LEAST_SECONDS, LayerTimes, Profile, shape_of
+from rdm_planner.profile import LEAST_SECONDS, LayerTimes, Profile, packages_of, shape_of
 from rdm_planner.times import Link
 from rdm_trainer import models
 from rdm_trainer.data import loaders
@@ -106,7 +106,7 @@ def measure(
     return Profile(
         gpu=known.name if known else name,
         shape=shape_of(config),
-        versions={"torch": metadata.version("torch"), "deepspeed": metadata.version("deepspeed")},
+        versions={name: metadata.version(name) for name in packages_of(config.engine)},
         date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         memory_gib=_memory(device) / 2**30,
         optimiser=optimiser,

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections.abc import Iterable
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -79,6 +80,7 @@ def tune(
     if model == "fasop":
         return _fasop(options, groups, cluster, profiles)
     from rdm_planner.cluster_profile import ClusterProfile
+    from rdm_planner.profile import packages_of
     from rdm_planner.tune import cluster_file, verb
     from rdm_planner.tune.answer import read_job
     from rdm_planner.tune.fleet import Fleet, by_gpu
@@ -88,7 +90,7 @@ def tune(
     measure = shlex.join(["rdm-trainer", "profile", str(options.config)])
     read = ((str(path), one) for path in profiles for one in ClusterProfile.read(path).of_job(job))
     measured = by_gpu(read, job, measure)
-    versions, missing = _versions()
+    versions, missing = _versions(packages_of(job.engine))
     for source, one in measured.values():
         one.require_versions(versions, where="here is", source=source, command=measure)
     unverified = ""
@@ -107,10 +109,10 @@ def tune(
     return DONE
 
 
-def _versions() -> tuple[dict[str, str], list[str]]:
-    """Return the versions of what trains, and which of it is not installed here."""
+def _versions(packages: Iterable[str]) -> tuple[dict[str, str], list[str]]:
+    """Return the packages' versions, and which are not installed here."""
     versions, missing = {}, []
-    for package in ("torch", "deepspeed"):
+    for package in packages:
         try:
             versions[package] = metadata.version(package)
         except metadata.PackageNotFoundError:

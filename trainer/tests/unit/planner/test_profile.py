@@ -172,6 +172,9 @@ def test_a_foreign_profile_is_refused_with_what_to_run(tmp_path: Path) -> None:
     assert "engine 'native', and the job has 'deepspeed'" in _error(file)
     file.write_text(dataclasses.replace(PROFILE, versions={"torch": "1.0"}).text())
     assert "torch 1.0, and here is" in _error(file)
+    native = {**PROFILE.shape, "engine": "native"}
+    file.write_text(dataclasses.replace(PROFILE, shape=native, versions={"torch": VERSIONS["torch"]}).text())
+    assert _tune(file, "engine=native").exit_code == 0, "DeepSpeed's version says nothing of it"
     file.write_text(dataclasses.replace(PROFILE, gpu="A10").text())
     assert "No profile is of the GPU H100" in _error(file)
     assert f"rdm-trainer profile {CONFIG}" in _error(file)
