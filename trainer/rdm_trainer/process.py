@@ -103,7 +103,8 @@ def _require_device(precision: str, backend: str) -> None:
     """Refuse what the device cannot do, before DeepSpeed and torch do so with a traceback."""
     name = device().type
     if name == "cpu":
-        computes = {"fp16": torch.ops.mkldnn._is_mkldnn_fp16_supported(), "bf16": True}
+        has_fp16 = torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_fp16_supported()
+        computes = {"fp16": has_fp16, "bf16": True}
     else:
         computes = {"fp16": True, "bf16": torch.cuda.is_bf16_supported()}
     if not computes.get(precision, True):
