@@ -51,10 +51,12 @@ def watched_step() -> dict[str, Any]:
 
     Of the gathers that follow, say how many are under way after the step, and after a forward pass.
     """
-    topology = create.create_topology(NATIVE)
-    engine: Any = create.create(NATIVE, topology)
+    job = training.configure(NATIVE, {"parallel.reduce_dtype": "bf16"})
+    topology = create.create_topology(job)
+    engine: Any = create.create(job, topology)
     now: list[str] = []
     seen: list[tuple[str, int]] = []
+    copies: list[int] = []
     reduce = engine.sharded._reduce
     backwards = 0
 
@@ -69,12 +71,13 @@ def watched_step() -> dict[str, Any]:
     def noting(bucket: Any) -> None:
         seen.append((now[-1], backwards))
         reduce(bucket)
+        copies.append(sum(one.sum is not None for one in engine.sharded.buckets))
 
     engine.sharded._reduce = noting
     with engine.watched(watcher):
-        engine.train_step(training.batches(NATIVE, topology, 1))
+        engine.train_step(training.batches(job, topology, 1))
     gathers = [len(engine.sharded._gathering)]
-    engine.evaluate(training.batches(NATIVE, topology, 1))
+    engine.evaluate(training.batches(job, topology, 1))
     gathers.append(len(engine.sharded._gathering))
     masters = sum(bucket.master.numel() for bucket in engine.sharded.buckets)
     whole = sum(bucket.values.numel() for bucket in engine.sharded.buckets)
@@ -82,6 +85,7 @@ def watched_step() -> dict[str, Any]:
     engine.close()
     return {
         "seen": seen,
+        "copies": max(copies),
         "gathers": gathers,
         "kept": masters / whole,
         "grads": [one for one in gradients if one is not None],
@@ -93,6 +97,7 @@ def test_buckets_are_reduced_during_the_last_backward_pass_and_gathered_in_the_n
         # Two replicas, so that each takes two micro-batches of a step.
         assert len(said["seen"]) > 3
         assert set(said["seen"]) == {("backward", 2)}
+        assert said["copies"] == 2
         assert said["gathers"] == [len(said["seen"]), 0]
         assert said["kept"] == 0.5
         assert said["grads"] == []

@@ -181,6 +181,9 @@ class ShardedAdamW:
             # In one order on all replicas, whatever becomes complete first.
             while self._next < len(self.buckets) and self._is_complete(self.buckets[self._next]):
                 self._reduce(self.buckets[self._next])
+                if self._next and self._reduce_dtype != torch.float32:
+                    # One copy is on its way while the next one is made; more would take memory.
+                    self._finish(self.buckets[self._next - 1])
                 self._next += 1
 
     @staticmethod
@@ -202,6 +205,15 @@ class ShardedAdamW:
         else:
             bucket.work = dist.reduce_scatter_tensor(bucket.sum, sent, group=group, async_op=True)
 
+    @staticmethod
+    def _finish(bucket: _Bucket) -> None:
+        """Wait for a bucket's sum, and let go of its copy in another type."""
+        if bucket.sum is not None:
+            bucket.work.wait()
+            if bucket.sum.dtype != torch.float32:
+                bucket.own_gradients.copy_(bucket.sum)
+            bucket.work = bucket.sum = None
+
     @torch.no_grad()
     def reduce(self) -> None:
         """Finish the sums over replicas, and over the stages that share weights."""
@@ -215,11 +227,7 @@ class ShardedAdamW:
             self._reduce(bucket)
         self._next = len(self.buckets)
         for bucket in self.buckets:
-            if bucket.sum is not None:
-                bucket.work.wait()
-                if bucket.sum.dtype != torch.float32:
-                    bucket.own_gradients.copy_(bucket.sum)
-                bucket.work = bucket.sum = None
+            self._finish(bucket)
             ranks = self._shared.get(bucket.weights[0][0])
             if ranks is not None:
                 self._sum_over_stages(bucket.own_gradients, ranks)
