@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from ansible.errors import AnsibleConnectionFailure, AnsibleError
+from ansible.errors import AnsibleActionFail, AnsibleConnectionFailure, AnsibleError
 from ansible_collections.rdm.provision.plugins.module_utils.images.archive_cache import (
     cached_index,
     default_cache_dir,
@@ -94,6 +94,7 @@ class _Transfer:
         self._options = options
         self._threads = max(1, int(variables["ansible_forks"]))
         self._hosts = hosts
+        self._run = os.getppid()
         self._sha256 = str(item.get("sha256") or "")
         self._name = str(item["path"])
         self._here = not item.get("remote_src", True)
@@ -130,6 +131,8 @@ class _Transfer:
                 started = {**self._call(first, source), "index": upload.index}
             else:
                 started = self._call(first, source, _READ_S)
+        except AnsibleActionFail:
+            raise
         except (OrdinaryError, AnsibleError, ArchiveProblem, _Problem) as error:
             self._warn(
                 f"{self._name} is brought to each node directly, since {first} cannot serve it: {error}"
@@ -251,7 +254,13 @@ class _Transfer:
             arguments: host -> the module's.
             timeout: seconds for each.
             meanwhile: called again and again until all have ended.
+
+        Raises:
+            AnsibleActionFail: the run has been killed, and its worker is left.
         """
+        # Nodes end by themselves. By now, the processes there may be those of the next run.
+        if os.getppid() != self._run:
+            raise AnsibleActionFail("the run has been killed")
         problems: dict[str, str] = {}
 
         def calls() -> Iterator[tuple[str, Callable[[], Any]]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -9,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from ansible.errors import AnsibleConnectionFailure
+from ansible.errors import AnsibleActionFail, AnsibleConnectionFailure
 from ansible_collections.rdm.provision.plugins.action import image_distribution
 from ansible_collections.rdm.provision.plugins.action.image_distribution import _Transfer
 
@@ -196,3 +197,17 @@ def test_a_copy_that_breaks_off_is_named(nodes: Nodes, archive: Path) -> None:
     n1 = {"problem": f"{archive} did not reach n1: {why}", "copy": COPY, "whole": "yes"}
     assert problems["n1"] == n1, "what has arrived is removed"
     assert problems["n2"] == {"problem": f"{archive} did not reach n2, which lost its source n1: {why}"}
+
+
+def test_a_worker_of_a_run_that_was_killed_leaves_the_nodes_alone(
+    nodes: Nodes, archive: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def reported(_name: str) -> dict[str, Any]:
+        monkeypatch.setattr(os, "getppid", lambda: 1)
+        return {"nodes": {}, "sent": 0}
+
+    nodes.answers["reported"] = reported
+    with pytest.raises(AnsibleActionFail, match="the run has been killed"):
+        nodes.transfer(archive, remote_src=True)
+    assert nodes.states().count("reported") == 1
+    assert "stopped" not in nodes.states(), "these may be the processes of the next run"
