@@ -366,6 +366,9 @@ def _be_daemon(base: str, make: Callable[[], Peer], write_end: int) -> None:
     except OSError as error:
         problem = {"problem": error.strerror or str(error)}
     if problem:
+        if lock is not None:
+            with contextlib.suppress(OSError):
+                os.unlink(base + ".lock")
         os.write(write_end, json.dumps(problem).encode())
         return
     signal.alarm(0)

@@ -45,6 +45,13 @@ def test_a_node_fetches_an_archive_and_nothing_is_left_of_its_processes(tmp_path
         image_peer.reported(parameters(tmp_path, key="s", source=at))
 
 
+def test_a_process_that_cannot_start_says_why_and_leaves_nothing(tmp_path: Path) -> None:
+    there = {"key": "n", "name": "n", "source": ["127.0.0.1", "1"], "digest": "d"}
+    with pytest.raises(CannotTakePart, match=r"does not answer at 127.0.0.1:1 .Connection refused."):
+        image_peer.joined(parameters(tmp_path, **there))
+    assert not list((tmp_path / "cache" / "peers").iterdir())
+
+
 def test_a_process_that_does_not_end_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(image_peer, "_STOP_S", 0.2)
     monkeypatch.setattr(image_peer, "_KILLED_S", 0.2)
