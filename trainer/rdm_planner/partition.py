@@ -70,6 +70,7 @@ class Problem:
         rest: What ``total`` adds at least to the end of the first stage, given that stage's layers; no less
             with more of them.
         fits: Whether a stage can hold the layers from ``begin`` to ``end - 1``; with more it never can again.
+        first: Layers that the first of several stages has at least.
     """
 
     sums: Sequence[Sequence[float]]
@@ -77,6 +78,7 @@ class Problem:
     total: Callable[[Sequence[int], Sequence[float]], float]
     rest: Callable[[int], float] = _nothing
     fits: Callable[[int, int, int], bool] = _anything_fits
+    first: int = 1
 
     @property
     def layers(self) -> int:
@@ -104,11 +106,13 @@ class Problem:
         return self.total(cut, self.schedule.ends(self.times(cut)))
 
     def holds(self, cut: Sequence[int]) -> bool:
-        """Tell whether every stage can hold its layers.
+        """Tell whether every stage can hold its layers, and the first has enough.
 
         Args:
             cut: Layers of each stage.
         """
+        if cut[0] < self.first:
+            return False
         begin = 0
         for stage, count in enumerate(cut):
             if not self.fits(stage, begin, begin + count):
@@ -175,7 +179,7 @@ def ends_that_fit(problem: Problem, most: Sequence[float] | None = None) -> list
         return []
     earliest, end = [layers], layers
     for stage in range(stages - 1, 0, -1):
-        begin, running = stage, problem.sums[stage]
+        begin, running = stage - 1 + problem.first, problem.sums[stage]
         if most is not None:
             begin = max(begin, bisect.bisect_left(running, running[end] - most[stage]))
         if begin < end and not fits(stage, begin, end):
@@ -183,7 +187,8 @@ def ends_that_fit(problem: Problem, most: Sequence[float] | None = None) -> list
             begin += bisect.bisect_left(begins, True, key=functools.partial(_is_within, fits, stage, end))
         end = min(begin, end)
         earliest.append(end)
-    return list(zip(reversed(earliest), latest, strict=True))
+    found = list(zip(reversed(earliest), latest, strict=True))
+    return found if all(low <= high for low, high in found) else []
 
 
 class CutSearch:

@@ -46,6 +46,7 @@ def _problems(draw: st.DrawFn) -> Problem:
         ),
         rest=lambda first: rates[0] * first,
         fits=lambda stage, begin, end: sum(held[begin:end]) <= limits[stage],
+        first=draw(st.integers(1, min(2, layers - stages + 1))),
     )
 
 
