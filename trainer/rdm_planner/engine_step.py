@@ -24,6 +24,11 @@ class EngineStep:
         hidden_gathers: The share of a micro-batch in which weights are gathered meanwhile, from 0 to 1; of
             its forward pass, where they are gathered after the step.
         tied_bytes: Of one gradient of a tied embedding, on its way between the stages that hold it.
+        exchanges: All-to-alls in a pass of a block with experts, of tokens' rows: to their experts, and back.
+        exchange_bytes: Of one element of such a row.
+        hidden_exchanges: The share of an exchange in which a rank computes, from 0 to 1.
+        mean_bytes: Of one gradient, no expert's, on its way to the mean over the expert axis in a backward
+            pass; 0 where these ranks are replicas to the reduction of gradients.
     """
 
     hidden_sends: float
@@ -35,3 +40,7 @@ class EngineStep:
     gathers_each_micro_batch: int
     hidden_gathers: float
     tied_bytes: int
+    exchanges: int
+    exchange_bytes: int
+    hidden_exchanges: float
+    mean_bytes: int

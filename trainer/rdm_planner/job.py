@@ -6,7 +6,8 @@ A step is as the engine states it (:class:`rdm_planner.engine_step.EngineStep`);
 
 Sources: FLOPs as in PaLM, appendix B (Chowdhery et al. 2022); sums of tensor parallelism as in Megatron-LM
 (Shoeybi et al. 2019), two of a block's activations forward and two backward; rings as in Patarasuk and Yuan
-2009; ZeRO's traffic as in Rajbhandari et al. 2020, section 7.
+2009; ZeRO's traffic as in Rajbhandari et al. 2020, section 7; the exchange of tokens as in GShard (Lepikhin
+et al. 2020), evenly between all ranks that share the experts.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -24,7 +25,7 @@ from typing import NamedTuple
 from rdm_core.config.checks import check
 from rdm_core.config.schema import Config
 from rdm_core.cost import flops
-from rdm_core.cost.dry_run import GIB, stage_memory
+from rdm_core.cost.dry_run import GIB, stage_memory, zero_replicas
 from rdm_core.cost.flops import LayerSize
 from rdm_planner.engine_step import EngineStep
 from rdm_planner.layouts import Estimate, Layout
@@ -62,6 +63,7 @@ def with_layout(config: Config, layout: Layout, cut: Sequence[int] | None = None
             tensor=layout.tensor,
             pipeline=layout.pipeline,
             data=data,
+            expert=layout.expert,
             partition=partition,
             zero_stage=layout.zero_stage,
             activation_checkpointing="full" if layout.checkpointing else "none",
@@ -113,6 +115,21 @@ def _is_block(layer: LayerSize) -> bool:
     return layer.name.endswith("Block")
 
 
+class _ExpertAxis(NamedTuple):
+    """What the expert axis adds, seconds.
+
+    Args:
+        exchange: To each pass of a block with experts: its tokens' way there and back.
+        mean: To a backward pass, for each parameter that is no expert's: the mean of its gradient.
+    """
+
+    exchange: float = 0.0
+    mean: float = 0.0
+
+
+_NO_EXPERTS = _ExpertAxis()
+
+
 @dataclass(eq=False)
 class Job:
     """A job, whatever its layout and the nodes' order: what all its :class:`TrainerModel` share.
@@ -123,6 +140,7 @@ class Job:
         statement: How the engine takes a step of a job with a layout.
         checkpointing: The values of ``parallel.activation_checkpointing`` that are tried.
         zero_stages: Those of ``parallel.zero_stage``.
+        expert_degrees: Those of ``parallel.expert``; all that the model and the replicas allow if None.
     """
 
     config: Config
@@ -130,13 +148,14 @@ class Job:
     statement: Callable[[Config], EngineStep]
     checkpointing: Sequence[str] = _BOTH
     zero_stages: Sequence[int] = (0, 1, 2, 3)
+    expert_degrees: Sequence[int] | None = None
 
     def __post_init__(self) -> None:
         self._shaped: dict[Layout, _Shaped] = {}
         self._sums: dict[tuple[object, ...], tuple[list[float], list[float]]] = {}
-        self._schedules: dict[tuple[Layout, str], OneForwardOneBackward] = {}
+        self._schedules: dict[tuple[Layout, str, _ExpertAxis], OneForwardOneBackward] = {}
         self._slowdowns: dict[tuple[object, ...], dict[str, tuple[float, float]]] = {}
-        self._held: dict[int, tuple[list[int], list[int], list[tuple[int, ...]]]] = {}
+        self._held: dict[tuple[int, int], _Held] = {}
         self._units: dict[int, list[tuple[LayerSize, ...]]] = {}
 
     @cached_property
@@ -157,64 +176,75 @@ class Job:
             self._units[tensor] = _units(flops.layer_sizes(config.spec))
         return self._units[tensor]
 
-    def held(self, config: Config) -> tuple[list[int], list[int], list[tuple[int, ...]]]:
-        """Return running sums over the units: a rank's parameters; the tied ones; units of each kind."""
-        tensor = config.parallel.tensor
-        if tensor not in self._held:
+    def held(self, config: Config) -> _Held:
+        """Return running sums over the units, for a tensor and an expert degree."""
+        axes = tensor, _ = config.parallel.tensor, config.parallel.expert
+        if axes not in self._held:
             units = self.units(config)
-            own = [sum(one.own(tensor, config.parallel.expert) for one in unit) for unit in units]
+            own = [sum(one.own(*axes) for one in unit) for unit in units]
+            experts = [sum(one.own_experts(*axes) for one in unit) for unit in units]
             tied = [sum(one.tied // tensor for one in unit) for unit in units]
             names = sorted({unit[0].name for unit in units})
             counts = [(0,) * len(names)]
             for unit in units:
                 last = zip(counts[-1], names, strict=True)
                 counts.append(tuple(count + (unit[0].name == name) for count, name in last))
-            running = [[0, *itertools.accumulate(numbers)] for numbers in (own, tied)]
-            self._held[tensor] = running[0], running[1], counts
-        return self._held[tensor]
+            of_own, of_experts, of_tied = (
+                [0, *itertools.accumulate(numbers)] for numbers in (own, experts, tied)
+            )
+            self._held[axes] = _Held(of_own, of_experts, of_tied, counts)
+        return self._held[axes]
 
-    def sums(self, layout: Layout, gpu: str) -> tuple[list[float], list[float]]:
+    def sums(
+        self, layout: Layout, gpu: str, axis: _ExpertAxis = _NO_EXPERTS
+    ) -> tuple[list[float], list[float]]:
         """Return the running sums of the units' times for a micro-batch: forward and backward; backward."""
-        key = (gpu, layout.tensor, layout.micro_batch, layout.checkpointing)
+        key = (gpu, layout.tensor, layout.micro_batch, layout.checkpointing, axis)
         if key not in self._sums:
             known: dict[str, tuple[float, float]] = {}
             both, backward = [0.0], [0.0]
             for unit in self.shaped(layout).units:
                 for layer in unit:
                     if layer.name not in known:
-                        known[layer.name] = self._seconds(layout, gpu, layer)
+                        known[layer.name] = self._seconds(layout, gpu, layer, axis)
                 ahead, back = (sum(column) for column in zip(*(known[one.name] for one in unit), strict=True))
                 both.append(both[-1] + ahead + back)
                 backward.append(backward[-1] + back)
             self._sums[key] = both, backward
         return self._sums[key]
 
-    def schedule(self, layout: Layout, gpu: str) -> OneForwardOneBackward:
+    def schedule(self, layout: Layout, gpu: str, axis: _ExpertAxis) -> OneForwardOneBackward:
         """Return a layout's schedule, with the share that a forward has of both passes there."""
-        if (layout, gpu) not in self._schedules:
-            both, backward = self.sums(layout, gpu)
+        key = layout, gpu, axis
+        if key not in self._schedules:
+            both, backward = self.sums(layout, gpu, axis)
             micro_batches = layout.accumulation(self.batch)
-            self._schedules[layout, gpu] = OneForwardOneBackward(
+            self._schedules[key] = OneForwardOneBackward(
                 layout.pipeline, micro_batches, forward=1 - backward[-1] / both[-1]
             )
-        return self._schedules[layout, gpu]
+        return self._schedules[key]
 
-    def slowdowns(self, layout: Layout, gpus: frozenset[str]) -> dict[str, tuple[float, float]]:
+    def slowdowns(self, layout: Layout, axes: Mapping[str, _ExpertAxis]) -> dict[str, tuple[float, float]]:
         """Return how slow GPUs are: at every layer; and all layers together, seconds."""
-        key = (gpus, layout.tensor, layout.micro_batch, layout.checkpointing)
+        key = (frozenset(axes.items()), layout.tensor, layout.micro_batch, layout.checkpointing)
         if key not in self._slowdowns:
-            running = {gpu: self.sums(layout, gpu)[0] for gpu in gpus}
+            running = {gpu: self.sums(layout, gpu, axis)[0] for gpu, axis in axes.items()}
             self._slowdowns[key] = {
                 gpu: (slowdown, running[gpu][-1]) for gpu, slowdown in slowdowns(running).items()
             }
         return self._slowdowns[key]
 
-    def _seconds(self, layout: Layout, gpu: str, layer: LayerSize) -> tuple[float, float]:
+    def _seconds(self, layout: Layout, gpu: str, layer: LayerSize, axis: _ExpertAxis) -> tuple[float, float]:
         size, tensor = layout.micro_batch, layout.tensor
         again = layout.checkpointing and _is_block(layer)
+        exchange = axis.exchange if layer.experts else 0.0
+        # A tied weight's mean is that of the layer which it is tied to.
+        averaged = layer.own(tensor) - layer.own_experts(tensor) - layer.tied // tensor
         return (
-            self.times.forward(gpu, layer.name, size, tensor),
-            self.times.backward(gpu, layer.name, size, tensor, checkpointed=again),
+            self.times.forward(gpu, layer.name, size, tensor) + exchange,
+            self.times.backward(gpu, layer.name, size, tensor, checkpointed=again)
+            + exchange * (2 if again else 1)
+            + axis.mean * averaged,
         )
 
     def layouts(self, world_size: int, gpus: int) -> Iterator[Layout]:
@@ -224,10 +254,11 @@ class Job:
             world_size: GPUs of all nodes.
             gpus: GPUs of a node.
         """
-        for tensor, data, stages in self._degrees(world_size, gpus):
-            if self._rejection(tensor, data, stages, self.batch) is None:
+        for tensor, data, stages, expert in self._degrees(world_size, gpus):
+            if self._rejection(tensor, data, stages, expert, self.batch) is None:
                 for zero in self._zero_stages(data, stages):
-                    yield from self._sizes(tensor, data, stages, zero)
+                    for layout in self._sizes(tensor, data, stages, zero):
+                        yield dataclasses.replace(layout, expert=expert)
 
     def rejections(self, world_size: int, gpus: int) -> Iterator[str]:
         """Yield for each choice of degrees that is no layout why it is none.
@@ -249,27 +280,36 @@ class Job:
         """
         return {
             data
-            for tensor, data, stages in self._degrees(world_size, gpus)
-            if self._rejection(tensor, data, stages, data) is None
+            for tensor, data, stages, expert in self._degrees(world_size, gpus)
+            if self._rejection(tensor, data, stages, expert, data) is None
         }
 
-    def _degrees(self, world_size: int, gpus: int) -> Iterator[tuple[int, int, int]]:
-        """Yield all tensor, data and pipeline degrees of a world; tensor ranks share a node."""
+    def _degrees(self, world_size: int, gpus: int) -> Iterator[tuple[int, int, int, int]]:
+        """Yield all tensor, data, pipeline and expert degrees of a world; tensor ranks share a node."""
         for tensor in range(1, gpus + 1):
             if gpus % tensor:
                 continue
             replicas = world_size // tensor
             for data in range(1, replicas + 1):
                 if replicas % data == 0:
-                    yield tensor, data, replicas // data
+                    for expert in self._expert_degrees(tensor, data):
+                        yield tensor, data, replicas // data, expert
 
-    def _rejection(self, tensor: int, data: int, stages: int, batch: int) -> str | None:
+    def _expert_degrees(self, tensor: int, data: int) -> Sequence[int]:
+        """Return the degrees that divide the replicas and a tensor rank's experts, or those that are held."""
+        if self.expert_degrees is not None:
+            return self.expert_degrees
+        experts = self.config.spec.experts
+        most = math.gcd(data, experts // tensor) if experts and experts % tensor == 0 else 1
+        return [degree for degree in range(1, most + 1) if most % degree == 0]
+
+    def _rejection(self, tensor: int, data: int, stages: int, expert: int, batch: int) -> str | None:
         """Return why degrees are no layout for a global batch; None when they are one."""
         if stages > self.config.spec.blocks:
             return f"There are more stages than the model's {self.config.spec.blocks} blocks."
         if batch % data:
             return f"The replicas do not divide the global batch of {batch} samples."
-        tried = with_layout(self.config, Layout(tensor, data, stages, 1, False, self._least_zero))
+        tried = with_layout(self.config, Layout(tensor, data, stages, 1, False, self._least_zero, expert))
         tried = dataclasses.replace(
             tried,
             parallel=dataclasses.replace(tried.parallel, partition="even"),
@@ -307,6 +347,15 @@ class Job:
                     yield Layout(tensor, data, stages, size, saved == "full", zero)
 
 
+class _Held(NamedTuple):
+    """Running sums over the units: a rank's parameters; its experts'; the tied ones; units of each kind."""
+
+    own: list[int]
+    experts: list[int]
+    tied: list[int]
+    counts: list[tuple[int, ...]]
+
+
 class _Shaped:
     """A job with a layout, on whatever nodes."""
 
@@ -316,7 +365,10 @@ class _Shaped:
         self.units = job.units(self.job)
         self.step = job.statement(self.job)
         self.micro_batches = layout.accumulation(job.batch)
-        self._held, self._tied, self._counts = job.held(self.job)
+        self._held = job.held(self.job)
+        self._counts = self._held.counts
+        # Without learned positions, the trainer takes no stage that has the embedding alone.
+        self.first = 1 if self.job.model.positions else 2
         # All blocks of a GPT are alike: it matters how many there are, and not which.
         self._is_uniform = len(self._counts[0]) <= 3
         # Every so many blocks' input is kept: that is no line.
@@ -324,10 +376,15 @@ class _Shaped:
         self._memory: dict[tuple[object, ...], int] = {}
         self._lines: dict[tuple[bool, bool], tuple[tuple[float, float], float, float]] = {}
 
-    def own(self, begin: int, end: int) -> int:
-        """Return the parameters that a rank of a stage has; what is tied to its first layer counts once."""
-        tied = self._tied[end] if begin == 0 else 0
-        return self._held[end] - self._held[begin] - tied
+    def own(self, begin: int, end: int) -> tuple[int, int]:
+        """Return the parameters that a rank of a stage has: all but its experts'; these.
+
+        What is tied to its first layer counts once.
+        """
+        held = self._held
+        tied = held.tied[end] if begin == 0 else 0
+        experts = held.experts[end] - held.experts[begin]
+        return held.own[end] - held.own[begin] - tied - experts, experts
 
     def activation_bits(self) -> float:
         """Return what a stage hands to the next for a micro-batch."""
@@ -430,7 +487,8 @@ class TrainerModel:
         """Return a problem that is never slower in any order of the nodes: without sends and mixed stages."""
         ranks = layout.tensor * layout.data
         count = self._count
-        running = {gpu: self.job.sums(layout, gpu)[0] for gpu in count}
+        axes = self._expert_axes(layout)
+        running = {gpu: self.job.sums(layout, gpu, axes[gpu])[0] for gpu in count}
         sums = ideal_sums(
             running, layout.pipeline, lambda kinds: sum(count[gpu] for gpu in kinds) * self.gpus // ranks
         )
@@ -440,7 +498,9 @@ class TrainerModel:
         def fits(stage: int, begin: int, end: int) -> bool:
             return shaped.most_memory(stage, begin, end) <= most
 
-        return Problem(sums, self._schedule(layout), lambda _cut, ends: max(ends), fits=fits)
+        return Problem(
+            sums, self._schedule(layout), lambda _cut, ends: max(ends), fits=fits, first=shaped.first
+        )
 
     @cached_property
     def _count(self) -> collections.Counter[str]:
@@ -456,7 +516,7 @@ class TrainerModel:
         room = {node.gpu: self.job.times.memory_gib(node.gpu) * GIB for node in self._kinds[0]}
         limits = [min(room[node.gpu] for node in nodes) for nodes in stages]
 
-        running = [self.job.sums(layout, self._slowest(layout, nodes).gpu) for nodes in stages]
+        running = self._running(layout, stages)
 
         def total(cut: Sequence[int], ends: Sequence[float]) -> float:
             return _total(costs, tied, _works(shaped, running, cut), ends)
@@ -470,7 +530,7 @@ class TrainerModel:
 
         most = len(shaped.units) - len(stages) + 1
         rest = _never_less(added, most) if costs[0].hides else added
-        return Problem([both for both, _ in running], schedule, total, rest, fits)
+        return Problem([both for both, _ in running], schedule, total, rest, fits, shaped.first)
 
     def estimate(self, layout: Layout, cut: Sequence[int]) -> Estimate:
         """Return what a layout with a cut takes."""
@@ -482,13 +542,15 @@ class TrainerModel:
         costs = self._afters(shaped, stages)
         tied = self._tied_seconds(shaped, stages)
         seconds = problem.total(cut, ends)
-        bounds = [0, *itertools.accumulate(cut)]
-        own = [shaped.own(begin, end) for begin, end in itertools.pairwise(bounds)]
-        optimiser = max(cost.optimiser * held for cost, held in zip(costs, own, strict=True))
+        works = _works(shaped, self._running(layout, stages), cut)
+        alone = _works(shaped, self._running(layout, stages, with_experts=False), cut)
+        optimiser = max(_rated(cost.optimiser, work.own) for cost, work in zip(costs, works, strict=True))
         sends = self._sends(shaped, stages)
         busiest = max(range(layout.pipeline), key=lambda stage: times[stage] + sends[stage])
-        compute = times[busiest] * shaped.micro_batches
+        compute = alone[busiest].both * shaped.micro_batches
+        exchange = times[busiest] * shaped.micro_batches - compute
         sending = sends[busiest] * shaped.micro_batches
+        bounds = [0, *itertools.accumulate(cut)]
         memory = tuple(
             shaped.memory(stage, begin, end) / GIB
             for stage, (begin, end) in enumerate(itertools.pairwise(bounds))
@@ -500,7 +562,8 @@ class TrainerModel:
             seconds=seconds,
             parts={
                 "compute": compute,
-                "bubble": ends[0] - compute - sending,
+                "expert exchange": exchange,
+                "bubble": ends[0] - compute - exchange - sending,
                 "pipeline sends": sending,
                 "data reduction": seconds - ends[0] - tied - optimiser,
                 "embedding reduction": tied,
@@ -514,12 +577,66 @@ class TrainerModel:
         )
 
     def _schedule(self, layout: Layout) -> OneForwardOneBackward:
-        return self.job.schedule(layout, self.nodes[0].gpu)
+        gpu = self.nodes[0].gpu
+        return self.job.schedule(layout, gpu, self._expert_axes(layout)[gpu])
+
+    def _running(
+        self, layout: Layout, stages: Sequence[Sequence[NodeKind]], *, with_experts: bool = True
+    ) -> list[tuple[list[float], list[float]]]:
+        """Return each stage's :meth:`Job.sums`, those of its slowest node and of its slowest links."""
+        known = {}
+        for nodes in stages:
+            if id(nodes) not in known:
+                axis = (
+                    self._expert_axis(layout, {node.gpu for node in nodes}) if with_experts else _NO_EXPERTS
+                )
+                known[id(nodes)] = self.job.sums(layout, self._slowest(layout, nodes).gpu, axis)
+        return [known[id(nodes)] for nodes in stages]
+
+    def _expert_axes(self, layout: Layout) -> dict[str, _ExpertAxis]:
+        """Return what the expert axis adds at least on each kind of GPU: where all of a stage are of it."""
+        return {gpu: self._expert_axis(layout, {gpu}) for gpu in self._count}
+
+    def _expert_axis(self, layout: Layout, gpus: Collection[str]) -> _ExpertAxis:
+        """Return what the expert axis adds on a stage with these kinds of GPU."""
+        spec = self.job.config.spec
+        if not spec.experts:
+            return _NO_EXPERTS
+        step, times = self.job.shaped(layout).step, self.job.times
+        # Each tensor rank sends its part of the tokens.
+        rows = layout.micro_batch * spec.seq_length * spec.router_top_k / layout.tensor
+        bits = rows * spec.hidden_size * step.exchange_bytes * _BITS
+        ranks = layout.tensor * layout.expert
+        seconds = self._all_to_all(gpus, ranks, bits)
+        if times.is_measured:
+            # Measured times of layers have the exchange among their tensor ranks in them.
+            seconds = max(0.0, seconds - self._all_to_all(gpus, layout.tensor, bits))
+        across = ranks > self.gpus or self.gpus % ranks > 0
+        link = times.all_reduce(gpus, across=across)
+        # As many rings leave a node as there are tensor ranks in it.
+        bandwidth = link.bandwidth / (layout.tensor if across else 1)
+        share = 2 * (layout.expert - 1) / layout.expert
+        return _ExpertAxis(
+            exchange=step.exchanges * seconds * (1 - step.hidden_exchanges),
+            mean=share * step.mean_bytes * _BITS / bandwidth,
+        )
+
+    def _all_to_all(self, gpus: Collection[str], ranks: int, bits: float) -> float:
+        """Return the time in which ranks that are next to each other send all of them even parts."""
+        if ranks == 1:
+            return 0.0
+        within, leaving = _parts_sent(ranks, self.gpus)
+        return max(
+            self.job.times.point_to_point(here, there, across=across).seconds(bits * part)
+            for here, there in itertools.product(gpus, gpus)
+            for part, across in ((within, False), (leaving, True))
+            if part
+        )
 
     def _slowest(self, layout: Layout, nodes: Sequence[NodeKind]) -> NodeKind:
         if len(nodes) == 1:
             return nodes[0]
-        slowdown = self.job.slowdowns(layout, frozenset(self._count))
+        slowdown = self.job.slowdowns(layout, self._expert_axes(layout))
         return max(nodes, key=lambda node: slowdown[node.gpu])
 
     def _stages(self, layout: Layout) -> list[tuple[NodeKind, ...]]:
@@ -581,25 +698,31 @@ class TrainerModel:
     def _after(self, shaped: _Shaped, nodes: Sequence[NodeKind]) -> _After:
         """Return what follows a stage's last micro-batch."""
         layout, step, times = shaped.layout, shaped.step, self.job.times
-        shared = layout.data if step.shards_optimiser else 1
-        optimiser = max(times.optimiser(node.gpu) for node in nodes) / shared
+        others, experts = zero_replicas(shaped.job, layout.data)
+        update = max(times.optimiser(node.gpu) for node in nodes)
+        optimiser = (update / others, update / experts) if step.shards_optimiser else (update, update)
         if layout.data == 1:
             return _After(optimiser=optimiser)
         ranks = layout.tensor * layout.data
         across = ranks > self.gpus or self.gpus % ranks > 0
         link = times.all_reduce({node.gpu for node in nodes}, across=across)
-        # As many rings leave a node as there are tensor ranks in it.
-        bandwidth = link.bandwidth / (min(layout.tensor, self.gpus) if across else 1)
-        ring = (layout.data - 1) / layout.data * _BITS / bandwidth
+
+        def ring(replicas: int) -> float:
+            # As many rings leave a node as there are ranks in it that have something else.
+            alike = layout.data // replicas
+            bandwidth = link.bandwidth / (min(layout.tensor * alike, self.gpus) if across else 1)
+            return (replicas - 1) / replicas * _BITS / bandwidth
+
+        rings = (ring(others), ring(experts))
         passes = 1 if step.shards_optimiser else 2
         repeats = shaped.micro_batches if step.reduces_each_micro_batch else 1
         return _After(
             optimiser=optimiser,
-            latency=link.latency,
-            reduce=passes * ring * step.gradient_bytes,
+            latency=link.latency * len({others, experts} - {1}),
+            reduce=_times(rings, passes * step.gradient_bytes),
             hidden_reduction=step.hidden_reduction,
             reductions=repeats,
-            gather=ring * step.weight_bytes if step.shards_optimiser else 0.0,
+            gather=_times(rings, step.weight_bytes if step.shards_optimiser else 0),
             hidden_gathers=step.hidden_gathers,
             gathers=step.gathers_each_micro_batch,
             micro_batches=shaped.micro_batches,
@@ -623,24 +746,33 @@ class TrainerModel:
 class _Work(NamedTuple):
     """A stage's work: parameters of a rank; seconds of a micro-batch's passes, and of the backward pass."""
 
-    own: int
+    own: tuple[int, int]
     both: float
     backward: float
+
+
+def _times(rates: tuple[float, float], factor: float) -> tuple[float, float]:
+    return rates[0] * factor, rates[1] * factor
+
+
+def _rated(rates: tuple[float, float], own: tuple[int, int]) -> float:
+    return rates[0] * own[0] + rates[1] * own[1]
 
 
 @dataclass(frozen=True)
 class _After:
     """What follows a stage's backward passes; rates are seconds of one of a rank's parameters.
 
+    Of a pair, the second is that of experts' parameters, the first that of all others.
     ``hidden_reduction`` and ``hidden_gathers`` are shares of the stage's own passes.
     """
 
-    optimiser: float
+    optimiser: tuple[float, float]
     latency: float = 0.0
-    reduce: float = 0.0
+    reduce: tuple[float, float] = (0.0, 0.0)
     hidden_reduction: float = 0.0
     reductions: int = 0
-    gather: float = 0.0
+    gather: tuple[float, float] = (0.0, 0.0)
     hidden_gathers: float = 0.0
     gathers: int = 0
     micro_batches: int = 0
@@ -655,18 +787,18 @@ class _After:
         if not self.reductions:
             return 0.0
         hidden = self.hidden_reduction * work.backward
-        seconds = self.reductions * max(0.0, self.latency + work.own * self.reduce - hidden)
+        seconds = self.reductions * max(0.0, self.latency + _rated(self.reduce, work.own) - hidden)
         if self.gathers:
-            gathered = self.gathers * (self.latency + work.own * self.gather)
+            gathered = self.gathers * (self.latency + _rated(self.gather, work.own))
             seconds += self.micro_batches * max(0.0, gathered - self.hidden_gathers * work.both)
         return seconds
 
     def update(self, work: _Work) -> float:
         """Return the time of the optimiser, and what nothing hides of gathering its results."""
-        seconds = work.own * self.optimiser
-        if self.gather and not self.gathers:
+        seconds = _rated(self.optimiser, work.own)
+        if any(self.gather) and not self.gathers:
             hidden = self.hidden_gathers * (work.both - work.backward)
-            seconds += max(0.0, self.latency + work.own * self.gather - hidden)
+            seconds += max(0.0, self.latency + _rated(self.gather, work.own) - hidden)
         return seconds
 
 
@@ -707,6 +839,21 @@ def _leaving(stage: int, ranks: int, gpus: int) -> int:
     here = min(first + ranks, gpus) - max(first, gpus - ranks)
     there = first + ranks - gpus - (gpus - ranks)
     return max(0, here, there)
+
+
+@functools.cache
+def _parts_sent(ranks: int, gpus: int) -> tuple[float, float]:
+    """Return what ranks next to each other send in an all-to-all, in what one of them has.
+
+    Returns:
+        What a rank sends within its node; what leaves a node; each the most of any.
+    """
+    within = leaving = 0.0
+    for first in range(0, math.lcm(ranks, gpus), gpus):
+        together = collections.Counter(rank // ranks for rank in range(first, first + gpus)).values()
+        within = max(within, (max(together) - 1) / ranks)
+        leaving = max(leaving, sum(count * (ranks - count) for count in together) / ranks)
+    return within, leaving
 
 
 def _units(layers: Sequence[LayerSize]) -> list[tuple[LayerSize, ...]]:

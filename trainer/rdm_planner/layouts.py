@@ -20,6 +20,7 @@ class Layout:
         micro_batch: Samples that a replica computes at a time.
         checkpointing: The backward pass computes the blocks' activations again instead of keeping them.
         zero_stage: What replicas share: optimiser states (1), gradients too (2), weights too (3).
+        expert: Replicas that share the experts of each layer.
     """
 
     tensor: int
@@ -28,6 +29,7 @@ class Layout:
     micro_batch: int
     checkpointing: bool = False
     zero_stage: int = 0
+    expert: int = 1
 
     def accumulation(self, batch: int) -> int:
         """Return the micro-batches of a step.

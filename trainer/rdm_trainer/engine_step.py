@@ -21,12 +21,17 @@ def engine_step(config: Config) -> EngineStep:
     The native engine reduces beside the last micro-batch's backward pass, in ``parallel.reduce_dtype``, and
     gathers the weights beside the next step's first forward pass.
 
+    Both wait for the rows of tokens that a block's experts exchange (:mod:`rdm_trainer.models.moe`). What the
+    ranks of the expert axis have alike, the native engine reduces over all replicas; for DeepSpeed its
+    gradients are averaged over that axis in fp32 in each backward pass, which waits for it.
+
     Args:
         config: The job, with its layout.
     """
     precision, zero = config.optimisation.precision, config.zero_stage
     is_native = config.engine == "native"
     gradient = 2 if precision == "fp16" else 4
+    width = 4 if precision == "fp32" else 2
     reduced = 2 if config.parallel.reduce_dtype == "bf16" else gradient
     return EngineStep(
         hidden_sends=0.0,
@@ -34,8 +39,12 @@ def engine_step(config: Config) -> EngineStep:
         reduces_each_micro_batch=zero >= 2,
         shards_optimiser=zero >= 1,
         hidden_reduction=1.0 if zero >= 2 or is_native else 0.0,
-        weight_bytes=4 if precision == "fp32" else 2,
+        weight_bytes=width,
         gathers_each_micro_batch=2 if zero >= 3 else 0,
         hidden_gathers=1.0 if zero >= 3 or is_native else 0.0,
         tied_bytes=gradient,
+        exchanges=2,
+        exchange_bytes=width,
+        hidden_exchanges=0.0,
+        mean_bytes=0 if is_native else 4,
     )

@@ -19,7 +19,7 @@ from rdm_core.cost import flops
 from rdm_core.cost.chunks import chunk_tokens
 from rdm_core.cost.flops import Accelerator, LayerSize
 
-__all__ = ["GIB", "Memory", "Report", "Stage", "dry_run", "stage_memory"]
+__all__ = ["GIB", "Memory", "Report", "Stage", "dry_run", "stage_memory", "zero_replicas"]
 
 GIB = 1024**3
 
@@ -163,6 +163,19 @@ def dry_run(config: Config, world_size: int) -> Report:
     )
 
 
+def zero_replicas(config: Config, data: int) -> tuple[int, int]:
+    """Return over how many replicas ZeRO shares states: those of all weights but experts', and of experts'.
+
+    The ranks of the expert axis differ in their experts alone. To DeepSpeed they are no replicas at all.
+
+    Args:
+        config: The job.
+        data: Ranks with samples of their own.
+    """
+    experts = data // config.parallel.expert
+    return data if config.engine == "native" else experts, experts
+
+
 def _held(layers: list[LayerSize]) -> list[LayerSize]:
     """Return the layers of a stage whose parameters it holds: those tied within it count once."""
     has_original = any(layer.name == "Embedding" for layer in layers)
@@ -187,9 +200,12 @@ def stage_memory(config: Config, layers: list[LayerSize], data: int, in_flight: 
         last: It computes the loss.
     """
     parallel = config.parallel
-    own = sum(layer.own(parallel.tensor, parallel.expert) for layer in _held(layers))
-    # What ranks of the expert axis have alike, ZeRO does not share among them.
-    weights, gradients, optimiser = _states(config, own, data // parallel.expert)
+    axes, held = (parallel.tensor, parallel.expert), _held(layers)
+    experts = sum(layer.own_experts(*axes) for layer in held)
+    others = sum(layer.own(*axes) for layer in held) - experts
+    replicas = zero_replicas(config, data)
+    states = map(_states, (config, config), (others, experts), replicas)
+    weights, gradients, optimiser = map(sum, zip(*states, strict=True))
     activations = _activations(config, layers, in_flight)
     logits = _logits(config) if last else 0
     return Memory(weights, gradients, optimiser, activations, logits, _RUNTIME_BYTES)

@@ -60,7 +60,11 @@ class LayerSize:
 
     def own(self, tensor: int, expert: int = 1) -> int:
         """Those that one rank has, of axes of so many."""
-        return self.split // tensor + self.whole + self.experts // (tensor * expert)
+        return self.split // tensor + self.whole + self.own_experts(tensor, expert)
+
+    def own_experts(self, tensor: int, expert: int = 1) -> int:
+        """Those of them that are its experts'."""
+        return self.experts // (tensor * expert)
 
 
 def layer_sizes(spec: ModelSpec) -> list[LayerSize]:

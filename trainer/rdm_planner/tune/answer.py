@@ -69,6 +69,7 @@ class Answer:
         """Return the fastest layout in a line or two."""
         best = self.rows[0]
         degrees = f"tensor {best['tensor']}, data {best['data']}, pipeline {best['pipeline']}"
+        degrees += f", expert {best['expert']}" if self.job.spec.experts else ""
         cut = f" ({best['partition']})" if best["pipeline"] > 1 else ""
         more = ", activation checkpointing" if best["checkpointing"] else ""
         nodes = f" on {', '.join(best['placement'])}" if len(set(best["nodes"])) > 1 else ""
@@ -173,6 +174,8 @@ def answer(
         described.zero_stages = [job.parallel.zero_stage]
     if "parallel.activation_checkpointing" in held:
         described.checkpointing = [job.parallel.activation_checkpointing]
+    if "parallel.expert" in held:
+        described.expert_degrees = [job.parallel.expert]
     models = _models(described, nodes)
     # Of one layout the best micro-batch; of equal ones the largest, which came first.
     found = search(models, keep=keep or options.top, alike=_degrees, progress=progress)
@@ -204,8 +207,8 @@ def answer(
     )
 
 
-def _degrees(layout: Layout) -> tuple[int, int, int]:
-    return layout.tensor, layout.data, layout.pipeline
+def _degrees(layout: Layout) -> tuple[int, int, int, int]:
+    return layout.tensor, layout.data, layout.pipeline, layout.expert
 
 
 def _front(described: Job, nodes: list[NodeKind], prices: dict[str, float]) -> list[Point]:
@@ -272,6 +275,8 @@ def _row(
         f"parallel.activation_checkpointing={tuned.parallel.activation_checkpointing}",
         f"parallel.zero_stage={layout.zero_stage}",
     ]
+    if job.spec.experts:
+        overrides.append(f"parallel.expert={layout.expert}")
     if job.parallel.data is not None:
         overrides.append(f"parallel.data={layout.data}")
     if job.launcher.nodes is not None:
@@ -286,6 +291,7 @@ def _row(
         "tensor": layout.tensor,
         "data": layout.data,
         "pipeline": layout.pipeline,
+        "expert": layout.expert,
         "micro_batch": layout.micro_batch,
         "checkpointing": layout.checkpointing,
         "zero_stage": layout.zero_stage,

@@ -24,6 +24,7 @@ _MOST_SHOWN = 24
 # Okabe and Ito's colours, as in the reports.
 _COLOURS = {
     "compute": "#0072b2",
+    "expert exchange": "#56b4e9",
     "bubble": "#b8bfca",
     "pipeline sends": "#e69f00",
     "data reduction": "#d55e00",
@@ -31,8 +32,8 @@ _COLOURS = {
     "optimiser": "#009e73",
 }
 _COLUMNS = (
-    *("step s", "tokens/s", "MFU %", "tensor", "data", "pipeline", "micro-batch", "ZeRO", "checkpointing"),
-    *("GiB", "bubble %", "partition"),
+    *("step s", "tokens/s", "MFU %", "tensor", "data", "pipeline", "expert"),
+    *("micro-batch", "ZeRO", "checkpointing", "GiB", "bubble %", "partition"),
 )
 
 
@@ -86,11 +87,12 @@ def page(answer: Answer) -> str:
 def _tiles(answer: Answer) -> list[tuple[str, str, str]]:
     best = answer.rows[0]
     degrees = f"{best['tensor']} x {best['data']} x {best['pipeline']}"
+    experts = f", expert {best['expert']}" if answer.job.spec.experts else ""
     placed = ", ".join(best["placement"] or best["nodes"])
     return [
         ("step", f"{best['seconds']:.3f} s", "predicted"),
         ("tokens/s", f"{best['tokens_per_second']:,.0f}", ""),
-        ("tensor x data x pipeline", degrees, f"micro-batch {best['micro_batch']}"),
+        ("tensor x data x pipeline", degrees, f"micro-batch {best['micro_batch']}{experts}"),
         ("memory", f"{best['memory_gib']:.1f} GiB", "of the fullest GPU"),
         ("nodes", str(len(best["nodes"])), placed if len(placed) < 200 else ""),
     ]
@@ -139,6 +141,7 @@ def _bars(answer: Answer) -> dict[str, Any]:
             )
             at += width
         label = f"{row['tensor']} x {row['data']} x {row['pipeline']}, mb {row['micro_batch']}"
+        label += f", ep {row['expert']}" if answer.job.spec.experts else ""
         rows.append({"y": _ROW * number, "label": label, "parts": parts})
     return {"height": _ROW * len(rows), "rows": rows}
 
@@ -176,7 +179,7 @@ def _axis(values: Sequence[float], first: float, last: float) -> Any:
 def _cells(row: Any) -> list[tuple[Any, str]]:
     """Return value and text of each column."""
     mfu, bubble = row["mfu"], row["parts"]["bubble"] / row["seconds"]
-    degrees = ("tensor", "data", "pipeline", "micro_batch", "zero_stage")
+    degrees = ("tensor", "data", "pipeline", "expert", "micro_batch", "zero_stage")
     return [
         (row["seconds"], f"{row['seconds']:.3f}"),
         (row["tokens_per_second"], f"{row['tokens_per_second']:,.0f}"),

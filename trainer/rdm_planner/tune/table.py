@@ -62,7 +62,8 @@ def _source(console: Console, answer: Answer) -> None:
 
 def _layouts(answer: Answer) -> Table:
     table = Table(box=None, padding=(0, 1))
-    names = ["", "step s", "tokens/s", "MFU", "tp", "dp", "pp", "micro", "zero", "ckpt", "GiB"]
+    degrees = _degrees(answer)
+    names = ["", "step s", "tokens/s", "MFU", *degrees, "micro", "zero", "ckpt", "GiB"]
     has_prices = answer.rows[0]["price"] is not None
     for name in [*names, *(["price"] if has_prices else [])]:
         table.add_column(name, justify="right", no_wrap=True)
@@ -72,12 +73,18 @@ def _layouts(answer: Answer) -> Table:
             f"{row['seconds']:.3f}",
             f"{row['tokens_per_second']:,.0f}",
             "" if row["mfu"] is None else f"{row['mfu']:.1%}",
-            *(str(row[name]) for name in ("tensor", "data", "pipeline", "micro_batch", "zero_stage")),
+            *(str(row[name]) for name in (*degrees.values(), "micro_batch", "zero_stage")),
             "full" if row["checkpointing"] else "",
             f"{row['memory_gib']:.1f}",
             *([f"{1000 * row['price']:,.2f}"] if has_prices else []),
         )
     return table
+
+
+def _degrees(answer: Answer) -> dict[str, str]:
+    """Return the degrees' columns, and their names in a row."""
+    shown = {"tp": "tensor", "dp": "data", "pp": "pipeline"}
+    return shown | ({"ep": "expert"} if answer.job.spec.experts else {})
 
 
 def _shares(row: Mapping[str, Any]) -> str:
@@ -109,11 +116,12 @@ def _rest(console: Console, answer: Answer) -> None:
         return
     table = Table(box=None, padding=(0, 1))
     unit = "GPU-hours" if answer.front[0][0].price is None else "price"
-    for name in ("step s", f"{unit} of 1,000 steps", "tp", "dp", "pp", "micro", "nodes"):
+    degrees = _degrees(answer)
+    for name in ("step s", f"{unit} of 1,000 steps", *degrees, "micro", "nodes"):
         table.add_column(name, justify="left" if name == "nodes" else "right", no_wrap=True)
     for point, row in answer.front:
         nodes = " + ".join(f"{count} x {gpu}" for gpu, count in point.nodes.items())
-        degrees = (str(row[name]) for name in ("tensor", "data", "pipeline", "micro_batch"))
-        table.add_row(f"{row['seconds']:.3f}", f"{1000 * point.cost:,.2f}", *degrees, nodes)
+        sizes = (str(row[name]) for name in (*degrees.values(), "micro_batch"))
+        table.add_row(f"{row['seconds']:.3f}", f"{1000 * point.cost:,.2f}", *sizes, nodes)
     console.print(table)
     console.print()

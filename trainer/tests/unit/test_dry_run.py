@@ -78,6 +78,17 @@ def test_one_stage_holds_every_parameter_once(name: str) -> None:
     assert [stage.parameters for stage in found.stages] == [found.parameters]
 
 
+def test_each_engine_shares_the_states_beside_experts_over_its_own_replicas() -> None:
+    sizes = flops.layer_sizes(job("qwen3-30b-a3b").spec)
+    experts = sum(size.experts for size in sizes) // 8
+    others = sum(size.split + size.whole for size in sizes)
+    for engine, replicas in (("native", 16), ("deepspeed", 2)):
+        found = report(
+            "qwen3-30b-a3b", f"engine={engine}", "parallel.pipeline=1", "parallel.data=16", world=16
+        )
+        assert found.stages[0].memory.optimiser == pytest.approx(12 * (others / replicas + experts / 2))
+
+
 def test_memory_of_weights_gradients_and_states_by_precision_and_zero_stage() -> None:
     """Bytes per parameter: Rajbhandari et al. 2020 count 2 + 2 + 12 for mixed precision."""
     shape = (

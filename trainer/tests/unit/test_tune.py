@@ -28,6 +28,7 @@ from rdm_planner.nodes import NodeKind, orders
 from rdm_planner.partition import best_cut
 from rdm_planner.schedules import BlockingSends
 from rdm_planner.search import search
+from rdm_planner.times import PublishedPeaks
 from rdm_planner.tune.diagram import one_forward_one_backward
 from rdm_planner.tune.validation import chosen, compared, rank_correlation
 from rdm_trainer.cli import cli
@@ -55,12 +56,21 @@ def test_the_layers_forwards_are_a_third_of_a_sample(name: str) -> None:
     assert 3 * forward == pytest.approx(flops.flops_per_sample(job.spec), rel=5e-3)
 
 
-@pytest.mark.parametrize("name", ["gpt2-xl", "t5-11b"])
-def test_memory_is_the_dry_runs_and_the_trainer_takes_the_layout(name: str) -> None:
-    shallow = ["model.layers=8"] if name.startswith("t5") else []
-    model = _model(name, H100, A10, overrides=shallow)
-    found = search([model], keep=10, alike=lambda one: (one.tensor, one.data, one.pipeline))
+@pytest.mark.parametrize(
+    ("name", "overrides"),
+    [
+        ("gpt2-xl", []),
+        ("t5-11b", ["model.layers=8"]),
+        ("qwen3-30b-a3b", ["model.layers=8"]),
+        ("qwen3-30b-a3b", ["model.layers=8", "engine=native"]),
+    ],
+)
+def test_memory_is_the_dry_runs_and_the_trainer_takes_the_layout(name: str, overrides: list[str]) -> None:
+    model = _model(name, H100, A10, overrides=overrides)
+    found = search([model], keep=10, alike=lambda one: (one.tensor, one.data, one.pipeline, one.expert))
     assert len({estimate.layout.pipeline for estimate in found.best}) > 1
+    has_experts = model.job.config.spec.experts > 0
+    assert has_experts is (len({estimate.layout.expert for estimate in found.best}) > 1)
     for estimate in found.best:
         tuned = with_layout(model.job.config, estimate.layout, estimate.cut)
         tuned = dataclasses.replace(
@@ -166,6 +176,102 @@ def _own(model: TrainerModel, layout: Layout, cut: Sequence[int]) -> list[int]:
         launcher=dataclasses.replace(model.job.config.launcher, nodes=None),
     )
     return [stage.parameters for stage in dry_run(tuned, model.world_size).stages]
+
+
+def _moe(engine: str, *nodes: NodeKind, more: Sequence[str] = (), **options: Any) -> TrainerModel:
+    small = ("layers=3", "experts=8", "moe_router_topk=2", "vocab_size=8000")
+    overrides = [*(f"model.{key}" for key in small), "optimisation.global_batch_size=16", f"engine={engine}"]
+    return _model("qwen3-30b-a3b", *nodes, overrides=[*overrides, *more], **options)
+
+
+def test_tokens_are_exchanged_within_a_node_and_over_the_link_that_its_gpus_share() -> None:
+    model = _moe("native", H100, H100)
+    rows = 2 * 4096 * 2 * 2048 * 16  # two samples' bits: two experts of each token, bf16
+
+    def exchange(tensor: int, expert: int, *, checkpointing: bool = False) -> float:
+        layout = Layout(tensor, 8 // tensor, 1, 2, checkpointing, 1, expert)
+        return model.estimate(layout, (5,)).parts["expert exchange"] / (3 * 16 / (2 * layout.data))
+
+    # There and back, in both passes; between two nodes a node's four GPUs send half of theirs.
+    within, across = 4 * rows / H100.intra, 4 * rows / H100.inter
+    assert exchange(1, 1) == 0
+    assert exchange(1, 2) == pytest.approx(1 / 2 * within)
+    assert exchange(1, 4) == pytest.approx(3 / 4 * within)
+    assert exchange(1, 4, checkpointing=True) == pytest.approx(3 / 2 * 3 / 4 * within)
+    assert exchange(1, 8) == pytest.approx(4 * 1 / 2 * across)
+    # Tensor ranks share the tokens, and the experts.
+    assert exchange(2, 2) == pytest.approx(3 / 4 * within / 2)
+    assert exchange(2, 4) == pytest.approx(4 * 1 / 2 * across / 2)
+    # Where times of layers are measured, the exchange among tensor ranks is in them.
+    among = exchange(2, 1)
+    assert among == pytest.approx(1 / 2 * within / 2)
+    measured = _Measured(**vars(model.job.times))
+    model = TrainerModel(Job(model.job.config, measured, engine_step), model.nodes)
+    assert exchange(2, 1) == 0
+    assert exchange(2, 2) == pytest.approx((3 / 4 - 1 / 2) * within / 2)
+
+
+class _Measured(PublishedPeaks):
+    is_measured = True
+
+
+def test_each_engine_reduces_experts_and_what_their_ranks_have_alike_in_its_way() -> None:
+    experts = 3 * 8 * 3 * 2048 * 768 // 4
+    layout = Layout(1, 8, 1, 1, False, 1, 4)
+    seconds = {}
+    for engine in ("native", "deepspeed"):
+        model = _moe(engine, H100, H100)
+        others, own = model.job.shaped(layout).own(0, 5)
+        assert own == experts
+        stated = engine_step(with_layout(model.job.config, layout))
+        stated = dataclasses.replace(stated, hidden_reduction=0.0, hidden_gathers=0.0)
+        job = Job(model.job.config, model.job.times, functools.partial(_stated, stated))
+        parts = TrainerModel(job, model.nodes).estimate(layout, (5,)).parts
+        seconds[engine] = parts["data reduction"], parts["expert exchange"]
+    # fp32 gradients and bf16 weights, of experts over two replicas in four rings that share a node's link.
+    reduced = 6 * 8 * 1 / 2 * experts * 4 / H100.inter
+    assert seconds["native"][0] == pytest.approx(reduced + 6 * 8 * 7 / 8 * others / H100.inter)
+    assert seconds["deepspeed"][0] == pytest.approx(reduced + 6 * 8 * 1 / 2 * others * 4 / H100.inter)
+    # For DeepSpeed they are averaged over the four in each of two backward passes, in fp32.
+    mean = 2 * 3 / 4 * 4 * 8 * others / H100.intra
+    assert seconds["deepspeed"][1] - seconds["native"][1] == pytest.approx(2 * mean)
+
+
+@pytest.mark.parametrize("engine", ["native", "deepspeed"])
+def test_expert_degrees_are_searched_as_by_trying_all(engine: str) -> None:
+    small = NodeKind("A10", gpus=4, inter=100e9, intra=400e9, memory_gib=22.2)
+    nodes = (dataclasses.replace(H100, memory_gib=16.0), small)
+    model = _moe(engine, *nodes)
+    every: dict[int, float] = {}
+    for layout in model.layouts():
+        problem = model.problem(layout)
+        for cut in _cuts(5, layout.pipeline):
+            if problem.holds(cut):
+                seconds = model.estimate(layout, cut).seconds
+                every[layout.expert] = min(every.get(layout.expert, seconds), seconds)
+    assert every.keys() == {1, 2, 4, 8}
+    found = search([model], keep=4, alike=lambda one: one.expert)
+    assert {one.layout.expert: one.seconds for one in found.best} == pytest.approx(every)
+    for expert, fastest in every.items():
+        held = search([_moe(engine, *nodes, expert_degrees=[expert])], keep=1)
+        assert held.best[0].seconds == pytest.approx(fastest)
+        assert found.best[0].seconds <= held.best[0].seconds
+
+
+def test_the_expert_degree_is_shown_written_and_held(tmp_path: Path) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text((CONFIGS / "qwen3-30b-a3b.yaml").read_text("utf-8"), "utf-8")
+    nodes = ["--nodes", "4xA100-40:4"]
+    code, output = _tune(str(path), *nodes, "engine=native", "--write")
+    assert code == 0
+    row = re.search(r"^ 1 .*$", output, re.MULTILINE)
+    assert row is not None
+    assert re.search(r" tp +dp +pp +ep +micro ", output)
+    tuned = configuration.load(path).parallel
+    assert row[0].split()[4:8] == [str(n) for n in (tuned.tensor, tuned.data, tuned.pipeline, tuned.expert)]
+    code, output = _tune(str(path), *nodes, "parallel.expert=4", "--json")
+    assert {best["expert"] for best in json.loads(output)["best"]} == {4}
+    assert " ep " not in _tune(str(CONFIGS / "gpt2-xl.yaml"), "--nodes", "1xA100-40:4")[1]
 
 
 def test_zero_and_checkpointing_make_room() -> None:
