@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import http.client
 import json
 import multiprocessing
@@ -383,3 +384,17 @@ def test_a_wrong_piece_is_not_kept(tmp_path: Path) -> None:
     with pytest.raises(WrongPiece):
         file.write(0, b"ab")
     assert (file.have, (tmp_path / "a").read_bytes()) == (0, b"")
+
+
+def test_a_piece_that_has_not_grown_yet_is_not_hashed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a").write_bytes(b"ab")
+    digests = [hashlib.sha256(data).hexdigest() for data in (b"ab", b"c")]
+    file = PieceFile(str(tmp_path / "a"), PieceList(3, 2, digests, {}), growing=True)
+    assert file.check(0)
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "pread", lambda *_: pytest.fail("it was read"))
+        assert not file.check(1)
+    (tmp_path / "a").write_bytes(b"abc")
+    assert file.check(1)
