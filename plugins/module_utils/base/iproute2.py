@@ -33,7 +33,7 @@ def iproute2(command: str, *words: str) -> subprocess.CompletedProcess[bytes]:
             stdin=subprocess.DEVNULL,
             timeout=_TIMEOUT_S,
             check=False,
-            env={"PATH": "{0}:{1}".format(os.environ.get("PATH", ""), _PATH), "LC_ALL": "C"},
+            env={"PATH": ":".join(filter(None, [os.environ.get("PATH"), _PATH])), "LC_ALL": "C"},
         )
     except FileNotFoundError:
         raise IpMissing("the {0} command (package iproute2) is missing".format(command)) from None
