@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib.util
 import io
 import os
 import pickle
@@ -21,6 +22,8 @@ from typing import Any
 
 import torch
 
+from rdm_core.errors import TrainerError
+
 __all__ = ["as_data", "load", "load_mapped"]
 
 _DATA_ONLY = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
@@ -29,6 +32,10 @@ _DATA_ONLY = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
 @functools.cache
 def _classes_of_deepspeed() -> list[Any]:
     """Return what DeepSpeed writes beside tensors and plain values."""
+    if importlib.util.find_spec("deepspeed") is None:
+        raise TrainerError(
+            "The checkpoint is DeepSpeed's, which is not installed here; install it to read the checkpoint."
+        )
     from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
     from deepspeed.runtime.zero.config import ZeroStageEnum
     from deepspeed.utils.tensor_fragment import fragment_address

@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable
 
 import torch
 
 from rdm_core.config import Config
+from rdm_core.errors import TrainerError
 from rdm_trainer.distributed.pipeline_parallel.pipeline import Fill
 from rdm_trainer.distributed.topology import Topology
 from rdm_trainer.engines.engine import Engine
@@ -20,12 +22,16 @@ def create_topology(config: Config) -> Topology:
     """Spread the initialised world over the job's axes, with the process groups that its engine uses.
 
     Raises:
-        TrainerError: The world cannot be divided like that.
+        TrainerError: The world cannot be divided like that, or the engine is not installed.
     """
     parallel = config.parallel
     axes = (parallel.tensor, parallel.pipeline, parallel.expert)
     if config.engine == "native":
         return Topology.create(*axes)
+    if importlib.util.find_spec("deepspeed") is None:
+        raise TrainerError(
+            "engine is deepspeed, but DeepSpeed is not installed here; install it, or set engine to native."
+        )
     # Only here: the native engine needs no DeepSpeed.
     from rdm_trainer.engines.deepspeed import topology
 

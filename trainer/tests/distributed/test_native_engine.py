@@ -11,9 +11,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 
+from rdm_core.errors import TrainerError
 from rdm_trainer.engines import create
 from tests.distributed import processes, training
 from tests.distributed.training import GPT, configure
@@ -21,13 +23,18 @@ from tests.distributed.training import GPT, configure
 NATIVE = configure(GPT, {"engine": "native"})
 
 
-def without_deepspeed(job_dir: str) -> list[int]:
-    """Train a job and let it go on, in a process that cannot import DeepSpeed; return the steps of each."""
+def without_deepspeed(job_dir: str) -> tuple[list[int], list[str]]:
+    """Train a job and let it go on, in a process that cannot import DeepSpeed.
+
+    Return the steps of each, and what is said where DeepSpeed is needed.
+    """
     for name in list(sys.modules):
         if name.partition(".")[0] in ("deepspeed", "rdm_trainer", "tests"):
             del sys.modules[name]
     sys.modules["deepspeed"] = None  # type: ignore[assignment]
     from rdm_trainer import train
+    from rdm_trainer.checkpoint import reading
+    from rdm_trainer.engines import create
     from tests.distributed import resuming, training
 
     job = training.configure(resuming.GPT, {"engine": "native", "checkpoint.exit_interval": 2})
@@ -39,11 +46,22 @@ def without_deepspeed(job_dir: str) -> list[int]:
         counts.append(trained.iteration)
     # Nothing of DeepSpeed came in by another way.
     assert not [name for name in sys.modules if name.startswith("deepspeed.")]
-    return counts
+    refusals = []
+    for needs in (
+        lambda: create.create_topology(resuming.GPT),
+        lambda: reading.load_mapped(Path(), of_deepspeed=True),
+    ):
+        with pytest.raises(TrainerError) as refused:
+            needs()
+        refusals.append(str(refused.value))
+    return counts, refusals
 
 
 def test_needs_no_deepspeed(tmp_path: Path) -> None:
-    assert processes.run(1, without_deepspeed, str(tmp_path / "job")) == [[2, 4]]
+    ((counts, (engine, checkpoint)),) = processes.run(1, without_deepspeed, str(tmp_path / "job"))
+    assert counts == [2, 4]
+    assert engine.startswith("engine is deepspeed, but DeepSpeed is not installed here")
+    assert checkpoint.startswith("The checkpoint is DeepSpeed's, which is not installed here")
 
 
 def watched_step() -> dict[str, Any]:
