@@ -199,8 +199,8 @@ class ParallelConfig:
     activation_checkpointing_interval: Positive = 1
     """Blocks of one checkpoint."""
     reduce_dtype: Literal["fp32", "bf16"] = "fp32"
-    """In which replicas sum their gradients; each adds up its own micro-batches' in fp32. `bf16` sends half
-    the bytes, and loses precision with many replicas. It needs `engine: native`."""
+    """Data type in which gradients are summed over replicas; each replica adds up its micro-batches in fp32.
+    `bf16` sends half the bytes, and loses precision with many replicas. It needs `engine: native`."""
 
 
 @dataclass(frozen=True)
