@@ -521,15 +521,13 @@ class TrainerModel:
         def total(cut: Sequence[int], ends: Sequence[float]) -> float:
             return _total(costs, tied, _works(shaped, running, cut), ends)
 
-        def added(first: int) -> float:
+        def rest(first: int) -> float:
             work = _work(shaped, running[0], 0, first)
             return tied + costs[0].reduction(work) + costs[0].update(work)
 
         def fits(stage: int, begin: int, end: int) -> bool:
             return shaped.most_memory(stage, begin, end) <= limits[stage]
 
-        most = len(shaped.units) - len(stages) + 1
-        rest = _never_less(added, most) if costs[0].hides else added
         return Problem([both for both, _ in running], schedule, total, rest, fits, shaped.first)
 
     def estimate(self, layout: Layout, cut: Sequence[int]) -> Estimate:
@@ -777,11 +775,6 @@ class _After:
     gathers: int = 0
     micro_batches: int = 0
 
-    @property
-    def hides(self) -> bool:
-        """A stage with more layers may add less, because it computes longer meanwhile."""
-        return self.hidden_reduction > 0 or self.hidden_gathers > 0
-
     def reduction(self, work: _Work) -> float:
         """Return what nothing hides of reducing gradients, and of gathering weights within the step."""
         if not self.reductions:
@@ -818,16 +811,6 @@ def _total(costs: Sequence[_After], tied: float, works: Sequence[_Work], ends: S
     """Return a step's time: the norm of all gradients is known when the last of them is reduced."""
     reduced = max(end + cost.reduction(work) for end, cost, work in zip(ends, costs, works, strict=True))
     return tied + reduced + max(cost.update(work) for cost, work in zip(costs, works, strict=True))
-
-
-def _never_less(added: Callable[[int], float], most: int) -> Callable[[int], float]:
-    """Return the largest function of 1 to ``most`` layers that is at most ``added`` and never falls."""
-
-    @functools.cache
-    def least() -> list[float]:
-        return [*itertools.accumulate(map(added, range(most, 0, -1)), min)]
-
-    return lambda first: least()[most - first]
 
 
 def _leaving(stage: int, ranks: int, gpus: int) -> int:

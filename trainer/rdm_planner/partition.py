@@ -67,8 +67,7 @@ class Problem:
             stages on devices of one kind share one list.
         schedule: The pipeline.
         total: A cut's step time in seconds, from the layers of each stage and :meth:`Schedule.ends`.
-        rest: What ``total`` adds at least to the end of the first stage, given that stage's layers; no less
-            with more of them.
+        rest: What ``total`` adds at least to the end of the first stage, given that stage's layers.
         fits: Whether a stage can hold the layers from ``begin`` to ``end - 1``; with more it never can again.
         first: Layers that the first of several stages has at least.
     """
@@ -84,6 +83,13 @@ class Problem:
     def layers(self) -> int:
         """Layers that are cut."""
         return len(self.sums[0]) - 1
+
+    @functools.cached_property
+    def least_rest(self) -> float:
+        """Seconds of :attr:`rest` with the number of layers that makes it the least."""
+        stages = len(self.sums)
+        firsts = range(self.first, self.layers - stages + 2) if stages > 1 else (self.layers,)
+        return min(map(self.rest, firsts), default=0.0)
 
     def times(self, cut: Sequence[int]) -> list[float]:
         """Return each stage's time, in seconds.
@@ -401,7 +407,7 @@ class CutSearch:
 
     def _limits(self) -> list[float]:
         """Return what each stage takes at most in a cut that is fast enough, seconds."""
-        room = self._aim() - self.problem.rest(1)
+        room = self._aim() - self.problem.least_rest
         lists = {id(running): running for running in self.problem.sums}.values()
         total = sum(
             min(after - before for before, after in column)
@@ -444,8 +450,8 @@ class CutSearch:
             return math.inf, None
         self.lows = [self._earliest(stage) for stage in range(self.stages)]
         self.before, self.after = self._least_sums()
-        # The first stage has at least so many layers.
-        aim = self._aim() - self.problem.rest(self.ends[0][0])
+        first, last = self.ends[0]
+        aim = self._aim() - min(map(self.problem.rest, range(first, last + 1)))
         self.suffix = [{} for _ in range(self.stages)] + [{layers: 0.0}]
         # Of cuts with the same bound the one whose stages take the least together.
         chosen: list[dict[int, tuple[float, int]]] = [{} for _ in range(self.stages)] + [{layers: (0.0, 0)}]

@@ -156,7 +156,7 @@ def floor(problem: Problem, known: dict[tuple[int, ...], _Spread] | None = None)
                 if highest >= lowest:
                     break
         lowest = min(lowest, highest)
-    return lowest + problem.rest(1)
+    return lowest + problem.least_rest
 
 
 def search(
