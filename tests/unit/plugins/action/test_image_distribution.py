@@ -202,8 +202,10 @@ def test_a_copy_that_breaks_off_is_named(nodes: Nodes, archive: Path) -> None:
 def test_a_worker_of_a_run_that_was_killed_leaves_the_nodes_alone(
     nodes: Nodes, archive: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    other = os.getppid() + 1
+
     def reported(_name: str) -> dict[str, Any]:
-        monkeypatch.setattr(os, "getppid", lambda: 1)
+        monkeypatch.setattr(os, "getppid", lambda: other)
         return {"nodes": {}, "sent": 0}
 
     nodes.answers["reported"] = reported
