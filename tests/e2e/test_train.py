@@ -434,7 +434,7 @@ def test_what_was_measured_finds_a_layout_and_trains_in_it(cluster: Containers, 
     written = cluster.product.directory / "written.yaml"
     written.write_text((cluster.product.directory / config).read_text())
     validated = cluster.json("tune", written.name, "--write", "--validate", "1")["validation"]
-    assert validated["layouts"] == len(validated["rows"]) == 2
+    assert validated["layouts"] == len(validated["rows"]) == 2, json.dumps(validated["rows"], indent=1)
     assert all(row["measured"] > 0 for row in validated["rows"])
     record = yaml.safe_load((cluster.inventory / "profile.cfg").read_text())
     assert record["validations"] == [validated]
