@@ -295,9 +295,9 @@ class Peer:
         until = time.monotonic() + 3
         while time.monotonic() < until:
             with members.lock:
-                left = [one for one in members.known.values() if not one.get("told")]
+                left = [one for one in members.known.values() if not one.get("acknowledged")]
                 for one in left:
-                    one["told"] = time.monotonic() - one["at"] > 3
+                    one["acknowledged"] = time.monotonic() - one["at"] > 3
             if not left:
                 return
             time.sleep(0.05)
@@ -576,7 +576,7 @@ class Peer:
             answer = self.members.announce(request.client_address[0], said)
             request.reply(json.dumps(answer).encode())
             if answer["finish"]:
-                self.members.known[said["name"]]["told"] = True
+                self.members.known[said["name"]]["acknowledged"] = True
         elif what in ("status", "stop"):
             request.reply(json.dumps({"nodes": self.members.status(), "sent": self._uploads.sent}).encode())
             if what == "stop":
