@@ -84,7 +84,8 @@ def test_engine(occupied: Engine, busybox_image: str) -> None:
     assert docker["login_user_allowed"] is True
     assert {"bridge", "macvlan"} <= set(docker["network_plugins"])
     assert docker["default_address_pools"][0] == {"base": "172.17.0.0/16", "size": 16}
-    assert [busybox_image] in [image["tags"] for image in docker["images"]]
+    # Other tests give the same image names of their own.
+    assert any(busybox_image in image["tags"] for image in docker["images"])
     documented = yaml.safe_load(node_facts.RETURN)["node"]["contains"]["docker"]["contains"]
     assert set(docker) == set(documented)
 
