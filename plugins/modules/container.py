@@ -36,119 +36,17 @@ attributes:
     support: full
     description: A second run changes nothing.
 options:
-  name:
-    description: The container's name.
-    type: str
-    required: true
-  cluster:
-    description: The cluster's name, the value of the label V(rdm.provision.cluster).
-    type: str
+  desired:
+    description:
+      - What the container should be, as P(rdm.provision.desired#lookup) returns it for the role container,
+        without C(files). Its keys are the attributes of C(DesiredContainer) in
+        C(plugins/plugin_utils/desired/container.py).
+      - With C(plugin_socket) a VF is reserved for the container before it is made. It gets the VF's hardware
+        address, unless that is another after each boot, and with C(rdma) the VF's RDMA devices.
+    type: dict
     required: true
   node:
     description: Name of this node in the inventory, under which its jobs run.
-    type: str
-    default: ""
-  image:
-    description: The image; it has to be there.
-    type: str
-    required: true
-  command:
-    description: What it runs.
-    type: list
-    elements: str
-    required: true
-  hostname:
-    description: Host name in it.
-    type: str
-    required: true
-  network:
-    description: The network that it is on; with O(rails), the first one.
-    type: str
-    required: true
-  my_ip:
-    description: Its address there.
-    type: str
-    required: true
-  rails:
-    description: The further networks that it is on, and its address on each.
-    type: dict
-    default: {}
-  plugin_socket:
-    description:
-      - Socket of the network plugin rdm-sriov, where its networks are of that driver. A function is then
-        reserved for the container before it is made; it gets the function's hardware address, unless that
-        is another after each boot, and the function's RDMA devices.
-      - Empty where another driver makes the networks.
-    type: str
-    default: ""
-  rdma:
-    description: With O(plugin_socket), whether it gets the RDMA devices of its functions.
-    type: bool
-    default: true
-  env:
-    description: Environment variables.
-    type: dict
-    default: {}
-  volumes:
-    description: Mounts, C(path on the node:path in the container[:ro]).
-    type: list
-    elements: str
-    default: []
-  devices:
-    description: Devices, C(path on the node[:path in the container[:rwm]]).
-    type: list
-    elements: str
-    default: []
-  device_requests:
-    description:
-      - Requests to device drivers, as M(community.docker.docker_container) takes them (C(driver), C(count),
-        C(device_ids), C(capabilities), C(options)).
-    type: list
-    elements: dict
-    default: []
-  groups:
-    description: Further groups of its processes.
-    type: list
-    elements: str
-    default: []
-  ulimits:
-    description: Limits, C(name:soft:hard).
-    type: list
-    elements: str
-    default: []
-  capabilities:
-    description: Capabilities to add.
-    type: list
-    elements: str
-    default: []
-  security_opts:
-    description: Security options.
-    type: list
-    elements: str
-    default: []
-  ipc_mode:
-    description: Whose shared memory it has.
-    type: str
-    default: private
-  userns_mode:
-    description: V(host) leaves it out of the engine's user namespaces; empty means the engine's choice.
-    type: str
-    default: ""
-  shm_size:
-    description: Size of its own shared memory, such as V(64G); empty means the engine's default.
-    type: str
-    default: ""
-  restart_policy:
-    description: When the engine starts it again.
-    type: str
-    choices: ["no", on-failure, always, unless-stopped]
-    default: always
-  stop_timeout:
-    description: Seconds that it gets to end by itself.
-    type: int
-    default: 10
-  reads:
-    description: Digest of what it reads only when it starts, so that another one is another container.
     type: str
     default: ""
   recreate:
@@ -157,7 +55,7 @@ options:
     default: false
   image_comes:
     description:
-      - In check mode, the ID of the image that O(image) would stand for by now if the tasks before had done
+      - In check mode, the ID of the image that its name would stand for by now if the tasks before had done
         their work; empty means the one that it stands for.
     type: str
     default: ""
@@ -165,12 +63,8 @@ options:
     description: Whether to refuse what would end a training job that runs in it.
     type: bool
     default: true
-  ready_line:
-    description: Text of the line that it writes when it is ready; empty means that running is enough.
-    type: str
-    default: ""
   ready_timeout:
-    description: Seconds to wait for that.
+    description: Seconds to wait until it is ready.
     type: int
     default: 30
   claims:
@@ -217,14 +111,8 @@ options:
 EXAMPLES = r"""
 - name: Run the training container
   rdm.provision.container:
-    name: rdm
-    cluster: rdm
+    desired: "{{ __container_settings }}"
     node: "{{ inventory_hostname }}"
-    image: registry.example.com/training:2026.11
-    command: [sleep, infinity]
-    hostname: "{{ inventory_hostname }}"
-    network: ibnet
-    my_ip: 192.169.16.100
 """
 
 RETURN = r"""
@@ -270,7 +158,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.base.file_plan impor
 from ansible_collections.rdm.provision.plugins.module_utils.base.invocation import echo
 from ansible_collections.rdm.provision.plugins.module_utils.container import etc_hosts
 from ansible_collections.rdm.provision.plugins.module_utils.container.readiness import NotReady
-from ansible_collections.rdm.provision.plugins.module_utils.container.request import ends, settings_of
+from ansible_collections.rdm.provision.plugins.module_utils.container.request import NEEDED, ends, settings_of
 from ansible_collections.rdm.provision.plugins.module_utils.container.swap import (
     ENDS,
     Change,
@@ -290,45 +178,12 @@ from ansible_collections.rdm.provision.plugins.module_utils.state.former_directo
     removal,
 )
 
-
-def _strings() -> Dict[str, Any]:
-    return {"type": "list", "elements": "str", "default": []}
-
-
 ARGUMENT_SPEC: Dict[str, Any] = {
-    "name": {"type": "str", "required": True},
-    "cluster": {"type": "str", "required": True},
+    "desired": {"type": "dict", "required": True},
     "node": {"type": "str", "default": ""},
-    "image": {"type": "str", "required": True},
-    "command": {"type": "list", "elements": "str", "required": True},
-    "hostname": {"type": "str", "required": True},
-    "network": {"type": "str", "required": True},
-    "my_ip": {"type": "str", "required": True},
-    "rails": {"type": "dict", "default": {}},
-    "plugin_socket": {"type": "str", "default": ""},
-    "rdma": {"type": "bool", "default": True},
-    "env": {"type": "dict", "default": {}},
-    "volumes": _strings(),
-    "devices": _strings(),
-    "device_requests": {"type": "list", "elements": "dict", "default": []},
-    "groups": _strings(),
-    "ulimits": _strings(),
-    "capabilities": _strings(),
-    "security_opts": _strings(),
-    "ipc_mode": {"type": "str", "default": "private"},
-    "userns_mode": {"type": "str", "default": ""},
-    "shm_size": {"type": "str", "default": ""},
-    "restart_policy": {
-        "type": "str",
-        "choices": ["no", "on-failure", "always", "unless-stopped"],
-        "default": "always",
-    },
-    "stop_timeout": {"type": "int", "default": 10},
-    "reads": {"type": "str", "default": ""},
     "recreate": {"type": "bool", "default": False},
     "image_comes": {"type": "str", "default": ""},
     "protect_jobs": {"type": "bool", "default": True},
-    "ready_line": {"type": "str", "default": ""},
     "ready_timeout": {"type": "int", "default": 30},
     **FILE_ARGUMENTS,
     "claims": {**OWNER_MARKER, "type": "list", "elements": "dict", "default": []},
@@ -350,7 +205,10 @@ def run(module: AnsibleModule) -> Dict[str, Any]:
             text says why.
         OSError: a file cannot be written.
     """
-    wanted = dict(module.params, env={name: str(value) for name, value in module.params["env"].items()})
+    wanted = dict(module.params["desired"], **module.params)
+    lacking = sorted(name for name in NEEDED if name not in wanted)
+    if lacking:
+        raise Problem("desired lacks {0}: give all that the lookup returns".format(", ".join(lacking)))
     check, name = module.check_mode, wanted["name"]
     if wanted["lock"] and not check:
         _renew(wanted["lock"])

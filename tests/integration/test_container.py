@@ -18,8 +18,9 @@ from ansible_collections.rdm.provision.plugins.module_utils.state.state_file imp
     observe,
     read,
 )
-from ansible_collections.rdm.provision.plugins.modules import container, docker_owned
+from ansible_collections.rdm.provision.plugins.modules import docker_owned
 
+from tests.integration.container_module import up
 from tests.integration.engine import Engine, net, wait_until
 from tests.unit.plugins.modules.running import Failed, run_module
 
@@ -68,10 +69,6 @@ def options(api: DockerAPI, busybox_image: str, tmp_path: Path) -> Options:
         "stop_timeout": 0,
         "ready_line": "up",
     }
-
-
-def up(options: Options, *, check: bool = False, **other: Any) -> dict[str, Any]:
-    return run_module(container, {**options, **other}, check=check, diff=True)
 
 
 def found(api: DockerAPI, name: str = "rdm") -> dict[str, Any]:

@@ -23,11 +23,13 @@ from ansible_collections.rdm.provision.plugins.module_utils.container.swap impor
 from ansible_collections.rdm.provision.plugins.module_utils.container.vfs import Functions
 from ansible_collections.rdm.provision.plugins.module_utils.docker.api import DockerAPI
 from ansible_collections.rdm.provision.plugins.module_utils.state import state_file
-from ansible_collections.rdm.provision.plugins.modules import container, docker_owned
+from ansible_collections.rdm.provision.plugins.modules import docker_owned
 from ansible_collections.rdm.provision.rdm_sriov import rdma_namespace
 from ansible_collections.rdm.provision.rdm_sriov.functions import FunctionProblem
 
 from tests.integration.conftest import BUSYBOX
+from tests.integration.container_module import UNSET
+from tests.integration.container_module import up as run_with
 from tests.integration.engine import private_engine
 from tests.integration.sriov_node import FUNCTIONS, NETWORK, Node, serving
 from tests.printed_hints import follow
@@ -139,7 +141,7 @@ def wanted_of(fabric: Fabric) -> dict[str, Any]:
 
 
 def up(fabric: Fabric, *, check: bool = False, **other: Any) -> dict[str, Any]:
-    return run_module(container, {**wanted_of(fabric), **other}, check=check, diff=True)
+    return run_with(wanted_of(fabric), check=check, **other)
 
 
 def found(api: DockerAPI, name: str = "rdm") -> dict[str, Any]:
@@ -183,12 +185,10 @@ def test_it_gets_no_devices_where_the_user_gives_them(fabric: Fabric, api: Docke
 
 
 def test_containers_that_are_made_at_once_share_nothing(fabric: Fabric, api: DockerAPI) -> None:
-    defaults = {name: option.get("default") for name, option in container.ARGUMENT_SPEC.items()}
-
     def make(number: int) -> None:
         """What the module does; its own frame is one to a process."""
         mine = {"name": f"c{number}", "my_ip": f"192.169.16.{100 + number}"}
-        wanted = {**defaults, **wanted_of(fabric), **mine}
+        wanted = {**UNSET, "ready_timeout": 30, **wanted_of(fabric), **mine}
         functions = Functions(api, str(fabric.socket), ends(wanted))
         wanted["functions"] = functions.settings(None, {}, check=False)
         Change(api, wanted, None, functions).make(Steps(["make"], None))

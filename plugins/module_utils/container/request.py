@@ -24,10 +24,15 @@ SETTINGS = (
     *("groups", "ulimits", "capabilities", "security_opts", "ipc_mode", "userns_mode", "shm_size"),
     *("stop_timeout", "reads", "rails", "functions"),
 )
-"""The module's options that make another container when they change, and what goes with its functions."""
+"""The parts of the desired container that make another one when they change, and what goes with its VFs."""
 
 _LATER = ("rails", "functions")
 """Those that a container of an earlier version does not name; they are named only where there are any."""
+
+NEEDED = {*SETTINGS, *("name", "cluster", "plugin_socket", "rdma", "restart_policy", "ready_line")} - {
+    "functions"
+}
+"""The keys that the module needs of the desired container."""
 
 _MAC_OF_ENDPOINT = (1, 44)
 """Since this version of the engine's API an endpoint has a hardware address; before, only a container."""
@@ -71,7 +76,7 @@ def endpoint(wanted: Mapping[str, Any], network: str, api: Tuple[int, ...]) -> D
     """Return what the engine is told of the container's end of a network.
 
     Args:
-        wanted: the module's options, with `functions`.
+        wanted: the desired container, with `functions`.
         network: the network's name.
         api: version of the engine's API.
     """
@@ -88,7 +93,7 @@ def request(wanted: Mapping[str, Any], api: Tuple[int, ...] = (1, 41)) -> Dict[s
     """Return the body of the engine's request that creates the container, on the first of its networks.
 
     Args:
-        wanted: the module's options, with `functions`.
+        wanted: the desired container, with `functions`.
         api: version of the engine's API.
     """
     of_functions = [
@@ -140,7 +145,7 @@ def difference(
     """Compare a container with what it shall be.
 
     Args:
-        wanted: the module's options, with `functions`.
+        wanted: the desired container, with `functions`.
         found: the container as the engine shows it.
         image: ID of the image that its name stands for; empty when that is not known.
         networks: the same of its networks; those that are not known are left out.
