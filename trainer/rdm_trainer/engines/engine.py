@@ -6,6 +6,7 @@ from __future__ import annotations
 import abc
 import contextlib
 import dataclasses
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -134,6 +135,10 @@ class Engine(abc.ABC):
     optimiser: torch.optim.Optimizer
 
     def __init__(self, config: Config, topology: Topology, device: torch.device) -> None:
+        # Newer torch renames them, and would say so at each call; older has no other names.
+        warnings.filterwarnings(
+            "ignore", ".*(all_gather_into_tensor|reduce_scatter_tensor). is deprecated", FutureWarning
+        )
         self.config, self.topology, self.device = config, topology, device
         self.accumulation = config.accumulation(topology.data)
         self._dropout = max(config.model.hidden_dropout, config.model.attention_dropout) > 0

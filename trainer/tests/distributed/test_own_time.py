@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import time
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,8 @@ TINY: dict[str, Any] = {
 
 def train(folder: str, parallel: dict[str, Any]) -> dict[str, Any]:
     """Train with a rank 1 that sleeps in each step; return this rank's last record and shortest own time."""
+    # torch's notices of new names would be in the log at each step.
+    warnings.simplefilter("error", FutureWarning)
     rank = dist.get_rank()
     path = Path(folder) / f"{rank}.json"
     path.write_text(json.dumps({**TINY, "parallel": parallel}))

@@ -75,7 +75,6 @@ class DeepSpeedEngine(Engine):
         # Each engine's own messages, per rank and layer, would drown the log lines.
         logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
         warnings.filterwarnings("ignore", "c10d::broadcast_: an autograd kernel was not registered")
-        warnings.filterwarnings("ignore", ".*all_gather_into_tensor. is deprecated", FutureWarning)
         clips_itself = config.optimisation.precision == "fp32" and config.zero_stage == 0
         settings = deepspeed_json(config, topology.world_size, clips=not clips_itself)
         with quiet():

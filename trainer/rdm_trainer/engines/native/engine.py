@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -42,10 +41,6 @@ class NativeEngine(Engine):
         on_loss: Callable[[torch.Tensor], None] | None = None,
     ) -> None:
         super().__init__(config, topology, process.device())
-        # Newer torch renames them; older has no other names.
-        warnings.filterwarnings(
-            "ignore", ".*(all_gather_into_tensor|reduce_scatter_tensor). is deprecated", FutureWarning
-        )
         self._on_loss = on_loss
         self._steps = 0
         dtype = DTYPES[config.optimisation.precision]
