@@ -83,6 +83,8 @@ def _run(
         return None, str(result.problems[0]) if result.problems else result.message or "it did not start"
     if state.state != "finished":
         return None, state.reason or state.state
+    if not state.step_seconds:
+        return None, f"it finished after {state.iteration} steps without the time of one"
     # Its checkpoint is not needed.
     cluster.prune([name], **options.run).result()
     return state.step_seconds, ""

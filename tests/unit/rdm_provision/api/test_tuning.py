@@ -15,6 +15,7 @@ from rdm_provision.api.cluster import Cluster
 from rdm_provision.cli import main
 from rdm_provision.cli.render import job_view
 from rdm_provision.constants import JOB_MODULE
+from rdm_provision.errors import Problem
 from rdm_provision.results.events import NodeRecap, RunResult
 from rdm_provision.results.job_state import JobState
 from rdm_provision.runner.run import Run
@@ -442,23 +443,25 @@ def test_a_job_that_is_no_longer_watched_is_left_with_what_stops_it(
     assert not (inventory / tuning.PROFILE_FILE).exists()
 
 
-def test_layouts_are_run_and_what_they_took_is_kept(
-    call: Call,
-    job: Path,
-    make_inventory: MakeInventory,
-    nodes: Nodes,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    pruned: list[str] = []
+@pytest.fixture
+def pruned(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The jobs whose directories were removed."""
+    found: list[str] = []
 
     class Pruning:
         def __init__(self, names: list[str]) -> None:
-            pruned.extend(names)
+            found.extend(names)
 
         def result(self) -> None:
             return None
 
     monkeypatch.setattr(Cluster, "prune", lambda _self, names, **_how: Pruning(names))
+    return found
+
+
+def test_layouts_are_run_and_what_they_took_is_kept(
+    call: Call, job: Path, make_inventory: MakeInventory, nodes: Nodes, pruned: list[str]
+) -> None:
     inventory = make_inventory("node1", "node2", rdm_gpu="A10", rdm_slots=2)
     code, out, err = call("tune", job, "-i", inventory, "--validate", "2", "--json")
     assert code == 0, err
@@ -477,3 +480,41 @@ def test_layouts_are_run_and_what_they_took_is_kept(
         # The job has 4 iterations, and the first ones warm up.
         assert {"optimisation.train_iterations=15", "checkpoint.exit_interval=15"} <= {*words}
     assert list(tuning.profile_of(Cluster.load(inventory)).validations) == [found]
+
+
+def test_a_layout_that_was_not_measured_says_why(
+    call: Call,
+    job: Path,
+    make_inventory: MakeInventory,
+    nodes: Nodes,
+    pruned: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    refused = RunResult(verb="train", problems=(Problem(None, "", "another job runs there", ""),))
+    ends: list[JobState | None] = [
+        JobState("a", "failed", "rank 1 on node2 was killed"),
+        JobState("b", "finished", iteration=3),
+        None,
+    ]
+
+    def watch(run: Run, title: str, **how: Any) -> tuple[RunResult, JobState | None]:
+        result, state = nodes.watch(run, title, **how)
+        if not 1 < len(nodes.runs) < 5:
+            return result, state
+        end = ends[len(nodes.runs) - 2]
+        return (result, end) if end else (refused, None)
+
+    monkeypatch.setattr(job_view, "watch", watch)
+    inventory = make_inventory("node1", "node2", rdm_gpu="A10", rdm_slots=2)
+    code, out, err = call("tune", job, "-i", inventory, "--validate", "2")
+    assert code == 0, err
+    reasons = (
+        "rank 1 on node2 was killed",
+        "it finished after 3 steps without the time of one",
+        "another job runs there",
+    )
+    (record,) = tuning.profile_of(Cluster.load(inventory)).validations
+    assert [row.get("reason") for row in record["rows"]] == [None, *reasons]
+    assert [row["measured"] is None for row in record["rows"]] == [False, True, True, True]
+    assert (record["layouts"], len(pruned)) == (1, 1), "what did not work is left to look at"
+    assert all(reason in " ".join(out.split()) for reason in reasons)
