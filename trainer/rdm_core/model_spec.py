@@ -131,6 +131,10 @@ class ModelSpec:
         """Width of all keys, and of all values."""
         return self.key_value_heads * self.head_size
 
+    def ranks_of_key_value_head(self, tensor: int) -> int:
+        """Return how many of so many tensor ranks share one head of keys and values."""
+        return max(1, tensor // self.key_value_heads)
+
     @property
     def blocks(self) -> int:
         """All transformer blocks."""

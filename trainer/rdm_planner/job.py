@@ -92,7 +92,12 @@ def published_peaks(
         efficiency: The share of the peak that layers reach, from 0 to 1.
     """
     work = {
-        layer.name: LayerWork(flops.forward_flops(config.spec, layer), _summed_bits(config, layer))
+        layer.name: LayerWork(
+            flops.forward_flops(config.spec, layer),
+            _summed_bits(config, layer),
+            _head_bits(config, layer),
+            config.spec.key_value_heads,
+        )
         for layer in flops.layer_sizes(config.spec)
     }
     return PublishedPeaks(work, {node.gpu: node for node in nodes}, peaks, efficiency)
@@ -109,6 +114,15 @@ def _summed_bits(config: Config, layer: LayerSize) -> float:
     is_decoder = layer.name == "DecoderBlock"
     tokens = config.model.decoder_length if is_decoder else config.model.seq_length
     return (3 if is_decoder else 2) * tokens * config.model.hidden_size * _width(config) * _BITS
+
+
+def _head_bits(config: Config, layer: LayerSize) -> float:
+    """Return a sample's queries, key and value of one head of keys and values."""
+    if not _is_block(layer):
+        return 0.0
+    spec = config.spec
+    features = spec.attention_size // spec.key_value_heads + 2 * spec.head_size
+    return spec.seq_length * features * _width(config) * _BITS
 
 
 def _is_block(layer: LayerSize) -> bool:

@@ -121,10 +121,19 @@ class LayerWork:
     Args:
         flops: Of a forward pass.
         summed_bits: What its tensor-parallel ranks sum in a forward pass; in a backward pass as much.
+        head_bits: What ranks that share a head of keys and values gather, and in a backward pass sum.
+        key_value_heads: There are so many of these.
     """
 
     flops: float
     summed_bits: float = 0.0
+    head_bits: float = 0.0
+    key_value_heads: int = 1
+
+    def sent_bits(self, tensor: int) -> float:
+        """Return what each of so many tensor ranks sends in a pass, in rings."""
+        sharing = max(1, tensor // self.key_value_heads)
+        return 2 * (tensor - 1) / tensor * self.summed_bits + (sharing - 1) / sharing * self.head_bits
 
 
 @dataclass(frozen=True)
@@ -158,15 +167,13 @@ class PublishedPeaks:
         """See :class:`Times`."""
         work = self.work[kind]
         seconds = micro_batch * work.flops / (self._rate(gpu) * tensor)
-        ring = 2 * (tensor - 1) / tensor * micro_batch * work.summed_bits
-        return seconds + ring / self.nodes[gpu].intra
+        return seconds + micro_batch * work.sent_bits(tensor) / self.nodes[gpu].intra
 
     def backward(self, gpu: str, kind: str, micro_batch: int, tensor: int, *, checkpointed: bool) -> float:
         """See :class:`Times`."""
         work = self.work[kind]
         seconds = 2 * micro_batch * work.flops / (self._rate(gpu) * tensor)
-        ring = 2 * (tensor - 1) / tensor * micro_batch * work.summed_bits
-        once = seconds + ring / self.nodes[gpu].intra
+        once = seconds + micro_batch * work.sent_bits(tensor) / self.nodes[gpu].intra
         return once + self.forward(gpu, kind, micro_batch, tensor) if checkpointed else once
 
     def optimiser(self, gpu: str) -> float:  # noqa: ARG002

@@ -83,8 +83,8 @@ class ModelConfig:
     attention_heads: Positive = 12
     """Heads of each attention; a multiple of `parallel.tensor`."""
     query_groups: Positive | None = None
-    """Heads of keys and values, each shared by a group of query heads (GQA); a multiple of `parallel.tensor`.
-    As many as `attention_heads` when not given."""
+    """Heads of keys and values, each shared by a group of query heads (GQA); a multiple or a divisor of
+    `parallel.tensor`. As many as `attention_heads` when not given."""
     kv_channels: Positive | None = None
     """Width of one head. `hidden_size / attention_heads` when not given."""
     ffn_hidden_size: Positive | None = None

@@ -91,11 +91,15 @@ def _attention(config: Config) -> Iterator[str]:
                 f"model.attention_heads {model.attention_heads} is not a multiple of model.query_groups "
                 f"{shared}, and each of these serves as many query heads."
             )
-        if shared % tensor:
+        if shared % tensor and tensor % shared:
             yield (
-                f"model.query_groups {shared} is not divisible by parallel.tensor {tensor}, and each rank "
-                "needs whole heads of keys and values; take a smaller tensor degree, and more pipeline "
-                "stages or replicas."
+                f"parallel.tensor {tensor} neither divides model.query_groups {shared} nor is a multiple of "
+                "it: each rank has whole heads of keys and values, or as many share each head; change one."
+            )
+        elif 2 * model.head_size * shared % tensor:
+            yield (
+                f"model.kv_channels {model.head_size} is too small for the {tensor // shared} tensor ranks "
+                "that share a head of keys and values; take a smaller parallel.tensor."
             )
     if model.qk_norm and model.norm != "rmsnorm":
         yield "model.qk_norm is true, but model.norm is layernorm; set model.norm to rmsnorm."

@@ -319,6 +319,7 @@ def _block_activations(config: Config, name: str) -> int:
     sides = (3 if spec.ffn == "gated" else 2) * spec.ffn_size * width
     dropout = spec.hidden_size if spec.hidden_dropout else 0
     per_head = 4 * spec.heads
+    shared *= spec.ranks_of_key_value_head(tensor)
     attention = 2 * hidden + (2 * inner + 2 * shared + per_head) // tensor + dropout
     if spec.experts:
         # Rows of each of a token's experts: what goes in and comes out, too, and the router's probabilities.

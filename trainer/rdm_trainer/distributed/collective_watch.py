@@ -3,7 +3,7 @@
 
 All of them, torch's functions, what DeepSpeed bound of these when it was made, objects and batches, come to a
 method of ``torch.distributed.ProcessGroup``, each once. There they are watched, and their ends where their
-works are waited for. Only our tensor-parallel sums go another way.
+works are waited for. Only those of our tensor-parallel layers go another way.
 """
 
 from __future__ import annotations
@@ -49,6 +49,13 @@ _METHODS = {
 }
 """Those of a process group, which differ between versions of torch, by what they are called elsewhere."""
 
+_TENSOR_PARALLEL = {
+    "begin_sum": "all_reduce",
+    "begin_gather": "all_gather_into_tensor",
+    "begin_scatter": "reduce_scatter_tensor",
+}
+"""What our tensor-parallel layers begin by themselves."""
+
 _WAITS = ("wait", "synchronize", "block_current_stream")
 
 
@@ -65,7 +72,7 @@ class CollectiveWatch:
         self._begin, self._ignored = begin, ignored
         # A work that nobody keeps is never waited for.
         self._ends: weakref.WeakKeyDictionary[Any, Callable[[], None]] = weakref.WeakKeyDictionary()
-        self._sums: dict[int, Callable[[], None]] = {}
+        self._pending: dict[int, Callable[[], None]] = {}
         self._batches: dict[Any, Callable[[], None]] = {}
 
     @contextlib.contextmanager
@@ -79,8 +86,9 @@ class CollectiveWatch:
             _replace(stack, group, "_end_coalescing", self._batch_ended)
             for method in _WAITS:
                 _replace(stack, dist.Work, method, self._waited)
-            _replace(stack, layers, "begin_sum", self._sum_begun)
-            _replace(stack, layers, "end_sum", self._sum_ended)
+            for function, name in _TENSOR_PARALLEL.items():
+                _replace(stack, layers, function, self._pending_begun, name)
+            _replace(stack, layers, "end_collective", self._pending_ended)
             yield
 
     def _watched(self, function: Callable[..., Any], name: str) -> Callable[..., Any]:
@@ -131,21 +139,21 @@ class CollectiveWatch:
 
         return call
 
-    def _sum_begun(self, function: Callable[..., Any]) -> Callable[..., Any]:
+    def _pending_begun(self, function: Callable[..., Any], name: str) -> Callable[..., Any]:
         def call(tensor: torch.Tensor, group: Any) -> torch.Tensor:
-            end = self._begin("all_reduce")
+            end = self._begin(name)
             pending: torch.Tensor = function(tensor, group)
             end()
             # Autograd makes another tensor of the same memory.
-            self._sums[pending.untyped_storage().data_ptr()] = end
+            self._pending[pending.untyped_storage().data_ptr()] = end
             return pending
 
         return call
 
-    def _sum_ended(self, function: Callable[..., Any]) -> Callable[..., Any]:
+    def _pending_ended(self, function: Callable[..., Any]) -> Callable[..., Any]:
         def call(pending: torch.Tensor) -> torch.Tensor:
             done: torch.Tensor = function(pending)
-            end = self._sums.pop(pending.untyped_storage().data_ptr(), None)
+            end = self._pending.pop(pending.untyped_storage().data_ptr(), None)
             if end is not None:
                 end()
             return done

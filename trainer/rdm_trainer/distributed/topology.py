@@ -20,7 +20,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from rdm_core.errors import TrainerError
 
-__all__ = ["Topology", "own_group", "prefer_collectives", "quiet", "replicas"]
+__all__ = ["Topology", "key_value_group", "own_group", "prefer_collectives", "quiet", "replicas"]
 
 
 @contextlib.contextmanager
@@ -55,6 +55,17 @@ def own_group(rows: torch.Tensor) -> Any:
     return own
 
 
+def key_value_group(sharing: int) -> Any:
+    """Make the groups of tensor ranks that share a head of keys and values, on every rank; return the own.
+
+    Args:
+        sharing: So many ranks share one; they follow on each other.
+    """
+    if sharing == 1:
+        return None
+    return own_group(torch.arange(dist.get_world_size()).view(-1, sharing))
+
+
 def prefer_collectives() -> None:
     """Let NCCL's sums go on beside matrix products, which would else leave them no multiprocessor."""
     os.environ.setdefault("TORCH_NCCL_HIGH_PRIORITY", "1")
@@ -69,6 +80,7 @@ class Topology:
         expert: Of these, so many share the experts.
         model_group: The ranks of the tensor and the expert axis, which share the experts.
         replica_group: Those that have the same of everything.
+        key_value_group: The tensor ranks that share a head of keys and values, if there are fewer heads.
 
     The groups are ``None`` in a topology made without process groups; ``grid`` is DeepSpeed's
     ``PipelineParallelGrid`` (its model-parallel unit), whose groups these are, where its engine runs.
@@ -89,16 +101,18 @@ class Topology:
     expert_group: Any = None
     model_group: Any = None
     replica_group: Any = None
+    key_value_group: Any = None
     grid: Any = None
 
     @classmethod
-    def create(cls, tensor: int, pipeline: int, expert: int = 1) -> Topology:
+    def create(cls, tensor: int, pipeline: int, expert: int = 1, *, sharing: int = 1) -> Topology:
         """Spread the initialised world over axes, on every rank.
 
         Args:
             tensor: Ranks that share each layer.
             pipeline: Stages of each replica.
             expert: Data-parallel ranks that share the experts.
+            sharing: Tensor ranks that share a head of keys and values.
 
         Raises:
             TrainerError: The world cannot be divided like that.
@@ -139,6 +153,7 @@ class Topology:
             expert_group=groups["expert"],
             model_group=groups["model"],
             replica_group=groups["replica"],
+            key_value_group=key_value_group(sharing),
         )
 
     @classmethod

@@ -26,8 +26,9 @@ def create_topology(config: Config) -> Topology:
     """
     parallel = config.parallel
     axes = (parallel.tensor, parallel.pipeline, parallel.expert)
+    sharing = config.spec.ranks_of_key_value_head(parallel.tensor)
     if config.engine == "native":
-        return Topology.create(*axes)
+        return Topology.create(*axes, sharing=sharing)
     if importlib.util.find_spec("deepspeed") is None:
         raise TrainerError(
             "engine is deepspeed, but DeepSpeed is not installed here; install it, or set engine to native."
@@ -35,7 +36,7 @@ def create_topology(config: Config) -> Topology:
     # Only here: the native engine needs no DeepSpeed.
     from rdm_trainer.engines.deepspeed import topology
 
-    return topology.create_topology(*axes)
+    return topology.create_topology(*axes, sharing=sharing)
 
 
 def create(

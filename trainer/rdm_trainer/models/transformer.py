@@ -25,6 +25,7 @@ from rdm_trainer.distributed.tensor_parallel.layers import (
     ColumnParallelLinear,
     RowParallelLinear,
     VocabParallelEmbedding,
+    gathered_features,
     shared_tensor,
 )
 from rdm_trainer.distributed.topology import Topology
@@ -137,8 +138,9 @@ class _Attention(nn.Module):
 
     def __init__(self, spec: ModelSpec, topology: Topology) -> None:
         super().__init__()
-        self.key_value_heads = spec.key_value_heads // topology.tensor
-        self.group_size = spec.heads // spec.key_value_heads
+        sharing = spec.ranks_of_key_value_head(topology.tensor)
+        self.key_value_heads = spec.key_value_heads * sharing // topology.tensor
+        self.group_size = spec.heads // spec.key_value_heads // sharing
         self.head_size = spec.head_size
         self.dropout = spec.attention_dropout
         self.tensor_rank = topology.tensor_rank if topology.tensor > 1 else None
@@ -232,7 +234,11 @@ class SelfAttention(_Attention):
         self.rotary = rotary
         self.apart, self.resets = apart, resets
         self.window = spec.window
-        # Rows lie by key-value head: its queries, its key, its value. Dividing the rows divides the heads.
+        # Rows lie by key-value head: its queries, its key, its value. Dividing the rows divides the heads;
+        # ranks that share one put their features together, and each takes its queries and the key and value.
+        self.sharing = spec.ranks_of_key_value_head(topology.tensor)
+        self.first_query = topology.tensor_rank % self.sharing * self.group_size
+        self.key_value_group = topology.key_value_group
         self.qkv_proj = ColumnParallelLinear(
             spec.hidden_size,
             spec.attention_size + 2 * spec.key_value_size,
@@ -287,9 +293,13 @@ class SelfAttention(_Attention):
         self, hidden_states: torch.Tensor, starts: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return queries, keys and values of [batch, sequence, hidden], as :meth:`attend` takes them."""
-        mixed = self.qkv_proj(hidden_states).unflatten(
-            -1, (self.key_value_heads, self.group_size + 2, self.head_size)
-        )
+        mixed = self.qkv_proj(hidden_states)
+        if self.sharing > 1:
+            whole = gathered_features(mixed, self.key_value_group).unflatten(-1, (-1, self.head_size))
+            queries = whole[..., self.first_query : self.first_query + self.group_size, :]
+            # A copy, so that the rest need not be kept.
+            mixed = torch.cat((queries, whole[..., -2:, :]), dim=-2).flatten(-2)
+        mixed = mixed.unflatten(-1, (self.key_value_heads, self.group_size + 2, self.head_size))
         if self.group_size == 1:
             query, key, value = mixed.unbind(dim=3)
         else:

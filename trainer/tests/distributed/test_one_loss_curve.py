@@ -17,6 +17,7 @@ Said = dict[str, list[dict[str, Any]]]
 TENSOR = {"parallel.tensor": 2}
 PIPELINE = {"parallel.pipeline": 2}
 FOUR = {"parallel.pipeline": 4}
+FOUR_TENSOR = {"parallel.tensor": 4}
 FULL = {"parallel.activation_checkpointing": "full"}
 # The busiest experts drop tokens.
 DROPPING = configure(MOE, {"model.moe_expert_capacity_factor": 1.0})
@@ -64,7 +65,7 @@ LAYOUTS: dict[int, dict[str, dict[str, Any]]] = {
         "pp 2, dp 2": PIPELINE,
         "tp 2, dp 2, zero 3": {**TENSOR, **zero(3)},
         "pp 4, 0-2-2-0": {**FOUR, **cut("0-2-2-0")},
-        "tp 4": {"parallel.tensor": 4},
+        "tp 4": FOUR_TENSOR,
     },
     8: {"2 x 2 x 2": {**TENSOR, **PIPELINE}},
 }
@@ -105,6 +106,14 @@ QWEN_LAYOUTS: dict[int, dict[str, dict[str, Any]]] = {
         "native, tp 2, dp 2": {**NATIVE, **TENSOR},
     },
 }
+# Two ranks share a head of keys and values; their queries are different ones.
+SHARED = configure(QWEN, {"model.query_groups": 2})
+SHARED_LAYOUTS: dict[int, dict[str, dict[str, Any]]] = {
+    4: {
+        "tp 4, zero 3": {**FOUR_TENSOR, **zero(3)},
+        "native, tp 4, checkpointing": {**NATIVE, **FOUR_TENSOR, **FULL},
+    }
+}
 DOCUMENTS = {"data.reset_attention_mask": True, "data.reset_position_ids": True, "model.sliding_window": 4}
 DOCUMENT_LAYOUTS: dict[int, dict[str, dict[str, Any]]] = {2: {"tp 2": TENSOR, "pp 2": PIPELINE}}
 EXPERT = {"parallel.expert": 2}
@@ -141,6 +150,7 @@ MODELS: dict[str, tuple[Config, dict[int, dict[str, dict[str, Any]]]]] = {
     "gpt": (GPT, without("2 x 2 x 2")),
     "t5": (T5, without(*OF_ANY_MODEL)),
     "qwen": (QWEN, QWEN_LAYOUTS),
+    "qwen, shared heads": (SHARED, SHARED_LAYOUTS),
     "qwen, documents": (configure(QWEN, DOCUMENTS), DOCUMENT_LAYOUTS),
     "moe": (MOE, MOE_LAYOUTS),
     "moe, documents": (configure(MOE, DOCUMENTS), {2: {"ep 2": EXPERT, "pp 2": PIPELINE}}),

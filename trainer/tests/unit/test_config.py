@@ -526,7 +526,16 @@ def test_generic_resources_are_taken_as_slurm_writes_them(gres: str, is_taken: b
     ("model", "parallel", "sentence"),
     [
         ({"query_groups": 5}, {}, "attention_heads 12 is not a multiple of model.query_groups 5"),
-        ({"query_groups": 2}, {"tensor": 4}, "query_groups 2 is not divisible by parallel.tensor 4"),
+        (
+            {"query_groups": 4},
+            {"tensor": 6},
+            "tensor 6 neither divides model.query_groups 4 nor is a multiple",
+        ),
+        (
+            {"query_groups": 1, "kv_channels": 2},
+            {"tensor": 12},
+            "kv_channels 2 is too small for the 12 tensor",
+        ),
         ({"qk_norm": True}, {}, "set model.norm to rmsnorm"),
         ({"position_embedding": "rope", "kv_channels": 7}, {}, "width 7 cannot be rotated"),
         (

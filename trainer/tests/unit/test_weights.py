@@ -128,7 +128,8 @@ def test_an_exported_model_is_the_same_there_and_back(name: str, tmp_path: Path)
 @pytest.mark.parametrize("tensor", [2, 4])
 @pytest.mark.parametrize("name", ["gpt2", "qwen3", "llama with biases", "mixtral"])
 def test_tensor_ranks_together_have_all_of_a_model(name: str, tensor: int) -> None:
-    model = dataclasses.replace(MODELS[name], query_groups=4 if MODELS[name].query_groups else None)
+    # Some have fewer heads of keys and values than there are ranks.
+    model = MODELS[name]
     source = shaken(model)
     ranks = [
         dict(

@@ -25,6 +25,7 @@ __all__ = [
     "ColumnParallelLinear",
     "RowParallelLinear",
     "VocabParallelEmbedding",
+    "gathered_features",
     "shared_tensor",
     "summed_output",
 ]
@@ -32,14 +33,30 @@ __all__ = [
 
 def begin_sum(tensor: torch.Tensor, group: Any) -> torch.Tensor:
     # These are the collectives that torch.compile takes into its graph, told by the import above what they
-    # return. It must not be read before end_sum; until then the sum goes on beside whatever is computed.
+    # return. It must not be read before end_collective; until then the sum goes on beside what is computed.
     pending: torch.Tensor = torch.ops._c10d_functional.all_reduce(
         tensor.contiguous(), "sum", group.group_name
     )
     return pending
 
 
-def end_sum(pending: torch.Tensor) -> torch.Tensor:
+def begin_gather(tensor: torch.Tensor, group: Any) -> torch.Tensor:
+    # The ranks' tensors come after each other in the first dimension.
+    pending: torch.Tensor = torch.ops._c10d_functional.all_gather_into_tensor(
+        tensor.contiguous(), group.size(), group.group_name
+    )
+    return pending
+
+
+def begin_scatter(tensor: torch.Tensor, group: Any) -> torch.Tensor:
+    # Of the sum over the ranks, each gets its part of the first dimension.
+    pending: torch.Tensor = torch.ops._c10d_functional.reduce_scatter_tensor(
+        tensor.contiguous(), "sum", group.size(), group.group_name
+    )
+    return pending
+
+
+def end_collective(pending: torch.Tensor) -> torch.Tensor:
     done: torch.Tensor
     if torch.compiler.is_compiling():
         done = torch.ops._c10d_functional.wait_tensor(pending)
@@ -70,7 +87,7 @@ class _LinearSumGradient(torch.autograd.Function):
         rows = gradient.flatten(0, -2)
         weight_gradient = rows.t() @ hidden_states.flatten(0, -2)
         bias_gradient = rows.sum(dim=0) if ctx.needs_input_grad[2] else None
-        return end_sum(pending), weight_gradient, bias_gradient, None
+        return end_collective(pending), weight_gradient, bias_gradient, None
 
 
 class _BeginSum(torch.autograd.Function):
@@ -90,7 +107,7 @@ class _EndSum(torch.autograd.Function):
 
     @staticmethod
     def forward(_ctx: Any, pending: torch.Tensor) -> torch.Tensor:
-        return end_sum(pending).view_as(pending)
+        return end_collective(pending).view_as(pending)
 
     @staticmethod
     def backward(_ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
@@ -107,7 +124,7 @@ class _SumGradient(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return end_sum(begin_sum(gradients[0], ctx.group)), None
+        return end_collective(begin_sum(gradients[0], ctx.group)), None
 
 
 def shared_tensor(tensor: torch.Tensor, group: Any) -> torch.Tensor:
@@ -121,6 +138,32 @@ def shared_tensor(tensor: torch.Tensor, group: Any) -> torch.Tensor:
         return tensor
     shared: torch.Tensor = _SumGradient.apply(tensor, group)
     return shared
+
+
+class _GatherFeatures(torch.autograd.Function):
+    """Put the ranks' features beside each other; what each rank's use adds to their gradients is summed."""
+
+    @staticmethod
+    def forward(ctx: Any, part: torch.Tensor, group: Any) -> torch.Tensor:
+        ctx.group = group
+        parts: torch.Tensor = end_collective(begin_gather(part, group)).unflatten(0, (group.size(), -1))
+        return parts.movedim(0, -2).flatten(-2)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
+        parts = gradients[0].unflatten(-1, (ctx.group.size(), -1)).movedim(-2, 0).flatten(0, 1)
+        return end_collective(begin_scatter(parts, ctx.group)), None
+
+
+def gathered_features(part: torch.Tensor, group: Any) -> torch.Tensor:
+    """Return the features [..., features] of all ranks of a group, in their order, on each of them.
+
+    Args:
+        part: This rank's features.
+        group: Its ranks, each of which uses what it needs of the whole.
+    """
+    whole: torch.Tensor = _GatherFeatures.apply(part, group)
+    return whole
 
 
 def summed_output(part: torch.Tensor, group: Any) -> torch.Tensor:

@@ -17,7 +17,14 @@ import torch
 import torch.distributed as dist
 from deepspeed.runtime.pipe.topology import PipelineParallelGrid, PipeModelDataParallelTopology
 
-from rdm_trainer.distributed.topology import Topology, own_group, prefer_collectives, quiet, replicas
+from rdm_trainer.distributed.topology import (
+    Topology,
+    key_value_group,
+    own_group,
+    prefer_collectives,
+    quiet,
+    replicas,
+)
 
 __all__ = ["create_topology", "without_compiler"]
 
@@ -46,13 +53,14 @@ def _groups_of_one_at_home() -> Iterator[None]:
         dist.new_group = make
 
 
-def create_topology(tensor: int, pipeline: int, expert: int = 1) -> Topology:
+def create_topology(tensor: int, pipeline: int, expert: int = 1, *, sharing: int = 1) -> Topology:
     """Spread the initialised world over axes, on every rank.
 
     Args:
         tensor: Ranks that share each layer.
         pipeline: Stages of each replica.
         expert: Data-parallel ranks that share the experts.
+        sharing: Tensor ranks that share a head of keys and values.
 
     Raises:
         TrainerError: The world cannot be divided like that.
@@ -92,5 +100,6 @@ def create_topology(tensor: int, pipeline: int, expert: int = 1) -> Topology:
         expert_group=experts,
         model_group=shared,
         replica_group=alike,
+        key_value_group=key_value_group(sharing),
         grid=grid,
     )

@@ -23,6 +23,13 @@ def test_a_layer_takes_its_flops_and_its_sums() -> None:
     assert again - once == pytest.approx(_TIMES.forward("H100", "Block", 2, 4))
 
 
+def test_ranks_that_share_a_head_of_keys_and_values_gather_it() -> None:
+    work = LayerWork(0.0, 0.0, head_bits=1e9, key_value_heads=2)
+    times = PublishedPeaks({"Block": work}, _NODES, {"H100": 1000.0}, 0.5)
+    assert times.forward("H100", "Block", 3, 2) == 0.0
+    assert times.forward("H100", "Block", 3, 8) == pytest.approx(0.75 * 3e9 / 3600e9)
+
+
 def test_the_slower_end_of_a_link_decides() -> None:
     assert _TIMES.point_to_point("H100", "A10", across=True) == Link(0.0, 40e9)
     assert _TIMES.all_reduce({"H100", "A10"}, across=True).seconds(80e9) == pytest.approx(2.0)
