@@ -146,8 +146,8 @@ def write(directory: Path, parts: Sequence[Box], group: Any) -> None:
 
 # Classes of torch's that its metadata is made of.
 _METADATA = (
-    *("ChunkStorageMetadata", "Metadata", "MetadataIndex", "StorageMeta", "TensorProperties"),
-    *("TensorStorageMetadata", "_MEM_FORMAT_ENCODING"),
+    *("BytesStorageMetadata", "ChunkStorageMetadata", "Metadata", "MetadataIndex", "StorageMeta"),
+    *("TensorProperties", "TensorStorageMetadata", "_MEM_FORMAT_ENCODING"),
 )
 
 
@@ -167,6 +167,9 @@ class _Unpickler(pickle.Unpickler):
     )
 
     def find_class(self, module: str, name: str) -> Any:
+        if name == "MCoreMetadata" and module.partition(".")[0] == "megatron":
+            # Megatron-core's adds an attribute.
+            return Metadata
         if f"{module}.{name}" not in self._NAMES:
             raise pickle.UnpicklingError(f"{module}.{name} is not read from a checkpoint")
         return super().find_class(module, name)

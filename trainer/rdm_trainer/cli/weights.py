@@ -87,8 +87,8 @@ def import_(directory: Path, config: Path) -> None:
     """Write the configuration CONFIG of a job that begins with the weights in DIRECTORY.
 
     DIRECTORY is a model in Hugging Face's format (config.json and safetensors), or the --save of a training
-    of Megatron's, in its format torch. Nothing is converted: under every layout, each rank reads from those
-    files what it holds. Add data, batch and layout to CONFIG.
+    of Megatron's, in its formats torch_dist or torch. Nothing is converted: under every layout, each rank
+    reads from those files what it holds. Add data, batch and layout to CONFIG.
     """
     from rdm_trainer.weights.importing import configuration
 

@@ -15,8 +15,7 @@ from rdm_core.errors import TrainerError
 from rdm_trainer import models
 from rdm_trainer.distributed.parameters import placement_of
 from rdm_trainer.distributed.topology import Topology
-from rdm_trainer.weights.megatron import MegatronSource, is_checkpoint
-from rdm_trainer.weights.sources import CONFIG, HuggingFaceSource
+from rdm_trainer.weights.sources import CONFIG, open_published
 
 __all__ = ["configuration"]
 
@@ -31,12 +30,8 @@ def configuration(directory: Path) -> str:
         TrainerError: It is none, its family is not known, or tensors are missing.
     """
     where = directory.expanduser().resolve()
-    source: HuggingFaceSource | MegatronSource
-    if (where / CONFIG).is_file():
-        source = HuggingFaceSource(where)
-    elif is_checkpoint(where):
-        source = MegatronSource(where)
-    else:
+    source = open_published(where)
+    if source is None:
         raise TrainerError(
             f"{directory} has no {CONFIG}, and no checkpoint of Megatron's; give a model's directory in "
             "Hugging Face's format, or Megatron's --save."
@@ -52,7 +47,7 @@ def configuration(directory: Path) -> str:
     return yaml.safe_dump(job, sort_keys=False, allow_unicode=True)
 
 
-def _check_shapes(source: HuggingFaceSource | MegatronSource) -> None:
+def _check_shapes(source: Any) -> None:
     """Refuse tensors that are not of the shapes that the configuration says; none of them is read."""
     # A vocabulary without padding.
     job = Config(model=dataclasses.replace(source.model, make_vocab_size_divisible_by=1))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Checkpoints of Megatron-LM and Megatron-core in their format ``torch``, under any layout.
+"""Checkpoints of Megatron-LM and Megatron-core in their format ``torch``, under any layout; what both have.
 
 ``ITERATION/mp_rank_TT[_PPP]/model_optim_rng.pt`` has one rank's part: the arguments of its training, and the
 weights by Megatron-core's names, with those of Transformer Engine where its layers include the norms, or by
@@ -26,7 +26,18 @@ from rdm_core.config.read import from_dict
 from rdm_core.errors import FAILED, TrainerError
 from rdm_trainer.checkpoint.files import PARTIAL
 
-__all__ = ["MegatronSource", "is_checkpoint", "write"]
+__all__ = [
+    "MegatronSource",
+    "Placed",
+    "arguments_of",
+    "fused",
+    "is_checkpoint",
+    "load",
+    "model_of",
+    "placed",
+    "step_directory",
+    "write",
+]
 
 LATEST = "latest_checkpointed_iteration.txt"
 _FILE = "model_optim_rng.pt"
@@ -72,8 +83,8 @@ class Placed:
         return whole if self.axis is None else whole.chunk(ranks, dim=self.axis)[rank]
 
 
-def _placed(model: ModelConfig) -> Iterator[Placed]:
-    """Yield all parameters of a model."""
+def placed(model: ModelConfig) -> Iterator[Placed]:
+    """Yield where Megatron-core has each parameter of a model; norms by their names outside fused layers."""
     norms = ("weight", "bias") if model.norm == "layernorm" else ("weight",)
     both = ("weight", "bias") if model.biases == "all" else ("weight",)
     gated = model.activation == "swiglu"
@@ -118,12 +129,29 @@ def is_checkpoint(where: Path) -> bool:
     return (where / LATEST).is_file() and ((where / _RELEASE).is_dir() or any(where.glob("iter_[0-9]*")))
 
 
-class MegatronSource:
-    """The weights of a checkpoint, of whose files only what is asked for is read.
+def step_directory(where: Path, iteration: int | None = None) -> Path:
+    """Return the directory of a step.
 
     Args:
         where: The directory with ``latest_checkpointed_iteration.txt``.
         iteration: The step; the latest by default.
+
+    Raises:
+        TrainerError: The file of the latest step names none.
+    """
+    name = (where / LATEST).read_text(encoding="utf-8").strip() if iteration is None else str(iteration)
+    if name == _RELEASE:
+        return where / name
+    if not name.isdecimal():
+        raise TrainerError(f"{where / LATEST} has {name!r}, which is no step.")
+    return where / f"iter_{int(name):07d}"
+
+
+class MegatronSource:
+    """The weights of a checkpoint, of whose files only what is asked for is read.
+
+    Args:
+        where: The step's directory.
 
     Raises:
         TrainerError: It is in another format, or its model has something that ours have not.
@@ -131,40 +159,34 @@ class MegatronSource:
 
     tokenizer: TokenizerConfig | None = None
 
-    def __init__(self, where: Path, iteration: int | None = None) -> None:
-        name = (where / LATEST).read_text(encoding="utf-8").strip() if iteration is None else str(iteration)
-        self.where = where / (name if name == _RELEASE else f"iter_{int(name):07d}")
+    def __init__(self, where: Path) -> None:
+        self.where = where
         if (
             not (self.where / "mp_rank_00" / _FILE).is_file()
             and not (self.where / "mp_rank_00_000" / _FILE).is_file()
         ):
             raise TrainerError(
-                f"{self.where} has no mp_rank_00/{_FILE}; only Megatron's format torch is read: convert "
-                "others with its --ckpt-convert-format torch."
+                f"{self.where} has neither mp_rank_00/{_FILE} nor .metadata; Megatron's formats torch and "
+                "torch_dist are read: convert others with its --ckpt-convert-format torch_dist."
             )
         has_stages = (self.where / "mp_rank_00_000").is_dir()
-        first = _load(self.where / ("mp_rank_00_000" if has_stages else "mp_rank_00") / _FILE)
+        first = load(self.where / ("mp_rank_00_000" if has_stages else "mp_rank_00") / _FILE)
         arguments = vars(first["args"])
         if float(first.get("checkpoint_version", 0)) < 2.0 or "model" not in first:
             raise TrainerError(
                 f"{self.where} is of a checkpoint_version before 2.0, or of an interleaved pipeline, which "
                 "are not read; load and save it with a later Megatron-LM, without virtual stages."
             )
-        self.model = _model(arguments, str(self.where))
+        self.model = model_of(arguments, str(self.where))
         self.dtype = str(arguments.get("params_dtype", torch.float32)).removeprefix("torch.")
         tensor = int(arguments["tensor_model_parallel_size"])
         pipeline = int(arguments["pipeline_model_parallel_size"])
-        if (self.model.query_groups or tensor) % tensor:
-            raise TrainerError(
-                f"{self.where} has {self.model.query_groups} query groups on {tensor} tensor ranks, which "
-                f"share them; save it with a tensor degree that divides {self.model.query_groups}."
-            )
         self._ranks: list[list[dict[str, torch.Tensor]]] = []
         self._first_blocks = [0]
         for stage in range(pipeline):
             suffix = f"_{stage:03d}" if pipeline > 1 else ""
             ranks = [
-                _flat(_load(self.where / f"mp_rank_{rank:02d}{suffix}" / _FILE)["model"])
+                _flat(load(self.where / f"mp_rank_{rank:02d}{suffix}" / _FILE)["model"])
                 for rank in range(tensor)
             ]
             blocks = {match[1] for name in ranks[0] if (match := re.match(r"decoder\.layers\.(\d+)\.", name))}
@@ -175,7 +197,7 @@ class MegatronSource:
                 f"{self.where} has {self._first_blocks[-1]} layers in its files, and num_layers is "
                 f"{self.model.layers}."
             )
-        self._by_name = {one.ours: one for one in _placed(self.model)}
+        self._by_name = {one.ours: one for one in placed(self.model)}
 
     def whole(self, name: str) -> torch.Tensor:
         """Return a whole parameter; a vocabulary's without padding."""
@@ -233,7 +255,12 @@ class _DataOnly:
             return _ALLOWED.get((module, name), _Foreign)
 
 
-def _load(path: Path) -> dict[str, Any]:
+def load(path: Path) -> dict[str, Any]:
+    """Read a file that has the arguments of a training; only plain values and tensors are made of it.
+
+    Raises:
+        TrainerError: It cannot be read, or has no arguments.
+    """
     try:
         found = torch.load(path, map_location="cpu", weights_only=False, mmap=True, pickle_module=_DataOnly)
     except (OSError, RuntimeError, pickle.UnpicklingError, EOFError) as error:
@@ -261,6 +288,12 @@ _FUSED = (
 )
 
 
+def fused(name: str) -> str:
+    """Return a norm's name where Transformer Engine's layers include it; another name as it is."""
+    name = name.replace("input_layernorm.", "self_attention.linear_qkv.layer_norm_")
+    return name.replace("pre_mlp_layernorm.", "mlp.linear_fc1.layer_norm_")
+
+
 def _flat(state: Mapping[str, Any]) -> dict[str, torch.Tensor]:
     """Return a rank's weights by Megatron-core's names of separate norms."""
     found: dict[str, torch.Tensor] = {}
@@ -286,8 +319,16 @@ def _renamed(name: str, rules: tuple[tuple[str, str], ...]) -> str:
     return name
 
 
-def _model(found: Mapping[str, Any], source: str) -> ModelConfig:
-    """Return the model's section of a training's arguments."""
+def model_of(found: Mapping[str, Any], source: str) -> ModelConfig:
+    """Return the model's section of a training's arguments.
+
+    Args:
+        found: The arguments.
+        source: Where they are from, for messages.
+
+    Raises:
+        TrainerError: The model has something that ours have not.
+    """
     unknown = {
         "apply_layernorm_1p": False,
         "rotary_interleaved": False,
@@ -334,10 +375,18 @@ def _model(found: Mapping[str, Any], source: str) -> ModelConfig:
 # Writing.
 
 
-def _arguments(
+def arguments_of(
     model: ModelConfig, tensor: int, pipeline: int, rows: int, dtype: torch.dtype
 ) -> dict[str, Any]:
-    """Return the arguments of Megatron's training that make such a model."""
+    """Return the arguments of Megatron's training that make such a model.
+
+    Args:
+        model: Its section.
+        tensor: Tensor ranks.
+        pipeline: Stages.
+        rows: Of the padded vocabulary.
+        dtype: Of the weights.
+    """
     return {
         "num_layers": model.layers,
         "hidden_size": model.hidden_size,
@@ -384,14 +433,14 @@ def _refuse(model: ModelConfig, tensor: int, pipeline: int) -> None:
             "model.rope_scaling and model.sliding_window are not written for Megatron; leave them out, or "
             "export for Hugging Face."
         )
-    groups = model.query_groups or model.attention_heads
-    for name, size in (
-        ("attention_heads", model.attention_heads),
-        ("query_groups", groups),
-        ("ffn", model.ffn_size),
-    ):
+    for name, size in (("attention_heads", model.attention_heads), ("ffn", model.ffn_size)):
         if size % tensor:
             raise TrainerError(f"The model's {name} {size} are not divisible by {tensor} tensor ranks.")
+    groups = model.query_groups or model.attention_heads
+    if groups % tensor and tensor % groups:
+        raise TrainerError(
+            f"{tensor} tensor ranks neither divide the model's {groups} query_groups nor are a multiple."
+        )
     if model.layers % pipeline:
         raise TrainerError(f"The model's {model.layers} layers are not divisible by {pipeline} stages.")
 
@@ -429,7 +478,7 @@ def write(
     kind: torch.dtype = getattr(torch, dtype or source.dtype)
     step = model.make_vocab_size_divisible_by * tensor
     rows = -(-model.vocab_size // step) * step
-    arguments = argparse.Namespace(**_arguments(model, tensor, pipeline, rows, kind))
+    arguments = argparse.Namespace(**arguments_of(model, tensor, pipeline, rows, kind))
     partial = target.with_name(target.name + PARTIAL)
     total = 0
     with contextlib.ExitStack() as stack:
@@ -452,11 +501,11 @@ def write(
 
 
 def _part(
-    source: Any, stage: int, stages: int, rank: int, ranks: int, rows: int, dtype: torch.dtype, fused: bool
+    source: Any, stage: int, stages: int, rank: int, ranks: int, rows: int, dtype: torch.dtype, fuse: bool
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield one rank's weights by Megatron's names."""
     each = source.model.layers // stages
-    for one in _placed(source.model):
+    for one in placed(source.model):
         names = []
         if one.block is not None:
             if one.block // each == stage:
@@ -470,7 +519,6 @@ def _part(
         elif stage == stages - 1:
             names.append(one.theirs)
         for name in names:
-            if fused:
-                name = name.replace(".input_layernorm.", ".self_attention.linear_qkv.layer_norm_")
-                name = name.replace(".pre_mlp_layernorm.", ".mlp.linear_fc1.layer_norm_")
+            if fuse:
+                name = fused(name)
             yield name, one.split(source.whole(one.ours), rank, ranks, rows).to(dtype).clone()

@@ -23,9 +23,18 @@ from rdm_trainer.checkpoint import damage, files
 from rdm_trainer.checkpoint.identity import differences, model_of
 from rdm_trainer.checkpoint.universal import WholeWeights
 from rdm_trainer.distributed.parameters import placement_of
-from rdm_trainer.weights import families, megatron
+from rdm_trainer.weights import families, megatron, torch_dist
 
-__all__ = ["CONFIG", "INDEX", "TOKENIZER_FILES", "Source", "fill", "open_source", "require_model"]
+__all__ = [
+    "CONFIG",
+    "INDEX",
+    "TOKENIZER_FILES",
+    "Source",
+    "fill",
+    "open_published",
+    "open_source",
+    "require_model",
+]
 
 CONFIG, INDEX = "config.json", "model.safetensors.index.json"
 TOKENIZER_FILES = (
@@ -61,11 +70,25 @@ def open_source(where: Path, iteration: int | None = None) -> Source:
     Raises:
         TrainerError: There are none, or of a model that is not known here.
     """
+    return open_published(where, iteration) or CheckpointSource(where, iteration)
+
+
+def open_published(
+    where: Path, iteration: int | None = None
+) -> HuggingFaceSource | megatron.MegatronSource | torch_dist.TorchDistSource | None:
+    """Open weights that are no checkpoint of ours; arguments and errors as for :func:`open_source`.
+
+    Returns:
+        None: There is neither a ``config.json`` nor a checkpoint of Megatron's.
+    """
     if (where / CONFIG).is_file():
         return HuggingFaceSource(where)
-    if megatron.is_checkpoint(where):
-        return megatron.MegatronSource(where, iteration)
-    return CheckpointSource(where, iteration)
+    if not megatron.is_checkpoint(where):
+        return None
+    step = megatron.step_directory(where, iteration)
+    if torch_dist.is_checkpoint(step):
+        return torch_dist.TorchDistSource(step)
+    return megatron.MegatronSource(step)
 
 
 class HuggingFaceSource:

@@ -6,14 +6,22 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import enum
+import io
+import json
+import pickle
+import sys
+import types
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata
+from torch.nn import functional
 
 from rdm_core.config import Config, ModelConfig, check, load
 from rdm_core.errors import TrainerError
+from rdm_trainer.checkpoint.distributed import METADATA, Box, read_metadata, write
 from rdm_trainer.cli import main
 from rdm_trainer.weights import megatron
 from rdm_trainer.weights.sources import open_source, require_model
@@ -37,7 +45,7 @@ def same(found: Any, source: InMemory) -> None:
 def test_a_model_is_the_same_behind_every_layout(name: str, tmp_path: Path) -> None:
     model = MODELS[name]
     source = shaken(model)
-    for tensor, pipeline, fused in ((1, 1, False), (2, 1, True), (1, 4, True), (2, 2, False)):
+    for tensor, pipeline, fused in ((1, 1, False), (4, 1, True), (1, 4, True), (2, 2, False)):
         where = tmp_path / f"{tensor}-{pipeline}"
         megatron.write(source, where, tensor=tensor, pipeline=pipeline, fused=fused)
         found = open_source(where)
@@ -118,6 +126,136 @@ def test_an_older_megatrons_names_are_read_and_nothing_is_run(tmp_path: Path) ->
         torch.save({**saved, **changes}, step / "model_optim_rng.pt")
         with pytest.raises(TrainerError, match=words):
             open_source(tmp_path / "old")
+
+
+@dataclasses.dataclass
+class MCoreMetadata(Metadata):
+    """Megatron-core's form of torch's."""
+
+    mcore_data: dict[str, Any] | None = None
+
+
+def torch_dist(
+    source: InMemory, step: Path, *, numbered: bool, prefix: str = "", apart: bool = False
+) -> None:
+    """Write what Megatron-core does under 2 tensor ranks: a rank's part of each block is a piece of its own.
+
+    Args:
+        source: The weights.
+        step: The step's directory.
+        numbered: Each block's tensors have names of their own; else all blocks' are in one.
+        prefix: Of all names.
+        apart: The matrices of a gated product have names of their own.
+    """
+    parts: list[Box] = []
+    model = source.model
+    for one in megatron.placed(model):
+        name = megatron.fused(one.theirs)
+        whole = source.whole(one.ours)
+        if one.vocabulary:
+            whole = functional.pad(whole, (0, 0, 0, 64 - len(whole)))
+        tensors = {name: whole}
+        if one.gated:
+            tensors = {f"{name}_w": whole[0], f"{name}_v": whole[1]} if apart else {name: whole.flatten(0, 1)}
+        for name, tensor in tensors.items():
+            cuts = 1 if one.axis is None else 4 if one.gated else 2
+            for number, values in enumerate(tensor.chunk(cuts, one.axis or 0)):
+                shape, offsets = tuple(tensor.shape), [0] * tensor.dim()
+                offsets[one.axis or 0] = number * values.shape[one.axis or 0]
+                key = f"{prefix}{name}"
+                if one.block is not None and numbered:
+                    key = f"{prefix}decoder.layers.{one.block}.{name}"
+                elif one.block is not None:
+                    key, shape = f"{prefix}decoder.layers.{name}", (model.layers, *shape)
+                    offsets, values = [one.block, *offsets], values[None]
+                parts.append(Box(key, shape, tuple(offsets), values.contiguous()))
+    step.mkdir(parents=True)
+    write(step, parts, None)
+    metadata = read_metadata(step)
+    extra = {"decoder.layers.mlp.linear_fc1._extra_state/shard_0_4": BytesStorageMetadata()}
+    metadata.state_dict_metadata.update(extra)
+    with (step / METADATA).open("wb") as file:
+        pickle.dump(MCoreMetadata(**vars(metadata), mcore_data={"decoder": {"shape": (4,)}}), file)
+    arguments = megatron.arguments_of(model, 2, 1, 64, torch.float32)
+    torch.save({"args": argparse.Namespace(**arguments), "iteration": 7}, step / "common.pt")
+    about = {"sharded_backend": "torch_dist", "sharded_backend_version": 1, "common_backend": "torch"}
+    (step / "metadata.json").write_text(json.dumps(about))
+    (step.parent / "latest_checkpointed_iteration.txt").write_text("7")
+
+
+@pytest.fixture
+def _megatron_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its class has the name that it has there, as far as pickle is concerned."""
+    name = "megatron.core.dist_checkpointing.strategies.torch"
+    monkeypatch.setattr(MCoreMetadata, "__module__", name)
+    monkeypatch.setitem(sys.modules, name, types.SimpleNamespace(MCoreMetadata=MCoreMetadata))
+
+
+@pytest.mark.usefixtures("_megatron_core")
+@pytest.mark.filterwarnings("ignore:torch.distributed is")
+@pytest.mark.parametrize(
+    ("name", "form"),
+    [
+        ("gpt", {"numbered": False}),
+        ("llama", {"numbered": True, "prefix": "module."}),
+        ("qwen2", {"numbered": False, "prefix": "model.", "apart": True}),
+        ("qwen3", {"numbered": False}),
+    ],
+)
+def test_a_distributed_checkpoint_is_read(name: str, form: dict[str, Any], tmp_path: Path) -> None:
+    source = shaken(MODELS[name])
+    torch_dist(source, tmp_path / "iter_0000007", **form)
+    found = open_source(tmp_path)
+    require_model(found, Config(model=MODELS[name]))
+    same(found, source)
+
+
+class Evil:
+    """Would run what it names."""
+
+    def __reduce__(self) -> Any:
+        return exec, ("raise SystemExit('it was run')",)
+
+
+@pytest.mark.usefixtures("_megatron_core")
+@pytest.mark.filterwarnings("ignore:torch.distributed is")
+def test_what_is_no_distributed_checkpoint_is_one_sentence(tmp_path: Path) -> None:
+    step = tmp_path / "iter_0000007"
+    torch_dist(shaken(MODELS["gpt"]), step, numbered=False)
+    content = {path.name: path.read_bytes() for path in step.iterdir()}
+
+    def with_arguments(**changes: Any) -> bytes:
+        arguments = vars(torch.load(step / "common.pt", weights_only=False)["args"])
+        buffer = io.BytesIO()
+        torch.save({"args": argparse.Namespace(**{**arguments, **changes})}, buffer)
+        return buffer.getvalue()
+
+    for file, changed, words in (
+        ("metadata.json", b'{"sharded_backend": "zarr"}', "sharded_backend 'zarr'"),
+        ("metadata.json", None, "does not say which sharded_backend"),
+        ("common.pt", None, "has no common.pt"),
+        ("common.pt", with_arguments(num_layers=3), "other layers in its files than num_layers 3"),
+        (
+            "common.pt",
+            with_arguments(qk_layernorm=True, normalization="RMSNorm"),
+            "lacks self_attention.q_layernorm",
+        ),
+        (METADATA, pickle.dumps(Evil()), "builtins.exec is not read"),
+    ):
+        if changed is None:
+            (step / file).unlink()
+        else:
+            (step / file).write_bytes(changed)
+        with pytest.raises(TrainerError, match=words):
+            open_source(tmp_path)
+        (step / file).write_bytes(content[file])
+    for path in step.glob("*.distcp"):
+        path.write_bytes(b"")
+    with pytest.raises(TrainerError, match=r"embed.* cannot be read"):
+        open_source(tmp_path).whole("tied_modules.embed.weight")
+    (tmp_path / "latest_checkpointed_iteration.txt").write_text("none")
+    with pytest.raises(TrainerError, match="'none', which is no step"):
+        open_source(tmp_path)
 
 
 def test_from_and_to_megatron_on_the_command_line(tmp_path: Path) -> None:

@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Checkpoints of Megatron-core in its format ``torch_dist``, whatever layout wrote them.
+
+The files are those of ``torch.distributed.checkpoint``; ``common.pt`` beside them has the arguments of the
+training. Tensors are whole ones by Megatron-core's names; a block's lie by number, or all blocks' in one with
+the block as its first dimension. A gated product's two matrices come after each other, or have a tensor each.
+"""
+
+from __future__ import annotations
+
+import json
+import pickle
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+
+from rdm_core.config import TokenizerConfig
+from rdm_core.errors import FAILED, TrainerError
+from rdm_trainer.checkpoint.distributed import METADATA, Box, load, read_metadata
+from rdm_trainer.weights import megatron
+from rdm_trainer.weights.megatron import Placed
+
+__all__ = ["TorchDistSource", "is_checkpoint"]
+
+_COMMON = "common.pt"
+_PREFIXES = ("", "module.", "model.")
+"""Of all names, by what wraps the model that was saved."""
+
+
+def is_checkpoint(step: Path) -> bool:
+    """Tell whether a step's directory has a checkpoint in this format."""
+    return (step / METADATA).is_file()
+
+
+class _Found(NamedTuple):
+    """A tensor there: of all blocks, or of one or none, where ``block`` is None."""
+
+    key: str
+    block: int | None
+
+
+class TorchDistSource:
+    """The weights of a checkpoint, of whose files only what is asked for is read.
+
+    Args:
+        where: The step's directory.
+
+    Raises:
+        TrainerError: It is not complete, or its model has something that ours have not.
+    """
+
+    tokenizer: TokenizerConfig | None = None
+
+    def __init__(self, where: Path) -> None:
+        self.where = where
+        _require_backend(where)
+        if not (where / _COMMON).is_file():
+            raise TrainerError(
+                f"{where} has no {_COMMON}, which says what its model is; save it with Megatron-LM."
+            )
+        arguments = vars(megatron.load(where / _COMMON)["args"])
+        self.model = megatron.model_of(arguments, str(where))
+        self.dtype = str(arguments.get("params_dtype", torch.float32)).removeprefix("torch.")
+        try:
+            self._metadata = read_metadata(where)
+        except (OSError, EOFError, pickle.UnpicklingError) as error:
+            raise TrainerError(f"{where / METADATA} cannot be read: {error}.", exit_code=FAILED) from None
+        self._sizes = {
+            key: tuple(saved.size)
+            for key, saved in self._metadata.state_dict_metadata.items()
+            if isinstance(saved, TensorStorageMetadata)
+        }
+        names = ("embedding.word_embeddings.weight",)
+        self._prefix = next((one for one in _PREFIXES if one + names[0] in self._sizes), "")
+        self._by_name = {one.ours: self._found(one) for one in megatron.placed(self.model)}
+        self._placed = {one.ours: one for one in megatron.placed(self.model)}
+        self._require_layers()
+
+    def whole(self, name: str) -> torch.Tensor:
+        """Return a whole parameter; a vocabulary's without padding."""
+        return self._joined(name, [self._tensor(one) for one in self._by_name[name]])
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of a whole parameter, of which nothing is read."""
+        parts = [torch.empty(self._size(one), device="meta") for one in self._by_name[name]]
+        return tuple(self._joined(name, parts).shape)
+
+    def _joined(self, name: str, parts: list[torch.Tensor]) -> torch.Tensor:
+        one = self._placed[name]
+        if one.gated:
+            return torch.stack(parts) if len(parts) > 1 else parts[0].unflatten(0, (2, -1))
+        return one.join(parts, self.model.vocab_size)
+
+    def _found(self, one: Placed) -> list[_Found]:
+        """Return the tensors that a parameter is made of there."""
+        for theirs in (one.theirs, megatron.fused(one.theirs)):
+            if one.block is None:
+                places = [_Found(theirs, None)]
+            else:
+                places = [
+                    _Found(f"decoder.layers.{theirs}", one.block),
+                    _Found(f"decoder.layers.{one.block}.{theirs}", None),
+                ]
+            for key, block in places:
+                key = self._prefix + key
+                if key in self._sizes:
+                    return [_Found(key, block)]
+                if one.gated and f"{key}_w" in self._sizes:
+                    return [_Found(f"{key}_{half}", block) for half in ("w", "v")]
+        raise TrainerError(f"{self.where} lacks {one.theirs} of its model.", exit_code=FAILED)
+
+    def _size(self, found: _Found) -> tuple[int, ...]:
+        size = self._sizes[found.key]
+        return size if found.block is None else size[1:]
+
+    def _tensor(self, found: _Found) -> torch.Tensor:
+        size = self._sizes[found.key]
+        offsets = [0] * len(size)
+        part = list(size)
+        if found.block is not None:
+            offsets[0], part[0] = found.block, 1
+        saved = self._metadata.state_dict_metadata[found.key]
+        assert isinstance(saved, TensorStorageMetadata)
+        values = torch.empty(part, dtype=saved.properties.dtype)
+        try:
+            load(self.where, self._metadata, [Box(found.key, size, tuple(offsets), values)])
+        except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
+            raise TrainerError(
+                f"{found.key} of {self.where} cannot be read: {error}.", exit_code=FAILED
+            ) from None
+        return values if found.block is None else values[0]
+
+    def _require_layers(self) -> None:
+        """Refuse other numbers of blocks than the arguments say, which would leave some of them out."""
+        norm = self._by_name[f"{2 + self.model.layers - 1}.pre_mlp_layernorm.weight"][0]
+        if norm.block is None:
+            more = norm.key.replace(f".{self.model.layers - 1}.", f".{self.model.layers}.")
+            is_other = more in self._sizes
+        else:
+            is_other = self._sizes[norm.key][0] != self.model.layers
+        if is_other:
+            raise TrainerError(
+                f"{self.where} has other layers in its files than num_layers {self.model.layers}."
+            )
+
+
+def _require_backend(where: Path) -> None:
+    """Refuse another format, as ``zarr``."""
+    about = where / "metadata.json"
+    try:
+        backend = json.loads(about.read_text(encoding="utf-8"))["sharded_backend"]
+    except (OSError, ValueError, KeyError, TypeError):
+        raise TrainerError(f"{about} does not say which sharded_backend wrote {where}.") from None
+    if backend != "torch_dist":
+        raise TrainerError(
+            f"{about} has sharded_backend {backend!r}, and only torch_dist and torch are read."
+        )
