@@ -162,6 +162,23 @@ def _play(request: dict[str, Any]) -> int:
     return status
 
 
+def _read_plugins() -> None:
+    """Read the plugins that every run reads: their documentation in YAML is half of a short run."""
+    from ansible.plugins import loader
+
+    for kind in ("become", "callback", "connection", "inventory", "shell"):
+        list(getattr(loader, f"{kind}_loader").all(class_only=True))
+    for kind, name in (
+        ("cache", "memory"),
+        ("callback", "ansible.posix.json"),
+        ("filter", "ansible.builtin.bool"),
+        ("strategy", "linear"),
+        ("test", "ansible.builtin.defined"),
+    ):
+        getattr(loader, f"{kind}_loader").get(name, class_only=True)
+    importlib.import_module("ansible_collections.community.docker")
+
+
 def _serve(address: str) -> None:
     for name in _PRELOADED:
         importlib.import_module(name)
@@ -169,6 +186,7 @@ def _serve(address: str) -> None:
     # A run would do so again.
     warnings.filterwarnings("ignore", "AnsibleCollectionFinder has already been configured")
     importlib.import_module("ansible_collections.rdm.provision.plugins.action.plan")
+    _read_plugins()
     gc.freeze()
     with _Server(address, _Run) as server:
         sys.stdout.write("ready\n")
