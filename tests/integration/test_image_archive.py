@@ -18,9 +18,9 @@ from typing import Any
 import pytest
 from ansible_collections.rdm.provision.plugins.module_utils.docker.api import DockerError
 
-from rdm_provision.environment import CALLBACKS
 from tests.image_archives import MadeImage, digest, layer, oci_layout, saved
 from tests.integration.engine import Engine, private_engine
+from tests.integration.plays import run_plays
 
 ROOT = Path(__file__).resolve().parents[2]
 MODULE = "ansible_collections.rdm.provision.plugins.modules.image_archive"
@@ -536,37 +536,11 @@ def ansible(engine: Engine, directory: Path, *flags: str, **options: Any) -> dic
     Raises:
         Failed: it failed; the text is its message.
     """
-    (directory / "inventory").write_text("node1 ansible_connection=local\n")
-    (directory / "ansible.cfg").write_text("[defaults]\n")
-    program = Path(sys.executable).with_name("ansible")
-    done = subprocess.run(
-        [
-            str(program),
-            "node1",
-            f"--inventory={directory / 'inventory'}",
-            "--module-name=rdm.provision.image_archive",
-            "--args",
-            json.dumps({"cache_dir": str(directory / "cache"), **options}),
-            *flags,
-        ],
-        env=environment(
-            engine,
-            ANSIBLE_COLLECTIONS_PATH=str(ROOT / ".collections"),
-            ANSIBLE_CONFIG=str(directory / "ansible.cfg"),
-            ANSIBLE_CALLBACKS_ENABLED=CALLBACKS,
-            ANSIBLE_LOAD_CALLBACK_PLUGINS="true",
-            ANSIBLE_REMOTE_TEMP=str(directory / "remote"),
-            ANSIBLE_PYTHON_INTERPRETER=sys.executable,
-        ),
-        cwd=directory,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    head, arrow, text = done.stdout.partition("=> ")
-    assert arrow, done.stdout + done.stderr
-    result: dict[str, Any] = json.loads(text)
-    if "FAILED" in head:
+    arguments = {"cache_dir": str(directory / "cache"), **options}
+    tasks = [{"name": "Act", "rdm.provision.image_archive": arguments}]
+    played = run_plays(directory, [{"tasks": tasks}], *flags, docker_host=f"unix://{engine.socket}")
+    result = played.results["Act"]
+    if result.get("failed"):
         raise Failed(result["msg"])
     return result
 

@@ -15,6 +15,7 @@ import pytest
 import yaml
 from ansible_collections.rdm.provision.plugins.plugin_utils.controller import cluster_lock
 
+from tests.ansible_playbook import ansible_playbook
 from tests.conftest import COLLECTIONS, ROOT
 
 INVENTORY = {
@@ -74,13 +75,8 @@ def environment(**more: str) -> dict[str, str]:
 
 
 def run(home: Path, playbook: str, *options: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        argv(home, ROOT / "playbooks" / f"{playbook}.yml", *options),
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
+    book = ROOT / "playbooks" / f"{playbook}.yml"
+    return ansible_playbook(*argv(home, book, *options)[1:], environment=environment())
 
 
 def wait_until(condition: Callable[[], bool], what: str) -> None:
