@@ -125,7 +125,8 @@ bench: setup-dev ## print the tables of docs/performance.md, measured here and n
 	python benchmarks/scale.py
 	python benchmarks/sriov_plugin.py
 
-docs: setup-dev ## write docs/variables.md, docs/*-configuration.md and docs/megatron-flags.md
+docs: setup-dev ## write roles/*/defaults/main.yml, docs/variables.md, docs/*-configuration.md and docs/megatron-flags.md
+	python docs/generate_defaults.py
 	python docs/generate_variables.py
 	python docs/generate_training_configuration.py
 	python docs/generate_megatron_flags.py

@@ -42,6 +42,12 @@ def program(name: str) -> ModuleType:
     return module
 
 
+def test_the_defaults_of_roles_are_those_of_their_argument_specs() -> None:
+    for path in (ROOT / "roles").glob("*/defaults/main.yml"):
+        made = yaml.safe_load(program("generate_defaults").defaults(path.parents[1]))
+        assert yaml.safe_load(path.read_text(encoding="utf-8")) == made, "run make docs"
+
+
 def test_the_list_of_variables_is_up_to_date() -> None:
     written = (ROOT / "docs" / "variables.md").read_text(encoding="utf-8")
     assert written == program("generate_variables").page(), "run make docs"

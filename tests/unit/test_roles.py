@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.renamed_variables import NEW_NAMES
 
 ROLES = sorted(path for path in (Path(__file__).parents[2] / "roles").iterdir() if path.is_dir())
 KEYWORDS = {"block", "rescue", "always"}
@@ -45,20 +43,6 @@ def role(request: pytest.FixtureRequest) -> Path:
     path = request.param
     assert isinstance(path, Path)
     return path
-
-
-def test_the_specified_defaults_are_the_defaults(role: Path) -> None:
-    specified = {name: option["default"] for name, option in options(role).items() if "default" in option}
-    written = load(role / "defaults" / "main.yml") or {}
-    # Each reads its former name, too.
-    for old, new in NEW_NAMES.items():
-        if new in specified:
-            own = specified.pop(new)
-            template = isinstance(own, str) and "{{" in own
-            otherwise = own.strip(" {}\n") if template else json.dumps(own).replace('"', "'")
-            expected = f"{{{{ {old} | default({otherwise}) }}}}"
-            assert " ".join(written.pop(new).split()) == " ".join(expected.split())
-    assert specified == written
 
 
 def test_an_option_without_default_is_required_or_named_optional(role: Path) -> None:
