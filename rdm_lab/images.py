@@ -302,7 +302,9 @@ class Wanted(NamedTuple):
 
     Attributes:
         parts: images, archives and disks, each after those that it is made from.
-        names: what they are called, as the action returns it.
+        names: what they are called: the images `node_image` and `machine_image`, the directories `archives`
+            and `machine`; in `archives` the file `train_archive` and the directory `packages`, of whose torch
+            `torch` is the requirement. Only those that this lab has.
     """
 
     parts: list[Part]
@@ -328,31 +330,39 @@ class Wanted(NamedTuple):
             return bool(missing)
 
 
-def wanted(engine: APIClient, given: Mapping[str, Any], cache: Path) -> Wanted:
-    """Return what a lab as asked for is made from; `given` are the options of the action lab_images."""
-    files = Path(given["files"])
-    slurm, trainer = given["slurm"], given["trainer"]
+def wanted(engine: APIClient, desired: Mapping[str, Any], collection: Path, cache: Path) -> Wanted:
+    """Return what a lab is made from.
+
+    Args:
+        engine: of this machine.
+        desired: the variables of the role lab.
+        collection: the directory that has the role's files, and the trainer's project in `trainer`.
+        cache: the directory of the archives.
+    """
+    files, trainer = collection / "roles/lab/files", collection / "trainer"
+    slurm, extras = desired["lab_slurm"], desired["lab_trainer_extras"]
+    machine = desired["lab_hardware"] == "vm"
     made_of = Choice(
-        checked_engine(given["engine"], given["machines"]), checked_kernel(given["kernel"], given["machines"])
+        checked_engine(desired["lab_engine"], machine), checked_kernel(desired["lab_kernel"], machine)
     )
-    images = Images(engine, files, cache, given["base"], given["source"])
+    images = Images(engine, files, cache, desired["lab_image_base"], desired["lab_image_source"])
     names = {"node_image": images.node_image, "archives": str(images.archives)}
     parts: list[Part] = [images]
     # Slurm's jobs run on the nodes themselves.
-    if trainer and not slurm:
-        training = TrainingImage(images, Path(trainer), given["extras"])
+    if desired["lab_trainer"] and not slurm:
+        training = TrainingImage(images, trainer, extras)
         names["train_archive"] = training.archive.name
         parts.append(training)
-    kind = SlurmImage if slurm else PodmanImage if given["engine"] == PODMAN else None
+    kind = SlurmImage if slurm else PodmanImage if desired["lab_engine"] == PODMAN else None
     if kind is not None:
         layer = kind(engine, images.node_image, files)
         names["node_image"] = layer.name
         parts.append(layer)
-    if trainer and slurm:
-        packages = Packages(engine, images.node_image, files, Path(trainer), images.archives, given["extras"])
+    if desired["lab_trainer"] and slurm:
+        packages = Packages(engine, images.node_image, files, trainer, images.archives, extras)
         names.update(packages=packages.directory.name, torch=packages.torch)
         parts.append(packages)
-    if given["machines"]:
+    if machine:
         machines = Machines(engine, files, cache, made_of)
         names.update(machine_image=machines.image, machine=str(machines.directory))
         parts.append(machines)

@@ -109,33 +109,34 @@ class Files:
                 self.own / node / "authorized_keys", key.with_suffix(".pub").read_text(encoding="ascii")
             )
 
-    def texts(self, addresses: Mapping[str, str], given: Mapping[str, Any]) -> dict[Path, str]:
+    def texts(
+        self, addresses: Mapping[str, str], desired: Mapping[str, Any], made: Mapping[str, str]
+    ) -> dict[Path, str]:
         """Return the files of the inventory: path -> text."""
         keys = {}
         for node in addresses:
             public = self.own / node / (spec.HOST_KEY + ".pub")
             keys[node] = public.read_text(encoding="ascii") if public.is_file() else "(made by the run)"
-        made = inventory.cluster_inventory(
+        hosts = inventory.cluster_inventory(
             self.name,
             addresses,
-            given["driver"],
+            desired["lab_driver"],
             str(self.control_path),
-            given["train_archive"],
-            machines=given["hardware"] == "vm",
-            rails=given["rails"],
-            podman=given["podman"],
+            made.get("train_archive", ""),
+            machines=desired["lab_hardware"] == "vm",
+            rails=desired["lab_rails"],
+            podman=desired["lab_engine"] == spec.PODMAN,
         )
-        if given["slurm"]:
+        if desired["lab_slurm"]:
+            extras = desired["lab_trainer_extras"]
             packages = (
-                inventory.NodePackages(
-                    given["packages"], str(Path(given["archives"])), given["torch"], given["extras"]
-                )
-                if given["packages"]
+                inventory.NodePackages(made["packages"], made["archives"], made["torch"], extras)
+                if "packages" in made
                 else None
             )
-            made = inventory.slurm_inventory(made, packages)
+            hosts = inventory.slurm_inventory(hosts, packages)
         return {
-            self.directory / "hosts.yml": HEADER + yaml.safe_dump(made, sort_keys=False, width=120),
+            self.directory / "hosts.yml": HEADER + yaml.safe_dump(hosts, sort_keys=False, width=120),
             self.own / "known_hosts": inventory.known_hosts(addresses, keys),
             self.own / "ssh_config": inventory.ssh_config(addresses, str(self.directory)),
         }
@@ -263,14 +264,23 @@ class Change:
         return nodes
 
 
-def present(engine: LabEngine, given: dict[str, Any], check: bool) -> dict[str, Any]:
-    """Make the lab as asked for; return the action's result."""
-    wanted = spec.node_names(spec.checked_nodes(given["nodes"]))
-    spec.checked_rails(given["rails"], given["driver"])
-    if given["hardware"] == "vm":
-        machine.checked_request(given["driver"], bool(given["train_archive"]))
+def present(
+    engine: LabEngine, desired: Mapping[str, Any], made: Mapping[str, str], directory: Path, check: bool
+) -> dict[str, Any]:
+    """Make the lab; return the action's result.
+
+    Args:
+        engine: of this machine.
+        desired: the variables of the role lab.
+        made: what it is made from, as `names` of :class:`rdm_lab.images.Wanted`.
+        directory: of its inventory.
+        check: change nothing.
+    """
+    wanted = spec.node_names(spec.checked_nodes(desired["lab_nodes"]))
+    spec.checked_rails(desired["lab_rails"], desired["lab_driver"])
+    if desired["lab_hardware"] == "vm":
+        machine.checked_request(desired["lab_driver"], desired["lab_trainer"])
     known = engine.directory()
-    directory = Path(given["directory"]).absolute()
     if known and Path(known) != directory:
         raise LabProblem(
             f"lab {engine.name!r} exists with its inventory in {known}: take it down first, or choose "
@@ -279,13 +289,17 @@ def present(engine: LabEngine, given: dict[str, Any], check: bool) -> dict[str, 
     files = Files(engine.name, directory)
     files.check_free()
     if check:
-        return _present(engine, given, files, wanted, check)
+        return _present(engine, desired, made, files, wanted, check)
     with files.locked():
-        return _present(engine, given, files, wanted, check)
+        return _present(engine, desired, made, files, wanted, check)
 
 
 def node_bodies(
-    engine: LabEngine, given: dict[str, Any], files: Files, addresses: Mapping[str, str]
+    engine: LabEngine,
+    desired: Mapping[str, Any],
+    made: Mapping[str, str],
+    files: Files,
+    addresses: Mapping[str, str],
 ) -> dict[str, dict[str, Any]]:
     """Return what makes each node."""
     told = engine.docker.info()
@@ -293,26 +307,26 @@ def node_bodies(
         "lab": engine.name,
         "network": spec.object_name(engine.name),
         "directory": str(files.directory),
-        "archives": given["archives"],
+        "archives": made["archives"],
         "cgroup_driver": str(told.get("CgroupDriver", "")),
     }
-    if given["hardware"] == "vm":
+    if desired["lab_hardware"] == "vm":
         common.update(
-            image=given["machine_image"],
-            machine=given["machine"],
+            image=made["machine_image"],
+            machine=made["machine"],
             kvm=os.path.exists(machine.KVM),
-            rails=given["rails"],
+            rails=desired["lab_rails"],
         )
         return {
             node: machine.machine_body(machine.MachineSpec(name=node, address=address, **common))
             for node, address in addresses.items()
         }
     common.update(
-        image=given["node_image"],
+        image=made["node_image"],
         capabilities=bounding_capabilities(socket_path()),
         cgroup_version=str(told.get("CgroupVersion", "1")),
-        slurm=given["slurm"],
-        podman=given["podman"],
+        slurm=desired["lab_slurm"],
+        podman=desired["lab_engine"] == spec.PODMAN,
     )
     return {
         node: spec.node_body(spec.NodeSpec(name=node, address=address, **common))
@@ -321,7 +335,12 @@ def node_bodies(
 
 
 def _present(
-    engine: LabEngine, given: dict[str, Any], files: Files, wanted: list[str], check: bool
+    engine: LabEngine,
+    desired: Mapping[str, Any],
+    made: Mapping[str, str],
+    files: Files,
+    wanted: list[str],
+    check: bool,
 ) -> dict[str, Any]:
     change = Change()
     containers = engine.containers()
@@ -330,7 +349,7 @@ def _present(
         change.actions.append("make the management network")
     subnet = engine.wanted_network(str(files.directory), check)
     addresses = {node: spec.node_address(subnet, node) for node in wanted}
-    bodies = node_bodies(engine, given, files, addresses)
+    bodies = node_bodies(engine, desired, made, files, addresses)
     lacking = files.lacking_keys(wanted)
     beyond = change.note("remove", [node for node in found if node not in wanted])
     changed = [n for n in wanted if n in found and (n in lacking or spec.stale(found[n], bodies[n]))]
@@ -341,12 +360,12 @@ def _present(
     )
     switch = containers.get("switch")
     switch_is_right = not spec.stale(
-        switch, spec.switch_body(engine.name, given["node_image"], given["rails"])
+        switch, spec.switch_body(engine.name, made["node_image"], desired["lab_rails"])
     )
     switch_runs = switch is not None and switch_is_right and switch["State"] == "running"
     if not switch_runs:
         change.actions.append("make the switch")
-    if given["hardware"] == "vm":
+    if desired["lab_hardware"] == "vm":
         # Those that run have their memory; those that are made anew give it back first.
         meminfo = Path("/proc/meminfo").read_text(encoding="ascii")
         running = [node for node in (*beyond, *changed) if found[node]["State"] == "running"]
@@ -356,7 +375,7 @@ def _present(
     fresh = {*changed, *new, *off}
     loose = change.note(
         "plug in",
-        [n for n in wanted if n not in fresh and not spec.is_plugged(n, ports, given["rails"])],
+        [n for n in wanted if n not in fresh and not spec.is_plugged(n, ports, desired["lab_rails"])],
     )
     cut = change.note(
         "heal the cable of",
@@ -371,20 +390,20 @@ def _present(
             shutil.rmtree(str(files.own / node), ignore_errors=True)
         if not switch_runs:
             engine.remove_switch()
-            engine.make_switch(given["node_image"], given["rails"])
+            engine.make_switch(made["node_image"], desired["lab_rails"])
         engine.make_nodes({node: bodies[node] for node in (*changed, *new)})
         engine.start_nodes(off)
         engine.plug(sorted({*fresh, *loose}))
         for node in cut:
             engine.set_cable(node, True)
-    texts = files.texts(addresses, given)
+    texts = files.texts(addresses, desired, made)
     before = read(files.directory / "hosts.yml")
     change.note("write", [str(path.relative_to(files.directory)) for path in files.differing(texts)])
     if not check:
         for path in files.differing(texts):
             files.write(path, texts[path])
-        engine.wait(sorted({*fresh, *loose}), given["timeout"])
-    virtualisation = engine.virtualisation(wanted[0]) if given["hardware"] == "vm" and not check else ""
+        engine.wait(sorted({*fresh, *loose}), desired["lab_timeout"])
+    virtualisation = engine.virtualisation(wanted[0]) if desired["lab_hardware"] == "vm" and not check else ""
     return {
         "changed": bool(change.actions),
         "actions": change.actions,
@@ -402,9 +421,9 @@ def _present(
     }
 
 
-def absent(engine: LabEngine, given: dict[str, Any], check: bool) -> dict[str, Any]:
-    """Take the lab away; return the action's result."""
-    directories = {Path(path).absolute() for path in (given["directory"], engine.directory()) if path}
+def absent(engine: LabEngine, directory: Path, check: bool) -> dict[str, Any]:
+    """Take the lab away, whose inventory is in the directory if it is in no other; return the result."""
+    directories = {directory, *(Path(path).absolute() for path in [engine.directory()] if path)}
     actions = [f"remove {what}" for what in engine.leftovers()]
     places = [Files(engine.name, directory) for directory in sorted(directories)]
     actions += [f"remove {files.directory}" for files in places if files.own.is_dir()]

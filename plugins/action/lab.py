@@ -4,6 +4,9 @@
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from ansible_collections.rdm.provision.plugins.modules.lab import DOCUMENTATION
@@ -11,28 +14,73 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.controller.controlle
     Decision,
     documented_options,
 )
-from ansible_collections.rdm.provision.rdm_lab import lab
+from ansible_collections.rdm.provision.plugins.plugin_utils.inventory import role_specs
+from ansible_collections.rdm.provision.rdm_lab import images, lab
 from ansible_collections.rdm.provision.rdm_lab.client import clear, connect
 from ansible_collections.rdm.provision.rdm_lab.engine import LabEngine
 from ansible_collections.rdm.provision.rdm_lab.spec import LabProblem
+from ansible_collections.rdm.provision.rdm_lab.work import clean_up_when_told_to_end
+
+COLLECTION = role_specs.ROLES.parent
+MMDEBSTRAP = {
+    "name": ["mmdebstrap", "debian-archive-keyring"],
+    "update_cache": True,
+    "install_recommends": False,
+}
 
 
 class ActionModule(Decision):
-    """The action: all of a lab is made by this machine's engine."""
+    """The action: all of a lab is made by this machine and its engine."""
 
     ARGUMENTS = documented_options(DOCUMENTATION)
-    REQUIRED_IF = (
-        ("state", "present", ("directory", "node_image", "archives")),
-        ("hardware", "vm", ("machine_image", "machine")),
-    )
 
-    def decide(self, options: dict[str, Any], _variables: dict[str, Any]) -> dict[str, Any]:
+    def decide(self, options: dict[str, Any], variables: dict[str, Any]) -> dict[str, Any]:
         """Bring the lab into its state; return what was done, or why it cannot be."""
+        clean_up_when_told_to_end()
         # Without what Ansible remembers of each value: they are written into files.
-        options = json.loads(json.dumps(options))
-        state = lab.present if options["state"] == "present" else lab.absent
+        given = json.loads(json.dumps(options["desired"]))
         try:
+            desired = {name: _typed(name, value) for name, value in given.items()}
             with clear():
-                return state(LabEngine(connect(), options["name"]), options, self._task.check_mode)
+                engine = LabEngine(connect(), desired["lab_name"])
+                make = self._present if desired["lab_state"] == "present" else self._absent
+                return make(engine, desired, variables)
         except (LabProblem, OSError) as problem:
             return {"failed": True, "msg": str(problem)}
+
+    def _present(
+        self, engine: LabEngine, desired: Mapping[str, Any], variables: dict[str, Any]
+    ) -> dict[str, Any]:
+        check, cache = self._task.check_mode, images.cache_directory(desired["lab_cache"])
+        parts = images.wanted(engine.docker, desired, COLLECTION, cache)
+        actions = ["make the images"] if parts.missing else []
+        if actions and not check:
+            from_packages = desired["lab_image_source"] != "registry"
+            if from_packages and parts.lacks_mmdebstrap() and os.geteuid() == 0:
+                installed = self._execute_module("ansible.builtin.apt", MMDEBSTRAP, task_vars=variables)
+                if installed.get("failed"):
+                    return dict(installed)
+            parts.make(cache)
+        made = lab.present(engine, desired, parts.names, _directory(desired), check)
+        actions += made["actions"]
+        return {**made, "actions": actions, "changed": bool(actions)}
+
+    def _absent(self, engine: LabEngine, desired: Mapping[str, Any], _: dict[str, Any]) -> dict[str, Any]:
+        check, cache = self._task.check_mode, images.cache_directory(desired["lab_cache"])
+        gone = lab.absent(engine, _directory(desired), check)
+        purged = desired["lab_purge"] and images.remove(engine.docker, cache, check)
+        return {**gone, "changed": gone["changed"] or purged}
+
+
+def _typed(name: str, value: Any) -> Any:
+    """Return a variable as the role's argument_specs have it; those of no role as they are."""
+    typed, wrong = role_specs.typed(name, value)
+    if wrong:
+        raise LabProblem(f"{name} {value!r}: {wrong[0]}")
+    return typed
+
+
+def _directory(desired: Mapping[str, Any]) -> Path:
+    """Return the directory of the lab's inventory."""
+    given = desired["lab_directory"] or Path(os.environ["PWD"], "inventory", desired["lab_name"])
+    return Path(given).expanduser().absolute()

@@ -8,8 +8,6 @@ import os
 import re
 import secrets
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,8 +18,10 @@ from ansible_collections.rdm.provision.plugins.module_utils.constants import FIN
 from ansible_collections.rdm.provision.plugins.module_utils.docker.api import DockerAPI
 from ansible_collections.rdm.provision.plugins.module_utils.images.archive_images import Image
 from ansible_collections.rdm.provision.plugins.module_utils.images.archive_index import index_archive
+from ansible_collections.rdm.provision.rdm_lab import images
 from ansible_collections.rdm.provision.rdm_lab import trainer as lab_trainer
 from ansible_collections.rdm.provision.rdm_lab.builder import BUILDER_LABEL
+from ansible_collections.rdm.provision.rdm_lab.client import connect
 from ansible_collections.rdm.provision.rdm_lab.spec import LABEL
 
 from tests.e2e import tuning
@@ -126,27 +126,14 @@ def test_the_image_holds_no_secret_and_nothing_of_this_machine(cluster: Containe
     assert in_image(cluster, "sh", "-c", script) == ""
 
 
-def images(**options: Any) -> dict[str, Any]:
-    """Run the task that makes the images."""
-    given = {"files": str(ROOT / "roles/lab/files"), **options}
-    done = subprocess.run(
-        [
-            Path(sys.executable).with_name("ansible"),
-            *("localhost", "-m", "rdm.provision.lab_images", "-a", json.dumps(given)),
-        ],
-        env={
-            **os.environ,
-            "ANSIBLE_COLLECTIONS_PATH": str(ROOT / ".collections"),
-            "ANSIBLE_LOAD_CALLBACK_PLUGINS": "1",
-            "ANSIBLE_STDOUT_CALLBACK": "ansible.posix.json",
-        },
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    result: dict[str, Any] = json.loads(done.stdout)["plays"][0]["tasks"][0]["hosts"]["localhost"]
-    return result
+def made_images(collection: Path, given: str = "") -> dict[str, Any]:
+    """Make the images of a lab that trains; return what they are called, and whether anything was made."""
+    specs = yaml.safe_load((ROOT / "roles/lab/meta/argument_specs.yml").read_text(encoding="utf-8"))
+    options = specs["argument_specs"]["main"]["options"]
+    desired = {name: option["default"] for name, option in options.items()}
+    cache = images.cache_directory(given)
+    wanted = images.wanted(connect(), {**desired, "lab_trainer": True}, collection, cache)
+    return {"changed": bool(wanted.missing) and wanted.make(cache), **wanted.names}
 
 
 def image_of(path: Path) -> Image:
@@ -155,7 +142,7 @@ def image_of(path: Path) -> Image:
 
 
 def test_a_change_of_the_trainer_makes_only_its_layer_anew(cluster: Containers, tmp_path: Path) -> None:
-    real = images(trainer=str(ROOT / "trainer"))
+    real = made_images(ROOT)
     builders = DockerAPI().get("/containers/json", all=True, filters={"label": [BUILDER_LABEL]})
     # Somebody else may be building one, and the nodes of a Slurm lab have their builder's label.
     left = [
@@ -165,6 +152,7 @@ def test_a_change_of_the_trainer_makes_only_its_layer_anew(cluster: Containers, 
     ]
     assert (real["changed"], left) == (False, [])
     source = Path(real["archives"])
+    (tmp_path / "roles").symlink_to(ROOT / "roles")
     copy = tmp_path / "trainer"
     sources = ("rdm_core", "rdm_job", "rdm_log", "rdm_planner", "rdm_trainer")
     for name in ("configs", "images", "requirements", *sources):
@@ -176,12 +164,12 @@ def test_a_change_of_the_trainer_makes_only_its_layer_anew(cluster: Containers, 
         mine.mkdir(parents=True)
         for name in ("cpu.tar", "sriov-plugin.tar", real["train_archive"]):
             os.link(source / name, mine / name)
-        made = images(trainer=str(copy), cache=str(cache))
+        made = made_images(tmp_path, str(cache))
         assert made["changed"] is True
         before, after = image_of(mine / real["train_archive"]), image_of(mine / made["train_archive"])
         assert after.diff_ids[:-1] == before.diff_ids[:-1]
         assert after.diff_ids[-1] != before.diff_ids[-1]
-        assert images(trainer=str(copy), cache=str(cache))["changed"] is False
+        assert made_images(tmp_path, str(cache))["changed"] is False
     finally:
         shutil.rmtree(cache)
 

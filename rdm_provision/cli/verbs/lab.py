@@ -152,21 +152,7 @@ Examples:
 @_show
 @_verbose
 @json_option
-def up(
-    options: Options,
-    nodes: int,
-    name: str,
-    hardware: str,
-    engine: str | None,
-    kernel: str | None,
-    driver: str | None,
-    trainer: bool,
-    extras: tuple[str, ...],
-    slurm: bool,
-    rails: int,
-    image_source: str,
-    check: bool,
-) -> int:
+def up(options: Options, nodes: int, name: str, check: bool, **wanted: Any) -> int:
     """Make the lab, or bring it to N nodes, all running and plugged in.
 
     Writes the inventory to inventory/NAME. The first time on a machine it also makes the node image.
@@ -174,20 +160,8 @@ def up(
     from rdm_provision.api.lab import Lab
 
     made = Lab(name)
-    run = made.up(
-        nodes,
-        driver or "",
-        image_source,
-        hardware=hardware,
-        engine=engine or "",
-        kernel=kernel or "",
-        trainer=trainer,
-        extras=extras,
-        slurm=slurm,
-        rails=rails,
-        check=check,
-        verbosity=max(0, options.verbose - 1),
-    )
+    given = {option: value for option, value in wanted.items() if value is not None}
+    run = made.up(nodes, check=check, verbosity=max(0, options.verbose - 1), **given)
     from rdm_provision.cli.render import view
 
     # The run is on this machine alone, and about those nodes.
@@ -200,7 +174,7 @@ def up(
         actions = {"actions": told.get("actions", [])}
         emit_json({**result.to_json(), **_description(made, states), **actions, **_error(result)})
         return result.exit_code
-    return _recap_up(made, result, told, states, check, slurm)
+    return _recap_up(made, result, told, states, check, wanted["slurm"])
 
 
 @lab.command(
@@ -375,7 +349,7 @@ def _recap_up(
     config = shlex.quote(f"{short}/.rdm/lab/ssh_config")
     console.print()
     if result.changed:
-        console.print(f"Done: {'; '.join(told.get('actions', [])) or 'made the images'}.", highlight=False)
+        console.print(f"Done: {'; '.join(told['actions'])}.", highlight=False)
     else:
         console.print("Nothing was changed: the lab runs as asked for.")
     if told.get("virtualisation") == "tcg":
