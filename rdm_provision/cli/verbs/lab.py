@@ -349,7 +349,7 @@ def _recap_up(
     config = shlex.quote(f"{short}/.rdm/lab/ssh_config")
     console.print()
     if result.changed:
-        console.print(f"Done: {'; '.join(told['actions'])}.", highlight=False)
+        console.print(f"Done: {'; '.join(told['actions']) or 'started the engine'}.", highlight=False)
     else:
         console.print("Nothing was changed: the lab runs as asked for.")
     if told.get("virtualisation") == "tcg":
