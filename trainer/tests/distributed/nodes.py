@@ -8,7 +8,6 @@ import itertools
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,12 +15,15 @@ from typing import Any
 from rdm_job import processes
 from rdm_job.directory import JobDirectory
 from rdm_job.links import Links
-from tests.waiting import DEADLINE_S, wait_until
+from tests.distributed.processes import ask_job
+from tests.waiting import wait_until
 
 __all__ = ["PROGRAM", "TINY", "Nodes", "running"]
 
 PLANTED = Path(__file__).parent / "planted"
 """Plants faults in each process that finds it on its path."""
+LIGHT = Path(__file__).parent / "light"
+"""Where the launcher of a node starts without torch: of jobs that say nothing of their launcher."""
 PROGRAM = """
 import os, pathlib, signal, sys, time
 
@@ -98,33 +100,29 @@ class Nodes:
         }
         if self.addresses_in_environment:
             environment["MY_IP"] = next(str(one["address"]) for one in self.nodes if one["name"] == node)
-        done = subprocess.run(
-            [*self._as_user(), sys.executable, "-m", "rdm_trainer", "job", *words],
-            env=environment,
-            input=json.dumps(request) if request else None,
-            capture_output=True,
-            text=True,
-            timeout=DEADLINE_S,
-        )
-        assert done.stdout, done.stderr
-        answer: dict[str, Any] = json.loads(done.stdout)
-        assert done.returncode == (0 if answer["ok"] else 3)
+        answer, code = ask_job(*words, environment=environment, request=request, within=self._within())
+        assert code == (0 if answer["ok"] else 3)
         return answer
 
-    def _as_user(self) -> list[str]:
-        """What makes a command an ordinary user's, who may only read more: this Python may be root's."""
+    def _within(self) -> list[str] | None:
+        """Return what starts a command on a node.
+
+        Trainings are started by this process, in whose cgroup they are then. An ordinary user may only read
+        more: this Python may be root's.
+        """
         if self.user is None:
-            return []
+            return None if self.config is None else []
         may = "+dac_read_search"
         who = [f"--reuid={self.user}", "--regid=nogroup", "--clear-groups"]
         return ["setpriv", *who, f"--inh-caps={may}", f"--ambient-caps={may}"]
 
     def request(self, job: str, node: str, *overrides: str, **more: Any) -> dict[str, Any]:
-        config: dict[str, Any] = {"name": job, "launcher": {"program": self.program}}
+        launcher: dict[str, Any] = {"program": self.program}
         if self.config is not None:
-            path = os.pathsep.join(filter(None, (str(PLANTED), os.environ.get("PYTHONPATH"))))
-            environment = {"PYTHONPATH": path, "PLANTED": str(self.folder)}
-            config = {**self.config, "name": job, "launcher": {"env": environment}}
+            launcher = {"env": {"PYTHONPATH": _first(PLANTED), "PLANTED": str(self.folder)}}
+        elif not any(one.startswith("launcher.kind=") for one in overrides):
+            launcher["env"] = {"PYTHONPATH": _first(LIGHT)}
+        config = {**(self.config or {}), "name": job, "launcher": launcher}
         return {
             "version": 1,
             "name": job,
@@ -201,6 +199,11 @@ class Nodes:
             text=True,
         )
         return int(found.stdout)
+
+
+def _first(folder: Path) -> str:
+    """Return what PYTHONPATH is, with a folder before all others."""
+    return os.pathsep.join(filter(None, (str(folder), os.environ.get("PYTHONPATH"))))
 
 
 @contextlib.contextmanager

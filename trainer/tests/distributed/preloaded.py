@@ -15,6 +15,10 @@ from rdm_trainer.distributed import parameters
 from rdm_trainer.engines.native import sharded_adamw
 
 for module in (
+    "rdm_job.check",
+    "rdm_job.verbs",
+    "rdm_trainer.cli.job",
+    "rdm_trainer.cli.rendezvous",
     "rdm_trainer.train",
     "deepspeed.module_inject.auto_ep_layer",
     "deepspeed.runtime.superoffload.superoffload_stage3",

@@ -8,14 +8,17 @@ the same processes works.
 
 from __future__ import annotations
 
+import io
+import json
 import multiprocessing
 import os
 import resource
+import subprocess
 import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
@@ -25,7 +28,7 @@ from typing import Any
 
 from tests.waiting import DEADLINE_S
 
-__all__ = ["Command", "RankError", "run"]
+__all__ = ["Command", "RankError", "ask_job", "run"]
 
 TIMEOUT_S = 600.0
 """After which the ranks of a launch that have not answered are ended, in seconds."""
@@ -76,6 +79,8 @@ class Command:
 
     Args:
         arguments: After the program's name.
+        environment: Its variables; by default those of the server.
+        stdin: What it reads.
         largest_file: Bytes that a file may have, as on a disk that is full; no limit by default.
 
     Attributes:
@@ -83,12 +88,18 @@ class Command:
         stderr: The same of the other stream.
     """
 
-    def __init__(self, *arguments: str, largest_file: int | None = None) -> None:
+    def __init__(
+        self,
+        *arguments: str,
+        environment: Mapping[str, str] | None = None,
+        stdin: str = "",
+        largest_file: int | None = None,
+    ) -> None:
         _start_server()
         pipes = [_CONTEXT.Pipe(duplex=False) for _ in range(2)]
         senders = [sender for _, sender in pipes]
         self._process = _CONTEXT.Process(
-            target=_command, args=(*senders, arguments, largest_file), daemon=True
+            target=_command, args=(*senders, arguments, environment, stdin, largest_file), daemon=True
         )
         self._process.start()
         for sender in senders:
@@ -133,8 +144,48 @@ class Command:
         return out, errors
 
 
+def ask_job(
+    *words: str,
+    environment: Mapping[str, str],
+    request: Mapping[str, Any] | None = None,
+    within: Sequence[str] | None = None,
+) -> tuple[dict[str, Any], int]:
+    """Ask a node for jobs, as rdm-provision does.
+
+    Args:
+        words: After ``rdm-trainer job``.
+        environment: The node's variables.
+        request: What it reads.
+        within: The command that starts it, or none: it is a program of its own then, started by this process,
+            which takes longer. By default the server starts it.
+
+    Returns:
+        The answer, and the exit code.
+    """
+    stdin = "" if request is None else json.dumps(request)
+    if within is not None:
+        command = [*within, sys.executable, "-m", "rdm_trainer", "job", *words]
+        done = subprocess.run(
+            command, env=environment, input=stdin, capture_output=True, text=True, timeout=DEADLINE_S
+        )
+        out, errors, code = done.stdout, done.stderr, done.returncode
+    else:
+        with Command("job", *words, environment=environment, stdin=stdin) as asked:
+            out, errors = asked.communicate()
+        assert asked.returncode is not None
+        code = asked.returncode
+    assert out, errors
+    answer: dict[str, Any] = json.loads(out)
+    return answer, code
+
+
 def _command(
-    stdout: Connection, stderr: Connection, arguments: tuple[str, ...], largest_file: int | None
+    stdout: Connection,
+    stderr: Connection,
+    arguments: tuple[str, ...],
+    environment: Mapping[str, str] | None,
+    stdin: str,
+    largest_file: int | None,
 ) -> None:
     from rdm_trainer.cli import main
 
@@ -143,6 +194,10 @@ def _command(
     os.dup2(stderr.fileno(), 2)
     stdout.close()
     stderr.close()
+    sys.stdin = io.StringIO(stdin)
+    if environment is not None:
+        os.environ.clear()
+        os.environ.update(environment)
     if largest_file is not None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (largest_file, largest_file))
     main(arguments)

@@ -29,14 +29,18 @@ import pytest
 import rdm_trainer
 from rdm_job import network, processes
 from rdm_job.directory import JobDirectory
+from tests.distributed.processes import ask_job
 from tests.distributed.slurm_root import inside, root
 from tests.waiting import DEADLINE_S, wait_until
 
-__all__ = ["EACH_RELEASE", "NODES", "PROGRAM", "RELEASES", "Image", "Slurm", "running"]
+__all__ = ["EACH_RELEASE", "NODES", "PROGRAM", "RANKS", "RELEASES", "Image", "Slurm", "running"]
 
 RELEASES = {"22.05": "", "24.11": "trixie", "26.05+": "forky"}
 """Of Slurm, or from which on, and the release of Debian that has it, which is empty for this machine's."""
 EACH_RELEASE = [pytest.param(one, marks=[pytest.mark.long] if RELEASES[one] else []) for one in RELEASES]
+
+RANKS = "launcher.slurm.step=ranks"
+"""Slurm starts the ranks: sooner than torch's launcher does, where a test is not about who starts them."""
 
 NODES = ("t1", "t2", "t3")
 DAEMONS = ("munged", "slurmctld", "slurmd")
@@ -297,16 +301,7 @@ class Slurm:
         return self.slurm("sinfo", "-h", "-N", "-p", "hgx,gpu2", "-o", "%T").split() == ["idle"] * len(NODES)
 
     def ask(self, *words: str, request: dict[str, Any] | None = None) -> dict[str, Any]:
-        done = subprocess.run(
-            [*self.within, sys.executable, "-m", "rdm_trainer", "job", *words],
-            env=self.environment,
-            input=json.dumps(request) if request else None,
-            capture_output=True,
-            text=True,
-            timeout=DEADLINE_S,
-        )
-        assert done.stdout, done.stderr
-        answer: dict[str, Any] = json.loads(done.stdout)
+        answer, _ = ask_job(*words, environment=self.environment, request=request, within=self.within or None)
         return answer
 
     def request(self, job: str, *overrides: str, **more: Any) -> dict[str, Any]:
