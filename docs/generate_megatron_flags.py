@@ -170,10 +170,9 @@ RULES: tuple[tuple[str, str, str], ...] = (
     ),
     # Layout.
     (
-        "sequence and context parallelism",
-        "Not here: shorten `model.seq_length`, checkpoint activations, or "
-        + MISSING.removeprefix("Not here; "),
-        r"sequence-parallel|(hierarchical-|hybrid-)?context-parallel.*|ds-sequence-parallel.*|force-ds-sequence-parallel"
+        "sequence parallelism, other forms of context parallelism",
+        "Not here: take `parallel.context`, checkpoint activations, or " + MISSING.removeprefix("Not here; "),
+        r"sequence-parallel|(hierarchical-|hybrid-)context-parallel.*|ds-sequence-parallel.*|force-ds-sequence-parallel"
         r"|max-seqlen-per-dp-cp-rank|cp-comm-type|mlp-chunks-.*",
     ),
     (

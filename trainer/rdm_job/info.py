@@ -53,7 +53,7 @@ def _of_training(config: Config, world: int) -> dict[str, int | str]:
         "GLOBAL_BATCH_SIZE": batch.global_batch_size,
         "MICRO_BATCH_SIZE": batch.micro_batch_size,
         "TENSOR_MP_SIZE": parallel.tensor,
-        "DP_SIZE": parallel.data or world // (parallel.tensor * parallel.pipeline),
+        "DP_SIZE": parallel.data or config.data_parallel(world),
         "PIPELINE_MP_SIZE": parallel.pipeline,
         "PARTITION": parallel.partition,
         "HIDDEN_SIZE": model.hidden_size,

@@ -189,6 +189,7 @@ def _job(config: Config, topology: Topology, count: tuple[int, int], saved: Any)
             tensor=topology.tensor,
             pipeline=1,
             expert=1,
+            context=1,
             data=None,
             partition="even",
             zero_stage=min(1, config.zero_stage),

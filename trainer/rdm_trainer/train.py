@@ -299,8 +299,8 @@ class Training:
     def _open_data(self) -> loaders.Loaders:
         opened = loaders.build(
             self.config,
-            data_rank=self.topology.data_rank,
-            data_size=self.topology.data,
+            data_rank=self.topology.batch_rank,
+            data_size=self.topology.batch_ranks,
             consumed_samples=self.consumed_samples,
             order=self._order,
             maps=MapMaker(

@@ -176,7 +176,7 @@ class ModelConfig:
 
 @dataclass(frozen=True)
 class ParallelConfig:
-    """How the model and the batch are spread over ranks: `tensor * pipeline * data` of them."""
+    """How the model and the batch are spread over ranks: `tensor * context * pipeline * data` of them."""
 
     tensor: Positive = 1
     """Ranks that share each layer."""
@@ -185,6 +185,9 @@ class ParallelConfig:
     expert: Positive = 1
     """Of the `data` ranks, so many share the experts of each layer; with `tensor`, which shares them as well,
     a divisor of `model.experts`. DeepSpeed's ZeRO shares the rest over `data / expert` replicas."""
+    context: Positive = 1
+    """Ranks that share the tokens of each sample, for long sequences; attention gathers the keys and values
+    of all. It needs `engine: native`."""
     data: Positive | None = None
     """Replicas, each with its part of the batch. What is left of the world when not given."""
     partition: str = "even"
@@ -201,6 +204,11 @@ class ParallelConfig:
     reduce_dtype: Literal["fp32", "bf16"] = "fp32"
     """Data type in which gradients are summed over replicas; each replica adds up its micro-batches in fp32.
     `bf16` sends half the bytes, and loses precision with many replicas. It needs `engine: native`."""
+
+    @property
+    def ranks_of_replica(self) -> int:
+        """How many ranks take a micro-batch together."""
+        return self.tensor * self.context * self.pipeline
 
 
 @dataclass(frozen=True)
@@ -513,7 +521,7 @@ class Config(JobConfig):
 
     def data_parallel(self, world_size: int) -> int:
         """Return the number of replicas in a world of this size."""
-        return world_size // (self.parallel.tensor * self.parallel.pipeline)
+        return world_size // self.parallel.ranks_of_replica
 
     def accumulation(self, data_parallel: int) -> int:
         """Return the micro-batches that each of so many replicas takes per step."""
@@ -524,7 +532,7 @@ class Config(JobConfig):
     def written_world_size(self) -> int:
         """The world that the configuration speaks of; the smallest valid one when it leaves it open."""
         parallel, launcher = self.parallel, self.launcher
-        replica = parallel.tensor * parallel.pipeline
+        replica = parallel.ranks_of_replica
         smallest = replica * parallel.expert
         if parallel.data is not None:
             return replica * parallel.data

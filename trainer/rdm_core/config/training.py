@@ -22,6 +22,7 @@ def check(config: Config, world_size: int | None = None) -> Iterator[str]:
         _model,
         _attention,
         _experts,
+        _context,
         _positions,
         _t5,
         _layout,
@@ -125,6 +126,37 @@ def _experts(config: Config) -> Iterator[str]:
         )
     if parallel.data is not None:
         yield from _sharing_replicas(parallel.expert, parallel.data)
+
+
+def _context(config: Config) -> Iterator[str]:
+    model, parallel = config.model, config.parallel
+    ranks = parallel.context
+    if ranks == 1:
+        return
+    if config.engine != "native":
+        yield (
+            f"parallel.context {ranks} needs the native engine, but engine is {config.engine}; set engine to "
+            "native, or take context 1."
+        )
+    if model.kind != "gpt":
+        yield f"parallel.context {ranks} is for a decoder, but model.kind is {model.kind}; take context 1."
+    if model.experts:
+        yield (
+            f"parallel.context {ranks} is not combined with model.experts: their load would be balanced over "
+            "a part of each sample; take context 1."
+        )
+    if model.seq_length % (2 * ranks):
+        lower = model.seq_length // (2 * ranks) * 2 * ranks
+        near = " or ".join(str(length) for length in (lower, lower + 2 * ranks) if length)
+        yield (
+            f"model.seq_length {model.seq_length} is not a multiple of 2 x parallel.context {ranks} = "
+            f"{2 * ranks}, and each rank has two parts of a sample, as long as the others; {near} would be."
+        )
+    if config.data.eod_mask_loss and not config.counts_tokens:
+        yield (
+            f"parallel.context {ranks} needs optimisation.calculate_per_token_loss where data.eod_mask_loss "
+            "leaves the parts of a sample different numbers of tokens; set it to true."
+        )
 
 
 def _sharing_replicas(expert: int, data: int) -> Iterator[str]:
@@ -392,18 +424,14 @@ def _tokenizer(config: Config) -> Iterator[str]:
 
 def _world(config: Config, world: int) -> Iterator[str]:
     parallel = config.parallel
-    layout = parallel.tensor * parallel.pipeline
+    layout = parallel.ranks_of_replica
+    context = f" x context {parallel.context}" if parallel.context > 1 else ""
+    axes = f"parallel tensor {parallel.tensor}{context} x pipeline {parallel.pipeline}"
     if parallel.data is not None:
         if layout * parallel.data != world:
-            yield (
-                f"parallel tensor {parallel.tensor} x pipeline {parallel.pipeline} x data {parallel.data} = "
-                f"{layout * parallel.data}, but the world is {world}."
-            )
+            yield f"{axes} x data {parallel.data} = {layout * parallel.data}, but the world is {world}."
     elif world < layout or world % layout:
-        yield (
-            f"A world of {world} is not a multiple of parallel tensor {parallel.tensor} x pipeline "
-            f"{parallel.pipeline} = {layout} processes."
-        )
+        yield f"A world of {world} is not a multiple of {axes} = {layout} processes."
     else:
         yield from _sharing_replicas(parallel.expert, world // layout)
         yield from _batch(config, world // layout)

@@ -67,6 +67,7 @@ class Report:
     world_size: int
     tensor: int
     pipeline: int
+    context: int
     data: int
     parameters: int
     active_parameters: int
@@ -147,6 +148,7 @@ def dry_run(config: Config, world_size: int) -> Report:
         world_size=world_size,
         tensor=parallel.tensor,
         pipeline=parallel.pipeline,
+        context=parallel.context,
         data=data,
         parameters=flops.parameters(config.spec),
         active_parameters=flops.active_parameters(config.spec),
@@ -170,7 +172,7 @@ def zero_replicas(config: Config, data: int) -> tuple[int, int]:
 
     Args:
         config: The job.
-        data: Ranks with samples of their own.
+        data: Ranks with tokens of their own.
     """
     experts = data // config.parallel.expert
     return data if config.engine == "native" else experts, experts
@@ -203,7 +205,7 @@ def stage_memory(config: Config, layers: list[LayerSize], data: int, in_flight: 
     axes, held = (parallel.tensor, parallel.expert), _held(layers)
     experts = sum(layer.own_experts(*axes) for layer in held)
     others = sum(layer.own(*axes) for layer in held) - experts
-    replicas = zero_replicas(config, data)
+    replicas = zero_replicas(config, data * parallel.context)
     states = map(_states, (config, config), (others, experts), replicas)
     weights, gradients, optimiser = map(sum, zip(*states, strict=True))
     activations = _activations(config, layers, in_flight)
@@ -222,7 +224,7 @@ def _logits(config: Config) -> int:
     spec, optimisation = config.spec, config.optimisation
     width = _width(config)
     rows = config.spec.padded_vocab_size // config.parallel.tensor
-    tokens = optimisation.micro_batch_size * spec.decoder_length
+    tokens = optimisation.micro_batch_size * spec.decoder_length // config.parallel.context
     size = chunk_tokens(tokens, rows, compiled=optimisation.compile)
     head = rows * spec.hidden_size
     summed = 4 if size < tokens else 0
@@ -295,10 +297,10 @@ def _activations(config: Config, layers: list[LayerSize], in_flight: int) -> int
 
 
 def _tokens(config: Config, name: str) -> int:
-    """Tokens of a sample whose states a layer keeps."""
+    """Tokens of a sample whose states a layer of a rank keeps."""
     spec = config.spec
     if spec.kind == "gpt" or name.startswith("Encoder"):
-        return spec.seq_length
+        return spec.seq_length // config.parallel.context
     if name == "Embedding":
         return spec.tokens_per_sample
     return spec.decoder_length
@@ -325,6 +327,8 @@ def _block_activations(config: Config, name: str) -> int:
         # Rows of each of a token's experts: what goes in and comes out, too, and the router's probabilities.
         sides = spec.router_top_k * (sides + 2 * hidden) + 4 * spec.experts * tensor
     block = tokens * (attention + 2 * hidden + sides // tensor + dropout)
+    # Keys and values of the other ranks' tokens.
+    block += (spec.seq_length - tokens) * 2 * shared // tensor if config.parallel.context > 1 else 0
     if name == "DecoderBlock":
         block += tokens * (2 * hidden + (2 * inner + per_head) // tensor + dropout)
         block += spec.seq_length * 2 * shared // tensor

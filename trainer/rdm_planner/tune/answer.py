@@ -136,6 +136,11 @@ def read_job(options: TuneOptions) -> Config:
     for override in options.overrides:
         if override.partition("=")[0] in _SEARCHED:
             raise TrainerError(f"{override} is what is searched here; leave it out.")
+    if job.parallel.context > 1:
+        raise TrainerError(
+            f"parallel.context is {job.parallel.context}, and no layout is searched for sequences that ranks "
+            "share; give the layout itself, or add parallel.context=1."
+        )
     return job
 
 

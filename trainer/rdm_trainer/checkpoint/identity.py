@@ -63,8 +63,8 @@ def layout_of(config: Config, world_size: int) -> dict[str, Any]:
         "tensor": config.parallel.tensor,
         "pipeline": config.parallel.pipeline,
         "data": config.data_parallel(world_size),
-        # Earlier releases had no such axis.
-        **({"expert": config.parallel.expert} if config.parallel.expert > 1 else {}),
+        # Earlier releases had no such axes.
+        **{axis: size for axis in ("expert", "context") if (size := getattr(config.parallel, axis)) > 1},
         "bounds": config.stage_bounds(),
         "zero_stage": config.zero_stage,
         "precision": config.optimisation.precision,

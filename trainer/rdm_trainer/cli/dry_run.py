@@ -116,7 +116,8 @@ def _facts(job: Config, report: Report, accelerator: Accelerator | None) -> Iter
         f"sequence {model.seq_length}, vocabulary {report.padded_vocab_size:,} (padded)",
     )
     cut = f", partition {parallel.partition}" if report.pipeline > 1 else ""
-    axes = f"tensor {report.tensor} x pipeline {report.pipeline} x data {report.data}"
+    context = f" x context {report.context}" if report.context > 1 else ""
+    axes = f"tensor {report.tensor}{context} x pipeline {report.pipeline} x data {report.data}"
     plural = "s" if report.world_size > 1 else ""
     yield (
         "layout",

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Which rank holds which part: the tensor, expert, pipeline and data axes and their process groups.
+"""Which rank holds which part: the tensor, context, expert, pipeline and data axes and their process groups.
 
-The expert axis is the inner part of the data axis: its ranks have different samples, and different experts of
-each layer.
+The context axis is the inner part of the data axis: its ranks have different tokens of the same samples. So
+is the expert axis, whose ranks have different samples, and different experts of each layer.
 """
 
 from __future__ import annotations
@@ -30,18 +30,19 @@ def quiet() -> Iterator[None]:
         yield
 
 
-def replicas(world: int, tensor: int, pipeline: int, expert: int = 1) -> int:
-    """Return how many ranks with samples of their own a world has for each rank of a model.
+def replicas(world: int, tensor: int, pipeline: int, expert: int = 1, context: int = 1) -> int:
+    """Return how many ranks with tokens of their own a world has for each rank of a model.
 
     Raises:
         TrainerError: The world cannot be divided like that.
     """
-    smallest = tensor * pipeline * expert
+    smallest = tensor * pipeline * expert * context
     if world % smallest:
-        experts = f" times parallel.expert {expert}" if expert > 1 else ""
+        inner = {"expert": expert, "context": context}
+        more = "".join(f" times parallel.{axis} {size}" for axis, size in inner.items() if size > 1)
         raise TrainerError(
             f"A world of {world} cannot be divided into replicas of parallel.tensor {tensor} times "
-            f"parallel.pipeline {pipeline}{experts}; start a multiple of {smallest} processes."
+            f"parallel.pipeline {pipeline}{more}; start a multiple of {smallest} processes."
         )
     return world // (tensor * pipeline)
 
@@ -76,7 +77,8 @@ class Topology:
     """This rank's place. Ranks count tensor first, then data, then pipeline, as DeepSpeed's grid does.
 
     Attributes:
-        data: Ranks with samples of their own, those of the expert axis included.
+        data: Ranks with tokens of their own, those of the context and the expert axis included.
+        context: Of these, so many share each sample.
         expert: Of these, so many share the experts.
         model_group: The ranks of the tensor and the expert axis, which share the experts.
         replica_group: Those that have the same of everything.
@@ -95,9 +97,11 @@ class Topology:
     pipeline_rank: int
     data_rank: int
     expert: int = 1
+    context: int = 1
     tensor_group: Any = None
     pipeline_group: Any = None
     data_group: Any = None
+    context_group: Any = None
     expert_group: Any = None
     model_group: Any = None
     replica_group: Any = None
@@ -105,20 +109,23 @@ class Topology:
     grid: Any = None
 
     @classmethod
-    def create(cls, tensor: int, pipeline: int, expert: int = 1, *, sharing: int = 1) -> Topology:
+    def create(
+        cls, tensor: int, pipeline: int, expert: int = 1, context: int = 1, *, sharing: int = 1
+    ) -> Topology:
         """Spread the initialised world over axes, on every rank.
 
         Args:
             tensor: Ranks that share each layer.
             pipeline: Stages of each replica.
             expert: Data-parallel ranks that share the experts.
+            context: Ranks that share each sample.
             sharing: Tensor ranks that share a head of keys and values.
 
         Raises:
             TrainerError: The world cannot be divided like that.
         """
         world, rank = dist.get_world_size(), dist.get_rank()
-        data = replicas(world, tensor, pipeline, expert)
+        data = replicas(world, tensor, pipeline, expert, context)
         prefer_collectives()
         sizes = {"pipeline": pipeline, "data": data, "tensor": tensor}
         # A mesh makes a group of one for each rank, all ranks waiting for each other each time.
@@ -131,7 +138,10 @@ class Topology:
         if len(shared) < len(sizes):
             alone = dist.new_group([rank], use_local_synchronization=True)
             groups |= {axis: alone for axis in sizes if axis not in shared}
-        groups |= {"expert": None, "model": groups["tensor"], "replica": groups["data"]}
+        groups |= {"context": None, "expert": None, "model": groups["tensor"], "replica": groups["data"]}
+        if context > 1:
+            ranks = torch.arange(world).view(pipeline, data // context, context, tensor)
+            groups["context"] = own_group(ranks.transpose(2, 3).flatten(0, 2))
         if expert > 1:
             ranks = torch.arange(world).view(pipeline, data // expert, expert, tensor)
             groups["expert"] = own_group(ranks.transpose(2, 3).flatten(0, 2))
@@ -147,9 +157,11 @@ class Topology:
             pipeline_rank=rank // (tensor * data),
             data_rank=rank // tensor % data,
             expert=expert,
+            context=context,
             tensor_group=groups["tensor"],
             pipeline_group=groups["pipeline"],
             data_group=groups["data"],
+            context_group=groups["context"],
             expert_group=groups["expert"],
             model_group=groups["model"],
             replica_group=groups["replica"],
@@ -174,6 +186,21 @@ class Topology:
             pipeline_rank=0,
             data_rank=0,
         )
+
+    @property
+    def context_rank(self) -> int:
+        """Which of the ranks that share a sample."""
+        return self.data_rank % self.context
+
+    @property
+    def batch_ranks(self) -> int:
+        """Groups of ranks that have samples of their own."""
+        return self.data // self.context
+
+    @property
+    def batch_rank(self) -> int:
+        """Which of them."""
+        return self.data_rank // self.context
 
     @property
     def expert_rank(self) -> int:

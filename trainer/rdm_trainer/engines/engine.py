@@ -20,6 +20,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from rdm_core import partition
 from rdm_core.config import Config
 from rdm_trainer.checkpoint.files import Manifest
+from rdm_trainer.distributed.context_parallel import SequencePart
 from rdm_trainer.distributed.parameters import seed_of
 from rdm_trainer.distributed.token_counts import Batch, with_counts
 from rdm_trainer.distributed.topology import Topology
@@ -140,9 +141,10 @@ class Engine(abc.ABC):
             "ignore", ".*(all_gather_into_tensor|reduce_scatter_tensor). is deprecated", FutureWarning
         )
         self.config, self.topology, self.device = config, topology, device
-        self.accumulation = config.accumulation(topology.data)
+        self.accumulation = config.accumulation(topology.batch_ranks)
         self._dropout = max(config.model.hidden_dropout, config.model.attention_dropout) > 0
         self._watchers: list[Watcher] = []
+        self._part = SequencePart.of(topology)
 
     # What engines differ in.
 
@@ -205,7 +207,7 @@ class Engine(abc.ABC):
 
     def set_batch(self, samples: int) -> None:
         """Take steps, and evaluate, with so many samples from now on."""
-        self.accumulation = samples // (self.config.optimisation.micro_batch_size * self.topology.data)
+        self.accumulation = samples // (self.config.optimisation.micro_batch_size * self.topology.batch_ranks)
 
     def set_weight_decay(self, value: float) -> None:
         """Take this weight decay from the next step on, for the weights that decay."""
@@ -227,7 +229,7 @@ class Engine(abc.ABC):
         return {
             "GLOBAL_BATCH_SIZE": self.config.optimisation.global_batch_size,
             "MICRO_BATCH_SIZE": self.config.optimisation.micro_batch_size,
-            "DP_SIZE": dist.get_world_size(topology.data_group),
+            "DP_SIZE": dist.get_world_size(topology.data_group) // topology.context,
             "TENSOR_MP_SIZE": dist.get_world_size(topology.tensor_group),
             "PIPELINE_MP_SIZE": dist.get_world_size(topology.pipeline_group),
             # A first stage may have the embedding only.
@@ -284,9 +286,19 @@ class Engine(abc.ABC):
 
     def _loaded(self, batches: Iterator[Batch]) -> Iterator[Batch]:
         """Return a step's micro-batches on the device, with what their losses are divided by."""
+        if self._part is not None:
+            batches = map(self._own_tokens, batches)
         if self.config.counts_tokens:
             batches = with_counts(batches, self.accumulation, self.topology, self.device)
         return map(self._moved, batches)
+
+    def _own_tokens(self, batch: Batch) -> Batch:
+        """Return this rank's part of each sample."""
+        assert self._part is not None
+        inputs, labels = batch
+        own = self._part.own
+        inputs = tuple(map(own, inputs)) if isinstance(inputs, tuple) else own(inputs)
+        return inputs, tuple(map(own, labels))
 
     def _moved(self, batch: Batch) -> Batch:
         inputs, labels = batch

@@ -13,8 +13,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.nn import functional
 
-__all__ = ["first_seen", "flex_attention", "mask_of"]
+__all__ = ["attention_of_last", "first_seen", "flex_attention", "mask_of"]
 
 
 def first_seen(
@@ -40,31 +41,62 @@ def mask_of(first: torch.Tensor, places: torch.Tensor, keys: int) -> torch.Tenso
     return ((seen >= first[..., None]) & (seen <= places[:, None]))[:, None]
 
 
-def flex_attention(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, first: torch.Tensor
+def attention_of_last(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, dropout: float = 0.0
 ) -> torch.Tensor:
-    """Return attention of whole samples, of which each token sees those from its first one to itself.
+    """Return causal attention of the last tokens of a sequence.
 
     Args:
-        query: [batch, heads, sequence, head size].
+        query: [batch, heads, tokens, head size], of these.
+        key: [batch, key-value heads, sequence, head size], of all up to the last.
+        value: Of the keys' shape.
+        dropout: Probability.
+    """
+    tokens, size = query.shape[2:]
+    is_half = query.dtype in (torch.float16, torch.bfloat16)
+    if query.is_cuda and torch.version.hip is None and is_half and size % 8 == 0 and size <= 256:
+        # Of all kernels, only this one's causal mask ends at the last key instead of beginning at the first.
+        flash = torch.ops.aten._scaled_dot_product_flash_attention
+        mixed: torch.Tensor = flash(query, key, value, dropout, True)[0]
+        return mixed
+    length = key.shape[2]
+    seen = torch.ones(tokens, length, dtype=torch.bool, device=query.device).tril(length - tokens)
+    return functional.scaled_dot_product_attention(
+        query, key, value, seen, dropout, enable_gqa=query.shape[1] != key.shape[1]
+    )
+
+
+def flex_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    first: torch.Tensor,
+    places: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Return attention of tokens that each see those of their sample from the first one to themselves.
+
+    Args:
+        query: [batch, heads, tokens, head size].
         key: [batch, key-value heads, sequence, head size].
         value: Of the keys' shape.
         first: As :func:`first_seen` gives it.
+        places: Of the queries in the sequence, int64 [tokens]; None: they are all of it.
     """
     # It takes a second to import, which only GPUs need.
     from torch.nn.attention import flex_attention as flex
 
-    batch, _, length, _ = query.shape
-    first = first.expand(batch, length)
+    batch, _, tokens, _ = query.shape
+    first = first.expand(batch, tokens)
 
     def sees(sample: Any, _head: Any, own: Any, other: Any) -> Any:
-        return (other <= own) & (other >= first[sample, own])
+        last = own if places is None else places[own]
+        return (other <= last) & (other >= first[sample, own])
 
     # What is compiled already takes these in as they are.
     inlined = torch.compiler.is_compiling()
     make: Any = flex.create_block_mask if inlined else _compiled(flex.create_block_mask)
     attention: Any = flex.flex_attention if inlined else _compiled(flex.flex_attention)
-    blocks = make(sees, batch, None, length, length, device=query.device)
+    blocks = make(sees, batch, None, tokens, key.shape[2], device=query.device)
     mixed: torch.Tensor = attention(
         query, key, value, block_mask=blocks, enable_gqa=query.shape[1] != key.shape[1]
     )

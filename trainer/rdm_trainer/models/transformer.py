@@ -20,6 +20,7 @@ from torch.nn import functional
 
 from rdm_core.config import Config
 from rdm_core.model_spec import ModelSpec
+from rdm_trainer.distributed.context_parallel import SequencePart
 from rdm_trainer.distributed.parameters import Placement, parameter
 from rdm_trainer.distributed.tensor_parallel.layers import (
     ColumnParallelLinear,
@@ -30,7 +31,7 @@ from rdm_trainer.distributed.tensor_parallel.layers import (
 )
 from rdm_trainer.distributed.topology import Topology
 from rdm_trainer.models.rope import RotaryPositions
-from rdm_trainer.models.seen_tokens import first_seen, flex_attention, mask_of
+from rdm_trainer.models.seen_tokens import attention_of_last, first_seen, flex_attention, mask_of
 
 __all__ = [
     "MLP",
@@ -104,10 +105,16 @@ class Past:
 
 
 class PositionEmbedding(nn.Module):
-    """Learned positions, and the dropout after the embedding."""
+    """Learned positions, and the dropout after the embedding.
 
-    def __init__(self, spec: ModelSpec) -> None:
+    Args:
+        spec: The model.
+        part: What this rank has of each sequence; None: all of it.
+    """
+
+    def __init__(self, spec: ModelSpec, part: SequencePart | None = None) -> None:
         super().__init__()
+        self.part = part
         self.weight = parameter(Placement((spec.positions, spec.hidden_size), std=spec.init_std))
         self.dropout = spec.hidden_dropout
         self.past: Past | None = None
@@ -119,18 +126,23 @@ class PositionEmbedding(nn.Module):
             hidden_states: Of the tokens.
             starts: Where positions start again at 0, int64 [batch, sequence].
         """
-        places = _positions(hidden_states, self.past, starts)
+        places = _positions(hidden_states, self.past, starts, self.part)
         return functional.dropout(hidden_states + self.weight[places], self.dropout, self.training)
 
 
 def _positions(
-    hidden_states: torch.Tensor, past: Past | None, starts: torch.Tensor | None
+    hidden_states: torch.Tensor,
+    past: Past | None,
+    starts: torch.Tensor | None,
+    part: SequencePart | None,
 ) -> slice | torch.Tensor:
     """Return the positions of [batch, sequence, ...], behind a past or counted in each document."""
     first, length = past.length if past is not None else 0, hidden_states.shape[1]
-    if starts is None:
+    if part is None and starts is None:
         return slice(first, first + length)
-    return torch.arange(length, device=starts.device) - starts
+    device = hidden_states.device
+    places = torch.arange(length, device=device) if part is None else part.places(length, device)
+    return places if starts is None else places - starts
 
 
 class _Attention(nn.Module):
@@ -156,6 +168,7 @@ class _Attention(nn.Module):
         mask: torch.Tensor | None = None,
         causal: bool = False,
         first: torch.Tensor | None = None,
+        places: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Attend, up to the projection.
 
@@ -164,8 +177,9 @@ class _Attention(nn.Module):
             key: What is compared with the query: [batch, keys, key-value heads of this rank, head size].
             value: What is averaged, of the keys' shape.
             mask: bool, broadcast over [batch, heads, queries, keys]; True where attention may look.
-            causal: No query looks at later keys.
-            first: The first key that each query sees, and its own is the last; the queries are the last keys.
+            causal: No query looks at later keys; the queries are the last keys.
+            first: The first key that each query sees, and its own is the last.
+            places: The queries' own keys, int64 [queries]; by default the last ones.
 
         Returns:
             [batch, queries, features of this rank's heads].
@@ -173,13 +187,20 @@ class _Attention(nn.Module):
         dropout = self.dropout if self.training else 0.0
         if first is not None:
             queries, keys = query.shape[1], key.shape[1]
-            if query.is_cuda and queries == keys and not dropout:
+            if query.is_cuda and (queries == keys or places is not None) and not dropout:
                 kernel = flex_attention(
-                    query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2), first
+                    query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2), first, places
                 )
                 return kernel.transpose(1, 2).flatten(2)
-            mask = mask_of(first, torch.arange(keys - queries, keys, device=query.device), keys)
+            if places is None:
+                places = torch.arange(keys - queries, keys, device=query.device)
+            mask = mask_of(first, places, keys)
         with self._own_random_state(query.device) if dropout else contextlib.nullcontext():
+            if causal and query.shape[1] < key.shape[1]:
+                last = attention_of_last(
+                    query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2), dropout
+                )
+                return last.transpose(1, 2).flatten(2)
             mixed = functional.scaled_dot_product_attention(
                 query.transpose(1, 2),
                 key.transpose(1, 2),
@@ -234,6 +255,7 @@ class SelfAttention(_Attention):
         self.rotary = rotary
         self.apart, self.resets = apart, resets
         self.window = spec.window
+        self.part = SequencePart.of(topology)
         # Rows lie by key-value head: its queries, its key, its value. Dividing the rows divides the heads;
         # ranks that share one put their features together, and each takes its queries and the key and value.
         self.sharing = spec.ranks_of_key_value_head(topology.tensor)
@@ -280,14 +302,23 @@ class SelfAttention(_Attention):
             key, value = self.past.extended(self, key, value)
             # A single token looks at all that there are.
             causal = causal and query.shape[1] > 1
+        if self.part is not None:
+            key, value = self.part.gathered(torch.stack((key, value), dim=2)).unbind(dim=2)
         keys = key.shape[1]
         window = self.window if self.window is not None and self.window < keys else None
         if not self.apart:
             starts = None
         if starts is None and window is None:
-            return self.attend(query, key, value, mask, causal)
-        places = torch.arange(keys - query.shape[1], keys, device=query.device)
-        return self.attend(query, key, value, first=first_seen(places, starts, window))
+            if self.part is None:
+                return self.attend(query, key, value, mask, causal)
+            chunks = self.part.seen(query, key, value)
+            return torch.cat([self.attend(*chunk, causal=True) for chunk in chunks], dim=1)
+        if self.part is None:
+            places = torch.arange(keys - query.shape[1], keys, device=query.device)
+        else:
+            places = self.part.places(query.shape[1], query.device)
+        first = first_seen(places, starts, window)
+        return self.attend(query, key, value, first=first, places=places)
 
     def qkv(
         self, hidden_states: torch.Tensor, starts: torch.Tensor | None = None
@@ -308,7 +339,7 @@ class SelfAttention(_Attention):
         if self.q_norm is not None and self.k_norm is not None:
             query, key = self.q_norm(query), self.k_norm(key)
         if self.rotary is not None:
-            places = _positions(hidden_states, self.past, starts)
+            places = _positions(hidden_states, self.past, starts, self.part)
             query, key = self.rotary.rotate(query, places), self.rotary.rotate(key, places)
         return query, key, value
 

@@ -17,6 +17,8 @@ JOBS = {
     for name, base in (("gpt ", GPT), ("t5 ", T5))
     for precision in ("fp32", "bf16")
 }
+CONTEXT = {"engine": "native", "parallel.tensor": 1, "parallel.context": 2}
+JOBS["gpt context fp32"] = configure(JOBS["gpt fp32"], CONTEXT)
 
 
 def as_one_graph(jobs: Mapping[str, Config]) -> dict[str, Any]:
@@ -38,7 +40,7 @@ def as_one_graph(jobs: Mapping[str, Config]) -> dict[str, Any]:
     "names",
     [
         # Both models and both precisions; a compilation takes ten seconds of a processor.
-        ("gpt bf16", "t5 fp32"),
+        ("gpt bf16", "t5 fp32", "gpt context fp32"),
         pytest.param(("gpt fp32", "t5 bf16"), marks=pytest.mark.long),
     ],
     ids=" and ".join,

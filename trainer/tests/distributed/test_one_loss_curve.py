@@ -89,6 +89,7 @@ NATIVE_LAYOUTS: dict[int, dict[str, dict[str, Any]]] = {
 }
 for world, found in NATIVE_LAYOUTS.items():
     LAYOUTS[world] |= {f"native, {name}": {**NATIVE, **changes} for name, changes in found.items()}
+CONTEXT = {**NATIVE, "parallel.context": 2}
 UNTIED_LAYOUTS: dict[int, dict[str, dict[str, Any]]] = {
     2: {"dp 2, zero 3": zero(3), "tp 2": TENSOR, "pp 2": PIPELINE, "pp 2, 0-4": {**PIPELINE, **cut("0-4")}}
 }
@@ -99,9 +100,14 @@ QWEN_LAYOUTS: dict[int, dict[str, dict[str, Any]]] = {
         "tp 2, checkpointing": {**TENSOR, **FULL},
         "pp 2, 4-0": {**PIPELINE, **cut("4-0")},
         "native, pp 2": {**NATIVE, **PIPELINE},
+        "native, cp 2, checkpointing": {**CONTEXT, **FULL},
     },
     4: {
         "tp 2, pp 2": {**TENSOR, **PIPELINE},
+        "native, cp 4": {**NATIVE, "parallel.context": 4},
+        "native, cp 2, dp 2": CONTEXT,
+        "native, cp 2, pp 2": {**CONTEXT, **PIPELINE},
+        "native, cp 2, tp 2": {**CONTEXT, **TENSOR},
         "native, tp 2, pp 2": {**NATIVE, **TENSOR, **PIPELINE},
         "native, tp 2, dp 2": {**NATIVE, **TENSOR},
     },
@@ -115,7 +121,9 @@ SHARED_LAYOUTS: dict[int, dict[str, dict[str, Any]]] = {
     }
 }
 DOCUMENTS = {"data.reset_attention_mask": True, "data.reset_position_ids": True, "model.sliding_window": 4}
-DOCUMENT_LAYOUTS: dict[int, dict[str, dict[str, Any]]] = {2: {"tp 2": TENSOR, "pp 2": PIPELINE}}
+DOCUMENT_LAYOUTS: dict[int, dict[str, dict[str, Any]]] = {
+    2: {"tp 2": TENSOR, "pp 2": PIPELINE, "native, cp 2": CONTEXT}
+}
 EXPERT = {"parallel.expert": 2}
 MOE_LAYOUTS: dict[int, dict[str, dict[str, Any]]] = {
     2: {"ep 2, checkpointing": {**EXPERT, **FULL}, "native, pp 2": {**NATIVE, **PIPELINE}},
@@ -145,9 +153,13 @@ def without(*names: str) -> dict[int, dict[str, dict[str, Any]]]:
     }
 
 
+def with_context(layouts: dict[int, dict[str, dict[str, Any]]]) -> dict[int, dict[str, dict[str, Any]]]:
+    return {**layouts, 2: {**layouts[2], "native, cp 2": CONTEXT}}
+
+
 MODELS: dict[str, tuple[Config, dict[int, dict[str, dict[str, Any]]]]] = {
     # A T5 has stages of two kinds in all three dimensions at once.
-    "gpt": (GPT, without("2 x 2 x 2")),
+    "gpt": (GPT, with_context(without("2 x 2 x 2"))),
     "t5": (T5, without(*OF_ANY_MODEL)),
     "qwen": (QWEN, QWEN_LAYOUTS),
     "qwen, shared heads": (SHARED, SHARED_LAYOUTS),

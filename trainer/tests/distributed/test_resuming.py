@@ -61,6 +61,7 @@ CASES = [
         {**NATIVE, **parallel(expert=2, pipeline=2)},
         {**NATIVE, **parallel(expert=2, tensor=2)},
     ),
+    Case("context", QWEN, {**NATIVE, **parallel(context=2, pipeline=2)}, {**NATIVE, **parallel(context=4)}),
     Case("to-native", GPT, parallel(tensor=2), {**NATIVE, **parallel(pipeline=2)}),
     Case("from-native", GPT, {**NATIVE, **parallel(pipeline=2)}, parallel(tensor=2, zero_stage=2)),
 ]

@@ -117,8 +117,8 @@ def batches(config: Config, topology: Topology, steps: int) -> Iterator[Any]:
             tokens = tokens.masked_fill(torch.arange(model.seq_length) >= lengths, 0)
         if config.knows_documents:
             tokens[:, ::5] = 97
-        for micro in range(config.accumulation(topology.data)):
-            first = (micro * topology.data + topology.data_rank) * size
+        for micro in range(config.accumulation(topology.batch_ranks)):
+            first = (micro * topology.batch_ranks + topology.batch_rank) * size
             rows = slice(first, first + size)
             inputs: Any = tokens[rows] if model.kind == "gpt" else (tokens[rows], targets[rows])
             if config.knows_documents:

@@ -274,6 +274,13 @@ def test_the_expert_degree_is_shown_written_and_held(tmp_path: Path) -> None:
     assert " ep " not in _tune(str(CONFIGS / "gpt2-xl.yaml"), "--nodes", "1xA100-40:4")[1]
 
 
+def test_sequences_that_ranks_share_are_refused() -> None:
+    job = str(CONFIGS / "llama3-8b.yaml")
+    code, output = _tune(job, "--nodes", "1xH100:8", "engine=native", "parallel.context=2")
+    assert code == 3
+    assert "parallel.context is 2, and no layout is searched" in output
+
+
 def test_zero_and_checkpointing_make_room() -> None:
     small = NodeKind("A10", gpus=4, inter=40e9, intra=128e9, memory_gib=15.0)
     model = _model("gpt2-xl", small)

@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Sequences divided over the ranks of the context axis.
+
+Each rank has its own tokens of every layer; only attention needs those of others, whose keys and values are
+gathered. A causal token meets all tokens before it, so a sequence is cut into twice as many chunks as there
+are ranks, and each rank takes one from the front and one from the back: all have the same work.
+
+Source: Dubey et al., "The Llama 3 Herd of Models" (2024), section 3.3.2.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from rdm_trainer.distributed.tensor_parallel.layers import begin_scatter, end_collective
+from rdm_trainer.distributed.topology import Topology
+
+__all__ = ["SequencePart"]
+
+
+@dataclass(frozen=True)
+class SequencePart:
+    """What a rank has of each sequence: two chunks, as far from its beginning as from its end.
+
+    Args:
+        rank: On the context axis.
+        ranks: Of that axis.
+        group: Their process group.
+    """
+
+    rank: int
+    ranks: int
+    group: Any
+
+    @classmethod
+    def of(cls, topology: Topology) -> SequencePart | None:
+        """Return a rank's part; None where it has whole sequences."""
+        if topology.context == 1:
+            return None
+        return cls(topology.context_rank, topology.context, topology.context_group)
+
+    @property
+    def chunks(self) -> tuple[int, int]:
+        """The two that are this rank's."""
+        return self.rank, 2 * self.ranks - 1 - self.rank
+
+    def own(self, sequences: torch.Tensor) -> torch.Tensor:
+        """Return this rank's tokens [batch, own tokens, ...] of [batch, tokens, ...]."""
+        chunks = sequences.chunk(2 * self.ranks, dim=1)
+        return torch.cat([chunks[index] for index in self.chunks], dim=1)
+
+    def places(self, tokens: int, device: torch.device) -> torch.Tensor:
+        """Return the positions of this rank's tokens in their sequence, int64 [own tokens].
+
+        Args:
+            tokens: How many it has.
+            device: Where the positions lie.
+        """
+        half = torch.arange(tokens // 2, device=device)
+        return torch.cat([index * (tokens // 2) + half for index in self.chunks])
+
+    def gathered(self, own: torch.Tensor) -> torch.Tensor:
+        """Return [batch, tokens, ...] of all ranks' [batch, own tokens, ...], in the sequence's order."""
+        whole: torch.Tensor = _Gather.apply(own, self)
+        return whole
+
+    def seen(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+    ) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+        """Return the queries of each of this rank's chunks, with the keys and values that they see.
+
+        Args:
+            query: Of this rank's tokens, [batch, own tokens, ...].
+            key: Of all tokens, [batch, tokens, ...].
+            value: Of all tokens.
+        """
+        size = query.shape[1] // 2
+        ends = [(index + 1) * size for index in self.chunks]
+        return [
+            (chunk, key[:, :end], value[:, :end])
+            for chunk, end in zip(query.split(size, dim=1), ends, strict=True)
+        ]
+
+    def _order(self) -> list[int]:
+        """Return where each chunk of the sequence lies among those of the ranks, one rank after the other."""
+        ranks = self.ranks
+        return [2 * index if index < ranks else 2 * (2 * ranks - 1 - index) + 1 for index in range(2 * ranks)]
+
+
+class _Gather(torch.autograd.Function):
+    """Gather the ranks' chunks; the gradient of each is the ranks' sum."""
+
+    @staticmethod
+    def forward(ctx: Any, own: torch.Tensor, part: SequencePart) -> torch.Tensor:
+        ctx.part = part
+        chunks = own.unflatten(1, (2, -1)).movedim(1, 0)
+        pending = torch.ops._c10d_functional.all_gather_into_tensor(chunks, part.ranks, part.group.group_name)
+        order = torch.tensor(part._order(), device=own.device)
+        return end_collective(pending)[order].movedim(0, 1).flatten(1, 2)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
+        part = ctx.part
+        chunks = gradients[0].unflatten(1, (2 * part.ranks, -1)).movedim(1, 0)
+        places = torch.tensor(part._order(), device=chunks.device).argsort()
+        pending = begin_scatter(chunks[places], part.group)
+        return end_collective(pending).movedim(0, 1).flatten(1, 2), None

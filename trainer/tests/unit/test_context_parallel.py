@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Sequences divided over ranks: who has which tokens, what is refused, what a rank keeps."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rdm_core.config import Config, ModelConfig, OptimisationConfig, ParallelConfig, check
+from rdm_core.cost.dry_run import dry_run
+from rdm_trainer.distributed.context_parallel import SequencePart
+from rdm_trainer.models.seen_tokens import attention_of_last
+from tests.distributed.training import configure
+
+JOB = Config(
+    model=ModelConfig(layers=2, hidden_size=16, attention_heads=2, seq_length=64, vocab_size=100),
+    parallel=ParallelConfig(context=2),
+    optimisation=OptimisationConfig(train_iterations=1),
+    data=dataclasses.replace(Config().data, mock=True),
+    engine="native",
+)
+
+
+@given(ranks=st.integers(1, 8), size=st.integers(1, 5))
+def test_each_token_is_of_one_rank_and_all_ranks_see_as_many(ranks: int, size: int) -> None:
+    tokens = 2 * ranks * size
+    sequence = torch.arange(tokens)[None]
+    parts = [SequencePart(rank, ranks, None) for rank in range(ranks)]
+    places = [part.places(tokens // ranks, torch.device("cpu")) for part in parts]
+    assert sorted(torch.cat(places).tolist()) == list(range(tokens))
+    for part, own in zip(parts, places, strict=True):
+        assert part.own(sequence)[0].tolist() == own.tolist()
+    # A causal token at place n sees n + 1.
+    assert len({int(own.sum()) for own in places}) == 1
+
+
+def test_the_parts_of_attention_are_those_of_the_whole() -> None:
+    torch.manual_seed(1)
+    query, key, value = torch.randn(3, 2, 24, 4, 8).unbind()
+    causal = torch.nn.functional.scaled_dot_product_attention(
+        query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2), is_causal=True
+    ).transpose(1, 2)
+    for rank in range(3):
+        part = SequencePart(rank, 3, None)
+        chunks = part.seen(part.own(query), key, value)
+        found = torch.cat(
+            [
+                attention_of_last(own.transpose(1, 2), keys.transpose(1, 2), values.transpose(1, 2))
+                for own, keys, values in chunks
+            ],
+            dim=2,
+        )
+        torch.testing.assert_close(found.transpose(1, 2), part.own(causal))
+
+
+def test_what_cannot_be_is_one_sentence() -> None:
+    assert check(JOB, 2) == []
+    experts = {"model.experts": 4, "model.biases": "none"}
+    means = {"data.eod_mask_loss": True, "optimisation.calculate_per_token_loss": False}
+    for changes, world, words in (
+        ({"engine": "deepspeed"}, 2, "parallel.context 2 needs the native engine"),
+        ({"model.seq_length": 50}, 2, "2 x parallel.context 2 = 4, and each rank has two parts"),
+        ({"model.seq_length": 50}, 2, "; 48 or 52 would be."),
+        (means, 2, "needs optimisation.calculate_per_token_loss"),
+        ({}, 3, "A world of 3 is not a multiple of parallel tensor 1 x context 2 x pipeline 1 = 2"),
+        ({"parallel.data": 2}, 2, "context 2 x pipeline 1 x data 2 = 4, but the world is 2"),
+        (experts, 2, "not combined with model.experts"),
+    ):
+        found = check(configure(JOB, changes), world)
+        assert len(found) == 1, found
+        assert words in found[0]
+
+
+def test_a_rank_keeps_its_own_tokens_and_all_keys_and_values() -> None:
+    whole, shared = (
+        dry_run(configure(JOB, {"parallel.context": context}), 2).peak.memory for context in (1, 2)
+    )
+    assert whole.activations / 2 < shared.activations < whole.activations
+    assert (shared.weights, shared.optimiser) == (whole.weights, whole.optimiser)
