@@ -27,15 +27,12 @@ NATIVE = {"engine": "native"}
 Losses = dict[str, dict[int, float]]
 
 CASES = [
-    Case("resumed", GPT, parallel(pipeline=2), parallel(pipeline=2)),
     Case("background", training.configure(GPT, {"checkpoint.asynchronous": True}), parallel(), parallel()),
     Case("for-one-rank", GPT, parallel(pipeline=2), None),
     Case("whole-for-one-rank", GPT, parallel(zero_stage=0), None),
     Case("pipeline-to-tensor", GPT, parallel(pipeline=2), parallel(tensor=2, zero_stage=2), by_itself=True),
     Case("three-same", GPT, parallel(zero_stage=3), parallel(zero_stage=3)),
-    Case("three-to-one", GPT, parallel(tensor=2, zero_stage=3), parallel(pipeline=2)),
     Case("one-to-three", GPT, parallel(tensor=2, pipeline=2), parallel(tensor=2, zero_stage=3)),
-    Case("one-to-none", GPT, parallel(pipeline=2), parallel(tensor=2, zero_stage=0)),
     Case(
         "experts",
         MOE,
@@ -46,7 +43,6 @@ CASES = [
     Case("t5", T5, parallel(pipeline=2), parallel(tensor=2)),
     Case("ramp", RAMP, parallel(pipeline=2), parallel(tensor=2)),
     Case("precision", GPT, {**BF16, **parallel(zero_stage=2)}, parallel(zero_stage=1)),
-    Case("native", GPT, {**NATIVE, **parallel(tensor=2)}, {**NATIVE, **parallel(pipeline=2)}),
     Case("native-t5", T5, {**NATIVE, **parallel(pipeline=4, partition="1-1-1-1")}, {**NATIVE, **parallel()}),
     Case(
         "native-background",
@@ -66,6 +62,10 @@ CASES = [
     Case("from-native", GPT, {**NATIVE, **parallel(pipeline=2)}, parallel(tensor=2, zero_stage=2)),
 ]
 MORE_CASES = [
+    Case("resumed", GPT, parallel(pipeline=2), parallel(pipeline=2)),
+    Case("three-to-one", GPT, parallel(tensor=2, zero_stage=3), parallel(pipeline=2)),
+    Case("one-to-none", GPT, parallel(pipeline=2), parallel(tensor=2, zero_stage=0)),
+    Case("native", GPT, {**NATIVE, **parallel(tensor=2)}, {**NATIVE, **parallel(pipeline=2)}),
     Case("data-to-uneven", GPT, parallel(zero_stage=2), parallel(pipeline=4, partition="0-1-3-0")),
     Case("none-to-one", GPT, parallel(tensor=2, pipeline=2, zero_stage=0), parallel()),
     Case("experts-none", MOE, parallel(expert=2, tensor=2, zero_stage=0), parallel(expert=2, zero_stage=3)),
