@@ -392,7 +392,8 @@ def run_leg(leg: Leg, directory: Path) -> dict[str, Any]:
 
 def machine() -> dict[str, Any]:
     """Return what the measurements ran on."""
-    import deepspeed
+    from importlib.metadata import version
+
     import torch
 
     accelerated = torch.cuda.is_available()
@@ -400,7 +401,7 @@ def machine() -> dict[str, Any]:
         "device": torch.cuda.get_device_name() if accelerated else platform.processor() or platform.machine(),
         "devices": torch.cuda.device_count() if accelerated else os.cpu_count() or 1,
         "torch": torch.__version__,
-        "deepspeed": deepspeed.__version__,
+        "deepspeed": version("deepspeed"),
         "python": platform.python_version(),
     }
 

@@ -3,18 +3,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import yaml
 from click.testing import CliRunner
 
+from rdm_job import network
 from rdm_planner.profile import Profile
 from rdm_trainer.cli import cli
-from tests.waiting import DEADLINE_S
+from tests.distributed.processes import Command
 
 CONFIG = {
     "name": "tiny",
@@ -40,25 +40,24 @@ def test_two_ranks_measure_layers_and_links(tmp_path: Path) -> None:
     job, file = tmp_path / "tiny.yaml", tmp_path / "cpu.json"
     job.write_text(yaml.safe_dump(CONFIG))
     arguments = ["profile", str(job), "--output", str(file), "--micro-batch", "2", "--blocks", "1", "2"]
-    launcher = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node",
-        "2",
-        "--log-dir",
-        str(tmp_path),
-    ]
-    result = subprocess.run(
-        [*launcher, "-m", "rdm_trainer", *arguments],
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE_S,
-        check=False,
-    )
-    assert result.returncode == 0, result.stderr[-3000:]
+    found_ports = network.take_free_ports("127.0.0.1", 1, os.getpid())
+    assert found_ports, "no port is free"
+    world = {
+        **os.environ,
+        "WORLD_SIZE": "2",
+        "LOCAL_WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(found_ports[0]),
+    }
+    with contextlib.ExitStack() as stack:
+        ranks = [
+            stack.enter_context(
+                Command(*arguments, environment={**world, "RANK": str(rank), "LOCAL_RANK": str(rank)})
+            )
+            for rank in range(2)
+        ]
+        errors = [rank.communicate()[1] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0], errors
     found = Profile.read(file)
     assert found.gpu == "cpu"
     assert found.links["within"].keys() == {"point_to_point", "all_reduce"}

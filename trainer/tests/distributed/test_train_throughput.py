@@ -29,6 +29,9 @@ def test_quick_look(tmp_path: Path, layouts: str) -> None:
             layouts,
             "--engine",
             "deepspeed,native",
+            # Workers would import torch, again for each reader.
+            "--set",
+            "data.workers=0",
             "--json",
             str(file),
         ],
