@@ -141,6 +141,7 @@ path:
 """
 
 import contextlib
+import hashlib
 import http.client
 import ipaddress
 import json
@@ -148,7 +149,7 @@ import os
 import signal
 import socket
 import time
-from typing import Any, Callable, Dict
+from typing import Any, Callable, Dict, Tuple
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.rdm.provision.plugins.module_utils.base.invocation import echo
@@ -202,6 +203,7 @@ _START_S = 20
 _STOP_S = 6
 _KILLED_S = 4
 _KEEP_S = 7 * 24 * 3600
+_TAKEN_OVER = "another run has taken it over"
 
 
 def base_path(params: Dict[str, Any]) -> str:
@@ -242,7 +244,8 @@ def source(params: Dict[str, Any]) -> Dict[str, Any]:
         params["bandwidth"] * 1e6 / 8,
         params["lease"],
     )
-    started = start(base, lambda: Peer(settings, pieces.digest, params["path"], pieces, growing=growing))
+    run = run_name(params)
+    started = start(base, run, lambda: Peer(settings, pieces.digest, params["path"], pieces, growing=growing))
     return {**started, "address": address, "digest": pieces.digest, "index": index}
 
 
@@ -264,7 +267,8 @@ def joined(params: Dict[str, Any]) -> Dict[str, Any]:
     )
     path = base + ".tar"
     left_out = tuple(params["left_out"])
-    return {**start(base, lambda: Peer(settings, params["digest"], path, left_out=left_out)), "path": path}
+    started = start(base, run_name(params), lambda: Peer(settings, params["digest"], path, left_out=left_out))
+    return {**started, "path": path}
 
 
 def reported(params: Dict[str, Any]) -> Dict[str, Any]:
@@ -273,7 +277,10 @@ def reported(params: Dict[str, Any]) -> Dict[str, Any]:
     connection = http.client.HTTPConnection(host, int(port), timeout=10)
     try:
         connection.request("GET", "/status", headers={"Authorization": "Bearer " + params["token"]})
-        found: Dict[str, Any] = json.loads(connection.getresponse().read())
+        answer = connection.getresponse()
+        if answer.status == 403:
+            raise CannotTakePart(_TAKEN_OVER)
+        found: Dict[str, Any] = json.loads(answer.read())
     except (OSError, ValueError, http.client.HTTPException) as error:
         raise CannotTakePart(
             "the process that serves it does not answer ({0})".format(reason(error))
@@ -284,10 +291,15 @@ def reported(params: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def stopped(params: Dict[str, Any]) -> Dict[str, Any]:
-    """End the process of this node, and return what became of its pieces."""
+    """End the process of this node, and return what became of its pieces.
+
+    That of another run, which has begun since, goes on.
+    """
     base = base_path(params)
-    end_other(base)
     result: Dict[str, Any] = {"complete": False, "error": "it has not taken part"}
+    if held_by(base)[1] not in ("", run_name(params)):
+        return {**result, "error": _TAKEN_OVER, "path": base + ".tar"}
+    end_other(base)
     with contextlib.suppress(OSError, ValueError), open(base + ".result", encoding="utf-8") as file:
         result.update(json.load(file))
     for path in (base + ".result", base + ".lock"):
@@ -312,11 +324,25 @@ def source_address(network: str) -> str:
     raise CannotTakePart("this node has no address in images_network {0}".format(network))
 
 
-def start(base: str, make: Callable[[], Peer]) -> Dict[str, Any]:
+def run_name(params: Dict[str, Any]) -> str:
+    """Return what a lock says of the run: its token, which stays secret."""
+    return hashlib.sha256(params["token"].encode()).hexdigest()
+
+
+def held_by(base: str) -> Tuple[str, str]:
+    """Return the process and the run that hold the lock, or were the last to; both empty without one."""
+    with contextlib.suppress(OSError), open(base + ".lock", encoding="ascii") as file:
+        process, _, run = file.read().partition(" ")
+        return process, run
+    return "", ""
+
+
+def start(base: str, run: str, make: Callable[[], Peer]) -> Dict[str, Any]:
     """Start a process that goes on after this module, and return once it listens.
 
     Args:
         base: beginning of the names of its files.
+        run: `run_name`.
         make: makes what it is to run.
     """
     read_end, write_end = os.pipe()
@@ -325,7 +351,7 @@ def start(base: str, make: Callable[[], Peer]) -> Dict[str, Any]:
             os.close(read_end)
             os.setsid()
             if os.fork() == 0:
-                _be_daemon(base, make, write_end)
+                _be_daemon(base, run, make, write_end)
         finally:
             os._exit(0)
     os.close(write_end)
@@ -339,7 +365,7 @@ def start(base: str, make: Callable[[], Peer]) -> Dict[str, Any]:
     return answer
 
 
-def _be_daemon(base: str, make: Callable[[], Peer], write_end: int) -> None:
+def _be_daemon(base: str, run: str, make: Callable[[], Peer], write_end: int) -> None:
     nothing = os.open(os.devnull, os.O_RDWR)
     for handle in (0, 1, 2):
         os.dup2(nothing, handle)
@@ -356,7 +382,7 @@ def _be_daemon(base: str, make: Callable[[], Peer], write_end: int) -> None:
         if lock is None:
             raise CannotTakePart("another run brings this archive here")
         lock.truncate(0)
-        lock.write(str(os.getpid()))
+        lock.write("{0} {1}".format(os.getpid(), run))
         lock.flush()
         with contextlib.suppress(OSError):
             os.unlink(base + ".result")
@@ -395,8 +421,7 @@ def end_other(base: str) -> None:
         if lock is not None:
             lock.close()
             return
-        with contextlib.suppress(FileNotFoundError), open(base + ".lock", encoding="ascii") as file:
-            text = file.read()
+        text = held_by(base)[0]
         if text.isdigit():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(int(text), signal.SIGTERM if time.monotonic() < until else signal.SIGKILL)

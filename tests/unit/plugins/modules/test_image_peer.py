@@ -45,6 +45,24 @@ def test_a_node_fetches_an_archive_and_nothing_is_left_of_its_processes(tmp_path
         image_peer.reported(parameters(tmp_path, key="s", source=at))
 
 
+def test_a_run_leaves_the_processes_alone_of_one_that_has_taken_over(tmp_path: Path) -> None:
+    archive = tmp_path / "image.tar"
+    archive.write_bytes(saved(MadeImage([layer("one")], ["test:1"])))
+    network = "127.0.0.0/8"
+    there = {"key": "s", "name": "s", "path": str(archive), "network": network}
+    image_peer.source(parameters(tmp_path, **there))
+    later = image_peer.source(parameters(tmp_path, **there, token="of a later run"))
+    at = [later["address"], str(later["port"])]
+    with pytest.raises(CannotTakePart, match="another run has taken it over"):
+        image_peer.reported(parameters(tmp_path, key="s", source=at))
+    ended = image_peer.stopped(parameters(tmp_path, key="s"))
+    assert (ended["complete"], ended["error"]) == (False, "another run has taken it over")
+    assert image_peer.reported(parameters(tmp_path, key="s", source=at, token="of a later run"))["sent"] == 0
+    image_peer.stopped(parameters(tmp_path, key="s", token="of a later run"))
+    with pytest.raises(CannotTakePart, match="does not answer"):
+        image_peer.reported(parameters(tmp_path, key="s", source=at, token="of a later run"))
+
+
 def test_a_process_that_cannot_start_says_why_and_leaves_nothing(tmp_path: Path) -> None:
     there = {"key": "n", "name": "n", "source": ["127.0.0.1", "1"], "digest": "d"}
     with pytest.raises(CannotTakePart, match=r"does not answer at 127.0.0.1:1 .Connection refused."):

@@ -303,6 +303,24 @@ def test_a_peer_that_drips_is_left_in_time(
         assert time.monotonic() - began < 10
 
 
+@pytest.mark.parametrize("number", [b"13", b"-1", b"1000000000000", b"x"])
+def test_a_piece_that_the_archive_does_not_have_is_not_kept(
+    tmp_path: Path, archive: Path, number: bytes
+) -> None:
+    node = alone(tmp_path, archive)
+    with socket.create_server((HOME, 0)) as liar:
+
+        def answer() -> None:
+            connection, _ = liar.accept()
+            with connection:
+                connection.recv(1000)
+                connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\nX-Piece: %s\r\n\r\nx" % number)
+
+        threading.Thread(target=answer, daemon=True).start()
+        with pytest.raises((WrongPiece, ValueError)):
+            node._piece(liar.getsockname(), "/next", None, "0")
+
+
 def test_what_is_no_announcement_is_not_taken_for_one(tmp_path: Path, archive: Path) -> None:
     source = alone(tmp_path, archive)
     right = {"name": "a", "port": 1, "have": 0, "wanted": 3, "done": False, "error": "", "trouble": {}}
