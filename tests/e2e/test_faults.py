@@ -161,18 +161,27 @@ def test_what_another_inventory_or_another_run_has_in_hand_is_refused(lab: Lab, 
     lab.on("n2", "rmdir", "/run/rdm-provision")
 
 
-def test_the_engine_dies_while_it_loads_an_image(lab: Lab) -> None:
-    """Only that node fails; the next run loads the whole image there."""
+def test_a_peer_dies_while_it_fetches_an_image_and_an_engine_while_it_loads_it(lab: Lab) -> None:
+    """Only those nodes fail; the next run brings the whole image there, and leaves nothing else."""
     lab.json("down", "--images")
     assert [lab.images(node) for node in NODES] == ["", "", ""]
-    run = lab.start("up")
+    peers = ["--extra-vars", "images_distribution=peers"]
+    run = lab.start("up", *peers, "--extra-vars", "images_bandwidth=200")
+    fetched = "/var/cache/rdm/peers/*.tar"
+    script = f'until [ -s {fetched} ]; do sleep 0.02; done; kill -9 "$(cut -d " " -f 1 {fetched[:-3]}lock)"'
+    lab.on("n3", "timeout", "200", "sh", "-c", script)
     lab.kill_engine("n1", "KILL", when="ls /var/lib/docker/tmp/docker-import-* >/dev/null 2>&1")
-    said = run.end(expect=1)
-    assert "1 node failed" in said
-    assert [lab.container(node) for node in NODES] == ["", "running", "running"]
-    assert_mended(lab)
+    said = " ".join(run.end(expect=1).split())
+    assert "2 nodes failed" in said
+    assert re.search(r"cpu.tar did not reach n3, which was no longer heard at [1-9]?[0-9]%", said), said
+    assert [lab.container(node) for node in NODES] == ["", "running", ""]
+    assert lab.on("n3", "sh", "-c", f"ls {fetched}"), "the next run goes on with what has arrived"
+    assert_mended(lab, *peers)
     image = ["docker", "image", "inspect", "--format", "{{.Id}} {{.RootFS.Layers}}", "rdm-lab/cpu:1"]
-    assert lab.on("n1", *image) == lab.on("n2", *image)
+    assert lab.on("n1", *image) == lab.on("n2", *image) == lab.on("n3", *image)
+    for node in NODES:
+        assert lab.on(node, "find", "/var/cache/rdm/peers", "-type", "f") == ""
+        assert lab.on(node, "ss", "-Hltn", "sport = :7077") == ""
 
 
 # --- with the stand-in of the SR-IOV plugin, which speaks Docker's network-plugin protocol ------------------
