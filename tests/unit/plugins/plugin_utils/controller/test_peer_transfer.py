@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 from ansible.errors import AnsibleActionFail, AnsibleConnectionFailure
-from ansible_collections.rdm.provision.plugins.action import image_distribution
-from ansible_collections.rdm.provision.plugins.action.image_distribution import _Transfer
+from ansible_collections.rdm.provision.plugins.plugin_utils.controller import peer_transfer
+from ansible_collections.rdm.provision.plugins.plugin_utils.controller.peer_transfer import Transfer
 
 from tests.image_archives import MadeImage, layer, saved
 
@@ -75,9 +75,7 @@ class Nodes:
         action: Any = SimpleNamespace(_display=display)
         executor: Any = self
         variables = {"ansible_forks": 5}
-        transfer = _Transfer(
-            action, executor, options, variables, item, {name: {"size": 3} for name in NODES}
-        )
+        transfer = Transfer(action, executor, options, variables, item, {name: {"size": 3} for name in NODES})
         assert transfer.chosen == "peers"
         transfer.run(result)
         return result
@@ -85,7 +83,7 @@ class Nodes:
 
 @pytest.fixture
 def nodes(monkeypatch: pytest.MonkeyPatch) -> Nodes:
-    monkeypatch.setattr(image_distribution, "_POLL_S", 0.01)
+    monkeypatch.setattr(peer_transfer, "_POLL_S", 0.01)
     return Nodes()
 
 
@@ -112,7 +110,7 @@ def test_nodes_load_what_others_have_brought(nodes: Nodes, archive: Path) -> Non
 def test_the_source_hears_of_the_controller_while_a_node_takes_long_to_join(
     nodes: Nodes, archive: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(image_distribution, "_LEASE_S", 0.3)
+    monkeypatch.setattr(peer_transfer, "_LEASE_S", 0.3)
     heard = threading.Event()
 
     def reported(_name: str) -> dict[str, Any]:

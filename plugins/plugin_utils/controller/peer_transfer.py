@@ -1,0 +1,296 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""One file on its way to many nodes: the first gets it, and the others fetch it from one another.
+
+What runs on the nodes is plugins/modules/image_peer.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from ansible.errors import AnsibleActionFail, AnsibleConnectionFailure, AnsibleError
+from ansible.plugins.action import ActionBase
+from ansible_collections.rdm.provision.plugins.module_utils.images.archive_cache import (
+    cached_index,
+    default_cache_dir,
+)
+from ansible_collections.rdm.provision.plugins.module_utils.images.archive_images import (
+    ArchiveProblem,
+)
+from ansible_collections.rdm.provision.plugins.module_utils.images.pieces import PieceList, read_pieces
+from ansible_collections.rdm.provision.plugins.plugin_utils.ansible_internals.remote_executor import (
+    OrdinaryError,
+    RemoteExecutor,
+)
+from ansible_collections.rdm.provision.plugins.plugin_utils.controller.image_transfer import (
+    Watch,
+    distribution,
+    progress_line,
+)
+from ansible_collections.rdm.provision.plugins.plugin_utils.controller.thread_pool import run_all
+
+MODULE = "rdm.provision.image_peer"
+CALL_S = 60.0
+_READ_S = 3600.0
+"""Seconds in which a source has read its archive."""
+_POLL_S = 1.0
+_LEASE_S = 30.0
+
+
+class Transfer:
+    """One archive on its way to the nodes that lack it."""
+
+    def __init__(
+        self,
+        action: ActionBase,
+        executor: RemoteExecutor,
+        options: dict[str, Any],
+        variables: dict[str, Any],
+        item: Mapping[str, Any],
+        hosts: Mapping[str, Mapping[str, Any]],
+    ) -> None:
+        self._action = action
+        self._executor = executor
+        self._options = options
+        self._threads = max(1, int(variables["ansible_forks"]))
+        self._hosts = hosts
+        self._run = os.getppid()
+        self._sha256 = str(item.get("sha256") or "")
+        self._name = str(item["path"])
+        self._here = not item.get("remote_src", True)
+        self._path = self._name
+        if self._here:
+            home = variables.get("inventory_dir") or os.getcwd()
+            self._path = os.path.join(home, os.path.expanduser(self._name))
+        self._words = [options["cluster"], self._path, self._sha256]
+        self._common = {
+            "cache_dir": options["cache_dir"],
+            "port": options["port"],
+            "bandwidth": options["bandwidth"],
+            "token": secrets.token_hex(32),
+            "lease": _LEASE_S,
+        }
+        sizes = [int(one.get("size") or 0) for one in hosts.values()]
+        self.chosen = distribution(options["distribution"], len(hosts), max(sizes), self._here)
+
+    def run(self, result: dict[str, Any]) -> None:
+        """See it through, and add to `result` what became of it on each node."""
+        first, *others = self._hosts
+        upload: _Upload | None = None
+        try:
+            source = {
+                "state": "source",
+                "name": first,
+                "path": self._path,
+                "sha256": self._sha256,
+                "network": self._options["network"],
+            }
+            if self._here:
+                pieces, upload = self._start_upload(first)
+                source.update(path=upload.path, pieces=pieces.encoded().decode(), digest=pieces.digest)
+                started = {**self._call(first, source), "index": upload.index}
+            else:
+                started = self._call(first, source, _READ_S)
+        except AnsibleActionFail:
+            raise
+        except (OrdinaryError, AnsibleError, ArchiveProblem, _Problem) as error:
+            self._warn(
+                f"{self._name} is brought to each node directly, since {first} cannot serve it: {error}"
+            )
+            if upload:
+                self._end_upload(first, upload, result)
+            return
+        at = [started["address"], str(started["port"])]
+        joining = {
+            name: {
+                "state": "joined",
+                "digest": started["digest"],
+                "left_out": self._hosts[name].get("present_members") or [],
+                "name": name,
+                "source": at,
+            }
+            for name in others
+        }
+        answers, problems = self._call_all(joining, meanwhile=self._presence(first, at))
+        joined = [name for name in answers if not answers[name]["problem"]]
+        problems.update({name: one["problem"] for name, one in answers.items() if one["problem"]})
+        watch = Watch(joined, int(started["index"]["size"]), time.monotonic())
+        lost = self._watch(first, at, watch, result, upload)
+        if upload:
+            self._end_upload(first, upload, result)
+        ends, unreached = self._call_all({name: {"state": "stopped"} for name in [first, *joined]})
+        result["indexes"][self._name] = started["index"]
+        for name in joined:
+            end = ends.get(name, {})
+            if end.get("complete"):
+                self._note(result, name, {"copy": end["path"]})
+                continue
+            why = (
+                watch.given_up.get(name)
+                or lost
+                or end.get("error")
+                or unreached.get(name, "has not got all of it")
+            )
+            self._note(result, name, {"problem": f"{self._name} did not reach {name}, which {why}"})
+        for name, why in problems.items():
+            self._warn(f"{name} gets {self._name} directly, since it cannot take part: {why}")
+        for name, why in watch.slow.items():
+            self._warn(f"{name} {why} while {self._name} went from node to node; the others did without it")
+
+    def _start_upload(self, first: str) -> tuple[PieceList, _Upload]:
+        """Read the archive, which is here, and begin to copy it to the node that will serve it."""
+        cache_dir = self._options["cache_dir"] or default_cache_dir()
+        index = cached_index(self._path, self._sha256, cache_dir)
+        pieces = read_pieces(self._path, index)
+        host = self._executor.host(first)
+        copy, send = self._executor.copy(host, self._path, f"rdm-image-{self._key(first)[:16]}")
+        return pieces, _Upload(copy, send, index.to_json())
+
+    def _end_upload(self, first: str, upload: _Upload, result: dict[str, Any]) -> None:
+        """Wait until the copy is there; its node loads it from there, whoever else has got it."""
+        upload.join()
+        broken = {"problem": f"{self._name} did not reach {first}: {upload.broken}"}
+        result["indexes"][self._name] = upload.index
+        copy = {"copy": upload.path, "whole": "yes"}
+        self._note(result, first, {**copy, **broken} if upload.broken else copy)
+
+    def _key(self, name: str) -> str:
+        """Return what a node's files for this archive are called: nodes may share a home directory."""
+        return hashlib.sha256("\0".join([*self._words, name]).encode()).hexdigest()[:32]
+
+    def _presence(self, first: str, at: list[str]) -> Callable[[], None]:
+        """Return what shows the source, now and then, that the controller is still there."""
+        last = time.monotonic()
+
+        def show() -> None:
+            nonlocal last
+            if time.monotonic() - last > _LEASE_S / 3:
+                with contextlib.suppress(_Problem):
+                    self._call(first, {"state": "reported", "source": at})
+                last = time.monotonic()
+
+        return show
+
+    def _watch(
+        self, first: str, at: list[str], watch: Watch, result: dict[str, Any], upload: _Upload | None
+    ) -> str:
+        """Wait until all have it; return why it ended before that."""
+        heard = time.monotonic()
+        while not (upload and upload.broken):
+            try:
+                report = self._call(first, {"state": "reported", "source": at})
+            except _Problem as error:
+                # One call that fails is no reason to give up all nodes.
+                if isinstance(error, _Unreached) and time.monotonic() - heard < _LEASE_S:
+                    time.sleep(_POLL_S)
+                    continue
+                return f"lost its source {first}: {error}"
+            heard = time.monotonic()
+            result["sent"][self._name] = report["sent"]
+            watch.add(report["nodes"], time.monotonic())
+            self._action._display.display(progress_line(watch.text(self._name)), stderr=True)
+            if watch.ended():
+                return ""
+            time.sleep(_POLL_S)
+        return f"lost its source {first}: {upload.broken}"
+
+    def _call(self, name: str, arguments: Mapping[str, Any], timeout: float = CALL_S) -> dict[str, Any]:
+        answers, problems = self._call_all({name: arguments}, timeout)
+        if name in problems:
+            raise _Unreached(problems[name])
+        if answers[name]["problem"]:
+            raise _Problem(answers[name]["problem"])
+        return answers[name]
+
+    def _call_all(
+        self,
+        arguments: Mapping[str, Mapping[str, Any]],
+        timeout: float = CALL_S,
+        meanwhile: Callable[[], None] = lambda: None,
+    ) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
+        """Return what the module returned on each host, and why it did not on others.
+
+        Args:
+            arguments: host -> the module's.
+            timeout: seconds for each.
+            meanwhile: called again and again until all have ended.
+
+        Raises:
+            AnsibleActionFail: the run has been killed, and its worker is left.
+        """
+        # Nodes end by themselves. By now, the processes there may be those of the next run.
+        if os.getppid() != self._run:
+            raise AnsibleActionFail("the run has been killed")
+        problems: dict[str, str] = {}
+
+        def calls() -> Iterator[tuple[str, Callable[[], Any]]]:
+            for name, own in arguments.items():
+                values = {**self._common, "key": self._key(name), **own}
+                try:
+                    yield name, self._executor.call(self._executor.host(name), MODULE, values)
+                except (OrdinaryError, AnsibleError) as error:
+                    problems[name] = str(error)
+
+        answers = {}
+        for name, value, failure in run_all(calls(), self._threads, timeout, meanwhile):
+            meanwhile()
+            if isinstance(failure, AnsibleConnectionFailure):
+                problems[name] = "it cannot be reached"
+            elif isinstance(failure, TimeoutError):
+                problems[name] = f"it has not answered for {timeout:.0f} s"
+            elif failure is not None:
+                problems[name] = str(failure) or type(failure).__name__
+            elif value.get("failed") or "problem" not in value:
+                problems[name] = str(value.get("msg") or "its module failed")
+            else:
+                answers[name] = value
+        return answers, problems
+
+    def _note(self, result: dict[str, Any], name: str, what: dict[str, str]) -> None:
+        result["nodes"].setdefault(name, {})[self._name] = what
+
+    def _warn(self, text: str) -> None:
+        self._action._display.warning(text)
+
+
+class _Problem(Exception):  # noqa: N818  # its text is shown
+    """A node cannot do what is asked of it."""
+
+
+class _Unreached(_Problem):
+    """The node did not answer this time."""
+
+
+class _Upload:
+    """An archive on its way from here to the node that will serve it.
+
+    Attributes:
+        path: where it goes on the node.
+        index: what is in it.
+        broken: why it did not arrive.
+    """
+
+    def __init__(self, path: str, send: Callable[[], Any], index: dict[str, Any]) -> None:
+        self.path = path
+        self.index = index
+        self.broken = ""
+        self._send = send
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def join(self) -> None:
+        """Wait until it is there, or is broken."""
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            self._send()
+        except Exception as error:
+            self.broken = f"the copy to it broke off: {error}"
