@@ -13,6 +13,7 @@ from typing import Any
 from ansible import constants
 from ansible.errors import AnsibleActionFail, AnsibleError
 from ansible.plugins.action import ActionBase
+from ansible_collections.rdm.provision.plugins.module_utils.images.pieces import NOTED
 from ansible_collections.rdm.provision.plugins.modules.job_data import digest
 
 MODULE = "rdm.provision.job_data"
@@ -29,6 +30,7 @@ class ActionModule(ActionBase):
         variables = task_vars or {}
         super().run(tmp, variables)
         arguments = dict(self._task.args)
+        brought = arguments.pop("brought", None) or {}
         source = Path(os.path.expanduser(str(arguments.get("source") or "")))
         if not source.is_dir():
             raise AnsibleActionFail(f"there is no directory {source} on the controller")
@@ -41,20 +43,32 @@ class ActionModule(ActionBase):
         if self._task.diff:
             result["diff"] = {"before": "", "after": "".join(f"{path}\n" for path in needed)}
         if needed and not self._task.check_mode:
-            failed = self._copy(source, needed, arguments, variables)
+            failed = self._copy(source, needed, brought, arguments, variables)
             if failed:
                 return failed
         return result
 
     def _copy(
-        self, source: Path, needed: list[str], arguments: dict[str, Any], variables: dict[str, Any]
+        self,
+        source: Path,
+        needed: list[str],
+        brought: dict[str, str],
+        arguments: dict[str, Any],
+        variables: dict[str, Any],
     ) -> dict[str, Any]:
-        """Copy files; return what the module said when it failed, else nothing."""
+        """Copy files, or take what other nodes have brought; return what the module said when it failed."""
         if self._connection._shell.tmpdir is None:
             self._make_tmp_path()
         copy = self._connection._shell.join_path(self._connection._shell.tmpdir, "data")
         try:
             for path in needed:
+                if path in brought:
+                    done = self._module({**arguments, "place": path, "copy": brought[path]}, variables)
+                    if done.get("failed"):
+                        return done
+                    for left in (brought[path], brought[path] + NOTED):
+                        self._low_level_execute_command(self._connection._shell.remove(left))
+                    continue
                 try:
                     self._connection.put_file(str(source / path), copy)
                 except AnsibleError as error:

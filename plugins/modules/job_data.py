@@ -38,6 +38,14 @@ options:
     description: Path of each file below C(data), and how many bytes it has. Set by the action plugin.
     type: dict
     default: {}
+  by_size:
+    description: A file of the right size is taken for the right one. Set by the action plugin.
+    type: bool
+    default: false
+  brought:
+    description: Path of a file below C(data), and where M(rdm.provision.data_distribution) has brought it.
+    type: dict
+    default: {}
   place:
     description: Path of the one file that is put in its place. Set by the action plugin.
     type: str
@@ -77,7 +85,7 @@ import os
 import shutil
 import stat
 import uuid
-from typing import Any, Dict, List, Optional, Tuple
+from typing import IO, Any, Dict, List, Optional, Tuple
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.rdm.provision.plugins.module_utils.base.atomic_file import TEMPORARY
@@ -87,6 +95,8 @@ ARGUMENT_SPEC: Dict[str, Any] = {
     "source": {"type": "path", "required": True},
     "directory": {"type": "path", "required": True},
     "sizes": {"type": "dict", "default": {}},
+    "by_size": {"type": "bool", "default": False},
+    "brought": {"type": "dict", "default": {}},
     "place": {"type": "str", "default": ""},
     "copy": {"type": "path"},
 }
@@ -130,16 +140,24 @@ def open_folder(root: str, parts: List[str], make: bool) -> Optional[int]:
     return folder
 
 
-def compare(root: str, sizes: Dict[str, int]) -> Tuple[List[str], Dict[str, str]]:
-    """Return which files are missing or have another size, and the digests of the others."""
+def compare(root: str, sizes: Dict[str, int], by_size: bool = False) -> Tuple[List[str], Dict[str, str]]:
+    """Return which files are missing or have another size, and the digests of the others.
+
+    Args:
+        root: the jobs' directory.
+        sizes: path of each file -> its bytes.
+        by_size: read none, and return no digest.
+    """
     needed: List[str] = []
     digests: Dict[str, str] = {}
     for path, size in sizes.items():
-        found = _digest(root, path, int(size))
+        found = _open(root, path, int(size))
         if found is None:
             needed.append(path)
-        else:
-            digests[path] = found
+            continue
+        with found:
+            if not by_size:
+                digests[path] = digest(found)
     return needed, digests
 
 
@@ -172,8 +190,8 @@ def place(root: str, path: str, copy: str) -> None:
         os.close(folder)
 
 
-def _digest(root: str, path: str, size: int) -> Optional[str]:
-    """Return the digest of a regular file of this size; None where there is none."""
+def _open(root: str, path: str, size: int) -> Optional[IO[bytes]]:
+    """Open a regular file of this size; None where there is none."""
     *above, name = [FOLDER, *path.split("/")]
     folder = open_folder(root, above, make=False)
     if folder is None:
@@ -188,8 +206,7 @@ def _digest(root: str, path: str, size: int) -> Optional[str]:
     if not stat.S_ISREG(now.st_mode) or now.st_size != size:
         os.close(file)
         return None
-    with os.fdopen(file, "rb") as stream:
-        return digest(stream)
+    return os.fdopen(file, "rb")
 
 
 def digest(stream: Any) -> str:
@@ -210,7 +227,7 @@ def main() -> None:
             place(params["directory"], params["place"], params["copy"])
             result.update(changed=True, copied=[params["place"]])
         else:
-            needed, digests = compare(params["directory"], params["sizes"])
+            needed, digests = compare(params["directory"], params["sizes"], params["by_size"])
             result.update(needed=needed, digests=digests)
     except InTheWay as problem:
         module.fail_json(msg=str(problem), **echo(module))

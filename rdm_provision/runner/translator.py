@@ -47,7 +47,7 @@ WORK_ACTION = "rdm.provision.work"
 FABRIC_ACTION = "rdm.provision.fabric_result"
 LAUNCH_ACTION = "rdm.provision.launch_programs"
 RDMA_ACTION = "rdm.provision.rdma_pairs"
-IMAGES_ACTION = "rdm.provision.image_distribution"
+PEER_ACTIONS = ("rdm.provision.image_distribution", "rdm.provision.data_distribution")
 PROBE_ACTION = "rdm.provision.rdma_probe"
 COLLECTIVE_ACTION = "rdm.provision.collective_result"
 PROTECT_ACTION = "rdm.provision.protect_jobs"
@@ -144,7 +144,7 @@ class Translator:
             yield from self._news(details)
         elif kind == "verbose" and _action(details) == RUN_ON_ALL_ACTION:
             yield from self._answered(_hosts_answered(text))
-        elif kind == "verbose" and _action(details) == IMAGES_ACTION:
+        elif kind == "verbose" and _action(details) in PEER_ACTIONS:
             progress = _image_progress(text)
             if progress:
                 yield Progress(self._now(), progress)

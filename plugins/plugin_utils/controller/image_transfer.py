@@ -16,7 +16,7 @@ SILENT_S = 15.0
 STALLED_S = 60.0
 """So is one that has received nothing for so long."""
 
-_PROGRESS = "images: "
+_PROGRESS = "node to node: "
 
 
 def distribution(chosen: str, nodes: int, size: int, on_controller: bool) -> str:

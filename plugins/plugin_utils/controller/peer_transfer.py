@@ -22,6 +22,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.images.archive_cache
     default_cache_dir,
 )
 from ansible_collections.rdm.provision.plugins.module_utils.images.archive_images import (
+    ArchiveIndex,
     ArchiveProblem,
 )
 from ansible_collections.rdm.provision.plugins.module_utils.images.pieces import PieceList, read_pieces
@@ -45,7 +46,21 @@ _LEASE_S = 30.0
 
 
 class Transfer:
-    """One archive on its way to the nodes that lack it."""
+    """One file on its way to the nodes that lack it.
+
+    Args:
+        action: whose screen shows how far it is.
+        executor: reaches the nodes.
+        options: `distribution`, `network`, `port`, `bandwidth`, `cluster` and `cache_dir`, as the module
+            image_distribution documents them.
+        variables: of the task.
+        item: `path` of the file, `remote_src` and `sha256`, as in `images_list`.
+        hosts: those that lack it -> its `size`, and `present_members` that are not sent.
+        index: of a file on the controller; None for an archive, which is read for it.
+
+    Attributes:
+        chosen: ``peers``, or ``direct`` where it is not worth it.
+    """
 
     def __init__(
         self,
@@ -55,12 +70,14 @@ class Transfer:
         variables: dict[str, Any],
         item: Mapping[str, Any],
         hosts: Mapping[str, Mapping[str, Any]],
+        index: ArchiveIndex | None = None,
     ) -> None:
         self._action = action
         self._executor = executor
         self._options = options
         self._threads = max(1, int(variables["ansible_forks"]))
         self._hosts = hosts
+        self._index = index
         self._run = os.getppid()
         self._sha256 = str(item.get("sha256") or "")
         self._name = str(item["path"])
@@ -147,7 +164,7 @@ class Transfer:
     def _start_upload(self, first: str) -> tuple[PieceList, _Upload]:
         """Read the archive, which is here, and begin to copy it to the node that will serve it."""
         cache_dir = self._options["cache_dir"] or default_cache_dir()
-        index = cached_index(self._path, self._sha256, cache_dir)
+        index = self._index or cached_index(self._path, self._sha256, cache_dir)
         pieces = read_pieces(self._path, index)
         host = self._executor.host(first)
         copy, send = self._executor.copy(host, self._path, f"rdm-image-{self._key(first)[:16]}")
@@ -228,30 +245,8 @@ class Transfer:
         # Nodes end by themselves. By now, the processes there may be those of the next run.
         if os.getppid() != self._run:
             raise AnsibleActionFail("the run has been killed")
-        problems: dict[str, str] = {}
-
-        def calls() -> Iterator[tuple[str, Callable[[], Any]]]:
-            for name, own in arguments.items():
-                values = {**self._common, "key": self._key(name), **own}
-                try:
-                    yield name, self._executor.call(self._executor.host(name), MODULE, values)
-                except (OrdinaryError, AnsibleError) as error:
-                    problems[name] = str(error)
-
-        answers = {}
-        for name, value, failure in run_all(calls(), self._threads, timeout, meanwhile):
-            meanwhile()
-            if isinstance(failure, AnsibleConnectionFailure):
-                problems[name] = "it cannot be reached"
-            elif isinstance(failure, TimeoutError):
-                problems[name] = f"it has not answered for {timeout:.0f} s"
-            elif failure is not None:
-                problems[name] = str(failure) or type(failure).__name__
-            elif value.get("failed") or "problem" not in value:
-                problems[name] = str(value.get("msg") or "its module failed")
-            else:
-                answers[name] = value
-        return answers, problems
+        whole = {name: {**self._common, "key": self._key(name), **own} for name, own in arguments.items()}
+        return call_all(self._executor, MODULE, whole, self._threads, timeout, meanwhile)
 
     def _note(self, result: dict[str, Any], name: str, what: dict[str, str]) -> None:
         result["nodes"].setdefault(name, {})[self._name] = what
@@ -294,3 +289,46 @@ class _Upload:
             self._send()
         except Exception as error:
             self.broken = f"the copy to it broke off: {error}"
+
+
+def call_all(
+    executor: RemoteExecutor,
+    module: str,
+    arguments: Mapping[str, Mapping[str, Any]],
+    threads: int,
+    timeout: float = CALL_S,
+    meanwhile: Callable[[], None] = lambda: None,
+) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
+    """Return what a module returned on each host, and why it did not on others.
+
+    Args:
+        executor: reaches the hosts.
+        module: its name.
+        arguments: host -> the module's.
+        threads: calls at a time.
+        timeout: seconds for each.
+        meanwhile: called again and again until all have ended.
+    """
+    problems: dict[str, str] = {}
+
+    def calls() -> Iterator[tuple[str, Callable[[], Any]]]:
+        for name, values in arguments.items():
+            try:
+                yield name, executor.call(executor.host(name), module, values)
+            except (OrdinaryError, AnsibleError) as error:
+                problems[name] = str(error)
+
+    answers = {}
+    for name, value, failure in run_all(calls(), threads, timeout, meanwhile):
+        meanwhile()
+        if isinstance(failure, AnsibleConnectionFailure):
+            problems[name] = "it cannot be reached"
+        elif isinstance(failure, TimeoutError):
+            problems[name] = f"it has not answered for {timeout:.0f} s"
+        elif failure is not None:
+            problems[name] = str(failure) or type(failure).__name__
+        elif value.get("failed"):
+            problems[name] = str(value.get("msg") or "its module failed")
+        else:
+            answers[name] = value
+    return answers, problems

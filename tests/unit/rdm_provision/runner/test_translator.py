@@ -117,9 +117,9 @@ def test_a_task_that_asks_all_nodes_is_told_as_a_task_on_each_that_answers() -> 
 def test_how_far_an_image_is_on_its_way_is_progress() -> None:
     made = translator()
     doing = {"host": "a", "task_action": "rdm.provision.image_distribution"}
-    lines = ("images: x.tar: 40% of 1.0 GiB on 3 nodes", "something else")
+    lines = ("node to node: x.tar: 40% of 1.0 GiB on 3 nodes", "something else")
     events = feed(made, *({"event": "verbose", "stdout": line, "event_data": doing} for line in lines))
-    assert [event.text for event in events if isinstance(event, Progress)] == [lines[0].partition(" ")[2]]
+    assert [event.text for event in events if isinstance(event, Progress)] == [lines[0].partition(": ")[2]]
 
 
 def test_a_task_that_asks_all_nodes_is_in_progress_on_all_until_it_ends() -> None:

@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Bring large files of data to many nodes from node to node; see plugins/modules/data_distribution.py."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ansible.errors import AnsibleActionFail
+from ansible_collections.rdm.provision.plugins.action.job_data import MODULE, files
+from ansible_collections.rdm.provision.plugins.module_utils.images.archive_images import ArchiveIndex
+from ansible_collections.rdm.provision.plugins.modules.data_distribution import DOCUMENTATION
+from ansible_collections.rdm.provision.plugins.plugin_utils.ansible_internals.remote_executor import (
+    RemoteExecutor,
+)
+from ansible_collections.rdm.provision.plugins.plugin_utils.controller.controller_action import (
+    Decision,
+    documented_options,
+)
+from ansible_collections.rdm.provision.plugins.plugin_utils.controller.image_transfer import (
+    FEWEST_NODES,
+    SMALLEST,
+)
+from ansible_collections.rdm.provision.plugins.plugin_utils.controller.peer_transfer import (
+    Transfer,
+    call_all,
+)
+
+
+class ActionModule(Decision):
+    """Finds the files that go from node to node, and sees each of them through."""
+
+    ARGUMENTS = documented_options(DOCUMENTATION)
+
+    def decide(self, options: dict[str, Any], variables: dict[str, Any]) -> dict[str, Any]:
+        """Return what has been brought to whom."""
+        result: dict[str, Any] = {"nodes": {}, "sent": {}}
+        source = Path(options["source"])
+        if not source.is_dir():
+            raise AnsibleActionFail(f"there is no directory {source} on the controller")
+        sizes = {path: (source / path).stat().st_size for path in files(source)}
+        large = {path: size for path, size in sizes.items() if size >= SMALLEST}
+        few = len(options["directories"]) < (2 if options["distribution"] == "peers" else FEWEST_NODES)
+        if self._task.check_mode or options["distribution"] == "direct" or few or not large:
+            return result
+        executor = RemoteExecutor(self, variables)
+        arguments = {
+            str(name): {"source": str(source), "directory": directory, "sizes": large, "by_size": True}
+            for name, directory in options["directories"].items()
+        }
+        # Who cannot be asked is copied to directly, which says why.
+        answers, _problems = call_all(executor, MODULE, arguments, int(variables["ansible_forks"]))
+        for path, size in large.items():
+            lacking = {name: {"size": size} for name, answer in answers.items() if path in answer["needed"]}
+            if lacking:
+                self._bring(executor, options, variables, source / path, lacking, path, result)
+        return result
+
+    def _bring(
+        self,
+        executor: RemoteExecutor,
+        options: dict[str, Any],
+        variables: dict[str, Any],
+        file: Path,
+        lacking: Mapping[str, Mapping[str, Any]],
+        path: str,
+        result: dict[str, Any],
+    ) -> None:
+        """Bring one file, and note in `result` who has it."""
+        index = ArchiveIndex("none", file.stat().st_size, "", 0, False, [])
+        item = {"path": str(file), "remote_src": False}
+        transfer = Transfer(self, executor, options, variables, item, lacking, index)
+        if transfer.chosen != "peers":
+            return
+        found: dict[str, Any] = {"nodes": {}, "indexes": {}, "sent": {}}
+        transfer.run(found)
+        result["sent"].update(found["sent"])
+        broken = {}
+        for name, ends in found["nodes"].items():
+            (end,) = ends.values()
+            if "problem" not in end:
+                result["nodes"].setdefault(name, {})[path] = end["copy"]
+                continue
+            self._display.warning(f"{name} gets it directly: {end['problem']}")
+            if "copy" in end:
+                broken[name] = {"path": end["copy"], "state": "absent"}
+        call_all(executor, "ansible.legacy.file", broken, int(variables["ansible_forks"]))

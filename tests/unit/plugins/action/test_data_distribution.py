@@ -1,0 +1,81 @@
+"""Large files of data on their way to nodes, which no node answers here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from ansible_collections.rdm.provision.plugins.action import data_distribution
+from ansible_collections.rdm.provision.plugins.action.data_distribution import ActionModule
+from ansible_collections.rdm.provision.plugins.plugin_utils.controller import image_transfer, peer_transfer
+
+from tests.unit.plugins.peer_nodes import COPY, NODES, Nodes
+
+
+@pytest.fixture
+def nodes(monkeypatch: pytest.MonkeyPatch) -> Nodes:
+    made = Nodes()
+    made.answers["compared"] = lambda name: {"needed": ["sets/large"] if name != "n4" else []}
+    made.answers["absent"] = lambda _name: {}
+    monkeypatch.setattr(data_distribution, "RemoteExecutor", lambda *_arguments: made)
+    for module in (data_distribution, image_transfer):
+        monkeypatch.setattr(module, "SMALLEST", 1000)
+    monkeypatch.setattr(peer_transfer, "_POLL_S", 0.01)
+    return made
+
+
+def decide(nodes: Nodes, source: Path, check_mode: bool = False, **given: Any) -> dict[str, Any]:
+    """Return what the action returns for four nodes."""
+    display = SimpleNamespace(display=lambda *_a, **_k: None, warning=nodes.warnings.append)
+    action: Any = SimpleNamespace(_display=display, _task=SimpleNamespace(check_mode=check_mode))
+    action._bring = ActionModule._bring.__get__(action)
+    options: dict[str, Any] = {
+        "source": str(source),
+        "directories": dict.fromkeys(NODES, "/jobs"),
+        "distribution": "auto",
+    }
+    options |= {"network": "", "port": 7077, "bandwidth": 0.0, "cluster": "c", "cache_dir": str(source)}
+    return ActionModule.decide(action, options | given, {"ansible_forks": 5})
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    (tmp_path / "data" / "sets").mkdir(parents=True)
+    (tmp_path / "data" / "sets" / "large").write_bytes(bytes(1000))
+    (tmp_path / "data" / "small").write_bytes(bytes(999))
+    return tmp_path / "data"
+
+
+def test_a_large_file_goes_from_node_to_node_to_those_that_lack_it(nodes: Nodes, source: Path) -> None:
+    result = decide(nodes, source)
+    expected = {name: {"sets/large": f"/cache/{name}.tar"} for name in ("n2", "n3")}
+    assert result["nodes"] == {"n1": {"sets/large": COPY}, **expected}
+    compared = [arguments for _name, arguments in nodes.calls if "state" not in arguments]
+    assert len(compared) == 4
+    assert all(one["sizes"] == {"sets/large": 1000} and one["by_size"] for one in compared), "none is read"
+    assert not nodes.warnings
+
+
+def test_who_has_not_got_it_is_named_and_keeps_no_half_of_it(nodes: Nodes, source: Path) -> None:
+    def break_off() -> None:
+        raise OSError("no space left")
+
+    nodes.send = break_off
+    nodes.answers["stopped"] = lambda _name: {"complete": False, "path": "/cache/x"}
+    assert decide(nodes, source)["nodes"] == {}
+    why = f"{source / 'sets/large'} did not reach n1: the copy to it broke off: no space left"
+    assert f"n1 gets it directly: {why}" in nodes.warnings
+    assert ("n1", {"path": COPY, "state": "absent"}) in nodes.calls
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{"check_mode": True}, {"distribution": "direct"}, {"directories": dict.fromkeys(NODES[:2], "/jobs")}],
+)
+def test_where_it_is_not_worth_it_no_node_is_called(nodes: Nodes, source: Path, given: Any) -> None:
+    assert decide(nodes, source, **given) == {"nodes": {}, "sent": {}}
+    (source / "sets" / "large").write_bytes(b"small now")
+    assert decide(nodes, source) == {"nodes": {}, "sent": {}}
+    assert not nodes.calls

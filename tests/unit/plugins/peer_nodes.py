@@ -1,0 +1,74 @@
+"""Nodes as the controller sees them while a file goes from one to another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from ansible_collections.rdm.provision.plugins.plugin_utils.controller.peer_transfer import Transfer
+
+NODES = ["n1", "n2", "n3", "n4"]
+SOURCE: dict[str, Any] = {"address": "10.0.0.1", "port": 7077, "digest": "d", "index": {"size": 3}}
+COPY = "/home/user/.ansible/tmp/copy"
+ALL = {
+    "have": 3,
+    "wanted": 3,
+    "done": True,
+    "error": "",
+    "trouble": {},
+    "silent_s": 0,
+    "fetched": 3,
+}
+
+
+class Nodes:
+    """What modules return on each node, in place of ssh and of the nodes."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, dict[str, Any]]] = []
+        self.warnings: list[str] = []
+        self.answers: dict[str, Callable[[str], dict[str, Any]]] = {
+            "source": lambda _name: {
+                "address": "10.0.0.1",
+                "port": 7077,
+                "digest": "d",
+                "index": {"size": 3},
+            },
+            "joined": lambda _name: {"port": 7077},
+            "reported": lambda _name: {"nodes": dict.fromkeys(NODES[1:], ALL), "sent": 3},
+            "stopped": lambda name: {"complete": True, "path": f"/cache/{name}.tar"},
+        }
+        self.send: Callable[[], None] = lambda: None
+
+    def host(self, name: str) -> str:
+        return name
+
+    def call(self, name: str, _module: str, arguments: dict[str, Any]) -> Callable[[], dict[str, Any]]:
+        def run() -> dict[str, Any]:
+            self.calls.append((name, arguments))
+            return {"problem": "", **self.answers[str(arguments.get("state") or "compared")](name)}
+
+        return run
+
+    def copy(self, _host: str, _path: str, _name: str) -> tuple[str, Callable[[], None]]:
+        return COPY, lambda: self.send()
+
+    def states(self) -> list[str]:
+        return [arguments["state"] for _name, arguments in self.calls]
+
+    def transfer(self, path: Path, remote_src: bool) -> dict[str, Any]:
+        """Bring an archive to all nodes; return the action's result."""
+        display = SimpleNamespace(display=lambda *_a, **_k: None, warning=self.warnings.append)
+        options = {"distribution": "peers", "network": "", "port": 7077, "bandwidth": 0.0}
+        options |= {"cluster": "c", "cache_dir": str(path.parent / "cache")}
+        item = {"path": str(path), "remote_src": remote_src}
+        result: dict[str, Any] = {"nodes": {}, "indexes": {}, "sent": {}}
+        action: Any = SimpleNamespace(_display=display)
+        executor: Any = self
+        variables = {"ansible_forks": 5}
+        transfer = Transfer(action, executor, options, variables, item, {name: {"size": 3} for name in NODES})
+        assert transfer.chosen == "peers"
+        transfer.run(result)
+        return result
