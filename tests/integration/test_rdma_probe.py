@@ -16,6 +16,7 @@ import pytest
 import yaml
 from ansible_collections.rdm.provision.plugins.module_utils.fabric.rdma_devices_script import gid_of
 
+from tests.ansible_playbook import ansible_playbook
 from tests.conftest import ROOT
 from tests.integration.conftest import plugged
 from tests.integration.engine import Engine, net
@@ -74,19 +75,13 @@ def verify(
     }
     (trees / "hosts.yml").write_text(yaml.safe_dump(inventory))
     (trees / "play.yml").write_text(yaml.safe_dump([play]))
-    done = subprocess.run(
-        [
-            str(Path(sys.executable).with_name("ansible-playbook")),
-            *("-i", str(trees / "hosts.yml"), str(trees / "play.yml")),
-            *("-e", "__verify_root=/tree", *arguments),
-        ],
-        env={
+    done = ansible_playbook(
+        *("-i", trees / "hosts.yml", trees / "play.yml", "-e", "__verify_root=/tree", *arguments),
+        environment={
             **environment,
             "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
             "ANSIBLE_STDOUT_CALLBACK": "ansible.posix.json",
         },
-        capture_output=True,
-        text=True,
     )
     results = [task for play in json.loads(done.stdout)["plays"] for task in play["tasks"]]
     evaluated = [host["rdma"] for task in results for host in task["hosts"].values() if host.get("rdma")]
