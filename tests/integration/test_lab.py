@@ -301,7 +301,7 @@ def moments(lab: Lab) -> dict[str, Any]:
     ("moment", "whole_group"),
     [
         pytest.param("its playbook has begun", False, marks=pytest.mark.long),
-        ("its playbook has begun", True),
+        pytest.param("its playbook has begun", True, marks=pytest.mark.long),
         pytest.param("the first files are there", False, marks=pytest.mark.long),
         pytest.param("the network is there", True, marks=pytest.mark.long),
         ("the first node is there", False),

@@ -50,6 +50,7 @@ def test_a_container_lives_and_comes_back_under_it(node: Node) -> None:
     assert node.promised() == {}
 
 
+@pytest.mark.long
 def test_more_containers_than_functions_at_once(node: Node) -> None:
     started, refused = node.race(CONTAINERS)
     assert len(started) == FUNCTIONS

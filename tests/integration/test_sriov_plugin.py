@@ -20,6 +20,8 @@ from tests.printed_hints import follow
 from tests.unit.plugins.modules.running import run_module
 
 OTHERS = [pytest.param(version, marks=pytest.mark.long) for version, release in ENGINES.items() if release]
+# What is taken for no state, test_driver.py says.
+LEFT = ["", pytest.param('{"networks": {', marks=pytest.mark.long)]
 
 
 @pytest.fixture(scope="module", params=["20.10", *OTHERS])
@@ -127,7 +129,7 @@ def test_without_its_plugin_an_engine_says_so_and_all_is_right_when_it_is_back(n
     assert node.promised() == {}
 
 
-@pytest.mark.parametrize("left", ["", '{"networks": {'])
+@pytest.mark.parametrize("left", LEFT)
 def test_a_plugin_without_its_state_gives_nobody_what_another_has(node: Node, left: str) -> None:
     node.run("na")
     node.stop_plugin()
@@ -141,7 +143,7 @@ def test_a_plugin_without_its_state_gives_nobody_what_another_has(node: Node, le
     assert node.promised() == {}
 
 
-@pytest.mark.parametrize("left", ["", '{"networks": {'])
+@pytest.mark.parametrize("left", LEFT)
 def test_a_plugin_without_its_state_and_without_the_engines_socket_is_told_its_networks(
     node: Node, left: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
