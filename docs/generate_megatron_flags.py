@@ -182,10 +182,10 @@ RULES: tuple[tuple[str, str, str], ...] = (
         r"|delay-wgrad-compute",
     ),
     (
-        "interleaved and other pipeline schedules",
-        "Only 1F1B is here. More micro-batches (`optimisation.global_batch_size`) make the bubble smaller; "
+        "other pipeline schedules",
+        "1F1B and interleaved 1F1B are here. More micro-batches (`optimisation.global_batch_size`) make the bubble smaller; "
         "`parallel.partition` moves blocks between stages, and `0-…` gives the embedding one of its own.",
-        r"num-layers-per-virtual-pipeline-stage|num-virtual-stages-per-pipeline-rank|enable-zbh1-.*|microbatch-group-.*"
+        r"enable-zbh1-.*|microbatch-group-.*"
         r"|account-for-.*-in-pipeline-split|standalone-embedding-stage|pipeline-model-parallel-split-rank",
     ),
     (

@@ -58,27 +58,36 @@ def work_of(stage: int, stages: int, layer_names: Sequence[str]) -> str:
 
 
 def stage_bounds(
-    layer_names: Sequence[str], weights: Sequence[int] | None, partition: str, stages: int
+    layer_names: Sequence[str],
+    weights: Sequence[int] | None,
+    partition: str,
+    stages: int,
+    chunks: int = 1,
 ) -> list[int]:
-    """Return where each stage begins, and the end of the last.
+    """Return where each virtual stage begins, and the end of the last. Without chunks it is a stage.
 
     Args:
         layer_names: The layers in their order; a transformer block's name ends with ``Block``.
         weights: Parameters of each layer; needed by ``parameters`` only.
         partition: ``even``, ``parameters``, ``type:REGEX`` or the blocks of each stage, as ``0-11-8-5-0``.
         stages: Number of stages.
+        chunks: Of each stage: chunk ``c`` of stage ``s`` is virtual stage ``c * stages + s``.
 
     Returns:
-        ``stages + 1`` ascending bounds from 0 to the number of layers; stage ``i`` has the layers from
-        ``bounds[i]`` to ``bounds[i + 1] - 1``.
+        ``stages * chunks + 1`` ascending bounds from 0 to the number of layers; virtual stage ``i`` has the
+        layers from ``bounds[i]`` to ``bounds[i + 1] - 1``.
 
     Raises:
         TrainerError: The layers cannot be cut like that.
     """
+    given = f"parallel.pipeline is {stages}"
+    if chunks > 1:
+        total, stages = sum(map(is_block, layer_names)), stages * chunks
+        given += f" and parallel.virtual_pipeline {chunks}, {stages} chunks in all"
+        if stages > total:
+            raise TrainerError(f"{given}, but the model has only {total} blocks; take fewer.")
     if stages > len(layer_names):
-        raise TrainerError(
-            f"parallel.pipeline is {stages}, but the model has only {len(layer_names)} layers."
-        )
+        raise TrainerError(f"{given}, but the model has only {len(layer_names)} layers.")
     if partition == "parameters":
         if weights is None:
             raise ValueError("the partition by parameters needs the layers' sizes")
@@ -93,7 +102,7 @@ def stage_bounds(
         return _bounds(marked, _even(sum(marked), stages))
     blocks = [is_block(name) for name in layer_names]
     total = sum(blocks)
-    counts = _even(total, stages) if partition == "even" else _listed(partition, total, stages)
+    counts = _even(total, stages) if partition == "even" else _listed(partition, total, stages, given)
     _refuse_empty_middle(counts, partition)
     return _bounds(blocks, counts)
 
@@ -104,7 +113,7 @@ def _even(items: int, stages: int) -> list[int]:
     return [share + (stage < rest) for stage in range(stages)]
 
 
-def _listed(partition: str, blocks: int, stages: int) -> list[int]:
+def _listed(partition: str, blocks: int, stages: int, given: str) -> list[int]:
     counts = explicit(partition)
     if counts is None:
         raise TrainerError(
@@ -112,9 +121,7 @@ def _listed(partition: str, blocks: int, stages: int) -> list[int]:
             "each stage joined by '-', as 0-11-8-8-8-8-5-0."
         )
     if len(counts) != stages:
-        raise TrainerError(
-            f"parallel.partition {partition} is for {len(counts)} stages, but parallel.pipeline is {stages}."
-        )
+        raise TrainerError(f"parallel.partition {partition} is for {len(counts)} stages, but {given}.")
     if sum(counts) != blocks:
         raise TrainerError(
             f"parallel.partition {partition} sums to {sum(counts)} blocks, but the model has {blocks}."

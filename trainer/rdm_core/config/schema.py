@@ -182,6 +182,9 @@ class ParallelConfig:
     """Ranks that share each layer."""
     pipeline: Positive = 1
     """Stages that the layers are cut into."""
+    virtual_pipeline: Positive = 1
+    """Chunks of layers on each stage: with 2 or more the schedule is interleaved 1F1B, whose stages wait less
+    and send more. It needs `engine: native`, and micro-batches in multiples of `pipeline`."""
     expert: Positive = 1
     """Of the `data` ranks, so many share the experts of each layer; with `tensor`, which shares them as well,
     a divisor of `model.experts`. DeepSpeed's ZeRO shares the rest over `data / expert` replicas."""
@@ -193,7 +196,8 @@ class ParallelConfig:
     partition: str = "even"
     """Where the pipeline is cut: `even` (blocks), `parameters` (equal sizes, embedding and head counted),
     `type:REGEX` (layers whose name matches: `Block`, `EncoderBlock`, `DecoderBlock`), or the blocks of each
-    stage, as `0-11-8-8-8-8-5-0`."""
+    stage, as `0-11-8-8-8-8-5-0`. With `virtual_pipeline` there is
+    a number for each chunk in the model's order: for the first chunk of each stage, then for the second."""
     zero_stage: Annotated[int, Bounds(least=0, most=3)] = 1
     """What the data-parallel ranks share: optimiser states (1), gradients too (2), weights too (3).
     2 and 3 need `pipeline: 1`; bf16 and fp16 need 1 at least, and take it for 0."""
@@ -541,14 +545,17 @@ class Config(JobConfig):
         return smallest
 
     def stage_bounds(self) -> list[int]:
-        """Return the bounds of the pipeline's stages in the list of layers, one more than stages."""
+        """Return the bounds of the pipeline's virtual stages in the list of layers, one more than these."""
         spec = self.spec
         weights = flops.layer_parameters(spec) if self.parallel.partition == "parameters" else None
         names = spec.layer_names()
-        return partitions.stage_bounds(names, weights, self.parallel.partition, self.parallel.pipeline)
+        parallel = self.parallel
+        return partitions.stage_bounds(
+            names, weights, parallel.partition, parallel.pipeline, parallel.virtual_pipeline
+        )
 
     def stage_blocks(self) -> list[int]:
-        """Return the transformer blocks of each pipeline stage."""
+        """Return the transformer blocks of each virtual stage of the pipeline."""
         names, bounds = self.spec.layer_names(), self.stage_bounds()
         return [
             sum(partitions.is_block(name) for name in names[begin:end])

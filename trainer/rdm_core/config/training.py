@@ -234,6 +234,12 @@ def _layout(config: Config) -> Iterator[str]:
             f"{parallel.pipeline}: ZeRO 2 and 3 would need another reduce-scatter of the gradients for every "
             "micro-batch; use zero_stage 1, or pipeline 1."
         )
+    if parallel.virtual_pipeline > 1 and parallel.pipeline == 1:
+        yield (
+            f"parallel.virtual_pipeline is {parallel.virtual_pipeline}, but parallel.pipeline is 1, in which "
+            "no stage waits for another; take virtual_pipeline 1."
+        )
+        return
     try:
         bounds = config.stage_bounds()
     except TrainerError as error:
@@ -253,6 +259,11 @@ def _engine(config: Config) -> Iterator[str]:
             yield (
                 f"parallel.reduce_dtype {config.parallel.reduce_dtype} needs the native engine, but engine "
                 f"is {config.engine}; set engine to native, or take reduce_dtype fp32."
+            )
+        if config.parallel.virtual_pipeline > 1:
+            yield (
+                f"parallel.virtual_pipeline {config.parallel.virtual_pipeline} needs the native engine, but "
+                f"engine is {config.engine}; set engine to native, or take virtual_pipeline 1."
             )
         return
     if config.parallel.zero_stage > 1:
@@ -361,20 +372,25 @@ def _rampup(config: Config) -> Iterator[str]:
 
 
 def _batch(config: Config, data: int) -> Iterator[str]:
-    o = config.optimisation
+    o, parallel = config.optimisation, config.parallel
     step = o.micro_batch_size * data
+    factors = f"micro_batch_size {o.micro_batch_size} x {data} replicas"
+    if parallel.virtual_pipeline > 1:
+        # A stage takes so many micro-batches through one chunk before it turns to the next.
+        step *= parallel.pipeline
+        factors += f" x {parallel.pipeline} stages (parallel.virtual_pipeline)"
     ramp = o.rampup_batch_size
     if ramp is not None and (ramp.start % step or ramp.increment % step):
         yield (
             f"optimisation.rampup_batch_size has start {ramp.start} and increment {ramp.increment}; both "
-            f"must be multiples of micro_batch_size {o.micro_batch_size} x {data} replicas = {step}."
+            f"must be multiples of {factors} = {step}."
         )
     if o.global_batch_size % step:
         lower, upper = o.global_batch_size // step * step, -(-o.global_batch_size // step) * step
         near = f"{lower} or {upper}" if lower else f"{upper}"
         yield (
-            f"optimisation.global_batch_size {o.global_batch_size} is not a multiple of micro_batch_size "
-            f"{o.micro_batch_size} x {data} replicas = {step}; {near} would be."
+            f"optimisation.global_batch_size {o.global_batch_size} is not a multiple of {factors} = {step}; "
+            f"{near} would be."
         )
 
 

@@ -18,6 +18,7 @@ from rdm_core.config.schema import Config
 from rdm_core.cost import flops
 from rdm_core.cost.chunks import chunk_tokens
 from rdm_core.cost.flops import Accelerator, LayerSize
+from rdm_core.pipeline_schedule import bubble, most_held
 
 __all__ = ["GIB", "Memory", "Report", "Stage", "dry_run", "stage_memory", "zero_replicas"]
 
@@ -54,7 +55,7 @@ class Stage:
     parameters: int
     """Of the stage over all tensor ranks, each tied weight once per stage."""
     in_flight: int
-    """Micro-batches whose activations it keeps at once."""
+    """Forward passes whose activations it keeps at once; with virtual stages, each is through one chunk."""
     memory: Memory
 
 
@@ -126,14 +127,14 @@ def dry_run(config: Config, world_size: int) -> Report:
     bounds = config.stage_bounds()
     blocks = config.stage_blocks()
     stages = []
-    for index, (begin, end) in enumerate(itertools.pairwise(bounds)):
-        layers = sizes[begin:end]
-        # 1F1B: a stage runs ahead of its backward passes by the stages that follow it.
-        in_flight = min(accumulation, parallel.pipeline - index)
+    virtual = list(itertools.pairwise(bounds))
+    for index in range(parallel.pipeline):
+        layers = [layer for ends in virtual[index :: parallel.pipeline] for layer in sizes[slice(*ends)]]
+        in_flight = most_held(index, parallel.pipeline, parallel.virtual_pipeline, accumulation)
         stages.append(
             Stage(
                 index=index,
-                blocks=blocks[index],
+                blocks=sum(blocks[index :: parallel.pipeline]),
                 layers=tuple(layer.name for layer in layers),
                 parameters=sum(layer.total for layer in _held(layers)),
                 in_flight=in_flight,
@@ -160,7 +161,7 @@ def dry_run(config: Config, world_size: int) -> Report:
         tokens_per_step=optimisation.global_batch_size * spec.tokens_per_sample,
         flops_per_step=step,
         recomputed_flops_per_step=recomputed,
-        bubble=(parallel.pipeline - 1) / (accumulation + parallel.pipeline - 1),
+        bubble=bubble(parallel.pipeline, parallel.virtual_pipeline, accumulation),
         stages=tuple(stages),
     )
 
@@ -198,7 +199,7 @@ def stage_memory(config: Config, layers: list[LayerSize], data: int, in_flight: 
         config: The job.
         layers: The stage's layers.
         data: Replicas.
-        in_flight: Micro-batches whose activations it keeps at once.
+        in_flight: Forward passes whose activations it keeps at once, each through one of its chunks.
         last: It computes the loss.
     """
     parallel = config.parallel
@@ -293,7 +294,8 @@ def _activations(config: Config, layers: list[LayerSize], in_flight: int) -> int
     kept += sum(checkpointed[::interval])
     # While a checkpoint runs backward, its blocks' activations are there again, once.
     again = min(interval, len(checkpointed)) * largest_block if checkpointed else 0
-    return samples * (kept * in_flight + again)
+    # Chunks are taken to be as large as each other.
+    return samples * (kept * in_flight // parallel.virtual_pipeline + again)
 
 
 def _tokens(config: Config, name: str) -> int:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 
 import torch
 from torch import nn
@@ -58,10 +59,11 @@ def build(
     """
     device = device or torch.device("cpu")
     parts = layers(config, topology, padding_of(config) if padding is None else padding, device)
-    part = slice(None)
+    chunks: list[range] = []
     if topology.pipeline > 1:
-        part = slice(*bounds(config, parts)[topology.pipeline_rank :][:2])
-    return FlatModel(config, parts, device, dtype, divide, fill, part)
+        virtual = [range(*ends) for ends in pairwise(bounds(config, parts))]
+        chunks = virtual[topology.pipeline_rank :: topology.pipeline]
+    return FlatModel(config, parts, device, dtype, divide, fill, chunks)
 
 
 def padding_of(config: Config) -> int:

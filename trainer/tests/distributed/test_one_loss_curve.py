@@ -18,6 +18,7 @@ TENSOR = {"parallel.tensor": 2}
 PIPELINE = {"parallel.pipeline": 2}
 FOUR = {"parallel.pipeline": 4}
 FOUR_TENSOR = {"parallel.tensor": 4}
+INTERLEAVED = {"engine": "native", "parallel.pipeline": 2, "parallel.virtual_pipeline": 2}
 FULL = {"parallel.activation_checkpointing": "full"}
 # The busiest experts drop tokens.
 DROPPING = configure(MOE, {"model.moe_expert_capacity_factor": 1.0})
@@ -79,11 +80,14 @@ NATIVE_LAYOUTS: dict[int, dict[str, dict[str, Any]]] = {
         "pp 2": PIPELINE,
         "pp 2, checkpointing": {**PIPELINE, **FULL},
         "pp 2, 0-4": {**PIPELINE, **cut("0-4")},
+        "interleaved": INTERLEAVED,
+        "interleaved, 1-1-2-0": {**INTERLEAVED, **FULL, **cut("1-1-2-0")},
     },
     4: {
         "tp 2, pp 2": {**TENSOR, **PIPELINE},
         "tp 2, dp 2": TENSOR,
         "pp 2, dp 2": PIPELINE,
+        "interleaved, dp 2": INTERLEAVED,
         "pp 4, 0-2-2-0": {**FOUR, **cut("0-2-2-0")},
     },
 }
@@ -91,7 +95,7 @@ for world, found in NATIVE_LAYOUTS.items():
     LAYOUTS[world] |= {f"native, {name}": {**NATIVE, **changes} for name, changes in found.items()}
 CONTEXT = {**NATIVE, "parallel.context": 2}
 UNTIED_LAYOUTS: dict[int, dict[str, dict[str, Any]]] = {
-    2: {"dp 2, zero 3": zero(3), "tp 2": TENSOR, "pp 2": PIPELINE, "pp 2, 0-4": {**PIPELINE, **cut("0-4")}}
+    2: {"dp 2, zero 3": zero(3), "tp 2": TENSOR, "pp 2": PIPELINE, "interleaved": INTERLEAVED}
 }
 # It is untied, too.
 QWEN_LAYOUTS: dict[int, dict[str, dict[str, Any]]] = {
@@ -99,16 +103,16 @@ QWEN_LAYOUTS: dict[int, dict[str, dict[str, Any]]] = {
         "dp 2, zero 3": zero(3),
         "tp 2, checkpointing": {**TENSOR, **FULL},
         "pp 2, 4-0": {**PIPELINE, **cut("4-0")},
-        "native, pp 2": {**NATIVE, **PIPELINE},
+        "native, interleaved": INTERLEAVED,
         "native, cp 2, checkpointing": {**CONTEXT, **FULL},
     },
     4: {
         "tp 2, pp 2": {**TENSOR, **PIPELINE},
         "native, cp 4": {**NATIVE, "parallel.context": 4},
         "native, cp 2, dp 2": CONTEXT,
-        "native, cp 2, pp 2": {**CONTEXT, **PIPELINE},
+        "native, cp 2, interleaved": {**CONTEXT, **INTERLEAVED},
         "native, cp 2, tp 2": {**CONTEXT, **TENSOR},
-        "native, tp 2, pp 2": {**NATIVE, **TENSOR, **PIPELINE},
+        "native, tp 2, interleaved": {**TENSOR, **INTERLEAVED},
         "native, tp 2, dp 2": {**NATIVE, **TENSOR},
     },
 }
@@ -126,7 +130,7 @@ DOCUMENT_LAYOUTS: dict[int, dict[str, dict[str, Any]]] = {
 }
 EXPERT = {"parallel.expert": 2}
 MOE_LAYOUTS: dict[int, dict[str, dict[str, Any]]] = {
-    2: {"ep 2, checkpointing": {**EXPERT, **FULL}, "native, pp 2": {**NATIVE, **PIPELINE}},
+    2: {"ep 2, checkpointing": {**EXPERT, **FULL}, "native, interleaved": INTERLEAVED},
     4: {
         "ep 2, dp 2": EXPERT,
         "ep 4, zero 0": {"parallel.expert": 4, **zero(0)},
@@ -168,6 +172,10 @@ MODELS: dict[str, tuple[Config, dict[int, dict[str, dict[str, Any]]]]] = {
     "moe, documents": (configure(MOE, DOCUMENTS), {2: {"ep 2": EXPERT, "pp 2": PIPELINE}}),
     "moe, dropping": (DROPPING, {4: {"ep 2, tp 2": {**EXPERT, **TENSOR}}}),
     "t5 untied": (configure(T5, UNTIED), UNTIED_LAYOUTS),
+    "gpt of 8 blocks": (
+        configure(GPT, {"model.layers": 8}),
+        {4: {"interleaved": {**INTERLEAVED, "parallel.pipeline": 4}}},
+    ),
 }
 CASES = [
     (model, world, layout)

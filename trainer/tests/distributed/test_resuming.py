@@ -24,6 +24,7 @@ from tests.distributed.resuming import GPT, MOE, QWEN, RAMP, T5, Case, parallel
 TOLERANCE = 1e-4
 BF16 = {"optimisation.precision": "bf16"}
 NATIVE = {"engine": "native"}
+INTERLEAVED = {**NATIVE, **parallel(pipeline=2, virtual_pipeline=2)}
 Losses = dict[str, dict[int, float]]
 
 CASES = [
@@ -43,7 +44,7 @@ CASES = [
     Case("t5", T5, parallel(pipeline=2), parallel(tensor=2)),
     Case("ramp", RAMP, parallel(pipeline=2), parallel(tensor=2)),
     Case("precision", GPT, {**BF16, **parallel(zero_stage=2)}, parallel(zero_stage=1)),
-    Case("native-t5", T5, {**NATIVE, **parallel(pipeline=4, partition="1-1-1-1")}, {**NATIVE, **parallel()}),
+    Case("native-t5", T5, INTERLEAVED, {**NATIVE, **parallel()}),
     Case(
         "native-background",
         training.configure(QWEN, {"checkpoint.asynchronous": True}),
@@ -59,7 +60,7 @@ CASES = [
     ),
     Case("context", QWEN, {**NATIVE, **parallel(context=2, pipeline=2)}, {**NATIVE, **parallel(context=4)}),
     Case("to-native", GPT, parallel(tensor=2), {**NATIVE, **parallel(pipeline=2)}),
-    Case("from-native", GPT, {**NATIVE, **parallel(pipeline=2)}, parallel(tensor=2, zero_stage=2)),
+    Case("from-native", GPT, INTERLEAVED, parallel(tensor=2, zero_stage=2)),
 ]
 MORE_CASES = [
     Case("resumed", GPT, parallel(pipeline=2), parallel(pipeline=2)),

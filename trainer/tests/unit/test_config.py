@@ -18,6 +18,7 @@ from rdm_core.errors import BAD_INPUT, ConfigError
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 FINETUNE = "qwen3-8b-finetune.yaml"
+CHUNKS = {"engine": "native", "parallel__pipeline": 2, "parallel__virtual_pipeline": 2, "model__layers": 4}
 SOUND: dict[str, Any] = {
     "model": {"layers": 4, "hidden_size": 64, "attention_heads": 4, "seq_length": 32},
     "optimisation": {"train_iterations": 5},
@@ -360,6 +361,21 @@ def test_a_sound_configuration_has_no_problems() -> None:
         ({"engine": "native", "parallel__zero_stage": 2}, None, None, "zero_stage 2 needs DeepSpeed"),
         ({"engine": "native", "optimisation__precision": "fp16"}, None, None, "fp16 needs DeepSpeed"),
         ({"parallel__reduce_dtype": "bf16"}, None, None, "bf16 needs the native engine"),
+        ({"parallel__virtual_pipeline": 2}, None, None, "virtual_pipeline 2 needs the native engine"),
+        ({**CHUNKS, "parallel__pipeline": 1}, None, None, "parallel.pipeline is 1, in which no stage"),
+        ({**CHUNKS, "model__layers": 3}, None, None, "4 chunks in all, but the model has only 3 blocks"),
+        (
+            {**CHUNKS, "parallel__partition": "1-1"},
+            None,
+            None,
+            "is for 2 stages, but parallel.pipeline is 2 and",
+        ),
+        (
+            {**CHUNKS, "optimisation__global_batch_size": 9},
+            2,
+            None,
+            "1 replicas x 2 stages (parallel.virtual",
+        ),
         ({"data__mock": "false"}, None, None, "data has no data set"),
         ({"data__blend": "[x]"}, None, None, "data.mock is true and data sets are given"),
         ({"data__valid": "[x]", "data__mock": "false"}, None, None, "valid or test without train"),

@@ -175,6 +175,18 @@ def test_a_stage_keeps_as_many_micro_batches_as_stages_follow_it() -> None:
     assert few.bubble == pytest.approx(7 / 10)
 
 
+def test_chunks_make_the_bubble_smaller_and_keep_more_activations() -> None:
+    changes = ["engine=native", "model.layers=48", "parallel.partition=even"]
+    one, two = (report("gpt2-xl", *changes, f"parallel.virtual_pipeline={chunks}") for chunks in (1, 2))
+    assert two.bubble == pytest.approx(7 / (2 * two.accumulation + 7))
+    assert [stage.blocks for stage in two.stages] == [6] * 8
+    assert [stage.in_flight for stage in two.stages] == [23, 21, 19, 17, 15, 13, 11, 9]
+    # The last stage has both of its chunks' activations of other micro-batches.
+    kept = [found.stages[-1].memory.activations for found in (one, two)]
+    assert kept[1] == pytest.approx(kept[0] * 9 / 2, rel=1e-6)
+    assert sum(stage.parameters for stage in one.stages) == sum(stage.parameters for stage in two.stages)
+
+
 def test_checkpointing_trades_activations_for_flops() -> None:
     plain = report("gpt-5b")
     full = report("gpt-5b", "parallel.activation_checkpointing=full")

@@ -7,6 +7,7 @@ Both forms give a parameter the same name (``3.self_attention.qkv_proj.weight``,
 
 from __future__ import annotations
 
+import collections
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -50,7 +51,7 @@ class Layer:
 
 
 def bounds(config: Config, layers: Sequence[Layer]) -> list[int]:
-    """Return where each stage begins in the layers, and the end of the last.
+    """Return where each virtual stage begins in the layers, and the end of the last.
 
     The last norm goes with the head: every stage must have parameters that decay and others that do not,
     or the stages' optimisers would not have the same groups, whose norms they sum one after the other.
@@ -147,9 +148,10 @@ class FlatModel(nn.Module):
         divide: Called with each layer when it has its weights, before the next one is made; ZeRO-3 leaves
             of it what this replica keeps.
         fill: Gives each layer its weights; initial ones by default.
-        part: The layers of this stage; all by default.
+        chunks: The layers of this stage, in ascending order; all in one chunk by default.
 
     Attributes:
+        layers: Of all chunks.
         before_layer: Called with each layer before it computes, where it is set.
     """
 
@@ -163,34 +165,48 @@ class FlatModel(nn.Module):
         dtype: torch.dtype,
         divide: Callable[[nn.Module], object] | None = None,
         fill: Fill | None = None,
-        part: slice = slice(None),
+        chunks: Sequence[range] = (),
     ) -> None:
         super().__init__()
         make = Maker(config, device, dtype, divide, fill)
-        self.numbers = range(len(layers))[part]
-        self.layers = tuple(layers[part])
-        self.has_head = self.numbers.stop == len(layers)
+        self._all, self._chunks = layers, chunks or (range(len(layers)),)
+        numbers = [index for chunk in self._chunks for index in chunk]
+        self.layers = tuple(layers[index] for index in numbers)
         self.interval = checkpoint_interval(config)
         self.tied_modules = nn.ModuleDict()
-        for index, layer in zip(self.numbers, self.layers, strict=True):
+        for index, layer in zip(numbers, self.layers, strict=True):
             if layer.tied is None:
                 self.add_module(str(index), make(layer, index))
             elif layer.tied not in self.tied_modules:
                 self.tied_modules[layer.tied] = make(layer, index)
 
-    def forward(self, inputs: Any, labels: Labels | None = None) -> Any:
-        """Return what the next stage takes; with the head, the loss of a micro-batch.
+    def forward(self, inputs: Any, labels: Labels | None = None, chunk: int = 0) -> Any:
+        """Return what the next chunk takes; with the head, the loss of a micro-batch.
 
         Without labels, the head makes the logits [batch, sequence, vocabulary].
         """
-        modules = (
-            self.tied_modules[layer.tied] if layer.tied else self.get_submodule(str(index))
-            for index, layer in zip(self.numbers, self.layers, strict=True)
+        numbers = self._chunks[chunk]
+        has_head = numbers.stop == len(self._all)
+        functions = [functools.partial(self._run, module) for module in self._modules_of(numbers)]
+        body = len(functions) - has_head
+        layers = [self._all[index] for index in numbers[:body]]
+        states = run_layers(layers, functions[:body], inputs, self.interval)
+        return functions[-1](states, labels) if has_head else states
+
+    def uses(self) -> collections.Counter[nn.Parameter]:
+        """Return in how many chunks each weight is used: tied ones may be in several."""
+        return collections.Counter(
+            weight
+            for numbers in self._chunks
+            for module in dict.fromkeys(self._modules_of(numbers))
+            for weight in module.parameters()
         )
-        functions = [functools.partial(self._run, module) for module in modules]
-        body = len(functions) - self.has_head
-        states = run_layers(self.layers[:body], functions[:body], inputs, self.interval)
-        return functions[-1](states, labels) if self.has_head else states
+
+    def _modules_of(self, numbers: range) -> list[nn.Module]:
+        return [
+            self.tied_modules[tied] if (tied := self._all[index].tied) else self.get_submodule(str(index))
+            for index in numbers
+        ]
 
     def _run(self, module: nn.Module, *inputs: Any) -> Any:
         if self.before_layer is not None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -50,7 +51,8 @@ class NativeEngine(Engine):
         self.sharded = ShardedAdamW(config, model, topology, self.device, _shared(config, topology))
         model.before_layer = self.sharded.wait_for
         self.optimiser = self.sharded.optimiser
-        self._stage = Stage(model, topology, self.device, self.accumulation, self._span)
+        chunks = config.parallel.virtual_pipeline
+        self._stage = Stage(model, topology, self.device, self.accumulation, chunks, self._span)
         self.states = NativeStates(self)
 
     @property
@@ -96,7 +98,7 @@ class NativeEngine(Engine):
     def _train_step(self, batches: Iterator[Batch]) -> StepResult:
         self.module.train()
         self.sharded.begin()
-        loss = self._stage.train(batches, self.sharded.expect_last_backward)
+        loss = self._stage.train(batches, self.sharded.expect_backward)
         if self._on_loss is not None and self.topology.is_last_stage:
             self._on_loss(loss)
         with self._span("reduce", "ReduceGrads"):
@@ -130,7 +132,7 @@ def _shared(config: Config, topology: Topology) -> dict[str, Sequence[int]]:
     for index, layer in enumerate(layers):
         if layer.tied is None:
             continue
-        stage = next(stage for stage in range(topology.pipeline) if index < begins[stage + 1])
+        stage = (bisect.bisect(begins, index) - 1) % topology.pipeline
         stages.setdefault(layer.tied, set()).add(stage)
         if layer.tied not in names:
             with torch.device("meta"):

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A stage of a pipeline: what it does in which order, and what it exchanges with its neighbours.
+"""A stage of a pipeline: its passes, and what it exchanges with its neighbours meanwhile.
 
-Source: Narayanan et al., "PipeDream-2BW" (2021), and Megatron-LM's 1F1B: after a few forward passes each
-stage does one forward and one backward pass in turns, so that it holds no more micro-batches than there are
-stages.
+:mod:`rdm_core.pipeline_schedule` has the order of the passes. While a stage computes one pass, what it needs
+for the next is already received, and what the last ones made is on its way.
 
 ``torch.distributed.pipelining`` was tried first; docs/engines.md says what it showed.
 """
@@ -12,13 +11,15 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
+from rdm_core.pipeline_schedule import Pass, forwards, passes
 from rdm_trainer.distributed.token_counts import Batch
 from rdm_trainer.distributed.topology import Topology
 
@@ -26,189 +27,269 @@ __all__ = ["Stage"]
 
 Span = Callable[[str, str], contextlib.AbstractContextManager[None]]
 Tensors = tuple[torch.Tensor, ...]
+Shapes = list[tuple[torch.Size, torch.dtype]]
 
 
 class Stage:
     """Runs this rank's layers for the micro-batches of a step. Without a pipeline, it is the only stage.
 
+    Every rank makes one with the others.
+
     Args:
-        module: This rank's layers; the last stage's returns the loss.
+        module: This rank's layers; it takes inputs, labels and a chunk, and the last chunk of the last stage
+            returns the loss.
         topology: This rank's place.
         device: Where it computes.
         micro_batches: Of a step.
+        chunks: Of layers, on each stage.
         span: Shows those who watch that something begins, and that it ends.
     """
 
     def __init__(
-        self, module: nn.Module, topology: Topology, device: torch.device, micro_batches: int, span: Span
+        self,
+        module: nn.Module,
+        topology: Topology,
+        device: torch.device,
+        micro_batches: int,
+        chunks: int,
+        span: Span,
     ) -> None:
-        self._module, self._topology, self._device = module, topology, device
-        self.micro_batches, self._span = micro_batches, span
-        stage, stages = topology.pipeline_rank, topology.pipeline
-        group = topology.pipeline_group
-        self._before = dist.get_global_rank(group, stage - 1) if stage else None
-        self._after = dist.get_global_rank(group, stage + 1) if stage + 1 < stages else None
-        self._stages_after = stages - stage - 1
-        # Shapes and types of what comes from the stage before; the first micro-batch brings them.
-        self._incoming: list[tuple[torch.Size, torch.dtype]] | None = None
-        self._announced = False
+        self._module, self._device = module, device
+        self.micro_batches, self._chunks, self._span = micro_batches, chunks, span
+        self._stage, self._stages = topology.pipeline_rank, topology.pipeline
+        self._channels = _channels(topology, device, chunks)
+        # Of what a chunk receives and of the gradients that it gets; its first micro-batch brings them.
+        self._incoming: dict[int, Shapes] = {}
+        self._outgoing: dict[int, Shapes] = {}
+        self._coming: tuple[Pass, Tensors, list[dist.Work]] | None = None
 
-    def train(self, batches: Iterator[Batch], before_last_backward: Callable[[], None]) -> torch.Tensor:
+    def train(self, batches: Iterator[Batch], expect_backward: Callable[[bool], None]) -> torch.Tensor:
         """Let the weights' gradients be those of the mean loss of a step's micro-batches.
 
         Args:
             batches: On the device; only the first and the last stage read them.
-            before_last_backward: Called before the backward pass of the last micro-batch.
+            expect_backward: Called before each backward pass with whether it is its chunk's last of the step.
 
         Returns:
             float32 scalar: the mean loss where this is the last stage, else 0.
         """
-        held: deque[tuple[Tensors, Any]] = deque()
-        warm_up = min(self._stages_after, self.micro_batches)
+        held: dict[tuple[int, int], tuple[Tensors, Any]] = {}
         total = torch.zeros((), device=self._device)
-        received = self._receive()
-        for number in range(self.micro_batches):
-            inputs, outputs = self._forward(received, batches)
-            if self._after is None:
-                total += outputs.detach()
-            held.append((inputs, outputs))
-            is_last = number == self.micro_batches - 1
-            if number < warm_up:
-                self._exchange(self._forward_sends(outputs), [])
-                received = () if is_last else self._receive()
+        for one, received in self._received(
+            passes(self._stage, self._stages, self._chunks, self.micro_batches)
+        ):
+            key = one.chunk, one.micro_batch
+            if one.is_forward:
+                for tensor in received:
+                    if tensor.is_floating_point():
+                        tensor.requires_grad_()
+                outputs = self._forward(one, received, batches)
+                held[key] = received, outputs
+                if self._is_end(one):
+                    total += outputs.detach()
                 continue
-            gradients = self._exchange(self._forward_sends(outputs), self._backward_receives(held[0][1]))
-            self._backward(held, gradients, before_last_backward if is_last and not warm_up else None)
-            received = self._send_back(receives=not is_last)
-        for number in range(warm_up):
-            gradients = self._exchange([], self._backward_receives(held[0][1]))
-            is_last = number == warm_up - 1
-            self._backward(held, gradients, before_last_backward if is_last else None)
-            self._send_back(receives=False)
+            inputs, outputs = held.pop(key)
+            expect_backward(one.micro_batch == self.micro_batches - 1)
+            with self._span("backward", self._named("BackwardPass", one)):
+                if self._is_end(one):
+                    (outputs / self.micro_batches).backward()
+                else:
+                    torch.autograd.backward(_states(outputs), received)
+            gradients = [
+                torch.zeros_like(tensor) if tensor.grad is None else tensor.grad.contiguous()
+                for tensor in inputs
+                if tensor.is_floating_point()
+            ]
+            self._send(one, gradients)
+        self._finish()
         return total / self.micro_batches
 
     def evaluate(self, batches: Iterator[Batch]) -> torch.Tensor:
         """Return the mean loss of a step's micro-batches where this is the last stage, else 0."""
         total = torch.zeros((), device=self._device)
-        for _ in range(self.micro_batches):
-            _, outputs = self._forward(self._receive(), batches)
-            if self._after is None:
+        for one, received in self._received(forwards(self._stages, self._chunks, self.micro_batches)):
+            outputs = self._forward(one, received, batches)
+            if self._is_end(one):
                 total += outputs
-            self._exchange(self._forward_sends(outputs), [])
+        self._finish()
         return total / self.micro_batches
 
-    # A micro-batch.
-
-    def _forward(self, received: Tensors, batches: Iterator[Batch]) -> tuple[Tensors, Any]:
+    def _forward(self, one: Pass, received: Tensors, batches: Iterator[Batch]) -> Any:
         labels = None
         inputs: Any = received if len(received) > 1 else received[0] if received else None
-        if self._before is None or self._after is None:
+        is_begin, is_end = self._is_begin(one), self._is_end(one)
+        if is_begin or is_end:
             with self._span("load", "LoadMicroBatch"):
                 read, labels = next(batches)
-            if self._before is None:
+            if is_begin:
                 inputs = read
-        with self._span("forward", "ForwardPass"):
-            return received, self._module(inputs, labels if self._after is None else None)
+        with self._span("forward", self._named("ForwardPass", one)):
+            outputs = self._module(inputs, labels if is_end else None, one.chunk)
+        if not is_end:
+            sent = (outputs,) if isinstance(outputs, torch.Tensor) else tuple(outputs)
+            if one.chunk not in self._outgoing:
+                self._outgoing[one.chunk] = _shapes(_states(outputs))
+                self._channels[True, True].announce(_shapes(sent), self._device)
+            self._send(one, [tensor.detach().contiguous() for tensor in sent])
+        return outputs
 
-    def _backward(
-        self,
-        held: deque[tuple[Tensors, Any]],
-        gradients: list[torch.Tensor],
-        before_last: Callable[[], None] | None,
-    ) -> None:
-        self._received, outputs = held.popleft()
-        if before_last is not None:
-            before_last()
-        with self._span("backward", "BackwardPass"):
-            if self._after is None:
-                (outputs / self.micro_batches).backward()
-            else:
-                torch.autograd.backward(_states(outputs), gradients)
+    def _is_begin(self, one: Pass) -> bool:
+        """Whether a pass is through the model's first layers."""
+        return self._stage == one.chunk == 0
+
+    def _is_end(self, one: Pass) -> bool:
+        """Whether a pass is through the model's last layers."""
+        return self._stage == self._stages - 1 and one.chunk == self._chunks - 1
+
+    def _named(self, name: str, one: Pass) -> str:
+        return f"{name} {one.chunk}" if self._chunks > 1 else name
 
     # The neighbours.
 
-    def _forward_sends(self, outputs: Any) -> list[tuple[torch.Tensor, int]]:
-        if self._after is None:
-            return []
-        sent = _tensors(outputs)
-        if not self._announced:
-            what = [(tensor.shape, tensor.dtype) for tensor in sent]
-            dist.send_object_list(
-                [what], self._after, group=self._topology.pipeline_group, device=self._device
-            )
-            self._announced = True
-        return [(tensor.detach().contiguous(), self._after) for tensor in sent]
+    def _received(self, order: Sequence[Pass]) -> Iterator[tuple[Pass, Tensors]]:
+        """Yield passes with what they need of a neighbour; it is received while the pass before goes on."""
+        for one, following in pairwise([*order, None]):
+            assert one is not None
+            received = self._take(one)
+            if following is not None:
+                self._expect(following)
+            yield one, received
 
-    def _empty(self) -> Tensors:
-        """Return room for what the stage before sends."""
-        if self._before is None:
+    def _take(self, one: Pass) -> Tensors:
+        """Wait for what a pass needs."""
+        if self._source(one) is None:
             return ()
-        if self._incoming is None:
-            what: list[Any] = [None]
-            dist.recv_object_list(
-                what, self._before, group=self._topology.pipeline_group, device=self._device
-            )
-            self._incoming = what[0]
-        assert self._incoming is not None
-        return tuple(torch.empty(shape, dtype=dtype, device=self._device) for shape, dtype in self._incoming)
-
-    def _receive(self) -> Tensors:
-        room = self._empty()
-        assert self._before is not None or not room
-        self._exchange([], [(tensor, self._before) for tensor in room if self._before is not None])
-        return self._tracked(room)
-
-    @staticmethod
-    def _tracked(room: Tensors) -> Tensors:
-        for tensor in room:
-            if tensor.is_floating_point() and torch.is_grad_enabled():
-                tensor.requires_grad_()
+        with self._span("receive", self._named("RecvActivation" if one.is_forward else "RecvGrad", one)):
+            if self._coming is None:
+                if one.is_forward and one.chunk not in self._incoming:
+                    self._incoming[one.chunk] = self._channels[True, False].announced(self._device)
+                self._expect(one)
+            assert self._coming is not None
+            expected, room, works = self._coming
+            assert expected == one
+            self._coming = None
+            for work in works:
+                work.wait()
         return room
 
-    def _backward_receives(self, outputs: Any) -> list[tuple[torch.Tensor, int]]:
-        if self._after is None:
-            return []
-        return [(torch.empty_like(state), self._after) for state in _states(outputs)]
+    def _expect(self, one: Pass) -> None:
+        """Begin to receive what a pass needs, where that is known."""
+        channel = self._source(one)
+        shapes = (self._incoming if one.is_forward else self._outgoing).get(one.chunk)
+        if channel is not None and shapes is not None:
+            room = tuple(torch.empty(shape, dtype=dtype, device=self._device) for shape, dtype in shapes)
+            self._coming = one, room, channel.receive(room)
 
-    def _send_back(self, *, receives: bool) -> Tensors:
-        """Send the gradients of what the stage before sent, and maybe receive its next micro-batch."""
-        if self._before is None:
-            return ()
-        gradients = [
-            torch.zeros_like(tensor) if tensor.grad is None else tensor.grad.contiguous()
-            for tensor in self._received
-            if tensor.is_floating_point()
-        ]
-        self._received = ()
-        room = self._empty() if receives else ()
-        before = self._before
-        self._exchange([(gradient, before) for gradient in gradients], [(tensor, before) for tensor in room])
-        return self._tracked(room)
+    def _source(self, one: Pass) -> _Channel | None:
+        """Return where what a pass needs comes from; None where that is the data, or its own loss."""
+        is_own = self._is_begin(one) if one.is_forward else self._is_end(one)
+        return None if is_own else self._channels[one.is_forward, False]
 
-    def _exchange(
-        self, sends: list[tuple[torch.Tensor, int]], receives: list[tuple[torch.Tensor, int]]
-    ) -> list[torch.Tensor]:
-        """Send and receive at once, so that no two neighbours wait for each other; return what came."""
-        group = self._topology.pipeline_group
-        operations = [dist.P2POp(dist.isend, tensor, rank, group) for tensor, rank in sends]
-        operations += [dist.P2POp(dist.irecv, tensor, rank, group) for tensor, rank in receives]
-        if operations:
-            with contextlib.ExitStack() as stack:
-                for kind, messages in (("send", sends), ("receive", receives)):
-                    if messages:
-                        is_forward = (messages[0][1] == self._after) == (kind == "send")
-                        what = "Activation" if is_forward else "Grad"
-                        name = "Send" if kind == "send" else "Recv"
-                        stack.enter_context(self._span(kind, name + what))
-                for work in dist.batch_isend_irecv(operations):
+    def _send(self, one: Pass, tensors: list[torch.Tensor]) -> None:
+        is_own = self._is_end(one) if one.is_forward else self._is_begin(one)
+        if not is_own:
+            with self._span("send", self._named("SendActivation" if one.is_forward else "SendGrad", one)):
+                self._channels[one.is_forward, True].send(tensors)
+
+    def _finish(self) -> None:
+        for channel in self._channels.values():
+            channel.finish()
+
+
+class _Channel:
+    """Messages of one kind from one rank to another; they arrive in the order in which they are sent.
+
+    It has a process group of its own: on a GPU, what waits in a group's stream keeps back all that follows,
+    and a receive begins long before its message is sent.
+
+    Args:
+        group: These two ranks.
+        peer: The other one.
+    """
+
+    def __init__(self, group: Any, peer: int) -> None:
+        self._group, self._peer = group, peer
+        self._sent: deque[tuple[list[dist.Work], list[torch.Tensor]]] = deque()
+
+    def send(self, tensors: list[torch.Tensor]) -> None:
+        """Begin to send, and keep the tensors until they have arrived."""
+        while self._sent and all(work.is_completed() for work in self._sent[0][0]):
+            self._sent.popleft()
+        self._sent.append((self._begin(dist.isend, tensors), tensors))
+
+    def receive(self, room: Tensors) -> list[dist.Work]:
+        """Begin to receive."""
+        return self._begin(dist.irecv, room)
+
+    def _begin(self, operation: Any, tensors: Sequence[torch.Tensor]) -> list[dist.Work]:
+        works: list[dist.Work] = dist.batch_isend_irecv(
+            [dist.P2POp(operation, tensor, self._peer, self._group) for tensor in tensors]
+        )
+        return works
+
+    def announce(self, shapes: Shapes, device: torch.device) -> None:
+        """Say what all messages of a chunk are like."""
+        dist.send_object_list([shapes], self._peer, group=self._group, device=device)
+
+    def announced(self, device: torch.device) -> Shapes:
+        """Wait for an announcement."""
+        what: list[Any] = [None]
+        dist.recv_object_list(what, self._peer, group=self._group, device=device)
+        shapes: Shapes = what[0]
+        return shapes
+
+    def finish(self) -> None:
+        """Wait until all is sent."""
+        while self._sent:
+            for work in self._sent.popleft()[0]:
+                work.wait()
+
+
+def _channels(topology: Topology, device: torch.device, chunks: int) -> dict[tuple[bool, bool], _Channel]:
+    """Return this stage's channels by whether activations, not gradients, go there, and whether it sends.
+
+    With several chunks the last stage is followed by the first.
+    """
+    stage, stages = topology.pipeline_rank, topology.pipeline
+    found: dict[tuple[bool, bool], _Channel] = {}
+    if stages == 1:
+        return found
+    members = [dist.get_global_rank(topology.pipeline_group, other) for other in range(stages)]
+    borders = range(stages if chunks > 1 else stages - 1)
+    # Every rank makes one group at a time, alone where none of these borders is its own: where NCCL divides
+    # the world's communicator, it does so with all ranks at once.
+    of_turn = {border: 2 if border == stages - 1 and stages % 2 else border % 2 for border in borders}
+    for turn in sorted(set(of_turn.values())):
+        border = next((one for one in borders if of_turn[one] == turn and _is_at(stage, one, stages)), None)
+        for activations in (True, False):
+            if border is None:
+                dist.new_group([topology.rank], use_local_synchronization=True)
+                continue
+            ends = members[border], members[(border + 1) % stages]
+            group = dist.new_group(sorted(ends), use_local_synchronization=True)
+            sends = activations == (stage == border)
+            channel = _Channel(group, ends[stage == border])
+            found[activations, sends] = channel
+            # NCCL connects two ranks when the first message is sent, and both wait for that.
+            one = torch.zeros(1, device=device)
+            if sends:
+                channel.send([one])
+                channel.finish()
+            else:
+                for work in channel.receive((one,)):
                     work.wait()
-        return [tensor for tensor, _ in receives]
+    return found
 
 
-def _tensors(outputs: Any) -> Tensors:
-    return (outputs,) if isinstance(outputs, torch.Tensor) else tuple(outputs)
+def _is_at(stage: int, border: int, stages: int) -> bool:
+    return stage in (border, (border + 1) % stages)
 
 
 def _states(outputs: Any) -> list[torch.Tensor]:
-    """Return what has a gradient of a stage's outputs: tokens travel along, too."""
-    return [tensor for tensor in _tensors(outputs) if tensor.is_floating_point()]
+    """Return what has a gradient of a chunk's outputs: tokens travel along, too."""
+    tensors = (outputs,) if isinstance(outputs, torch.Tensor) else tuple(outputs)
+    return [tensor for tensor in tensors if tensor.is_floating_point()]
+
+
+def _shapes(tensors: Sequence[torch.Tensor]) -> Shapes:
+    return [(tensor.shape, tensor.dtype) for tensor in tensors]

@@ -21,6 +21,7 @@ from torch import nn
 
 from rdm_core.config import Config
 from rdm_trainer.distributed.parameters import placement_of
+from rdm_trainer.distributed.pipeline_parallel.pipeline import FlatModel
 from rdm_trainer.distributed.topology import Topology
 from rdm_trainer.engines.accumulation import accumulate
 from rdm_trainer.engines.engine import DTYPES, adamw
@@ -88,6 +89,8 @@ class _Bucket:
         is_fp32 = first.dtype == torch.float32
         self.master = self.own_values.detach() if is_fp32 else self.own_values.float()
         self.decays = placement_of(first).decays
+        # Gradients of a step's last backward passes that it waits for.
+        self.uses = 0
         self.clear()
 
     def clear(self) -> None:
@@ -117,7 +120,7 @@ class ShardedAdamW:
     def __init__(
         self,
         config: Config,
-        module: nn.Module,
+        module: FlatModel,
         topology: Topology,
         device: torch.device,
         shared: Mapping[str, Sequence[int]],
@@ -128,6 +131,8 @@ class ShardedAdamW:
         self._reduce_dtype = DTYPES[config.parallel.reduce_dtype]
         self.buckets = [_Bucket(weights, topology) for weights in _divided(module, shared)]
         self._bucket_of = {weight: bucket for bucket in self.buckets for weight in bucket.spans}
+        for weight, count in module.uses().items():
+            self._bucket_of[weight].uses += count
         self.optimiser = adamw(
             config,
             [
@@ -163,9 +168,9 @@ class ShardedAdamW:
             bucket.clear()
         self._reducing, self._next = False, 0
 
-    def expect_last_backward(self) -> None:
-        """Reduce what is complete, from the next backward pass on: it is the step's last."""
-        self._reducing = True
+    def expect_backward(self, is_last: bool) -> None:
+        """Say whether the next backward pass is its chunk's last of the step: then buckets are reduced."""
+        self._reducing = is_last
 
     @torch.no_grad()
     def _take(self, weight: torch.Tensor) -> None:
@@ -188,7 +193,7 @@ class ShardedAdamW:
 
     @staticmethod
     def _is_complete(bucket: _Bucket) -> bool:
-        return bucket.complete == len(bucket.weights)
+        return bucket.complete == bucket.uses
 
     def _reduce(self, bucket: _Bucket) -> None:
         """Begin to sum a bucket over the replicas; the mean's division comes in the step.

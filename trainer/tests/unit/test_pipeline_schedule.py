@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The order of passes keeps its promises on all stages together."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rdm_core.pipeline_schedule import Pass, bubble, most_held, passes
+
+# Stages, chunks of each, micro-batches.
+Shape = tuple[int, int, int]
+
+
+@st.composite
+def shapes(draw: st.DrawFn) -> Shape:
+    stages, chunks = draw(st.integers(1, 6)), draw(st.integers(1, 4))
+    count = draw(st.integers(1, 12))
+    return stages, chunks, count if chunks == 1 else -(-count // stages) * stages
+
+
+def times(shape: Shape, forward: int = 1, backward: int = 2) -> list[int]:
+    """Run all stages in their order, each pass when what it needs is there, and say when each stage ends.
+
+    Every pass takes as long; a send takes no time. It fails where stages wait for each other for ever.
+    """
+    stages, chunks, count = shape
+    orders = [passes(stage, *shape) for stage in range(stages)]
+    done: dict[tuple[bool, int, int], int] = {}
+    now, place = [0] * stages, [0] * stages
+    while any(place[stage] < len(orders[stage]) for stage in range(stages)):
+        before = list(place)
+        for stage, order in enumerate(orders):
+            if place[stage] == len(order):
+                continue
+            one = order[place[stage]]
+            virtual = one.chunk * stages + stage
+            if one.is_forward:
+                needed = (True, virtual - 1, one.micro_batch) if virtual else None
+            elif virtual == stages * chunks - 1:
+                needed = True, virtual, one.micro_batch
+            else:
+                needed = False, virtual + 1, one.micro_batch
+            if needed is None or needed in done:
+                begin = max(now[stage], done[needed] if needed else 0)
+                now[stage] = begin + (forward if one.is_forward else backward)
+                done[one.is_forward, virtual, one.micro_batch] = now[stage]
+                place[stage] += 1
+        assert place != before, f"{shape}: the stages wait for each other at {place}"
+    assert len(done) == 2 * stages * chunks * count
+    return now
+
+
+@given(shapes())
+def test_each_stage_does_every_pass_once_and_holds_no_more_than_it_may(shape: Shape) -> None:
+    stages, chunks, count = shape
+    for stage in range(stages):
+        every = {Pass(True, chunk, number) for chunk in range(chunks) for number in range(count)}
+        held: set[tuple[int, int]] = set()
+        most = 0
+        for one in passes(stage, *shape):
+            key = one.chunk, one.micro_batch
+            if one.is_forward:
+                assert key not in held
+                every.discard(one)
+                held.add(key)
+            else:
+                held.remove(key)
+            most = max(most, len(held))
+        assert not held
+        assert not every
+        assert most == most_held(stage, *shape)
+
+
+@given(shapes())
+def test_neighbours_send_in_the_order_in_which_they_receive(shape: Shape) -> None:
+    stages, chunks, _ = shape
+    for stage in range(stages):
+        other = (stage + 1) % stages
+        wrapped = stage == stages - 1
+        for forward in (True, False):
+            # What goes over this border, by the chunk before it.
+            here = [
+                (one.chunk, one.micro_batch) for one in passes(stage, *shape) if one.is_forward == forward
+            ]
+            there = [
+                (one.chunk - wrapped, one.micro_batch)
+                for one in passes(other, *shape)
+                if one.is_forward == forward
+            ]
+            assert [key for key in here if not (wrapped and key[0] == chunks - 1)] == [
+                key for key in there if key[0] >= 0
+            ]
+
+
+@given(shapes())
+def test_the_stages_never_wait_for_each_other_and_no_longer_than_the_bubble(shape: Shape) -> None:
+    stages, chunks, count = shape
+    compute = 3 * chunks * count
+    assert max(times(shape)) == compute + 3 * (stages - 1)
+    assert bubble(*shape) == pytest.approx(1 - compute / max(times(shape)))
