@@ -292,17 +292,16 @@ def docker_network(node: Node, parameters: Parameters) -> Result:
 
 def container(node: Node, parameters: Parameters) -> Result:
     """`rdm.provision.container`."""
-    containers, name = node.kind("containers"), parameters["name"]
-    passing = {"directories", "files", "blocks", "repairs", "claims", "lock", "state_file", "recreate"}
-    wanted = digest({key: value for key, value in given(parameters).items() if key not in passing})
+    desired = parameters["desired"]
+    containers, name, wanted = node.kind("containers"), desired["name"], digest(desired)
     was = containers.get(name, {"state": "absent", "digest": ""})
     claims = parameters.get("claims") or [None]
     written = node_files(node, {**parameters, "claim": claims[0]})
     recreate = parameters.get("recreate") or written["made"]
     changed = bool(was != {**was, "state": "running", "digest": wanted} or recreate)
-    labels = {LABEL_CLUSTER: parameters["cluster"], LABEL_ROLE: "container"}
+    labels = {LABEL_CLUSTER: desired["cluster"], LABEL_ROLE: "container"}
     containers[name] = {"digest": wanted, "state": "running", "labels": labels}
-    node.state["my_ip"] = (parameters.get("env") or {}).get("MY_IP", "")
+    node.state["my_ip"] = desired["env"].get("MY_IP", "")
     if parameters.get("state_file"):
         state_file(node, {**parameters, **parameters["state_file"]})
     result: Result = {
@@ -310,7 +309,7 @@ def container(node: Node, parameters: Parameters) -> Result:
         "paths": written["paths"],
         "actions": ["make" if was["state"] == "absent" else "replace"] if changed else [],
         "running": [],
-        "container": {"name": name, "state": "running", "image": parameters["image"]},
+        "container": {"name": name, "state": "running", "image": desired["image"]},
         "invocation": {},
     }
     if parameters["_ansible_diff"]:

@@ -22,7 +22,9 @@ from benchmarks.simulated.node import Node
 
 RUN = {"_ansible_check_mode": False, "_ansible_diff": False}
 ARCHIVE = {"name": "training:1", "path": "/shared/training.tar"}
-CONTAINER = {"name": "rdm", "cluster": "rdm", "image": "training:1", "env": {"MY_IP": "10.1.0.1"}}
+CONTAINER = {
+    "desired": {"name": "rdm", "cluster": "rdm", "image": "training:1", "env": {"MY_IP": "10.1.0.1"}}
+}
 FILE = {"path": "/etc/rdm/id", "secret_content": "hush"}
 
 
