@@ -52,7 +52,7 @@ options:
           - It is worked out on the node, because it is three times as long as what it is made of.
         type: dict
         suboptions:
-          dictionary:
+          address_map:
             description: One line C(node MY_IP) for each node.
             type: str
             required: true

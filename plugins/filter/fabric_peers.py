@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A dictionary of nodes to the part of it that one node measures."""
+"""From the address map of a cluster to the part of it that one node measures."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ author:
 positional: _input, node, run
 options:
   _input:
-    description: The dictionary, one line C(node MY_IP) for each node of the cluster.
+    description: The address map, one line C(node MY_IP) for each node of the cluster.
     type: str
     required: true
   node:
@@ -61,19 +61,19 @@ EXAMPLES = r"""
 
 RETURN = r"""
 _value:
-  description: Those lines of the dictionary, in its order.
+  description: Those lines of the address map, in its order.
   type: str
 """
 
 
 @functools.lru_cache(maxsize=1)
-def _nodes(dictionary: str) -> dict[str, str]:
-    """Return MY_IP by name; it is asked for every node of a run with the same dictionary."""
-    return parse_nodes(dictionary)
+def _nodes(address_map: str) -> dict[str, str]:
+    """Return MY_IP by name; it is asked for every node of a run with the same address map."""
+    return parse_nodes(address_map)
 
 
 def fabric_peers(
-    dictionary: str,
+    address_map: str,
     node: str,
     run: Sequence[str],
     peers: int = 16,
@@ -84,11 +84,11 @@ def fabric_peers(
     if int(peers) < 1:
         raise AnsibleFilterError(f"a node must measure at least 1 peer, not {peers}")
     try:
-        nodes = _nodes(dictionary)
+        nodes = _nodes(address_map)
     except ValueError as error:
         raise AnsibleFilterError(str(error)) from error
     if all_pairs or len(nodes) <= int(above) or node not in nodes:
-        return dictionary  # of a node that is not in it the module says so
+        return address_map  # of a node that is not in it the module says so
     asked = {node, *fabric_sample.peers_of(node, list(nodes), run, int(peers), int(above))}
     return "".join(f"{name} {address}\n" for name, address in nodes.items() if name in asked)
 

@@ -19,7 +19,7 @@ author:
 positional: _input, run
 options:
   _input:
-    description: The dictionary, one line C(node MY_IP) for each node of the cluster.
+    description: The address map, one line C(node MY_IP) for each node of the cluster.
     type: str
     required: true
   run:
@@ -58,11 +58,11 @@ _value:
 
 
 def probe_arguments(
-    dictionary: str, run: Sequence[str], peers: int = 16, above: int = 256, all_pairs: bool = False
+    address_map: str, run: Sequence[str], peers: int = 16, above: int = 256, all_pairs: bool = False
 ) -> dict[str, dict[str, str]]:
     """Return the arguments by node; what is wrong becomes the task's message."""
     return {
-        node: {"node": node, "nodes": fabric_peers(dictionary, node, run, peers, above, all_pairs)}
+        node: {"node": node, "nodes": fabric_peers(address_map, node, run, peers, above, all_pairs)}
         for node in run
     }
 

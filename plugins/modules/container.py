@@ -269,7 +269,7 @@ def _names(wanted: Dict[str, Any], running: Optional[Dict[str, Any]]) -> Tuple[O
     clients = [item["ssh_client_config"] for item in wanted["files"] if item["ssh_client_config"]]
     if running is None or not clients:
         return None, None
-    return etc_hosts.found(running), etc_hosts.block(clients[0]["dictionary"])
+    return etc_hosts.found(running), etc_hosts.block(clients[0]["address_map"])
 
 
 def _renew(lock: Dict[str, Any]) -> None:

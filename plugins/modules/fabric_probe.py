@@ -37,7 +37,7 @@ options:
   nodes:
     description:
       - This node and those that it is to measure, in the order of ranks, one line C(name MY_IP) per node.
-      - The text of the dictionary file makes it measure the whole cluster; what
+      - The text of the address map makes it measure the whole cluster; what
         P(rdm.provision.fabric_peers#filter) makes of it, a sample of a large one.
     type: str
     required: true

@@ -54,7 +54,7 @@ options:
 """
 
 EXAMPLES = r"""
-- name: Write the dictionary and export MY_IP
+- name: Write the address map and export MY_IP
   rdm.provision.node_files:
     directories:
       - path: /etc/rdm

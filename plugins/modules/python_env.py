@@ -133,7 +133,7 @@ options:
       - Where its extensions cannot be built it is installed without, with a warning.
     type: str
     default: ""
-  spare:
+  protect:
     description: Environments that other nodes use, where O(directory) is shared; they say so in RV(used).
     type: list
     elements: str
@@ -229,7 +229,7 @@ ARGUMENT_SPEC: Dict[str, Any] = {
     "pyenv_root": {"type": "str", "default": "~/.pyenv"},
     "space": {"type": "float", "default": 0},
     "apex": {"type": "str", "default": ""},
-    "spare": {"type": "list", "elements": "str", "default": []},
+    "protect": {"type": "list", "elements": "str", "default": []},
     "others_known": {"type": "bool", "default": True},
 }
 
@@ -290,12 +290,12 @@ def run(module: AnsibleModule) -> Dict[str, Any]:
         copies = options["copies"]
         if not copies or module.check_mode:
             return dict(result, needed=not module.check_mode)
-        keep = options["spare"] if options["others_known"] else None
+        keep = options["protect"] if options["others_known"] else None
         environment.make(directory, wanted, sources, str(copies["wheel"]), str(copies.get("uv") or ""), keep)
-        lost = environment.receipt_of(directory).get("lost")
+        lost = environment.state_of(directory).get("lost")
         if lost:
             module.warn(lost)
-    return dict(result, python=environment.receipt_of(directory).get("python", ""))
+    return dict(result, python=environment.state_of(directory).get("python", ""))
 
 
 def main() -> None:

@@ -125,7 +125,7 @@ def test_an_older_export_in_the_users_bashrc_is_commented_out_when_told_so(right
 
 def test_another_version_of_the_collection_looks_at_everything_and_so_does_recheck(right: Lab) -> None:
     # What another version leaves behind: other digests.
-    right.on("n2", "sed", "-i", r's/"hostfile": "[0-9a-f-]*"/"hostfile": "0"/', "/etc/rdm/receipt")
+    right.on("n2", "sed", "-i", r's/"hostfile": "[0-9a-f-]*"/"hostfile": "0"/', "/etc/rdm/state.json")
     result = right.json("up")
     assert {node: list(roles) for node, roles in result["work"].items()} == {"n2": ["hostfile"]}
     assert changed(result) == []
@@ -137,7 +137,7 @@ def test_another_version_of_the_collection_looks_at_everything_and_so_does_reche
 
 
 def test_a_state_file_is_only_for_its_owner(right: Lab) -> None:
-    assert right.on("n1", "stat", "--format", "%a %U", "/etc/rdm/receipt").split() == ["600", "root"]
+    assert right.on("n1", "stat", "--format", "%a %U", "/etc/rdm/state.json").split() == ["600", "root"]
 
 
 def test_parts_that_are_to_be_absent_are_taken_away_once_and_disturb_no_other(right: Lab) -> None:
@@ -238,7 +238,7 @@ def test_ansibles_own_options_work_where_there_is_work_to_do(right: Lab) -> None
     assert touched == dict.fromkeys(NODES, True)
     shown = tasks["hostfile : Write the hostfile"]
     assert {"changed: [n1]", *(f"+{line}" for line in hostfile)} <= set(shown.splitlines())
-    shown = tasks["my_ip : Write MY_IP and the dictionary"]
+    shown = tasks["my_ip : Write MY_IP and the address map"]
     assert {"changed: [n2]", "-stray"} <= set(shown.splitlines())
     shown = tasks["container : Run the container"]
     assert "changed: [n3]" in shown

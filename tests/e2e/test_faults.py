@@ -107,7 +107,7 @@ def test_a_cut_cable_is_found_and_named_and_so_is_who_lets_nobody_in(lab: Lab) -
     lab.on("n2", "sh", "-c", f"cp -p {allowed} /root/allowed; echo nobody > {allowed}")
     lab.lab("cut", "n3")
     # As after an upgrade, when every part is looked at and nothing is to change.
-    lab.on("n3", "sed", "-i", r's/": "[0-9a-f]*-/": "0-/', "/etc/rdm/receipt")
+    lab.on("n3", "sed", "-i", r's/": "[0-9a-f]*-/": "0-/', "/etc/rdm/state.json")
     # What is wrong on n2 is about to be mended.
     checked = lab.json("check", expect=1)
     assert (checked["failed"], checked["in_sync"]) == (["n3"], False)

@@ -414,7 +414,7 @@ def test_no_state_file_is_kept_of_a_container_that_does_not_come_up(options: Opt
     kept = {"worked": [], "inputs": {}, "watch": watch(), "hardware": ""}
     with pytest.raises(Failed, match="status 3"):
         up(options, command=["sh", "-c", "exit 3"], state_file={**kept, "directory": str(tmp_path)})
-    assert not (tmp_path / "receipt").exists()
+    assert not (tmp_path / "state.json").exists()
 
 
 def test_it_knows_all_nodes_by_name_whatever_comes_and_restarts(
@@ -424,12 +424,12 @@ def test_it_knows_all_nodes_by_name_whatever_comes_and_restarts(
     home = tmp_path / "etc"
     start = ["sh", "/etc/rdm/ssh/start", *options["command"]]
 
-    def cluster(dictionary: str) -> Options:
+    def cluster(address_map: str) -> Options:
         return {
             "command": start,
             "directories": [{"path": str(home)}, {"path": str(home / "ssh")}],
             "files": [
-                {"path": str(home / "ssh/config"), "ssh_client_config": {"dictionary": dictionary}},
+                {"path": str(home / "ssh/config"), "ssh_client_config": {"address_map": address_map}},
                 *(
                     {"path": str(home / f"ssh/{name}"), "content": (role / f"{name}.sh").read_text()}
                     for name in ("start", "hosts")

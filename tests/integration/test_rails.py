@@ -117,12 +117,12 @@ def test_a_container_is_on_both_rails_and_both_go_with_it(
     for name, value in (("arp_ignore", b"1"), ("arp_announce", b"2")):
         path = f"/proc/sys/net/ipv4/conf/all/{name}"
         assert bare.api.exec(made["Id"], ["cat", path], timeout=240).stdout.strip() == value
-    receipts = first.results["Plan"]["state_files"][HOST]["inputs"]
+    inputs = first.results["Plan"]["state_files"][HOST]["inputs"]
 
     again = run(*UP)
     assert again.changes == [0]
     assert bare.api.get("/containers/rdm/json")["Id"] == made["Id"]
-    assert again.results["Plan"]["state_files"][HOST]["inputs"] == receipts
+    assert again.results["Plan"]["state_files"][HOST]["inputs"] == inputs
 
     # A container that somebody took off a rail goes back there.
     bare.api.post("/networks/ibnet-1/disconnect", {"Container": "rdm", "Force": True})

@@ -35,7 +35,7 @@ FILE_ARGUMENTS: Dict[str, Any] = {
             "ssh_client_config": {
                 "type": "dict",
                 "options": {
-                    "dictionary": {"type": "str", "required": True},
+                    "address_map": {"type": "str", "required": True},
                     "port": {"type": "int", "default": 22},
                     "directory": {"type": "str", "default": CONFIG_DIR + "/ssh"},
                 },

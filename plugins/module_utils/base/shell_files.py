@@ -32,8 +32,8 @@ READ_FOR_COMMANDS = ("bash", "zsh", "csh", "tcsh", "fish")
 _PLAIN_PATH = re.compile(r"~?[A-Za-z0-9_./%+-]+")
 
 
-class Place(NamedTuple):
-    """A file, where in it a new block goes, and whether to make the file when it is missing."""
+class StartupFile(NamedTuple):
+    """A startup file of a shell, where in it a new block goes, and whether a missing file is made."""
 
     path: str
     insert: str
@@ -92,22 +92,24 @@ def shell_blocks(
         )
         needed_by = source.replace(HOST_NAME, "*")
     contents = [
-        (place, plain if place.path == "/etc/environment" else export) for place in places(system, zsh, home)
+        (file, plain if file.path == "/etc/environment" else export)
+        for file in startup_files(system, zsh, home)
     ]
     contents += [
-        (place, fish if place.path.endswith(".fish") else setenv) for place in other_places(system, csh, home)
+        (file, fish if file.path.endswith(".fish") else setenv)
+        for file in other_startup_files(system, csh, home)
     ]
     return [
         {
-            "path": place.path,
+            "path": file.path,
             "name": block_name(cluster),
             "content": content,
-            "insert": place.insert,
-            "create": place.create,
+            "insert": file.insert,
+            "create": file.create,
             "needed_by": needed_by,
             "state": state,
         }
-        for place, content in contents
+        for file, content in contents
     ]
 
 
@@ -134,16 +136,16 @@ def source_blocks(
     local = file.replace(HOST_NAME, '"$(uname -n)"')
     return [
         {
-            "path": place.path,
+            "path": one.path,
             "name": name + (" first" if insert == "start" else ""),
             "content": "[ ! -r {0} ] || . {0}\n".format(local),
             "insert": insert,
-            "create": place.create,
+            "create": one.create,
             "needed_by": file.replace(HOST_NAME, "*") if HOST_NAME in file else "",
             "state": state,
         }
-        for place in places(False, zsh, home)
-        for insert in (("start", "end") if place.path.endswith("/.bashrc") else ("end",))
+        for one in startup_files(False, zsh, home)
+        for insert in (("start", "end") if one.path.endswith("/.bashrc") else ("end",))
     ]
 
 
@@ -176,27 +178,27 @@ def block_name(cluster: str) -> str:
     return "MY_IP ({0})".format(cluster)
 
 
-def places(system: bool, zsh: bool, home: str = "~") -> list[Place]:
+def startup_files(system: bool, zsh: bool, home: str = "~") -> list[StartupFile]:
     """Return the files that can hold a block, for all users or for one; arguments as in shell_blocks()."""
     if system:
         return [
-            Place("/etc/environment", "end", True),
-            Place("/etc/profile.d/rdm.sh", "end", True),
-            Place("/etc/bash.bashrc", "start", False),
-            Place("/etc/bashrc", "start", False),
-            Place("/etc/zsh/zshenv", "start", False),
-            Place("/etc/zshenv", "start", False),
+            StartupFile("/etc/environment", "end", True),
+            StartupFile("/etc/profile.d/rdm.sh", "end", True),
+            StartupFile("/etc/bash.bashrc", "start", False),
+            StartupFile("/etc/bashrc", "start", False),
+            StartupFile("/etc/zsh/zshenv", "start", False),
+            StartupFile("/etc/zshenv", "start", False),
         ]
     return [
-        Place(home + "/.bashrc", "start", True),
-        Place(home + "/.bash_profile", "start", False),
-        Place(home + "/.bash_login", "start", False),
-        Place(home + "/.profile", "start", True),
-        Place(home + "/.zshenv", "start", zsh),
+        StartupFile(home + "/.bashrc", "start", True),
+        StartupFile(home + "/.bash_profile", "start", False),
+        StartupFile(home + "/.bash_login", "start", False),
+        StartupFile(home + "/.profile", "start", True),
+        StartupFile(home + "/.zshenv", "start", zsh),
     ]
 
 
-def other_places(system: bool, csh: bool = False, home: str = "~") -> list[Place]:
+def other_startup_files(system: bool, csh: bool = False, home: str = "~") -> list[StartupFile]:
     """Return the files of shells that are none of sh's kind; arguments as in shell_blocks().
 
     Fish makes its own when it is first used. For all users, PAM gives these shells what they need.
@@ -204,7 +206,7 @@ def other_places(system: bool, csh: bool = False, home: str = "~") -> list[Place
     if system:
         return []
     return [
-        Place(home + "/.tcshrc", "start", False),
-        Place(home + "/.cshrc", "start", csh),
-        Place(home + "/.config/fish/config.fish", "start", False),
+        StartupFile(home + "/.tcshrc", "start", False),
+        StartupFile(home + "/.cshrc", "start", csh),
+        StartupFile(home + "/.config/fish/config.fish", "start", False),
     ]

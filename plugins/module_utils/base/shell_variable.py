@@ -14,7 +14,7 @@ import re
 from typing import Callable, Dict, List, NamedTuple, Optional, Tuple
 
 from ansible_collections.rdm.provision.plugins.module_utils.base.host import read_text
-from ansible_collections.rdm.provision.plugins.module_utils.base.shell_files import places
+from ansible_collections.rdm.provision.plugins.module_utils.base.shell_files import startup_files
 
 _SOURCE = re.compile(r"(?:^|[;&{(]|then)\s*(?:\.|source)\s+[\"']?([~$/A-Za-z{][^\s;\"'&|)]*)")
 _BEGIN, _END = "# BEGIN rdm-provision MY_IP (", "# END rdm-provision MY_IP ("
@@ -63,7 +63,7 @@ def strays(
         profiles: the files that /etc/profile reads; those of this machine when not given.
     """
     known = profiles if profiles is not None else sorted(glob.glob("/etc/profile.d/*.sh"))
-    reader = _Reader(name, home, {place.path: place.insert for place in places(system, zsh, home)}, read)
+    reader = _Reader(name, home, {file.path: file.insert for file in startup_files(system, zsh, home)}, read)
     etc = ["/etc/environment"]
     login = next(
         (one for one in (".bash_profile", ".bash_login", ".profile") if read(os.path.join(home, one))),

@@ -45,8 +45,8 @@ def known_only_from(file: str) -> List[str]:
     ]
 
 
-def parse_dictionary(text: str) -> list[tuple[str, str]]:
-    """Return (node, MY_IP) of each line of a dictionary, in its order.
+def parse_address_map(text: str) -> list[tuple[str, str]]:
+    """Return (node, MY_IP) of each line of an address map, in its order.
 
     Raises:
         ValueError: a line is not a name and an address, or a name would be a pattern to ssh.
@@ -60,7 +60,7 @@ def parse_dictionary(text: str) -> list[tuple[str, str]]:
     return pairs
 
 
-def ssh_client_config(dictionary: str, port: int, directory: str) -> str:
+def ssh_client_config(address_map: str, port: int, directory: str) -> str:
     """Return an ssh_config with which root reaches every container of the cluster.
 
     For other hosts it leaves everything to the image's own configuration.
@@ -70,14 +70,14 @@ def ssh_client_config(dictionary: str, port: int, directory: str) -> str:
     it, so that a node more or less changes no known_hosts.
 
     Args:
-        dictionary: lines `node MY_IP`.
+        address_map: lines `node MY_IP`.
         port: where the containers' sshd listens.
         directory: where the keys are, in the container.
 
     Raises:
-        ValueError: the dictionary is not well-formed.
+        ValueError: the address map is not well-formed.
     """
-    pairs = parse_dictionary(dictionary)
+    pairs = parse_address_map(address_map)
     settings = [
         "User root",
         "Port {0}".format(int(port)),

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import Any, Mapping, Optional
 
-from ansible_collections.rdm.provision.plugins.module_utils.base.ssh_config import parse_dictionary
+from ansible_collections.rdm.provision.plugins.module_utils.base.ssh_config import parse_address_map
 from ansible_collections.rdm.provision.plugins.module_utils.base.text_blocks import (
     BlockError,
     put_block,
@@ -26,16 +26,16 @@ _SCRIPT = "/etc/rdm/ssh/hosts"
 _TIMEOUT = 30.0  # seconds
 
 
-def block(dictionary: str) -> str:
+def block(address_map: str) -> str:
     """Return the block with its markers.
 
     Args:
-        dictionary: lines `node MY_IP`.
+        address_map: lines `node MY_IP`.
 
     Raises:
         ValueError: it is not well-formed.
     """
-    pairs = [pair for pair in parse_dictionary(dictionary) if pair[0] != pair[1]]
+    pairs = [pair for pair in parse_address_map(address_map) if pair[0] != pair[1]]
     return put_block(None, _NAME, "".join("{1} {0}\n".format(*pair) for pair in pairs)).decode()
 
 

@@ -29,7 +29,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.python_env.base_pyth
     system_python,
 )
 
-RECEIPT = ".rdm-provision-environment.json"
+STATE_FILE = ".rdm-provision-environment.json"
 PROGRAM = "rdm-trainer"
 
 # Raised when the code below changes what it makes.
@@ -155,10 +155,10 @@ def place_of(directory: str, wanted: Wanted) -> str:
     return "{0}.{1}".format(directory, wanted.digest)
 
 
-def receipt_of(place: str) -> Dict[str, Any]:
+def state_of(place: str) -> Dict[str, Any]:
     """Return what an environment of ours says of itself, empty for anything else."""
     try:
-        with open(os.path.join(place, RECEIPT), encoding="utf-8") as file:
+        with open(os.path.join(place, STATE_FILE), encoding="utf-8") as file:
             found = json.load(file)
     except (OSError, ValueError):
         return {}
@@ -181,18 +181,18 @@ def drift(directory: str, wanted: Wanted) -> str:
         )
     if os.path.realpath(directory) != os.path.realpath(place_of(directory, wanted)):
         return "another one is wanted"
-    receipt = receipt_of(directory)
-    if receipt.get("cluster", wanted.cluster) != wanted.cluster:
+    state = state_of(directory)
+    if state.get("cluster", wanted.cluster) != wanted.cluster:
         raise EnvironmentProblem(
             "{0} belongs to the cluster {1}: set another python_env_directory".format(
-                directory, receipt["cluster"]
+                directory, state["cluster"]
             )
         )
-    if not receipt.get("whole"):
+    if not state.get("whole"):
         return "it is not whole"
     if not all(os.access(os.path.join(directory, "bin", name), os.X_OK) for name in ("python", PROGRAM)):
         return "its programs are gone"
-    return "" if packages(directory) == receipt["packages"] else "its packages are others"
+    return "" if packages(directory) == state["packages"] else "its packages are others"
 
 
 def packages(place: str) -> List[str]:
@@ -272,7 +272,7 @@ def make(
     sources: Sources,
     wheel: str,
     uv: str,
-    spare: Optional[Collection[str]] = (),
+    protect: Optional[Collection[str]] = (),
 ) -> None:
     """Make the environment, and point the link to it when it is whole.
 
@@ -282,32 +282,32 @@ def make(
         sources: where packages come from.
         wheel: the file with the trainer.
         uv: the program, for its method.
-        spare: environments that other nodes use, where they share them; None where that is not known, so that
+        protect: environments that other nodes use, where they share them; None where that is not known: then
             every other one stays.
 
     Raises:
         EnvironmentProblem: it cannot be made.
     """
     place = place_of(directory, wanted)
-    found = receipt_of(place)
+    found = state_of(place)
     if os.path.lexists(place) and not found:
         raise EnvironmentProblem("{0} is there and was not made by rdm-provision: remove it".format(place))
-    if found and (in_use(place) or place in (spare or ())):
+    if found and (in_use(place) or place in (protect or ())):
         raise EnvironmentProblem("{0} is in use and has to be made anew: stop its jobs first".format(place))
     try:
         shutil.rmtree(place, ignore_errors=True)
         os.makedirs(place, mode=0o755)
-        _write_receipt(place, {"cluster": wanted.cluster, "whole": False})
-        receipt = _fill(place, wanted, sources, wheel, uv)
-        receipt.update(cluster=wanted.cluster, whole=True, packages=packages(place))
-        _write_receipt(place, receipt)
+        _write_state(place, {"cluster": wanted.cluster, "whole": False})
+        state = _fill(place, wanted, sources, wheel, uv)
+        state.update(cluster=wanted.cluster, whole=True, packages=packages(place))
+        _write_state(place, state)
         _point(directory, place)
     except OSError as error:
         raise EnvironmentProblem("{0} cannot be made: {1}".format(place, _why(error))) from None
-    if spare is None:
+    if protect is None:
         return
     for other in mine(directory, wanted.cluster):
-        if other != place and other not in spare and not in_use(other):
+        if other != place and other not in protect and not in_use(other):
             shutil.rmtree(other, ignore_errors=True)
 
 
@@ -325,16 +325,16 @@ def remove(directory: str, cluster: str) -> List[str]:
     for place in found:
         _remove_tree(place)
     pythons = os.path.join(os.path.dirname(directory), _PYTHONS)
-    if found and receipt_of(pythons).get("cluster") == cluster and not _needed(pythons):
+    if found and state_of(pythons).get("cluster") == cluster and not _needed(pythons):
         _remove_tree(pythons)
         found = [*found, pythons]
     return found
 
 
 def _remove_tree(place: str) -> None:
-    """Remove a directory, its receipt last: what is left by one that cannot be removed is known as ours."""
+    """Remove a directory, its state file last, so that what cannot be removed is still known as ours."""
     try:
-        for entry in sorted(os.scandir(place), key=lambda one: one.name == RECEIPT):
+        for entry in sorted(os.scandir(place), key=lambda one: one.name == STATE_FILE):
             if entry.is_dir(follow_symlinks=False):
                 shutil.rmtree(entry.path)
             else:
@@ -374,7 +374,7 @@ def _needed(pythons: str) -> bool:
 
 def mine(directory: str, cluster: str) -> List[str]:
     """Return the environments that a cluster has at a directory."""
-    return [place for place in versions(directory) if receipt_of(place).get("cluster") == cluster]
+    return [place for place in versions(directory) if state_of(place).get("cluster") == cluster]
 
 
 def versions(directory: str) -> List[str]:
@@ -437,7 +437,7 @@ def _fill(place: str, wanted: Wanted, sources: Sources, wheel: str, uv: str) -> 
             variables,
         )
         if os.path.isdir(pythons) and not were_there:
-            _write_receipt(pythons, {"cluster": wanted.cluster})
+            _write_state(pythons, {"cluster": wanted.cluster})
         install = [uv, "pip", "install", "--python", python, "--no-deps", "--no-build-isolation"]
     else:
         if wanted.method == "pyenv":
@@ -503,8 +503,8 @@ def _point(directory: str, place: str) -> None:
     os.replace(partial, directory)
 
 
-def _write_receipt(place: str, receipt: Dict[str, Any]) -> None:
-    write_whole(os.path.join(place, RECEIPT), json.dumps(receipt).encode(), 0o644)
+def _write_state(place: str, state: Dict[str, Any]) -> None:
+    write_whole(os.path.join(place, STATE_FILE), json.dumps(state).encode(), 0o644)
 
 
 def _why(error: OSError) -> str:

@@ -20,7 +20,10 @@ _SSH = (
     *("id_ed25519", "ssh_host_ed25519_key", "ssh_host_ed25519_key-cert.pub", "authorized_keys"),
     *("known_hosts", "config", "sshd_config", "start", "hosts"),
 )
-FILES = ("cluster", "env", "nodes", "receipt", "job/hostfile", *("ssh/" + name for name in _SSH))
+FILES = (
+    *("cluster", "env", "nodes", "state.json", "receipt", "job/hostfile"),
+    *("ssh/" + name for name in _SSH),
+)
 """What the roles write there."""
 # What jobs have left stays, and the directory with it.
 _DIRECTORIES = ("", "ssh", "job", "jobs")

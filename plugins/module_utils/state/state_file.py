@@ -11,6 +11,7 @@ This runs on nodes (Python 3.8 or newer).
 
 from __future__ import annotations
 
+import contextlib
 import grp
 import hashlib
 import json
@@ -44,7 +45,9 @@ from ansible_collections.rdm.provision.plugins.module_utils.sriov.functions impo
     vf_links,
 )
 
-FILE_NAME = "receipt"
+FILE_NAME = "state.json"
+FORMER_NAME = "receipt"
+"""What the release before called it; it is read for this one."""
 WATCH = (
     "cluster",
     "functions",
@@ -194,8 +197,9 @@ def _other_inputs(role: str, before: Any, now: str) -> str:
 
 def read(config_dir: str) -> Dict[str, Any]:
     """Return the state file in a directory; empty when there is none, or none that can be read."""
+    path, former = (os.path.join(local_path(config_dir), name) for name in (FILE_NAME, FORMER_NAME))
     try:
-        with open(os.path.join(local_path(config_dir), FILE_NAME), encoding="utf-8") as stream:
+        with open(path if os.path.exists(path) else former, encoding="utf-8") as stream:
             kept: Any = json.load(stream)
     except (OSError, ValueError):
         return {}
@@ -225,6 +229,8 @@ def keep(params: Mapping[str, Any], api: DockerAPI) -> bool:
     found = renewed(read(directory), found, params["worked"])
     whole = text(params["inputs"], params["watch"], found)
     write_whole(os.path.join(directory, FILE_NAME), whole.encode(), 0o600)
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(os.path.join(directory, FORMER_NAME))
     return True
 
 
@@ -278,7 +284,7 @@ def _see_files(directory: str, jobs: str, found: Found) -> None:
         for name in files:
             path = os.path.join(parent, name)
             inside = os.path.relpath(path, directory)
-            if inside == FILE_NAME or name.startswith(TEMPORARY):
+            if inside in (FILE_NAME, FORMER_NAME) or name.startswith(TEMPORARY):
                 continue
             role = "container" if inside.startswith("ssh" + os.sep) else _ROLE_OF_FILE.get(inside, "")
             for one in (role,) if role else _FILE_ROLES:
@@ -287,7 +293,10 @@ def _see_files(directory: str, jobs: str, found: Found) -> None:
 
 def _see_shells(watch: Mapping[str, Any], found: Found) -> None:
     system = watch["system"]
-    for place in (*shell_files.places(system, zsh=False), *shell_files.other_places(system)):
+    for place in (
+        *shell_files.startup_files(system, zsh=False),
+        *shell_files.other_startup_files(system),
+    ):
         path = os.path.realpath(os.path.expanduser(place.path))
         try:
             with open(path, "rb") as stream:

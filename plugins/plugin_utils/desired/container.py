@@ -218,7 +218,7 @@ def _files(variables: NodeVariables, entry: PlanEntry, my_ip: str) -> OwnedFiles
     # nobody else's to run.
     shared = re.fullmatch(rf"{JOBS}/[^/]+", jobs)
     ssh, keys = f"{directory}/ssh", entry.keys
-    dictionary = needed("container_address_map", variables, entry.address_map) if my_ip else ""
+    address_map = needed("container_address_map", variables, entry.address_map) if my_ip else ""
     return OwnedFiles(
         claim=claim(directory, variables),
         directories=[
@@ -240,7 +240,7 @@ def _files(variables: NodeVariables, entry: PlanEntry, my_ip: str) -> OwnedFiles
             {
                 "path": f"{ssh}/config",
                 "ssh_client_config": {
-                    "dictionary": dictionary,
+                    "address_map": address_map,
                     "port": variables.number("container_ssh_port"),
                 },
             },

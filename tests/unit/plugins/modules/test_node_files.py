@@ -71,8 +71,8 @@ def test_the_difference_shows_lines_but_no_secret(tmp_path: Path) -> None:
     assert "hush" not in str(diff + again + gone)
 
 
-def ssh_config(tmp_path: Path, dictionary: str) -> dict[str, Any]:
-    cluster = {"dictionary": dictionary, "port": 2222}
+def ssh_config(tmp_path: Path, address_map: str) -> dict[str, Any]:
+    cluster = {"address_map": address_map, "port": 2222}
     return {"files": [{"path": str(tmp_path / "config"), "ssh_client_config": cluster}]}
 
 

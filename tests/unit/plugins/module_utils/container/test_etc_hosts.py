@@ -14,13 +14,13 @@ ENGINES = "127.0.0.1\tlocalhost\n10.0.0.1\tn1\n"
 NODES = "n1 10.0.0.1\nN1 10.0.0.2\ngpu-2.site.org 10.0.0.3\n10.0.0.4 10.0.0.4\n"
 
 
-def written(directory: Path, dictionary: str) -> str:
+def written(directory: Path, address_map: str) -> str:
     """What the script makes of the engine's file, or of the one that is there."""
     hosts, config = directory / "hosts", directory / "config"
     if not hosts.exists():
         hosts.write_text(ENGINES)
     before = hosts.stat().st_ino
-    config.write_text(ssh_client_config(dictionary, 22, "/etc/rdm/ssh"))
+    config.write_text(ssh_client_config(address_map, 22, "/etc/rdm/ssh"))
     subprocess.run(["sh", SCRIPT, hosts, config], check=True, timeout=60)
     assert hosts.stat().st_ino == before, "a mounted file cannot be replaced"
     return hosts.read_text()

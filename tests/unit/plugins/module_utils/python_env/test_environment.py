@@ -131,9 +131,9 @@ def test_an_environment_holds_what_the_lock_names_and_the_trainer(node: Node, me
     assert environment.drift(node.directory, wanted) == ""
     said = subprocess.run([f"{node.directory}/bin/rdm-trainer"], capture_output=True, text=True, check=True)
     assert said.stdout == "it runs\n"
-    receipt = environment.receipt_of(node.directory)
-    assert receipt["python"].startswith(PYTHON)
-    assert {"helper-1.0", "rdm_trainer-1.0"} <= set(receipt["packages"])
+    state = environment.state_of(node.directory)
+    assert state["python"].startswith(PYTHON)
+    assert {"helper-1.0", "rdm_trainer-1.0"} <= set(state["packages"])
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -146,7 +146,7 @@ def test_a_package_with_another_digest_is_refused_and_nothing_takes_its_place(
         node.make(forged)
     assert environment.drift(node.directory, node.wanted()) == ""
     # Half an environment is ours to make anew.
-    assert not environment.receipt_of(environment.place_of(node.directory, forged))["whole"]
+    assert not environment.state_of(environment.place_of(node.directory, forged))["whole"]
 
 
 def test_another_lock_makes_another_environment_and_the_old_one_goes(node: Node) -> None:
@@ -173,9 +173,9 @@ def test_what_a_job_uses_stays_until_it_has_ended(node: Node) -> None:
 
 
 def test_what_other_nodes_use_or_may_use_stays_where_they_share_it(node: Node) -> None:
-    def make(line: str, spare: list[str] | None) -> str:
+    def make(line: str, protect: list[str] | None) -> str:
         wanted = node.wanted(lock=f"# {line}\n{node.lock}")
-        environment.make(node.directory, wanted, node.sources, str(node.trainer), find_uv(), spare)
+        environment.make(node.directory, wanted, node.sources, str(node.trainer), find_uv(), protect)
         return os.path.realpath(node.directory)
 
     first = make("1", [])
@@ -433,7 +433,7 @@ def test_pythons_that_uv_installed_go_with_the_last_environment_of_theirs(node: 
     assert environment.remove(node.directory, "c") != []
     assert pythons.exists(), "somebody else's"
     node.make(node.wanted())
-    (pythons / environment.RECEIPT).write_text('{"cluster": "c"}')
+    (pythons / environment.STATE_FILE).write_text('{"cluster": "c"}')
     other = node.home / "other" / "pyvenv.cfg"
     other.parent.mkdir()
     other.write_text(f"home = {pythons}/cpython-3.13/bin\n")
@@ -617,8 +617,8 @@ def test_apex_that_cannot_be_built_is_installed_without_its_extensions(node: Nod
     )
     node.make(node.wanted(method)._replace(apex=str(source)))
     assert not (source / "written-by-the-build").exists(), "nodes may share it"
-    assert "apex-1.0" in environment.receipt_of(node.directory)["packages"]
-    lost = environment.receipt_of(node.directory)["lost"]
+    assert "apex-1.0" in environment.state_of(node.directory)["packages"]
+    lost = environment.state_of(node.directory)["lost"]
     assert lost.startswith("apex's extensions could not be built: ")
     assert "it is installed without them, so its fused optimisers" in lost
     log = Path(node.directory, "apex.log").read_text()

@@ -64,4 +64,4 @@ def test_it_is_all_that_the_roles_take_away() -> None:
     none = NodeVariables((), str)
     gone = [desired(role, none, PlanEntry("n1"), absent=True) for role in ("container", "hostfile", "my_ip")]
     names = {file["path"].removeprefix("/etc/rdm/") for part in gone for file in part["files"]}
-    assert names | {"cluster", "receipt"} == set(FILES)
+    assert names | {"cluster", "state.json", "receipt"} == set(FILES)

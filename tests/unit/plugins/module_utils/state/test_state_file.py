@@ -67,8 +67,10 @@ def home(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def watch(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    places = [shell_files.Place(str(tmp_path / name), "end", True) for name in ("environment", "profile")]
-    monkeypatch.setattr(shell_files, "places", lambda *_args, **_kw: places)
+    places = [
+        shell_files.StartupFile(str(tmp_path / name), "end", True) for name in ("environment", "profile")
+    ]
+    monkeypatch.setattr(shell_files, "startup_files", lambda *_args, **_kw: places)
     block = "# BEGIN rdm-provision MY_IP (rdm)\nMY_IP=192.169.16.100\n# END rdm-provision MY_IP (rdm)\n"
     (tmp_path / "environment").write_text("LANG=C\n" + block, encoding="utf-8")
     archive = tmp_path / "training.tar"
@@ -236,7 +238,8 @@ def test_the_state_file_itself_and_files_on_their_way_are_not_looked_at(
 ) -> None:
     before = see(watch, Engine())
     (home / state_file.FILE_NAME).write_text("{}", encoding="utf-8")
-    (home / ".rdm-provision-x1").write_text("", encoding="utf-8")
+    for name in (state_file.FORMER_NAME, ".rdm-provision-x1"):
+        (home / name).write_text("", encoding="utf-8")
     assert state_file.drift(before, see(watch, Engine())) == {}
 
 
@@ -250,6 +253,16 @@ def kept(watch: dict[str, Any], home: Path) -> dict[str, Any]:
     text = state_file.text(INPUTS, watch, see(watch, Engine()))
     (home / state_file.FILE_NAME).write_text(text, encoding="utf-8")
     return state_file.read(str(home))
+
+
+def test_the_file_of_the_release_before_is_read_and_replaced(home: Path, watch: dict[str, Any]) -> None:
+    last = kept(watch, home)
+    former = (home / state_file.FILE_NAME).rename(home / state_file.FORMER_NAME)
+    assert state_file.read(str(home)) == last
+    (home / "cluster").write_text("rdm\n", encoding="utf-8")
+    params = {"directory": str(home), "inputs": INPUTS, "watch": watch, "hardware": "", "worked": []}
+    assert state_file.keep(params, Engine())  # type: ignore[arg-type]
+    assert (former.exists(), (home / state_file.FILE_NAME).exists()) == (False, True)
 
 
 def test_without_a_state_file_every_role_looks(home: Path) -> None:
