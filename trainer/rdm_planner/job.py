@@ -524,20 +524,21 @@ class TrainerModel:
         """Return what :func:`rdm_planner.partition.best_cut` needs for a layout."""
         shaped = self.job.shaped(layout)
         stages = self._stages(layout)
-        schedule = BlockingSends(self._schedule(layout), tuple(self._sends(shaped, stages)))
+        sends, once = self._sends(shaped, stages)
+        schedule = BlockingSends(self._schedule(layout), tuple(sends))
         costs = self._afters(shaped, stages)
-        tied = self._tied_seconds(shaped, stages)
+        added = self._tied_seconds(shaped, stages) + once
         room = {node.gpu: self.job.times.memory_gib(node.gpu) * GIB for node in self._kinds[0]}
         limits = [min(room[node.gpu] for node in nodes) for nodes in stages]
 
         running = self._running(layout, stages)
 
         def total(cut: Sequence[int], ends: Sequence[float]) -> float:
-            return _total(costs, tied, _works(shaped, running, cut), ends)
+            return _total(costs, added, _works(shaped, running, cut), ends)
 
         def rest(first: int) -> float:
             work = _work(shaped, running[0], 0, first)
-            return tied + costs[0].reduction(work) + costs[0].update(work)
+            return added + costs[0].reduction(work) + costs[0].update(work)
 
         def fits(stage: int, begin: int, end: int) -> bool:
             return shaped.most_memory(stage, begin, end) <= limits[stage]
@@ -557,7 +558,7 @@ class TrainerModel:
         works = _works(shaped, self._running(layout, stages), cut)
         alone = _works(shaped, self._running(layout, stages, with_experts=False), cut)
         optimiser = max(_rated(cost.optimiser, work.own) for cost, work in zip(costs, works, strict=True))
-        sends = self._sends(shaped, stages)
+        sends, once = self._sends(shaped, stages)
         busiest = max(range(layout.pipeline), key=lambda stage: times[stage] + sends[stage])
         compute = alone[busiest].both * shaped.micro_batches
         exchange = times[busiest] * shaped.micro_batches - compute
@@ -576,8 +577,8 @@ class TrainerModel:
                 "compute": compute,
                 "expert exchange": exchange,
                 "bubble": ends[0] - compute - exchange - sending,
-                "pipeline sends": sending,
-                "data reduction": seconds - ends[0] - tied - optimiser,
+                "pipeline sends": sending + once,
+                "data reduction": seconds - ends[0] - once - tied - optimiser,
                 "embedding reduction": tied,
                 "optimiser": optimiser,
             },
@@ -678,12 +679,17 @@ class TrainerModel:
         number = {kind: number for number, kind in enumerate(kinds)}
         return kinds, [number[node] for node in self.nodes]
 
-    def _sends(self, shaped: _Shaped, stages: Sequence[Sequence[NodeKind]]) -> list[float]:
-        """Return what each stage adds to a micro-batch: it sends and receives at each of its borders."""
+    def _sends(self, shaped: _Shaped, stages: Sequence[Sequence[NodeKind]]) -> tuple[list[float], float]:
+        """Return what each stage adds to a micro-batch, and what they add once to a step.
+
+        A stage sends and receives at each of its borders. What compute hides is still waited for once: on the
+        first micro-batch's way to the last stage, and on the last one's way back.
+        """
         layout, times = shaped.layout, self.job.times
         ranks = layout.tensor * layout.data
         bits = shaped.activation_bits()
         added = [0.0] * layout.pipeline
+        once, hidden = 0.0, shaped.step.hidden_sends
         known: dict[tuple[int, int, int], float] = {}
         for stage, (here, there) in enumerate(itertools.pairwise(stages)):
             leaving = _leaving(stage, ranks, self.gpus)
@@ -697,10 +703,11 @@ class TrainerModel:
                     for one, other in pairs
                 )
                 # An output one way, a gradient the other.
-                known[key] = 2 * slowest * (1 - shaped.step.hidden_sends)
-            added[stage] += known[key]
-            added[stage + 1] += known[key]
-        return added
+                known[key] = 2 * slowest
+            added[stage] += known[key] * (1 - hidden)
+            added[stage + 1] += known[key] * (1 - hidden)
+            once += known[key] * hidden
+        return added, once
 
     def _afters(self, shaped: _Shaped, stages: Sequence[tuple[NodeKind, ...]]) -> list[_After]:
         by_kinds = {id(nodes): nodes for nodes in stages}
@@ -821,10 +828,13 @@ def _works(
     return [_work(shaped, sums, begin, end) for sums, (begin, end) in zip(running, bounds, strict=True)]
 
 
-def _total(costs: Sequence[_After], tied: float, works: Sequence[_Work], ends: Sequence[float]) -> float:
-    """Return a step's time: the norm of all gradients is known when the last of them is reduced."""
+def _total(costs: Sequence[_After], added: float, works: Sequence[_Work], ends: Sequence[float]) -> float:
+    """Return a step's time: the norm of all gradients is known when the last of them is reduced.
+
+    ``added`` is what no cut changes.
+    """
     reduced = max(end + cost.reduction(work) for end, cost, work in zip(ends, costs, works, strict=True))
-    return tied + reduced + max(cost.update(work) for cost, work in zip(costs, works, strict=True))
+    return added + reduced + max(cost.update(work) for cost, work in zip(costs, works, strict=True))
 
 
 def _leaving(stage: int, ranks: int, gpus: int) -> int:

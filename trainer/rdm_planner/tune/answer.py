@@ -136,11 +136,15 @@ def read_job(options: TuneOptions) -> Config:
     for override in options.overrides:
         if override.partition("=")[0] in _SEARCHED:
             raise TrainerError(f"{override} is what is searched here; leave it out.")
-    if job.parallel.context > 1:
-        raise TrainerError(
-            f"parallel.context is {job.parallel.context}, and no layout is searched for sequences that ranks "
-            "share; give the layout itself, or add parallel.context=1."
-        )
+    for key, what in (
+        ("context", "sequences that ranks share"),
+        ("virtual_pipeline", "stages of several chunks"),
+    ):
+        if (degree := getattr(job.parallel, key)) > 1:
+            raise TrainerError(
+                f"parallel.{key} is {degree}, and no layout is searched for {what}; give the layout itself, "
+                f"or add parallel.{key}=1."
+            )
     return job
 
 

@@ -135,7 +135,8 @@ def test_the_model_follows_what_the_engine_states() -> None:
         job = Job(model.job.config, model.job.times, functools.partial(_stated, stated))
         parts[name] = TrainerModel(job, model.nodes).estimate(layout, cut).parts
     assert parts["now"]["pipeline sends"] > 0
-    assert parts["hidden sends"]["pipeline sends"] == 0
+    # Those of one way down and back over all borders are left of eight micro-batches'.
+    assert 0 < parts["hidden sends"]["pipeline sends"] < parts["now"]["pipeline sends"] / 3
     for name in ("data reduction", "embedding reduction"):
         assert parts["half a gradient"][name] == pytest.approx(parts["now"][name] / 2)
 
@@ -279,6 +280,8 @@ def test_sequences_that_ranks_share_are_refused() -> None:
     code, output = _tune(job, "--nodes", "1xH100:8", "engine=native", "parallel.context=2")
     assert code == 3
     assert "parallel.context is 2, and no layout is searched" in output
+    _, output = _tune(job, "--nodes", "1xH100:8", "engine=native", "parallel.virtual_pipeline=2")
+    assert "parallel.virtual_pipeline is 2, and no layout is searched" in output
 
 
 def test_zero_and_checkpointing_make_room() -> None:
