@@ -66,18 +66,20 @@ def tune(options: Options, wanted: TuneOptions, best: int | None, guess: bool) -
             job,
             fleet,
             lambda winner: _training(options, wanted, winner),
-            more=lambda: _validated(options, cluster, wanted, job, fleet, best) if best else {},
+            more=lambda: _validated(options, cluster, wanted, fleet, best) if best else {},
         )
     return 0
 
 
 def _validated(
-    options: Options, cluster: Cluster, wanted: TuneOptions, job: Any, fleet: tuning.Fleet, best: int
+    options: Options, cluster: Cluster, wanted: TuneOptions, fleet: tuning.Fleet, best: int
 ) -> dict[str, Any]:
     """Run layouts, print how far predictions are off, and keep that; return it for JSON."""
     from rdm_provision.cli.render import view
     from rdm_provision.cli.verbs import validate
 
+    # After --write the file has the winner's keys, such as its partition: other layouts need theirs.
+    job = tuning.read_job(wanted)
     rows = tuning.searched(wanted, job, fleet, keep=_ALL).rows
     found = validate.validate(options, cluster, wanted, job, rows, best)
     path = tuning.keep_profile(cluster, tuning.profile_of(cluster).with_validation(found))

@@ -29,6 +29,7 @@ JOB = {
     "data": {"mock": True},
 }
 MIXED = {"node1": {"rdm_gpu": "A10", "rdm_gpu_price": 1}, "node2": {"rdm_gpu": "NVIDIA H100 80GB HBM3"}}
+SLOW = {"rdm_gpu_speed": 0.3}
 VERSIONS = {"torch": "2.9.0", "deepspeed": "0.18.0"}
 Call = Callable[..., tuple[int, str, str]]
 
@@ -480,6 +481,21 @@ def test_layouts_are_run_and_what_they_took_is_kept(
         # The job has 4 iterations, and the first ones warm up.
         assert {"optimisation.train_iterations=15", "checkpoint.exit_interval=15"} <= {*words}
     assert list(tuning.profile_of(Cluster.load(inventory)).validations) == [found]
+
+
+def test_other_layouts_are_run_when_the_file_has_the_winner_s_keys(
+    call: Call, job: Path, make_inventory: MakeInventory, nodes: Nodes, pruned: list[str]
+) -> None:
+    from rdm_core.config import check
+
+    inventory = make_inventory("node1", "node2", rdm_slots=1, rdm_gpu="A10", hosts={"node2": SLOW})
+    code, _, err = call("tune", job, "-i", inventory, "--write", "--validate", "1", "--inter", "1")
+    assert code == 0, err
+    assert len(pruned) == 2
+    assert yaml.safe_load(job.read_text())["parallel"]["partition"] != "even"
+    tried = [tuning.load(job, words) for _, words in nodes.runs]
+    assert {one.parallel.pipeline for one in tried} == {1, 2}
+    assert [check(one, 2) for one in tried] == [[], []]
 
 
 def test_a_layout_that_was_not_measured_says_why(
