@@ -21,7 +21,14 @@ from tests.waiting import wait_until
 
 
 # What agents promise is asserted by test_job_agents.py, and by tests/e2e of the repository in containers.
-@pytest.fixture(params=[pytest.param("agents", marks=pytest.mark.long), "slurm", "slurm in charliecloud"])
+# With an image Slurm does all that it does without.
+@pytest.fixture(
+    params=[
+        pytest.param("agents", marks=pytest.mark.long),
+        pytest.param("slurm", marks=pytest.mark.long),
+        "slurm in charliecloud",
+    ]
+)
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
     if request.param == "agents":
         with running(Nodes(tmp_path)) as nodes:

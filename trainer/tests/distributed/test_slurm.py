@@ -20,7 +20,7 @@ from rdm_job.directory import JobDirectory
 from rdm_job.slurm import container
 from tests.distributed.places import reaches, state, tiny, trains
 from tests.distributed.registry import serving
-from tests.distributed.slurm_cluster import EACH_RELEASE, NODES, RELEASES, Image, Slurm, running
+from tests.distributed.slurm_cluster import EACH_RELEASE, NODES, RANKS, RELEASES, Image, Slurm, running
 from tests.tiny import LOSSES
 from tests.waiting import wait_until
 
@@ -84,7 +84,7 @@ def test_slurm_itself_starts_the_ranks(slurm: Slurm) -> None:
     slurm.submit(
         "ranks",
         "launcher.slurm.nodes={hgx: 1, gpu2: 2}",
-        "launcher.slurm.step=ranks",
+        RANKS,
         "launcher.slurm.hint=nomultithread",
         "launcher.slurm.gres={hgx: gpu:2, gpu2: gpu:1}",
         "launcher.devices_per_node=null",
@@ -108,7 +108,7 @@ def test_slurm_itself_starts_the_ranks(slurm: Slurm) -> None:
 
 
 def test_ranks_that_slurm_starts_fail_begin_again_and_are_stopped_as_any_others(slurm: Slurm) -> None:
-    slurm.submit("faults", "launcher.nodes=2", "launcher.slurm.step=ranks", "launcher.max_restarts=1")
+    slurm.submit("faults", "launcher.nodes=2", RANKS, "launcher.max_restarts=1")
     slurm.begins("faults", "rank 0 of 2 on t2", "rank 1 of 2 on t3")
     os.kill(json.loads((slurm.jobs / "faults/ranks/t3/1.json").read_text())["pid"], signal.SIGKILL)
     told = wait_until(
@@ -142,7 +142,7 @@ def test_ranks_that_slurm_starts_by_pmix_are_one_world_of_mpi(
     slurm.submit(
         job,
         *(nodes, "launcher.devices_per_node=2"),
-        *("launcher.slurm.step=ranks", "launcher.slurm.mpi=pmix", f"launcher.program=[{program}]"),
+        *(RANKS, "launcher.slurm.mpi=pmix", f"launcher.program=[{program}]"),
     )
     told = slurm.reaches(job, "finished", "failed")
     assert told["state"] == "finished", (told, slurm.ask("logs", job, "--stream", "err")["parts"])
@@ -165,17 +165,17 @@ def test_pmix_that_srun_cannot_load_is_refused(slurm: Slurm, monkeypatch: pytest
     known = (slurm.folder / "slurm.conf").read_text()
     (slurm.folder / "without-pmix.conf").write_text(f"{known}PluginDir={without}\n")
     monkeypatch.setitem(slurm.environment, "SLURM_CONF", str(slurm.folder / "without-pmix.conf"))
-    request = slurm.request("never", "launcher.slurm.step=ranks", "launcher.slurm.mpi=pmix")
+    request = slurm.request("never", RANKS, "launcher.slurm.mpi=pmix")
     (said,) = slurm.ask("check", request=request)["problems"]
     assert said.startswith("srun on login cannot start ranks with launcher.slurm.mpi=pmix: ")
     assert said.endswith("(libpmix-dev on Debian 12), or use launcher.slurm.mpi=none.")
 
 
 def test_one_waits_for_the_other_and_says_why_until_it_is_stopped_or_cancelled(slurm: Slurm) -> None:
-    slurm.submit("first", "launcher.nodes=2", WHOLE)
+    slurm.submit("first", "launcher.nodes=2", WHOLE, RANKS)
     slurm.begins("first", "rank 0 of 2 on t2", "rank 1 of 2 on t3")
-    slurm.submit("second", "launcher.nodes=2", WHOLE)
-    slurm.submit("third", "launcher.nodes=2", WHOLE)
+    slurm.submit("second", "launcher.nodes=2", WHOLE, RANKS)
+    slurm.submit("third", "launcher.nodes=2", WHOLE, RANKS)
     told = wait_until(
         "the second says why", lambda: slurm.state("second"), lambda one: "(Resources)" in one["reason"]
     )
@@ -315,7 +315,7 @@ def test_an_agent_that_is_killed_costs_a_restart_on_nodes_that_slurm_gives(slurm
 def test_what_is_told_of_its_time_limit_saves_and_goes_on_as_often_as_it_may(slurm: Slurm) -> None:
     jobs = {"ends": "t2", "returns": "t3"}
     for restarts, (job, node) in enumerate(jobs.items()):
-        slurm.submit(job, f"launcher.max_restarts={restarts}", f"launcher.slurm.nodelist={node}")
+        slurm.submit(job, f"launcher.max_restarts={restarts}", f"launcher.slurm.nodelist={node}", RANKS)
     for job, node in jobs.items():
         slurm.begins(job, f"rank 0 of 1 on {node}")
     for job in jobs:
@@ -331,7 +331,7 @@ def test_what_is_told_of_its_time_limit_saves_and_goes_on_as_often_as_it_may(slu
 
 
 def test_what_slurm_cannot_say_is_not_taken_for_an_end(slurm: Slurm, monkeypatch: pytest.MonkeyPatch) -> None:
-    slurm.submit("silent", "launcher.slurm.nodelist=t3")
+    slurm.submit("silent", "launcher.slurm.nodelist=t3", RANKS)
     slurm.begins("silent", "rank 0 of 1 on t3")
     number = slurm.number("silent")
     slurm.let_end("silent")

@@ -14,7 +14,7 @@ import pytest
 
 from rdm_job.directory import JobDirectory
 from tests.distributed.slurm_accounting import ABOVE, ACCOUNT, AccountedSlurm
-from tests.distributed.slurm_cluster import EACH_RELEASE, RELEASES, running
+from tests.distributed.slurm_cluster import EACH_RELEASE, RANKS, RELEASES, running
 from tests.waiting import wait_until
 
 USER = getpass.getuser()
@@ -228,7 +228,7 @@ def test_a_queue_that_takes_no_more_is_said_with_its_limit(slurm: AccountedSlurm
             "Slurm would refuse it."
         ]
         assert said(1) == []
-        slurm.submit("only", MINE)
+        slurm.submit("only", MINE, RANKS)
         assert said(1) == [
             "Slurm refuses the job: its user has as many jobs in the queue as the account allows "
             "(AssocMaxSubmitJobLimit)."
@@ -246,7 +246,7 @@ def _forgotten(slurm: AccountedSlurm, job: str) -> bool:
 def test_how_a_job_ended_is_known_when_the_controller_has_forgotten_it(slurm: AccountedSlurm) -> None:
     jobs = ("done", "killed")
     for job in jobs:
-        slurm.submit(job, MINE)
+        slurm.submit(job, MINE, RANKS)
         slurm.reaches(job, "running")
     slurm.let_end("done")
     assert slurm.reaches("done", "finished", "failed")["state"] == "finished"

@@ -19,7 +19,7 @@ from rdm_job.slurm import rest_forms
 from rdm_job.slurm.commands import SlurmError
 from rdm_job.slurm.rest import Rest
 from rdm_job.slurm.script import script
-from tests.distributed.slurm_cluster import EACH_RELEASE, NODES, RELEASES, Slurm, running
+from tests.distributed.slurm_cluster import EACH_RELEASE, NODES, RANKS, RELEASES, Slurm, running
 from tests.distributed.slurm_root import inside, root
 from tests.distributed.test_slurm import WHOLE
 from tests.unit.job.slurm.test_slurm_rest_forms import ALL
@@ -178,9 +178,9 @@ def test_a_heterogeneous_job_begins_and_ends_and_its_token_is_in_no_file(slurm: 
 
 
 def test_one_waits_for_the_other_and_says_why_until_they_are_stopped(slurm: RestSlurm) -> None:
-    slurm.submit("first", "launcher.nodes=2", GPU2, WHOLE)
+    slurm.submit("first", "launcher.nodes=2", GPU2, WHOLE, RANKS)
     slurm.begins("first", "rank 0 of 2 on t2", "rank 1 of 2 on t3")
-    slurm.submit("second", "launcher.nodes=2", GPU2, WHOLE)
+    slurm.submit("second", "launcher.nodes=2", GPU2, WHOLE, RANKS)
     wait_until("it says why", lambda: slurm.state("second"), lambda one: "(Resources)" in one["reason"])
     states = {one["job"]: one["state"] for one in slurm.ask("list")["jobs"]}
     assert (states["first"], states["second"]) == ("running", "queued")
@@ -251,7 +251,7 @@ def test_a_token_in_the_environment_goes_before_the_file(
     token = slurm.jwt.read_text().strip().partition("=")[2]
     missing = f"launcher.slurm.rest_jwt={slurm.folder}/none"
     monkeypatch.setitem(slurm.environment, "SLURM_JWT", token)
-    slurm.submit("from-environment", missing, GPU2, "launcher.slurm.nodelist=t3")
+    slurm.submit("from-environment", missing, GPU2, "launcher.slurm.nodelist=t3", RANKS)
     slurm.begins("from-environment", "rank 0 of 1 on t3")
     running = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
     assert token not in running
