@@ -540,6 +540,13 @@ class TestContainers(Promises):
             place, launcher, config
         )
 
+    # For the others, a node that is cut off is no other than one that is down.
+    @pytest.mark.long
+    def test_a_node_that_goes_down_ends_the_job_on_the_others(
+        self, place: Place, launcher: str, config: str
+    ) -> None:
+        super().test_a_node_that_goes_down_ends_the_job_on_the_others(place, launcher, config)
+
 
 def test_down_keeps_what_jobs_left_and_says_so(
     cluster: Containers, curves: dict[str, list[list[float]]]
