@@ -14,6 +14,8 @@ from tests.e2e.product import NODES, Lab, Product, changed, running_lab, wait_un
 from tests.labs import lab_name
 
 PHASES = ("preflight", "images", "network", "container")
+# The first after which a node has changed, and the last.
+ENDS = ("images", "container")
 
 
 @pytest.fixture(autouse=True)
@@ -34,10 +36,11 @@ def assert_mended(lab: Lab, *argv: str) -> None:
     assert all(rtt[one][other] > 0 for one in nodes for other in nodes if one != other)
 
 
-def test_the_control_process_is_killed_between_any_two_phases(lab: Lab) -> None:
-    """Killed again and again, each time one phase later; each run takes over, and the last one mends."""
+@pytest.mark.parametrize("phases", [ENDS, pytest.param(PHASES, marks=pytest.mark.long)])
+def test_the_control_process_is_killed_between_any_two_phases(lab: Lab, phases: tuple[str, ...]) -> None:
+    """Killed again and again, each time later; each run takes over, and the last one mends."""
     lab.bare()
-    for phase in PHASES:
+    for phase in phases:
         # The last one finds a bare node, too.
         run = lab.start("up", "--limit", "n1,n2")
         run.after(phase)
