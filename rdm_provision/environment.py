@@ -209,7 +209,7 @@ def _ansible_cfg(base: Mapping[str, str]) -> configparser.RawConfigParser:
             try:
                 parser.read(candidate, encoding="utf-8")
             except (configparser.Error, OSError, UnicodeError):
-                # Ansible will say what is wrong with it.
+                # Ansible will report what is wrong with it.
                 return configparser.RawConfigParser()
             break
     return parser

@@ -49,7 +49,7 @@ class ActionModule(Decision):
             str(name): {"source": str(source), "directory": directory, "sizes": large, "by_size": True}
             for name, directory in options["directories"].items()
         }
-        # Who cannot be asked is copied to directly, which says why.
+        # A node that does not answer gets a direct copy, which reports why.
         answers, _problems = call_all(executor, MODULE, arguments, int(variables["ansible_forks"]))
         for path, size in large.items():
             lacking = {name: {"size": size} for name, answer in answers.items() if path in answer["needed"]}

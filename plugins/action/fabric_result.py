@@ -57,7 +57,7 @@ class ActionModule(Decision):
             for role, tasks in _RESULTS.items()
         }
         changing = fabric.about_to_change(options["work"], results)
-        # What a node that is about to change does to others is not their fault, and may be over then.
+        # A node that is about to change may disturb others: that is not their fault, and may soon be over.
         stays = {name: fabric.lasting(rail, changing) for name, rail in rails.items()}
         lasting = of_rails(self._evaluated(names, stays, options)) if changing else found
         faulty = {

@@ -81,11 +81,11 @@ class ActionModule(ActionBase):
             raise AnsibleActionFail(str(brought["problem"]))
         index = dict(brought["index"])
         if not brought.get("whole"):
-            # Each piece was compared with its digest, and what is not needed is not there.
+            # The digest of each piece was verified, and no piece is there that is not needed.
             index["sha256"] = ""
         arguments.update(remote_src=False, copy=copy, index=index)
         result = self._module(arguments, task_vars)
-        # Pieces stay where their load failed, and the next run goes on with them.
+        # If loading failed, the pieces stay for the next run.
         if brought.get("whole") or not result.get("failed"):
             self._low_level_execute_command(remove)
         return result

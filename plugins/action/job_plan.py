@@ -60,7 +60,7 @@ class ActionModule(Decision):
         try:
             accelerator = self._accelerator(options, plan.nodes[0].name)
         except PreconditionFailed as refused:
-            # What was put off would not be told any more.
+            # Otherwise the postponed problems would be lost.
             return PreconditionFailed([*plan.problems, *refused.problems]).result("inventory")
         return {"job": dict(plan.as_dict(), accelerator=accelerator, ssh_port=options["ssh_port"])}
 

@@ -37,7 +37,7 @@ class ActionModule(Decision):
     def decide(self, options: dict[str, Any], variables: dict[str, Any]) -> dict[str, Any]:
         """Bring the lab into its state; return what was done, or why it cannot be."""
         clean_up_when_told_to_end()
-        # Without what Ansible remembers of each value: they are written into files.
+        # Plain values, without Ansible's tags: they are written into files.
         given = json.loads(json.dumps(options["desired"]))
         try:
             desired = {name: _typed(name, value) for name, value in given.items()}

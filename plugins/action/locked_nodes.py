@@ -60,7 +60,7 @@ class ActionModule(Decision):
         problems = [lock_problem(node, holder) for node, holder in found.items() if holder]
         problems += _others(locks.authorities, options, str(variables.get("inventory_dir") or ""))
         if problems:
-            # They come as nodes answer.
+            # The results come in the order in which nodes answer.
             problems.sort(key=lambda problem: nodes.index(str(problem.node)))
             locks.release(node for node, holder in found.items() if not holder)
             raise PreconditionFailed(problems)
@@ -70,7 +70,7 @@ class ActionModule(Decision):
 def _others(authorities: Mapping[str, str], options: Mapping[str, Any], inventory: str) -> Iterator[Problem]:
     """Yield a problem for each node whose cluster was made from another inventory."""
     keys, known = None, None
-    # Where they are of no use, the cluster can be taken down as long as one of them says that it is this one.
+    # If they are no use, the cluster can still be taken down if one of them says that it is this one.
     with contextlib.suppress(PreconditionFailed):
         keys = cluster_keys.read(os.path.join(inventory, os.path.expanduser(options["keys"])))
     with contextlib.suppress(PlanFileError):

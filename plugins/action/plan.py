@@ -60,7 +60,7 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.host_varia
 
 _DESIRED = "desired"
 
-# Read once, when Ansible loads the action: each node's task runs in a process of its own.
+# Read once, when Ansible loads the action, because each node's task runs in its own process.
 role_specs.options()
 
 
@@ -193,7 +193,7 @@ class ActionModule(Decision):
         """Yield what gathers from the nodes that threads can query, with their names."""
         executor = RemoteExecutor(self, self._variables, connections)
         for name in hosts:
-            # Whatever the inventory holds: what is wrong with it is reported in any case.
+            # Whatever the inventory contains, its problems are reported.
             with contextlib.suppress(Exception):
                 arguments = {"config_dir": presumed_config_dir(plan, name), "node": name}
                 yield name, executor.call(executor.host(name), "rdm.provision.node_facts", arguments)

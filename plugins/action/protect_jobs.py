@@ -32,7 +32,7 @@ class ActionModule(Decision):
         if problems and self._task.check_mode:
             return {"warnings": dry_run(problems)}
         if problems:
-            # What no job needs, such as an image, may have been changed before.
+            # Things that no job needs, such as images, may have changed already.
             raise PreconditionFailed(
                 problems, before="the node was rebooted" if whole else "a container was touched"
             )

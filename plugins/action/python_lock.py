@@ -59,7 +59,7 @@ class ActionModule(Decision):
         except PreconditionFailed as refused:
             return refused.result("inventory")
         program = f"{wheel.name} {wheel.parent.name}"
-        # A file on the controller is no change of a node.
+        # A file on the controller does not count as a change of a node.
         return {
             "nodes": {
                 host: {"lock": locks[backend], "torch_backend": backend} for host, backend in backends.items()

@@ -34,7 +34,7 @@ class ActionModule(Decision):
         others: dict[str, str] = {}
         calls = self._calls(hosts, options, variables, others)
         threads = max(1, int(variables["ansible_forks"]))
-        # On stderr: some who read stdout expect JSON there.
+        # On stderr, since programs may parse stdout as JSON.
         display = functools.partial(self._display.display, stderr=True)
         progress = Progress(display, variables["inventory_hostname"])
         outcomes = run_all(calls, threads, options["timeout"], progress.flush)
@@ -72,7 +72,7 @@ class ActionModule(Decision):
             except (OrdinaryError, AnsibleError) as error:
                 others[name] = str(error)
             except Exception as error:
-                # Whatever an inventory or another Ansible may bring: it makes the way longer, no more.
+                # Whatever goes wrong here, with any inventory or Ansible, the run only becomes slower.
                 others[name] = f"{type(error).__name__}: {error}"
             else:
                 yield name, call

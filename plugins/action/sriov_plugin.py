@@ -12,5 +12,5 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.controller.node_prog
 class ActionModule(BringsProgram):
     """The action."""
 
-    # Packed once, when Ansible loads the action: each node's task runs in a process of its own.
+    # Packed once, when Ansible loads the action, because each node's task runs in its own process.
     packed = program_argument("plugin")

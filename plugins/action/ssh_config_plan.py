@@ -51,7 +51,7 @@ class ActionModule(Decision):
             raise PreconditionFailed(problems)
         saved = not self._task.check_mode and any(host not in known for host in keys)
         if saved:
-            # What is there stays as it was written, comments and all.
+            # Existing lines stay as they were written, comments included.
             new = {host: some for host, some in keys.items() if host not in known}
             _write(file, before + host_ssh.format_keys(new, *([""] if before else [])))
         cluster, keep_alive = options["cluster"], options["keep_alive"]

@@ -42,9 +42,9 @@ class ActionModule(Decision):
             bundled=BUNDLED if whole else (),
         )
         if not whole or self._task.check_mode:
-            # Some parts of the run left the node as it is to be, and others may not have.
+            # Some parts of the run left the node in its desired state, others may not have.
             work.plays["state_file"] = []
-        # The call that keeps a state file releases its node, too.
+        # The call that writes the state file also releases the node.
         released = set(work.why) if whole and not bare else set()
         locked = [host for host in found if host in work.why or state_files[host]["absent"]]
         work.plays["release"] = (

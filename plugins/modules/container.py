@@ -220,7 +220,7 @@ def run(module: AnsibleModule) -> Dict[str, Any]:
     before = settings_of(found) if found else {}
     wanted["functions"] = functions.settings(found, before.get("functions") or {}, check)
     image = wanted["image_comes"] if check else ""
-    # A mount is of the directory that was there when the container started.
+    # A mount shows the directory that was there when the container started.
     restart = bool(files.made) or functions.incomplete
     todo = steps(api, wanted, found, restart, wanted["recreate"], image)
     named, names = _names(wanted, found if not _STARTS.intersection(todo.todo) else None)
@@ -277,7 +277,7 @@ def _renew(lock: Dict[str, Any]) -> None:
     try:
         holder = node_lock.take(lock)
     except OSError:
-        return  # which the look has told
+        return  # the facts have reported that
     if holder:
         leader = holder["leader"]
         raise PreconditionFailed(

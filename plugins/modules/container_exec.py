@@ -100,7 +100,7 @@ ARGUMENT_SPEC: dict[str, Any] = {
     "stdin": {"type": "str"},
 }
 
-# What the engine writes in place of the command when it could not start it.
+# What the engine writes if it could not start the command.
 _NOT_STARTED = re.compile(
     r"OCI runtime exec failed: .*?(?:exec: )?(\"[^\"]*\": .+?)(?:: unknown)?\s*", re.DOTALL
 )

@@ -172,7 +172,7 @@ def remove_networks(api: DockerAPI, params: Dict[str, Any], check: bool) -> List
         users = api.get("/containers/json", all=True, filters={"network": [network["Id"]]})
         allowed = [user for user in users if is_ours(user.get("Labels"), params["cluster"], "container")]
         foreign = [user for user in users if user not in allowed]
-        # Without disconnect, ours have gone before; only in check mode they are still there.
+        # Without disconnect, our containers are gone by now, except in check mode.
         if not params["disconnect"] and not check and not foreign:
             foreign = allowed
         if foreign:
@@ -240,7 +240,7 @@ def main() -> None:
     remove = remove_networks if module.params["role"] == "network" else remove_containers
     removed: List[str] = []
     try:
-        # While a container may take its time to end, the engine says nothing.
+        # The engine is silent while it waits for a container to end.
         api = DockerAPI(timeout=_PATIENCE + module.params["stop_timeout"])
         try:
             if not module.check_mode and module.params["role"] != "plugin":

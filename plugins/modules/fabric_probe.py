@@ -233,7 +233,7 @@ def all_rails(parameters: dict[str, Any], nodes: dict[str, str]) -> dict[str, An
     """
     subnets = [IPv4Network(subnet) for subnet in parameters["rails"].values()]
     found = [_measured(parameters, nodes)]
-    # Where no container runs, the others would only say so again. One that runs may lack an address of one.
+    # If no container runs, the other rails would only repeat that. A running one may lack one address.
     for subnet in subnets[1:] if found[0]["container_state"] == "running" else ():
         there = {name: in_subnet(address, subnets[0], subnet) for name, address in nodes.items()}
         found.append(_measured({**parameters, "ssh": False}, there))
@@ -260,7 +260,7 @@ def measure(parameters: dict[str, Any], nodes: dict[str, str]) -> dict[str, Any]
     node, container = parameters["node"], parameters["container"]
     names = list(nodes)
     rank = names.index(node)
-    # Everyone begins with the node after itself, so that no node is asked by all the others at once.
+    # Each node starts with its successor, so that no node is queried by all the others at once.
     peers = names[rank + 1 :] + names[:rank]
     login = {nodes[name]: name for name in [node, *peers[:1]]} if parameters["ssh"] else {}
     settings = {

@@ -365,7 +365,7 @@ def start(agent: Agent, options: Dict[str, Any]) -> Dict[str, Any]:
     """Start a job."""
     answer = agent.ask("start", [], _request(options))
     result = {"changed": bool(answer.get("started"))}
-    # The others know of their own part only.
+    # The other nodes know only their own part.
     return dict(result, job=answer["job"]) if options["node"] == options["plan"]["master"] else result
 
 
@@ -408,7 +408,7 @@ def logs(agent: Agent, options: Dict[str, Any]) -> Dict[str, Any]:
     if options["wait"]:
         words += ["--wait", str(options["wait"])]
     if options["grep"]:
-        # In one word: it may begin with a dash.
+        # As one argument, since the value may begin with a dash.
         words += ["--grep=" + options["grep"]]
     if options["rank"] is not None:
         words += ["--rank", str(options["rank"])]
@@ -419,7 +419,7 @@ def logs(agent: Agent, options: Dict[str, Any]) -> Dict[str, Any]:
         result.update(untold=answer["untold"])
     rank, ranks = options["rank"], answer.get("ranks")
     if rank is not None and ranks and rank >= ranks and not answer.get("text") and not answer.get("parts"):
-        # Another node may have such lines, of when there were more ranks.
+        # Another node may have such lines from a time with more ranks.
         result.update(ranks=ranks, ended=True)
     return result
 
@@ -558,7 +558,7 @@ def _none(verb: str, output: str) -> Dict[str, Any]:
     if verb == "running":
         return {"changed": False, "running": []}
     if verb == "past":
-        # Why the job cannot go on there, its check says.
+        # The job's check reports why it cannot go on there.
         return {"changed": False, "known": False, "msg": output}
     return {"failed": True, "msg": output}
 

@@ -630,7 +630,7 @@ def _docker(findings: Findings, socket: str, login_user: str, node: str) -> dict
     except DockerProblem as problem:
         state, error = "stopped", str(problem)
     except Exception as problem:
-        # An engine that answers with something else than its API says.
+        # The engine's answer does not follow its API.
         state, error = (
             "stopped",
             "Docker Engine at {0} cannot be read: {1!r}".format(socket or DEFAULT_SOCKET, problem),
@@ -712,7 +712,7 @@ def _parents(
 ) -> dict[str, Any]:
     places: dict[str, int] = {}
     for place, named in enumerate(wanted.get("parents") or []):
-        # One may be named twice, by interface and PCI address, which the plan refuses.
+        # A function may be named twice, by interface and by PCI address; the plan refuses that.
         places.setdefault(functions.device_of(named, sysfs_root)[0], place)
     parents = []
     for name, place in places.items():
@@ -731,7 +731,7 @@ def _parents(
     return {
         "rdma": pf.rdma(sysfs_root) if infiniband else {},
         "parents": parents,
-        # Where one that is wanted is missing, this may be why.
+        # This may be why a wanted one is missing.
         "driverless": findings.guard("driverless", pf.driverless, sysfs_root, otherwise=[])
         if "" in places
         else [],

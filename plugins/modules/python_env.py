@@ -215,7 +215,7 @@ ARGUMENT_SPEC: Dict[str, Any] = {
     "uv": {"type": "str", "default": ""},
     "makes": {"type": "bool", "default": True},
     "copies": {"type": "dict", "default": {}},
-    # They may carry a password.
+    # These URLs may contain a password.
     "index_url": {"type": "str", "default": "", "no_log": True},
     "no_index": {"type": "bool", "default": False},
     "extra_index_urls": {"type": "list", "elements": "str", "default": [], "no_log": True},

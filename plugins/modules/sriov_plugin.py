@@ -177,7 +177,7 @@ def install(params: Dict[str, Any], place: Place, check: bool) -> Dict[str, Any]
         command = [sys.executable, place.program, "--socket", place.socket, "--state", place.state]
         command += ["--engine", socket_path(params["engine"])]
         text = unit.unit(params["cluster"], command, os.path.basename(place.state))
-        # A container of the cluster's has made room by now, or would have.
+        # By now a container of the cluster has made room, or in check mode would have.
         if not installation.active() and someone_listens(place.socket):
             api = DockerAPI(params["engine"])
             if not (check and _has_container(api, params["cluster"])):

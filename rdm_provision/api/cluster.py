@@ -125,7 +125,7 @@ class Cluster(JobVerbs):
         self._hostvars = {name: {**values, **self.extra_vars} for name, values in hostvars.items()}
         order = list(dict.fromkeys([*groups.get("master", ()), *groups.get("workers", ())]))
         self.only_submits = not order
-        # Without nodes Slurm runs every job, and chooses where.
+        # Without nodes, Slurm runs every job and chooses where.
         order = order or [*groups.get("login", ())][:1]
         previous = self._plan_file()
         self.nodes: tuple[Node, ...] = tuple(
@@ -548,7 +548,7 @@ class Cluster(JobVerbs):
         """
         self._refuse_bare("exec", f"ansible master:workers -i {self.inventory} -a 'COMMAND' runs one there")
         if isinstance(argv, str):
-            # A list of it would be its letters.
+            # list() of a text would be its letters.
             words = f"exec({argv.split()!r})"
             raise InputError(f"the command {argv!r} is a text, and exec takes a list of words", hint=words)
         if not argv:

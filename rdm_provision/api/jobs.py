@@ -336,7 +336,7 @@ class JobVerbs:
                 for one in (*answer.get("removed", ()), *answer.get("kept", ())):
                     removal = Removal(one["job"], node, int(one.get("bytes", 0)), str(one.get("reason", "")))
                     which = (removal.job, str(one.get("identity") or node))
-                    # Who comes late finds less of it.
+                    # A later reader finds less of it.
                     if which not in found or found[which].bytes < removal.bytes:
                         found[which] = removal
         return tuple(found.values())

@@ -167,7 +167,7 @@ class Lab:
                 "lab_slurm": slurm,
                 "lab_rails": rails,
             },
-            # Marks all that the run starts: should it be killed, `down` finds and ends the rest of it.
+            # Marks everything that the run starts, so that `down` can end what a killed run has left.
             env={_MARKER: f"{os.environ.get('DOCKER_HOST', '')}/{self.name}"},
             check=check,
             verbosity=verbosity,

@@ -163,7 +163,7 @@ def _help_hint(arguments: Sequence[str], error: click.UsageError) -> str:
         return f"rdm-provision check {shlex.join(words)}".rstrip() + ", which shows what `up` would change"
     if error.ctx is not None:
         return f"{error.ctx.command_path} --help"
-    # An option without its value does not know whose it is.
+    # The error of an option without a value does not name its command.
     verb = next((word for word in arguments[:1] if word in VERBS), "")
     return " ".join(filter(None, (PROGRAM, verb, "--help")))
 

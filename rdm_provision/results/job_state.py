@@ -229,6 +229,6 @@ def job_news(at: float, node: str, result: Mapping[str, Any]) -> Iterator[Event]
         yield JobUpdate(at, node, JobState.of(result["job"], str(result.get("directory", "")), time.time()))
     if result.get("text"):
         yield JobLines(at, node, str(result.get("stream", "")), str(result["text"]))
-    # Under Slurm one host has the logs of all nodes.
+    # Under Slurm, one host has the logs of all nodes.
     for name, text in (result.get("parts") or {}).items():
         yield JobLines(at, str(name), str(result.get("stream", "")), str(text))

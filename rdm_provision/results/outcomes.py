@@ -127,7 +127,7 @@ def containers(result: RunResult, nodes: Sequence[str]) -> tuple[tuple[str, str,
     lines = []
     for name in nodes:
         planned, recap = plan.get(name) or {}, result.nodes.get(name)
-        # The last counts: where a job runs, it was looked at before.
+        # The last result counts: a running job was looked at before.
         made = _last(returned.get(name)).get("container")
         known = made or (planned.get("seen") if recap else None)
         if not known:

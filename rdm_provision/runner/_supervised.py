@@ -47,7 +47,7 @@ def main() -> None:
     if home:
         with contextlib.suppress(OSError):
             cluster_lock.join(Path(home))
-    # All of the above was this parent's, if it is still there.
+    # All of this was for this parent, if it still exists.
     if os.getppid() != parent:
         sys.exit("the process that started this is gone")
     reader, mark = os.pipe()
@@ -77,7 +77,7 @@ def _watch(run: Process, playbook: Process, reader: int, folder: str) -> NoRetur
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(playbook.pid, signal.SIGKILL)
             time.sleep(_POLL_S)
-        # Readable is the end of a pipe that nobody else has.
+        # A readable pipe means that nobody else holds its other end.
         if not select.select([reader], [], [], _WORKERS_S)[0]:
             cluster_lock.end(lambda: cluster_lock.having(reader, locked=False))
         if not run.alive:

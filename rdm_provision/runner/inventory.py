@@ -113,7 +113,7 @@ def _read(path: Path, vault: str, program: Sequence[str]) -> tuple[dict[str, Any
         )
         raise InventoryError(f"{path} {'is empty' if empty else f'cannot be read: {output}'}", hint=hint)
     for file, complaints in unparsed:
-        # Ansible would go on without the nodes of this file. A key or a note that lies about is no matter.
+        # Ansible would go on without the nodes of this file. A stray key or note does not matter.
         if file.is_file() and (file.suffix in _INVENTORY_SUFFIXES or file.stem == "hosts"):
             raise InventoryError(f"{path} cannot be read: {_parse_error(file, complaints)}")
     output = done.stdout.strip()

@@ -74,7 +74,7 @@ class Record:
         if isinstance(event, RunStarted):
             self._nodes = len(event.nodes)
         if isinstance(event, NodeResult):
-            # First, so that what other nodes refer to is there.
+            # First, so that other nodes can refer to it.
             data["diff"] = cut_files(event.diff, _DIFF_LIMIT)
             if self._nodes > FEW_NODES:
                 data["diff"] = told_once(data["diff"], event.node, self._seen)

@@ -165,7 +165,7 @@ class Run:
         env = {**environment.ansible_environment(), **spec.env, **vault_environment(spec.vault)}
         # The default drops results beyond 700 kB; the plan of a large cluster is bigger.
         env |= {"MAX_EVENT_RES": "1000000000"}
-        # Few read what Ansible prints, and ansible-runner keeps all of it in memory until the end.
+        # Ansible's output is rarely read, and ansible-runner would keep all of it in memory until the end.
         env |= {"ANSIBLE_STDOUT_CALLBACK": "default" if spec.verbosity else "rdm.provision.no_diffs"}
         # What ansible-playbook leaves behind when it is killed goes with the folder.
         env |= {"ANSIBLE_LOCAL_TEMP": str(folder / "ansible")}
@@ -251,7 +251,7 @@ def _through_a_pipe(password: str, folder: Path) -> Iterator[dict[str, str]]:
     try:
         yield {"ANSIBLE_BECOME_PASSWORD_FILE": str(pipe)}
     finally:
-        # Where Ansible never came to read it, the writer still waits for a reader.
+        # If Ansible never read it, the writer is still waiting for a reader.
         with contextlib.suppress(OSError):
             reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
             writer.join()

@@ -34,7 +34,7 @@ def select(limit: str, nodes: Sequence[str], groups: Mapping[str, Sequence[str]]
 
     with _manager(nodes, groups) as manager:
         try:
-            # First of all: a file that is not there is refused here.
+            # First, so that a missing file is refused here.
             manager.subset(limit)
             for pattern in _patterns(limit):
                 if not _matches(manager, pattern):

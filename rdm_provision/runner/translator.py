@@ -138,7 +138,7 @@ class Translator:
             yield from self._node_result(kind, details, text)
             if _action(details) == RUN_ON_ALL_ACTION:
                 yield from self._answered((details.get("res") or {}).get("answers") or ())
-                # Who gave no answer has a task of his own next.
+                # A host that did not answer gets a task of its own next.
                 self.running.clear()
         elif kind == "runner_retry":
             yield from self._news(details)
@@ -311,7 +311,7 @@ class Translator:
         elif action == COLLECTIVE_ACTION and isinstance(res.get("collective"), Mapping):
             self.collective = dict(res["collective"])
         if action in self.spec.keep:
-            # A difference is among the changes already.
+            # A difference is already listed among the changes.
             told = ("invocation", "diff")
             kept = {k: v for k, v in res.items() if k not in told and not k.startswith("_ansible")}
             self.returned.setdefault(action, {}).setdefault(node, []).append(kept)

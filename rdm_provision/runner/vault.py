@@ -28,7 +28,7 @@ def password_file(path: str | Path) -> str:
 def password_in_memory(password: str) -> str:
     """Return the path of a file that holds a password, in memory: it goes with this process."""
     file = os.memfd_create("vault", os.MFD_CLOEXEC)
-    # Ansible would run what can be executed.
+    # Ansible would run an executable file.
     os.fchmod(file, 0o600)
     os.write(file, password.encode())
     return f"{_IN_MEMORY}{os.getpid()}/fd/{file}"

@@ -15,5 +15,5 @@ DEBUGGING = 3  # with -vvv Ansible shows the arguments, so that all of them are 
 
 
 def echo(module: Any) -> Dict[str, Any]:
-    """Return what exit_json and fail_json are to be given beside the result."""
+    """Return what exit_json and fail_json get besides the result."""
     return {} if module._verbosity >= DEBUGGING else {"invocation": {}}

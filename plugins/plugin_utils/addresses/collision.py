@@ -190,7 +190,7 @@ def _uses(facts: Mapping[str, Any], own: list[Mapping[str, Any]]) -> Iterator[Us
     A range that shows more than once (a Docker network, its bridge, the bridge's route) is named once.
     """
     docker = facts.get("docker") or {}
-    # interface -> the ranges on it that are named already, or need not be
+    # interface -> the ranges on it that are already named, or need not be
     explained: dict[str, list[IPv4Network]] = {
         interface: subnets_of(network) for network in own for interface in _interfaces_of(network)
     }

@@ -23,7 +23,7 @@ def variables_in_play(task: Any, task_vars: Mapping[str, Any]) -> Callable[[str]
     play = task.get_play()
     if not play.vars and not play.get_vars_files():
         return hostvars.raw_get
-    # Defaults of its roles are no choice of the user.
+    # Defaults of its roles are not the user's choice.
     bare = play.copy()
     bare.roles = []
     manager, inventory = hostvars._variable_manager, hostvars._inventory
@@ -66,12 +66,12 @@ def as_written(value: Any) -> str:
     Raises:
         TypeError: keys of a dictionary have no order.
     """
-    # What JSON does not know is a secret or another object of Ansible's.
+    # A value that JSON cannot express is a secret, or another of Ansible's objects.
     return json.dumps(value, sort_keys=True, default=_written)
 
 
 def _differ(one: Any, other: Any) -> bool:
-    # To compare secrets themselves would be to decrypt them.
+    # Comparing secrets would mean decrypting them.
     try:
         return as_written(one) != as_written(other)
     except TypeError:

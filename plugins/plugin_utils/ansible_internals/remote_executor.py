@@ -45,7 +45,7 @@ class RemoteExecutor:
     ) -> None:
         self._action = action
         self._root = root
-        # The task's own environment is that of its one host by now; the play's is as it was written.
+        # By now the task's environment is that of its one host; the play's is still as written.
         self._task = action._task.copy()
         self._task.environment = action._task.get_play().environment
         self._hostvars = task_vars["hostvars"]
@@ -55,7 +55,7 @@ class RemoteExecutor:
     def host(self, name: str) -> Host:
         """Return a host of the play, with its variables as they are now."""
         variables = {**self._raw(name), "hostvars": self._hostvars}
-        # A module that runs there may find its interpreter, and is to keep that for itself.
+        # A module may discover its host's interpreter, which holds for that host only.
         variables["ansible_facts"] = dict(variables.get("ansible_facts") or {})
         return Host(name, variables, Templar(loader=self._action._loader, variables=variables))
 
@@ -106,7 +106,7 @@ class RemoteExecutor:
     def _play_context(self, host: Host) -> Any:
         """Return what older plugins, and Ansible itself, read instead of options."""
         context = self._action._play_context.copy()
-        # That of the task's own host.
+        # The task's own host has this one.
         context.remote_addr = None
         context = context.set_task_and_variable_override(self._task, host.variables, host.templar)
         context.post_validate(host.templar)

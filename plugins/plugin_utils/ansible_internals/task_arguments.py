@@ -25,7 +25,7 @@ class DroppedArguments(Normal):
     def run(self, tmp: Any = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
         """Return what the module returns."""
         result: dict[str, Any] = super().run(tmp, task_vars)
-        # A task that goes on for itself is asked for later.
+        # An asynchronous task is polled later.
         if not self._task.async_val:
             let_go(self._task)
         return result

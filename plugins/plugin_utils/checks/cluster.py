@@ -163,7 +163,7 @@ def _taken(
     plan: ClusterPlan, wants: Mapping[str, DesiredState], facts: Mapping[str, Mapping[str, Any]], bare: bool
 ) -> list[Problem]:
     """Return where what is planned collides with what nodes have."""
-    # A bare host has neither a container nor their network: what it has on the fabric is its own.
+    # A bare host has neither container nor container network: its fabric address is its own.
     problems = (
         []
         if bare

@@ -24,10 +24,10 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.image_list
 OLDEST_ENGINE = (20, 10)
 OLDEST_API = (1, 41)
 OLDEST_PODMAN = (4, 3)
-# Since this one its Docker-compatible API gives out NVIDIA's GPUs (by CDI).
+# From this version its Docker-compatible API offers NVIDIA GPUs (by CDI).
 _PODMAN_WITH_GPUS = (5, 4)
 _DOCKER_SOCKETS = ("", "/run/docker.sock", DEFAULT_SOCKET)
-# Why the cluster's files cannot be written, as node_facts tells, and what would work.
+# Why the cluster's files cannot be written, as node_facts reports it, and what would work.
 _NOT_WRITABLE = {
     "read-only": ("is on a file system that is read-only", "mount it read-write, or set rdm_config_dir"),
     "full": ("is on a file system that is full", "free some space there, or set rdm_config_dir"),
@@ -263,7 +263,7 @@ def disk(want: DesiredState, facts: Mapping[str, Any], findings: Findings) -> No
 def _to_have_an_engine(want: DesiredState, do: str, *, elsewhere: bool) -> str:
     """Return what would give the cluster an engine; ``elsewhere``: there may be one that is not known of."""
     if want.engine.socket:
-        # An engine that is installed answers at the usual place.
+        # An engine that this run installs listens on the default socket.
         return f"correct rdm_docker_socket if {want.engine.socket} is the wrong path, or {do}"
     if elsewhere:
         return f"{do}, set docker_engine_install: true, or say where its socket is with rdm_docker_socket"

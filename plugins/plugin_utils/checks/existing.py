@@ -57,7 +57,7 @@ def network_present(want: DesiredState, facts: Mapping[str, Any]) -> bool:
 def container_seen(want: DesiredState, facts: Mapping[str, Any]) -> dict[str, str]:
     """Return name, state and image of the cluster's container on the node; empty where there is none."""
     ours = [one for one in _containers(facts) if is_ours(one.get("labels"), want.cluster, "container")]
-    # Beside it may be what a run that was killed has left.
+    # A killed run may have left containers beside it.
     ours.sort(key=lambda one: one["name"] != want.container.name)
     return {key: str(ours[0][key]) for key in ("name", "state", "image")} if ours else {}
 
@@ -200,7 +200,7 @@ def old_names(want: DesiredState, facts: Mapping[str, Any], findings: Findings) 
     )
     for kind, name, existing in named:
         for one in existing:
-            # One that has lost its name goes by its id.
+            # A container that has lost its name is known by its ID.
             nameless = one["name"] == one["id"][:12]
             left_behind = kind == "container" and (nameless or one["name"] in (name + NEXT, name + OLD))
             if one["name"] == name or left_behind or not is_ours(one.get("labels"), want.cluster, kind):
@@ -287,7 +287,7 @@ def guests(want: DesiredState, facts: Mapping[str, Any], findings: Findings) -> 
         address = at.get(guest, "")
         owner = want.others.get(address, "")
         if owner and address != want.my_ip:
-            # Both would answer, and verification would call the planned node faulty.
+            # Both would answer, and the verification would blame the planned node.
             reason = f"is used by the container {guest}, which is not this cluster's"
             hint = "remove that container from the network"
             findings.problems.append(Problem(want.node, f"the address {address} of {owner}", reason, hint))

@@ -57,7 +57,7 @@ def upstream(want: DesiredState, facts: Mapping[str, Any], findings: Findings) -
 def socket(want: DesiredState, facts: Mapping[str, Any], findings: Findings) -> None:
     """Refuse a socket that something else than the cluster's plugin serves."""
     seen, docker = facts.get("network_plugin") or {}, facts.get("docker") or {}
-    # Without an engine nobody knows what is in its containers.
+    # Without an engine, the contents of its containers are unknown.
     if not want.plugin or not docker or not seen.get("served_by"):
         return
     by_unit = seen["served_by"] == OWN and seen["unit"] and seen["cluster"] == want.cluster

@@ -335,11 +335,11 @@ def _clear(file: int, path: Path) -> None:
         raise Busy(f"{name} is working on this cluster", "it cannot be seen from here: wait for it to end")
     if leader.alive:
         raise Busy(f"{leader} is working on this cluster", "wait for it to end, or stop it with Ctrl-C")
-    # A child of the leader that has yet to become another program holds it for a moment, too.
+    # A child that the leader has forked holds it too, until it runs another program.
     if _alone(file, PASSING_S):
         return
     remaining = end(lambda: having(file, locked=True))
-    # A process that dies has no files any more a moment before the kernel lets go of its lock.
+    # The kernel closes a dying process's files a moment before it releases the lock.
     if not _alone(file, PASSING_S if remaining else KILLED_S):
         pids = ", ".join(map(str, sorted(remaining)))
         who = f"process {pids}" if pids else "a process that this user cannot see"

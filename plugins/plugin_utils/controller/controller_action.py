@@ -57,7 +57,7 @@ class Decision(ActionBase):
         result: dict[str, Any] = super().run(tmp, variables)
         _, options = self.validate_argument_spec(self.ARGUMENTS, required_if=self.REQUIRED_IF)
         result["changed"] = False
-        # With a plan the notices have been given: a role is used alone.
+        # With a plan the notices have been given already. Without one, a role is used alone.
         for notice in notices(variables) if "preflight_plan" not in variables else ():
             self._display.warning(notice)
         try:

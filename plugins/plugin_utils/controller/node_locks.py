@@ -97,13 +97,13 @@ class NodeLocks:
             holders: who holds them, where that is known already.
         """
         found = {} if holders else self._take(nodes, ())
-        # What was taken before the nodes were looked at is this run's own.
+        # A lock that was taken before the facts were gathered is this run's own.
         others = {
             node: holder for node, holder in (holders or {}).items() if holder["run"] != self._wanted["run"]
         }
         found.update((node, dict(holder)) for node, holder in others.items())
         over = {node: holder["run"] for node, holder in found.items() if holder and ended(holder)}
-        # A run that has ended stands in nobody's way, also where its lock cannot be had now.
+        # A run that has ended blocks nobody, even if its lock cannot be read now.
         return {**found, **{node: {} for node in over}, **(self._take(over, over.values()) if over else {})}
 
     def release(self, nodes: Iterable[str]) -> None:
@@ -129,7 +129,7 @@ class NodeLocks:
         self, nodes: Iterable[str], options: Mapping[str, Any]
     ) -> Iterator[tuple[str, Callable[[], Any]]]:
         for node in nodes if self._executor else ():
-            # Whatever the inventory may bring: without a lock the run goes on as it always did.
+            # Whatever goes wrong here, the run goes on without a lock.
             with contextlib.suppress(Exception):
                 assert self._executor is not None
                 yield node, self._executor.call(self._executor.host(node), "rdm.provision.node_lock", options)

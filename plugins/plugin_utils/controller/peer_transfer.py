@@ -204,7 +204,7 @@ class Transfer:
             try:
                 report = self._call(first, {"state": "reported", "source": at})
             except _Problem as error:
-                # One call that fails is no reason to give up all nodes.
+                # One failed call is no reason to give up on all nodes.
                 if isinstance(error, _Unreached) and time.monotonic() - heard < _LEASE_S:
                     time.sleep(_POLL_S)
                     continue
@@ -242,7 +242,7 @@ class Transfer:
         Raises:
             AnsibleActionFail: the run has been killed, and its worker is left.
         """
-        # Nodes end by themselves. By now, the processes there may be those of the next run.
+        # The nodes' processes end by themselves. By now they may be those of the next run.
         if os.getppid() != self._run:
             raise AnsibleActionFail("the run has been killed")
         whole = {name: {**self._common, "key": self._key(name), **own} for name, own in arguments.items()}

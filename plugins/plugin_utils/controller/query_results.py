@@ -102,5 +102,5 @@ def _shared(value: Any, known: dict[str, str]) -> Any:
         return {_shared(key, known): _shared(one, known) for key, one in value.items()}
     if isinstance(value, list):
         return [_shared(one, known) for one in value]
-    # Ansible's own kinds of strings say more than their letters.
+    # Ansible's string classes carry more than their text.
     return known.setdefault(value, value) if type(value) is str else value

@@ -44,7 +44,7 @@ class _Running:
         self.late = False
         self._call = call
         self._done = done
-        # A daemon, so that a call that never ends does not keep the process.
+        # A daemon thread, so that a call that never ends does not keep the process alive.
         self._thread = threading.Thread(target=contextvars.copy_context().run, args=(self._run,), daemon=True)
         self._thread.start()
 
@@ -101,5 +101,5 @@ def run_all(
                 yield Outcome(one.name, None, TimeoutError())
             else:
                 one.late = True
-                # Again each time: it may have started a program only just now.
+                # Repeated each time, since it may have started a program just now.
                 one.end()

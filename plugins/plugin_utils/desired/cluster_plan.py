@@ -90,13 +90,13 @@ def plan_cluster(
             found += refused.problems
         else:
             found += subnet_problems(addresses.subnet)
-            # A bare host is reached at the address that it has.
+            # A bare host is reached at its own address.
             if inventory.runtime == RUNTIME_CONTAINER:
                 found += ssh_address_problems(addresses.subnet, inventory.ssh_addresses)
     if addresses is None:
         return None, found
     bare = inventory.runtime == RUNTIME_HOST
-    # Once: whoever has kept the plan knows.
+    # Only once: whoever has a saved plan has seen it.
     known = previous is not None and previous.subnet == addresses.subnet
     sentences = (
         ()

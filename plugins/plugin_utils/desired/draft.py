@@ -134,7 +134,7 @@ def draft_plan(
     valid = validate(reader)
     problems = [*unseen, *valid.problems]
     previous, base = _read_plan(reader, release, keys, problems)
-    # The network is one for all nodes, so it is recreated only when every node says so.
+    # All nodes share one network, so it is recreated only if every node allows it.
     replace = all(reader.node(host).true("network_replace") for host in reader.hosts)
     plan, problems = plan_cluster(reader.masters, reader.workers, valid.cluster, base, replace, problems)
     warnings = valid.warnings

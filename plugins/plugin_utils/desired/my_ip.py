@@ -71,7 +71,7 @@ def absent_my_ip(variables: NodeVariables, _entry: PlanEntry) -> OwnedFiles:
 
 
 def _directory(variables: NodeVariables) -> str:
-    # As it is written: blocks in a home that nodes share are the same on all of them.
+    # Unexpanded, since blocks in a home that nodes share must be the same on all of them.
     return variables.text("my_ip_config_dir") or cluster_directory(variables, PlanEntry(""))
 
 

@@ -73,7 +73,7 @@ def plugin_of(variables: NodeVariables) -> str:
 def vf_parents(variables: NodeVariables) -> list[str]:
     """Return the interfaces, or PCI addresses, of the physical functions that are to have VFs."""
     named = variables.value("sriov_vf_pfs")
-    # Its default is a template that says what follows.
+    # The default is a template, which says the same as the following lines.
     return [str(name) for name in named] if isinstance(named, list) else _below_networks(variables)
 
 

@@ -229,7 +229,7 @@ class DesiredState(NamedTuple):
         return {
             one.network.options.get("parent") or one.interface.partition(",")[0].strip(): one.my_ip
             for one in self.attachments
-            # With these, VFs are on another wire than their PF.
+            # These options put VFs on another wire than their PF.
             if self.network_driver != "sriov" or not {"vlan", "pkey"} & set(one.network.options)
         }
 

@@ -92,7 +92,7 @@ def validate(reader: HostVariables) -> Validated:
             images[host] = _NO_IMAGES
             problems += _bare_host_problems(reader, host, given, cluster[host])
             continue
-        # Where these refer to what only the node knows, they are checked when that is known.
+        # Values that refer to facts of the node are checked when the facts are known.
         accelerator = cluster[host].get("rdm_accelerator")
         ready = _IMAGE_VARIABLES.intersection(present) <= set(given) and accelerator in ACCELERATORS
         images[host] = _images(host, accelerator, given) if ready else _NO_IMAGES
@@ -102,7 +102,7 @@ def validate(reader: HostVariables) -> Validated:
         odd += missing_over_ssh(host, typed)
         problems += unpinned(host, _privileged_images(reader, host), given.get("images_list"))
         problems += images[host].problems
-        # A problem of the list names the image, which the check of types cannot.
+        # The check of the list can name the image; the check of types cannot.
         named = any(problem.value.endswith("images_list") for problem in images[host].problems)
         wrong = [one for one in wrong if not (named and one.value == "images_list")]
         problems += wrong or _network_problems(reader, host)

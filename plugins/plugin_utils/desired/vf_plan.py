@@ -211,7 +211,7 @@ def taken(
     pinned = {_key(address): (node, vf) for node, one in wanted.items() for address, vf in one.pins()}
     problems = []
     for node, found in facts.items() if wanted else ():
-        # Its own VFs get their addresses in this run.
+        # The node's own VFs get their addresses in this run.
         for address, device in _seen(found, but_vfs=node in wanted):
             owner, vf = pinned.get(_key(address)) or owners.by_place(address) or (node, "")
             if owner != node:

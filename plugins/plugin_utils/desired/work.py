@@ -67,7 +67,7 @@ def decide(
             for role in wanted[node]:
                 mine.setdefault(role, ["everything is to be looked at again"])
         for role in ROLES:
-            # An image that is nobody's to bring is still what the container is made of.
+            # An image that no role brings is still what the container is made from.
             works = role in mine and (role in wanted[node] or role == "images")
             for follower in DEPENDENTS.get(role, ()) if works else ():
                 mine.setdefault(follower, [f"it follows {role}"])

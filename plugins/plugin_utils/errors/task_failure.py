@@ -12,7 +12,7 @@ _WRAPPERS = re.compile(r"^(?:(?:Task|Module|Action) failed: )+")
 _NO_MESSAGE = (
     "non-zero return code",
     "MODULE FAILURE",
-    # Of ansible-core since 2.19.
+    # The wording of ansible-core from 2.19.
     "Module result deserialization failed",
 )
 # requests' words, around those of the engine.
@@ -90,7 +90,7 @@ def not_reached(message: str) -> str:
         output = _THROUGH_JUMP_HOST.sub("", message).strip(" .:")
         if not output:
             return _JUMP_HOST_UNTOLD
-        # Only this machine's own ssh says its name; what else is said, comes from the jump host.
+        # Only this machine's ssh prints its own name; everything else comes from the jump host.
         what = "cannot be reached" if output.startswith("ssh: ") else "does not let it through"
         return f"its jump host {what}: {output.removeprefix('ssh: ')}"
     if "Host key verification failed" in message:

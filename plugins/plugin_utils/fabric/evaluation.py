@@ -260,7 +260,7 @@ class _Evaluator:
         met = Counter(name for pair in pairs for name in pair)
         for (name, peer), text in pairs.items():
             finding = f"{name} -> {peer}: ssh fails: {text}"
-            # Whoever fails as a client and as a server is at fault, and not who met it.
+            # A node that fails both as client and as server is faulty; its peers are not.
             worst = [one for one in (name, peer) if met[one] == 2 and one in self.reasons]
             told = worst if len(worst) == 1 else [one for one in (name, peer) if one in self.reasons]
             for one in told:

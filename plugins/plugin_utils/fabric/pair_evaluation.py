@@ -85,7 +85,7 @@ def evaluate(
     received = _by_node(nodes, ((other, value) for (_, other), value in bandwidth.items()))
     times = _by_node(nodes, ((name, value) for pair, value in latency.items() for name in pair))
     both = {name: [*sent[name], *received[name]] for name in nodes}
-    # Of two middle values the better one: in a cluster of three one slow node is not to make usual slow.
+    # The better of two middle values, so that one slow node of three does not make slow look normal.
     usual_gbit = _usual(both.values(), statistics.median_high)
     usual_us = _usual(times.values(), statistics.median_low)
     bad: dict[Pair, str] = {_ordered(pair, rank): why for pair, why in failed.items()}

@@ -31,10 +31,10 @@ CONNECTION_VARIABLES = ("ansible_host", "ansible_port", "ansible_connection", *S
 SHARED = ("rdm_cluster", "rdm_runtime", "rdm_subnet", "rdm_gateway")
 
 NODE_GROUPS = ("master", "workers")
-# Who else has a part: where jobs are submitted to Slurm, and its controller.
+# Further hosts: the one that submits jobs to Slurm, and Slurm's controller.
 OTHER_GROUPS = ("login", "slurm_controller")
 
-# Who writes 90 means 0.9.
+# A value of 90 means 0.9.
 _FASTEST = 2.0
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _CLUSTER = re.compile(r"[a-z0-9][a-z0-9_.-]*")

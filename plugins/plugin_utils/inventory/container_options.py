@@ -24,7 +24,7 @@ HOST_NAME_MAX = 64
 OUR_MOUNTS = (CONFIG_DIR, "/job", JOBS)
 """Where the cluster's own directories are in the container."""
 
-# What the engine takes behind a volume's second colon.
+# What the engine accepts after a volume's second colon.
 _VOLUME_MODES = (
     *("ro", "rw", "z", "Z", "nocopy", "cached", "consistent", "delegated"),
     *("private", "rprivate", "shared", "rshared", "slave", "rslave"),
@@ -67,7 +67,7 @@ def missing_over_ssh(node: str, options: Mapping[str, Any]) -> list[Problem]:
     values = options.get("container_env")
     if not isinstance(values, Mapping) or options.get("container_sshd") is False:
         return []
-    # As roles/container/files/start.sh leaves out. The value may be a secret.
+    # These are what roles/container/files/start.sh leaves out. The value may be a secret.
     reason = "has a double quote, a backslash or a newline in its value, and commands over ssh do not get it"
     hint = "use `rdm-provision exec`, which gets it, or keep the value in a file"
     return [

@@ -84,7 +84,7 @@ class HostVariables:
     def evaluate(self, host: str, name: str) -> Any:
         """Return a variable's value; AnsibleError when it refers to something undefined."""
         written = self._raw[host][name]
-        # Hosts of a group share the object. To have Ansible evaluate it for each takes longer than the rest.
+        # Hosts of a group share the object. Evaluating it for each would take longer than everything else.
         known = self._constant.get(id(written))
         if known is None:
             known = self._constant[id(written)] = (written, _is_constant(written))

@@ -40,7 +40,7 @@ def answer(name: str, host: str, raw: Mapping[str, Any]) -> dict[str, Any] | Non
     """
     mine, everybody = raw.get(name), raw.get(name + ALL)
     answered = (everybody.get("answers") or {}).get(host) if isinstance(everybody, dict) else None
-    # A task of its own comes after that of all, and is skipped where it was not needed.
+    # A host's own task follows the task for all hosts, and is skipped if it is not needed.
     if isinstance(mine, dict) and not (answered and mine.get("skipped")):
         return mine
     return answered

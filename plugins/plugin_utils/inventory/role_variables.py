@@ -15,7 +15,7 @@ from typing import Any
 from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import Problem
 from ansible_collections.rdm.provision.plugins.plugin_utils.inventory import role_specs
 
-# Docker says no to other names only when the thing is made, after other things have been changed.
+# Docker refuses other names only at creation, when other things have already changed.
 DOCKER_NAMES = frozenset({"container_name", "network_name", "sriov_container_name"})
 # Modes of a container's network. With the host's, Docker refuses the sysctls that several rails need, too.
 _OF_DOCKER = frozenset({"bridge", "default", "host", "none"})
@@ -74,14 +74,14 @@ def unknown_variables(variables: Iterable[str], known: set[str], prefixes: Seque
     warnings = []
     for name in sorted({one for one in variables if one.startswith(tuple(prefixes))} - known):
         prefix = max((one for one in prefixes if name.startswith(one)), key=len)
-        # Without the prefix, which would make any two names alike.
+        # Compared without the prefix, which would make any two names similar.
         rests = [one[len(prefix) :] for one in sorted(known) if one.startswith(prefix)]
         near = difflib.get_close_matches(name[len(prefix) :], rests, n=1, cutoff=0.75)
         if near:
             warnings.append(f"The variable {name} means nothing here. Did you mean {prefix}{near[0]}?")
         elif prefix == "rdm_":
             warnings.append(f"The variable {name} means nothing here.")
-    # A prefix can be misspelt as well. Others' names may resemble ours, so these have to be very near.
+    # The prefix can be misspelt too. Other people's names may resemble ours, so these must be very close.
     for name in sorted(one for one in variables if not one.startswith((*prefixes, "ansible_"))):
         if name not in known and (near := difflib.get_close_matches(name, known, n=1, cutoff=0.9)):
             warnings.append(f"The variable {name} means nothing here. Did you mean {near[0]}?")

@@ -11,7 +11,7 @@ from ansible.errors import AnsibleError
 from ansible.parsing.vault import EncryptedString
 from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import Problem
 
-# What Ansible itself sets: other variables once more, and nothing that a user encrypts.
+# Variables that Ansible sets: they repeat others, and users encrypt none of them.
 _MAGIC = INTERNAL_STATIC_VARS | {"vars"}
 
 

@@ -35,7 +35,7 @@ def from_list(
     what = f"{KEY} {name}"
     if entry is None:
         close = difflib.get_close_matches(canonical(name), listed, n=1)
-        # The accelerator of Slurm's nodes, by which a profile is chosen, is not known here.
+        # A profile depends on the accelerator of Slurm's nodes, which is not known here.
         empty = "that is empty, and images_profiles is for containers alone"
         has = f"that has {names(sorted(listed))}" if listed else empty
         hint = f"did you mean {close[0]}?" if close else f"give a path or docker://NAME; {has}"

@@ -25,7 +25,7 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.jobs import job_imag
 
 JOB_NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,62}")
 _CORRECT = "correct the configuration"
-# What has to be the same on all nodes of a job, by what the agents' checks report.
+# What must be the same on all nodes of a job, as the agents' checks report it.
 _VERSIONS = ("python", "torch", "deepspeed", "rdm_trainer")
 
 
@@ -169,10 +169,10 @@ def plan_job(
     through = kind == "slurm" or (kind is None and (only or before.slurm))
     problems += _way(kind, through, only, slurm, chosen)
     taking_part = [node for node in nodes if node.name in chosen]
-    # A job goes on where it was, unless the user names nodes.
+    # A job continues on its former nodes unless the user names others.
     again = set(before.nodes) if len(taking_part) == len(nodes) else set()
     if through:
-        # It is no node of the job, also where it is one of the inventory's.
+        # It is not a node of the job, even if it is in the inventory.
         taking_part = [Node(slurm.login, "127.0.0.1", 1)]
         overrides += ["launcher.kind=slurm"] if kind is None and wanted.text else []
         image = _chosen(job_image.KEY, _section(launcher, "slurm"), wanted.overrides)
@@ -188,7 +188,7 @@ def plan_job(
         taking_part = _in_order(taking_part, before.nodes)
     count = _chosen("launcher.nodes", launcher, wanted.overrides)
     if count is None and again and not through:
-        # In place of one that has left the inventory another one takes part.
+        # Another node replaces one that has left the inventory.
         taking_part = _first(len(before.nodes), taking_part, again)
     elif count is not None:
         what = f"launcher.nodes {count}"
@@ -204,7 +204,7 @@ def plan_job(
         reason = "is no name for a job"
         hint = "use lower-case letters, digits, '-', '_' and '.', and begin with a letter or digit"
         problems.append(Problem(None, repr(name), reason, hint))
-    # Slurm may give other nodes, whose number other problems depend on.
+    # Slurm may allocate other nodes, and other problems depend on their number.
     slurm_meant = bool(difflib.get_close_matches(str(kind), ["slurm"]))
     if problems or (minor and not (put_off and taking_part and not through and not slurm_meant)):
         raise PreconditionFailed([*minor, *problems])
@@ -306,7 +306,7 @@ def verdict(plan: Mapping[str, Any], answers: Mapping[str, Mapping[str, Any]]) -
             problems.append(Problem(name, "", _first_line(str(answer.get("msg") or "it failed")), ""))
         else:
             problems += [Problem(name, "", str(output), "") for output in answer.get("problems") or []]
-    # What is wrong with the configuration every node says; it is told once.
+    # Every node reports the problems of the configuration; they are shown once.
     everywhere = [set(_said(problems, node["name"])) for node in plan["nodes"]]
     common = set.intersection(*everywhere) if len(everywhere) > 1 else set()
     told: dict[str, Problem] = {}

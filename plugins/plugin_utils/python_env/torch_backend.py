@@ -19,7 +19,7 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.python_env.lock impo
 
 AUTO = "auto"
 _SET = "set python_env_torch_backend"
-# Of the index that uv names: in a lock that it made, or in its words when the index is out of reach.
+# Matches the index that uv names, in its lock file or in its message when the index is unreachable.
 _INDEX = re.compile(r"https?://\S+/whl/(cpu|xpu|cu[0-9]+|rocm[0-9.]+)\b")
 
 

@@ -406,7 +406,7 @@ def cgroup_plugin(facts: Iterable[Mapping[str, Any]]) -> str:
         _number(release(one.get("version") or one.get("candidate") or "")) < _number(CGROUP_2_SINCE)
         for one in there
     ):
-        # Which has one only, and no option for it.
+        # This version has only one, and no option for it.
         return ""
     return f"cgroup/v{versions.pop()}" if len(versions) == 1 and versions <= {1, 2} else "autodetect"
 

@@ -119,7 +119,7 @@ def of_node(keys: Keys, cluster: str, node: str, my_ip: str) -> dict[str, str]:
         private_text(keys.login, f"root in the containers of {cluster}"),
         f"{public_line(keys.login)} root in the containers of {cluster}\n",
         private_text(host, name),
-        # MY_IP is what ssh connects to, by whatever name it was asked.
+        # ssh connects to MY_IP, whatever name the user gave.
         f"{host_certificate(host, keys.authority, name, [my_ip])} {name}\n",
         f"@cert-authority * {public_line(keys.authority)} {cluster}\n",
     )

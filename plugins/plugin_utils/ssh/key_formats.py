@@ -69,7 +69,7 @@ def host_certificate(
         name: what logs call the certificate.
         principals: the names and addresses under which the host is believed.
     """
-    # It keeps who does not know the authority's key from choosing what is signed.
+    # The nonce prevents others from choosing what the authority signs.
     nonce = hashlib.sha256(_raw(derived(authority, f"nonce {name}"))).digest()
     signed = b"".join(
         [

@@ -135,7 +135,7 @@ class JobView:
         found = state.verdict
         word = found.verdict if found is not None else ""
         before, self._evaluated = self._evaluated, word or self._evaluated
-        # That it begins, gets on and ends, the display says itself.
+        # The display itself shows start, progress and end.
         if found is None or word == before or (before in ("", "starting") and word in _WELL) or state.ended:
             return
         self.console.print(verdict(found, f"{state.job}  "), soft_wrap=True)
@@ -316,7 +316,7 @@ def _blocks(console: Console, state: JobState) -> Iterator[Any]:
     if state.seconds is not None:
         end.append(f"   in {view.seconds(state.seconds)}", "dim")
     yield end
-    # How it ended, and why, is told; not what speaks against its result.
+    # How and why it ended is shown, but not what casts doubt on its result.
     if state.verdict is not None and (not state.ended or state.verdict.verdict == "suspect"):
         others = [Text(f"  {sentence}", "dim") for sentence in state.verdict.evidence[1:]]
         yield Group(verdict(state.verdict), *others)
@@ -344,7 +344,7 @@ def next_steps(state: JobState, flag: str) -> list[tuple[str, str]]:
             logs,
             ("stop it", f"rdm-provision stop{flag} {state.job}"),
         ]
-    # What trains no steps has no such key.
+    # A job that trains no steps has no such key.
     longer = state.state == "finished" and state.train_iterations
     more = "optimisation.train_iterations=N" if longer else ""
     again = f"rdm-provision train{flag} --resume {state.job} {more}".rstrip()

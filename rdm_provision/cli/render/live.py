@@ -120,7 +120,7 @@ class View:
                 self.task, self.progress = event.task, ""
                 self.busy.clear()
             case TaskGoesOn() if not self.live and self.verbose < 2 and self.verb != "exec":
-                # Of exec, stderr is that of the command.
+                # With exec, this is the command's stderr.
                 self.console.print(Text(f"    {event.task}…", "dim"))
             case Progress():
                 self._tell(event.text)
@@ -283,7 +283,7 @@ def signals(handler: Any) -> Iterator[None]:
     try:
         before = {number: signal.signal(number, handler) for number in wanted}
     except ValueError:
-        # Not in the main thread, where signals do not come anyway.
+        # Not the main thread, and other threads get no signals anyway.
         yield
         return
     try:

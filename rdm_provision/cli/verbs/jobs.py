@@ -94,7 +94,7 @@ def jobs(
     directory here, is one. With --state and --conf the verdict knows what stands in none of its logs: the
     scheduler's word, and what was asked for.
     """
-    # An empty name is this directory's.
+    # An empty name means this directory.
     is_path = "/" in job or bool(job and is_here(job))
     is_read_here = (sections or verdict) and is_path and not (sections and verdict) and not watch
     if (state or conf) and not (is_read_here and verdict and not older):

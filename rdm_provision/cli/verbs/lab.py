@@ -164,7 +164,7 @@ def up(options: Options, nodes: int, name: str, check: bool, **wanted: Any) -> i
     run = made.up(nodes, check=check, verbosity=max(0, options.verbose - 1), **given)
     from rdm_provision.cli.render import view
 
-    # The run is on this machine alone, and about those nodes.
+    # The run is on this machine only; the nodes are what it is about.
     result = _carry_out(options, made, run, view.count(nodes, "node"))
     if result is None:
         return 0

@@ -89,10 +89,10 @@ def profile(
             measured = jobs.run(f"{number}", nodes[:1], sizes)
             seconds: dict[str, float] = {}
             if len(gpus) > 1:
-                # Of a kind with one node, those to nodes of other kinds.
+                # For a kind with one node, the links to nodes of other kinds.
                 linked = nodes if len(nodes) > 1 else list(gpus)
                 measured["links"]["across"], taken = jobs.links_across(f"{number}-links", linked)
-                # The node whose layers were measured is what the others are compared with.
+                # The other nodes are compared with the one whose layers were measured.
                 if nodes[0] in taken:
                     seconds = {name: taken[name] for name in nodes if name in taken}
             if image := tuning.image_of(cluster.node(nodes[0])):
@@ -100,7 +100,7 @@ def profile(
             gpu_of = dict.fromkeys(nodes, str(measured["gpu"]))
             known = tuning.with_measured(known, gpu_of, measured, seconds)
             results[gpu] = measured
-            # What is measured stays, whatever becomes of the next kind.
+            # Finished measurements stay, whatever happens to the next kind.
             path = tuning.keep_profile(cluster, known)
     if options.as_json:
         emit_json(

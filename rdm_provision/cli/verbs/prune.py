@@ -50,14 +50,14 @@ def prune(options: Options, older: str, *, yes: bool) -> int:
     unheard = not result.ok
     removed = False
     console = view.out()
-    # Also without a name: there may be what is left of a removal that was killed.
+    # Even without a name, since a killed removal may have left something.
     result = _carried_out(options, cluster.prune(names, check=True, **options.run), cluster.name)
     removals = cluster.removals(result)
     goes = sorted({*names, *(one.job for one in removals)})
     if goes:
         if not options.as_json:
             _show(console, old, removals, now)
-        # For a program nobody answers a question.
+        # A program cannot answer a question.
         if yes or (
             not options.as_json and click.confirm(f"Remove {view.count(len(goes), 'job')} from the nodes?")
         ):

@@ -72,7 +72,7 @@ def _saved(result: RunResult, state: JobState | None) -> str:
     if state is None:
         return ""
     told = result.returned.get(JOB_MODULE, {})
-    # Of a job of Slurm, who submitted it is asked, and that is no node of it.
+    # Slurm's jobs are queried on the host that submitted them, which is not one of their nodes.
     heard = [one for node in told if state.launcher == "slurm" or node == state.master for one in told[node]]
     if not any("checkpoint" in ((one.get("job") or {}).get("progress") or {}) for one in heard):
         return ""

@@ -174,7 +174,7 @@ def _recap(result: RunResult, state: JobState | None, flag: str, *, check: bool,
         view.recap(console, result)
         view.next_steps(console, job_view.next_steps(state, flag))
     else:
-        # The node that was asked is gone; the job may be well.
+        # The queried node is gone; the job may be fine.
         view.recap(console, result)
         job_view.left(console, state, flag)
     return result.exit_code

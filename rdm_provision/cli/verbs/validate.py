@@ -85,7 +85,7 @@ def _run(
         return None, state.reason or state.state
     if not state.step_seconds:
         return None, f"it finished after {state.iteration} steps without the time of one"
-    # Its checkpoint is not needed.
+    # The checkpoint is not needed here.
     cluster.prune([name], **options.run).result()
     return state.step_seconds, ""
 

@@ -82,7 +82,7 @@ def next_steps(result: RunResult, flag: str, command: str, limit: str = "") -> l
     from rdm_provision.cli.render import view
 
     repeated = view.retry_steps(result, command, limit, whole=True)
-    # No run of `up` brings a device that the kernel does not show.
+    # `up` cannot add a device that the kernel does not show.
     bare = set((result.rdma or {}).get("without_device") or ())
     if result.failed and not result.unreachable and bare.issuperset(result.failed):
         return repeated
