@@ -125,7 +125,7 @@ def run(way: Way, archive: Path, directory: Path, options: argparse.Namespace) -
                 (directory / f"n{number}").mkdir()
                 nodes.append(start(number, node_command(way, number, archive, directory, options)))
             processes += nodes
-            # How fast a machine starts Pythons is not what is measured.
+            # The start of Python processes is not part of the measurement.
             for node in nodes if way.name in ("peers", "direct") else ():
                 wait_for_line(node)
             before, began = sent_bytes(), time.monotonic()

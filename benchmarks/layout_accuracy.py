@@ -204,7 +204,7 @@ def predict(profile: Any, combination: Combination, engine: str, *, smoke: bool)
     layout = Layout(
         tensor, data, pipeline, combination.micro_batch, combination.checkpointing, config.zero_stage
     )
-    # What it says of links between nodes and of memory matters to nothing here.
+    # Its links between nodes and its memory do not matter here.
     node = NodeKind(profile.gpu, tensor * data * pipeline, 1e11, 1e12, profile.memory_gib)
     job = Job(config, MeasuredTimes({profile.gpu: profile}, {profile.gpu: node}), engine_step)
     model = TrainerModel(job, (node,))
@@ -322,7 +322,7 @@ def main() -> int:
                 "date": profile.date,
                 "engine": args.engine,
             }
-            # After each layout, so that what there is outlives a run that is cut off.
+            # Written after each layout, so that an interrupted run keeps its results.
             (output / "layout_accuracy.json").write_text(
                 json.dumps({**written, "summary": summary(results), "results": results}, indent=1)
             )

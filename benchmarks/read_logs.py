@@ -42,7 +42,7 @@ except NothingToRead:
 own = re.search(r"VmHWM:\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1]
 print(max(int(own), resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss) // 1024)
 """
-# RUSAGE_SELF would be that of who started it, when that is more.
+# RUSAGE_SELF may include the peak of the process that started this one.
 
 
 def step(number: int) -> str:

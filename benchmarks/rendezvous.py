@@ -77,7 +77,7 @@ def take_part(number: int, port: int, begins: list[float], ends: list[float]) ->
 
 def take_parts(numbers: range, port: int, results: Any) -> None:
     """Be some workers, and send their times and this process' CPU seconds."""
-    # Threads that wait for their turn would wake every 5 ms.
+    # Waiting threads would wake every 5 ms.
     sys.setswitchinterval(1)
     begins: list[float] = []
     ends: list[float] = []

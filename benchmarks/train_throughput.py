@@ -346,7 +346,7 @@ def profile(leg: Leg, ways: dict[str, Callable[[], object]]) -> None:
 
 
 # ------------------------------------------------------------------------------------------
-# In the process that asks for measurements
+# In the process that requests measurements
 # ------------------------------------------------------------------------------------------
 
 
@@ -373,7 +373,7 @@ def run_leg(leg: Leg, directory: Path) -> dict[str, Any]:
                 )
             )
         deadline = time.monotonic() + LEG_TIMEOUT_S
-        # A rank that ends badly leaves the others waiting for it, so the first such end is everybody's.
+        # If a rank fails, the others would wait for it, so all are ended.
         while any(process.poll() is None for process in processes):
             if any(process.poll() for process in processes) or time.monotonic() > deadline:
                 break

@@ -53,7 +53,7 @@ def connect(socket: str = "", timeout: float = 300) -> APIClient:
         EngineProblem: none answers.
     """
     with clear():
-        # The SDK's own words for it are those of its HTTP library.
+        # The SDK's message is that of its HTTP library.
         DockerAPI(socket).version()
         return APIClient(base_url=f"unix://{socket_path(socket)}", version="auto", timeout=timeout)
 

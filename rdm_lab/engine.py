@@ -252,7 +252,7 @@ class LabEngine:
         Raises:
             LabProblem: the node does not run, and so has no cable.
         """
-        # The kernel takes the cable of a node that has just stopped away when it comes to it.
+        # The kernel removes the cable of a stopped node with some delay.
         runs = self.node(node)["State"] == "running"
         ports = self.ports()
         mine = spec.ports_of(node, ports)
@@ -294,7 +294,7 @@ class LabEngine:
         """
         deadline = time.monotonic() + REMOVAL_TIMEOUT_S
         while True:
-            # By label, and again until nothing is found: a start may have been interrupted only just now.
+            # By label, and repeated until nothing is found: a start may have been interrupted just now.
             found = self.docker.containers(all=True, filters=self._mine)
             parallel(self._remove_container, [one["Id"] for one in found])
             for one in self.docker.volumes(filters=self._mine).get("Volumes") or []:
@@ -349,7 +349,7 @@ class LabEngine:
     def _start(self, part: str) -> None:
         self.docker.start(self._object(part))
 
-    # What is gone, is going, or is still held is looked at again by the caller.
+    # The caller checks again what is gone, going, or still in use.
 
     def _remove_container(self, name: str) -> None:
         with contextlib.suppress(APIError):

@@ -50,7 +50,7 @@ def new_directory(target: Path) -> Iterator[Path]:
     new = target.with_name(f"{target.name}.new")
     shutil.rmtree(str(new), ignore_errors=True)
     new.mkdir(parents=True)
-    # The nodes read it as another user may.
+    # The nodes read it as another user.
     new.chmod(0o755)
     yield new
     shutil.rmtree(str(target), ignore_errors=True)

@@ -132,7 +132,7 @@ class Images:
             return ""
         name, _, tag = self.base.rpartition(":")
         try:
-            # A pull has no limit of its own: first see whether a registry answers.
+            # A pull has no timeout, so first check whether a registry answers.
             connect(timeout=PULL_TIMEOUT_S).inspect_distribution(self.base)
             self.engine.pull(name, tag)
         except (DockerException, RequestException) as problem:

@@ -83,7 +83,7 @@ def cluster_inventory(
         variables["container_rails"] = [f"ib{rail}" for rail in range(rails)]
     if machines:
         variables["sriov_vfs"] = VIRTUAL_FUNCTIONS
-        # Where every instruction is translated, sudo and Python alone take seconds to start.
+        # Without KVM, sudo and Python alone take seconds to start.
         variables.update(
             {
                 "ansible_timeout": 120,
@@ -94,7 +94,7 @@ def cluster_inventory(
         )
     else:
         variables["container_memlock_required"] = False
-        # All nodes share this machine, which others may use: a login can take long, and is no fault then.
+        # All nodes share this machine, which may be busy, so a slow login is no fault.
         variables.update({"ansible_timeout": 60, "verify_deadline": 30.0})
     if driver == "sriov" and not machines:
         images.append(_archive(SRIOV_IMAGE, SRIOV_ARCHIVE))
@@ -160,7 +160,7 @@ def slurm_inventory(made: dict[str, Any], packages: NodePackages | None = None) 
     children = made["cluster"]["children"]
     for group in ("master", "workers"):
         for variables in children[group]["hosts"].values():
-            # The fabric is the containers'; jobs of Slurm talk over the network of its daemons.
+            # The fabric belongs to containers; Slurm's jobs use the network of its daemons.
             variables["my_ip"] = variables["ansible_host"]
     master = next(iter(children["master"]["hosts"].values()))
     subnet = ipaddress.ip_network(f"{master['my_ip']}/{SUBNET_PREFIX}", strict=False)
@@ -176,7 +176,7 @@ def slurm_inventory(made: dict[str, Any], packages: NodePackages | None = None) 
         "rdm_runtime": "host",
         "rdm_become": False,
         "rdm_subnet": str(subnet),
-        # The distribution splits venv off, and the nodes do without.
+        # The distribution packages venv separately, and the nodes lack it.
         "python_env_method": "uv",
         **(packages.variables() if packages is not None else {}),
         "job_directory": f"{SHARED_AT}/jobs",
@@ -189,10 +189,10 @@ def slurm_inventory(made: dict[str, Any], packages: NodePackages | None = None) 
         "slurm_cpus": 16,
         "slurm_memory": 16000,
         "slurm_options": {
-            # Both are for hardware that is not what the configuration says.
+            # Both are for hardware that differs from the configuration.
             "SlurmdParameters": "config_overrides",
             "DefMemPerCPU": 100,
-            # Sooner than on a cluster whose nodes are really away for a while.
+            # Sooner than on a cluster whose nodes may really be away for a while.
             "AuthInfo": "cred_expire=5",
             "SlurmdTimeout": 10,
             "SchedulerParameters": "bf_interval=5,sched_interval=5,bf_resolution=60,bf_hetjob_immediate",

@@ -30,7 +30,7 @@ from ansible_collections.rdm.provision.rdm_lab.spec import LabProblem
 from ansible_collections.rdm.provision.rdm_lab.vm import machine
 from ansible_collections.rdm.provision.rdm_lab.work import sweep
 
-# In the environment of all that `lab up` starts, so that `lab down` can end what an interrupted one left.
+# In the environment of all that `lab up` starts, so that `lab down` can end what an interrupted run left.
 MARKER = "RDM_LAB_UP"
 END_TIMEOUT_S = 60.0
 POLL_S = 0.05
@@ -366,7 +366,7 @@ def _present(
     if not switch_runs:
         change.actions.append("make the switch")
     if desired["lab_hardware"] == "vm":
-        # Those that run have their memory; those that are made anew give it back first.
+        # Running nodes have their memory already; recreated ones give theirs back first.
         meminfo = Path("/proc/meminfo").read_text(encoding="ascii")
         running = [node for node in (*beyond, *changed) if found[node]["State"] == "running"]
         freed = sum(machine.MEMORY_NEEDED_MIB for node in running if machine.is_machine(found[node]))

@@ -135,7 +135,7 @@ class SlurmImage(NodeLayer):
     what = "Slurm's"
     script = "slurm-layer.sh"
     files = (script, "slurm-node")
-    # For the controller, too: any node may be it, and the layer is there only once.
+    # For the controller, too: any node may be it, and there is only one layer.
     packages = (
         "mariadb-server",
         "munge",

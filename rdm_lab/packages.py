@@ -20,7 +20,7 @@ from docker import APIClient
 
 SCRIPT = "packages.sh"
 _NAME = "packages-"
-# Labs may still use those before.
+# Labs may still use older ones.
 _KEPT = 2
 
 # Raised when the code below changes what it downloads.

@@ -42,7 +42,7 @@ CPU_PACKAGES = (
     "python3",
 )
 NODE_PACKAGES = ("docker.io", "iptables", "kmod", "python3-requests", "sudo", "zstd")
-# Nobody reads them in a lab, and they are a third of the image.
+# A lab does not need them, and they are a third of the image.
 LEFT_OUT = (
     "/usr/share/doc/*",
     "/usr/share/info/*",

@@ -319,7 +319,7 @@ def container_body(
             **({"CgroupParent": "/"} if node.cgroup_driver == "cgroupfs" else {}),
             **host,
         },
-        # The nodes find each other by name, as hosts of a site do.
+        # The nodes resolve each other's names, like the hosts of a site.
         "NetworkingConfig": {
             "EndpointsConfig": {
                 node.network: {"IPAMConfig": {"IPv4Address": node.address}, "Aliases": [node.name]}

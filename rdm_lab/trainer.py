@@ -40,7 +40,7 @@ _NAME = re.compile(r"train-([0-9a-f]{8})-[0-9a-f]{8}\.tar")
 _KEPT = 2
 _BLOCK = 1024 * 1024
 
-# What pip may be told about where packages come from.
+# The environment variables that tell pip where packages come from.
 _SETTINGS = (
     "cert",
     "default-timeout",

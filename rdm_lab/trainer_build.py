@@ -84,7 +84,7 @@ def package_sources(
         binds.append(given(trusted, "certificates.pem"))
     cache = _pip("cache", "dir").strip()
     if cache and os.path.isdir(cache) and os.stat(cache).st_uid == 0:
-        # What a checkout's own environment has downloaded is not downloaded again.
+        # Packages that the checkout's own environment has downloaded are used again.
         binds.append(f"{cache}:{AT}/pip-cache")
     else:
         cache = ""

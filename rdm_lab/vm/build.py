@@ -101,12 +101,12 @@ class Machines:
         tar, disk = output / "guest.tar", output / recipe.DISK
         command = recipe.guest_command(self.made_of, packages, files, boot, tar, proxy_options())
         run(command, TMPDIR=str(output))
-        # Files of many users, which only a user namespace gives to somebody who is not root.
+        # Files of many users, which without root need a user namespace.
         mapped = [] if os.geteuid() == 0 else ["mmdebstrap", "--unshare-helper"]
         for command in recipe.disk_commands(tar, root, disk):
             run([*mapped, *command])
         with new_directory(self.directory) as target:
             for path in (disk, boot / recipe.KERNEL, boot / recipe.INITRD):
-                # Sparse as it is, also when the cache is on another file system.
+                # Sparse, even if the cache is on another file system.
                 run(["cp", "--sparse=always", "--reflink=auto", str(path), str(target)])
                 (target / path.name).chmod(0o644)

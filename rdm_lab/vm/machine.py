@@ -131,7 +131,7 @@ def kernel_command_line(lab: str, node: str) -> str:
             "quiet",
             "net.ifnames=0",
             "mitigations=off",  # nobody attacks it, and without KVM they cost twice
-            # A machine that waits for its processor seems to have a bad clock; another costs 20 us a look.
+            # A machine that waits for its processor seems to have a bad clock; others cost 20 us per read.
             "tsc=reliable",
             "cryptomgr.notests",
             "panic=10",
@@ -175,7 +175,7 @@ def qemu_command(machine: MachineSpec) -> list[str]:
         *("-kernel", f"{MACHINE_AT}/{KERNEL}"),
         *("-initrd", f"{MACHINE_AT}/{INITRD}"),
         *("-append", kernel_command_line(machine.lab, machine.name)),
-        # The guest's own flushes count: the power plug of a node may be pulled at any moment.
+        # The guest's flushes are honoured, since a node's power may be cut at any moment.
         *cards,
         *("-drive", f"file={STATE_AT}/disk.qcow2,format=qcow2,if=none,id=disk,cache=writeback"),
         *("-device", "virtio-blk-pci,drive=disk"),

@@ -62,7 +62,7 @@ class Entry:
         self.path = path
         self.before, self.old_mode, self.old_owner = _read(path)
         self.after = self.before
-        # What it points to may be out of reach where the directory is mounted: a file takes its place.
+        # The link's target may be out of reach where the directory is mounted, so a file replaces the link.
         self.link = os.readlink(path) if os.path.islink(path) else ""
         self.mode: Optional[int] = None  # None: as it is
         self.owner = Owner(-1, -1)
@@ -127,7 +127,7 @@ class Plan:
 
     def __init__(self, params: Dict[str, Any]) -> None:
         self.owner = _owner(params.get("owner"), params.get("group"))
-        # What is all ours is ours also when somebody has given it to another user.
+        # A file that is all ours stays ours, even if somebody has changed its owner.
         self.own = self.owner if params.get("owner") else self.owner._replace(uid=os.geteuid())
         self.entries: Dict[str, Entry] = {}
         self.made: List[str] = []
@@ -144,7 +144,7 @@ class Plan:
             self._block(item)
         for item in params.get("repairs") or ():
             self._repair(item)
-        # The deepest first, so that a directory whose only content is another one of ours goes as well.
+        # The deepest first, so that a directory goes too if it contains only another one of ours.
         absent = (item for item in params["directories"] if item["state"] == "absent")
         self._named = {_absolute(item["path"]) for item in absent}
         for path in sorted(self._named, key=len, reverse=True):
@@ -292,7 +292,7 @@ class Plan:
             return
         self.removed.append(path)
         above = os.path.dirname(path)
-        # Nobody named it when it was made for the one below.
+        # It was made for the directory below it, and not named itself.
         if above not in self._named and _is_marked(above) and not os.path.islink(above):
             self._remove(above)
             self.kept = [one for one in self.kept if one != above]
@@ -362,7 +362,7 @@ def _remove_directory(path: str) -> None:
     """Remove a directory of ours, unless another node that shares it did so, or put something there."""
     try:
         for name in os.listdir(path):
-            # The mark, or left by a run that was killed while it wrote.
+            # The owner marker, or a file that a run was writing when it was killed.
             if name.startswith(TEMPORARY):
                 os.unlink(os.path.join(path, name))
         os.rmdir(path)

@@ -92,7 +92,7 @@ def ssh_client_config(address_map: str, port: int, directory: str) -> str:
     alike = Counter(name.lower() for name, _ in pairs)
     for name, my_ip in pairs:
         if name != my_ip:
-            # Of two names that differ by their case, each is the one that is written so.
+            # Two names may differ only in case: then each matches its exact spelling.
             match = "Match originalhost" if alike[name.lower()] == 1 else "Host"
             parts.append(section("{0} {1}".format(match, name), ["HostName {0}".format(my_ip)]))
     parts.append(section("Host *", ["Include {0}".format(_IMAGES_OWN)]))

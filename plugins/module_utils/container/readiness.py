@@ -102,7 +102,7 @@ def _why_not(
 
 def _words(api: DockerAPI, container: Optional[Dict[str, Any]]) -> str:
     """Return the container's last lines, as an appendix to a sentence."""
-    # The engine may tell that a container has ended before it has written down what it said.
+    # The engine may report the end of a container before it has stored its output.
     deadline = time.monotonic() + _WORDS_TIMEOUT
     lines: List[str] = []
     while container is not None:

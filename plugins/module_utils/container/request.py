@@ -41,7 +41,7 @@ _MAC_OF_ENDPOINT = (1, 44)
 # packets of one would go over the other (`ip-sysctl.rst` of the kernel).
 _SYSCTLS_OF_RAILS = {"net.ipv4.conf.all.arp_announce": "2", "net.ipv4.conf.all.arp_ignore": "1"}
 
-# What `docker update` changes beside the restart policy. We ask for none of these limits.
+# What `docker update` changes besides the restart policy. We set none of these limits.
 _LIMITS = (
     *("BlkioWeight", "CpuShares", "CpuPeriod", "CpuQuota", "CpuRealtimePeriod", "CpuRealtimeRuntime"),
     *("CpusetCpus", "CpusetMems", "KernelMemory", "Memory", "MemoryReservation", "MemorySwap", "NanoCpus"),
@@ -102,7 +102,7 @@ def request(wanted: Mapping[str, Any], api: Tuple[int, ...] = (1, 41)) -> Dict[s
     devices = [_device(device) for device in wanted["devices"]]
     has = {device["PathOnHost"] for device in devices}
     devices += [_device(path) for path in dict.fromkeys(of_functions) if path not in has]
-    # RDMA needs memory that stays where it is.
+    # RDMA needs locked memory.
     lock = ["IPC_LOCK"] * bool(of_functions and "IPC_LOCK" not in wanted["capabilities"])
     host: Dict[str, Any] = {
         "Binds": [_bind(volume) for volume in wanted["volumes"]],
@@ -195,7 +195,7 @@ def settings_of(found: Mapping[str, Any]) -> Dict[str, Any]:
     """Return the settings that a container was made with; empty when it does not say."""
     try:
         settings = json.loads((found["Config"].get("Labels") or {}).get(LABEL_SETTINGS, ""))
-        # A variable of that name has the value that was asked for, whatever the image says.
+        # Variables that we set have our value, whatever the image says.
         has = dict(line.split("=", 1) for line in found["Config"].get("Env") or [] if "=" in line)
         return dict(settings, env={name: has.get(name) for name in settings["env"]})
     except (ValueError, TypeError, KeyError):

@@ -89,7 +89,7 @@ def nvidia_way(facts: Mapping[str, Any]) -> str:
     """Return how containers on the node get NVIDIA GPUs: toolkit, cdi, or "" when they cannot."""
     docker = facts.get("docker") or {}
     output = docker.get("nvidia") or []
-    # Podman runs no hook of the toolkit for whoever asks through its API.
+    # Podman does not run the toolkit's hook for requests through its API.
     if (facts.get("nvidia_hook") and docker.get("engine") != "podman") or "runtime" in output:
         return "toolkit"
     return "cdi" if "cdi" in output else ""

@@ -214,17 +214,17 @@ class Change:
         was_running = old["State"]["Running"]
         successor = self._create(self._name + NEXT)
         try:
-            # Minutes may have passed since anybody looked for jobs.
+            # Minutes may have passed since the last check for jobs.
             self._protect_jobs(old, _FATES["replace"])
             if old["State"]["Paused"]:
                 self._api.post("/containers/{0}/unpause".format(old["Id"]))
             if was_running:
                 self._api.post("/containers/{0}/stop".format(old["Id"]), t=self._wanted["stop_timeout"])
-            # An engine that starts meanwhile must not start both: they have one address.
+            # An engine that restarts meanwhile must not start both, since they share an address.
             self._set_policy(old["Id"], "no")
             _rename(self._api, old["Id"], self._name + OLD)
             _rename(self._api, successor, self._name)
-            # With the old container's end, the plugin's promise was fulfilled.
+            # The plugin's reservation ended with the old container.
             self._functions.hold()
             self._start(successor)
             self._wait()

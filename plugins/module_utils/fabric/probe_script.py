@@ -290,7 +290,7 @@ async def banner(address: str, settings: Settings, until: float, end: float) -> 
     loop = asyncio.get_running_loop()
     opening = connection(address, settings.port, settings.source)
     try:
-        # Who was kept from a processor until its time was up has not asked anybody yet.
+        # A process that got no processor time until its deadline has not queried anybody yet.
         reader, writer = await asyncio.wait_for(opening, max(until - loop.time(), AGAIN))
     except asyncio.TimeoutError:
         return SILENT

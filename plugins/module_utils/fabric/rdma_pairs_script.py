@@ -549,7 +549,7 @@ def options(settings: Settings, program: str, found: Sequence[Optional[float]]) 
     """
     if program == BANDWIDTH:
         return ["-s", str(settings.size), "-D", str(settings.seconds), "--report_gbits"]
-    # Where few large messages went in that time, many small ones would take longer than there is.
+    # If only a few large messages fit in that time, many small ones would take too long.
     slowest = min(value for value in found if value is not None)
     sent = settings.seconds * slowest * 1e9 / (8 * settings.size)
     return ["-s", "2", "-n", str(max(FEWEST_TRIES, min(settings.tries, int(sent))))]

@@ -181,7 +181,7 @@ def find_host(place: Dict[str, Any]) -> Host:
     host = Host(environment, directory, key, place["my_ip"])
     hint = "make it with rdm-provision env up"
     if place.get("slurm"):
-        # Whose inventory may have containers, or no nodes.
+        # The inventory of these may have containers, or no nodes.
         hint += ", from an inventory with rdm_runtime: host that has this host among its nodes"
     if not os.path.isfile(os.path.join(host.environment, "bin", PROGRAM)):
         raise NoAgent("there is no environment with {0} at {1}: {2}".format(PROGRAM, host.environment, hint))

@@ -96,7 +96,7 @@ def _refuses_others(path: str, flags: int = 0) -> bool:
     except OSError:
         return False
     try:
-        # An agent that starts in this very moment tries again.
+        # An agent that is just starting tries again.
         fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True

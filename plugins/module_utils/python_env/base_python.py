@@ -131,7 +131,7 @@ def build_python(root: str, wanted: str, variables: Mapping[str, str]) -> str:
             found = pyenv_python(root, wanted)
     if found is None:
         raise EnvironmentProblem("pyenv has built no Python {0} in {1}".format(wanted, root))
-    # pyenv builds in place: one that was killed has left a part.
+    # pyenv builds in place, so a killed build leaves a part.
     if not _makes_environments(found):
         place = os.path.dirname(os.path.dirname(found))
         raise EnvironmentProblem(
@@ -198,7 +198,7 @@ def run_program(argv: List[str], what: str, variables: Mapping[str, str], direct
 
 def _in_short(lines: List[str]) -> str:
     """Return what a program said last; of much, the beginning of its error and the end."""
-    # What uv says of an error can be longer than the end of a log.
+    # uv's error message can be longer than the end of a log.
     errors = [number for number, line in enumerate(lines) if line.lower().startswith("error: ")]
     text = " ".join(lines[max(0, min([len(lines) - _LAST_LINES, *errors[-1:]])) :])
     if len(text) <= _SHOWN:

@@ -139,7 +139,7 @@ class Sources(NamedTuple):
             "HTTP_PROXY": self.proxy,
             "HTTPS_PROXY": self.proxy,
         }
-        # Whoever says http:// means it, uv needs no more, and the lock has the digest of all that comes.
+        # An http:// URL is the user's choice; uv needs no more, and the lock has a digest of every package.
         plain = [urlsplit(one) for one in (self.index_url, *extra, *self.find_links)]
         trusted = {one.netloc.rpartition("@")[2] for one in plain if one.scheme == "http"}
         found["PIP_TRUSTED_HOST"] = " ".join(sorted(trusted))
@@ -229,7 +229,7 @@ def require(directory: str, wanted: Wanted, sources: Sources, space: int) -> Non
     if wanted.method == "pyenv" and pyenv_python(sources.pyenv_root, wanted.python) is None:
         places.append((sources.pyenv_root, _PYTHON_BYTES, "a Python needs", "python_env_pyenv_root"))
     if wanted.method == "uv" or not sources.local:
-        # What is downloaded is compressed.
+        # Downloads are compressed.
         places.append((_cache(sources), space // 2, "its downloads need", "python_env_cache_directory"))
     roomy: Dict[int, int] = {}
     for place, wants, what, option in places if space else ():
@@ -410,7 +410,7 @@ def _fill(place: str, wanted: Wanted, sources: Sources, wheel: str, uv: str) -> 
     """Put a Python and the packages into an environment; return what is to be known of it."""
     python = os.path.join(place, "bin", "python")
     more = sources.variables()
-    # A user's own files must not make nodes differ.
+    # A user's own configuration must not make nodes differ.
     variables = {
         **{
             name: value
@@ -443,7 +443,7 @@ def _fill(place: str, wanted: Wanted, sources: Sources, wheel: str, uv: str) -> 
         if wanted.method == "pyenv":
             build_cache = more.get("PYTHON_BUILD_CACHE_PATH")
             if build_cache:
-                # pyenv keeps nothing in a directory that is not there.
+                # pyenv does not create its cache directory.
                 os.makedirs(build_cache, exist_ok=True)
             base = build_python(sources.pyenv_root, wanted.python, variables)
         else:
@@ -456,7 +456,7 @@ def _fill(place: str, wanted: Wanted, sources: Sources, wheel: str, uv: str) -> 
         if os.path.getsize(path):
             run_program([*install, *where, "--require-hashes", "-r", path], "install the packages", variables)
     os.unlink(first)
-    # Its digest is compared before it gets here.
+    # Its digest was verified before.
     run_program([*install, "--no-index", wheel], "install the trainer", variables)
     asked = [python, "-c", "import platform; print(platform.python_version())"]
     output = {"python": run_program(asked, "start", variables).strip()}

@@ -71,7 +71,7 @@ class Services:
     def __init__(self, manager: str = "", proc: str = "/proc") -> None:
         self.systemd = systemd_runs()
         distribution = DISTRIBUTIONS.get(manager or host_facts.package_manager(), DISTRIBUTIONS["apt"])
-        # The others are called as their service is.
+        # The others are named like their service.
         self._processes = {"munge": (host_facts.MUNGED,), "mariadb": distribution.mariadb_processes}
         self._proc = proc
 
@@ -285,7 +285,7 @@ def present(options: Mapping[str, Any], check: bool) -> List[str]:
                     remember(was)
             continue
         if name == "mariadb":
-            # One that was there before is not stopped in the end.
+            # A service that ran before is not stopped at the end.
             wanted = {"ours": bool((was.get(name) or {}).get("ours") or not services.enabled(name))}
         _bring(services, change, name, wanted, was.get(name) or {}, options["timeout"])
         if name == "mariadb" and ((check and change.actions) or database_missing(options["database"])):
@@ -314,7 +314,7 @@ def _bring(
     if running and was and wanted.get("restart") != was.get("restart"):
         change.do("restart {0}".format(name), services.restart, name)
     elif running and not was and wanted.get("restart"):
-        # It was started by its package, before it was configured.
+        # Its package started it before it was configured.
         change.do("restart {0}".format(name), services.restart, name)
     elif not running:
         change.do("start {0}".format(name), services.start, name)

@@ -28,7 +28,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.slurm.distributions 
 
 CONFIG_DIR = "/etc/slurm"
 CONFIG = CONFIG_DIR + "/slurm.conf"
-# Where Slurm of other packages has it.
+# Where other packages of Slurm put it.
 OTHER_CONFIGS = ("/etc/slurm-llnl/slurm.conf", "/usr/local/etc/slurm.conf", "/opt/slurm/etc/slurm.conf")
 OWNER_MARKER = CONFIG_DIR + "/rdm/cluster"
 MUNGE_KEY = "/etc/munge/munge.key"
@@ -159,7 +159,7 @@ def processes(proc: str = "/proc") -> Dict[str, List[int]]:
     found[STEP] = [
         pid
         for pid in found[STEP]
-        # Otherwise it is of no job: slurmd has it hold the control group.
+        # Otherwise it belongs to no job: slurmd started it to hold the control group.
         if "infinity" not in read_text("{0}/{1}/cmdline".format(proc, pid)).split("\0")
     ]
     return found

@@ -25,7 +25,7 @@ FILES = (
     *("ssh/" + name for name in _SSH),
 )
 """What the roles write there."""
-# What jobs have left stays, and the directory with it.
+# Files of jobs stay, and so does their directory.
 _DIRECTORIES = ("", "ssh", "job", "jobs")
 
 

@@ -107,7 +107,7 @@ def _opened(cluster: str, flags: int) -> Iterator[int]:
         try:
             file = _open(path, flags)
         except FileNotFoundError:
-            # Who released it has removed the directory meanwhile.
+            # Whoever released the lock has removed the directory meanwhile.
             if flags & os.O_CREAT and time.monotonic() < deadline:
                 continue
             raise
@@ -167,7 +167,7 @@ def _counts(record: Mapping[str, Any], file: int) -> bool:
         return True
     if _runs(record["call"]):
         return True
-    # A call that is none of our modules, such as a pull of an image, is a child of the ssh session.
+    # A call of another module, such as the pull of an image, is a child of the ssh session.
     return _runs(record["session"]) and bool(_children(record["session"][0]) - set(_ancestors()))
 
 

@@ -144,7 +144,7 @@ def drift(before: Found, now: Found) -> Dict[str, List[str]]:
                 gone += [what + os.sep] if new == MISSING else []
                 reasons.setdefault(role, []).append(_sentence(what, old, new))
     for what, state in now.get("container", {}).items():
-        # However it was found before: this can never be right.
+        # Never right, whatever was found before.
         if what.startswith(_CONTAINER) and what.endswith(_STATE) and state != RUNNING:
             sentence = _sentence(what, RUNNING, state)
             if sentence not in reasons.setdefault("container", []):
@@ -327,7 +327,7 @@ def _see_engine(
         if nodes is not None:
             _note(found, role, "{0} (names of nodes)".format(name), digest(nodes))
         for network in networks:
-            # After a boot, the devices of a function may be called otherwise.
+            # After a boot, the devices of a VF may have other names.
             socket = "/run/docker/plugins/{0}.sock".format(network["Driver"])
             devices_now = rdma_devices(held(socket, one, network["Name"]))
             if devices_now is not None:
