@@ -3,19 +3,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from itertools import pairwise
 
 import torch
 from torch import nn
 
-from rdm_core.config import Config
+from rdm_core.config import Config, ModelConfig
+from rdm_trainer.distributed.parameters import placement_of
 from rdm_trainer.distributed.pipeline_parallel.pipeline import Fill, FlatModel, Layer, bounds
 from rdm_trainer.distributed.topology import Topology
 from rdm_trainer.models import gpt, t5
 from rdm_trainer.tokenizers import special_tokens
 
-__all__ = ["PADDING", "build", "layers", "padding_of"]
+__all__ = ["PADDING", "build", "layers", "padding_of", "parameter_shapes"]
 
 PADDING = 0
 
@@ -64,6 +66,18 @@ def build(
         virtual = [range(*ends) for ends in pairwise(bounds(config, parts))]
         chunks = virtual[topology.pipeline_rank :: topology.pipeline]
     return FlatModel(config, parts, device, dtype, divide, fill, chunks)
+
+
+def parameter_shapes(model: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """Return the shape of each parameter of the whole model, with a vocabulary that is not padded."""
+    job = Config(model=dataclasses.replace(model, make_vocab_size_divisible_by=1))
+    shapes = {}
+    for index, layer in enumerate(layers(job, Topology.single())):
+        with torch.device("meta"):
+            module = layer.make()
+        for name, weight in module.named_parameters():
+            shapes[layer.prefix(index) + name] = placement_of(weight).shape
+    return shapes
 
 
 def padding_of(config: Config) -> int:

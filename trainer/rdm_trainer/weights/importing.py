@@ -7,14 +7,11 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-import torch
 import yaml
 
 from rdm_core.config import Config
 from rdm_core.errors import TrainerError
 from rdm_trainer import models
-from rdm_trainer.distributed.parameters import placement_of
-from rdm_trainer.distributed.topology import Topology
 from rdm_trainer.weights.sources import CONFIG, open_published
 
 __all__ = ["configuration"]
@@ -49,18 +46,13 @@ def configuration(directory: Path) -> str:
 
 def _check_shapes(source: Any) -> None:
     """Refuse tensors that are not of the shapes that the configuration says; none of them is read."""
-    # A vocabulary without padding.
-    job = Config(model=dataclasses.replace(source.model, make_vocab_size_divisible_by=1))
-    for index, layer in enumerate(models.layers(job, Topology.single())):
-        with torch.device("meta"):
-            module = layer.make()
-        for name, weight in module.named_parameters():
-            found, wanted = source.shape(layer.prefix(index) + name), placement_of(weight).shape
-            if found != wanted:
-                raise TrainerError(
-                    f"{source.where} has {layer.prefix(index)}{name} of shape {found}, and by its "
-                    f"configuration it is {wanted}; the two are not of one model."
-                )
+    for name, wanted in models.parameter_shapes(source.model).items():
+        found = source.shape(name)
+        if found != wanted:
+            raise TrainerError(
+                f"{source.where} has {name} of shape {found}, and by its configuration it is {wanted}; the "
+                "two are not of one model."
+            )
 
 
 def _changed(section: Any, default: Any) -> dict[str, Any]:

@@ -10,12 +10,15 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import mmap
+import os
 import pickle
 import re
 import shutil
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +27,7 @@ import torch
 from rdm_core.config import ModelConfig, TokenizerConfig
 from rdm_core.config.read import from_dict
 from rdm_core.errors import FAILED, TrainerError
+from rdm_trainer import models
 from rdm_trainer.checkpoint.files import PARTIAL
 
 __all__ = [
@@ -479,33 +483,64 @@ def write(
     step = model.make_vocab_size_divisible_by * tensor
     rows = -(-model.vocab_size // step) * step
     arguments = argparse.Namespace(**arguments_of(model, tensor, pipeline, rows, kind))
-    partial = target.with_name(target.name + PARTIAL)
+    unfinished = target.with_name(target.name + PARTIAL)
     total = 0
     with contextlib.ExitStack() as stack:
-        stack.callback(shutil.rmtree, partial, ignore_errors=True)
+        stack.callback(shutil.rmtree, unfinished, ignore_errors=True)
         try:
             for stage in range(pipeline):
                 for rank in range(tensor):
-                    weights = OrderedDict(_part(source, stage, pipeline, rank, tensor, rows, kind, fused))
-                    total += sum(weight.nbytes for weight in weights.values())
+                    part = partial(_part, model, stage, pipeline, rank, tensor, rows, kind, fused)
                     suffix = f"_{stage:03d}" if pipeline > 1 else ""
-                    folder = partial / _RELEASE / f"mp_rank_{rank:02d}{suffix}"
+                    folder = unfinished / _RELEASE / f"mp_rank_{rank:02d}{suffix}"
                     folder.mkdir(parents=True)
-                    content = {"args": arguments, "checkpoint_version": 3.0, "iteration": 0, "model": weights}
-                    torch.save(content, folder / _FILE)
-            (partial / LATEST).write_text(_RELEASE, encoding="utf-8")
-            partial.rename(target)
+                    content = {"args": arguments, "checkpoint_version": 3.0, "iteration": 0}
+                    total += _write_rank(folder / _FILE, content, source, part)
+            (unfinished / LATEST).write_text(_RELEASE, encoding="utf-8")
+            unfinished.rename(target)
         except OSError as error:
             raise TrainerError(f"{target} cannot be written: {error.strerror}.", exit_code=FAILED) from error
     return total
 
 
+Part = Callable[[Callable[[str], torch.Tensor]], Iterator[tuple[str, torch.Tensor]]]
+"""Yields one rank's weights by Megatron's names, of what gives the whole ones by ours."""
+
+
+def _write_rank(path: Path, content: Mapping[str, Any], source: Any, part: Part) -> int:
+    """Write one rank's file, a weight at a time into the mapped file, and return the weights' bytes."""
+    shapes = models.parameter_shapes(source.model)
+    room = {
+        name: torch.empty(weight.shape, dtype=weight.dtype)
+        for name, weight in part(lambda name: torch.empty(shapes[name], device="meta"))
+    }
+    # Memory that is not touched is not taken.
+    with torch.serialization.skip_data():
+        torch.save({**content, "model": OrderedDict(room)}, path)
+    # A full disk is an error here; in mapped memory it would end the process.
+    with path.open("r+b") as file:
+        os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
+    with torch.serialization.set_default_mmap_options(mmap.MAP_SHARED):
+        mapped = load(path)["model"]
+    for name, weight in part(source.whole):
+        mapped[name].copy_(weight)
+    return sum(weight.nbytes for weight in room.values())
+
+
 def _part(
-    source: Any, stage: int, stages: int, rank: int, ranks: int, rows: int, dtype: torch.dtype, fuse: bool
+    model: ModelConfig,
+    stage: int,
+    stages: int,
+    rank: int,
+    ranks: int,
+    rows: int,
+    dtype: torch.dtype,
+    fuse: bool,
+    whole: Callable[[str], torch.Tensor],
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield one rank's weights by Megatron's names."""
-    each = source.model.layers // stages
-    for one in placed(source.model):
+    """Yield one rank's weights by Megatron's names, of what gives the whole ones by ours."""
+    each = model.layers // stages
+    for one in placed(model):
         names = []
         if one.block is not None:
             if one.block // each == stage:
@@ -514,11 +549,9 @@ def _part(
             if stage == 0:
                 names.append(one.theirs)
             # The last stage's head has a copy of what is tied.
-            if one.vocabulary and source.model.tied_embeddings and stage == stages - 1 > 0:
+            if one.vocabulary and model.tied_embeddings and stage == stages - 1 > 0:
                 names.append("output_layer.weight")
         elif stage == stages - 1:
             names.append(one.theirs)
         for name in names:
-            if fuse:
-                name = fused(name)
-            yield name, one.split(source.whole(one.ours), rank, ranks, rows).to(dtype).clone()
+            yield fused(name) if fuse else name, one.split(whole(one.ours), rank, ranks, rows).to(dtype)
