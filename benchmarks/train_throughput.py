@@ -9,6 +9,8 @@ tokens per step and device as one device had, and are compared with our own and 
 one. `--engine deepspeed,native` measures both engines, one after the other, each beside a plain loop of its
 own.
 
+`--set parallel.virtual_pipeline=2` interleaves the pipelines of the native engine.
+
 MFU counts 6N + 12·L·h·s FLOPs for each token (N: all parameters, the tied embedding once), against the peak
 that is given or known. `--quick` is for a look whether everything works: small shapes, on a CPU too.
 """
@@ -59,7 +61,7 @@ class Shape:
         return -(-self.vocabulary // 128) * 128
 
     def partition(self, stages: int) -> str:
-        """Where so many stages are cut."""
+        """Where so many stages, or chunks of stages, are cut."""
         known = {len(cut.split("-")): cut for cut in self.stages}
         return known.get(stages, "even")
 
@@ -139,6 +141,11 @@ class Leg:
     profile: str | None = None
 
     @property
+    def virtual_pipeline(self) -> int:
+        """Chunks of each stage; one GPU has no stages, whatever `--set` says for the others."""
+        return int(self.overrides.get("parallel.virtual_pipeline", 1)) if self.layout.pipeline > 1 else 1
+
+    @property
     def micro_batch(self) -> int:
         """Samples in a micro-batch."""
         return self.shape.micro_batch * self.layout.larger // self.layout.smaller
@@ -173,7 +180,7 @@ class Leg:
             "parallel": {
                 "tensor": self.layout.tensor,
                 "pipeline": self.layout.pipeline,
-                "partition": shape.partition(self.layout.pipeline),
+                "partition": shape.partition(self.layout.pipeline * self.virtual_pipeline),
             },
             "optimisation": {
                 "micro_batch_size": self.micro_batch,
@@ -199,6 +206,7 @@ class Leg:
         for key, value in self.overrides.items():
             section, _, name = key.partition(".")
             configuration[section][name] = value
+        configuration["parallel"]["virtual_pipeline"] = self.virtual_pipeline
         return configuration
 
 
