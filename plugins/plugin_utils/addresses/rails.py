@@ -11,7 +11,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from ipaddress import IPv4Network
-from typing import NamedTuple
 
 from ansible_collections.rdm.provision.plugins.module_utils.base.wording import names as listed
 from ansible_collections.rdm.provision.plugins.plugin_utils.addresses.ipv4 import parse_subnet
@@ -21,26 +20,6 @@ MOST = 16
 """Rails of a node: as many adapters as the largest machines have."""
 
 _INTERFACE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,14}")
-
-
-class Rail(NamedTuple):
-    """A further rail of one node.
-
-    Attributes:
-        parent: the node's interface below it.
-        network: name of its Docker network.
-        subnet: of the network.
-        gateway: of the network.
-        my_ip: the node's address there.
-        options: the network driver's.
-    """
-
-    parent: str
-    network: str
-    subnet: IPv4Network
-    gateway: str
-    my_ip: str
-    options: Mapping[str, str] = {}
 
 
 def name_problems(node: str, rails: Sequence[str], parent: str, driver: str) -> list[Problem]:
