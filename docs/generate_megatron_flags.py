@@ -210,9 +210,9 @@ RULES: tuple[tuple[str, str, str], ...] = (
     ),
     (
         "other positions, and parts of rotary ones",
-        "Positions are learned or rotary, over whole heads. " + MISSING,
+        "Positions are learned, rotary over whole heads, or T5's relative ones. " + MISSING,
         r"position-embedding-type|no-position-embedding|use-rotary-position-embeddings|rotary-.*|rope-.*|use-rope-scaling"
-        r"|no-rope-freq|(no-)?yarn-.*|relative-attention-.*|mrope-section",
+        r"|no-rope-freq|(no-)?yarn-.*|mrope-section",
     ),
     (
         "other norms",

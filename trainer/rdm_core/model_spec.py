@@ -52,7 +52,8 @@ class ModelSpec:
         key_value_heads: Heads of keys and values; fewer than ``heads`` where several queries share one.
         head_size: Width of one head.
         ffn_size: Width inside the feed-forward part, or inside one expert.
-        ffn: GELU between two matrices (``mlp``), or SwiGLU, in which a third one gates (``gated``).
+        ffn: Two matrices (``mlp``), or a third one whose activation gates the first (``gated``).
+        activation: Between them; SwiGLU is gated by SiLU.
         experts: Feed-forward parts of a block, of which a router gives each token some (Mixture of Experts);
             0: one for all tokens.
         router_top_k: How many experts a token is given to.
@@ -65,13 +66,18 @@ class ModelSpec:
         window: Tokens that a token of a decoder sees at most, itself included; None: all before it.
         qk_norm: Queries and keys of each head are normed.
         biases: The matrix products that add biases: all, those that make queries, keys and values, or none.
-        positions: Rows of a learned position embedding; 0 where positions are rotated in.
-        rope_theta: The base of rotary positions; of no meaning where positions are learned.
+        softmax_scale: Factor on attention scores; None: one through the root of the head size.
+        positions: Rows of a learned position embedding; 0 where there is none.
+        rope_theta: The base of rotary positions.
         rope_scaling: Their scaling.
+        relative_buckets: Rows of a table of what is added to each head's scores, by distance; 0: there is
+            none. Positions that are neither learned nor relative are rotated in.
+        relative_max_distance: Farther tokens share the last bucket.
         vocab_size: The tokenizer's tokens.
         vocab_extra_ids: Sentinels after them.
         padded_vocab_size: Rows of the word embedding.
         tied_embeddings: The head uses the word embedding's weights.
+        scales_logits: The logits are divided by the root of the hidden size.
         seq_length: Tokens of a sample; of a T5 those of the encoder.
         decoder_length: Tokens that the model predicts per sample.
         hidden_dropout: Dropout after embedding, attention and feed-forward part.
@@ -88,6 +94,7 @@ class ModelSpec:
     head_size: int
     ffn_size: int
     ffn: Literal["mlp", "gated"] = "mlp"
+    activation: Literal["gelu", "relu", "silu"] = "gelu"
     experts: int = 0
     router_top_k: int = 0
     norm_topk_prob: bool = True
@@ -98,18 +105,27 @@ class ModelSpec:
     window: int | None = None
     qk_norm: bool = False
     biases: Literal["all", "qkv", "none"] = "all"
+    softmax_scale: float | None = None
     positions: int
     rope_theta: float = 10000.0
     rope_scaling: RopeScaling | None = None
+    relative_buckets: int = 0
+    relative_max_distance: int = 128
     vocab_size: int
     vocab_extra_ids: int = 0
     padded_vocab_size: int
     tied_embeddings: bool = True
+    scales_logits: bool = False
     seq_length: int
     decoder_length: int
     hidden_dropout: float = 0.0
     attention_dropout: float = 0.0
     init_std: float = 0.02
+
+    @property
+    def is_rotary(self) -> bool:
+        """Positions are rotated into queries and keys."""
+        return not self.positions and not self.relative_buckets
 
     @property
     def has_qkv_biases(self) -> bool:

@@ -381,8 +381,8 @@ class _Shaped:
         self.micro_batches = layout.accumulation(job.batch)
         self._held = job.held(self.job)
         self._counts = self._held.counts
-        # Without learned positions, the trainer takes no stage that has the embedding alone.
-        self.first = 1 if self.job.model.positions else 2
+        # With rotary positions, the trainer takes no stage that has the embedding alone.
+        self.first = 2 if self.job.spec.is_rotary else 1
         # All blocks of a GPT are alike: it matters how many there are, and not which.
         self._is_uniform = len(self._counts[0]) <= 3
         # Every so many blocks' input is kept: that is no line.

@@ -44,6 +44,7 @@ _OF_EXPERTS = ("experts", "router_top_k", "norm_topk_prob", "aux_loss_coeff", "c
 _NOT_SHAPE = (
     *("layers", "decoder_layers", "positions", "padded_vocab_size"),
     *("rope_theta", "rope_scaling", "norm_epsilon", "init_std", "hidden_dropout", "attention_dropout"),
+    *("activation", "softmax_scale", "scales_logits", "relative_max_distance"),
 )
 
 
@@ -55,11 +56,13 @@ def shape_of(config: Config) -> dict[str, Any]:
     Args:
         config: The job.
     """
-    left_out = (*_NOT_SHAPE, *(() if config.spec.experts else _OF_EXPERTS))
+    left_out = {*_NOT_SHAPE, *(() if config.spec.experts else _OF_EXPERTS)}
+    if not config.spec.relative_buckets:
+        left_out.add("relative_buckets")
     spec = {key: value for key, value in dataclasses.asdict(config.spec).items() if key not in left_out}
     return {
         **spec,
-        "rope": config.spec.positions == 0,
+        "rope": config.spec.is_rotary,
         "dropout": config.spec.hidden_dropout > 0,
         "attention_dropout": config.spec.attention_dropout > 0,
         "precision": config.optimisation.precision,

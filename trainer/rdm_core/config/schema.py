@@ -95,20 +95,27 @@ class ModelConfig:
     """T5 only: tokens of the decoder. `seq_length` when not given."""
     max_position_embeddings: Positive | None = None
     """Learned positions. The longest sequence when not given."""
-    position_embedding: Literal["learned", "rope"] = "learned"
-    """Learned positions, or rotary ones (RoPE)."""
+    position_embedding: Literal["learned", "rope", "relative"] = "learned"
+    """Learned positions, rotary ones (RoPE), or T5's relative ones: what is added to attention's scores at
+    each distance, learned by each head, and shared by the blocks of an encoder or a decoder."""
     rope_theta: PositiveFloat = 10000.0
     """`rope` only: the base of the frequencies."""
     rope_scaling: RopeScalingConfig | None = None
     """`rope` only: for sequences longer than those that the model was first trained on."""
+    relative_attention_num_buckets: Annotated[int, Bounds(least=4)] = 32
+    """`relative` only: distances that are told apart; even. Half of them are single ones, the others grow."""
+    relative_attention_max_distance: Positive = 128
+    """`relative` only: from here on, all distances are one."""
+    softmax_scale: PositiveFloat | None = None
+    """Factor on the attention's scores; T5 has 1. One through the root of `kv_channels` when not given."""
     sliding_window: Positive | None = None
     """Not for a T5: tokens that a token sees at most, itself included. All before it when not given."""
     norm: Literal["layernorm", "rmsnorm"] = "layernorm"
     """Layer norm, or RMSNorm, which has no bias and takes no mean off."""
     qk_norm: bool = False
     """Queries and keys of each head are normed (`norm: rmsnorm` only)."""
-    activation: Literal["gelu", "swiglu"] = "gelu"
-    """Of the feed-forward part. SwiGLU has a third matrix of `ffn_hidden_size`."""
+    activation: Literal["gelu", "relu", "swiglu", "geglu"] = "gelu"
+    """Of the feed-forward part. SwiGLU and GEGLU have a third matrix of `ffn_hidden_size`."""
     experts: Positive | None = None
     """Mixture of Experts: feed-forward parts of each block, of width `ffn_hidden_size`. A router gives every
     token to some of them. All tokens share one when not given."""
@@ -132,6 +139,8 @@ class ModelConfig:
     """The vocabulary is padded to a multiple of this times `parallel.tensor`."""
     tied_embeddings: bool = True
     """The output layer uses the word embedding's weights."""
+    scale_logits: bool = False
+    """T5 only: the logits are divided by the root of `hidden_size`, as those of T5 1.0 are."""
     init_std: PositiveFloat = 0.02
     """Standard deviation of the initial weights."""
     hidden_dropout: Fraction = 0.0
@@ -168,8 +177,8 @@ class ModelConfig:
 
     @property
     def positions(self) -> int:
-        """Rows of the position embedding; 0 where positions are rotated in."""
-        if self.position_embedding == "rope":
+        """Rows of the position embedding; 0 where positions are not learned."""
+        if self.position_embedding != "learned":
             return 0
         return self.max_position_embeddings or max(self.seq_length, self.decoder_length)
 
@@ -462,19 +471,26 @@ class Config(JobConfig):
             norm_topk_prob=model.moe_norm_topk_prob,
             aux_loss_coeff=model.moe_aux_loss_coeff if model.experts else 0.0,
             capacity_factor=model.moe_expert_capacity_factor,
-            ffn="gated" if model.activation == "swiglu" else "mlp",
+            ffn="gated" if model.activation in ("swiglu", "geglu") else "mlp",
+            activation=_ACTIVATIONS[model.activation],
             norm="rms" if model.norm == "rmsnorm" else "layer",
             norm_epsilon=model.layernorm_epsilon,
             window=model.sliding_window,
             qk_norm=model.qk_norm,
             biases=model.biases,
+            softmax_scale=model.softmax_scale,
             positions=model.positions,
             rope_theta=model.rope_theta,
             rope_scaling=_scaling(model.rope_scaling),
+            relative_buckets=(
+                model.relative_attention_num_buckets if model.position_embedding == "relative" else 0
+            ),
+            relative_max_distance=model.relative_attention_max_distance,
             vocab_size=model.vocab_size,
             vocab_extra_ids=model.vocab_extra_ids,
             padded_vocab_size=self.padded_vocab_size,
             tied_embeddings=model.tied_embeddings,
+            scales_logits=model.scale_logits,
             seq_length=model.seq_length,
             decoder_length=model.decoder_length,
             hidden_dropout=model.hidden_dropout,
@@ -561,6 +577,14 @@ class Config(JobConfig):
             sum(partitions.is_block(name) for name in names[begin:end])
             for begin, end in itertools.pairwise(bounds)
         ]
+
+
+_ACTIVATIONS: dict[str, Literal["gelu", "relu", "silu"]] = {
+    "gelu": "gelu",
+    "relu": "relu",
+    "swiglu": "silu",
+    "geglu": "gelu",
+}
 
 
 def _scaling(given: RopeScalingConfig | None) -> RopeScaling | None:

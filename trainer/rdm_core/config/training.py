@@ -185,14 +185,34 @@ def _positions(config: Config) -> Iterator[str]:
         return
     if model.rope_scaling is not None:
         yield (
-            "model.rope_scaling is for rotary positions, but model.position_embedding is learned; set it to "
-            "rope, or leave the scaling out."
+            "model.rope_scaling is for rotary positions, but model.position_embedding is "
+            f"{model.position_embedding}; set it to rope, or leave the scaling out."
         )
+    if model.position_embedding == "relative":
+        yield from _relative(config)
+        return
     longest = max(model.seq_length, model.decoder_length)
     if model.positions < longest:
         yield (
             f"model.max_position_embeddings is {model.positions}, fewer than the {longest} tokens of a "
             "sequence."
+        )
+
+
+def _relative(config: Config) -> Iterator[str]:
+    model = config.model
+    buckets, farthest = model.relative_attention_num_buckets, model.relative_attention_max_distance
+    if model.kind != "t5":
+        yield f"model.position_embedding relative is for a T5, but model.kind is {model.kind}; take rope."
+    if buckets % 2:
+        yield (
+            f"model.relative_attention_num_buckets is {buckets}; an encoder has as many for either "
+            "direction, so that it must be even."
+        )
+    if farthest <= buckets // 2:
+        yield (
+            f"model.relative_attention_max_distance {farthest} is not above half of "
+            f"relative_attention_num_buckets {buckets}, and as many distances have a bucket of their own."
         )
 
 
@@ -203,6 +223,7 @@ def _t5(config: Config) -> Iterator[str]:
             ("decoder_layers", model.decoder_layers),
             ("decoder_seq_length", model.decoder_seq_length),
             ("vocab_extra_ids", model.vocab_extra_ids),
+            ("scale_logits", model.scale_logits),
         ):
             if value:
                 yield f"model.{key} is for a T5, but model.kind is gpt; leave it out."
@@ -218,7 +239,9 @@ def _t5(config: Config) -> Iterator[str]:
     for key in ("reset_attention_mask", "reset_position_ids", "eod_mask_loss"):
         if getattr(config.data, key):
             yield f"data.{key} is for a decoder, but model.kind is t5; leave it out."
-    if model.vocab_extra_ids == 0:
+    tokenizer = config.data.tokenizer
+    # A tokenizer.json may have them.
+    if model.vocab_extra_ids == 0 and (config.data.mock or tokenizer is None or tokenizer.file is None):
         yield (
             "model.vocab_extra_ids is 0, but a T5 marks masked spans with sentinels of its own; 100 is usual."
         )
@@ -245,11 +268,11 @@ def _layout(config: Config) -> Iterator[str]:
     except TrainerError as error:
         yield str(error)
         return
-    if bounds[1] == 1 and not config.model.positions:
-        # Without learned positions, all that it has decays, and its optimiser lacks the others' second group.
+    if bounds[1] == 1 and config.model.position_embedding == "rope":
+        # With rotary positions, all that it has decays, and its optimiser lacks the others' second group.
         yield (
             f"parallel.partition {parallel.partition} leaves the first stage nothing but the word embedding, "
-            "which is only possible with learned positions; give it a block."
+            "which is not possible with rotary positions; give it a block."
         )
 
 

@@ -185,6 +185,8 @@ def _held(layers: list[LayerSize]) -> list[LayerSize]:
     held = []
     for layer in layers:
         if layer.tied and has_original:
+            if layer.total > layer.tied:
+                held.append(LayerSize(layer.name, split=layer.total - layer.tied))
             continue
         # Of several ties without the original, as decoder embedding and head, the first is held.
         has_original = has_original or layer.tied > 0
@@ -331,6 +333,10 @@ def _block_activations(config: Config, name: str) -> int:
     block = tokens * (attention + 2 * hidden + sides // tensor + dropout)
     # Keys and values of the other ranks' tokens.
     block += (spec.seq_length - tokens) * 2 * shared // tensor if config.parallel.context > 1 else 0
+    if spec.relative_buckets:
+        # What is added to the scores. The encoder's has the padding's mask, which differs between samples.
+        samples = config.optimisation.micro_batch_size if name == "DecoderBlock" else 1
+        block += spec.heads * tokens * tokens * width // (tensor * samples)
     if name == "DecoderBlock":
         block += tokens * (2 * hidden + (2 * inner + per_head) // tensor + dropout)
         block += spec.seq_length * 2 * shared // tensor

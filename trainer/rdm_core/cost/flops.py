@@ -76,6 +76,8 @@ def layer_sizes(spec: ModelSpec) -> list[LayerSize]:
 def _layer_size(name: str, spec: ModelSpec) -> LayerSize:
     words = spec.padded_vocab_size * spec.hidden_size
     positions = spec.positions * spec.hidden_size
+    # Each tensor rank has its heads' part of it.
+    relative = spec.relative_buckets * spec.heads
     if name.endswith("Block"):
         return _block_size(name, spec)
     if name.endswith("Norm"):
@@ -83,8 +85,8 @@ def _layer_size(name: str, spec: ModelSpec) -> LayerSize:
     if name == "Head":
         return LayerSize(name, split=words, tied=words if spec.tied_embeddings else 0)
     if name == "DecoderEmbedding":
-        return LayerSize(name, split=words, whole=positions, tied=words + positions)
-    return LayerSize(name, split=words, whole=positions)
+        return LayerSize(name, split=words + relative, whole=positions, tied=words + positions)
+    return LayerSize(name, split=words + relative, whole=positions)
 
 
 def _norm_size(spec: ModelSpec) -> int:

@@ -27,6 +27,10 @@ _FORMER = {
     "biases": "all",
     "sliding_window": None,
     "experts": None,
+    "softmax_scale": None,
+    "scale_logits": False,
+    "relative_attention_num_buckets": 32,
+    "relative_attention_max_distance": 128,
 }
 
 

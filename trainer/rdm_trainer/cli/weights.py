@@ -63,7 +63,7 @@ def export(
 
     CHECKPOINT is a job's directory, its checkpoints/, or a model in either format. Whatever layout wrote it,
     the files are the same: config.json, safetensors with their index, and the tokenizer's files. GPT-2,
-    Llama, Mistral, Qwen2, Qwen3 and Mixtral. For Megatron it is a release checkpoint in its format torch,
+    Llama, Mistral, Qwen2, Qwen3, Mixtral and T5. For Megatron it is a release checkpoint in its format torch,
     without a tokenizer.
     """
     from rdm_trainer.weights import directory as writing
@@ -130,7 +130,7 @@ def generate(
     seed: int,
     device: str | None,
 ) -> None:
-    """Print PROMPT and what the model of CHECKPOINT makes of it.
+    """Print PROMPT and what the model of CHECKPOINT makes of it; of a T5 its answer alone.
 
     CHECKPOINT is a job's directory, its checkpoints/, or a model in Hugging Face's format.
     """
@@ -140,7 +140,8 @@ def generate(
     from rdm_trainer.weights.sources import open_source
 
     generator = Generator(open_source(checkpoint, iteration), device)
-    sys.stdout.write(prompt)
+    if generator.goes_on:
+        sys.stdout.write(prompt)
     for piece in generator.text(prompt, tokens, temperature=temperature, top_k=top_k, seed=seed):
         sys.stdout.write(piece)
         sys.stdout.flush()

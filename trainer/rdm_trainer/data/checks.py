@@ -67,7 +67,8 @@ def _tokenizer(config: Config) -> Iterator[str]:
             f"model.vocab_size is {model.vocab_size}, but the tokenizer has {special.size} tokens: set it to "
             f"{special.size}."
         )
-    elif special.size < model.vocab_size:
+    elif special.size < model.vocab_size and config.checkpoint.init_from is None:
+        # Of published models the vocabulary is padded.
         yield (
             f"model.vocab_size is {model.vocab_size}, but the tokenizer has only {special.size} tokens: "
             f"another tokenizer made the configuration, or model.vocab_size should be {special.size}."
@@ -79,6 +80,19 @@ def _sentinels(config: Config) -> Iterator[str]:
     model, data = config.model, config.data
     masked = round((model.seq_length - ADDED_TOKENS) * data.mask_probability)
     spans = min(round(masked / data.mean_span_length), model.seq_length - ADDED_TOKENS - masked)
+    try:
+        own = len(special_tokens(data.tokenizer, model.vocab_size).sentinels)
+    except TrainerError:
+        # Which is said already.
+        return
+    if own:
+        if spans > own:
+            yield (
+                f"The tokenizer has {own} sentinels, but {data.mask_probability:g} of a sample in spans of "
+                f"{data.mean_span_length:g} make {spans} spans, each with one of its own: take a shorter "
+                "model.seq_length, or a longer data.mean_span_length."
+            )
+        return
     if spans > model.vocab_extra_ids:
         yield (
             f"model.vocab_extra_ids is {model.vocab_extra_ids}, but {data.mask_probability:g} of a sample in "

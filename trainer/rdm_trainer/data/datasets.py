@@ -88,20 +88,27 @@ class T5Dataset:
     """Runs of sentences with spans masked."""
 
     def __init__(
-        self, dataset: IndexedDataset, table: npt.NDArray[np.generic], spans: SpanCorruption, seed: int
+        self,
+        dataset: IndexedDataset,
+        table: npt.NDArray[np.generic],
+        spans: SpanCorruption,
+        seed: int,
+        vocab_size: int,
     ) -> None:
         """Read a data set by a table, masked with draws from the seed and the sample's number.
 
         Args:
-            dataset: The sentences, whose tokens lie below the first sentinel.
+            dataset: The sentences.
             table: [samples, 3], of the index map.
             spans: Which spans are masked.
             seed: Of the draws.
+            vocab_size: The tokens of the sentences lie below it.
         """
         self._dataset = dataset
         self._table = table
         self._spans = spans
         self._seed = seed
+        self._vocab_size = vocab_size
 
     def __len__(self) -> int:
         """The number of samples."""
@@ -111,8 +118,8 @@ class T5Dataset:
         """Encoder ids int64 [s_e], decoder ids int64 [s_d], labels int64 [s_d], loss mask float32 [s_d]."""
         parts = list(self._parts(number))
         text = np.concatenate([np.empty(0, np.int64), *(part for *_, part in parts)], dtype=np.int64)
-        if _is_outside(text, self._spans.first_sentinel):
-            raise _foreign(self._dataset, parts, self._spans.first_sentinel)
+        if _is_outside(text, self._vocab_size):
+            raise _foreign(self._dataset, parts, self._vocab_size)
         return self._spans(text, np.random.RandomState((self._seed + number) % 2**32))
 
     def _parts(self, number: int) -> Iterator[_Part]:

@@ -43,8 +43,8 @@ def span_corruption(config: Config) -> SpanCorruption:
         decoder_length=model.decoder_length,
         probability=config.data.mask_probability,
         mean_length=config.data.mean_span_length,
-        first_sentinel=model.vocab_size,
-        sentinels=model.vocab_extra_ids,
+        # A tokenizer may have its own.
+        sentinels=special.sentinels or range(model.vocab_size, model.vocab_size + model.vocab_extra_ids),
         begin=special.begin,
         end=special.end,
         padding=special.padding,
@@ -216,7 +216,7 @@ class _DataSets:
                 directory=self._cache,
                 maps=self._maps,
             )
-            return WindowDataset(data, table, spans, seed)
+            return WindowDataset(data, table, spans, seed, self._config.model.vocab_size)
         table = t5_index.load_or_build(
             data.prefix,
             split,
@@ -229,4 +229,4 @@ class _DataSets:
             directory=self._cache,
             maps=self._maps,
         )
-        return T5Dataset(data, table, spans, seed)
+        return T5Dataset(data, table, spans, seed, self._config.model.vocab_size)

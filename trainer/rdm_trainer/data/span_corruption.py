@@ -7,6 +7,7 @@ Source: C. Raffel et al., "Exploring the Limits of Transfer Learning with a Unif
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,17 +22,16 @@ Ids = npt.NDArray[np.int64]
 class SpanCorruption:
     """How text becomes a sample.
 
-    The encoder sees the text with each masked span replaced by a sentinel: the first by the first extra id,
-    and so on. The decoder's labels are each sentinel followed by its span, and the end token; its input is
-    the same behind the begin token.
+    The encoder sees the text with each masked span replaced by a sentinel, the first by the first, and so on.
+    The decoder's labels are each sentinel followed by its span, and the end token; its input is the same
+    behind the begin token.
 
     Attributes:
         encoder_length: Tokens of the encoder, s_e.
         decoder_length: Tokens of the decoder, s_d.
         probability: Part of the tokens that is masked.
         mean_length: Average tokens of a span.
-        first_sentinel: The first extra id.
-        sentinels: How many extra ids there are.
+        sentinels: Their ids.
         begin: The decoder's first token.
         end: The last label.
         padding: Fills up.
@@ -41,8 +41,7 @@ class SpanCorruption:
     decoder_length: int
     probability: float
     mean_length: float
-    first_sentinel: int
-    sentinels: int
+    sentinels: Sequence[int]
     begin: int
     end: int
     padding: int
@@ -62,7 +61,7 @@ class SpanCorruption:
         masked = min(max(round(tokens * self.probability), 1), tokens - 1)
         while True:
             # Every span follows a token that stays.
-            most = min(self.sentinels, masked, tokens - masked)
+            most = min(len(self.sentinels), masked, tokens - masked)
             spans = min(max(round(masked / self.mean_length), 1), most)
             # Behind the spans and their sentinels comes the end token.
             surplus = masked + spans + 1 - self.decoder_length
@@ -92,7 +91,7 @@ class SpanCorruption:
         ends = np.cumsum(lengths)
         encoder, labels = [], []
         for span in range(spans):
-            sentinel = np.array([self.first_sentinel + span])
+            sentinel = np.array([self.sentinels[span]])
             begin, middle, end = ends[2 * span] - lengths[2 * span], ends[2 * span], ends[2 * span + 1]
             encoder += [tokens[begin:middle], sentinel]
             labels += [sentinel, tokens[middle:end]]

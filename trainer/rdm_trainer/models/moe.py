@@ -27,7 +27,7 @@ from rdm_trainer.distributed.tensor_parallel.layers import (
     summed_output,
 )
 from rdm_trainer.distributed.topology import Topology
-from rdm_trainer.models.transformer import Block, Norm, residual_std
+from rdm_trainer.models.transformer import Block, Norm, activated, residual_std
 from rdm_trainer.own_time import waiting
 
 __all__ = [
@@ -163,7 +163,7 @@ class Experts(nn.Module):
     def __init__(self, spec: ModelSpec, topology: Topology) -> None:
         super().__init__()
         into = 2 if spec.ffn == "gated" else 1
-        self.gated = spec.ffn == "gated"
+        self.spec = spec
         self.fc1 = self._parameter(
             (spec.experts, into, spec.ffn_size, spec.hidden_size), topology, spec.init_std
         )
@@ -188,12 +188,7 @@ class Experts(nn.Module):
         aligned = self.fc1.shape[-1] % 8 == self.fc2.shape[-1] % 8 == 0
         sizes = None if aligned and _has_grouped_products(rows) else counts.tolist()
         wide = _grouped_linear(rows, self.fc1.flatten(1, 2), counts, sizes)
-        if self.gated:
-            gate, up = wide.chunk(2, dim=-1)
-            inner = functional.silu(gate) * up
-        else:
-            inner = functional.gelu(wide, approximate="tanh")
-        return _grouped_linear(inner, self.fc2, counts, sizes)
+        return _grouped_linear(activated(self.spec, wide), self.fc2, counts, sizes)
 
 
 def _has_grouped_products(rows: torch.Tensor) -> bool:

@@ -42,7 +42,11 @@ def mask_of(first: torch.Tensor, places: torch.Tensor, keys: int) -> torch.Tenso
 
 
 def attention_of_last(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, dropout: float = 0.0
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    dropout: float = 0.0,
+    scale: float | None = None,
 ) -> torch.Tensor:
     """Return causal attention of the last tokens of a sequence.
 
@@ -51,18 +55,19 @@ def attention_of_last(
         key: [batch, key-value heads, sequence, head size], of all up to the last.
         value: Of the keys' shape.
         dropout: Probability.
+        scale: Factor on the scores; one through the root of the head size by default.
     """
     tokens, size = query.shape[2:]
     is_half = query.dtype in (torch.float16, torch.bfloat16)
     if query.is_cuda and torch.version.hip is None and is_half and size % 8 == 0 and size <= 256:
         # Of all kernels, only this one's causal mask ends at the last key instead of beginning at the first.
         flash = torch.ops.aten._scaled_dot_product_flash_attention
-        mixed: torch.Tensor = flash(query, key, value, dropout, True)[0]
+        mixed: torch.Tensor = flash(query, key, value, dropout, True, scale=scale)[0]
         return mixed
     length = key.shape[2]
     seen = torch.ones(tokens, length, dtype=torch.bool, device=query.device).tril(length - tokens)
     return functional.scaled_dot_product_attention(
-        query, key, value, seen, dropout, enable_gqa=query.shape[1] != key.shape[1]
+        query, key, value, seen, dropout, scale=scale, enable_gqa=query.shape[1] != key.shape[1]
     )
 
 
@@ -72,6 +77,7 @@ def flex_attention(
     value: torch.Tensor,
     first: torch.Tensor,
     places: torch.Tensor | None = None,
+    scale: float | None = None,
 ) -> torch.Tensor:
     """Return attention of tokens that each see those of their sample from the first one to themselves.
 
@@ -81,6 +87,7 @@ def flex_attention(
         value: Of the keys' shape.
         first: As :func:`first_seen` gives it.
         places: Of the queries in the sequence, int64 [tokens]; None: they are all of it.
+        scale: Factor on the scores; one through the root of the head size by default.
     """
     # It takes a second to import, which only GPUs need.
     from torch.nn.attention import flex_attention as flex
@@ -98,7 +105,7 @@ def flex_attention(
     attention: Any = flex.flex_attention if inlined else _compiled(flex.flex_attention)
     blocks = make(sees, batch, None, tokens, key.shape[2], device=query.device)
     mixed: torch.Tensor = attention(
-        query, key, value, block_mask=blocks, enable_gqa=query.shape[1] != key.shape[1]
+        query, key, value, block_mask=blocks, scale=scale, enable_gqa=query.shape[1] != key.shape[1]
     )
     return mixed
 

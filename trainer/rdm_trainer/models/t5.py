@@ -3,26 +3,31 @@
 
 What passes between layers is a tuple, because a pipeline's stages send each other nothing else: in the
 encoder (encoder states, encoder tokens, decoder tokens), in the decoder (memory, decoder states, encoder
-tokens). The tokens travel along for the padding mask and until the decoder looks its own up. Every state in a
-tuple must have a gradient where stages meet, so the last decoder block passes on only its states.
+tokens), and where positions are relative, their table behind these. The tokens travel along for the padding
+mask and until the decoder looks its own up. Every state in a tuple must have a gradient where stages meet, so
+the last decoder block passes on only its states.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from functools import partial
 
 import torch
+from torch import nn
 
 from rdm_core.config import Config
 from rdm_core.model_spec import ModelSpec
 from rdm_trainer.distributed.pipeline_parallel.pipeline import Layer
 from rdm_trainer.distributed.tensor_parallel.layers import VocabParallelEmbedding
 from rdm_trainer.distributed.topology import Topology
+from rdm_trainer.models.relative import RelativePositions
 from rdm_trainer.models.transformer import Block, CrossAttention, Norm, PositionEmbedding, word_embedding
 
 __all__ = ["layers"]
 
-Triple = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+States = tuple[torch.Tensor, ...]
 
 
 class Embedding(VocabParallelEmbedding):
@@ -30,9 +35,9 @@ class Embedding(VocabParallelEmbedding):
 
     def forward(  # type: ignore[override]
         self,
-        inputs: torch.Tensor | tuple[torch.Tensor, torch.Tensor] | Triple,
+        inputs: torch.Tensor | States,
         labels: tuple[torch.Tensor, ...] | None = None,
-    ) -> torch.Tensor | Triple:
+    ) -> torch.Tensor | States:
         """Look up the encoder's of (encoder tokens, decoder tokens), the decoder's behind the encoder."""
         if isinstance(inputs, torch.Tensor):
             return super().forward(inputs, labels)
@@ -46,12 +51,25 @@ class Embedding(VocabParallelEmbedding):
 class SharedPositions(PositionEmbedding):
     """The positions, shared by encoder and decoder."""
 
-    def forward(self, states: Triple) -> Triple:  # type: ignore[override]
+    def forward(self, states: States) -> States:  # type: ignore[override]
         """Add the positions to the decoder's states where there are some, else to the encoder's."""
         first, second, third = states
         if second.is_floating_point():
             return first, super().forward(second), third
         return super().forward(first), second, third
+
+
+class TablePositions(RelativePositions):
+    """The table of relative positions of either stack."""
+
+    def forward(self, states: States) -> States:  # type: ignore[override]
+        """Put the table behind the states."""
+        first, second, third = states
+        if second.is_floating_point():
+            second, table = super().forward(second)
+        else:
+            first, table = super().forward(first)
+        return first, second, third, table
 
 
 class EncoderBlock(Block):
@@ -61,22 +79,20 @@ class EncoderBlock(Block):
         super().__init__(spec, topology, causal=False)
         self.padding = padding
 
-    def forward(self, states: Triple) -> Triple:  # type: ignore[override]
+    def forward(self, states: States) -> States:  # type: ignore[override]
         """Map the encoder's states [batch, sequence, hidden] in the tuple."""
-        encoder, encoder_tokens, decoder_tokens = states
-        return (
-            super().forward(encoder, _visible(encoder_tokens, self.padding)),
-            encoder_tokens,
-            decoder_tokens,
-        )
+        encoder, encoder_tokens, decoder_tokens, *table = states
+        mask = _visible(encoder_tokens, self.padding)
+        encoder = super().forward(encoder, mask, table=table[0] if table else None)
+        return encoder, encoder_tokens, decoder_tokens, *table
 
 
 class EncoderNorm(Norm):
     """The encoder's last norm."""
 
-    def forward(self, states: Triple) -> Triple:  # type: ignore[override]
-        """Normalise the encoder's states in the tuple."""
-        encoder, encoder_tokens, decoder_tokens = states
+    def forward(self, states: States) -> States:  # type: ignore[override]
+        """Normalise the encoder's states in the tuple, behind which its table has no use."""
+        encoder, encoder_tokens, decoder_tokens = states[:3]
         return super().forward(encoder), encoder_tokens, decoder_tokens
 
 
@@ -93,16 +109,31 @@ class DecoderBlock(Block):
         self.padding = padding
         self.last = last
 
-    def forward(self, states: Triple) -> torch.Tensor | Triple:  # type: ignore[override]
+    def forward(self, states: States) -> torch.Tensor | States:  # type: ignore[override]
         """Map the decoder's states [batch, sequence, hidden]; the last block returns only them."""
-        memory, decoder, encoder_tokens = states
+        memory, decoder, encoder_tokens, *table = states
         mask = _visible(encoder_tokens, self.padding)
-        decoder = decoder + self.dropped(self.self_attention(self.input_layernorm(decoder)))
+        decoder = decoder + self.dropped(
+            self.self_attention(self.input_layernorm(decoder), table=table[0] if table else None)
+        )
         decoder = decoder + self.dropped(
             self.cross_attention(self.pre_cross_attn_layernorm(decoder), memory, mask)
         )
         decoder = decoder + self.dropped(self.mlp(self.pre_mlp_layernorm(decoder)))
-        return decoder if self.last else (memory, decoder, encoder_tokens)
+        return decoder if self.last else (memory, decoder, encoder_tokens, *table)
+
+
+class FinalNorm(Norm):
+    """The decoder's last norm, which may scale what becomes logits."""
+
+    def __init__(self, spec: ModelSpec) -> None:
+        super().__init__(spec)
+        self.scale = 1.0 / math.sqrt(spec.hidden_size) if spec.scales_logits else None
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """Normalise [..., hidden]."""
+        normed = super().forward(hidden_states)
+        return normed if self.scale is None else normed * self.scale
 
 
 def _visible(tokens: torch.Tensor, padding: int) -> torch.Tensor:
@@ -120,15 +151,19 @@ def layers(config: Config, topology: Topology, padding: int) -> list[Layer]:
     """Return the layers: (encoder tokens, decoder tokens) go in, the head makes logits or the loss."""
     spec = config.spec
     embedding = word_embedding(Embedding, config, topology)
-    positions = partial(SharedPositions, spec)
+    positions: Callable[[], nn.Module] = partial(SharedPositions, spec)
+    # Learned positions are both stacks', while each has a table of its own.
+    shared: str | None = "positions"
+    if spec.relative_buckets:
+        positions, shared = partial(TablePositions, spec, topology), None
     decoder_blocks = spec.decoder_layers
     return [
         Layer("Embedding", embedding, "embed"),
-        Layer("Positions", positions, "positions", joined=True),
+        Layer("Positions", positions, shared, joined=True),
         *[Layer("EncoderBlock", partial(EncoderBlock, spec, topology, padding))] * spec.layers,
         Layer("EncoderNorm", partial(EncoderNorm, spec)),
         Layer("DecoderEmbedding", embedding, "embed"),
-        Layer("DecoderPositions", positions, "positions", joined=True),
+        Layer("DecoderPositions", positions, shared, joined=True),
         *[
             Layer(
                 "DecoderBlock",
@@ -136,6 +171,6 @@ def layers(config: Config, topology: Topology, padding: int) -> list[Layer]:
             )
             for number in range(decoder_blocks)
         ],
-        Layer("FinalNorm", partial(Norm, spec)),
+        Layer("FinalNorm", partial(FinalNorm, spec)),
         Layer("Head", embedding, "embed" if spec.tied_embeddings else None),
     ]

@@ -30,6 +30,7 @@ from rdm_trainer.distributed.tensor_parallel.layers import (
     shared_tensor,
 )
 from rdm_trainer.distributed.topology import Topology
+from rdm_trainer.models.relative import score_bias
 from rdm_trainer.models.rope import RotaryPositions
 from rdm_trainer.models.seen_tokens import attention_of_last, first_seen, flex_attention, mask_of
 
@@ -41,6 +42,7 @@ __all__ = [
     "Past",
     "PositionEmbedding",
     "SelfAttention",
+    "activated",
     "residual_std",
     "word_embedding",
 ]
@@ -154,6 +156,7 @@ class _Attention(nn.Module):
         self.key_value_heads = spec.key_value_heads * sharing // topology.tensor
         self.group_size = spec.heads // spec.key_value_heads // sharing
         self.head_size = spec.head_size
+        self.scale = spec.softmax_scale
         self.dropout = spec.attention_dropout
         self.tensor_rank = topology.tensor_rank if topology.tensor > 1 else None
         self.out_proj = RowParallelLinear(
@@ -169,6 +172,7 @@ class _Attention(nn.Module):
         causal: bool = False,
         first: torch.Tensor | None = None,
         places: torch.Tensor | None = None,
+        bias: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Attend, up to the projection.
 
@@ -180,6 +184,7 @@ class _Attention(nn.Module):
             causal: No query looks at later keys; the queries are the last keys.
             first: The first key that each query sees, and its own is the last.
             places: The queries' own keys, int64 [queries]; by default the last ones.
+            bias: Added to the scores, [1, heads of this rank, queries, keys].
 
         Returns:
             [batch, queries, features of this rank's heads].
@@ -189,16 +194,27 @@ class _Attention(nn.Module):
             queries, keys = query.shape[1], key.shape[1]
             if query.is_cuda and (queries == keys or places is not None) and not dropout:
                 kernel = flex_attention(
-                    query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2), first, places
+                    query.transpose(1, 2),
+                    key.transpose(1, 2),
+                    value.transpose(1, 2),
+                    first,
+                    places,
+                    self.scale,
                 )
                 return kernel.transpose(1, 2).flatten(2)
             if places is None:
                 places = torch.arange(keys - queries, keys, device=query.device)
             mask = mask_of(first, places, keys)
+        if bias is not None:
+            seen = mask
+            if causal:
+                queries, keys = bias.shape[2:]
+                seen = torch.ones(queries, keys, dtype=torch.bool, device=bias.device).tril(keys - queries)
+            mask, causal = bias if seen is None else bias.masked_fill(~seen, float("-inf")), False
         with self._own_random_state(query.device) if dropout else contextlib.nullcontext():
             if causal and query.shape[1] < key.shape[1]:
                 last = attention_of_last(
-                    query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2), dropout
+                    query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2), dropout, self.scale
                 )
                 return last.transpose(1, 2).flatten(2)
             mixed = functional.scaled_dot_product_attention(
@@ -208,6 +224,7 @@ class _Attention(nn.Module):
                 attn_mask=mask,
                 dropout_p=dropout,
                 is_causal=causal,
+                scale=self.scale,
                 enable_gqa=self.group_size > 1,
             )
         return mixed.transpose(1, 2).flatten(2)
@@ -255,6 +272,7 @@ class SelfAttention(_Attention):
         self.rotary = rotary
         self.apart, self.resets = apart, resets
         self.window = spec.window
+        self.relative_max_distance = spec.relative_max_distance
         self.part = SequencePart.of(topology)
         # Rows lie by key-value head: its queries, its key, its value. Dividing the rows divides the heads;
         # ranks that share one put their features together, and each takes its queries and the key and value.
@@ -278,6 +296,7 @@ class SelfAttention(_Attention):
         hidden_states: torch.Tensor,
         mask: torch.Tensor | None = None,
         starts: torch.Tensor | None = None,
+        table: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Map [batch, sequence, hidden] to the same shape.
 
@@ -285,8 +304,9 @@ class SelfAttention(_Attention):
             hidden_states: Of the tokens.
             mask: As for :meth:`attend`.
             starts: Where each token's document begins, int64 [batch, sequence]; None: that does not matter.
+            table: Of relative positions, [buckets, heads of this rank].
         """
-        whole: torch.Tensor = self.out_proj(self.inner(hidden_states, mask, starts))
+        whole: torch.Tensor = self.out_proj(self.inner(hidden_states, mask, starts, table))
         return whole
 
     def inner(
@@ -294,17 +314,21 @@ class SelfAttention(_Attention):
         hidden_states: torch.Tensor,
         mask: torch.Tensor | None = None,
         starts: torch.Tensor | None = None,
+        table: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Return what :meth:`forward` projects."""
         query, key, value = self.qkv(hidden_states, starts if self.resets else None)
         causal = self.causal
         if self.past is not None:
             key, value = self.past.extended(self, key, value)
-            # A single token looks at all that there are.
-            causal = causal and query.shape[1] > 1
         if self.part is not None:
             key, value = self.part.gathered(torch.stack((key, value), dim=2)).unbind(dim=2)
         keys = key.shape[1]
+        if table is not None:
+            bias = score_bias(table, query.shape[1], keys, self.relative_max_distance, causal=causal)
+            return self.attend(query, key, value, mask, causal, bias=bias)
+        # A single token looks at all that there are.
+        causal = causal and (self.past is None or query.shape[1] > 1)
         window = self.window if self.window is not None and self.window < keys else None
         if not self.apart:
             starts = None
@@ -368,19 +392,35 @@ class CrossAttention(_Attention):
         return whole
 
 
+def activated(spec: ModelSpec, wide: torch.Tensor) -> torch.Tensor:
+    """Return what a feed-forward part's second matrix takes of what its first made."""
+    if spec.ffn == "gated":
+        gate, up = wide.chunk(2, dim=-1)
+        return _activation(spec, gate) * up
+    return _activation(spec, wide)
+
+
+def _activation(spec: ModelSpec, wide: torch.Tensor) -> torch.Tensor:
+    if spec.activation == "silu":
+        return functional.silu(wide)
+    if spec.activation == "relu":
+        return functional.relu(wide)
+    return functional.gelu(wide, approximate="tanh")
+
+
 class MLP(nn.Module):
-    """Two linear layers with a GELU between them, or SwiGLU: the first has a gate beside it."""
+    """Two linear layers with an activation between them; where it gates, the first has a gate beside it."""
 
     def __init__(self, spec: ModelSpec, topology: Topology) -> None:
         super().__init__()
-        self.gated = spec.ffn == "gated"
+        self.spec = spec
         self.fc1 = ColumnParallelLinear(
             spec.hidden_size,
             spec.ffn_size,
             topology,
             spec.init_std,
             bias=spec.has_biases,
-            stacked=2 if self.gated else None,
+            stacked=2 if spec.ffn == "gated" else None,
         )
         self.fc2 = RowParallelLinear(
             spec.ffn_size, spec.hidden_size, topology, residual_std(spec), bias=spec.has_biases
@@ -393,11 +433,7 @@ class MLP(nn.Module):
 
     def inner(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """Return what the second layer takes."""
-        wide: torch.Tensor = self.fc1(hidden_states)
-        if self.gated:
-            gate, up = wide.chunk(2, dim=-1)
-            return functional.silu(gate) * up
-        return functional.gelu(wide, approximate="tanh")
+        return activated(self.spec, self.fc1(hidden_states))
 
 
 class Block(nn.Module):
@@ -429,24 +465,29 @@ class Block(nn.Module):
         hidden_states: torch.Tensor,
         mask: torch.Tensor | None = None,
         starts: torch.Tensor | None = None,
+        table: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Map [batch, sequence, hidden] to the same shape; mask and starts are those of the attention."""
+        """Map [batch, sequence, hidden] to the same shape; the rest is as for the attention."""
         if self.divided and hidden_states.shape[0] % 2 == 0:
-            return self._in_halves(hidden_states, mask, starts)
+            return self._in_halves(hidden_states, mask, starts, table)
         hidden_states = hidden_states + self.dropped(
-            self.self_attention(self.input_layernorm(hidden_states), mask, starts)
+            self.self_attention(self.input_layernorm(hidden_states), mask, starts, table)
         )
         return hidden_states + self.dropped(self.mlp(self.pre_mlp_layernorm(hidden_states)))
 
     def _in_halves(
-        self, hidden_states: torch.Tensor, mask: torch.Tensor | None, starts: torch.Tensor | None
+        self,
+        hidden_states: torch.Tensor,
+        mask: torch.Tensor | None,
+        starts: torch.Tensor | None,
+        table: torch.Tensor | None,
     ) -> torch.Tensor:
         """Compute one half of the batch while the other's sums go over the tensor ranks."""
         halves = hidden_states.chunk(2)
         masks, begins = ((None, None) if one is None else one.chunk(2) for one in (mask, starts))
         attention, mlp = self.self_attention, self.mlp
         sums = [
-            attention.out_proj(attention.inner(self.input_layernorm(half), part, begin), step="begin")
+            attention.out_proj(attention.inner(self.input_layernorm(half), part, begin, table), step="begin")
             for half, part, begin in zip(halves, masks, begins, strict=True)
         ]
         attended, more_sums = [], []

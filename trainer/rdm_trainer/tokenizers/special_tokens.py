@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,6 +49,7 @@ class SpecialTokens:
         begin: First token of a T5's decoder.
         end: Last label of a T5's decoder.
         padding: Fills sequences up.
+        sentinels: Those of the tokenizer that mark a T5's masked spans, the first one first.
     """
 
     size: int
@@ -55,6 +57,7 @@ class SpecialTokens:
     begin: int
     end: int
     padding: int
+    sentinels: tuple[int, ...] = ()
 
 
 def special_tokens(tokenizer: TokenizerFiles | None, vocab_size: int) -> SpecialTokens:
@@ -157,9 +160,15 @@ def _huggingface(tokenizer: TokenizerFiles) -> SpecialTokens:
         )
     begin = first(("<s>", "<|begin_of_text|>", "<bos>", "[BOS]", "[CLS]"))
     padding = first(("<pad>", "[PAD]", "<|pad|>"))
-    return SpecialTokens(
-        max(ids.values()) + 1, end, end if begin is None else begin, end, end if padding is None else padding
+    padding = end if padding is None else padding
+    sentinels = tuple(
+        ids[f"<extra_id_{number}>"]
+        for number in itertools.takewhile(lambda number: f"<extra_id_{number}>" in ids, itertools.count())
     )
+    if sentinels and begin is None:
+        # The decoders of published T5 begin with padding.
+        begin = padding
+    return SpecialTokens(max(ids.values()) + 1, end, end if begin is None else begin, end, padding, sentinels)
 
 
 def existing(name: str | None, key: str) -> Path:

@@ -2,13 +2,12 @@
 """Hugging Face's families and ours: ``config.json`` and model section, their tensors and our parameters.
 
 Both sides name whole tensors; what tensor ranks and stages hold follows from our names. Pure, and without
-transformers: the families are GPT-2, Llama, Mistral, Qwen2, Qwen3, Mixtral and Qwen3-MoE.
+transformers: the families are GPT-2, Llama, Mistral, Qwen2, Qwen3, Mixtral, Qwen3-MoE and T5.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -16,28 +15,10 @@ import torch
 from rdm_core.config import ModelConfig, RopeScalingConfig
 from rdm_core.config.read import from_dict
 from rdm_core.errors import TrainerError
+from rdm_trainer.weights import t5
+from rdm_trainer.weights.mapped import Mapped, Tensors, join_heads, split_heads
 
 __all__ = ["Mapped", "config_json", "mapping", "model_config"]
-
-Tensors = Sequence[torch.Tensor]
-
-
-@dataclass(frozen=True)
-class Mapped:
-    """One of our parameters, and the tensors that it is made of there.
-
-    Attributes:
-        ours: Its name in the whole model.
-        theirs: Their tensors' names.
-        join: Makes ours of theirs.
-        split: Makes theirs of ours.
-    """
-
-    ours: str
-    theirs: tuple[str, ...]
-    join: Callable[[Tensors], torch.Tensor] = lambda parts: parts[0]
-    split: Callable[[torch.Tensor], Tensors] = lambda whole: (whole,)
-
 
 # The model's section.
 
@@ -71,9 +52,11 @@ def model_config(found: Mapping[str, Any], source: str) -> ModelConfig:
             shape = _llama(found, source)
             if kind in _MOE:
                 shape |= _experts(found, source)
+        elif kind == "t5":
+            shape = t5.section(found, source)
         else:
             raise TrainerError(
-                f"{source} is of a {kind!r}; gpt2, {', '.join(_LLAMA_LIKE)} can be read, with their "
+                f"{source} is of a {kind!r}; gpt2, {', '.join(_LLAMA_LIKE)}, t5 can be read, with their "
                 "architectures as published."
             )
     except KeyError as error:
@@ -201,6 +184,10 @@ def config_json(model: ModelConfig, *, dtype: str, end_of_text: int | None = Non
         "eos_token_id": end_of_text,
         "use_cache": True,
     }
+    if family == "t5":
+        # As T5's tokenizers have them.
+        ends = {"pad_token_id": 0, "decoder_start_token_id": 0}
+        return common | ends | t5.config_json(model)
     if family == "gpt2":
         return common | {
             "activation_function": "gelu_new",
@@ -258,16 +245,22 @@ _ARCHITECTURES = {
     "qwen3": "Qwen3ForCausalLM",
     "mixtral": "MixtralForCausalLM",
     "qwen3_moe": "Qwen3MoeForCausalLM",
+    "t5": "T5ForConditionalGeneration",
 }
 
 
 def _family_of(model: ModelConfig) -> str:
     """Return the family whose tensors a model has."""
     if model.kind == "t5":
+        if t5.is_published(model):
+            return "t5"
         raise TrainerError(
-            "model.kind is t5, and Hugging Face's T5 has relative positions, ours learned ones; a gpt can be "
-            "exported."
+            "model.kind is t5, and Hugging Face's T5 has position_embedding relative, norm rmsnorm, biases "
+            "none, activation relu, geglu or swiglu, softmax_scale 1, and scale_logits where embeddings are "
+            "tied; docs/models.md says how Megatron's differs."
         )
+    if model.softmax_scale is not None:
+        raise TrainerError("model.softmax_scale is for a T5 at Hugging Face; leave it out.")
     style = (model.position_embedding, model.norm, model.activation)
     if model.experts:
         if style == ("rope", "rmsnorm", "swiglu") and model.biases == "none":
@@ -322,6 +315,9 @@ def mapping(model: ModelConfig) -> Iterator[Mapped]:
         TrainerError: No family of Hugging Face's is like it.
     """
     family = _family_of(model)
+    if family == "t5":
+        yield from t5.mapping(model)
+        return
     names = _GPT2_NAMES if family == "gpt2" else _LLAMA_NAMES
     outer, inner = names
     embedding = "tied_modules.embed" if model.tied_embeddings else "0"
@@ -419,7 +415,7 @@ def _pair(
     model: ModelConfig, family: str, ours: str, kind: str
 ) -> tuple[Callable[[Tensors], torch.Tensor], Callable[[torch.Tensor], Tensors]]:
     """Return how one of a block's parameters is made of theirs, and the other way round."""
-    is_qkv = ours.endswith("qkv_proj")
+    is_qkv, groups = ours.endswith("qkv_proj"), model.query_groups or model.attention_heads
     if family == "gpt2":
         # Its matrices are [inputs, outputs], and its queries, keys and values lie in one.
         turned = kind == "weight" and "layernorm" not in ours
@@ -427,29 +423,19 @@ def _pair(
 
         def join(parts: Tensors) -> torch.Tensor:
             whole = parts[0].t() if turned else parts[0]
-            return _join_heads(model, whole.split(width)) if is_qkv else whole
+            return join_heads(groups, whole.split(width)) if is_qkv else whole
 
         def split(whole: torch.Tensor) -> Tensors:
             if is_qkv:
-                whole = torch.cat(tuple(_split_heads(model, whole)))
+                whole = torch.cat(tuple(split_heads(groups, model.head_size, whole)))
             return (whole.t() if turned else whole,)
 
         return join, split
     if is_qkv:
-        return lambda parts: _join_heads(model, parts), lambda whole: _split_heads(model, whole)
+        return (
+            lambda parts: join_heads(groups, parts),
+            lambda whole: split_heads(groups, model.head_size, whole),
+        )
     if ours == "mlp.fc1":
         return lambda parts: torch.stack(tuple(parts)), lambda whole: tuple(whole.unbind())
     return lambda parts: parts[0], lambda whole: (whole,)
-
-
-def _join_heads(model: ModelConfig, parts: Tensors) -> torch.Tensor:
-    """Put queries, keys and values together by key-value head: its queries, its key, its value."""
-    groups = model.query_groups or model.attention_heads
-    return torch.cat([part.unflatten(0, (groups, -1)) for part in parts], dim=1).flatten(0, 1)
-
-
-def _split_heads(model: ModelConfig, whole: torch.Tensor) -> Tensors:
-    groups, size = model.query_groups or model.attention_heads, model.head_size
-    by_group = whole.unflatten(0, (groups, -1))
-    sizes = (by_group.shape[1] - 2 * size, size, size)
-    return tuple(part.flatten(0, 1) for part in by_group.split(sizes, dim=1))

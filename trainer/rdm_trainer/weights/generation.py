@@ -27,12 +27,19 @@ class Generator:
         device: Where it runs; a GPU where there is one.
 
     Raises:
-        TrainerError: It has no tokenizer, or is a T5.
+        TrainerError: It has no tokenizer, or is a T5 whose sentinels no text can have.
+
+    Attributes:
+        goes_on: Its text goes on with a prompt; a T5's is an answer to it.
     """
 
     def __init__(self, source: Source, device: str | None = None) -> None:
-        if source.model.kind != "gpt":
-            raise TrainerError(f"{source.where} is a T5, which fills masked spans and goes on with no text.")
+        if source.model.vocab_extra_ids:
+            raise TrainerError(
+                f"{source.where} is a T5 whose sentinels are not its tokenizer's, so that it has no text to "
+                "answer with."
+            )
+        self.goes_on = source.model.kind == "gpt"
         if source.tokenizer is None:
             raise TrainerError(f"{source.where} names no tokenizer; data.tokenizer of its job says which.")
         self._tokenizer = load(source.tokenizer)
@@ -40,13 +47,19 @@ class Generator:
         # Positions beyond a sample's length are possible where they are rotary.
         longest = source.model.max_position_embeddings or source.model.seq_length
         self._longest = longest
-        self._vocabulary = source.model.vocab_size
+        # Relative positions have no end.
+        self._endless = source.model.position_embedding == "relative"
         shape = dataclasses.replace(source.model, seq_length=longest, make_vocab_size_divisible_by=1)
         # CPUs are slow with 16 bits.
         dtype = torch.float32 if self._device.type == "cpu" else getattr(torch, source.dtype)
         with torch.no_grad():
             self._model = models.build(
-                Config(model=shape), Topology.single(), device=self._device, dtype=dtype, fill=fill(source)
+                Config(model=shape),
+                Topology.single(),
+                device=self._device,
+                dtype=dtype,
+                padding=self._tokenizer.special.padding,
+                fill=fill(source),
             ).eval()
 
     def text(
@@ -73,7 +86,9 @@ class Generator:
         ids = [int(token) for token in self._tokenizer.encode([prompt])[0]]
         if not ids:
             raise TrainerError("The prompt is empty; give at least a word to go on with.")
-        if len(ids) >= self._longest:
+        if not self.goes_on:
+            ids.append(self._tokenizer.special.end)
+        if len(ids) >= self._longest and not self._endless:
             raise TrainerError(
                 f"The prompt has {len(ids)} tokens, and the model takes {self._longest}; give a shorter one."
             )
@@ -101,6 +116,9 @@ class Generator:
     ) -> Iterator[int]:
         """Yield so many tokens that come after others, as :meth:`text` does."""
         generator = torch.Generator(self._device).manual_seed(seed)
+        if not self.goes_on:
+            yield from self._answer(ids, count, temperature, top_k, generator)
+            return
         past = Past()
         for module in self._model.modules():
             if isinstance(module, SelfAttention | PositionEmbedding):
@@ -112,6 +130,17 @@ class Generator:
             token = _chosen(logits, temperature, top_k, generator)
             yield token
             new = torch.tensor([[token]], device=self._device)
+
+    def _answer(
+        self, ids: list[int], count: int, temperature: float, top_k: int | None, generator: torch.Generator
+    ) -> Iterator[int]:
+        """Yield a decoder's tokens; all of the model runs anew for each."""
+        made = [self._tokenizer.special.begin]
+        encoder = torch.tensor([ids], device=self._device)
+        for _ in range(count if self._endless else min(count, self._longest - 1)):
+            logits = self._model((encoder, torch.tensor([made], device=self._device)))[0, -1].float()
+            made.append(_chosen(logits, temperature, top_k, generator))
+            yield made[-1]
 
 
 def _chosen(logits: torch.Tensor, temperature: float, top_k: int | None, generator: torch.Generator) -> int:

@@ -429,7 +429,12 @@ def arguments_of(
 def _refuse(model: ModelConfig, tensor: int, pipeline: int) -> None:
     """Refuse a model or a layout that Megatron has not."""
     if model.kind != "gpt":
-        raise TrainerError("model.kind is t5; a gpt can be written for Megatron.")
+        raise TrainerError(f"model.kind is {model.kind}; a gpt can be written for Megatron.")
+    if model.activation not in ("gelu", "swiglu") or model.softmax_scale is not None:
+        raise TrainerError(
+            f"model.activation {model.activation} with softmax_scale {model.softmax_scale} is not written "
+            "for Megatron: take gelu or swiglu, and no scale."
+        )
     if model.experts:
         raise TrainerError("model.experts are not written for Megatron; export for Hugging Face.")
     if model.rope_scaling is not None or model.sliding_window is not None:

@@ -22,7 +22,17 @@ INTERLEAVED = {"engine": "native", "parallel.pipeline": 2, "parallel.virtual_pip
 FULL = {"parallel.activation_checkpointing": "full"}
 # The busiest experts drop tokens.
 DROPPING = configure(MOE, {"model.moe_expert_capacity_factor": 1.0})
-UNTIED = {"model.tied_embeddings": False}
+# T5 1.1, as Hugging Face has it: with a table of relative positions for each stack, and an untied head.
+RELATIVE = {
+    "model.tied_embeddings": False,
+    "model.position_embedding": "relative",
+    "model.relative_attention_num_buckets": 8,
+    "model.relative_attention_max_distance": 12,
+    "model.softmax_scale": 1.0,
+    "model.norm": "rmsnorm",
+    "model.activation": "geglu",
+    "model.biases": "none",
+}
 
 
 def zero(stage: int) -> dict[str, Any]:
@@ -94,8 +104,15 @@ NATIVE_LAYOUTS: dict[int, dict[str, dict[str, Any]]] = {
 for world, found in NATIVE_LAYOUTS.items():
     LAYOUTS[world] |= {f"native, {name}": {**NATIVE, **changes} for name, changes in found.items()}
 CONTEXT = {**NATIVE, "parallel.context": 2}
-UNTIED_LAYOUTS: dict[int, dict[str, dict[str, Any]]] = {
-    2: {"dp 2, zero 3": zero(3), "tp 2": TENSOR, "pp 2": PIPELINE, "interleaved": INTERLEAVED}
+RELATIVE_LAYOUTS: dict[int, dict[str, dict[str, Any]]] = {
+    2: {
+        "dp 2, zero 3": zero(3),
+        "tp 2, checkpointing": {**TENSOR, **FULL},
+        "pp 2": PIPELINE,
+        "pp 2, 0-4": {**PIPELINE, **cut("0-4")},
+        "interleaved": INTERLEAVED,
+    },
+    4: {"native, tp 2, pp 2": {**NATIVE, **TENSOR, **PIPELINE}},
 }
 # It is untied, too.
 QWEN_LAYOUTS: dict[int, dict[str, dict[str, Any]]] = {
@@ -171,7 +188,7 @@ MODELS: dict[str, tuple[Config, dict[int, dict[str, dict[str, Any]]]]] = {
     "moe": (MOE, MOE_LAYOUTS),
     "moe, documents": (configure(MOE, DOCUMENTS), {2: {"ep 2": EXPERT, "pp 2": PIPELINE}}),
     "moe, dropping": (DROPPING, {4: {"ep 2, tp 2": {**EXPERT, **TENSOR}}}),
-    "t5 untied": (configure(T5, UNTIED), UNTIED_LAYOUTS),
+    "t5 relative": (configure(T5, RELATIVE), RELATIVE_LAYOUTS),
     "gpt of 8 blocks": (
         configure(GPT, {"model.layers": 8}),
         {4: {"interleaved": {**INTERLEAVED, "parallel.pipeline": 4}}},

@@ -572,6 +572,28 @@ def test_generic_resources_are_taken_as_slurm_writes_them(gres: str, is_taken: b
             "is for rotary positions",
         ),
         ({"kind": "t5", "vocab_extra_ids": 9, "query_groups": 2}, {}, "query_groups is for a decoder"),
+        ({"position_embedding": "relative"}, {}, "relative is for a T5, but model.kind is gpt"),
+        ({"scale_logits": True}, {}, "scale_logits is for a T5, but model.kind is gpt"),
+        (
+            {
+                "kind": "t5",
+                "vocab_extra_ids": 9,
+                "position_embedding": "relative",
+                "relative_attention_num_buckets": 31,
+            },
+            {},
+            "is 31; an encoder has as many for either direction",
+        ),
+        (
+            {
+                "kind": "t5",
+                "vocab_extra_ids": 9,
+                "position_embedding": "relative",
+                "relative_attention_max_distance": 16,
+            },
+            {},
+            "max_distance 16 is not above half of",
+        ),
     ],
 )
 def test_what_a_model_cannot_be_is_one_sentence(

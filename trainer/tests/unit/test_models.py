@@ -46,6 +46,17 @@ T5 = dataclasses.replace(
     decoder_seq_length=6,
     vocab_extra_ids=5,
 )
+# As Hugging Face has it.
+T5_RELATIVE = dataclasses.replace(
+    T5,
+    position_embedding="relative",
+    relative_attention_num_buckets=4,
+    relative_attention_max_distance=6,
+    softmax_scale=1.0,
+    norm="rmsnorm",
+    activation="geglu",
+    biases="none",
+)
 
 
 def config(model: ModelConfig, **parallel: Any) -> Config:
@@ -64,14 +75,14 @@ def labels(model: ModelConfig, batch: int = 2) -> tuple[torch.Tensor, torch.Tens
 
 
 @pytest.mark.parametrize("tied", [True, False])
-@pytest.mark.parametrize("shape", [GPT, QWEN, T5])
+@pytest.mark.parametrize("shape", [GPT, QWEN, T5, T5_RELATIVE])
 def test_the_parameters_are_those_that_the_arithmetic_counts(shape: ModelConfig, tied: bool) -> None:
     shape = dataclasses.replace(shape, tied_embeddings=tied)
     assert sum(weight.numel() for weight in built(shape).parameters()) == flops.parameters(config(shape).spec)
 
 
 @pytest.mark.parametrize("tied", [True, False])
-@pytest.mark.parametrize("shape", [GPT, QWEN, T5])
+@pytest.mark.parametrize("shape", [GPT, QWEN, T5, T5_RELATIVE])
 @pytest.mark.parametrize("tensor", [1, 2])
 def test_every_layer_has_the_size_that_the_arithmetic_says(
     shape: ModelConfig, tied: bool, tensor: int
@@ -144,8 +155,9 @@ def test_a_window_is_the_tokens_that_a_token_sees() -> None:
     assert seen == [[1, 1, 1, 0, 0, 0], [0, 1, 1, 1, 0, 0], [0, 0, 0, 0, 1, 0], [0, 0, 0, 0, 1, 1]]
 
 
-def test_a_decoder_sees_the_encoder_but_not_its_padding_nor_its_own_later_tokens() -> None:
-    model = built(T5)
+@pytest.mark.parametrize("shape", [T5, T5_RELATIVE])
+def test_a_decoder_sees_the_encoder_but_not_its_padding_nor_its_own_later_tokens(shape: ModelConfig) -> None:
+    model = built(shape)
     encoder = torch.randint(1, T5.vocab_size, (1, 8))
     decoder = torch.randint(1, T5.vocab_size, (1, 6))
     targets, mask = labels(T5, 1)
@@ -189,7 +201,8 @@ def test_a_sample_without_any_encoder_token_still_has_a_loss() -> None:
 
 
 def test_checkpointing_changes_no_gradient() -> None:
-    for shape, inputs in ((GPT, torch.randint(0, 50, (2, 8))), (T5, tuple(torch.ones(2, 2, 6).long()))):
+    pair = tuple(torch.ones(2, 2, 6).long())
+    for shape, inputs in ((GPT, torch.randint(0, 50, (2, 8))), (T5, pair), (T5_RELATIVE, pair)):
         gradients = []
         target = labels(shape)
         for interval in (0, 1, 2):

@@ -46,7 +46,32 @@ LLAMA = dataclasses.replace(
     max_position_embeddings=24,
 )
 MIXTRAL = dataclasses.replace(LLAMA, ffn_hidden_size=24, experts=4, moe_aux_loss_coeff=0.02)
+T5 = ModelConfig(
+    kind="t5",
+    layers=2,
+    decoder_layers=3,
+    hidden_size=32,
+    attention_heads=4,
+    kv_channels=6,
+    ffn_hidden_size=48,
+    # Beyond the farthest distance that is told apart.
+    seq_length=24,
+    vocab_size=45,
+    vocab_extra_ids=5,
+    make_vocab_size_divisible_by=8,
+    position_embedding="relative",
+    relative_attention_num_buckets=8,
+    relative_attention_max_distance=12,
+    softmax_scale=1.0,
+    norm="rmsnorm",
+    activation="relu",
+    biases="none",
+    scale_logits=True,
+    layernorm_epsilon=1e-6,
+)
 MODELS = {
+    "t5": T5,
+    "t5 1.1": dataclasses.replace(T5, activation="geglu", tied_embeddings=False, scale_logits=False),
     "gpt2": GPT2,
     "gpt2, untied": dataclasses.replace(GPT2, tied_embeddings=False, ffn_hidden_size=40),
     "llama": LLAMA,
@@ -72,7 +97,8 @@ class InMemory:
 
     def whole(self, name: str) -> torch.Tensor:
         weight = dict(self.built.named_parameters())[name]
-        rows = self.model.vocab_size if placement_of(weight).vocabulary else None
+        vocabulary = self.model.vocab_size + self.model.vocab_extra_ids
+        rows = vocabulary if placement_of(weight).vocabulary else None
         return weight.data[:rows]
 
 
@@ -105,19 +131,30 @@ def test_an_exported_model_is_the_same_there_and_back(name: str, tmp_path: Path)
     directory.write(source, tmp_path / "hf", shard_bytes=20_000)
     assert (tmp_path / "hf" / INDEX).is_file()
     assert len({path.stat().st_mode for path in (tmp_path / "hf").iterdir()}) == 1
-    theirs, report = transformers.AutoModelForCausalLM.from_pretrained(
-        tmp_path / "hf", output_loading_info=True, dtype=torch.float32
-    )
+    is_t5 = model.kind == "t5"
+    kind = transformers.AutoModelForSeq2SeqLM if is_t5 else transformers.AutoModelForCausalLM
+    theirs, report = kind.from_pretrained(tmp_path / "hf", output_loading_info=True, dtype=torch.float32)
     assert not any(report[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     tokens = torch.randint(0, 50, (3, 24), generator=torch.Generator().manual_seed(2))
-    ours = source.built(tokens)
-    torch.testing.assert_close(ours, theirs.eval()(tokens).logits, atol=1e-4, rtol=1e-4)
+    inputs: Any = tokens
+    given = {"input_ids": tokens}
+    if is_t5:
+        # Texts of several lengths, filled up with 0.
+        ends = torch.arange(24) < torch.tensor([[24], [20], [9]])
+        tokens = tokens.clamp_min(1) * ends
+        given = {"input_ids": tokens, "attention_mask": ends, "decoder_input_ids": tokens[:, 2:].flip(0)}
+        inputs = (tokens, given["decoder_input_ids"])
+    ours = source.built(inputs)
+    torch.testing.assert_close(ours, theirs.eval()(**given).logits, atol=1e-4, rtol=1e-4)
     back = open_source(tmp_path / "hf")
+    if is_t5:
+        # Whose sentinels are tokens like others.
+        model = dataclasses.replace(model, vocab_size=50, vocab_extra_ids=0)
     require_model(back, Config(model=model))
     for ours_name in dict(source.built.named_parameters()):
         assert torch.equal(back.whole(ours_name), source.whole(ours_name)), ours_name
     again = build(dataclasses.replace(back.model, seq_length=24), fill=fill(back))
-    torch.testing.assert_close(again(tokens), ours)
+    torch.testing.assert_close(again(inputs), ours)
     # What transformers itself writes is read, too.
     theirs.save_pretrained(tmp_path / "theirs")
     wide = "2.mlp.experts.fc1" if model.experts else "2.mlp.fc1.weight"
@@ -126,7 +163,7 @@ def test_an_exported_model_is_the_same_there_and_back(name: str, tmp_path: Path)
 
 
 @pytest.mark.parametrize("tensor", [2, 4])
-@pytest.mark.parametrize("name", ["gpt2", "qwen3", "llama with biases", "mixtral"])
+@pytest.mark.parametrize("name", ["gpt2", "qwen3", "llama with biases", "mixtral", "t5 1.1"])
 def test_tensor_ranks_together_have_all_of_a_model(name: str, tensor: int) -> None:
     # Some have fewer heads of keys and values than there are ranks.
     model = MODELS[name]
@@ -193,17 +230,61 @@ def test_a_text_goes_on_as_transformers_lets_it(
     require_model(open_source(tmp_path / "hf"), job)
 
 
+def test_an_imported_t5_answers_and_trains_with_its_tokenizers_sentinels(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import tokenizers
+    import transformers
+
+    from rdm_trainer.data.checks import checks
+    from rdm_trainer.data.sources import span_corruption
+
+    words = {"<pad>": 0, "</s>": 1, **{f"w{number}": number for number in range(2, 40)}}
+    library = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="w39"))
+    library.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    # The first sentinel is the last token, and the vocabulary is padded.
+    library.add_special_tokens([f"<extra_id_{number}>" for number in (2, 1, 0)])
+    library.save(str(tmp_path / "tokenizer.json"))
+    source = shaken(dataclasses.replace(T5, vocab_size=50, vocab_extra_ids=0))
+    source.tokenizer = TokenizerConfig("huggingface", file=str(tmp_path / "tokenizer.json"))
+    directory.write(source, tmp_path / "hf")
+    theirs = transformers.AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "hf")
+    ids = torch.tensor([[3, 7, 11, 1]])
+    # With the cache, transformers takes no decoder that is deeper than its encoder.
+    drawn = theirs.generate(ids, max_new_tokens=30, do_sample=False, eos_token_id=None, use_cache=False)
+    expected = drawn[0, 1:].tolist()
+    generator = Generator(open_source(tmp_path / "hf"), "cpu")
+    assert list(generator.tokens(ids[0].tolist(), 30)) == expected
+    with pytest.raises(SystemExit, match="0"):
+        main(["generate", str(tmp_path / "hf"), "w3 w7 w11", "--tokens", "4", "--device", "cpu"])
+    assert not capsys.readouterr().out.startswith("w3 w7 w11")
+    with pytest.raises(SystemExit, match="0"):
+        main(["import", str(tmp_path / "hf"), str(tmp_path / "job.yaml")])
+    changes = ["data.blend=[text]", "optimisation.train_iterations=1", "model.seq_length=16"]
+    job = load(tmp_path / "job.yaml", changes)
+    assert list(check(job)) == []
+    spans = span_corruption(job)
+    assert (list(spans.sentinels), spans.begin, spans.end, spans.padding) == ([42, 41, 40], 0, 1, 0)
+    # Nothing but the data is missing.
+    assert len(checks(job)) == 1
+    longer = load(tmp_path / "job.yaml", [*changes, "model.seq_length=512"])
+    assert "The tokenizer has 3 sentinels, but" in checks(longer)[0]
+
+
 def test_what_no_family_has_is_one_sentence(tmp_path: Path) -> None:
     for model, words in (
         (dataclasses.replace(LLAMA, norm="layernorm"), "No family of Hugging Face's has"),
         (dataclasses.replace(LLAMA, qk_norm=True, biases="all"), "No family of Hugging Face's has"),
         (dataclasses.replace(MIXTRAL, moe_norm_topk_prob=False), "No family of Hugging Face's has"),
-        (dataclasses.replace(GPT2, kind="t5"), "relative positions"),
+        (dataclasses.replace(GPT2, kind="t5"), "position_embedding relative"),
+        (dataclasses.replace(LLAMA, softmax_scale=1.0), "softmax_scale is for a T5"),
     ):
         with pytest.raises(TrainerError, match=words):
             families.config_json(model, dtype="float32")
     config = {"model_type": "mamba"}
-    with pytest.raises(TrainerError, match=r"'mamba'; gpt2, llama, mistral, .*, mixtral, qwen3_moe can be"):
+    with pytest.raises(
+        TrainerError, match=r"'mamba'; gpt2, llama, mistral, .*, mixtral, qwen3_moe, t5 can be"
+    ):
         families.model_config(config, "config.json")
     config = families.config_json(MODELS["qwen3-moe"], dtype="float32")
     with pytest.raises(TrainerError, match="experts in some of its layers"):

@@ -133,7 +133,7 @@ def test_a_map_that_does_not_fit_is_refused(make_dataset: Callable[..., Path]) -
 def corruption(**changes: object) -> SpanCorruption:
     values: dict[str, object] = {
         "encoder_length": 100, "decoder_length": 60, "probability": 0.15, "mean_length": 3.0,
-        "first_sentinel": 1000, "sentinels": 20, "begin": 901, "end": 902, "padding": 900,
+        "sentinels": range(1000, 1020), "begin": 901, "end": 902, "padding": 900,
     }  # fmt: skip
     return SpanCorruption(**{**values, **changes})  # type: ignore[arg-type]
 
@@ -149,7 +149,12 @@ def corruption(**changes: object) -> SpanCorruption:
 def test_encoder_and_decoder_together_are_the_text(
     tokens: list[int], decoder: int, sentinels: int, probability: float, mean: float, seed: int
 ) -> None:
-    spans = corruption(decoder_length=decoder, sentinels=sentinels, probability=probability, mean_length=mean)
+    spans = corruption(
+        decoder_length=decoder,
+        sentinels=range(1000, 1000 + sentinels),
+        probability=probability,
+        mean_length=mean,
+    )
     text = np.array(tokens, np.int64)
     source, shifted, target, mask = spans(text, np.random.RandomState(seed))
     assert (source.shape, shifted.shape, target.shape, mask.shape) == (
@@ -193,7 +198,7 @@ def test_a_sample_depends_on_its_number_alone(make_dataset: Callable[..., Path])
         make_dataset("d", [[list(range(i, i + 30)), list(range(i, i + 8))] for i in range(9)])
     )
     table = open_map(data, data.document_index)
-    one, two = (T5Dataset(data, table, corruption(encoder_length=22), 1) for _ in range(2))
+    one, two = (T5Dataset(data, table, corruption(encoder_length=22), 1, 1000) for _ in range(2))
     for number in (5, 0, 5):
         for a, b in zip(one[number], two[number], strict=True):
             np.testing.assert_array_equal(a, b)
