@@ -91,10 +91,12 @@ def measure(
     # The ranks that share a layer share a node.
     local = _ranks_here()
     sizes = list(micro_batches)
-    heads = config.model.attention_heads
+    heads, shared = config.spec.heads, config.spec.key_value_heads
     layers: dict[int, dict[str, dict[int, LayerTimes]]] = {}
     optimiser = 0.0
-    for tensor in [degree for degree in range(1, local + 1) if local % degree == 0 and heads % degree == 0]:
+    for tensor in range(1, local + 1):
+        if local % tensor or heads % tensor or (shared % tensor and tensor % shared):
+            continue
         topology = create.create_topology(_shared(config, tensor))
         layers[tensor], updates = _layers(config, topology, device, sizes, blocks, report)
         # Of the largest degree, which has the fewest replicas: they would reduce their gradients meanwhile.
