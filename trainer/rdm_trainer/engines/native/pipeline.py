@@ -21,7 +21,7 @@ from torch import nn
 
 from rdm_core.pipeline_schedule import Pass, forwards, passes
 from rdm_trainer.distributed.token_counts import Batch
-from rdm_trainer.distributed.topology import Topology
+from rdm_trainer.distributed.topology import Topology, own_group
 
 __all__ = ["Stage"]
 
@@ -254,19 +254,21 @@ def _channels(topology: Topology, device: torch.device, chunks: int) -> dict[tup
     found: dict[tuple[bool, bool], _Channel] = {}
     if stages == 1:
         return found
-    members = [dist.get_global_rank(topology.pipeline_group, other) for other in range(stages)]
+    # Ranks count pipeline stages last.
+    ranks = torch.arange(topology.world_size).view(stages, -1)
+    own = ranks[:, topology.rank % ranks.shape[1]].tolist()
     borders = range(stages if chunks > 1 else stages - 1)
-    # Every rank makes one group at a time, alone where none of these borders is its own: where NCCL divides
-    # the world's communicator, it does so with all ranks at once.
+    # Borders of one turn share no stage; of an odd ring, the last one has a turn of its own.
     of_turn = {border: 2 if border == stages - 1 and stages % 2 else border % 2 for border in borders}
     for turn in sorted(set(of_turn.values())):
-        border = next((one for one in borders if of_turn[one] == turn and _is_at(stage, one, stages)), None)
+        these = [border for border in borders if of_turn[border] == turn]
+        pairs = torch.cat([torch.stack((ranks[one], ranks[(one + 1) % stages]), dim=1) for one in these])
+        border = next((one for one in these if stage in (one, (one + 1) % stages)), None)
         for activations in (True, False):
+            group = own_group(pairs.sort(dim=1).values)
             if border is None:
-                dist.new_group([topology.rank], use_local_synchronization=True)
                 continue
-            ends = members[border], members[(border + 1) % stages]
-            group = dist.new_group(sorted(ends), use_local_synchronization=True)
+            ends = own[border], own[(border + 1) % stages]
             sends = activations == (stage == border)
             channel = _Channel(group, ends[stage == border])
             found[activations, sends] = channel
@@ -279,10 +281,6 @@ def _channels(topology: Topology, device: torch.device, chunks: int) -> dict[tup
                 for work in channel.receive((one,)):
                     work.wait()
     return found
-
-
-def _is_at(stage: int, border: int, stages: int) -> bool:
-    return stage in (border, (border + 1) % stages)
 
 
 def _states(outputs: Any) -> list[torch.Tensor]:
