@@ -44,7 +44,7 @@ class ModelSpec:
     """A transformer's shape.
 
     Args:
-        kind: A decoder (``gpt``), or an encoder and a decoder (``t5``).
+        kind: A decoder (``gpt``), an encoder and a decoder (``t5``), or an encoder (``bert``).
         layers: Transformer blocks; of a T5 those of the encoder.
         decoder_layers: Blocks of a T5's decoder.
         hidden_size: Width of the model.
@@ -85,7 +85,7 @@ class ModelSpec:
         init_std: Standard deviation of the initial weights.
     """
 
-    kind: Literal["gpt", "t5"] = "gpt"
+    kind: Literal["gpt", "t5", "bert"] = "gpt"
     layers: int
     decoder_layers: int = 0
     hidden_size: int
@@ -163,7 +163,7 @@ class ModelSpec:
 
     def layer_names(self) -> list[str]:
         """Return the kinds of the model's layers, in the order in which they lie on the pipeline."""
-        if self.kind == "gpt":
+        if self.kind != "t5":
             return ["Embedding", *["Block"] * self.layers, "FinalNorm", "Head"]
         return [
             "Embedding",

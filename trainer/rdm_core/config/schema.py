@@ -72,8 +72,8 @@ class RopeScalingConfig:
 class ModelConfig:
     """The model's shape."""
 
-    kind: Literal["gpt", "t5"] = "gpt"
-    """A decoder (`gpt`: GPT, Llama, Qwen3), or an encoder and a decoder (`t5`)."""
+    kind: Literal["gpt", "t5", "bert"] = "gpt"
+    """A decoder (`gpt`: GPT, Llama, Qwen3), an encoder and a decoder (`t5`), or an encoder (`bert`)."""
     layers: Layers = 12
     """Transformer blocks; of a T5 those of the encoder."""
     decoder_layers: Layers | None = None
@@ -109,7 +109,7 @@ class ModelConfig:
     softmax_scale: PositiveFloat | None = None
     """Factor on the attention's scores; T5 has 1. One through the root of `kv_channels` when not given."""
     sliding_window: Positive | None = None
-    """Not for a T5: tokens that a token sees at most, itself included. All before it when not given."""
+    """GPT only: tokens that a token sees at most, itself included. All before it when not given."""
     norm: Literal["layernorm", "rmsnorm"] = "layernorm"
     """Layer norm, or RMSNorm, which has no bias and takes no mean off."""
     qk_norm: bool = False
@@ -172,8 +172,8 @@ class ModelConfig:
 
     @property
     def decoder_blocks(self) -> int:
-        """Blocks of a T5's decoder; 0 of a GPT, whose blocks are ``layers``."""
-        return 0 if self.kind == "gpt" else self.decoder_layers or self.layers
+        """Blocks of a T5's decoder; 0 of others, whose blocks are ``layers``."""
+        return (self.decoder_layers or self.layers) if self.kind == "t5" else 0
 
     @property
     def positions(self) -> int:
@@ -356,15 +356,15 @@ class DataConfig:
     workers: Annotated[int, Bounds(least=0, most=1024)] = 2
     """Processes that read ahead on each rank."""
     tokenizer: TokenizerConfig | None = None
-    """The tokenizer that made the data. A T5 needs it."""
+    """The tokenizer that made the data. A T5 and a BERT need it."""
     reset_attention_mask: bool = False
-    """Not for a T5: no token of a sample sees another document."""
+    """GPT only: no token of a sample sees another document."""
     reset_position_ids: bool = False
-    """Not for a T5: positions start at 0 in each document of a sample."""
+    """GPT only: positions start at 0 in each document of a sample."""
     eod_mask_loss: bool = False
-    """Not for a T5: what follows the end of a document is not predicted."""
+    """GPT only: what follows the end of a document is not predicted."""
     mask_probability: Annotated[float, Bounds(above=0, below=1)] = 0.15
-    """T5 only: part of the tokens that are masked."""
+    """T5 and BERT: part of the tokens that are masked."""
     mean_span_length: Annotated[float, Bounds(least=1)] = 3.0
     """T5 only: average tokens of a masked span."""
     short_sequence_probability: Annotated[float, Bounds(least=0, most=1)] = 0.1
@@ -520,7 +520,7 @@ class Config(JobConfig):
     @property
     def counts_tokens(self) -> bool:
         """Micro-batches may differ in the tokens that count, and each token is to count alike."""
-        differ = self.model.kind == "t5" or self.data.eod_mask_loss
+        differ = self.model.kind != "gpt" or self.data.eod_mask_loss
         return differ and self.optimisation.calculate_per_token_loss
 
     @property

@@ -25,6 +25,7 @@ def check(config: Config, world_size: int | None = None) -> Iterator[str]:
         _context,
         _positions,
         _t5,
+        _bert,
         _layout,
         _engine,
         _length,
@@ -54,7 +55,7 @@ def check_program(config: Config, _world_size: int | None = None) -> Iterator[st
 def has_sound_data(config: Config) -> bool:
     """Return whether the keys of the data are sound among themselves, so that it can be looked for."""
     try:
-        return not [*_t5(config), *_data(config)]
+        return not [*_t5(config), *_bert(config), *_data(config)]
     except Unfit:
         return False
 
@@ -218,7 +219,7 @@ def _relative(config: Config) -> Iterator[str]:
 
 def _t5(config: Config) -> Iterator[str]:
     model = config.model
-    if model.kind == "gpt":
+    if model.kind != "t5":
         for key, value in (
             ("decoder_layers", model.decoder_layers),
             ("decoder_seq_length", model.decoder_seq_length),
@@ -226,19 +227,16 @@ def _t5(config: Config) -> Iterator[str]:
             ("scale_logits", model.scale_logits),
         ):
             if value:
-                yield f"model.{key} is for a T5, but model.kind is gpt; leave it out."
+                yield f"model.{key} is for a T5, but model.kind is {model.kind}; leave it out."
         return
+    yield from _no_decoder(config)
     for key, value in (
         ("position_embedding: rope", model.position_embedding == "rope"),
         ("query_groups", model.query_groups),
         ("qk_norm", model.qk_norm),
-        ("sliding_window", model.sliding_window),
     ):
         if value:
-            yield f"model.{key} is for a decoder, but model.kind is t5; leave it out."
-    for key in ("reset_attention_mask", "reset_position_ids", "eod_mask_loss"):
-        if getattr(config.data, key):
-            yield f"data.{key} is for a decoder, but model.kind is t5; leave it out."
+            yield f"model.{key} is not for a T5; leave it out."
     tokenizer = config.data.tokenizer
     # A tokenizer.json may have them.
     if model.vocab_extra_ids == 0 and (config.data.mock or tokenizer is None or tokenizer.file is None):
@@ -247,6 +245,26 @@ def _t5(config: Config) -> Iterator[str]:
         )
     if not config.data.mock and config.data.tokenizer is None:
         yield "data.tokenizer is missing; a T5 takes the ids of its special tokens from it."
+
+
+def _bert(config: Config) -> Iterator[str]:
+    if config.model.kind != "bert":
+        return
+    yield from _no_decoder(config)
+    if config.model.seq_length < 4:
+        yield f"model.seq_length is {config.model.seq_length}; a BERT's samples have 4 tokens at least."
+    if not config.data.mock and config.data.tokenizer is None:
+        yield "data.tokenizer is missing; a BERT takes the ids of its special tokens from it."
+
+
+def _no_decoder(config: Config) -> Iterator[str]:
+    """Yield the keys that are set and for a decoder alone."""
+    kind = config.model.kind
+    if config.model.sliding_window:
+        yield f"model.sliding_window is for a decoder, but model.kind is {kind}; leave it out."
+    for key in ("reset_attention_mask", "reset_position_ids", "eod_mask_loss"):
+        if getattr(config.data, key):
+            yield f"data.{key} is for a decoder, but model.kind is {kind}; leave it out."
 
 
 def _layout(config: Config) -> Iterator[str]:

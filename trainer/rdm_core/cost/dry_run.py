@@ -291,7 +291,9 @@ def _activations(config: Config, layers: list[LayerSize], in_flight: int) -> int
                 kept += block
         else:
             # An embedding's output, a layer norm's or the head's input.
-            kept += _tokens(config, layer.name) * line
+            # Of a BERT's last norm also those of the layer and the norm behind it.
+            lines = 4 if layer.name == "FinalNorm" and spec.kind == "bert" else 1
+            kept += _tokens(config, layer.name) * line * lines
     interval = parallel.activation_checkpointing_interval
     kept += sum(checkpointed[::interval])
     # While a checkpoint runs backward, its blocks' activations are there again, once.
@@ -303,7 +305,7 @@ def _activations(config: Config, layers: list[LayerSize], in_flight: int) -> int
 def _tokens(config: Config, name: str) -> int:
     """Tokens of a sample whose states a layer of a rank keeps."""
     spec = config.spec
-    if spec.kind == "gpt" or name.startswith("Encoder"):
+    if spec.kind != "t5" or name.startswith("Encoder"):
         return spec.seq_length // config.parallel.context
     if name == "Embedding":
         return spec.tokens_per_sample

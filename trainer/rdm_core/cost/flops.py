@@ -80,6 +80,10 @@ def _layer_size(name: str, spec: ModelSpec) -> LayerSize:
     relative = spec.relative_buckets * spec.heads
     if name.endswith("Block"):
         return _block_size(name, spec)
+    if name == "FinalNorm" and spec.kind == "bert":
+        # With the layer and the norm between it and the head.
+        layer = spec.hidden_size * (spec.hidden_size + int(spec.has_biases))
+        return LayerSize(name, whole=2 * _norm_size(spec) + layer)
     if name.endswith("Norm"):
         return LayerSize(name, whole=_norm_size(spec))
     if name == "Head":
@@ -145,7 +149,8 @@ def flops_per_sample(spec: ModelSpec) -> float:
 
     Each parameter is used in one multiply-add per token forward and two backward: 6 N for a token. The
     products of queries with keys and of probabilities with values add 12 x width x keys per query and block.
-    A GPT's tokens meet N parameters, which leaves out the experts that a token is not given to: that is
+    A GPT's or BERT's tokens meet N parameters, which leaves out the experts that a token is not given to:
+    that is
     (6 N + 12 L h s) s. A word embedding that is not the head's is only looked up in, and does not count. Of a
     T5, each token meets the parameters of its own side; the decoder's keys and values of the encoder's output
     are computed per encoder token. Softmax and layer norms are not counted, and a causal mask saves nothing,
@@ -155,7 +160,7 @@ def flops_per_sample(spec: ModelSpec) -> float:
     Source: PaLM (Chowdhery et al. 2022), appendix B, the way of nanoGPT's MFU.
     """
     inner = spec.attention_size
-    if spec.kind == "gpt":
+    if spec.kind != "t5":
         length = spec.seq_length
         looked_up = 0 if spec.tied_embeddings else spec.padded_vocab_size * spec.hidden_size
         scores = spec.layers * inner * _keys(spec)

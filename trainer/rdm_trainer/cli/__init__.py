@@ -109,7 +109,7 @@ def _version(ctx: click.Context, _param: click.Parameter, value: bool) -> None:
     help="Print the versions.",
 )
 def cli() -> None:
-    """Train GPT and T5 over many GPUs with DeepSpeed: tensor, pipeline and data parallelism.
+    """Train GPT, T5 and BERT over many GPUs with DeepSpeed: tensor, pipeline and data parallelism.
 
     \b
     What would it need?     rdm-trainer dry-run gpt-1.3b.yaml --world 16 --gpu H200

@@ -109,7 +109,7 @@ def _show(job: Config, report: Report, accelerator: Accelerator | None) -> None:
 
 def _facts(job: Config, report: Report, accelerator: Accelerator | None) -> Iterator[tuple[str, str]]:
     model, parallel = job.model, job.parallel
-    layers = str(model.layers) if model.kind == "gpt" else f"{model.layers} + {model.decoder_blocks}"
+    layers = str(model.layers) if model.kind != "t5" else f"{model.layers} + {model.decoder_blocks}"
     yield (
         "model",
         f"{model.kind.upper()}: {layers} layers, hidden {model.hidden_size}, {model.attention_heads} heads, "

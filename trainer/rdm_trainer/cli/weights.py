@@ -63,8 +63,8 @@ def export(
 
     CHECKPOINT is a job's directory, its checkpoints/, or a model in either format. Whatever layout wrote it,
     the files are the same: config.json, safetensors with their index, and the tokenizer's files. GPT-2,
-    Llama, Mistral, Qwen2, Qwen3, Mixtral and T5. For Megatron it is a release checkpoint in its format torch,
-    without a tokenizer.
+    Llama, Mistral, Qwen2, Qwen3, Mixtral, T5 and BERT. For Megatron it is a release checkpoint in its format
+    torch, without a tokenizer.
     """
     from rdm_trainer.weights import directory as writing
     from rdm_trainer.weights import megatron

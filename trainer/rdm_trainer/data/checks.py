@@ -36,6 +36,8 @@ def checks(config: Config) -> list[str]:
     data = config.data
     if config.model.kind == "t5" and data.tokenizer is not None:
         problems += _sentinels(config)
+    if config.model.kind == "bert" and data.tokenizer is not None:
+        problems += _mask(config)
     splits = [(data.blend, None)] if data.blend else [(data.train, 0), (data.valid, 1), (data.test, 2)]
     if not data.blend and not data.train:
         problems.append("the job has no data: give data.blend or data.train, or set data.mock to true.")
@@ -101,6 +103,16 @@ def _sentinels(config: Config) -> Iterator[str]:
         )
 
 
+def _mask(config: Config) -> Iterator[str]:
+    """Hold the tokenizer to what a BERT needs of it."""
+    try:
+        if special_tokens(config.data.tokenizer, config.model.vocab_size).mask is None:
+            yield "The tokenizer has no [MASK] or <mask>, which hides a BERT's tokens; take one of BERT's."
+    except TrainerError:
+        # Which is said already.
+        return
+
+
 def _content(config: Config, dataset: IndexedDataset) -> Iterator[str]:
     """Hold the tokens of a data set to the model."""
     if dataset.dtype.kind not in "iu":
@@ -123,7 +135,7 @@ def _content(config: Config, dataset: IndexedDataset) -> Iterator[str]:
 
 def _enough(config: Config, dataset: IndexedDataset, number: int | None) -> Iterator[str]:
     """Hold the size of a data set to the sequence length."""
-    if config.model.kind == "gpt":
+    if config.model.kind != "t5":
         count = len(dataset)
         cuts = bounds(config.data.split, count)
         parts = [(SPLITS[number], 0, count)] if number is not None else [("train", cuts[0], cuts[1])]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Samples by their number: of a GPT, of a T5, and of a blend of either. No torch here."""
+"""Samples by their number: of a GPT, of a T5, and of a blend of some. No torch here."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ from rdm_trainer.data.span_corruption import SpanCorruption
 
 __all__ = ["Arrays", "Blended", "Chained", "GPTDataset", "SampleSource", "T5Dataset", "WindowDataset"]
 
-# Of a GPT: tokens [s + 1]. Of a T5: encoder ids [s_e], decoder ids [s_d], labels [s_d], loss mask [s_d].
+# Of a GPT: tokens [s + 1].
+# Of a BERT: tokens [s], labels [s], loss mask [s].
+# Of a T5: encoder ids [s_e], decoder ids [s_d], labels [s_d], loss mask [s_d].
 Arrays = tuple[npt.NDArray[np.generic], ...]
 
 

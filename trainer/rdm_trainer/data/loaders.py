@@ -25,6 +25,7 @@ __all__ = ["Documents", "Loaders", "MicroBatch", "MicroBatches", "build", "start
 
 # Of a GPT: (tokens [b, s], (labels [b, s], loss mask [b, s])); where it is told where documents begin, tokens
 # and starts [b, s].
+# Of a BERT: (tokens [b, s], (labels [b, s], loss mask [b, s])).
 # Of a T5: ((encoder ids [b, s_e], decoder ids [b, s_d]), (labels [b, s_d], loss mask [b, s_d])).
 MicroBatch = tuple[torch.Tensor | tuple[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 
@@ -136,8 +137,8 @@ class MicroBatches(Iterator[MicroBatch]):
             if documents is not None and documents.tells_starts:
                 return (self._placed(tokens), self._placed(starts_of(tokens, documents.end))), targets
             return self._placed(tokens), targets
-        encoder, decoder, labels, mask = (self._placed(column) for column in columns)
-        return (encoder, decoder), (labels, mask)
+        *inputs, labels, mask = (self._placed(column) for column in columns)
+        return (inputs[0] if len(inputs) == 1 else (inputs[0], inputs[1])), (labels, mask)
 
     def _placed(self, tensor: torch.Tensor) -> torch.Tensor:
         """The tensor in memory from which it can be copied to an accelerator while that computes."""

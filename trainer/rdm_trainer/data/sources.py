@@ -19,6 +19,7 @@ from rdm_trainer.data.index_maps.blend import load_or_build as load_or_build_ble
 from rdm_trainer.data.index_maps.blend import normalise
 from rdm_trainer.data.index_maps.maker import MapMaker
 from rdm_trainer.data.indexed_dataset import IndexedDataset
+from rdm_trainer.data.masked_tokens import AROUND, MaskedTokens, TokenMasking
 from rdm_trainer.data.mock import MockGPT, MockT5
 from rdm_trainer.data.order import Order
 from rdm_trainer.data.span_corruption import SpanCorruption
@@ -49,6 +50,30 @@ def span_corruption(config: Config) -> SpanCorruption:
         end=special.end,
         padding=special.padding,
     )
+
+
+def _masking(config: Config) -> TokenMasking:
+    """A BERT's masking.
+
+    Raises:
+        TrainerError: The tokenizer's files are missing or wrong, or it has no token that masks.
+    """
+    special = of_job(config)
+    if special.mask is None:
+        raise TrainerError("data.tokenizer has no [MASK] or <mask>, which hides a BERT's tokens.")
+    return TokenMasking(
+        probability=config.data.mask_probability,
+        vocab_size=config.model.vocab_size,
+        mask=special.mask,
+        begin=special.first,
+        end=special.end_of_document,
+    )
+
+
+def _run(config: Config) -> int:
+    """Tokens of a sample's text, less the one that a GPT has for its last label."""
+    length = config.model.seq_length
+    return length - AROUND - 1 if config.model.kind == "bert" else length
 
 
 def sources(config: Config, *, maps: MapMaker, order: Order) -> _Samples:
@@ -88,7 +113,9 @@ def _mock(config: Config, order: Order, spans: SpanCorruption | None) -> _Sample
         if not samples:
             result.append(None)
         elif spans is None:
-            result.append(MockGPT(samples, model.vocab_size, seed + number, model.seq_length))
+            texts = MockGPT(samples, model.vocab_size, seed + number, _run(config))
+            is_bert = model.kind == "bert"
+            result.append(MaskedTokens(texts, _masking(config), seed + number) if is_bert else texts)
         else:
             result.append(MockT5(samples, model.vocab_size, seed + number, spans))
     return result[0], result[1], result[2]
@@ -174,20 +201,21 @@ class _DataSets:
 
     def _gpt(
         self, data: IndexedDataset, split: str, first: int, last: int, samples: int, seed: int
-    ) -> GPTDataset:
-        model = self._config.model
+    ) -> SampleSource:
+        model, run = self._config.model, _run(self._config)
         index = gpt_index.load_or_build(
             data.prefix,
             split,
             data.sizes,
             np.arange(first, last, dtype=np.int32),
             samples,
-            model.seq_length,
+            run,
             seed,
             directory=self._cache,
             maps=self._maps,
         )
-        return GPTDataset(data, index, model.seq_length, model.vocab_size)
+        texts = GPTDataset(data, index, run, model.vocab_size)
+        return MaskedTokens(texts, _masking(self._config), seed) if model.kind == "bert" else texts
 
     def _t5(
         self,

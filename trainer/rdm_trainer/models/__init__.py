@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""GPT and T5, each as one list of layers that serves every layout."""
+"""GPT, T5 and BERT, each as one list of layers that serves every layout."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rdm_core.config import Config, ModelConfig
 from rdm_trainer.distributed.parameters import placement_of
 from rdm_trainer.distributed.pipeline_parallel.pipeline import Fill, FlatModel, Layer, bounds
 from rdm_trainer.distributed.topology import Topology
-from rdm_trainer.models import gpt, t5
+from rdm_trainer.models import bert, gpt, t5
 from rdm_trainer.tokenizers import special_tokens
 
 __all__ = ["PADDING", "build", "layers", "padding_of", "parameter_shapes"]
@@ -35,6 +35,8 @@ def layers(
     """
     if config.model.kind == "gpt":
         return gpt.layers(config, topology, device)
+    if config.model.kind == "bert":
+        return bert.layers(config, topology, device)
     return t5.layers(config, topology, padding)
 
 

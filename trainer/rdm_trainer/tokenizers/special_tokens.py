@@ -49,6 +49,8 @@ class SpecialTokens:
         begin: First token of a T5's decoder.
         end: Last label of a T5's decoder.
         padding: Fills sequences up.
+        first: First token of a BERT's sample.
+        mask: Hides a BERT's tokens; None where the tokenizer has none.
         sentinels: Those of the tokenizer that mark a T5's masked spans, the first one first.
     """
 
@@ -57,6 +59,8 @@ class SpecialTokens:
     begin: int
     end: int
     padding: int
+    first: int
+    mask: int | None
     sentinels: tuple[int, ...] = ()
 
 
@@ -69,14 +73,14 @@ def special_tokens(tokenizer: TokenizerFiles | None, vocab_size: int) -> Special
 
     Returns:
         The ids. GPT-2 has one special token, which serves as all four. Without a tokenizer the last token of
-        the vocabulary ends documents and sequences, and 0 is padding.
+        the vocabulary ends documents and sequences, the one before it masks, and 0 is padding.
 
     Raises:
         TrainerError: A file is missing or is not what it should be.
     """
     if tokenizer is None:
         last = vocab_size - 1
-        return SpecialTokens(vocab_size, last, last, last, 0)
+        return SpecialTokens(vocab_size, last, last, last, 0, last, last - 1)
     if tokenizer.kind == "gpt2":
         return _gpt2(tokenizer)
     if tokenizer.kind == "wordpiece":
@@ -104,7 +108,7 @@ def _gpt2(tokenizer: TokenizerFiles) -> SpecialTokens:
     if END_OF_TEXT not in vocabulary:
         raise TrainerError(f"{path} has no {END_OF_TEXT}, the token that ends a document.")
     end = int(vocabulary[END_OF_TEXT])
-    return SpecialTokens(max(vocabulary.values()) + 1, end, end, end, end)
+    return SpecialTokens(max(vocabulary.values()) + 1, end, end, end, end, end, None)
 
 
 def _wordpiece(tokenizer: TokenizerFiles) -> SpecialTokens:
@@ -113,7 +117,8 @@ def _wordpiece(tokenizer: TokenizerFiles) -> SpecialTokens:
     # number all the same, so that there may be fewer pieces than numbers.
     begin = ids.setdefault("[BOS]", max(ids.values()) + 1)
     end = ids.setdefault("[EOS]", max(ids.values()) + 1)
-    return SpecialTokens(max(ids.values()) + 1, ids["[SEP]"], begin, end, ids["[PAD]"])
+    size = max(ids.values()) + 1
+    return SpecialTokens(size, ids["[SEP]"], begin, end, ids["[PAD]"], ids["[CLS]"], ids["[MASK]"])
 
 
 def read_wordpieces(path: Path) -> dict[str, int]:
@@ -168,7 +173,9 @@ def _huggingface(tokenizer: TokenizerFiles) -> SpecialTokens:
     if sentinels and begin is None:
         # The decoders of published T5 begin with padding.
         begin = padding
-    return SpecialTokens(max(ids.values()) + 1, end, end if begin is None else begin, end, padding, sentinels)
+    begin = end if begin is None else begin
+    mask = first(("[MASK]", "<mask>"))
+    return SpecialTokens(max(ids.values()) + 1, end, begin, end, padding, begin, mask, sentinels)
 
 
 def existing(name: str | None, key: str) -> Path:

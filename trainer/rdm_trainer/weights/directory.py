@@ -70,6 +70,8 @@ def _tensors(source: Source, dtype: torch.dtype) -> Iterator[tuple[str, torch.Te
         whole = source.whole(one.ours).to(dtype)
         for name, tensor in zip(one.theirs, one.split(whole), strict=True):
             yield name, tensor.contiguous()
+    for name, shape in families.zeros(source.model).items():
+        yield name, torch.zeros(shape, dtype=dtype)
 
 
 def _write_tensors(source: Source, directory: Path, dtype: torch.dtype, shard_bytes: int) -> int:

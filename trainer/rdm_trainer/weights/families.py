@@ -2,7 +2,8 @@
 """Hugging Face's families and ours: ``config.json`` and model section, their tensors and our parameters.
 
 Both sides name whole tensors; what tensor ranks and stages hold follows from our names. Pure, and without
-transformers: the families are GPT-2, Llama, Mistral, Qwen2, Qwen3, Mixtral, Qwen3-MoE and T5.
+transformers: the families are GPT-2, Llama, Mistral, Qwen2, Qwen3, Mixtral, Qwen3-MoE and T5,
+and to write, MegatronBert.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ import torch
 from rdm_core.config import ModelConfig, RopeScalingConfig
 from rdm_core.config.read import from_dict
 from rdm_core.errors import TrainerError
-from rdm_trainer.weights import t5
+from rdm_trainer.weights import bert, t5
 from rdm_trainer.weights.mapped import Mapped, Tensors, join_heads, split_heads
 
-__all__ = ["Mapped", "config_json", "mapping", "model_config"]
+__all__ = ["Mapped", "config_json", "mapping", "model_config", "zeros"]
 
 # The model's section.
 
@@ -188,6 +189,8 @@ def config_json(model: ModelConfig, *, dtype: str, end_of_text: int | None = Non
         # As T5's tokenizers have them.
         ends = {"pad_token_id": 0, "decoder_start_token_id": 0}
         return common | ends | t5.config_json(model)
+    if family == bert.FAMILY:
+        return common | bert.config_json(model)
     if family == "gpt2":
         return common | {
             "activation_function": "gelu_new",
@@ -246,6 +249,7 @@ _ARCHITECTURES = {
     "mixtral": "MixtralForCausalLM",
     "qwen3_moe": "Qwen3MoeForCausalLM",
     "t5": "T5ForConditionalGeneration",
+    bert.FAMILY: "MegatronBertForMaskedLM",
 }
 
 
@@ -258,6 +262,13 @@ def _family_of(model: ModelConfig) -> str:
             "model.kind is t5, and Hugging Face's T5 has position_embedding relative, norm rmsnorm, biases "
             "none, activation relu, geglu or swiglu, softmax_scale 1, and scale_logits where embeddings are "
             "tied; docs/models.md says how Megatron's differs."
+        )
+    if model.kind == "bert":
+        if bert.is_published(model):
+            return bert.FAMILY
+        raise TrainerError(
+            "model.kind is bert, and Hugging Face's MegatronBert has learned positions, layer norm, GELU, "
+            "biases in all products, as many keys as queries, and the head tied to the embedding."
         )
     if model.softmax_scale is not None:
         raise TrainerError("model.softmax_scale is for a T5 at Hugging Face; leave it out.")
@@ -318,6 +329,9 @@ def mapping(model: ModelConfig) -> Iterator[Mapped]:
     if family == "t5":
         yield from t5.mapping(model)
         return
+    if family == bert.FAMILY:
+        yield from bert.mapping(model)
+        return
     names = _GPT2_NAMES if family == "gpt2" else _LLAMA_NAMES
     outer, inner = names
     embedding = "tied_modules.embed" if model.tied_embeddings else "0"
@@ -333,6 +347,11 @@ def mapping(model: ModelConfig) -> Iterator[Mapped]:
         yield Mapped(f"{last}.{kind}", (f"{outer['norm']}.{kind}",))
     if not model.tied_embeddings:
         yield Mapped(f"{last + 1}.weight", ("lm_head.weight",))
+
+
+def zeros(model: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of tensors that the model is without, and that are zero there."""
+    return bert.zeros(model) if model.kind == "bert" else {}
 
 
 _LLAMA_NAMES = (

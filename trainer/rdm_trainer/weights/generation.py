@@ -34,6 +34,8 @@ class Generator:
     """
 
     def __init__(self, source: Source, device: str | None = None) -> None:
+        if source.model.kind == "bert":
+            raise TrainerError(f"{source.where} is a BERT, which fills masks and writes no text.")
         if source.model.vocab_extra_ids:
             raise TrainerError(
                 f"{source.where} is a T5 whose sentinels are not its tokenizer's, so that it has no text to "

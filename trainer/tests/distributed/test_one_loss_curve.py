@@ -10,7 +10,7 @@ import pytest
 
 from rdm_core.config import Config
 from tests.distributed import processes, training
-from tests.distributed.training import GPT, MOE, QWEN, T5, configure
+from tests.distributed.training import BERT, GPT, MOE, QWEN, T5, configure
 
 Said = dict[str, list[dict[str, Any]]]
 
@@ -145,6 +145,10 @@ DOCUMENTS = {"data.reset_attention_mask": True, "data.reset_position_ids": True,
 DOCUMENT_LAYOUTS: dict[int, dict[str, dict[str, Any]]] = {
     2: {"tp 2": TENSOR, "pp 2": PIPELINE, "native, cp 2": CONTEXT}
 }
+BERT_LAYOUTS: dict[int, dict[str, dict[str, Any]]] = {
+    2: {"dp 2, zero 3": zero(3), "tp 2, checkpointing": {**TENSOR, **FULL}, "pp 2": PIPELINE},
+    4: {"native, tp 2, pp 2": {**NATIVE, **TENSOR, **PIPELINE}},
+}
 EXPERT = {"parallel.expert": 2}
 MOE_LAYOUTS: dict[int, dict[str, dict[str, Any]]] = {
     2: {"ep 2, checkpointing": {**EXPERT, **FULL}, "native, interleaved": INTERLEAVED},
@@ -188,6 +192,7 @@ MODELS: dict[str, tuple[Config, dict[int, dict[str, dict[str, Any]]]]] = {
     "moe": (MOE, MOE_LAYOUTS),
     "moe, documents": (configure(MOE, DOCUMENTS), {2: {"ep 2": EXPERT, "pp 2": PIPELINE}}),
     "moe, dropping": (DROPPING, {4: {"ep 2, tp 2": {**EXPERT, **TENSOR}}}),
+    "bert": (BERT, BERT_LAYOUTS),
     "t5 relative": (configure(T5, RELATIVE), RELATIVE_LAYOUTS),
     "gpt of 8 blocks": (
         configure(GPT, {"model.layers": 8}),

@@ -14,7 +14,7 @@ from rdm_trainer.data.loaders import starts_of
 from rdm_trainer.distributed.topology import Topology
 from rdm_trainer.engines import create
 
-__all__ = ["GPT", "MOE", "QWEN", "T5", "batches", "configure", "losses"]
+__all__ = ["BERT", "GPT", "MOE", "QWEN", "T5", "batches", "configure", "losses"]
 
 # A vocabulary that is padded differently for 1, 2 and 4 tensor ranks, and sizes that these divide.
 GPT = Config(
@@ -86,6 +86,10 @@ T5 = dataclasses.replace(
     data=DataConfig(),
 )
 
+BERT = dataclasses.replace(
+    GPT, model=dataclasses.replace(GPT.model, kind="bert"), data=DataConfig(), optimisation=GPT.optimisation
+)
+
 
 def configure(base: Config, changes: Mapping[str, Any]) -> Config:
     """Return a configuration with values of ``key`` and ``section.key`` changed."""
@@ -120,7 +124,7 @@ def batches(config: Config, topology: Topology, steps: int) -> Iterator[Any]:
         for micro in range(config.accumulation(topology.batch_ranks)):
             first = (micro * topology.batch_ranks + topology.batch_rank) * size
             rows = slice(first, first + size)
-            inputs: Any = tokens[rows] if model.kind == "gpt" else (tokens[rows], targets[rows])
+            inputs: Any = tokens[rows] if model.kind != "t5" else (tokens[rows], targets[rows])
             if config.knows_documents:
                 inputs = inputs, starts_of(inputs, 97)
             yield inputs, (labels[rows], mask[rows])

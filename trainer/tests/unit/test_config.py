@@ -57,7 +57,7 @@ model:
   layers: -1
   hidden_siz: 64
   attention_heads: true
-  kind: bert
+  kind: opt
 optimisation:
   lr: fast
 seq_length: 128
@@ -78,7 +78,7 @@ launcher:
         "model.layers (line 3) is -1; it must be at least 1",
         "model.hidden_siz is not a key (line 4); did you mean model.hidden_size?",
         "model.attention_heads (line 5) must be an integer, not true",
-        "model.kind (line 6) is 'bert'; it must be gpt or t5",
+        "model.kind (line 6) is 'opt'; it must be gpt, t5 or bert",
         "optimisation.lr (line 8) must be a number, not 'fast'",
         "seq_length is not a key (line 9); did you mean model.seq_length?",
         "data (line 10) must hold keys and values, not 'nothing'",
@@ -232,7 +232,7 @@ def test_an_override_mends_a_line_and_is_not_blamed_on_it(tmp_path: Path) -> Non
 
 
 def test_the_documents_fp16_is_kept_beside_what_is_shipped() -> None:
-    others = ("demo", "llama", "mixtral", "qwen")
+    others = ("bert", "demo", "llama", "mixtral", "qwen")
     named = {path.name for path in CONFIGS.glob("*.yaml") if not path.stem.startswith(others)}
     assert {path.name for path in (CONFIGS / "fp16").glob("*.yaml")} == named
     for name in sorted(named):
@@ -571,7 +571,13 @@ def test_generic_resources_are_taken_as_slurm_writes_them(gres: str, is_taken: b
             {},
             "is for rotary positions",
         ),
-        ({"kind": "t5", "vocab_extra_ids": 9, "query_groups": 2}, {}, "query_groups is for a decoder"),
+        ({"kind": "t5", "vocab_extra_ids": 9, "query_groups": 2}, {}, "query_groups is not for a T5"),
+        (
+            {"kind": "bert", "sliding_window": 9},
+            {},
+            "sliding_window is for a decoder, but model.kind is bert",
+        ),
+        ({"kind": "bert", "vocab_extra_ids": 9}, {}, "vocab_extra_ids is for a T5, but model.kind is bert"),
         ({"position_embedding": "relative"}, {}, "relative is for a T5, but model.kind is gpt"),
         ({"scale_logits": True}, {}, "scale_logits is for a T5, but model.kind is gpt"),
         (

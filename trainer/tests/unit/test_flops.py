@@ -127,6 +127,7 @@ def test_the_passes_of_all_layers_are_a_sample_s_whatever_the_model_s_kind() -> 
         ({"kind": "t5", "vocab_extra_ids": 10}, ()),
         ({"kind": "t5", "vocab_extra_ids": 10, "decoder_layers": 1, "tied_embeddings": False}, ()),
         ({"kind": "t5", "vocab_extra_ids": 10, "position_embedding": "relative", "activation": "geglu"}, ()),
+        ({"kind": "bert"}, ("parallel.tensor=2",)),
         ({}, ("parallel.tensor=2",)),
         ({"kind": "t5", "vocab_extra_ids": 10}, ("parallel.tensor=2",)),
     ],

@@ -57,6 +57,7 @@ T5_RELATIVE = dataclasses.replace(
     activation="geglu",
     biases="none",
 )
+BERT = dataclasses.replace(GPT, kind="bert")
 
 
 def config(model: ModelConfig, **parallel: Any) -> Config:
@@ -75,14 +76,14 @@ def labels(model: ModelConfig, batch: int = 2) -> tuple[torch.Tensor, torch.Tens
 
 
 @pytest.mark.parametrize("tied", [True, False])
-@pytest.mark.parametrize("shape", [GPT, QWEN, T5, T5_RELATIVE])
+@pytest.mark.parametrize("shape", [GPT, QWEN, T5, T5_RELATIVE, BERT])
 def test_the_parameters_are_those_that_the_arithmetic_counts(shape: ModelConfig, tied: bool) -> None:
     shape = dataclasses.replace(shape, tied_embeddings=tied)
     assert sum(weight.numel() for weight in built(shape).parameters()) == flops.parameters(config(shape).spec)
 
 
 @pytest.mark.parametrize("tied", [True, False])
-@pytest.mark.parametrize("shape", [GPT, QWEN, T5, T5_RELATIVE])
+@pytest.mark.parametrize("shape", [GPT, QWEN, T5, T5_RELATIVE, BERT])
 @pytest.mark.parametrize("tensor", [1, 2])
 def test_every_layer_has_the_size_that_the_arithmetic_says(
     shape: ModelConfig, tied: bool, tensor: int
@@ -100,7 +101,7 @@ def test_every_layer_has_the_size_that_the_arithmetic_says(
     assert sizes == [(size.name, size.split, size.whole) for size in flops.layer_sizes(job.spec)]
 
 
-@pytest.mark.parametrize("shape", [GPT, QWEN])
+@pytest.mark.parametrize("shape", [GPT, QWEN, BERT])
 def test_the_loss_is_that_of_the_logits(shape: ModelConfig) -> None:
     model = built(shape)
     tokens, (targets, mask) = torch.randint(0, 50, (2, 8)), labels(shape)
@@ -121,6 +122,14 @@ def test_no_prediction_depends_on_later_tokens(shape: ModelConfig) -> None:
     early[:, 5:] = 0
     assert model(tokens, (targets, early)).item() == pytest.approx(model(changed, (targets, early)).item())
     assert model(tokens, (targets, mask)).item() != pytest.approx(model(changed, (targets, mask)).item())
+
+
+def test_every_token_of_a_bert_sees_every_other() -> None:
+    model, tokens = built(BERT), torch.randint(0, BERT.vocab_size, (1, 8))
+    for place in (0, 7):
+        changed = tokens.clone()
+        changed[:, place] = (changed[:, place] + 1) % BERT.vocab_size
+        assert ((model(tokens) - model(changed)).abs().amax(dim=-1) > 1e-7).all()
 
 
 @pytest.mark.parametrize("window", [None, 3])

@@ -72,6 +72,7 @@ T5 = ModelConfig(
 MODELS = {
     "t5": T5,
     "t5 1.1": dataclasses.replace(T5, activation="geglu", tied_embeddings=False, scale_logits=False),
+    "bert": dataclasses.replace(GPT2, kind="bert"),
     "gpt2": GPT2,
     "gpt2, untied": dataclasses.replace(GPT2, tied_embeddings=False, ffn_hidden_size=40),
     "llama": LLAMA,
@@ -132,7 +133,8 @@ def test_an_exported_model_is_the_same_there_and_back(name: str, tmp_path: Path)
     assert (tmp_path / "hf" / INDEX).is_file()
     assert len({path.stat().st_mode for path in (tmp_path / "hf").iterdir()}) == 1
     is_t5 = model.kind == "t5"
-    kind = transformers.AutoModelForSeq2SeqLM if is_t5 else transformers.AutoModelForCausalLM
+    kinds = {"t5": transformers.AutoModelForSeq2SeqLM, "bert": transformers.AutoModelForMaskedLM}
+    kind = kinds.get(model.kind, transformers.AutoModelForCausalLM)
     theirs, report = kind.from_pretrained(tmp_path / "hf", output_loading_info=True, dtype=torch.float32)
     assert not any(report[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     tokens = torch.randint(0, 50, (3, 24), generator=torch.Generator().manual_seed(2))
@@ -146,6 +148,10 @@ def test_an_exported_model_is_the_same_there_and_back(name: str, tmp_path: Path)
         inputs = (tokens, given["decoder_input_ids"])
     ours = source.built(inputs)
     torch.testing.assert_close(ours, theirs.eval()(**given).logits, atol=1e-4, rtol=1e-4)
+    if model.kind == "bert":
+        with pytest.raises(TrainerError, match="is of a 'megatron-bert'"):
+            open_source(tmp_path / "hf")
+        return
     back = open_source(tmp_path / "hf")
     if is_t5:
         # Whose sentinels are tokens like others.
@@ -277,6 +283,7 @@ def test_what_no_family_has_is_one_sentence(tmp_path: Path) -> None:
         (dataclasses.replace(LLAMA, qk_norm=True, biases="all"), "No family of Hugging Face's has"),
         (dataclasses.replace(MIXTRAL, moe_norm_topk_prob=False), "No family of Hugging Face's has"),
         (dataclasses.replace(GPT2, kind="t5"), "position_embedding relative"),
+        (dataclasses.replace(LLAMA, kind="bert"), "MegatronBert has learned positions"),
         (dataclasses.replace(LLAMA, softmax_scale=1.0), "softmax_scale is for a T5"),
     ):
         with pytest.raises(TrainerError, match=words):

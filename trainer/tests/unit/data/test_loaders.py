@@ -92,6 +92,44 @@ def kinds(two: list[str], kind: str, vocabulary: TokenizerConfig) -> list[Config
     ]
 
 
+def test_a_bert_gives_back_what_is_masked(two: list[str], tmp_path: Path) -> None:
+    pieces = [
+        "[PAD]",
+        "[UNK]",
+        "[CLS]",
+        "[SEP]",
+        "[MASK]",
+        *(f"w{number}" for number in range(5, VOCABULARY - 2)),
+    ]
+    (tmp_path / "vocab.txt").write_text("\n".join(pieces))
+    tokenizer = {"kind": "wordpiece", "vocab": str(tmp_path / "vocab.txt")}
+    settings = config("bert", blend=[{"prefix": prefix} for prefix in two], tokenizer=tokenizer, workers=0)
+    assert checks(settings) == []
+    loaders, others = open_data(settings), open_data(settings, consumed=12)
+    assert loaders.train is not None
+    assert others.train is not None
+    batches = list(loaders.train)
+    # What a training that goes on reads is masked alike.
+    assert torch.equal(flat(next(others.train))[0], flat(batches[6])[0])
+    tokens, labels, mask = (torch.cat(column) for column in zip(*map(flat, batches), strict=True))
+    assert tokens.shape == (144, 32)
+    assert (tokens[:, 0] == 2).all()
+    assert (tokens[:, -1] == 3).all()
+    assert (mask.sum(dim=1) == round(30 * 0.15)).all()
+    assert mask[:, [0, -1]].sum() == 0
+    assert torch.equal(tokens[mask == 0], labels[mask == 0])
+    hidden, shown = (tokens == 4)[mask == 1], (tokens == labels)[mask == 1]
+    assert 0.75 < hidden.float().mean() < 0.85
+    assert 0.06 < shown.float().mean() < 0.14
+    # The text is that of a GPT.
+    again = open_data(config("bert", mock=True))
+    assert again.train is not None
+    (inputs, (_, counted)) = next(again.train)
+    assert isinstance(inputs, torch.Tensor)
+    assert (inputs == VOCABULARY - 2).sum() > 0
+    assert counted.sum() == 8
+
+
 @pytest.mark.parametrize("kind", ["gpt", "t5"])
 def test_batches_do_not_depend_on_the_layout(
     two: list[str], kind: str, small_vocabulary: TokenizerConfig

@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""BERT's masked tokens: some of a text are hidden, and the model is to give them back.
+
+Source: J. Devlin et al., "BERT: Pre-training of Deep Bidirectional Transformers for Language Understanding"
+(2019), section 3.1; samples are runs of tokens across documents, and every one is masked anew, as in Y. Liu
+et al., "RoBERTa" (2019).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from rdm_trainer.data.datasets import Arrays, SampleSource
+
+__all__ = ["AROUND", "MaskedTokens", "TokenMasking"]
+
+AROUND = 2
+"""Tokens of a sample that are not of the text: its first and its last."""
+
+
+@dataclass(frozen=True)
+class TokenMasking:
+    """How text becomes a sample.
+
+    Of the tokens that are to be given back, eight in ten are replaced by ``mask``, one in ten by any token,
+    and one in ten stays as it is.
+
+    Attributes:
+        probability: Part of the text that is to be given back.
+        vocab_size: Tokens that a replacement is drawn from.
+        mask: The token that hides another.
+        begin: The first token of a sample.
+        end: The last one.
+    """
+
+    probability: float
+    vocab_size: int
+    mask: int
+    begin: int
+    end: int
+
+    def __call__(self, text: npt.NDArray[np.int64], random: np.random.RandomState) -> Arrays:
+        """Make a sample.
+
+        Args:
+            text: int64 [s - 2].
+            random: Where the draws come from.
+
+        Returns:
+            Tokens int64 [s], labels int64 [s] (the tokens as they were), loss mask float32 [s].
+        """
+        labels = np.concatenate(([self.begin], text, [self.end])).astype(np.int64)
+        count = min(max(1, round(len(text) * self.probability)), len(text))
+        chosen = 1 + random.permutation(len(text))[:count]
+        drawn = random.random_sample(count)
+        anything = random.randint(self.vocab_size, size=count)
+        tokens = labels.copy()
+        tokens[chosen] = np.where(drawn < 0.8, self.mask, np.where(drawn < 0.9, anything, labels[chosen]))
+        mask = np.zeros(len(labels), np.float32)
+        mask[chosen] = 1.0
+        return tokens, labels, mask
+
+
+class MaskedTokens:
+    """Samples with masked tokens, each a pure function of its number."""
+
+    def __init__(self, texts: SampleSource, masking: TokenMasking, seed: int) -> None:
+        """Mask texts.
+
+        Args:
+            texts: Each of one array, tokens int64 [s - 2].
+            masking: Which tokens are masked.
+            seed: Of the draws.
+        """
+        self._texts = texts
+        self._masking = masking
+        self._seed = seed
+
+    def __len__(self) -> int:
+        """The number of samples."""
+        return len(self._texts)
+
+    def __getitem__(self, number: int) -> Arrays:
+        """Tokens int64 [s], labels int64 [s], loss mask float32 [s]."""
+        (text,) = self._texts[number]
+        random = np.random.RandomState([self._seed % 2**32, number % 2**32])
+        return self._masking(text.astype(np.int64), random)
