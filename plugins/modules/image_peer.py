@@ -251,6 +251,8 @@ def source(params: Dict[str, Any]) -> Dict[str, Any]:
 
 def joined(params: Dict[str, Any]) -> Dict[str, Any]:
     """Fetch an archive from the source and others."""
+    # The source must still be this run's before another run's process here is ended.
+    ask_source(params, "/")
     base = base_path(params)
     end_other(base)
     forget_old(os.path.dirname(base))
@@ -273,21 +275,30 @@ def joined(params: Dict[str, Any]) -> Dict[str, Any]:
 
 def reported(params: Dict[str, Any]) -> Dict[str, Any]:
     """Return what the source knows."""
+    found: Dict[str, Any] = json.loads(ask_source(params, "/status"))
+    return found
+
+
+def ask_source(params: Dict[str, Any], path: str) -> bytes:
+    """Return what the source answers.
+
+    Raises:
+        CannotTakePart: it does not, or it is another run's by now.
+    """
     host, port = params["source"]
     connection = http.client.HTTPConnection(host, int(port), timeout=10)
     try:
-        connection.request("GET", "/status", headers={"Authorization": "Bearer " + params["token"]})
+        connection.request("GET", path, headers={"Authorization": "Bearer " + params["token"]})
         answer = connection.getresponse()
         if answer.status == 403:
             raise CannotTakePart(_TAKEN_OVER)
-        found: Dict[str, Any] = json.loads(answer.read())
-    except (OSError, ValueError, http.client.HTTPException) as error:
+        return answer.read()
+    except (OSError, http.client.HTTPException) as error:
         raise CannotTakePart(
-            "the process that serves it does not answer ({0})".format(reason(error))
+            "the process that serves it does not answer at {0}:{1} ({2})".format(host, port, reason(error))
         ) from None
     finally:
         connection.close()
-    return found
 
 
 def stopped(params: Dict[str, Any]) -> Dict[str, Any]:
@@ -298,8 +309,8 @@ def stopped(params: Dict[str, Any]) -> Dict[str, Any]:
     base = base_path(params)
     result: Dict[str, Any] = {"complete": False, "error": "it has not taken part"}
     if held_by(base)[1] not in ("", run_name(params)):
-        return {**result, "error": _TAKEN_OVER, "path": base + ".tar"}
-    end_other(base)
+        return {**result, "error": _TAKEN_OVER}
+    end_other(base, run_name(params))
     with contextlib.suppress(OSError, ValueError), open(base + ".result", encoding="utf-8") as file:
         result.update(json.load(file))
     for path in (base + ".result", base + ".lock"):
@@ -407,11 +418,15 @@ def _be_daemon(base: str, run: str, make: Callable[[], Peer], write_end: int) ->
         json.dump(result, file)
 
 
-def end_other(base: str) -> None:
+def end_other(base: str, only: str = "") -> None:
     """End the process that a run has left here, which then has kept its pieces.
 
+    Args:
+        base: beginning of the names of its files.
+        only: `run_name` of the run whose process it is; that of any by default.
+
     Raises:
-        CannotTakePart: it does not end.
+        CannotTakePart: it does not end, or another run has begun one since.
         OSError: the file system does not lock.
     """
     until = time.monotonic() + _STOP_S
@@ -421,7 +436,9 @@ def end_other(base: str) -> None:
         if lock is not None:
             lock.close()
             return
-        text = held_by(base)[0]
+        text, run = held_by(base)
+        if only and run not in ("", only):
+            raise CannotTakePart(_TAKEN_OVER)
         if text.isdigit():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(int(text), signal.SIGTERM if time.monotonic() < until else signal.SIGKILL)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import socket
 import time
 from pathlib import Path
 from typing import Any
@@ -41,7 +42,7 @@ def test_a_node_fetches_an_archive_and_nothing_is_left_of_its_processes(tmp_path
     assert path.read_bytes() == archive.read_bytes()
     # What the load removes; the list of pieces is for the case that it fails.
     assert sorted(one.name for one in path.parent.iterdir()) == [path.name, path.name + NOTED]
-    with pytest.raises(CannotTakePart, match=r"does not answer .Connection refused."):
+    with pytest.raises(CannotTakePart, match=r"does not answer at .* .Connection refused."):
         image_peer.reported(parameters(tmp_path, key="s", source=at))
 
 
@@ -55,8 +56,15 @@ def test_a_run_leaves_the_processes_alone_of_one_that_has_taken_over(tmp_path: P
     at = [later["address"], str(later["port"])]
     with pytest.raises(CannotTakePart, match="another run has taken it over"):
         image_peer.reported(parameters(tmp_path, key="s", source=at))
-    ended = image_peer.stopped(parameters(tmp_path, key="s"))
-    assert (ended["complete"], ended["error"]) == (False, "another run has taken it over")
+    node = {"key": "n", "name": "n", "source": at, "digest": later["digest"], "token": "of a later run"}
+    image_peer.joined(parameters(tmp_path, **node))
+    with pytest.raises(CannotTakePart, match="another run has taken it over"):
+        image_peer.joined(parameters(tmp_path, **{**node, "token": "of this run"}))
+    for key in ("s", "n"):
+        ended = image_peer.stopped(parameters(tmp_path, key=key))
+        assert (ended["complete"], ended["error"]) == (False, "another run has taken it over")
+    ended = image_peer.stopped(parameters(tmp_path, key="n", token="of a later run"))
+    assert ended["error"] != "it has not taken part", "its process was ended"
     assert image_peer.reported(parameters(tmp_path, key="s", source=at, token="of a later run"))["sent"] == 0
     image_peer.stopped(parameters(tmp_path, key="s", token="of a later run"))
     with pytest.raises(CannotTakePart, match="does not answer"):
@@ -67,6 +75,13 @@ def test_a_process_that_cannot_start_says_why_and_leaves_nothing(tmp_path: Path)
     there = {"key": "n", "name": "n", "source": ["127.0.0.1", "1"], "digest": "d"}
     with pytest.raises(CannotTakePart, match=r"does not answer at 127.0.0.1:1 .Connection refused."):
         image_peer.joined(parameters(tmp_path, **there))
+    archive = tmp_path / "image.tar"
+    archive.write_bytes(saved(MadeImage([layer("one")], ["test:1"])))
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        there = {"key": "s", "name": "s", "path": str(archive), "network": "127.0.0.0/8", "port": port}
+        with pytest.raises(CannotTakePart, match=str(port)):
+            image_peer.source(parameters(tmp_path, **there))
     assert not list((tmp_path / "cache" / "peers").iterdir())
 
 
