@@ -22,8 +22,9 @@ WORK_PREFIX = "rdm-provision-lab."
 PR_SET_PDEATHSIG = 1
 
 
-def clean_up_when_told_to_end() -> None:
-    """Let the first SIGINT or SIGTERM unwind this process, and none disturb that.
+@contextmanager
+def unwinding() -> Iterator[None]:
+    """Let the first SIGINT or SIGTERM unwind what is done within, and none disturb that.
 
     On a busy machine ansible-playbook's workers get both at once when it is interrupted.
     """
@@ -35,8 +36,12 @@ def clean_up_when_told_to_end() -> None:
             os.killpg(0, number)
         raise KeyboardInterrupt
 
-    for one in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(one, unwind)
+    before = {one: signal.signal(one, unwind) for one in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for one, handler in before.items():
+            signal.signal(one, handler)
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from ansible_collections.rdm.provision.rdm_lab import images, lab
 from ansible_collections.rdm.provision.rdm_lab.client import clear, connect
 from ansible_collections.rdm.provision.rdm_lab.engine import LabEngine
 from ansible_collections.rdm.provision.rdm_lab.spec import LabProblem
-from ansible_collections.rdm.provision.rdm_lab.work import clean_up_when_told_to_end
+from ansible_collections.rdm.provision.rdm_lab.work import unwinding
 
 COLLECTION = role_specs.ROLES.parent
 MMDEBSTRAP = {
@@ -36,7 +36,6 @@ class ActionModule(Decision):
 
     def decide(self, options: dict[str, Any], variables: dict[str, Any]) -> dict[str, Any]:
         """Bring the lab into its state; return what was done, or why it cannot be."""
-        clean_up_when_told_to_end()
         # Plain values, without Ansible's tags: they are written into files.
         given = json.loads(json.dumps(options["desired"]))
         try:
@@ -60,7 +59,8 @@ class ActionModule(Decision):
                 installed = self._execute_module("ansible.builtin.apt", MMDEBSTRAP, task_vars=variables)
                 if installed.get("failed"):
                     return dict(installed)
-            parts.make(cache)
+            with unwinding():
+                parts.make(cache)
         made = lab.present(engine, desired, parts.names, _directory(desired), check)
         actions += made["actions"]
         return {**made, "actions": actions, "changed": bool(actions)}
@@ -82,5 +82,6 @@ def _typed(name: str, value: Any) -> Any:
 
 def _directory(desired: Mapping[str, Any]) -> Path:
     """Return the directory of the lab's inventory."""
-    given = desired["lab_directory"] or Path(os.environ["PWD"], "inventory", desired["lab_name"])
-    return Path(given).expanduser().absolute()
+    here = os.environ.get("PWD") or os.getcwd()
+    given = desired["lab_directory"] or os.path.join(here, "inventory", desired["lab_name"])
+    return Path(os.path.expandvars(given)).expanduser().absolute()

@@ -15,8 +15,7 @@ from ansible_collections.rdm.provision.rdm_lab import work
 BUILD = """
 from ansible_collections.rdm.provision.rdm_lab import work
 
-work.clean_up_when_told_to_end()
-with work.work_directory():
+with work.unwinding(), work.work_directory():
     try:
         print("builds", flush=True)
         input()
@@ -62,13 +61,13 @@ import subprocess
 
 from ansible_collections.rdm.provision.rdm_lab import work
 
-work.clean_up_when_told_to_end()
-program = subprocess.Popen(["sleep", "100"])
-try:
-    print("builds", flush=True)
-    input()
-except KeyboardInterrupt:
-    print(program.wait(60))
+with work.unwinding():
+    program = subprocess.Popen(["sleep", "100"])
+    try:
+        print("builds", flush=True)
+        input()
+    except KeyboardInterrupt:
+        print(program.wait(60))
 """
 
 
