@@ -10,6 +10,7 @@ from typing import Any
 from ansible.errors import AnsibleActionFail
 from ansible_collections.rdm.provision.plugins.action.job_data import MODULE, files
 from ansible_collections.rdm.provision.plugins.module_utils.images.archive_images import ArchiveIndex
+from ansible_collections.rdm.provision.plugins.module_utils.images.pieces import NOTED
 from ansible_collections.rdm.provision.plugins.modules.data_distribution import DOCUMENTATION
 from ansible_collections.rdm.provision.plugins.plugin_utils.ansible_internals.remote_executor import (
     RemoteExecutor,
@@ -36,7 +37,7 @@ class ActionModule(Decision):
     def decide(self, options: dict[str, Any], variables: dict[str, Any]) -> dict[str, Any]:
         """Return what has been brought to whom."""
         result: dict[str, Any] = {"nodes": {}, "sent": {}}
-        source = Path(options["source"])
+        source = Path(options["source"]).absolute()
         if not source.is_dir():
             raise AnsibleActionFail(f"there is no directory {source} on the controller")
         sizes = {path: (source / path).stat().st_size for path in files(source)}
@@ -83,6 +84,8 @@ class ActionModule(Decision):
                 result["nodes"].setdefault(name, {})[path] = end["copy"]
                 continue
             self._display.warning(f"{name} gets it directly: {end['problem']}")
-            if "copy" in end:
-                broken[name] = {"path": end["copy"], "state": "absent"}
-        call_all(executor, "ansible.legacy.file", broken, int(variables["ansible_forks"]))
+            if left := end.get("copy") or end.get("left"):
+                broken[name] = left
+        for ending in ("", NOTED):
+            gone = {name: {"path": left + ending, "state": "absent"} for name, left in broken.items()}
+            call_all(executor, "ansible.legacy.file", gone, int(variables["ansible_forks"]))

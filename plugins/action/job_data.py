@@ -63,12 +63,14 @@ class ActionModule(ActionBase):
         try:
             for path in needed:
                 if path in brought:
-                    done = self._module({**arguments, "place": path, "copy": brought[path]}, variables)
-                    if done.get("failed"):
-                        return done
+                    own = _digest_once(source / path, Path(constants.DEFAULT_LOCAL_TMP))
+                    placed = {**arguments, "place": path, "copy": brought[path], "digest": own}
+                    done = self._module(placed, variables)
                     for left in (brought[path], brought[path] + NOTED):
                         self._low_level_execute_command(self._connection._shell.remove(left))
-                    continue
+                    if not done.get("failed"):
+                        continue
+                    self._display.warning(f"{path} is copied from the controller, since {done['msg']}")
                 try:
                     self._connection.put_file(str(source / path), copy)
                 except AnsibleError as error:

@@ -70,7 +70,7 @@ class ActionModule(Decision):
 def _others(authorities: Mapping[str, str], options: Mapping[str, Any], inventory: str) -> Iterator[Problem]:
     """Yield a problem for each node whose cluster was made from another inventory."""
     keys, known = None, None
-    # If they are no use, the cluster can still be taken down if one of them says that it is this one.
+    # One that cannot be read is left out: the other can show that the cluster is ours.
     with contextlib.suppress(PreconditionFailed):
         keys = cluster_keys.read(os.path.join(inventory, os.path.expanduser(options["keys"])))
     with contextlib.suppress(PlanFileError):

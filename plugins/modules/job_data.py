@@ -53,6 +53,10 @@ options:
   copy:
     description: Where that file was copied to on the node. Set by the action plugin.
     type: path
+  digest:
+    description: SHA-256 digest of a copy that other nodes have brought. Set by the action plugin.
+    type: str
+    default: ""
 """
 
 EXAMPLES = r"""
@@ -82,7 +86,6 @@ digests:
 
 import hashlib
 import os
-import shutil
 import stat
 import uuid
 from typing import IO, Any, Dict, List, Optional, Tuple
@@ -99,6 +102,7 @@ ARGUMENT_SPEC: Dict[str, Any] = {
     "brought": {"type": "dict", "default": {}},
     "place": {"type": "str", "default": ""},
     "copy": {"type": "path"},
+    "digest": {"type": "str", "default": ""},
 }
 
 FOLDER = "data"
@@ -161,11 +165,18 @@ def compare(root: str, sizes: Dict[str, int], by_size: bool = False) -> Tuple[Li
     return needed, digests
 
 
-def place(root: str, path: str, copy: str) -> None:
+def place(root: str, path: str, copy: str, wanted: str = "") -> None:
     """Put a copy in its place, in one step.
 
+    Args:
+        root: the jobs' directory.
+        path: the file's path below `data`.
+        copy: where it lies now.
+        wanted: its SHA-256 digest; empty: it is not compared.
+
     Raises:
-        InTheWay: a directory has its name, or something else that of a directory above.
+        InTheWay: a directory has its name, or something else that of a directory above; or the copy is of
+            another file.
         OSError: it cannot be written.
     """
     *above, name = [FOLDER, *path.split("/")]
@@ -178,7 +189,13 @@ def place(root: str, path: str, copy: str) -> None:
         target = os.open(temporary, flags, 0o644, dir_fd=folder)
         with os.fdopen(target, "wb") as out, open(copy, "rb") as source:
             os.fchmod(out.fileno(), 0o644)
-            shutil.copyfileobj(source, out, _READ_SIZE)
+            state = hashlib.sha256()
+            for piece in iter(lambda: source.read(_READ_SIZE), b""):
+                out.write(piece)
+                if wanted:
+                    state.update(piece)
+        if wanted and state.hexdigest() != wanted:
+            raise InTheWay("{0}, which other nodes brought, is not {1}".format(copy, path))
         os.replace(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
     except IsADirectoryError:
         raise InTheWay("{0} is a directory: remove it".format(os.path.join(root, *above, name))) from None
@@ -224,7 +241,7 @@ def main() -> None:
     result: Dict[str, Any] = {"changed": False, "copied": [], **echo(module)}
     try:
         if params["place"]:
-            place(params["directory"], params["place"], params["copy"])
+            place(params["directory"], params["place"], params["copy"], params["digest"])
             result.update(changed=True, copied=[params["place"]])
         else:
             needed, digests = compare(params["directory"], params["sizes"], params["by_size"])

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from ansible_collections.rdm.provision.plugins.module_utils.images.pieces import NOTED
+
 from tests.integration.plays import Played, run_plays
 
 
-def bring(directory: Path, *flags: str) -> Played:
+def bring(directory: Path, *flags: str, brought: dict[str, str] | None = None) -> Played:
     task = {
         "name": "Bring it",
         "rdm.provision.job_data": {
             "source": str(directory / "tokens"),
             "directory": str(directory / "jobs"),
+            "brought": brought or {},
         },
     }
     return run_plays(directory, [{"tasks": [task]}], *flags)
@@ -37,3 +40,15 @@ def test_data_is_copied_once_and_when_it_is_another(tmp_path: Path) -> None:
     assert again.results["Bring it"]["copied"] == ["a.bin"], again.output
     assert (there / "a.bin").read_bytes() == b"ONE"
     assert (there / "mine").exists()
+    # From here on, other nodes have brought two files, and one of them is another.
+    copies = {name: tmp_path / f"{name}.tar" for name in ("a.bin", "c.bin")}
+    for name, copy in copies.items():
+        (tmp_path / "tokens" / name).write_bytes(b"new " + name.encode())
+        copy.write_bytes(b"new a.bin")
+        copy.with_name(copy.name + NOTED).touch()
+    passed_on = bring(tmp_path, brought={name: str(copy) for name, copy in copies.items()})
+    assert passed_on.status == 0, passed_on.output
+    assert [(there / name).read_bytes() for name in copies] == [b"new a.bin", b"new c.bin"]
+    assert "c.bin is copied from the controller" in passed_on.output
+    assert "a.bin is copied" not in passed_on.output
+    assert not list(tmp_path.glob("*.tar*")), "what was brought is left"

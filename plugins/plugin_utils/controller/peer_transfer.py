@@ -155,7 +155,9 @@ class Transfer:
                 or end.get("error")
                 or unreached.get(name, "has not got all of it")
             )
-            self._note(result, name, {"problem": f"{self._name} did not reach {name}, which {why}"})
+            # What has arrived there, which a later run goes on with.
+            left = {"left": end["path"]} if "path" in end else {}
+            self._note(result, name, {"problem": f"{self._name} did not reach {name}, which {why}", **left})
         for name, why in problems.items():
             self._warn(f"{name} gets {self._name} directly, since it cannot take part: {why}")
         for name, why in watch.slow.items():

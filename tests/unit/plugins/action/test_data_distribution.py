@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from ansible_collections.rdm.provision.plugins.action import data_distribution
 from ansible_collections.rdm.provision.plugins.action.data_distribution import ActionModule
+from ansible_collections.rdm.provision.plugins.module_utils.images.pieces import NOTED
 from ansible_collections.rdm.provision.plugins.plugin_utils.controller import image_transfer, peer_transfer
 
 from tests.unit.plugins.peer_nodes import COPY, NODES, Nodes
@@ -63,11 +64,13 @@ def test_who_has_not_got_it_is_named_and_keeps_no_half_of_it(nodes: Nodes, sourc
         raise OSError("no space left")
 
     nodes.send = break_off
-    nodes.answers["stopped"] = lambda _name: {"complete": False, "path": "/cache/x"}
+    nodes.answers["stopped"] = lambda name: {"complete": False, "path": f"/cache/{name}"}
     assert decide(nodes, source)["nodes"] == {}
     why = f"{source / 'sets/large'} did not reach n1: the copy to it broke off: no space left"
     assert f"n1 gets it directly: {why}" in nodes.warnings
-    assert ("n1", {"path": COPY, "state": "absent"}) in nodes.calls
+    for name, left in {"n1": COPY, "n2": "/cache/n2", "n3": "/cache/n3"}.items():
+        for ending in ("", NOTED):
+            assert (name, {"path": left + ending, "state": "absent"}) in nodes.calls
 
 
 @pytest.mark.parametrize(

@@ -128,7 +128,8 @@ def test_a_copy_that_breaks_off_is_named(nodes: Nodes, archive: Path) -> None:
     why = "the copy to it broke off: no space left"
     n1 = {"problem": f"{archive} did not reach n1: {why}", "copy": COPY, "whole": "yes"}
     assert problems["n1"] == n1, "what has arrived is removed"
-    assert problems["n2"] == {"problem": f"{archive} did not reach n2, which lost its source n1: {why}"}
+    lost = f"{archive} did not reach n2, which lost its source n1: {why}"
+    assert problems["n2"] == {"problem": lost, "left": "n2"}
 
 
 def test_a_worker_of_a_run_that_was_killed_leaves_the_nodes_alone(
