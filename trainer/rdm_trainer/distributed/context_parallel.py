@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from rdm_trainer.distributed.tensor_parallel.layers import begin_scatter, end_collective
+from rdm_trainer.distributed.tensor_parallel import layers
 from rdm_trainer.distributed.topology import Topology
 
 __all__ = ["SequencePart"]
@@ -84,10 +84,9 @@ class SequencePart:
             for chunk, end in zip(query.split(size, dim=1), ends, strict=True)
         ]
 
-    def _order(self) -> list[int]:
-        """Return where each chunk of the sequence lies among those of the ranks, one rank after the other."""
-        ranks = self.ranks
-        return [2 * index if index < ranks else 2 * (2 * ranks - 1 - index) + 1 for index in range(2 * ranks)]
+    def place(self, index: int) -> int:
+        """Return where a chunk of the sequence lies among those of the ranks, one rank after the other."""
+        return 2 * index if index < self.ranks else 2 * (2 * self.ranks - 1 - index) + 1
 
 
 class _Gather(torch.autograd.Function):
@@ -97,14 +96,14 @@ class _Gather(torch.autograd.Function):
     def forward(ctx: Any, own: torch.Tensor, part: SequencePart) -> torch.Tensor:
         ctx.part = part
         chunks = own.unflatten(1, (2, -1)).movedim(1, 0)
-        pending = torch.ops._c10d_functional.all_gather_into_tensor(chunks, part.ranks, part.group.group_name)
-        order = torch.tensor(part._order(), device=own.device)
-        return end_collective(pending)[order].movedim(0, 1).flatten(1, 2)
+        gathered = layers.end_collective(layers.begin_gather(chunks, part.group))
+        order = range(2 * part.ranks)
+        return torch.cat([gathered[part.place(index)] for index in order], dim=1)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
         part = ctx.part
-        chunks = gradients[0].unflatten(1, (2 * part.ranks, -1)).movedim(1, 0)
-        places = torch.tensor(part._order(), device=chunks.device).argsort()
-        pending = begin_scatter(chunks[places], part.group)
-        return end_collective(pending).movedim(0, 1).flatten(1, 2), None
+        chunks = gradients[0].chunk(2 * part.ranks, dim=1)
+        by_place = sorted(range(2 * part.ranks), key=part.place)
+        pending = layers.begin_scatter(torch.stack([chunks[index] for index in by_place]), part.group)
+        return layers.end_collective(pending).movedim(0, 1).flatten(1, 2), None

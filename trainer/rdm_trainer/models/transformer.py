@@ -337,12 +337,10 @@ class SelfAttention(_Attention):
                 return self.attend(query, key, value, mask, causal)
             chunks = self.part.seen(query, key, value)
             return torch.cat([self.attend(*chunk, causal=True) for chunk in chunks], dim=1)
-        if self.part is None:
-            places = torch.arange(keys - query.shape[1], keys, device=query.device)
-        else:
-            places = self.part.places(query.shape[1], query.device)
-        first = first_seen(places, starts, window)
-        return self.attend(query, key, value, first=first, places=places)
+        tokens = query.shape[1]
+        own = None if self.part is None else self.part.places(tokens, query.device)
+        last = torch.arange(keys - tokens, keys, device=query.device) if own is None else own
+        return self.attend(query, key, value, first=first_seen(last, starts, window), places=own)
 
     def qkv(
         self, hidden_states: torch.Tensor, starts: torch.Tensor | None = None
