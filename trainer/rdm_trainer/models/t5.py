@@ -5,7 +5,7 @@ What passes between layers is a tuple, because a pipeline's stages send each oth
 encoder (encoder states, encoder tokens, decoder tokens), in the decoder (memory, decoder states, encoder
 tokens), and where positions are relative, their table behind these. The tokens travel along for the padding
 mask and until the decoder looks its own up. Every state in a tuple must have a gradient where stages meet, so
-the last decoder block passes on only its states.
+the last decoder block passes on only its states, and the last encoder block no table.
 """
 
 from __future__ import annotations
@@ -75,24 +75,25 @@ class TablePositions(RelativePositions):
 class EncoderBlock(Block):
     """A block of the encoder: every token looks at every token that is not padding."""
 
-    def __init__(self, spec: ModelSpec, topology: Topology, padding: int) -> None:
+    def __init__(self, spec: ModelSpec, topology: Topology, padding: int, *, last: bool) -> None:
         super().__init__(spec, topology, causal=False)
         self.padding = padding
+        self.last = last
 
     def forward(self, states: States) -> States:  # type: ignore[override]
-        """Map the encoder's states [batch, sequence, hidden] in the tuple."""
+        """Map the encoder's states [batch, sequence, hidden]; behind the last block there is no table."""
         encoder, encoder_tokens, decoder_tokens, *table = states
         mask = _visible(encoder_tokens, self.padding)
         encoder = super().forward(encoder, mask, table=table[0] if table else None)
-        return encoder, encoder_tokens, decoder_tokens, *table
+        return encoder, encoder_tokens, decoder_tokens, *([] if self.last else table)
 
 
 class EncoderNorm(Norm):
     """The encoder's last norm."""
 
     def forward(self, states: States) -> States:  # type: ignore[override]
-        """Normalise the encoder's states in the tuple, behind which its table has no use."""
-        encoder, encoder_tokens, decoder_tokens = states[:3]
+        """Normalise the encoder's states in the tuple."""
+        encoder, encoder_tokens, decoder_tokens = states
         return super().forward(encoder), encoder_tokens, decoder_tokens
 
 
@@ -160,7 +161,13 @@ def layers(config: Config, topology: Topology, padding: int) -> list[Layer]:
     return [
         Layer("Embedding", embedding, "embed"),
         Layer("Positions", positions, shared, joined=True),
-        *[Layer("EncoderBlock", partial(EncoderBlock, spec, topology, padding))] * spec.layers,
+        *[
+            Layer(
+                "EncoderBlock",
+                partial(EncoderBlock, spec, topology, padding, last=number == spec.layers - 1),
+            )
+            for number in range(spec.layers)
+        ],
         Layer("EncoderNorm", partial(EncoderNorm, spec)),
         Layer("DecoderEmbedding", embedding, "embed"),
         Layer("DecoderPositions", positions, shared, joined=True),
