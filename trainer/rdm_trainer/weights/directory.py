@@ -41,10 +41,17 @@ def write(source: Source, target: Path, *, dtype: str | None = None, shard_bytes
         TrainerError: There is no family for the model, or the directory cannot be written.
     """
     dtype = dtype or source.dtype
-    end = None
+    special = None
     if source.tokenizer is not None:
-        end = special_tokens(source.tokenizer, source.model.vocab_size).end_of_document
+        special = special_tokens(source.tokenizer, source.model.vocab_size)
+    end = special.end_of_document if special else None
     config = families.config_json(source.model, dtype=dtype, end_of_text=end)
+    if special and source.model.kind == "t5":
+        config |= {
+            "decoder_start_token_id": special.begin,
+            "eos_token_id": special.end,
+            "pad_token_id": special.padding,
+        }
     if target.exists():
         raise TrainerError(f"{target} is there already; name a directory that is not, or remove it.")
     partial = target.with_name(target.name + PARTIAL)

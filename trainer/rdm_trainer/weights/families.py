@@ -2,8 +2,8 @@
 """Hugging Face's families and ours: ``config.json`` and model section, their tensors and our parameters.
 
 Both sides name whole tensors; what tensor ranks and stages hold follows from our names. Pure, and without
-transformers: the families are GPT-2, Llama, Mistral, Qwen2, Qwen3, Mixtral, Qwen3-MoE and T5,
-and to write, MegatronBert.
+transformers: the families are GPT-2, Llama, Mistral, Qwen2, Qwen3, Mixtral, Qwen3-MoE and
+T5; MegatronBert is only written.
 """
 
 from __future__ import annotations

@@ -235,6 +235,14 @@ class _Foreign:
 
     def __setstate__(self, _state: object) -> None: ...
 
+    def __setitem__(self, _key: object, _value: object) -> None: ...
+
+    def append(self, _value: object) -> None:
+        """Take what a list of another class is given."""
+
+    def extend(self, _values: object) -> None:
+        """The same for several values."""
+
 
 _ALLOWED = {
     ("collections", "OrderedDict"): OrderedDict,
@@ -342,6 +350,14 @@ def model_of(found: Mapping[str, Any], source: str) -> ModelConfig:
         "use_rope_scaling": False,
         "rotary_seq_len_interpolation_factor": None,
         "multi_latent_attention": False,
+        "window_size": None,
+        "softmax_type": "vanilla",
+        "mtp_num_layers": None,
+        "no_rope_freq": None,
+        "qk_l2_norm": False,
+        "quick_geglu": False,
+        "attention_output_gate": False,
+        "apply_residual_connection_post_layernorm": False,
     }
     for key, value in unknown.items():
         if found.get(key, value) != value:
@@ -529,6 +545,10 @@ def _write_rank(path: Path, content: Mapping[str, Any], source: Any, part: Part)
         mapped = load(path)["model"]
     for name, weight in part(source.whole):
         mapped[name].copy_(weight)
+    del mapped
+    # Only this tells that the disk could not take a page of the mapped file.
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
     return sum(weight.nbytes for weight in room.values())
 
 

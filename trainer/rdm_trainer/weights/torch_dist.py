@@ -77,6 +77,7 @@ class TorchDistSource:
         self._by_name = {one.ours: self._found(one) for one in megatron.placed(self.model)}
         self._placed = {one.ours: one for one in megatron.placed(self.model)}
         self._require_layers()
+        self._require_known()
 
     def whole(self, name: str) -> torch.Tensor:
         """Return a whole parameter; a vocabulary's without padding."""
@@ -144,6 +145,14 @@ class TorchDistSource:
             raise TrainerError(
                 f"{self.where} has other layers in its files than num_layers {self.model.layers}."
             )
+
+    def _require_known(self) -> None:
+        """Refuse weights that no parameter here takes: the model is another one."""
+        taken = {found.key for parts in self._by_name.values() for found in parts}
+        kinds = tuple(f"{self._prefix}{kind}." for kind in ("decoder", "encoder", "mtp"))
+        for key in self._sizes:
+            if key.startswith(kinds) and key not in taken and "_extra_state" not in key:
+                raise TrainerError(f"{self.where} has {key}, which models here have not.")
 
 
 def _require_backend(where: Path) -> None:

@@ -240,6 +240,7 @@ def test_what_is_no_distributed_checkpoint_is_one_sentence(tmp_path: Path) -> No
             with_arguments(qk_layernorm=True, normalization="RMSNorm"),
             "lacks self_attention.q_layernorm",
         ),
+        ("common.pt", with_arguments(window_size=(4, 0)), "window_size .4, 0., which models here have not"),
         (METADATA, pickle.dumps(Evil()), "builtins.exec is not read"),
     ):
         if changed is None:
@@ -249,6 +250,13 @@ def test_what_is_no_distributed_checkpoint_is_one_sentence(tmp_path: Path) -> No
         with pytest.raises(TrainerError, match=words):
             open_source(tmp_path)
         (step / file).write_bytes(content[file])
+    other = tmp_path / "other/iter_0000007"
+    torch_dist(shaken(MODELS["qwen3"]), other, numbered=True)
+    arguments = vars(torch.load(other / "common.pt", weights_only=False)["args"])
+    torch.save({"args": argparse.Namespace(**{**arguments, "qk_layernorm": False})}, other / "common.pt")
+    (other.parent / "latest_checkpointed_iteration.txt").write_text("7")
+    with pytest.raises(TrainerError, match=r"has decoder.layers.0.self_attention.._layernorm"):
+        open_source(other.parent)
     for path in step.glob("*.distcp"):
         path.write_bytes(b"")
     with pytest.raises(TrainerError, match=r"embed.* cannot be read"):
