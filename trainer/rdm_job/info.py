@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from rdm_core.config import Config, JobConfig
+from rdm_core.config import Config, JobConfig, ParallelConfig
 from rdm_core.config.command import CommandConfig
 from rdm_core.partition import explicit
 from rdm_job.protocol import Request
@@ -55,10 +55,18 @@ def _of_training(config: Config, world: int) -> dict[str, int | str]:
         "TENSOR_MP_SIZE": parallel.tensor,
         "DP_SIZE": parallel.data or config.data_parallel(world),
         "PIPELINE_MP_SIZE": parallel.pipeline,
-        "PARTITION": parallel.partition,
+        "PARTITION": _blocks_of_stages(parallel),
         "HIDDEN_SIZE": model.hidden_size,
         "NUM_LAYERS": model.layers,
     }
+
+
+def _blocks_of_stages(parallel: ParallelConfig) -> str:
+    """Return the partition; where it has a number for each chunk, those of a stage added up."""
+    counts, stages = explicit(parallel.partition), parallel.pipeline
+    if counts is None or parallel.virtual_pipeline == 1:
+        return parallel.partition
+    return "-".join(str(sum(counts[stage::stages])) for stage in range(stages))
 
 
 def asked(request: Request, config: JobConfig) -> dict[str, str]:

@@ -119,9 +119,10 @@ def measure(
 
 def _shared(config: Config, tensor: int) -> Config:
     """Return the job with so many tensor ranks and no pipeline."""
-    return dataclasses.replace(
-        config, parallel=dataclasses.replace(config.parallel, tensor=tensor, pipeline=1, expert=1)
+    parallel = dataclasses.replace(
+        config.parallel, tensor=tensor, pipeline=1, virtual_pipeline=1, expert=1, context=1
     )
+    return dataclasses.replace(config, parallel=parallel)
 
 
 def _layers(
@@ -190,6 +191,7 @@ def _job(config: Config, topology: Topology, count: tuple[int, int], saved: Any)
             config.parallel,
             tensor=topology.tensor,
             pipeline=1,
+            virtual_pipeline=1,
             expert=1,
             context=1,
             data=None,

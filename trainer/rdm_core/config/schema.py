@@ -103,7 +103,7 @@ class ModelConfig:
     rope_scaling: RopeScalingConfig | None = None
     """`rope` only: for sequences longer than those that the model was first trained on."""
     relative_attention_num_buckets: Annotated[int, Bounds(least=4)] = 32
-    """`relative` only: distances that are told apart; even. Half of them are single ones, the others grow."""
+    """`relative` only: buckets of distances; even. Half hold one distance each, the others ever more."""
     relative_attention_max_distance: Positive = 128
     """`relative` only: from here on, all distances are one."""
     softmax_scale: PositiveFloat | None = None
@@ -205,8 +205,8 @@ class ParallelConfig:
     partition: str = "even"
     """Where the pipeline is cut: `even` (blocks), `parameters` (equal sizes, embedding and head counted),
     `type:REGEX` (layers whose name matches: `Block`, `EncoderBlock`, `DecoderBlock`), or the blocks of each
-    stage, as `0-11-8-8-8-8-5-0`. With `virtual_pipeline` there is
-    a number for each chunk in the model's order: for the first chunk of each stage, then for the second."""
+    stage, as `0-11-8-8-8-8-5-0`. With `virtual_pipeline` there is a number for each chunk in the model's
+    order: for the first chunk of each stage, then for the second."""
     zero_stage: Annotated[int, Bounds(least=0, most=3)] = 1
     """What the data-parallel ranks share: optimiser states (1), gradients too (2), weights too (3).
     2 and 3 need `pipeline: 1`; bf16 and fp16 need 1 at least, and take it for 0."""

@@ -286,7 +286,8 @@ def _layout(config: Config) -> Iterator[str]:
     except TrainerError as error:
         yield str(error)
         return
-    if bounds[1] == 1 and config.model.position_embedding == "rope":
+    is_alone = bounds[1] == 1 and parallel.virtual_pipeline == 1
+    if is_alone and config.model.position_embedding == "rope":
         # With rotary positions, all that it has decays, and its optimiser lacks the others' second group.
         yield (
             f"parallel.partition {parallel.partition} leaves the first stage nothing but the word embedding, "

@@ -291,7 +291,7 @@ def _activations(config: Config, layers: list[LayerSize], in_flight: int) -> int
                 kept += block
         else:
             # An embedding's output, a layer norm's or the head's input.
-            # Of a BERT's last norm also those of the layer and the norm behind it.
+            # A BERT's last norm also keeps the inputs of the layer and the norm behind it.
             lines = 4 if layer.name == "FinalNorm" and spec.kind == "bert" else 1
             kept += _tokens(config, layer.name) * line * lines
     interval = parallel.activation_checkpointing_interval

@@ -150,12 +150,11 @@ def flops_per_sample(spec: ModelSpec) -> float:
     Each parameter is used in one multiply-add per token forward and two backward: 6 N for a token. The
     products of queries with keys and of probabilities with values add 12 x width x keys per query and block.
     A GPT's or BERT's tokens meet N parameters, which leaves out the experts that a token is not given to:
-    that is
-    (6 N + 12 L h s) s. A word embedding that is not the head's is only looked up in, and does not count. Of a
-    T5, each token meets the parameters of its own side; the decoder's keys and values of the encoder's output
-    are computed per encoder token. Softmax and layer norms are not counted, and a causal mask saves nothing,
-    as usual. A window leaves as many keys to each query as it has; what masks between documents save is not
-    known before the data is.
+    that is (6 N + 12 L h s) s. A word embedding that is not the head's is only looked up in, and does not
+    count. Of a T5, each token meets the parameters of its own side; the decoder's keys and values of the
+    encoder's output are computed per encoder token. Softmax and layer norms are not counted, and a causal
+    mask saves nothing, as usual. A window leaves as many keys to each query as it has; what masks between
+    documents save is not known before the data is.
 
     Source: PaLM (Chowdhery et al. 2022), appendix B, the way of nanoGPT's MFU.
     """

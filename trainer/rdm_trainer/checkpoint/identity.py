@@ -12,7 +12,7 @@ from typing import Any
 from rdm_core.config import Config
 from rdm_core.errors import TrainerError
 
-__all__ = ["differences", "fingerprint", "layout_of", "model_of", "require_same_model", "same_layout"]
+__all__ = ["axes", "differences", "fingerprint", "layout_of", "model_of", "require_same_model", "same_layout"]
 
 # Ranks that differ only in these read the same files.
 _REPLICAS = {"data"}
@@ -76,6 +76,12 @@ def layout_of(config: Config, world_size: int) -> dict[str, Any]:
         # Checkpoints of DeepSpeed's do not say so, as those of earlier releases.
         **({"engine": config.engine} if config.engine != "deepspeed" else {}),
     }
+
+
+def axes(layout: Mapping[str, Any]) -> str:
+    """Return a layout's axes, whose product is the world, for messages."""
+    context = f" x CP {layout['context']}" if "context" in layout else ""
+    return f"TP {layout['tensor']}{context} x PP {layout['pipeline']} x DP {layout['data']}"
 
 
 def same_layout(saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:

@@ -383,7 +383,7 @@ def _short(layout: Mapping[str, Any]) -> str:
     form = f"ZeRO {layout['zero_stage']}, {layout['precision']}"
     if "engine" in layout:
         form += f", {layout['engine']}"
-    return f"TP {layout['tensor']} x PP {layout['pipeline']} x DP {layout['data']}, {form}"
+    return f"{identity.axes(layout)}, {form}"
 
 
 def _make_anew(directory: Path) -> None:

@@ -14,6 +14,7 @@ import click
 from rdm_core.errors import DONE, FAILED, TrainerError
 from rdm_trainer.checkpoint import damage, files
 from rdm_trainer.checkpoint.files import Inventory, Step
+from rdm_trainer.checkpoint.identity import axes
 
 __all__ = ["checkpoint"]
 
@@ -125,7 +126,7 @@ def _line(step: dict[str, Any]) -> str:
     words = [f"{step['iteration']:>10}", f"{step['bytes'] / 1e9:9.3f} GB", state]
     if layout := step["layout"]:
         words.append(
-            f"TP {layout['tensor']} x PP {layout['pipeline']} x DP {layout['data']}, "
+            f"{axes(layout)}, "
             f"ZeRO {layout['zero_stage']}, {layout['precision']}"
             f"{', native' if layout.get('engine') == 'native' else ''}"
         )

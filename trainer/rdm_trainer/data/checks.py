@@ -85,7 +85,7 @@ def _sentinels(config: Config) -> Iterator[str]:
     try:
         own = len(special_tokens(data.tokenizer, model.vocab_size).sentinels)
     except TrainerError:
-        # Which is said already.
+        # Another check has reported it.
         return
     if own:
         if spans > own:
@@ -109,7 +109,7 @@ def _mask(config: Config) -> Iterator[str]:
         if special_tokens(config.data.tokenizer, config.model.vocab_size).mask is None:
             yield "The tokenizer has no [MASK] or <mask>, which hides a BERT's tokens; take one of BERT's."
     except TrainerError:
-        # Which is said already.
+        # Another check has reported it.
         return
 
 

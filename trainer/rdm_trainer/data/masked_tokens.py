@@ -2,8 +2,8 @@
 """BERT's masked tokens: some of a text are hidden, and the model is to give them back.
 
 Source: J. Devlin et al., "BERT: Pre-training of Deep Bidirectional Transformers for Language Understanding"
-(2019), section 3.1; samples are runs of tokens across documents, and every one is masked anew, as in Y. Liu
-et al., "RoBERTa" (2019).
+(2019), section 3.1; samples are runs of tokens across documents, as in Y. Liu et al., "RoBERTa" (2019), and
+which tokens are masked follows from the seed and the sample's number.
 """
 
 from __future__ import annotations

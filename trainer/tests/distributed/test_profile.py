@@ -40,6 +40,8 @@ def test_two_ranks_measure_layers_and_links(tmp_path: Path) -> None:
     job, file = tmp_path / "tiny.yaml", tmp_path / "cpu.json"
     job.write_text(yaml.safe_dump(CONFIG))
     arguments = ["profile", str(job), "--output", str(file), "--micro-batch", "2", "--blocks", "1", "2"]
+    # The job's own layout does not matter.
+    arguments += ["engine=native", "parallel.pipeline=2", "parallel.virtual_pipeline=2", "parallel.context=2"]
     found_ports = network.take_free_ports("127.0.0.1", 1, os.getpid())
     assert found_ports, "no port is free"
     world = {
@@ -66,7 +68,7 @@ def test_two_ranks_measure_layers_and_links(tmp_path: Path) -> None:
         assert kinds.keys() == {"Block", "Embedding", "Head"}
         assert all(points.keys() == {1, 2} for points in kinds.values())
     tuned = CliRunner().invoke(
-        cli, ["tune", str(job), "--nodes", "1xcpu:2", "--profile", str(file), "--json"]
+        cli, ["tune", str(job), "engine=native", "--nodes", "1xcpu:2", "--profile", str(file), "--json"]
     )
     best = json.loads(tuned.output)["best"]
     assert {row["tensor"] for row in best} == {1, 2}

@@ -50,6 +50,10 @@ def test_of_our_trainer_its_layout_and_model_are_asked_for(tmp_path: Path) -> No
         "HIDDEN_SIZE": "64",
         "NUM_LAYERS": "4",
     }
+    # Numbers of chunks, of which each stage has two.
+    chunks = {"pipeline": 2, "virtual_pipeline": 2, "partition": "1-0-2-1"}
+    interleaved = asked(REQUEST, config(tmp_path, **{**OURS, "parallel": chunks, "engine": "native"}))
+    assert interleaved["PARTITION"] == "3-1"
     even = {**OURS, "parallel": {"pipeline": 2}}
     assert "PARTITION" not in asked(REQUEST, config(tmp_path, **even))
 
