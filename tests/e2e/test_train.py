@@ -152,7 +152,8 @@ def test_a_change_of_the_trainer_makes_only_its_layer_anew(cluster: Containers, 
     ]
     assert (real["changed"], left) == (False, [])
     source = Path(real["archives"])
-    (tmp_path / "roles").symlink_to(ROOT / "roles")
+    for folder in ("roles", "plugins", "rdm_sriov"):
+        (tmp_path / folder).symlink_to(ROOT / folder)
     copy = tmp_path / "trainer"
     sources = ("rdm_core", "rdm_job", "rdm_log", "rdm_planner", "rdm_trainer")
     for name in ("configs", "images", "requirements", *sources):
