@@ -19,10 +19,7 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.controller.controlle
     Decision,
     documented_options,
 )
-from ansible_collections.rdm.provision.plugins.plugin_utils.controller.image_transfer import (
-    FEWEST_NODES,
-    SMALLEST,
-)
+from ansible_collections.rdm.provision.plugins.plugin_utils.controller.image_transfer import SMALLEST
 from ansible_collections.rdm.provision.plugins.plugin_utils.controller.peer_transfer import (
     Transfer,
     call_all,
@@ -42,8 +39,7 @@ class ActionModule(Decision):
             raise AnsibleActionFail(f"there is no directory {source} on the controller")
         sizes = {path: (source / path).stat().st_size for path in files(source)}
         large = {path: size for path, size in sizes.items() if size >= SMALLEST}
-        few = len(options["directories"]) < (2 if options["distribution"] == "peers" else FEWEST_NODES)
-        if self._task.check_mode or options["distribution"] == "direct" or few or not large:
+        if self._task.check_mode or len(options["directories"]) < 2 or not large:
             return result
         executor = RemoteExecutor(self, variables)
         arguments = {
@@ -54,7 +50,7 @@ class ActionModule(Decision):
         answers, _problems = call_all(executor, MODULE, arguments, int(variables["ansible_forks"]))
         for path, size in large.items():
             lacking = {name: {"size": size} for name, answer in answers.items() if path in answer["needed"]}
-            if lacking:
+            if len(lacking) > 1:
                 self._bring(executor, options, variables, source / path, lacking, path, result)
         return result
 
@@ -71,11 +67,8 @@ class ActionModule(Decision):
         """Bring one file, and note in `result` who has it."""
         index = ArchiveIndex("none", file.stat().st_size, "", 0, False, [])
         item = {"path": str(file), "remote_src": False}
-        transfer = Transfer(self, executor, options, variables, item, lacking, index)
-        if transfer.chosen != "peers":
-            return
         found: dict[str, Any] = {"nodes": {}, "indexes": {}, "sent": {}}
-        transfer.run(found)
+        Transfer(self, executor, options, variables, item, lacking, index).run(found)
         result["sent"].update(found["sent"])
         broken = {}
         for name, ends in found["nodes"].items():

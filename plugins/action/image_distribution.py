@@ -14,6 +14,7 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.controller.controlle
     Decision,
     documented_options,
 )
+from ansible_collections.rdm.provision.plugins.plugin_utils.controller.image_transfer import distribution
 from ansible_collections.rdm.provision.plugins.plugin_utils.controller.peer_transfer import Transfer
 
 Item = Mapping[str, Any]
@@ -31,9 +32,10 @@ class ActionModule(Decision):
             return result
         executor = RemoteExecutor(self, variables)
         for item, hosts in self._archives(variables):
-            transfer = Transfer(self, executor, options, variables, item, hosts)
-            if transfer.chosen == "peers":
-                transfer.run(result)
+            size = max(int(one.get("size") or 0) for one in hosts.values())
+            on_controller = not item.get("remote_src", True)
+            if distribution(options["distribution"], len(hosts), size, on_controller) == "peers":
+                Transfer(self, executor, options, variables, item, hosts).run(result)
         return result
 
     def _archives(self, variables: dict[str, Any]) -> list[tuple[Item, dict[str, Item]]]:

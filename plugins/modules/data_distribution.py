@@ -8,7 +8,7 @@ module: data_distribution
 short_description: Bring large files of data to many nodes, most of it from node to node
 version_added: 0.3.0
 description:
-  - Brings the files of a directory that are large and that many hosts of the play lack, so that the
+  - Brings the files of a directory that are large and that several hosts of the play lack, so that the
     controller sends each about once. It goes as with M(rdm.provision.image_distribution).
   - Run it once, before M(rdm.provision.job_data), whose option C(brought) takes what it returns, and which
     copies all else.
@@ -21,11 +21,6 @@ options:
     description: Host -> the jobs' directory there.
     type: dict
     required: true
-  distribution:
-    description: As C(images_distribution).
-    type: str
-    choices: [auto, direct, peers]
-    default: auto
   network:
     description: As C(images_network).
     type: str

@@ -36,7 +36,7 @@ def documented_options(documentation: str, no_log: Collection[str] = ()) -> dict
 
 
 class Decision(ActionBase):
-    """An action that decides, refuses or evaluates on the controller, and talks to no node.
+    """An action that runs once, on the controller: it decides, refuses, evaluates, or coordinates nodes.
 
     Attributes:
         ARGUMENTS: the options that the module of the same name documents; see documented_options.

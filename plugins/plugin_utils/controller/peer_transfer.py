@@ -32,7 +32,6 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.ansible_internals.re
 )
 from ansible_collections.rdm.provision.plugins.plugin_utils.controller.image_transfer import (
     Watch,
-    distribution,
     progress_line,
 )
 from ansible_collections.rdm.provision.plugins.plugin_utils.controller.thread_pool import run_all
@@ -51,15 +50,12 @@ class Transfer:
     Args:
         action: whose screen shows how far it is.
         executor: reaches the nodes.
-        options: `distribution`, `network`, `port`, `bandwidth`, `cluster` and `cache_dir`, as the module
+        options: `network`, `port`, `bandwidth`, `cluster` and `cache_dir`, as the module
             image_distribution documents them.
         variables: of the task.
         item: `path` of the file, `remote_src` and `sha256`, as in `images_list`.
         hosts: those that lack it -> its `size`, and `present_members` that are not sent.
         index: of a file on the controller; None for an archive, which is read for it.
-
-    Attributes:
-        chosen: ``peers``, or ``direct`` where it is not worth it.
     """
 
     def __init__(
@@ -94,8 +90,6 @@ class Transfer:
             "token": secrets.token_hex(32),
             "lease": _LEASE_S,
         }
-        sizes = [int(one.get("size") or 0) for one in hosts.values()]
-        self.chosen = distribution(options["distribution"], len(hosts), max(sizes), self._here)
 
     def run(self, result: dict[str, Any]) -> None:
         """See it through, and add to `result` what became of it on each node."""
@@ -258,7 +252,7 @@ class Transfer:
 
 
 class _Problem(Exception):  # noqa: N818  # its text is shown
-    """A node cannot do what is asked of it."""
+    """A node refused a call, or could not carry it out."""
 
 
 class _Unreached(_Problem):

@@ -61,14 +61,13 @@ class Nodes:
     def transfer(self, path: Path, remote_src: bool) -> dict[str, Any]:
         """Bring an archive to all nodes; return the action's result."""
         display = SimpleNamespace(display=lambda *_a, **_k: None, warning=self.warnings.append)
-        options = {"distribution": "peers", "network": "", "port": 7077, "bandwidth": 0.0}
+        options = {"network": "", "port": 7077, "bandwidth": 0.0}
         options |= {"cluster": "c", "cache_dir": str(path.parent / "cache")}
         item = {"path": str(path), "remote_src": remote_src}
         result: dict[str, Any] = {"nodes": {}, "indexes": {}, "sent": {}}
         action: Any = SimpleNamespace(_display=display)
         executor: Any = self
         variables = {"ansible_forks": 5}
-        transfer = Transfer(action, executor, options, variables, item, {name: {"size": 3} for name in NODES})
-        assert transfer.chosen == "peers"
-        transfer.run(result)
+        hosts = {name: {"size": 3} for name in NODES}
+        Transfer(action, executor, options, variables, item, hosts).run(result)
         return result

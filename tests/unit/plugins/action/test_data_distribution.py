@@ -10,7 +10,7 @@ import pytest
 from ansible_collections.rdm.provision.plugins.action import data_distribution
 from ansible_collections.rdm.provision.plugins.action.data_distribution import ActionModule
 from ansible_collections.rdm.provision.plugins.module_utils.images.pieces import NOTED
-from ansible_collections.rdm.provision.plugins.plugin_utils.controller import image_transfer, peer_transfer
+from ansible_collections.rdm.provision.plugins.plugin_utils.controller import peer_transfer
 
 from tests.unit.plugins.peer_nodes import COPY, NODES, Nodes
 
@@ -21,8 +21,7 @@ def nodes(monkeypatch: pytest.MonkeyPatch) -> Nodes:
     made.answers["compared"] = lambda name: {"needed": ["sets/large"] if name != "n4" else []}
     made.answers["absent"] = lambda _name: {}
     monkeypatch.setattr(data_distribution, "RemoteExecutor", lambda *_arguments: made)
-    for module in (data_distribution, image_transfer):
-        monkeypatch.setattr(module, "SMALLEST", 1000)
+    monkeypatch.setattr(data_distribution, "SMALLEST", 1000)
     monkeypatch.setattr(peer_transfer, "_POLL_S", 0.01)
     return made
 
@@ -35,7 +34,6 @@ def decide(nodes: Nodes, source: Path, check_mode: bool = False, **given: Any) -
     options: dict[str, Any] = {
         "source": str(source),
         "directories": dict.fromkeys(NODES, "/jobs"),
-        "distribution": "auto",
     }
     options |= {"network": "", "port": 7077, "bandwidth": 0.0, "cluster": "c", "cache_dir": str(source)}
     return ActionModule.decide(action, options | given, {"ansible_forks": 5})
@@ -75,7 +73,7 @@ def test_who_has_not_got_it_is_named_and_keeps_no_half_of_it(nodes: Nodes, sourc
 
 @pytest.mark.parametrize(
     "given",
-    [{"check_mode": True}, {"distribution": "direct"}, {"directories": dict.fromkeys(NODES[:2], "/jobs")}],
+    [{"check_mode": True}, {"directories": dict.fromkeys(NODES[:1], "/jobs")}],
 )
 def test_where_it_is_not_worth_it_no_node_is_called(nodes: Nodes, source: Path, given: Any) -> None:
     assert decide(nodes, source, **given) == {"nodes": {}, "sent": {}}
