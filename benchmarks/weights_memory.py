@@ -3,7 +3,7 @@
 
 Run `python benchmarks/weights_memory.py`; it prints a table for docs/models.md. A Llama of random weights
 goes from Hugging Face's format to Megatron's and back, each time in a process of its own whose memory is
-sampled. What it has for itself (anonymous pages) is told apart from pages of files, which the kernel takes
+sampled. What it has for itself (anonymous pages) is counted apart from pages of files, which the kernel takes
 back when it needs them. `--layers 2 --hidden 256` shows quickly whether everything works.
 """
 

@@ -302,13 +302,13 @@ def node_bodies(
     addresses: Mapping[str, str],
 ) -> dict[str, dict[str, Any]]:
     """Return what makes each node."""
-    told = engine.docker.info()
+    info = engine.docker.info()
     common: dict[str, Any] = {
         "lab": engine.name,
         "network": spec.object_name(engine.name),
         "directory": str(files.directory),
         "archives": made["archives"],
-        "cgroup_driver": str(told.get("CgroupDriver", "")),
+        "cgroup_driver": str(info.get("CgroupDriver", "")),
     }
     if desired["lab_hardware"] == "vm":
         common.update(
@@ -324,7 +324,7 @@ def node_bodies(
     common.update(
         image=made["node_image"],
         capabilities=bounding_capabilities(socket_path()),
-        cgroup_version=str(told.get("CgroupVersion", "1")),
+        cgroup_version=str(info.get("CgroupVersion", "1")),
         slurm=desired["lab_slurm"],
         podman=desired["lab_engine"] == spec.PODMAN,
     )

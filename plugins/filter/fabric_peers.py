@@ -68,7 +68,7 @@ _value:
 
 @functools.lru_cache(maxsize=1)
 def _nodes(address_map: str) -> dict[str, str]:
-    """Return MY_IP by name; it is asked for every node of a run with the same address map."""
+    """Return MY_IP by name; it is called for every node of a run with the same address map."""
     return parse_nodes(address_map)
 
 

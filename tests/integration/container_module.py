@@ -19,7 +19,7 @@ UNSET: dict[str, Any] = {
 
 
 def up(given: dict[str, Any], *, check: bool = False, **other: Any) -> dict[str, Any]:
-    """Run the module: parts of the desired container are told from its other options by their names."""
+    """Run the module: its options, and the parts of the desired container by their names."""
     every = {**UNSET, **given, **other}
     options = {name: value for name, value in every.items() if name not in NEEDED}
     desired = {name: value for name, value in every.items() if name in NEEDED}

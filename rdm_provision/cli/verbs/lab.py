@@ -168,13 +168,13 @@ def up(options: Options, nodes: int, name: str, check: bool, **wanted: Any) -> i
     result = _carry_out(options, made, run, view.count(nodes, "node"))
     if result is None:
         return 0
-    told = _told(result)
+    outcome = _outcome(result)
     states = made.status() if result.ok and not check else []
     if options.as_json:
-        actions = {"actions": told.get("actions", [])}
+        actions = {"actions": outcome.get("actions", [])}
         emit_json({**result.to_json(), **_description(made, states), **actions, **_error(result)})
         return result.exit_code
-    return _recap_up(made, result, told, states, check, wanted["slurm"])
+    return _recap_up(made, result, outcome, states, check, wanted["slurm"])
 
 
 @lab.command(
@@ -202,7 +202,7 @@ def down(options: Options, name: str, purge: bool, check: bool) -> int:
     result = _carry_out(options, gone, run, "")
     if result is None:
         return 0
-    actions = _told(result).get("actions", [])
+    actions = _outcome(result).get("actions", [])
     if options.as_json:
         emit_json({**result.to_json(), "name": name, "actions": actions, **_error(result)})
         return result.exit_code
@@ -302,7 +302,7 @@ def _carry_out(options: Options, lab: Lab, run: Run, about: str) -> RunResult | 
     return watch(run, title=lab.name, verbose=options.verbose, silent=options.as_json, about=about)
 
 
-def _told(result: RunResult) -> dict[str, Any]:
+def _outcome(result: RunResult) -> dict[str, Any]:
     """Return what the lab's module said."""
     for results in result.returned.get(LAB_MODULE, {}).values():
         for one in results:
@@ -328,7 +328,7 @@ def _error(result: RunResult) -> dict[str, str]:
 
 
 def _recap_up(
-    made: Lab, result: RunResult, told: dict[str, Any], states: Sequence[LabNode], check: bool, slurm: bool
+    made: Lab, result: RunResult, outcome: dict[str, Any], states: Sequence[LabNode], check: bool, slurm: bool
 ) -> int:
     from rdm_provision.cli.render import view
 
@@ -336,9 +336,9 @@ def _recap_up(
         return result.exit_code
     console = view.out()
     if check:
-        _list_actions(console, told.get("actions", []))
+        _list_actions(console, outcome.get("actions", []))
         return result.exit_code
-    inventory = str(told["inventory"])
+    inventory = str(outcome["inventory"])
     words = "as it was" if not result.changed else "ready"
     view.heading(console, f"Lab {made.name}: {words}", f"in {view.seconds(result.seconds)}")
     _table(console, states)
@@ -349,10 +349,10 @@ def _recap_up(
     config = shlex.quote(f"{short}/.rdm/lab/ssh_config")
     console.print()
     if result.changed:
-        console.print(f"Done: {'; '.join(told['actions']) or 'started the engine'}.", highlight=False)
+        console.print(f"Done: {'; '.join(outcome['actions']) or 'started the engine'}.", highlight=False)
     else:
         console.print("Nothing was changed: the lab runs as asked for.")
-    if told.get("virtualisation") == "tcg":
+    if outcome.get("virtualisation") == "tcg":
         console.print(
             "KVM runs no machine here: every instruction of the nodes is translated, which is slow."
         )

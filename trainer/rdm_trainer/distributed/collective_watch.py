@@ -3,7 +3,7 @@
 
 All of them, torch's functions, what DeepSpeed bound of these when it was made, objects and batches, come to a
 method of ``torch.distributed.ProcessGroup``, each once. There they are watched, and their ends where their
-works are waited for. Only those of our tensor-parallel layers go another way.
+works are waited for. Only those of our own layers go another way.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ _METHODS = {
 }
 """Those of a process group, which differ between versions of torch, by what they are called elsewhere."""
 
-_TENSOR_PARALLEL = {
+_OF_LAYERS = {
     "begin_sum": "all_reduce",
     "begin_gather": "all_gather_into_tensor",
     "begin_scatter": "reduce_scatter_tensor",
 }
-"""What our tensor-parallel layers begin by themselves."""
+"""What our own layers begin by themselves."""
 
 _WAITS = ("wait", "synchronize", "block_current_stream")
 
@@ -86,7 +86,7 @@ class CollectiveWatch:
             _replace(stack, group, "_end_coalescing", self._batch_ended)
             for method in _WAITS:
                 _replace(stack, dist.Work, method, self._waited)
-            for function, name in _TENSOR_PARALLEL.items():
+            for function, name in _OF_LAYERS.items():
                 _replace(stack, layers, function, self._pending_begun, name)
             _replace(stack, layers, "end_collective", self._pending_ended)
             yield

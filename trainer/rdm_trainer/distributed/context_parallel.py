@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Sequences divided over the ranks of the context axis.
+"""Sequences sharded over the ranks of the context axis.
 
 Each rank has its own tokens of every layer; only attention needs those of others, whose keys and values are
 gathered. A causal token meets all tokens before it, so a sequence is cut into twice as many chunks as there

@@ -136,7 +136,7 @@ class Generator:
     def _answer(
         self, ids: list[int], count: int, temperature: float, top_k: int | None, generator: torch.Generator
     ) -> Iterator[int]:
-        """Yield a decoder's tokens; all of the model runs anew for each."""
+        """Yield a decoder's tokens; the whole model runs again for each."""
         made = [self._tokenizer.special.begin]
         encoder = torch.tensor([ids], device=self._device)
         for _ in range(count if self._endless else min(count, self._longest - 1)):

@@ -152,7 +152,7 @@ def step_directory(where: Path, iteration: int | None = None) -> Path:
 
 
 class MegatronSource:
-    """The weights of a checkpoint, of whose files only what is asked for is read.
+    """The weights of a checkpoint, of whose files only what a caller wants is read.
 
     Args:
         where: The step's directory.

@@ -42,7 +42,7 @@ class _Found(NamedTuple):
 
 
 class TorchDistSource:
-    """The weights of a checkpoint, of whose files only what is asked for is read.
+    """The weights of a checkpoint, of whose files only what a caller wants is read.
 
     Args:
         where: The step's directory.

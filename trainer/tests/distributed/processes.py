@@ -170,10 +170,10 @@ def ask_job(
         )
         out, errors, code = done.stdout, done.stderr, done.returncode
     else:
-        with Command("job", *words, environment=environment, stdin=stdin) as asked:
-            out, errors = asked.communicate()
-        assert asked.returncode is not None
-        code = asked.returncode
+        with Command("job", *words, environment=environment, stdin=stdin) as process:
+            out, errors = process.communicate()
+        assert process.returncode is not None
+        code = process.returncode
     assert out, errors
     answer: dict[str, Any] = json.loads(out)
     return answer, code
