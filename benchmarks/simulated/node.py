@@ -295,8 +295,8 @@ def container(node: Node, parameters: Parameters) -> Result:
     desired = parameters["desired"]
     containers, name, wanted = node.kind("containers"), desired["name"], digest(desired)
     was = containers.get(name, {"state": "absent", "digest": ""})
-    claims = parameters.get("claims") or [None]
-    written = node_files(node, {**parameters, "claim": claims[0]})
+    markers = parameters.get("owner_markers") or [None]
+    written = node_files(node, {**parameters, "owner_marker": markers[0]})
     recreate = parameters.get("recreate") or written["made"]
     changed = bool(was != {**was, "state": "running", "digest": wanted} or recreate)
     labels = {LABEL_CLUSTER: desired["cluster"], LABEL_ROLE: "container"}
@@ -338,11 +338,11 @@ def node_files(node: Node, parameters: Parameters) -> Result:
         written.append(one["path"])
         if parameters["_ansible_diff"]:
             diff.append(_difference(one["path"], before, _shown(one)))
-    claim = parameters.get("claim")
-    if claim:
-        if node.state.get("owner") != claim["name"]:
-            written.append(claim["path"])
-        node.state["owner"] = claim["name"]
+    marker = parameters.get("owner_marker")
+    if marker:
+        if node.state.get("owner") != marker["name"]:
+            written.append(marker["path"])
+        node.state["owner"] = marker["name"]
     result: Result = {
         "changed": bool(made or written),
         "kept": [],

@@ -67,8 +67,9 @@ options:
     description: Seconds to wait until it is ready.
     type: int
     default: 30
-  claims:
-    description: Claims on the directories of the files, each as O(rdm.provision.node_files#module:claim).
+  owner_markers:
+    aliases: [claims]
+    description: Owner markers of the directories, each as O(rdm.provision.node_files#module:owner_marker).
     type: list
     elements: dict
     default: []
@@ -78,7 +79,7 @@ options:
         type: str
         required: true
       name:
-        description: Who claims the directory.
+        description: The cluster that owns the directory.
         type: str
         required: true
   state_file:
@@ -186,7 +187,13 @@ ARGUMENT_SPEC: Dict[str, Any] = {
     "protect_jobs": {"type": "bool", "default": True},
     "ready_timeout": {"type": "int", "default": 30},
     **FILE_ARGUMENTS,
-    "claims": {**OWNER_MARKER, "type": "list", "elements": "dict", "default": []},
+    "owner_markers": {
+        **OWNER_MARKER,
+        "aliases": ["claims"],
+        "type": "list",
+        "elements": "dict",
+        "default": [],
+    },
     "lock": {"type": "dict", "options": node_lock.ARGUMENTS},
     "state_file": {"type": "dict", "options": state_file.ARGUMENTS},
 }
@@ -212,7 +219,7 @@ def run(module: AnsibleModule) -> Dict[str, Any]:
     check, name = module.check_mode, wanted["name"]
     if wanted["lock"] and not check:
         _renew(wanted["lock"])
-    files = Plan(with_owner_marker(wanted, wanted["claims"]))
+    files = Plan(with_owner_marker(wanted, wanted["owner_markers"]))
     paths = files.changes()
     api = DockerAPI(timeout=_PATIENCE + wanted["stop_timeout"])
     found, gone = leftovers_of(api, name, wanted["cluster"], check)

@@ -13,7 +13,8 @@ description:
   - A block is a marked part of a file that belongs to somebody else. Removing it leaves the rest of the file
     as it was, to the byte, and removes the file when it was made for the block.
   - Everything is looked at before anything is written. A problem with one entry leaves all of them untouched.
-  - With O(claim) a directory belongs to one cluster. Others neither write there nor remove anything from it.
+  - With O(owner_marker) a directory belongs to one cluster. Others neither write there nor remove
+    anything from it.
   - A directory that is named here and that the module makes gets a small file C(.rdm-provision-made). Only by
     that file does a later call know the directory as its own. A directory that was there before keeps its
     permissions, unless O(directories[].mode) is given, and is never removed.
@@ -27,7 +28,8 @@ attributes:
     support: full
     description: Shows the lines that change; of a secret only that it changes.
 options:
-  claim:
+  owner_marker:
+    aliases: [claim]
     description:
       - A file that says whose its directory is. It is written with the first of the files and directories,
         and goes when the directory has nothing else in it and is to be absent.
@@ -40,7 +42,7 @@ options:
         type: str
         required: true
       name:
-        description: Who claims the directory.
+        description: The cluster that owns the directory.
         type: str
         required: true
   owner:
@@ -110,7 +112,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.base.invocation impo
 
 ARGUMENT_SPEC: Dict[str, Any] = {
     **FILE_ARGUMENTS,
-    "claim": OWNER_MARKER,
+    "owner_marker": {**OWNER_MARKER, "aliases": ["claim"]},
     "owner": {"type": "str"},
     "group": {"type": "str"},
 }
@@ -120,8 +122,8 @@ def main() -> None:
     """Plan, then apply unless in check mode."""
     module = AnsibleModule(argument_spec=ARGUMENT_SPEC, supports_check_mode=True)
     try:
-        claim = module.params["claim"]
-        plan = Plan(with_owner_marker(module.params, [claim] if claim else []))
+        marker = module.params["owner_marker"]
+        plan = Plan(with_owner_marker(module.params, [marker] if marker else []))
         result: Dict[str, Any] = {"paths": plan.changes(), "made": plan.made, "kept": plan.kept}
         result["changed"] = bool(result["paths"])
         if module._diff:

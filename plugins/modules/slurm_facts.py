@@ -47,7 +47,7 @@ slurm:
     missing_devices: {description: "Those of O(devices) that are not there.", type: list, elements: str}
     cgroup: {description: "C(version) and C(controllers).", type: dict}
     health: {description: "C(drivers) of the GPUs, and active C(ports) as mlx5_0/1.", type: dict}
-    claim: {description: "The cluster that made the Slurm that is there; empty for none.", type: str}
+    owner: {description: "The cluster that made the Slurm that is there; empty for none.", type: str}
     foreign: {description: "What is there of a Slurm that is not ours; empty for nothing.", type: str}
     running: {description: "What runs of Slurm, munged, and jobs' slurmstepd.", type: list, elements: str}
     munge_key: {description: "Digest of munge's key; empty for none.", type: str}

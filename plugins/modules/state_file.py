@@ -28,7 +28,7 @@ attributes:
 options:
   directory:
     description:
-      - Where to write it, a directory that the cluster has claimed; C(~) is the user that the module runs as.
+      - Where to write it, a directory that the cluster owns; C(~) is the user that the module runs as.
     type: str
     required: true
   worked:

@@ -35,7 +35,7 @@ def test_down_removes_what_is_ours_and_a_second_down_nothing(lab: Lab) -> None:
             assert lab.there(node, "/etc/rdm") == bool(theirs)
             assert "MY_IP" not in lab.on(node, "cat", "/etc/environment", check=False)
             assert lab.images(node) != ""
-        # The claim says whose the directory is, while it is there.
+        # The owner marker says whose the directory is, while it is there.
         left = lab.on("n1", "find", "/etc/rdm", "-type", "f", "-not", "-name", ".*").split()
         assert sorted(left) == ["/etc/rdm/cluster", "/etc/rdm/job/notes"]
         assert "THEIRS=1" in lab.on("n1", "cat", "/etc/environment").splitlines()

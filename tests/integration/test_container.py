@@ -112,7 +112,7 @@ def test_a_container_of_another_directory_leaves_none_of_its_keys(
         return {
             **options,
             "volumes": [f"{tmp_path / 'jobs'}:/jobs", f"{home}:/etc/rdm:ro"],
-            "claims": [{"path": str(home / "cluster"), "name": "c"}],
+            "owner_markers": [{"path": str(home / "cluster"), "name": "c"}],
             "directories": [{"path": str(home / "ssh")}],
             "files": [key],
         }
@@ -374,7 +374,7 @@ def test_files_are_written_before_it_starts_and_a_state_file_when_it_is_ready(
 ) -> None:
     home = tmp_path / "etc"
     files: Options = {
-        "claims": [{"path": str(home / "cluster"), "name": "c"}],
+        "owner_markers": [{"path": str(home / "cluster"), "name": "c"}],
         "directories": [{"path": str(home)}],
         "files": [
             {"path": str(home / "key"), "secret_content": "hush", "mode": "0600"},
@@ -403,7 +403,7 @@ def test_files_are_written_before_it_starts_and_a_state_file_when_it_is_ready(
     assert not up(options, **files)["changed"]
 
     with pytest.raises(Failed, match="belongs to the cluster c"):
-        up(options, **{**files, "claims": [{"path": str(home / "cluster"), "name": "other"}]}, env={})
+        up(options, **{**files, "owner_markers": [{"path": str(home / "cluster"), "name": "other"}]}, env={})
     # The directory that it has mounted is another one then.
     shutil.rmtree(home)
     assert up(options, **files)["actions"] == ["restart"]

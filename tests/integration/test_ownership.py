@@ -97,9 +97,13 @@ def test_files_of_a_host_name_of_before_go_with_the_container(node: Node, tmp_pa
     """Without root the directory is called after the host; `down` knows the new name only."""
     old, other = tmp_path / ".rdm" / "old", tmp_path / ".rdm" / "other"
     for directory in (old, other):  # the other's node shares the home
-        claim = {"path": str(directory / "cluster"), "name": "c"}
+        owner_marker = {"path": str(directory / "cluster"), "name": "c"}
         key = {"path": str(directory / "ssh/id_ed25519"), "secret_content": "k", "mode": "0600"}
-        made = {"claim": claim, "directories": [{"path": str(directory / "ssh")}], "files": [key]}
+        made = {
+            "owner_marker": owner_marker,
+            "directories": [{"path": str(directory / "ssh")}],
+            "files": [key],
+        }
         run_module(node_files, made)
     binds = [f"{old}:/etc/rdm:ro"]
     node.run("rdm", SLEEP, labels("c", "container"), HostConfig={"Binds": binds})

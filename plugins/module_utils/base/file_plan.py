@@ -313,28 +313,28 @@ class Plan:
             raise Problem("{0} cannot be written: there is no directory {1}".format(path, parent))
 
 
-def with_owner_marker(params: Dict[str, Any], claims: Iterable[Dict[str, str]]) -> Dict[str, Any]:
-    """Return the parameters with the claims among the files, or without what is in a directory of others."""
-    for claim in claims:
-        params = _with_owner_marker(params, claim)
+def with_owner_marker(params: Dict[str, Any], markers: Iterable[Dict[str, str]]) -> Dict[str, Any]:
+    """Return the parameters with owner markers among the files, or without what other clusters own."""
+    for marker in markers:
+        params = _with_owner_marker(params, marker)
     return params
 
 
-def _with_owner_marker(params: Dict[str, Any], claim: Dict[str, str]) -> Dict[str, Any]:
-    path = _absolute(claim["path"])
+def _with_owner_marker(params: Dict[str, Any], marker: Dict[str, str]) -> Dict[str, Any]:
+    path = _absolute(marker["path"])
     home = os.path.dirname(path)
     before = _read(path)[0]
     holder = (before or b"").decode("utf-8", "replace").strip()
     entries = params["directories"] + params["files"]
     writes = any(item["state"] == "present" for item in entries)
-    if holder and holder != claim["name"]:
+    if holder and holder != marker["name"]:
         if writes:
             raise Problem("{0} belongs to the cluster {1}: choose another directory".format(home, holder))
         return dict(params, directories=[], files=[])
     goes = {_absolute(item["path"]) for item in entries} | {path}
     if not writes and (before is None or home not in goes or not _only(home, goes)):
         return params
-    mine = {**dict.fromkeys(CONTENTS), "path": path, "content": claim["name"] + "\n", "mode": "0644"}
+    mine = {**dict.fromkeys(CONTENTS), "path": path, "content": marker["name"] + "\n", "mode": "0644"}
     return dict(params, files=params["files"] + [dict(mine, state="present" if writes else "absent")])
 
 

@@ -51,11 +51,11 @@ def gather(devices: Iterable[str]) -> Dict[str, Any]:
     """
     manager = package_manager()
     installed = installed_versions(manager)
-    claim = read_text(OWNER_MARKER).strip()
+    owner = read_text(OWNER_MARKER).strip()
     slurm = next((installed[name] for name in ("client", *DAEMONS) if installed.get(name)), "")
     running = processes()
     hostname = socket.gethostname().partition(".")[0]
-    conf = read_text(CONFIG) if claim else ""
+    conf = read_text(CONFIG) if owner else ""
     return {
         "hostname": hostname,
         "systemd": systemd_runs(),
@@ -70,13 +70,13 @@ def gather(devices: Iterable[str]) -> Dict[str, Any]:
         "missing_devices": [device for device in devices if not os.path.exists(device)],
         "cgroup": cgroups(),
         "health": health(),
-        "claim": claim,
-        "foreign": "" if claim else foreign(running),
+        "owner": owner,
+        "foreign": "" if owner else foreign(running),
         "running": sorted(name for name in running if running[name]),
         "munge_key": key_digest(),
         "conf": conf,
         "applied": applied(),
-        "jobs": jobs(claim, conf, hostname, running),
+        "jobs": jobs(owner, conf, hostname, running),
     }
 
 
@@ -182,7 +182,7 @@ def _is_inside(status: str) -> bool:
 
 
 def foreign(running: Dict[str, List[int]]) -> str:
-    """Return what of a Slurm is here, on a host that no cluster of ours has claimed; empty for nothing."""
+    """Return what of a Slurm is here, on a host that no cluster of ours owns; empty for nothing."""
     for path in (CONFIG, *OTHER_CONFIGS):
         if os.path.exists(path) and MARK not in read_text(path):
             return "{0} is there,".format(path)
@@ -252,17 +252,17 @@ def candidate(manager: str) -> str:
 
 
 def jobs(
-    claim: str, conf: str, hostname: str, running: Dict[str, List[int]]
+    owner: str, conf: str, hostname: str, running: Dict[str, List[int]]
 ) -> Optional[List[Dict[str, str]]]:
     """Return the queue, on the controller; None where it cannot be read.
 
     Args:
-        claim: the cluster that made the Slurm that is here; empty for none.
+        owner: the cluster that made the Slurm that is here; empty for none.
         conf: the text of slurm.conf; empty where it is not ours.
         hostname: of this host.
         running: the processes, by name.
     """
-    if claim and running.get("slurmctld"):
+    if owner and running.get("slurmctld"):
         return queue()
     match = re.search(r"^SlurmctldHost=([^(\s]+)", conf, re.MULTILINE)
     return None if match and match.group(1) == hostname else []

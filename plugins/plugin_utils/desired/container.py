@@ -15,8 +15,8 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.addresses.rails impo
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.owned_files import (
     OwnedFiles,
     absent,
-    claim,
     cluster_directory,
+    owner_marker,
 )
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.plan_entry import PlanEntry, needed
 from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.container_options import (
@@ -204,7 +204,7 @@ def absent_container(variables: NodeVariables, entry: PlanEntry) -> OwnedFiles:
     """Return how the files that the container reads are taken away. What jobs have left stays."""
     files = _files(variables, entry, "")
     return OwnedFiles(
-        claim=files.claim,
+        owner_marker=files.owner_marker,
         directories=absent(*(one["path"] for one in files.directories)),
         files=absent(*(one["path"] for one in files.files)),
     )
@@ -220,7 +220,7 @@ def _files(variables: NodeVariables, entry: PlanEntry, my_ip: str) -> OwnedFiles
     ssh, keys = f"{directory}/ssh", entry.keys
     address_map = needed("container_address_map", variables, entry.address_map) if my_ip else ""
     return OwnedFiles(
-        claim=claim(directory, variables),
+        owner_marker=owner_marker(directory, variables),
         directories=[
             {"path": directory},
             {"path": ssh},

@@ -6,8 +6,8 @@ from __future__ import annotations
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.owned_files import (
     OwnedFiles,
     absent,
-    claim,
     cluster_directory,
+    owner_marker,
 )
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.plan_entry import PlanEntry, needed
 from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.node_variables import NodeVariables
@@ -26,7 +26,7 @@ def desired_hostfile(variables: NodeVariables, entry: PlanEntry) -> OwnedFiles:
     directory = _directory(variables, entry)
     content = needed("hostfile_content", variables, entry.hostfile)
     return OwnedFiles(
-        claim=claim(directory, variables),
+        owner_marker=owner_marker(directory, variables),
         directories=[{"path": directory}, {"path": f"{directory}/job"}],
         files=[{"path": f"{directory}/job/hostfile", "content": content}],
     )
@@ -36,7 +36,7 @@ def absent_hostfile(variables: NodeVariables, entry: PlanEntry) -> OwnedFiles:
     """Return how it is taken away."""
     directory = _directory(variables, entry)
     return OwnedFiles(
-        claim=claim(directory, variables),
+        owner_marker=owner_marker(directory, variables),
         directories=absent(directory, f"{directory}/job"),
         files=absent(f"{directory}/job/hostfile"),
     )

@@ -7,8 +7,8 @@ from ansible_collections.rdm.provision.plugins.module_utils.base.shell_files imp
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.owned_files import (
     OwnedFiles,
     absent,
-    claim,
     cluster_directory,
+    owner_marker,
 )
 from ansible_collections.rdm.provision.plugins.plugin_utils.desired.plan_entry import PlanEntry, needed
 from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.node_variables import NodeVariables
@@ -29,7 +29,7 @@ def desired_my_ip(variables: NodeVariables, entry: PlanEntry) -> OwnedFiles:
     shells = entry.observed.get("shells") or {}
     environment = f"MY_IP={my_ip}\nMASTER_ADDR={needed('my_ip_master_addr', variables, entry.master_addr)}\n"
     return OwnedFiles(
-        claim=claim(directory, variables),
+        owner_marker=owner_marker(directory, variables),
         directories=[{"path": directory}],
         files=[
             {
@@ -56,7 +56,7 @@ def absent_my_ip(variables: NodeVariables, _entry: PlanEntry) -> OwnedFiles:
     """Return how the same is taken away."""
     directory = _directory(variables)
     return OwnedFiles(
-        claim=claim(directory, variables),
+        owner_marker=owner_marker(directory, variables),
         directories=absent(directory),
         files=absent(f"{directory}/nodes", f"{directory}/env"),
         blocks=shell_blocks(

@@ -15,21 +15,21 @@ class OwnedFiles(NamedTuple):
     """What a role writes on a node, or takes away.
 
     Attributes:
-        claim: which file says that the directory is the cluster's.
+        owner_marker: which file says that the directory is the cluster's.
         directories: the directories, the outer ones first.
         files: whole files.
         blocks: parts of files that belong to others.
         repairs: lines of others that are commented out.
     """
 
-    claim: dict[str, str]
+    owner_marker: dict[str, str]
     directories: list[dict[str, Any]]
     files: list[dict[str, Any]]
     blocks: Sequence[dict[str, Any]] = ()
     repairs: Sequence[dict[str, Any]] = ()
 
 
-def claim(directory: str, variables: NodeVariables) -> dict[str, str]:
+def owner_marker(directory: str, variables: NodeVariables) -> dict[str, str]:
     """Return the file that says whose a configuration directory is."""
     return {"path": f"{directory}/cluster", "name": variables.text("rdm_cluster")}
 

@@ -23,7 +23,7 @@ def unseen(hosts: Mapping[str, Mapping[str, Any]]) -> list[str]:
     Args:
         hosts: what rdm.provision.slurm_facts found, by name.
     """
-    ours = {name: facts for name, facts in hosts.items() if facts["claim"]}
+    ours = {name: facts for name, facts in hosts.items() if facts["owner"]}
     if all(facts["jobs"] is not None for facts in ours.values()):
         return []
     return [name for name, facts in ours.items() if "slurmstepd" in facts["running"]]
@@ -75,7 +75,7 @@ def check_controller(cluster: str, controller: str, hosts: Mapping[str, Mapping[
     return [
         Problem(name, "", reason, hint)
         for name, facts in hosts.items()
-        if name != controller and facts["claim"] == cluster
+        if name != controller and facts["owner"] == cluster
         if "slurmctld" in facts["running"] or (facts["jobs"] is None and hidden)
     ]
 

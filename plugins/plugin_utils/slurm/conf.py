@@ -289,10 +289,10 @@ def check(cluster: Cluster) -> list[Problem]:
             problems.append(
                 Problem(host.name, foreign, "and is not of rdm-provision, so it is not touched", hint)
             )
-        claim = host.facts.get("claim") or cluster.name
-        if claim != cluster.name:
-            hint = f"take that down first, or set rdm_cluster: {claim}"
-            problems.append(Problem(host.name, "its Slurm", f"is of the cluster {claim}", hint))
+        owner = host.facts.get("owner") or cluster.name
+        if owner != cluster.name:
+            hint = f"take that down first, or set rdm_cluster: {owner}"
+            problems.append(Problem(host.name, "its Slurm", f"is of the cluster {owner}", hint))
     versions: dict[str, list[str]] = {}
     for host in cluster.hosts.values():
         version = release(host.facts.get("version") or host.facts.get("candidate") or "")

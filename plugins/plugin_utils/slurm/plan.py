@@ -20,7 +20,7 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.slurm import conf as
 from ansible_collections.rdm.provision.plugins.plugin_utils.slurm.changes import HINT
 from ansible_collections.rdm.provision.plugins.plugin_utils.slurm.conf import PORTS, STATE_DIR, Cluster
 
-OWN_DIR = f"{CONFIG_DIR}/rdm"  # with the claim, by which the Slurm of a host is known as ours
+OWN_DIR = f"{CONFIG_DIR}/rdm"  # with the owner marker, by which the Slurm of a host is known as ours
 CONFIGLESS_DIR = f"{OWN_DIR}/configless"
 HOOKS = {"Prolog": f"{CONFIG_DIR}/prolog.d", "Epilog": f"{CONFIG_DIR}/epilog.d"}
 HEALTH_CHECK = "00-rdm-health-check"
@@ -65,9 +65,9 @@ def check_key(digest: str, hosts: Mapping[str, Mapping[str, Any]], path: str) ->
             "stop munge if nothing needs it, or take the host out of the inventory",
         )
         for name, facts in differ.items()
-        if not facts["claim"] and "munged" in facts["running"]
+        if not facts["owner"] and "munged" in facts["running"]
     ]
-    other = [name for name, facts in differ.items() if facts["claim"]]
+    other = [name for name, facts in differ.items() if facts["owner"]]
     if not other:
         return problems
     what = "is not there" if not digest else "is another"

@@ -299,7 +299,7 @@ def test_a_failed_write_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.M
 def with_owner_marker(root: Path, name: str, state: str) -> dict[str, Any]:
     content = {"content": f"{name}\n"} if state == "present" else {}
     return {
-        "claim": {"path": str(root / "etc/cluster"), "name": name},
+        "owner_marker": {"path": str(root / "etc/cluster"), "name": name},
         "directories": [{"path": str(root / "etc"), "state": state}],
         "files": [{"path": str(root / "etc/nodes"), "state": state, **content}],
         "blocks": [{"path": str(root / "bashrc"), "name": name, "content": name, "state": state}],

@@ -128,7 +128,7 @@ def role(address: str, state: str = "present") -> dict[str, Any]:
     content = {"content": f"MY_IP={address}\n"} if state == "present" else {}
     variables = {"MY_IP": address} if state == "present" else {}
     return {
-        "claim": {"path": "~/.rdm/%n/cluster", "name": "rdm"},
+        "owner_marker": {"path": "~/.rdm/%n/cluster", "name": "rdm"},
         "directories": [{"path": "~/.rdm/%n", "state": state}],
         "files": [{"path": "~/.rdm/%n/env", "state": state, **content}],
         "blocks": shell_blocks(variables, "rdm", False, zsh=False, state=state, source="~/.rdm/%n/env"),
@@ -171,7 +171,7 @@ def test_nodes_that_share_a_home_have_each_its_own_my_ip(
 def activated(environment: str, state: str = "present") -> dict[str, Any]:
     """What the role python_env asks of node_files."""
     return {
-        "claim": {"path": "~/.rdm/%n/cluster", "name": "rdm"},
+        "owner_marker": {"path": "~/.rdm/%n/cluster", "name": "rdm"},
         "directories": [{"path": "~/.rdm/%n", "state": state}],
         **activation(environment, "~/.rdm/%n/activate", "rdm", state),
     }

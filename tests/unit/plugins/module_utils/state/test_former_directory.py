@@ -24,8 +24,10 @@ def old(tmp_path: Path) -> Path:
     home = tmp_path / ".rdm" / "old"
     directories = [{"path": str(home / name)} for name in ("", "ssh", "job", "jobs")]
     files = [{"path": str(home / name), "content": "x\n"} for name in FILES if name != "cluster"]
-    claim = {"path": str(home / "cluster"), "name": "rdm"}
-    run_module(node_files, {"claim": claim, "directories": directories, "files": files, "blocks": []})
+    owner_marker = {"path": str(home / "cluster"), "name": "rdm"}
+    run_module(
+        node_files, {"owner_marker": owner_marker, "directories": directories, "files": files, "blocks": []}
+    )
     return home
 
 

@@ -39,7 +39,7 @@ def paths(part: dict[str, Any], kind: str = "files") -> list[str]:
 
 def test_my_ip_as_the_plan_says_it() -> None:
     part = made("my_ip")
-    assert part["claim"] == {"path": "/etc/rdm/cluster", "name": "rdm"}
+    assert part["owner_marker"] == {"path": "/etc/rdm/cluster", "name": "rdm"}
     assert part["files"] == [
         {"path": "/etc/rdm/nodes", "content": ENTRY.address_map},
         {"path": "/etc/rdm/env", "content": "MY_IP=10.1.0.101\nMASTER_ADDR=10.1.0.100\n"},

@@ -33,7 +33,7 @@ FACTS: dict[str, Any] = {
     "missing_devices": [],
     "cgroup": {"version": 2, "controllers": ["cpuset", "cpu", "io", "memory", "pids"]},
     "health": {"drivers": [], "ports": []},
-    "claim": "",
+    "owner": "",
     "foreign": "",
     "munge_key": "",
     "conf": "",
@@ -135,7 +135,7 @@ def test_a_sound_cluster_has_no_problems() -> None:
     ("changed", "words"),
     [
         (host("n2", {"foreign": "/etc/slurm/slurm.conf is there,"}), "n2: /etc/slurm/slurm.conf is there,"),
-        (host("n2", {"claim": "c2"}), "n2: its Slurm is of the cluster c2"),
+        (host("n2", {"owner": "c2"}), "n2: its Slurm is of the cluster c2"),
         (
             host("n2", {"version": "24.11.5-4"}),
             "Slurm differs between hosts: 22.05 on n1, n3; 24.11 on n2: give all hosts the same release",
@@ -169,8 +169,8 @@ def test_options_that_break_the_configuration_are_refused(options: dict[str, Any
 
 def test_the_key_of_a_cluster_that_exists_is_not_replaced() -> None:
     facts = {
-        "n1": {"claim": "c1", "munge_key": "aa", "running": ["munged"]},
-        "n2": {"claim": "", "munge_key": "bb", "running": []},
+        "n1": {"owner": "c1", "munge_key": "aa", "running": ["munged"]},
+        "n2": {"owner": "", "munge_key": "bb", "running": []},
     }
     assert slurm_plan.check_key("aa", facts, "k") == []
     for mine, words in (("", "is not there"), ("cc", "is another")):
@@ -180,7 +180,7 @@ def test_the_key_of_a_cluster_that_exists_is_not_replaced() -> None:
 
 
 def test_a_key_that_another_program_uses_is_not_replaced() -> None:
-    facts = {"n2": {"claim": "", "munge_key": "bb", "running": ["munged"]}}
+    facts = {"n2": {"owner": "", "munge_key": "bb", "running": ["munged"]}}
     assert slurm_plan.check_key("bb", facts, "k") == []
     for mine in ("", "aa"):
         assert said(slurm_plan.check_key(mine, facts, "k")) == (
@@ -360,9 +360,9 @@ def test_settings_that_no_job_outlives_are_not_changed(changed: dict[str, Any], 
 
 def test_another_controller_is_refused_while_the_one_before_runs() -> None:
     hosts = {
-        "n1": {"claim": "c1", "jobs": [], "running": ["slurmctld", "slurmd"]},
-        "n2": {"claim": "c1", "jobs": [], "running": ["slurmd"]},
-        "n3": {"claim": "", "jobs": [], "running": ["slurmctld"]},
+        "n1": {"owner": "c1", "jobs": [], "running": ["slurmctld", "slurmd"]},
+        "n2": {"owner": "c1", "jobs": [], "running": ["slurmd"]},
+        "n3": {"owner": "", "jobs": [], "running": ["slurmctld"]},
     }
     assert slurm_changes.check_controller("c1", "n1", hosts) == []
     words = said(slurm_changes.check_controller("c1", "n2", hosts))
@@ -370,19 +370,19 @@ def test_another_controller_is_refused_while_the_one_before_runs() -> None:
         "n1: is the controller of c1, whose jobs would end if n2 took its place: "
         "take the cluster away with slurm down first, or put this host into the group slurm_controller"
     )
-    stopped: dict[str, Any] = {**hosts, "n1": {"claim": "c1", "jobs": None, "running": ["slurmd"]}}
+    stopped: dict[str, Any] = {**hosts, "n1": {"owner": "c1", "jobs": None, "running": ["slurmd"]}}
     assert slurm_changes.check_controller("c1", "n2", stopped) == []
     stopped["n1"]["running"] = ["slurmd", "slurmstepd"]
     assert said(slurm_changes.check_controller("c1", "n2", stopped)) == words
 
 
 def test_jobs_that_no_queue_tells_of_are_seen_by_their_steps() -> None:
-    dead = {"claim": "c1", "jobs": None, "running": ["slurmd"]}
-    node = {"claim": "c1", "jobs": [], "running": ["slurmd", "slurmstepd"]}
+    dead = {"owner": "c1", "jobs": None, "running": ["slurmd"]}
+    node = {"owner": "c1", "jobs": [], "running": ["slurmd", "slurmstepd"]}
     assert slurm_changes.unseen({"n1": dead, "n2": node}) == ["n2"]
     assert slurm_changes.unseen({"n1": {**dead, "jobs": []}, "n2": node}) == []
     assert slurm_changes.unseen({"n1": dead, "n2": {**node, "running": ["slurmd"]}}) == []
-    assert slurm_changes.unseen({"n1": dead, "n2": {**node, "claim": ""}}) == []
+    assert slurm_changes.unseen({"n1": dead, "n2": {**node, "owner": ""}}) == []
 
 
 def test_what_may_end_jobs_that_no_queue_tells_of_is_refused() -> None:
