@@ -95,6 +95,9 @@ lint: setup-dev ## style, types and Ansible rules
 	ruff check .
 	ruff format --check .
 	mypy rdm_provision rdm_lab rdm_sriov plugins tests benchmarks
+	@# Programs of lab nodes. Each call may have one rdm-lab.
+	mypy --scripts-are-modules $(addprefix roles/lab/files/,podman-runtime rdm-lab sriov-plugin)
+	mypy --scripts-are-modules roles/lab/files/vm/rdm-lab
 	yamllint --strict .
 	ansible-lint --profile production --offline
 
