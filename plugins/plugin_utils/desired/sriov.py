@@ -106,7 +106,6 @@ class DesiredSriov(NamedTuple):
         container_name: name of its container.
         container: how a container runs it.
         vfs: the virtual functions.
-        wrapper: the image and the directory of the old command; empty where it is not wanted.
     """
 
     enabled: bool
@@ -123,7 +122,6 @@ class DesiredSriov(NamedTuple):
     container_name: str
     container: PluginContainer
     vfs: DesiredVfs
-    wrapper: list[str]
 
 
 def desired_sriov(variables: NodeVariables, entry: PlanEntry) -> DesiredSriov:
@@ -137,7 +135,6 @@ def desired_sriov(variables: NodeVariables, entry: PlanEntry) -> DesiredSriov:
     places = _Places(
         *(variables.text(f"__sriov_{name}") or usual for name, usual in _USUAL._asdict().items())
     )
-    wrapper = ["sriov_wrapper_image", "sriov_wrapper_directory"]
     return DesiredSriov(
         enabled=variables.true("sriov_enabled", otherwise=variables.text("network_driver") == "sriov"),
         cluster=variables.text("rdm_cluster"),
@@ -155,7 +152,6 @@ def desired_sriov(variables: NodeVariables, entry: PlanEntry) -> DesiredSriov:
         if plugin == OWN
         else _upstream_container(variables),
         vfs=_vfs(variables, entry),
-        wrapper=[variables.text(name) for name in wrapper] if variables.true("sriov_install_wrapper") else [],
     )
 
 

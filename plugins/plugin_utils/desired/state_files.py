@@ -178,8 +178,6 @@ class _Node:
                 filter(None, [text("sriov_image") or (UPSTREAM_IMAGE if plugin == UPSTREAM else "")])
             )
             paths["sriov"] = [text("sriov_socket")]
-            if self.variables.true("sriov_install_wrapper"):
-                paths["sriov"].append(f"{text('sriov_wrapper_directory')}/docker_rdma_sriov")
             if wanted:
                 paths["sriov"] += kept_vfs.paths()
         return Watched(

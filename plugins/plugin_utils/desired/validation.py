@@ -41,7 +41,7 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.python_sou
     version_problems,
 )
 from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.renamed_variables import (
-    NEW_NAMES,
+    FORMER,
     notices,
 )
 from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.role_variables import (
@@ -75,7 +75,7 @@ def validate(reader: HostVariables) -> Validated:
     cluster = {host: _cluster_variables(reader, host, problems) for host in reader.hosts}
     lost, warnings = outside(reader.groups)
     problems += lost
-    known = {*role_specs.options(), *REGISTERED, *NEW_NAMES}
+    known = {*role_specs.options(), *REGISTERED, *FORMER}
     images: dict[str, Images] = {}
     unknown: set[str] = set()
     former: set[str] = set()
@@ -84,7 +84,7 @@ def validate(reader: HostVariables) -> Validated:
     for host in reader.hosts:
         present = list(reader.variables(host))
         unknown.update(name for name in present if name not in known)
-        former.update(NEW_NAMES.keys() & present)
+        former.update(name for name in present if name in FORMER)
         given = _role_variables(reader, host, present)
         if given.get("network_driver") == "bridge":
             bridged.append(host)
@@ -216,12 +216,6 @@ def _images(host: str, accelerator: Any, given: Mapping[str, Any]) -> Images:
 def _privileged_images(reader: HostVariables, host: str) -> dict[str, str]:
     """Return the images that run with all rights on the node, by the variable that names each."""
     variables = reader.node(host)
-    plugin = plugin_of(variables)
-    if not plugin or variables.true("sriov_allow_tag"):
+    if plugin_of(variables) != UPSTREAM or variables.true("sriov_allow_tag"):
         return {}
-    used = {}
-    if plugin == UPSTREAM:
-        used["sriov_image"] = variables.text("sriov_image") or UPSTREAM_IMAGE
-    if variables.true("sriov_install_wrapper"):
-        used["sriov_wrapper_image"] = variables.text("sriov_wrapper_image")
-    return used
+    return {"sriov_image": variables.text("sriov_image") or UPSTREAM_IMAGE}

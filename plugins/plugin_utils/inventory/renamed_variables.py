@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Variables that had another name in the release before, which is understood for this one."""
+"""Variables of the release before: those with another name, which this one still reads, and those removed."""
 
 from __future__ import annotations
 
@@ -18,6 +18,14 @@ NEW_NAMES = {
     "verify_rdma_patience": "verify_rdma_timeout",
 }
 """Former name -> name. The default of a role's variable reads the former one, too: roles are used alone."""
+_NO_WRAPPER = "nothing here needs the command docker_rdma_sriov"
+REMOVED = {
+    "sriov_install_wrapper": _NO_WRAPPER,
+    "sriov_wrapper_directory": _NO_WRAPPER,
+    "sriov_wrapper_image": _NO_WRAPPER,
+}
+"""Variables that have no effect any more -> why."""
+FORMER = NEW_NAMES.keys() | REMOVED.keys()
 
 
 def with_new_names(variables: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -27,8 +35,10 @@ def with_new_names(variables: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def notices(names: Iterable[str]) -> list[str]:
-    """Return a sentence for each former name among those of variables."""
+    """Return a sentence for each former variable among the names."""
     return [
-        f"The variable {old} is called {NEW_NAMES[old]} now: rename it, the next release does not know it."
-        for old in sorted(NEW_NAMES.keys() & set(names))
+        f"The variable {name} is called {NEW_NAMES[name]} now: rename it, the next release does not know it."
+        if name in NEW_NAMES
+        else f"The variable {name} has no effect any more, since {REMOVED[name]}: delete it."
+        for name in sorted(FORMER & set(names))
     ]

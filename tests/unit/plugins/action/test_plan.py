@@ -375,7 +375,6 @@ def test_a_privileged_image_by_tag_alone_is_refused_where_it_is_used(cluster: Cl
             "b": {**sriov, "sriov_allow_tag": True},
             "c": {**sriov, **pinned},
             "d": {**sriov, "sriov_enabled": False},
-            "e": {**sriov, **pinned, "sriov_install_wrapper": True},
             "f": {"sriov_enabled": True, "sriov_image": "other:1", "sriov_plugin": "upstream"},
             "g": {},
             "h": {"network_driver": "sriov"},
@@ -386,7 +385,6 @@ def test_a_privileged_image_by_tag_alone_is_refused_where_it_is_used(cluster: Cl
     assert (rc, result["rdm_refused"]) == (2, "inventory")
     assert [(one["node"], one["value"]) for one in result["problems"]] == [
         ("a", "sriov_image rdma/sriov-plugin:latest"),
-        ("e", "sriov_wrapper_image rdma/container_tools_installer:latest"),
         ("f", "sriov_image other:1"),
     ]
 
