@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What the nodes report, checked against the plan: every problem of every node at once."""
+"""Check what the nodes report against the plan: every problem of every node at once."""
 
 from __future__ import annotations
 
@@ -54,17 +54,17 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.cluster_va
 
 
 class CheckedNode(NamedTuple):
-    """What a node's own state adds to its part of the plan; see RETURN of plugins/modules/plan.py.
+    """What a node's observed state adds to its part of the plan; see RETURN of plugins/modules/plan.py.
 
     Attributes:
         config_dir: the directory for the cluster's files.
-        container: what the training container gets of the node.
-        network_present: whether there is a Docker network of the container network's name.
-        network_differences: how that differs from the plan, in sentences.
-        shells: which shells are there.
-        seen: name, state and image of the container as it was; empty for none.
-        functions_end: of how many VFs containers end before VFs are worked on, by the PF's interface.
-        function_devices: whether the container gets the devices of its VF alone; None without our plugin.
+        container: the devices, groups and limits that the training container gets from the node.
+        network_present: whether a Docker network of the container network's name exists.
+        network_differences: how it differs from the plan, in sentences.
+        shells: which shells are installed.
+        seen: name, state and image of the container before the run; empty for none.
+        functions_end: how many VFs are in use by containers that end before the VFs are configured, by PF.
+        function_devices: whether the container gets only the devices of its VF; None without our plugin.
         rails: the further rails.
     """
 
@@ -79,7 +79,7 @@ class CheckedNode(NamedTuple):
     rails: Sequence[Mapping[str, Any]] = ()
 
     def plain(self) -> dict[str, Any]:
-        """Return it as the action returns it: what a node does not have is left out."""
+        """Return it as the action returns it, without what the node does not have."""
         optional = {"function_devices": None, "rails": ()}
         return {
             name: value
@@ -89,11 +89,11 @@ class CheckedNode(NamedTuple):
 
 
 class CheckedNodes(NamedTuple):
-    """What the nodes' own state adds to the plan.
+    """What the nodes' observed state adds to the plan.
 
     Attributes:
         nodes: node name -> its part; only nodes with facts.
-        warnings: sentences about what is not as it should be but refuses nothing.
+        warnings: sentences about problems that do not stop the run.
     """
 
     nodes: dict[str, CheckedNode]
@@ -110,12 +110,12 @@ def plan_nodes(
     """Check the plan against what the nodes report, and decide what their containers get.
 
     Args:
-        plan: what the inventory decided.
-        wants: what the cluster wants of each node that has facts.
+        plan: the plan from the inventory.
+        wants: the desired state of each node that has facts.
         facts: node name -> what `node_facts` found there.
-        changes: whether the nodes are changed afterwards; if not, no job has to be protected.
-        failed: node name -> why it was reached and could not be queried. What one cannot reach may be dead,
-            and the others go on without it; what answers with an error is for a person to decide about.
+        changes: whether the nodes are changed afterwards; if not, running jobs and locks are no problem.
+        failed: node name -> why gathering failed on a node that was reached. The others go on without an
+            unreachable node, which may be dead; a node that reports an error stops the run.
 
     Raises:
         PreconditionFailed: with every problem of every node.
@@ -162,8 +162,8 @@ def plan_nodes(
 def _taken(
     plan: ClusterPlan, wants: Mapping[str, DesiredState], facts: Mapping[str, Mapping[str, Any]], bare: bool
 ) -> list[Problem]:
-    """Return where what is planned collides with what nodes have."""
-    # A bare host has neither container nor container network: its fabric address is its own.
+    """Return the collisions of the planned subnets and VFs with those on the nodes."""
+    # A bare host has no container network: its fabric address is its own.
     problems = (
         []
         if bare
@@ -189,7 +189,7 @@ def _taken(
 
 
 def _checked(want: DesiredState, found: Mapping[str, Any], config_dir: str) -> CheckedNode:
-    """Return what the roles need to know of a node."""
+    """Return what a node's facts add to its plan."""
     spec = container_spec(
         found,
         want.accelerator,
@@ -210,13 +210,13 @@ def _checked(want: DesiredState, found: Mapping[str, Any], config_dir: str) -> C
 
 
 def _rail(rail: Attachment) -> dict[str, Any]:
-    """Return what others need to know of a node's rail."""
+    """Return a node's rail as the action returns it."""
     named = rail.network._asdict()
     return {"network": named.pop("name"), **named, "parent": rail.interface, "my_ip": rail.my_ip}
 
 
 def _names(wants: Mapping[str, DesiredState], index: int) -> dict[str, str]:
-    """Return the name of each node's network, the first or that of a rail."""
+    """Return the name of each node's network on the rail `index`."""
     found = {node: want.attachments[index : index + 1] for node, want in wants.items()}
     return {node: one.network.name for node, attached in found.items() for one in attached}
 
@@ -227,13 +227,13 @@ def problems_of_nodes(
     wants: Mapping[str, DesiredState],
     facts: Mapping[str, Mapping[str, Any]],
 ) -> list[Problem]:
-    """Return what stands against the plan on the nodes, where the inventory is refused already.
+    """Return the problems of the nodes, after the inventory was refused.
 
     Args:
-        plan: what the inventory decided, but for what is wrong with it.
-        found: what that is. On a node that it is about, only the engine is checked; on all of them, where
-            something is wrong with the whole cluster.
-        wants: what the cluster wants of each node that has facts.
+        plan: the plan from the inventory, as far as that is valid.
+        found: the inventory's problems. Of a node that has one, only the engine is checked; of all nodes, if
+            a problem concerns the whole cluster.
+        wants: the desired state of each node that has facts.
         facts: node name -> what `node_facts` found there.
     """
     doubtful = {problem.node for problem in found}
@@ -256,7 +256,7 @@ def problems_of_nodes(
 
 
 def _config_dir(inventory: Inventory, node: str, facts: Mapping[str, Any]) -> str:
-    """Return the directory on the node that the cluster's files go to."""
+    """Return the directory on the node for the cluster's files."""
     mine = inventory.nodes[node]
     if mine.config_dir:
         return mine.config_dir

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The all-reduce over all nodes: how fast it is, and who makes it slow or fail.
+"""Evaluate the all-reduce over all nodes: how fast it is, and which nodes slow it down or fail.
 
 Pure. The bus bandwidth is in GB/s, as nccl-tests print it; links are in Gb/s.
 """
@@ -13,7 +13,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.base.wording import 
 from ansible_collections.rdm.provision.plugins.plugin_utils.fabric.pair_evaluation import Bounds, evaluate
 
 RATE_SHARE = 0.5
-"""Below this share of the links' rate the bus bandwidth is told as low."""
+"""Warn when the bus bandwidth is below this share of the links' rate."""
 
 
 def evaluate_collective(
@@ -22,8 +22,8 @@ def evaluate_collective(
     """Return the result as plain data.
 
     Args:
-        nodes: address by name of those that took part, in the order of ranks.
-        job: how the job ended, as its agent says; rank 0's result is in its progress.
+        nodes: addresses by name of the nodes that took part, in the order of ranks.
+        job: how the job ended, as its agent reports it; its progress holds rank 0's result.
         slow_share: a pair of nodes is slow below this share of the usual bandwidth.
     """
     result: Mapping[str, Any] = (job.get("progress") or {}).get("collective") or {}
@@ -36,7 +36,7 @@ def evaluate_collective(
         findings.append(_failure(job))
         for name in {str(one["node"]) for one in job.get("failures") or ()} & set(nodes):
             reasons[name].append(next(one["reason"] for one in job["failures"] if one["node"] == name))
-        if not any(reasons.values()):  # nobody is known to be at fault, and something is wrong
+        if not any(reasons.values()):  # it failed, but no node is known to be faulty
             reasons[next(iter(nodes))].append(_failure(job))
     links = [
         (names.get(one, one), names.get(other, other), float(rate))

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Evaluate the fabric: from what every container measured to which node is at fault, and why.
+"""Evaluate the fabric: find the faulty nodes in what every container measured, and say why.
 
-The art is in naming the fault once. Where one node of a hundred is cut off, each of the others reports it
-silent, and it reports all of them silent: 198 failing pairs, one cause. So the nodes are first sorted into
-groups that reach each other. Who is alone is cut off, a small group is split off, and only what remains
-inside a group is told pair by pair, beginning with the node that explains most.
+Each fault is reported once. If one node of a hundred is cut off, the others report it silent, and it reports
+them silent: 198 failing pairs, one cause. So nodes are first sorted into groups that reach each other. A node
+alone is cut off, a small group is split off, and only failures within a group are reported pair by pair,
+beginning with the node that explains most of them.
 
-A pair that nobody measured says nothing: it is not silent. In a large cluster most are like that.
+A pair that was not measured is unknown, not silent; in a large cluster most pairs are.
 
 Pure: it reads nothing and prints nothing. Times are in microseconds.
 """
@@ -26,13 +26,13 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.fabric.fabric import
     Sample,
 )
 
-LOSSY_NODES = 32  # so many are listed
+LOSSY_NODES = 32  # how many are listed
 
 
-LOSSY_PEERS = 3  # so many lossy links, and …
+LOSSY_PEERS = 3  # a node with at least this many lossy links …
 
 
-LOSSY_SHARE = 0.125  # … this share of all that were measured, are the node's own fault
+LOSSY_SHARE = 0.125  # … and this share of its measured links is faulty itself
 
 
 def evaluate(
@@ -45,15 +45,15 @@ def evaluate(
 
     Args:
         nodes: all names of the cluster in the order of ranks.
-        measurements: of the nodes that take part in this run.
-        slow_factor: a node is slow when its links take so many times the cluster's median …
-        slow_floor_us: … and also so much longer than that.
+        measurements: by node, for the nodes of this run.
+        slow_factor: a node is slow if its median exceeds the cluster's median by this factor …
+        slow_floor_us: … and by this much.
     """
     return _Evaluator(nodes, measurements, slow_factor, slow_floor_us).evaluate()
 
 
 class _Evaluator:
-    """The steps of one evaluation, and what they know of each other."""
+    """The steps of one evaluation, and the state that they share."""
 
     def __init__(
         self,
@@ -87,7 +87,7 @@ class _Evaluator:
                 self.askers.setdefault(peer, []).append(name)
 
     def evaluate(self) -> Fabric:
-        """Take the steps in their order: from the causes that explain most to those that explain least."""
+        """Run the steps, from the causes that explain most to those that explain least."""
         failed_pairs = [(one, other) for one in self.measuring for other in self._by_rank(self.silent[one])]
         explained = self._not_measured() | self._duplicates()
         explained |= self._cut_off(explained)
@@ -122,7 +122,7 @@ class _Evaluator:
     # ---- steps
 
     def _not_measured(self) -> set[str]:
-        """Name the nodes that could not measure; return those of them that nobody reaches either."""
+        """Report the nodes that could not measure; return those that do not answer either."""
         dead = set()
         causes: dict[str, list[str]] = {}
         for name in self.nodes:
@@ -144,7 +144,7 @@ class _Evaluator:
         return dead
 
     def _duplicates(self) -> set[str]:
-        """Name and return the nodes whose address somebody else has, too: who asks meets either of them."""
+        """Report and return the nodes whose address another host has too: either of the two may answer."""
         found = {name: self.measurements[name].duplicate for name in self.measuring}
         for name, reason in found.items():
             if reason:
@@ -152,7 +152,7 @@ class _Evaluator:
         return {name for name, reason in found.items() if reason}
 
     def _cut_off(self, dead: set[str]) -> set[str]:
-        """Name the nodes, and the groups of them, that do not reach the main part of the cluster."""
+        """Report and return the nodes and groups that do not reach the main part of the cluster."""
         groups = self._groups([name for name in self.nodes if name not in dead])
         several = len(groups) > 1
         main = groups[0] if several and len(groups[0]) > len(groups[1]) else []
@@ -174,7 +174,7 @@ class _Evaluator:
         alone = [group[0] for group in groups if len(group) == 1]
         down = [name for name in alone if self.measurements[name].link_up is False]
         if not main and not split and len(down) == len(alone) - 1:
-            alone = down  # each of them knows that it is cut off, so the one that is left is not at fault
+            alone = down  # all but one have no link, so the last one is not faulty
         causes: dict[str, list[str]] = {}
         for name in alone:
             causes.setdefault(self._suspicion(name), []).append(name)
@@ -183,7 +183,7 @@ class _Evaluator:
         return {*alone, *(name for group in split for name in group)}
 
     def _pairs(self, pairs: list[Pair]) -> None:
-        """Name the causes of the other failing pairs, the node that explains most of them first."""
+        """Report the causes of the other failing pairs, the node that explains most of them first."""
         silent: dict[str, set[str]] = {}
         for one, other in pairs:
             silent.setdefault(one, set()).add(other)
@@ -206,7 +206,7 @@ class _Evaluator:
         for one, other in sorted(left, key=lambda pair: (self.rank[pair[0]], self.rank[pair[1]])):
             back = (other, one) in left
             if back and self.rank[other] < self.rank[one]:
-                continue  # told already, the other way round
+                continue  # reported in the other direction
             error = self.measurements[one].errors.get(other, "")
             one_way = not back and one in self.measurements[other].rtt_us
             self._tell_pair(
@@ -217,7 +217,7 @@ class _Evaluator:
             )
 
     def _sshd(self, explained: set[str]) -> set[str]:
-        """Name the sshds that do not answer on nodes that are reached; return those that answer nobody."""
+        """Report sshds that do not answer on nodes that do; return the nodes whose sshd answers nobody."""
         dead = set()
         for name in self.nodes:
             if name in explained:
@@ -242,7 +242,7 @@ class _Evaluator:
         return dead
 
     def _logins(self, explained: set[str]) -> None:
-        """Name the nodes between which ssh cannot log in, though the sshd answers."""
+        """Report the pairs whose sshd answers but refuses the login."""
         failed = {
             (name, peer): text
             for name in self.measuring
@@ -268,10 +268,9 @@ class _Evaluator:
             self.findings.append(finding)
 
     def _slow(self) -> tuple[dict[str, float | None], float | None, list[str]]:
-        """Return what each node's links take, what is usual, and who is slow.
+        """Return the median of each node's links, the cluster's median, and the slow nodes.
 
-        The lower median is used, so that in a cluster of three one slow node does not make its two
-        neighbours look slow as well.
+        They are lower medians: in a cluster of three, one slow node must not make the others look slow.
         """
         links: dict[str, list[float]] = {name: [] for name in self.nodes}
         for one in self.measuring:
@@ -297,7 +296,7 @@ class _Evaluator:
         return medians, usual, list(slow)
 
     def _outside(self) -> None:
-        """Warn of nodes outside this run that nobody in it reaches, and of those that some do not reach."""
+        """Warn of nodes outside this run that none or only some of its nodes reach."""
         nobody, some = [], []
         for name in self.outside:
             asked = self.askers[name]
@@ -316,7 +315,7 @@ class _Evaluator:
             self.warnings.append(f"nodes that are not in this run: {listed(some)}")
 
     def _losses(self) -> None:
-        """Warn of the nodes that lose packets with many peers, then of what is lost between others."""
+        """Warn of the nodes that lose packets with many peers, then of other lossy pairs."""
         losses = {
             (one, other): share
             for one in self.measuring
@@ -353,7 +352,7 @@ class _Evaluator:
             )
 
     def _notes(self) -> None:
-        """Warn of measurements of another kind."""
+        """Warn of measurements that used another method than usual."""
         notes: dict[str, list[str]] = {}
         for name in self.measuring:
             if self.measurements[name].note:
@@ -362,7 +361,7 @@ class _Evaluator:
             self.warnings.append(f"{listed(names)}: {note}")
 
     def _sample(self) -> Sample | None:
-        """Return how much was measured, None where everyone who could measure asked all others."""
+        """Return how much was measured; None if every node that could measure probed all others."""
         others = len(self.nodes) - 1
         members = set(self.nodes)
         asked = [sum(peer in members for peer in self.measurements[name].rtt_us) for name in self.measuring]
@@ -371,37 +370,37 @@ class _Evaluator:
         partners = [len(self._partners(name)) for name in self.nodes]
         return Sample(min(asked), others, min(partners), sum(partners) / (others * (others + 1)))
 
-    # ---- what they share
+    # ---- helpers
 
     def _by_rank(self, names: Iterable[str]) -> list[str]:
         return sorted(names, key=self.rank.__getitem__)
 
     def _partners(self, name: str) -> set[str]:
-        """Return the nodes of the run with which a node was measured, by itself or by them."""
+        """Return the nodes of the run that a node measured or was measured by."""
         return {*self.askers[name], *self.measurements[name].rtt_us} & self.reasons.keys()
 
     def _asked_beyond(self, group: list[str], dead: set[str]) -> bool:
-        """Whether anything was asked between a group and the others: then it was silent, or they were one."""
+        """Return whether a group and the others were measured; if so they were silent, or one group."""
         known = dead.union(group)
         return any(not self._partners(name) <= known for name in group)
 
     def _hears_nobody(self, group: list[str]) -> bool:
-        """Whether this is one node, its link is down, and nobody at all answers it."""
+        """Return whether the group is one node whose link is down and whose peers are all silent."""
         own = self.measurements[group[0]]
         lonely = len(group) == 1 and own.link_up is False and len(own.rtt_us) > 0
         return lonely and all(rtt is None for rtt in own.rtt_us.values())
 
     def _greets(self, one: str, other: str) -> bool:
-        """Whether the sshd of `other` greeted `one`: then they talk, even where ICMP is not let through."""
+        """Return whether the sshd of `other` greeted `one`: then they talk, even if ICMP is blocked."""
         return self.measurements[one].ssh.get(other) == ""
 
     def _answers(self, one: str, other: str) -> bool:
-        """Whether `other` answers `one`, and so does its sshd where it was asked."""
+        """Return whether `other` answers `one`, with its sshd if that was probed."""
         own = self.measurements[one]
         return own.rtt_us.get(other) is not None if other not in own.ssh else self._greets(one, other)
 
     def _groups(self, names: list[str]) -> list[list[str]]:
-        """Return the groups that reach each other, the largest first, members in the order of ranks."""
+        """Return the groups of nodes that reach each other, the largest first, each in the order of ranks."""
         links: dict[str, set[str]] = {name: set() for name in names}
         for one in names:
             if not self.measurements[one].measured:
@@ -424,7 +423,7 @@ class _Evaluator:
         return sorted(groups, key=len, reverse=True)
 
     def _suspicion(self, name: str) -> str:
-        """Return what is probably wrong with a node that reaches nobody."""
+        """Return the probable cause for a node that reaches nobody."""
         own = self.measurements[name]
         if own.link_up is False:
             return f"{own.link} in its container has no link: the interface or cable below it is down"
@@ -434,13 +433,13 @@ class _Evaluator:
         return "its fabric interface or the port of the switch may be down"
 
     def _root_cause(self, names: list[str], reason: str) -> None:
-        """Note what is wrong with one node, or with several that share it."""
+        """Record a cause that one or several nodes share."""
         for name in names:
             self.reasons[name].append(reason)
         self.findings.append(f"{listed(names)}: {reason}")
 
     def _tell_pair(self, one: str, other: str, finding: str) -> None:
-        """Note what is wrong between two nodes: neither is known to be the cause, so both are told."""
+        """Record a fault between two nodes, for both, since either may be the cause."""
         for name in (one, other):
             self.reasons[name].append(finding)
         self.findings.append(finding)

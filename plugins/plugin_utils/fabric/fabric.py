@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The fabric between the containers: what each of them measured, and their evaluation.
+"""The fabric between the containers: what each of them measured, and the evaluation's result.
 
 Pure: it reads nothing and prints nothing. Times are in microseconds.
 """
@@ -14,7 +14,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.fabric.answers impor
 
 FULL_MATRIX_NODES = 128
 LONGEST = 5
-"""How many of the longest pairs are kept."""
+"""How many of the slowest pairs are kept."""
 Pair = tuple[str, str]
 
 
@@ -22,19 +22,19 @@ class Measurement(NamedTuple):
     """What the container of one node measured.
 
     Attributes:
-        measured: whether there is anything; if not, `reason` says why.
+        measured: whether the measurement ran; if not, `reason` says why.
         reason: one sentence.
-        container_state: the engine's word, or `missing`.
+        container_state: the engine's state of the container, or `missing`.
         method: `icmp` or `tcp`.
         note: why the method is not the usual one.
         link: name of the interface that has MY_IP.
-        link_up: whether it is up and has a carrier; None when not known.
-        duplicate: who else on the wire has MY_IP, in one sentence; empty for nobody.
-        rtt_us: median round-trip time by peer; None where the peer was silent. Others were not asked.
-        loss: share of requests without answer, for peers that answered some of them.
-        errors: the kernel's words where a request could not be sent.
-        ssh: for the peers whose sshd was asked, what is wrong; empty when it greets.
-        login: for its own container and others, why ssh could not log in there; empty when it could.
+        link_up: whether it is up and has a carrier; None if unknown.
+        duplicate: which other host has MY_IP, in one sentence; empty for none.
+        rtt_us: median round-trip time by peer; None for a silent peer. Peers not measured are missing.
+        loss: share of unanswered requests, for peers that answered some of them.
+        errors: by peer, the kernel's error if a request could not be sent.
+        ssh: for the peers whose sshd was probed, what is wrong; empty if it greeted.
+        login: for its own container and others, why ssh could not log in there; empty if it could.
     """
 
     measured: bool
@@ -53,20 +53,20 @@ class Measurement(NamedTuple):
 
 
 class HostResult(NamedTuple):
-    """Whether a node takes its part in the fabric, and if not, or not well, why."""
+    """Whether a node is fine on the fabric; if it is not, or is slow, why."""
 
     ok: bool
     reason: str = ""
 
 
 class Sample(NamedTuple):
-    """How much of the fabric was measured, where not all of it was.
+    """How much of the fabric was measured, if not all of it.
 
     Attributes:
-        peers: how many peers each node asked, …
+        peers: how many peers each node probed, …
         of: … of how many others in this run.
-        measured: with how many peers each node was measured, by itself or by them; the least of all nodes.
-        pairs: the share of all pairs that were measured: the chance that a single bad pair is among them.
+        measured: the least number of peers that a node measured or was measured by.
+        pairs: the share of all pairs that was measured: the chance of finding a single bad pair.
     """
 
     peers: int
@@ -75,7 +75,7 @@ class Sample(NamedTuple):
     pairs: float
 
     def __str__(self) -> str:
-        """What was measured and how sure that makes, in one sentence."""
+        """Return what was measured and how certain the result is, in one sentence."""
         return (
             f"Sampled: {self.peers} of {self.of} peers each. Every node and its link are measured "
             f"{self.measured} times, so that a bad one is found; a single bad pair is met with "
@@ -89,16 +89,16 @@ class Fabric(NamedTuple):
     Attributes:
         nodes: the nodes of this run in the order of ranks.
         outside: the nodes of the cluster that took no part in this run.
-        verdicts: by node of this run.
-        findings: one sentence for each cause, the failing ones first.
+        verdicts: the result of each node of this run.
+        findings: one sentence for each cause that fails the run.
         warnings: what does not fail the run: slow nodes, losses, silent nodes outside this run.
-        rtt_us: median round-trip times, row to column, None where there was no answer.
-        median_us: what each node's links take, None without any.
-        cluster_median_us: the usual link of this cluster.
-        slow: nodes whose links take much longer than the usual.
-        failed_pairs: pairs of this run where the second does not answer the first.
-        method: `icmp`, `tcp`, `mixed`, or empty when nothing was measured.
-        sample: how much was measured; None where every pair was.
+        rtt_us: median round-trip times, row to column; None if there was no answer.
+        median_us: the median of each node's links; None without any.
+        cluster_median_us: the median of these.
+        slow: nodes whose median is much longer than the cluster's.
+        failed_pairs: pairs of this run where the second did not answer the first.
+        method: `icmp`, `tcp`, `mixed`, or empty if nothing was measured.
+        sample: how much was measured; None if every pair was.
     """
 
     nodes: list[str]
@@ -116,12 +116,12 @@ class Fabric(NamedTuple):
 
     @property
     def ok(self) -> bool:
-        """Whether every pair that was measured talks."""
+        """Whether no node failed."""
         return all(outcome.ok for outcome in self.verdicts.values())
 
 
 def measurement(result: Mapping[str, Any]) -> Measurement:
-    """Return what a result of the module fabric_probe, as registered, says."""
+    """Return the measurement in a registered result of the module fabric_probe."""
     if not result.get("measured"):
         reason = str(result.get("reason") or result.get("msg") or "the measurement did not run")
         return Measurement(False, reason, str(result.get("container_state", "unknown")))
@@ -141,9 +141,9 @@ def measurement(result: Mapping[str, Any]) -> Measurement:
 
 
 def measurements(result: Mapping[str, Any], rails: int) -> list[Measurement]:
-    """Return what a result of the module fabric_probe says of each rail.
+    """Return the measurement of each rail in a result of the module fabric_probe.
 
-    Where it says nothing of the further ones, the container does not run, which is true of all of them.
+    If the container does not run, the result has the first rail only, which then counts for all rails.
     """
     first = measurement(result)
     further = [measurement(one) for one in result.get("rails") or ()]
@@ -153,14 +153,14 @@ def measurements(result: Mapping[str, Any], rails: int) -> list[Measurement]:
 def about_to_change(
     work: Mapping[str, Collection[str]], results: Mapping[str, Sequence[Mapping[str, Mapping[str, Any]]]]
 ) -> set[str]:
-    """Return the nodes whose place on the fabric a run would change, of those that have work.
+    """Return the nodes whose fabric connection a run would change.
 
-    After an upgrade every role looks at every node, and finds nothing to change on most.
+    After an upgrade every role checks every node, and finds nothing to change on most.
 
     Args:
-        work: node -> the roles that have something to look at there.
-        results: role -> the results of its tasks that count, each by node, as they were predicted. A task
-            that has none there counts as one that changes something.
+        work: node -> the roles that have work there.
+        results: role -> the predicted results of its relevant tasks, each by node. A task without a result
+            on a node counts as a change.
     """
     return {
         node
@@ -171,12 +171,12 @@ def about_to_change(
 
 
 def lasting(measured: Mapping[str, Measurement], changing: Set[str]) -> dict[str, Measurement]:
-    """Return the measurements without the faults that may be over when some nodes have changed.
+    """Return the measurements without the faults that a change of some nodes may repair.
 
-    The answers of those nodes stay, since they show that who got them is not cut off.
+    Answers from those nodes are kept: they show that the node that received them is not cut off.
 
     Args:
-        measured: by node.
+        measured: the measurements by node.
         changing: the nodes that are about to change.
     """
 
@@ -202,8 +202,8 @@ def lasting(measured: Mapping[str, Measurement], changing: Set[str]) -> dict[str
 def as_dict(fabric: Fabric) -> dict[str, Any]:
     """Return the fabric as plain data.
 
-    Beyond 128 nodes the matrix is left out, because a thousand nodes would make it a million numbers; what
-    each node's row comes to, the longest pairs and the failing ones remain.
+    Beyond 128 nodes the matrix is left out, since a thousand nodes would give a million numbers; a summary of
+    each row, the slowest pairs and the failing pairs remain.
     """
     whole = len(fabric.nodes) <= FULL_MATRIX_NODES
     members = set(fabric.nodes)
@@ -235,7 +235,7 @@ def as_dict(fabric: Fabric) -> dict[str, Any]:
 
 
 def _row(times: Mapping[str, float | None] | None, members: Set[str]) -> dict[str, float | None]:
-    """Return the least and the most of a node's round-trip times, and how many of the run were silent."""
+    """Return a node's shortest and longest round-trip time, and how many nodes of the run were silent."""
     known = [rtt for rtt in (times or {}).values() if rtt is not None]
     return {
         "least_us": min(known, default=None),

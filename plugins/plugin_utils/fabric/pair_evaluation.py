@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Evaluate measurements between pairs of nodes: which node is at fault, and which single link.
+"""Evaluate measurements between pairs of nodes: find the faulty nodes and the faulty single links.
 
-A slow node makes each of its pairs slow, and each of these has a good node at its other end. So the node in
-which most bad pairs meet is named first, its pairs are taken away, and what is left is looked at again. A
-node is at fault when more than half of its pairs that nobody else explains are bad, and at least two; what
-remains are links.
+A slow node makes all its pairs slow, though the nodes at their other ends are good. So the node with the
+largest share of bad pairs is named first, its pairs are removed, and the search repeats. A node is faulty if
+more than half of its remaining pairs are bad, and at least two; the bad pairs that remain are faulty links.
 
-Usual is the median over nodes of the median over a node's pairs: a third of slow nodes makes more than half
-of all pairs slow, but less than half of a good node's.
+"Usual" is the median over nodes of the median over a node's pairs: if a third of the nodes is slow, more than
+half of all pairs are slow, but less than half of a good node's.
 
 Pure. Bandwidths are in Gb/s, latencies in microseconds.
 """
@@ -20,7 +19,7 @@ from typing import NamedTuple
 
 from ansible_collections.rdm.provision.plugins.module_utils.base.wording import names as listed
 
-_WIDE = 0.5  # below this share of the fastest pair, whatever is usual
+_WIDE = 0.5  # slow below this share of the fastest pair, whatever is usual
 
 Pair = tuple[str, str]
 
@@ -30,8 +29,8 @@ class Bounds(NamedTuple):
 
     Attributes:
         share: below this share of the usual bandwidth.
-        factor: above so many times the usual latency …
-        floor_us: … and so many microseconds more than that.
+        factor: above this multiple of the usual latency …
+        floor_us: … and by more than this.
     """
 
     share: float = 0.8
@@ -40,18 +39,18 @@ class Bounds(NamedTuple):
 
 
 class Evaluation(NamedTuple):
-    """Who is at fault.
+    """The faulty nodes and links.
 
     Attributes:
-        nodes: the nodes at fault, with the reason.
-        links: the pairs at fault, with the reason, between nodes that are not.
+        nodes: the faulty nodes, each with the reason.
+        links: the faulty pairs of other nodes, each with the reason.
         usual_gbit: the usual bandwidth; None without any.
         usual_us: the usual latency; None without any.
-        sent_gbit: by node, the median of what it sends, None without any.
-        received_gbit: by node, the median of what it receives.
+        sent_gbit: by node, the median bandwidth it sends; None without any.
+        received_gbit: by node, the median bandwidth it receives.
         latency_us: by node, the median of its latencies.
-        unclear: sentences of a wide spread that none of them explains: half of the nodes make all that is
-            usual slow.
+        unclear: sentences on a wide spread that no faulty node or link explains, as when half of the nodes
+            are slow and make slow usual.
     """
 
     nodes: dict[str, str]
@@ -71,13 +70,13 @@ def evaluate(
     failed: Mapping[Pair, str],
     bounds: Bounds = Bounds(),  # noqa: B008  # immutable
 ) -> Evaluation:
-    """Return who is at fault.
+    """Return the faulty nodes and links.
 
     Args:
-        nodes: all names that took part, in the order of ranks.
-        bandwidth: from the first to the second.
+        nodes: the names of all measured nodes, in the order of ranks.
+        bandwidth: from the first to the second of a pair.
         latency: of pairs, in either order.
-        failed: why a pair, in either order, was not measured.
+        failed: why a pair, in either order, could not be measured.
         bounds: when a pair counts as slow.
     """
     rank = {name: number for number, name in enumerate(nodes)}
@@ -85,7 +84,7 @@ def evaluate(
     received = _by_node(nodes, ((other, value) for (_, other), value in bandwidth.items()))
     times = _by_node(nodes, ((name, value) for pair, value in latency.items() for name in pair))
     both = {name: [*sent[name], *received[name]] for name in nodes}
-    # The better of two middle values, so that one slow node of three does not make slow look normal.
+    # The better of two middle values: one slow node of three must not make slow usual.
     usual_gbit = _usual(both.values(), statistics.median_high)
     usual_us = _usual(times.values(), statistics.median_low)
     bad: dict[Pair, str] = {_ordered(pair, rank): why for pair, why in failed.items()}
@@ -113,7 +112,7 @@ def evaluate(
             result.links[pair] = bad[pair]
     told = {pair for pair in measured if pair in bad or set(pair) & set(faulty)}
     rates: dict[Pair, float] = {}
-    for pair, value in bandwidth.items():  # of two directions the slower
+    for pair, value in bandwidth.items():  # the slower of two directions
         both_ways = _ordered(pair, rank)
         if both_ways not in told:
             rates[both_ways] = min(value, rates.get(both_ways, value))
@@ -131,7 +130,7 @@ def evaluate(
 
 
 def _unclear(what: str, unit: str, values: Mapping[Pair, float], slow: Sequence[Pair]) -> list[str]:
-    """Return the sentence on a spread, if any pair is slow."""
+    """Return a sentence on the spread, if any pair is slow."""
     if not slow:
         return []
     span = f"{min(values.values()):.3g} to {max(values.values()):.3g} {unit}"
@@ -140,7 +139,7 @@ def _unclear(what: str, unit: str, values: Mapping[Pair, float], slow: Sequence[
 
 
 def _faulty(nodes: Sequence[str], measured: set[Pair], bad: set[Pair]) -> dict[str, tuple[int, int]]:
-    """Return the nodes at fault, each with how many of how many pairs are bad, in the order of ranks."""
+    """Return the faulty nodes by rank, each with the number of its bad pairs and of all its pairs."""
     of: dict[str, set[Pair]] = {name: set() for name in nodes}
     mine: dict[str, set[Pair]] = {name: set() for name in nodes}
     for pair in measured:
@@ -168,7 +167,7 @@ def _faulty(nodes: Sequence[str], measured: set[Pair], bad: set[Pair]) -> dict[s
 def _reason(
     name: str, result: Evaluation, failures: Sequence[str], bad: tuple[int, int], bounds: Bounds
 ) -> str:
-    """Return why a node is at fault, in one sentence."""
+    """Return why a node is faulty, in one sentence."""
     parts = []
     usual = result.usual_gbit
     directions = {

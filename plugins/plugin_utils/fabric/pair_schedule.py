@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Who measures with whom, and when: rounds of pairs in which no node is in two pairs at once.
+"""Schedule the pairs to measure: rounds in which no node is in two pairs.
 
-Two measurements over one link would halve each other. So all pairs are divided into rounds as a round-robin
-tournament divides its games, by the circle method: one node stays in its place, the others walk around it. N
-nodes take N - 1 rounds, an odd N takes N, in each of which one node rests.
+Two measurements over one link would halve each other's bandwidth. So the pairs are scheduled like a
+round-robin tournament, by the circle method: one node is fixed, the others rotate around it. N nodes take
+N - 1 rounds; an odd N takes N, with one node idle in each.
 
 Pure, and the same for the same list of nodes.
 """
@@ -26,16 +26,16 @@ def rounds(nodes: Sequence[str]) -> list[list[Pair]]:
 
 
 def chosen_rounds(nodes: Sequence[str], most: int, above: int) -> list[list[Pair]]:
-    """Return the rounds of a run: all, or in a large cluster a sample.
+    """Return the rounds of a run: all, or a sample in a large cluster.
 
-    Each round has every node in it (of an odd number, all but one), so that each node is measured with as
-    many others as there are rounds. Which rounds is random, so that the bad pairs of one rack do not meet
-    the order of names, and the same for the same nodes.
+    Each round has every node in it (all but one of an odd number), so each node is measured with as many
+    others as there are rounds. The rounds are drawn at random, since faults of a rack may follow the order of
+    names, but the same nodes always give the same rounds.
 
     Args:
         nodes: distinct names in the order of ranks.
-        most: how many rounds where not all are wanted; at least 1.
-        above: up to so many nodes, all rounds.
+        most: the number of rounds in a sample; at least 1.
+        above: a cluster of more nodes is sampled.
     """
     count = _count(nodes)
     if len(nodes) <= above or most >= count:
@@ -45,7 +45,7 @@ def chosen_rounds(nodes: Sequence[str], most: int, above: int) -> list[list[Pair
 
 
 def partners(schedule: Sequence[Sequence[Pair]]) -> dict[str, list[str]]:
-    """Return each node's partners in the order of rounds; an empty name where it rests.
+    """Return each node's partners in the order of rounds; an empty name where it is idle.
 
     Args:
         schedule: the rounds.
@@ -60,14 +60,14 @@ def partners(schedule: Sequence[Sequence[Pair]]) -> dict[str, list[str]]:
 
 
 def time_limit(count: int, seconds: float, gather: float) -> float:
-    """Return the seconds after which a node ends its part whatever is left of it.
+    """Return the seconds after which a node stops, even if rounds are left.
 
-    A round of good nodes takes the two measurements of bandwidth, and less than two seconds besides.
+    A round of good nodes takes two measurements of bandwidth, and less than two seconds more.
 
     Args:
         count: how many rounds.
         seconds: how long one measurement of bandwidth takes.
-        gather: how long nodes wait for each other at the beginning.
+        gather: seconds that nodes wait for each other at the beginning.
     """
     return gather + 60 + count * (2 * seconds + 4)
 

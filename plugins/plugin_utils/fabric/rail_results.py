@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Put together what was found on each rail. Pure."""
+"""Merge the results of several rails. Pure."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 
 
 def of_rails(evaluated: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the results on several rails as one.
+    """Return the results of several rails as one.
 
-    Figures are those of the first rail. What is said of nodes is said of all rails, and names the rail unless
-    it is the same on each; `rails` has them one by one.
+    Figures are those of the first rail. Sentences come from all rails, and name the rail unless all rails
+    have them; `rails` has each result.
 
     Args:
-        evaluated: the result on each rail as plain data, the first one first; one with the name "" is the
-            only one.
+        evaluated: the result of each rail as plain data, the first rail first; the name "" means that there
+            is only one rail.
     """
     first = next(iter(evaluated.values()))
     if "" in evaluated:
@@ -49,7 +49,7 @@ def of_rails(evaluated: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _said_by(rails: Mapping[str, Sequence[str]], count: int) -> list[str]:
-    """Return the sentences on each rail, those that are the same on all `count` once and without its name."""
+    """Return the sentences of each rail with its name; a sentence of all `count` rails once, without name."""
     common = set.intersection(*map(set, rails.values())) if len(rails) == count > 1 else set()
     output = [
         sentence if sentence in common else f"rail {rail}: {sentence}"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""RDMA between the containers: what each can use, what each pair measured, and their evaluation.
+"""RDMA between the containers: evaluate the devices of each, and what each pair measured.
 
 Pure: it reads nothing and prints nothing. Bandwidths are in Gb/s, latencies in microseconds.
 """
@@ -15,14 +15,14 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.fabric.pair_evaluati
 
 FULL_MATRIX_NODES = 128
 RATE_SHARE = 0.7
-"""Below this share of the link's rate the usual bandwidth is told as low."""
+"""Warn when the usual bandwidth is below this share of the links' rate."""
 
 
 class Sample(NamedTuple):
-    """How much was measured, where not all pairs were.
+    """How much was measured, if not all pairs.
 
     Attributes:
-        rounds: how many rounds were carried out, …
+        rounds: how many rounds were measured, …
         of: … of how many.
     """
 
@@ -30,7 +30,7 @@ class Sample(NamedTuple):
     of: int
 
     def __str__(self) -> str:
-        """What was measured and how sure that makes, in one sentence."""
+        """Return what was measured and how certain the result is, in one sentence."""
         return (
             f"Sampled: {self.rounds} of {self.of} rounds. Every node is measured with about {self.rounds} "
             f"others, so that a bad one is found; a single bad pair is met with "
@@ -43,16 +43,16 @@ class Rdma(NamedTuple):
 
     Attributes:
         nodes: the nodes of this run in the order of ranks.
-        reasons: of each node at fault, why.
+        reasons: why a node is faulty, for each faulty node.
         findings: one sentence for each cause.
         warnings: what does not fail the run.
         bandwidth_gbit: from the first to the second of a pair.
         latency_us: of pairs, the lower rank first.
         sent_gbit, received_gbit, node_latency_us: medians by node.
-        usual_gbit, usual_us: of the cluster.
-        rates: of the links by node, as far as they are known.
-        sample: how much was measured; None where every pair was.
-        bare: nodes whose kernel shows no RDMA device at all.
+        usual_gbit, usual_us: medians of the cluster.
+        rates: rates of the links by node, as far as they are known.
+        sample: how much was measured; None if every pair was.
+        bare: nodes whose kernel shows no RDMA device.
     """
 
     nodes: list[str]
@@ -72,10 +72,10 @@ class Rdma(NamedTuple):
 
 
 def device_problems(answer: Mapping[str, Any]) -> tuple[list[str], list[str]]:
-    """Return what is wrong with a container's RDMA devices, and what is only to be told.
+    """Return the problems and the warnings about a container's RDMA devices.
 
     Args:
-        answer: what rdma_probe says of it.
+        answer: what rdma_probe returned for its node.
     """
     seen: Mapping[str, Any] = answer.get("found") or {}
     usable: Mapping[str, str] = seen.get("usable") or {}
@@ -108,10 +108,10 @@ def evaluate_rdma(
     """Evaluate RDMA between the containers.
 
     Args:
-        nodes: those of this run, in the order of ranks.
-        gathered: what rdma_probe said of them at first.
-        results: what their rounds came to; a node that was not asked to measure is not there.
-        sample: how much was measured, where not every pair was.
+        nodes: the nodes of this run, in the order of ranks.
+        gathered: what rdma_probe found on each before the rounds.
+        results: the results of their rounds, for the nodes that measured.
+        sample: how much was measured, if not every pair.
         bounds: when a pair counts as slow.
     """
     reasons: dict[str, list[str]] = {name: [] for name in nodes}
@@ -180,7 +180,7 @@ def pairs_of(
 ) -> tuple[dict[Pair, float], dict[Pair, float], dict[Pair, str]]:
     """Return the bandwidths, latencies and failures of pairs of nodes.
 
-    Both nodes of a pair know all of it, so one of them suffices.
+    Both nodes of a pair have its whole result, so one of them suffices.
     """
     rank = {name: number for number, name in enumerate(nodes)}
     bandwidth: dict[Pair, float] = {}
@@ -203,7 +203,7 @@ def pairs_of(
 
 
 def as_dict(rdma: Rdma) -> dict[str, Any]:
-    """Return the result as plain data; beyond 128 nodes without the pairs."""
+    """Return the result as plain data, without the pairs beyond 128 nodes."""
     whole = len(rdma.nodes) <= FULL_MATRIX_NODES
     matrix: dict[str, dict[str, float]] = {}
     latencies: dict[str, dict[str, float]] = {}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What each node's program is told about the rounds of RDMA measurements.
+"""Settings of each node's program for the rounds of RDMA measurements.
 
 Pure. Limits are in seconds.
 """
@@ -18,21 +18,21 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.fabric.pair_schedule
 from ansible_collections.rdm.provision.plugins.plugin_utils.fabric.rdma import Sample
 
 PORTS = range(20000, 32000, 8)
-"""Where a node's program listens: the first that is free of eight in a row."""
+"""First ports of blocks of eight; a node's program listens on the first free port of a block."""
 SIZE = 65536
 LATENCY_TRIES = 1000
 GATHER = 30.0
 PAIR_TIMEOUTS = 4
-"""A pair may take as long as so many silent partners, besides what it measures for."""
-_CALL = 2.0  # what one call of a module takes on a busy node
+"""A pair may take this many timeouts, in addition to its measurements."""
+_CALL = 2.0  # duration of one module call on a busy node
 
 
 def measuring(addresses: Mapping[str, str], gathered: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Return the nodes that can measure, in the order of ranks; none where there is only one.
+    """Return the nodes that can measure, in the order of ranks; none if there is only one.
 
     Args:
         addresses: MY_IP by name of the whole cluster.
-        gathered: what rdma_probe saw on the nodes of this run.
+        gathered: what rdma_probe found on the nodes of this run.
     """
     found = [name for name in addresses if name in gathered and not gathered[name].get("reason")]
     return found if len(found) > 1 else []
@@ -45,13 +45,13 @@ def parts(
     forks: int,
     run: str,
 ) -> dict[str, dict[str, Any]]:
-    """Return for each node the settings of its program; see rdma_pairs_script.py.
+    """Return the settings of each node's program; see rdma_pairs_script.py.
 
     Args:
-        addresses: MY_IP by name of those that measure, in the order of ranks.
-        gathered: what rdma_probe saw there.
+        addresses: MY_IP by name of the nodes that measure, in the order of ranks.
+        gathered: what rdma_probe found there.
         options: of the action.
-        forks: on how many nodes at once the programs are started.
+        forks: on how many nodes the programs are started at once.
         run: token of this run.
     """
     schedule = chosen_rounds(list(addresses), options["most_rounds"], options["above"])
@@ -82,12 +82,12 @@ def parts(
 
 
 def sample_of(count: int, most: int, above: int) -> Sample | None:
-    """Return how much of all is measured; None when that is all.
+    """Return how much is measured; None if every pair is.
 
     Args:
         count: how many nodes measure.
-        most: how many rounds a large cluster carries out.
-        above: up to so many nodes, all rounds.
+        most: the number of rounds in a sample.
+        above: a cluster of more nodes is sampled.
     """
     of = count - 1 + count % 2
     return Sample(most, of) if count > above and most < of else None

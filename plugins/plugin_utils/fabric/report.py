@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What people are shown of a measured fabric, of RDMA and of an all-reduce.
+"""Reports of a measured fabric, of RDMA and of an all-reduce, from the plain data of a result.
 
-Pure. It is decided here what is shown, from the plain data of a result; `text` prints it for a playbook, and
-the command-line program in the terminal's colours.
+Pure. Playbooks print a report with `text`; the command-line program prints it in the terminal's colours.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from typing import Any, NamedTuple
 from ansible_collections.rdm.provision.plugins.module_utils.base.wording import names as listed
 
 MATRIX_NODES = 12
-"""Up to this many nodes every pair is shown; beyond, a line per node and the longest pairs."""
+"""Up to this many nodes, every pair is shown; beyond, a line per node and the slowest pairs."""
 METHODS = {"tcp": ", TCP", "icmp": ", ICMP", "mixed": ", ICMP and TCP"}
 
 
@@ -22,9 +21,9 @@ class Table(NamedTuple):
 
     Attributes:
         title: its heading.
-        about: what is in it, and in which units.
+        about: what it shows, and in which units.
         columns: their headings; all but the first and an unnamed last one hold numbers.
-        rows: their cells; the first of each names what the row is about.
+        rows: their cells; the first cell names the row.
         notes: sentences below it.
     """
 
@@ -40,9 +39,9 @@ class Report(NamedTuple):
 
     Attributes:
         tables: one for each rail.
-        findings: what fails, one sentence each.
-        warnings: what does not.
-        good: one sentence where nothing fails.
+        findings: what fails the run, one sentence each.
+        warnings: what does not fail it.
+        good: one sentence if nothing fails.
     """
 
     tables: Sequence[Table]
@@ -52,12 +51,11 @@ class Report(NamedTuple):
 
 
 def fabric_report(fabric: Mapping[str, Any], waiting: Sequence[str] = ()) -> Report:
-    """Return what is shown of the fabric.
+    """Return the report of the fabric.
 
     Args:
         fabric: fabric.as_dict() of the only rail, or of_rails() of several.
-        waiting: those of the nodes outside this run that take no part only because their container does not
-            run yet.
+        waiting: nodes that are outside this run only because their container does not run yet.
     """
     well = fabric["ok"] and len(fabric["nodes"]) > 1
     measured = " that it was measured with" if fabric["sample"] else ""
@@ -70,7 +68,7 @@ def fabric_report(fabric: Mapping[str, Any], waiting: Sequence[str] = ()) -> Rep
 
 
 def rdma_report(rdma: Mapping[str, Any]) -> Report:
-    """Return what is shown of what pairs of nodes measured: a line per node.
+    """Return the report of the RDMA measurements, a line per node.
 
     Args:
         rdma: rdma.as_dict() of the only rail, or of_rails() of several.
@@ -85,7 +83,7 @@ def rdma_report(rdma: Mapping[str, Any]) -> Report:
 
 
 def collective_report(collective: Mapping[str, Any]) -> Report:
-    """Return what is shown of the all-reduce: a line per size.
+    """Return the report of the all-reduce, a line per size.
 
     Args:
         collective: what evaluate_collective() returned.
@@ -199,7 +197,7 @@ def _pairs(title: str, rdma: Mapping[str, Any]) -> Table:
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return rows with the first column to the left and the others to the right."""
+    """Return rows with the first column aligned left and the others right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
         "  ".join(

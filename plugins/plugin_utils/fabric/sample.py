@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Choose whom each container measures: everyone in a small cluster, a few well-spread peers in a large one.
+"""Choose the peers that each container measures: all in a small cluster, a well-spread sample in a large one.
 
-Every node asks the nodes that follow it in rank at the same distances. So each node is asked by as many as
-it asks, and none is asked by all. The distances are random, so that wherever the bad nodes are, the good ones
-hold together; one of them is 1, so that all nodes are connected, whatever the others are.
+Every node measures the nodes that follow it in rank at the same distances. So each node is measured as often
+as it measures, and none is measured by all. The distances are random, so that the good nodes stay connected
+wherever the bad ones are; one distance is 1, so that all nodes are connected whatever the others are.
 
 Pure, and the same for the same list of nodes.
 """
@@ -16,14 +16,14 @@ from collections.abc import Sequence
 
 
 def distances(nodes: Sequence[str], peers: int) -> list[int]:
-    """Return how far in rank, around the circle, the peers of every node are, in rising order.
+    """Return the distances in rank, around the circle, from a node to its peers, ascending.
 
-    A distance and its complement measure the same pairs from their other ends, so the complement is taken
-    only when nothing else is left.
+    A distance and its complement give the same pairs, measured from the other end, so the complement is used
+    only if nothing else is left.
 
     Args:
         nodes: all names in the order of ranks.
-        peers: how many each node is to ask; all others where there are no more.
+        peers: the number of peers per node; all others if there are no more.
     """
     total = len(nodes)
     if peers >= total - 1:
@@ -43,22 +43,22 @@ def distances(nodes: Sequence[str], peers: int) -> list[int]:
 
 @functools.lru_cache(maxsize=8)
 def _distances(nodes: tuple[str, ...], peers: int) -> list[int]:
-    """Return the distances; they are the same for all nodes of a cluster."""
+    """Return the distances, cached: they are the same for all nodes of a cluster."""
     return distances(nodes, peers)
 
 
 def peers_of(node: str, nodes: Sequence[str], run: Sequence[str], peers: int, above: int) -> list[str]:
-    """Return whom a node measures, in the order of ranks.
+    """Return the peers that a node measures, in the order of ranks.
 
-    These are its peers in the cluster and its peers among the nodes of the run, so that a run of a few nodes
-    of a large cluster proves that these reach each other, and still looks at the others.
+    These are its peers in the cluster and its peers among the nodes of the run: a run of a few nodes of a
+    large cluster proves that these reach each other, and still checks the others.
 
     Args:
         node: one of the nodes.
         nodes: all names of the cluster in the order of ranks.
         run: the nodes that take part in this run, in any order.
-        peers: how many a node asks where not all are asked.
-        above: up to so many nodes, each asks all others.
+        peers: the number of peers per node in a sample.
+        above: a group of more nodes is sampled.
     """
     members = set(run)
     chosen: set[str] = set()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Where a node's jobs are, by its variables; module_utils/jobs/execution_environment.py goes there."""
+"""Where a node's jobs live, from its variables; module_utils/jobs/execution_environment.py uses it."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from ansible_collections.rdm.provision.plugins.module_utils.constants import (
 )
 
 NODES = ("master", "workers")
-"""The groups of the nodes."""
+"""The groups of nodes."""
 
 
 def job_place(variable: Callable[[str], Any], *, submits: bool = False) -> dict[str, Any]:
     """Return the option `place` of rdm.provision.job for a node.
 
     Args:
-        variable: gives the value of a variable of the node, None or empty where it has none.
-        submits: whether jobs are submitted to Slurm from there. Their agents have a key of the job's own.
+        variable: returns a variable of the node, None or empty if it is not set.
+        submits: whether the node submits jobs to Slurm; the agents of those use the job's own key.
     """
     if variable("rdm_runtime") != RUNTIME_HOST and not submits:
         return {"runtime": RUNTIME_CONTAINER}
@@ -37,12 +37,12 @@ def job_place(variable: Callable[[str], Any], *, submits: bool = False) -> dict[
 
 
 def ways(groups: Mapping[str, Sequence[str]], host: str, slurm: bool | None = None) -> list[bool]:
-    """Return for each place of jobs on a host whether they go through Slurm there, which is asked first.
+    """Return, for each execution environment of jobs on a host, whether it is Slurm; Slurm comes first.
 
     Args:
-        groups: the inventory's.
-        host: one that `job_hosts` names.
-        slurm: which way the job goes that is asked about, when that is known.
+        groups: the inventory's groups.
+        host: one of `job_hosts`.
+        slurm: whether the job runs through Slurm; None if that is not known.
     """
     if slurm is not None:
         return [slurm]
@@ -52,5 +52,5 @@ def ways(groups: Mapping[str, Sequence[str]], host: str, slurm: bool | None = No
 
 
 def both(groups: Mapping[str, Sequence[str]]) -> bool:
-    """Return whether the inventory has nodes and Slurm, so that a host may lack the place of one."""
+    """Return whether the inventory has both nodes and Slurm, so that a host may have only one of them."""
     return bool(groups.get("login")) and any(groups.get(name) for name in NODES)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The image of a job of Slurm that is named as `images_list` names it: where its file is. Pure decisions."""
+"""Find the file of a Slurm job's image that is named as in `images_list`. Pure decisions."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.image_list
 KEY = "launcher.slurm.image"
 DIGEST = f"{KEY}_sha256"
 ARCHIVES = (".tar", ".tar.gz", ".tgz")
-"""How the files of archives end that jobs can run, since by that they are known (docs/launchers.md)."""
+"""Suffixes of the archives that jobs can run; the suffix decides how one is read (docs/launchers.md)."""
 
 
 def from_list(
     image: Any, images: Sequence[Mapping[str, Any]], sha256: Any = None
 ) -> tuple[list[str], list[Problem]]:
-    """Return the overrides that say where an image is, and what is wrong with it.
+    """Return the overrides that name an image's file, and what is wrong with the image.
 
     Args:
-        image: the job's `launcher.slurm.image`; a path or `docker://NAME` is as it is.
+        image: the job's `launcher.slurm.image`; a path or `docker://NAME` needs no override.
         images: `images_list` as the user wrote it.
-        sha256: the job's `launcher.slurm.image_sha256`; None where it says nothing.
+        sha256: the job's `launcher.slurm.image_sha256`; None if it is not set.
     """
     name = str(image or "")
     if not name or name.startswith(("/", "docker://")):
@@ -35,7 +35,7 @@ def from_list(
     what = f"{KEY} {name}"
     if entry is None:
         close = difflib.get_close_matches(canonical(name), listed, n=1)
-        # A profile depends on the accelerator of Slurm's nodes, which is not known here.
+        # A profile depends on the accelerator of Slurm's nodes, which is unknown here.
         empty = "that is empty, and images_profiles is for containers alone"
         has = f"that has {names(sorted(listed))}" if listed else empty
         hint = f"did you mean {close[0]}?" if close else f"give a path or docker://NAME; {has}"
@@ -53,7 +53,7 @@ def from_list(
 
 
 def _wrong_archive(entry: Mapping[str, Any], sha256: Any) -> tuple[str, str] | None:
-    """Return why a job of Slurm cannot run an archive of the list, reason and hint; None when it can."""
+    """Return the reason and the hint if a Slurm job cannot run an archive of the list; None if it can."""
     path = str(entry.get("path") or "")
     if not entry.get("remote_src", True):
         hint = "copy it to a directory that all nodes see, and list that path, with remote_src: true"

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a training job is to be, decided on the controller from the inventory and the job's configuration.
+"""Plan a job on the controller, from the inventory and the job's configuration.
 
-The configuration itself is checked in the container, where its program is. Here only those keys are read that
-say which nodes take part and what the job is called.
+The trainer checks the configuration in the container. Only the keys that choose the job's nodes and its name
+are read here.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.jobs import job_imag
 
 JOB_NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,62}")
 _CORRECT = "correct the configuration"
-# What must be the same on all nodes of a job, as the agents' checks report it.
+# These must be the same on all nodes of a job; the agents' checks report them.
 _VERSIONS = ("python", "torch", "deepspeed", "rdm_trainer")
 
 
@@ -35,7 +35,7 @@ class Node(NamedTuple):
     Attributes:
         name: its name in the inventory.
         address: its MY_IP.
-        slots: how many processes it may run.
+        slots: the most processes it may run.
     """
 
     name: str
@@ -44,14 +44,14 @@ class Node(NamedTuple):
 
 
 class Wanted(NamedTuple):
-    """What the user asked for.
+    """The job that the user wants.
 
     Attributes:
-        text: the configuration, YAML; empty when a job goes on.
-        source: where it came from, for messages.
-        overrides: `key.sub=value`, the last one counts.
-        name: the job's name; empty means one made of the configuration's and the time.
-        resume: name of the job that is to go on; empty for a new one.
+        text: the configuration, YAML; empty when a job is resumed with its own.
+        source: where the configuration came from, for messages.
+        overrides: `key.sub=value`; the last one counts.
+        name: the job's name; empty for the configuration's name and the time.
+        resume: name of the job to resume; empty for a new one.
     """
 
     text: str
@@ -62,12 +62,12 @@ class Wanted(NamedTuple):
 
 
 class Slurm(NamedTuple):
-    """The way through Slurm.
+    """How jobs are submitted to Slurm.
 
     Attributes:
-        login: the host that jobs are submitted from, the inventory's name; empty when it has none.
+        login: inventory name of the host that submits jobs; empty for none.
         here: whether this machine has sbatch.
-        images: `images_list` of the inventory, whose names a job's image may have.
+        images: the inventory's `images_list`; a job's image may be a name of it.
     """
 
     login: str = ""
@@ -80,11 +80,11 @@ NO_SLURM = Slurm()
 
 
 class Past(NamedTuple):
-    """How a job ran that is to go on.
+    """The last run of the job to resume.
 
     Attributes:
         slurm: whether Slurm ran it.
-        nodes: the names of its nodes, by rank; none where that is not known.
+        nodes: the names of its nodes, by rank; none if that is not known.
     """
 
     slurm: bool = False
@@ -92,16 +92,16 @@ class Past(NamedTuple):
 
 
 NO_PAST = Past()
-"""Of a new job, and of one of which no host knows."""
+"""For a new job, and for a job that no host knows."""
 
 
 def past(answers: Mapping[str, Mapping[str, Any]]) -> Past:
-    """Return how a job ran, by what the hosts that have it answered.
+    """Return the last run of a job, from the results of its hosts.
 
-    A node that was left out of its last run still has the run before: the newest answer counts.
+    A node that was left out of the last run still has the run before it, so the newest result counts.
 
     Args:
-        answers: for each host that was asked, what the module returned for C(verb=past).
+        answers: for each queried host, what the module returned for C(verb=past).
     """
     told = [answer["past"] for answer in answers.values() if answer.get("past")]
     newest: Mapping[str, Any] = max(told, key=lambda one: float(one["time"]), default={})
@@ -109,16 +109,16 @@ def past(answers: Mapping[str, Mapping[str, Any]]) -> Past:
 
 
 class JobPlan(NamedTuple):
-    """A job that can be asked for on the nodes.
+    """A job that the nodes can be asked to check and start.
 
     Attributes:
         name: the job's name, the same on every node.
-        resume: whether it goes on from what is there under that name.
-        config: the configuration, YAML; empty when it is what the job has.
+        resume: whether it resumes the job of that name.
+        config: the configuration, YAML; empty when the job keeps its own.
         overrides: `key.sub=value`.
-        nodes: those that take part; rank 0 is on the first. Through Slurm, the host that submits it.
-        slurm: whether it goes through Slurm.
-        problems: why it cannot be all the same, put off until the nodes have been asked for more.
+        nodes: the job's nodes; rank 0 is on the first. Through Slurm, the host that submits it.
+        slurm: whether Slurm runs it.
+        problems: reasons why it cannot start, deferred so that the nodes can report theirs too.
     """
 
     name: str
@@ -145,19 +145,19 @@ def plan_job(
     *,
     put_off: bool = False,
 ) -> JobPlan:
-    """Return what the job is to be.
+    """Return the plan of a job.
 
     Args:
-        wanted: what the user asked for.
-        nodes: the cluster's, by rank; none where there is only Slurm, which then runs every job.
+        wanted: the job that the user wants.
+        nodes: the cluster's nodes, by rank; none if there is only Slurm, which then runs every job.
         in_run: names of the nodes that the run is limited to.
         now: seconds since 1970, for the job's name.
-        slurm: the way through Slurm, which a job goes whose launcher it is.
-        before: how the job ran that is to go on.
-        put_off: whether to return problems with which the nodes can still be asked for others.
+        slurm: how jobs are submitted to Slurm, for jobs with that launcher.
+        before: the last run of the job to resume.
+        put_off: whether to defer problems with which the nodes can still check the job.
 
     Raises:
-        PreconditionFailed: something cannot be; with every problem.
+        PreconditionFailed: with every problem of the job.
     """
     problems: list[Problem] = []
     config = _config(wanted, problems)
@@ -172,7 +172,7 @@ def plan_job(
     # A job continues on its former nodes unless the user names others.
     again = set(before.nodes) if len(taking_part) == len(nodes) else set()
     if through:
-        # It is not a node of the job, even if it is in the inventory.
+        # The login host runs no process of the job, even if it is one of the nodes.
         taking_part = [Node(slurm.login, "127.0.0.1", 1)]
         overrides += ["launcher.kind=slurm"] if kind is None and wanted.text else []
         image = _chosen(job_image.KEY, _section(launcher, "slurm"), wanted.overrides)
@@ -204,7 +204,7 @@ def plan_job(
         reason = "is no name for a job"
         hint = "use lower-case letters, digits, '-', '_' and '.', and begin with a letter or digit"
         problems.append(Problem(None, repr(name), reason, hint))
-    # Slurm may allocate other nodes, and other problems depend on their number.
+    # With Slurm as launcher the nodes are others, and so would be the problems that they report.
     slurm_meant = bool(difflib.get_close_matches(str(kind), ["slurm"]))
     if problems or (minor and not (put_off and taking_part and not through and not slurm_meant)):
         raise PreconditionFailed([*minor, *problems])
@@ -212,7 +212,7 @@ def plan_job(
 
 
 def _listed(value: Any, nodes: Sequence[Node], through: bool) -> tuple[list[Node], list[Problem]]:
-    """Return the nodes that the configuration names in the order of ranks, and what is wrong with them."""
+    """Return the nodes of `launcher.nodelist`, by rank, and what is wrong with it."""
     if value is None or value == []:
         return [], []
     what = "launcher.nodelist"
@@ -234,7 +234,7 @@ def _listed(value: Any, nodes: Sequence[Node], through: bool) -> tuple[list[Node
 
 
 def _in_order(nodes: Sequence[Node], before: Sequence[str]) -> list[Node]:
-    """Return the nodes, where all of a job that goes on are there in the order that they had."""
+    """Return the nodes; if all nodes of the resumed job are among them, those keep their former order."""
     place = {name: rank for rank, name in enumerate(before)}
     if not place.keys() <= {node.name for node in nodes}:
         return list(nodes)
@@ -243,16 +243,15 @@ def _in_order(nodes: Sequence[Node], before: Sequence[str]) -> list[Node]:
 
 
 def _first(count: int, nodes: Sequence[Node], before: Container[str]) -> list[Node]:
-    """Return so many of the nodes by rank, those first that had the job before."""
+    """Return `count` nodes by rank, preferring those that ran the job before."""
     chosen = sorted(nodes, key=lambda node: node.name not in before)[:count]
     return [node for node in nodes if node in chosen]
 
 
 def _evaluated(overrides: Sequence[str], kind: Any) -> tuple[list[str], list[Problem]]:
-    """Return the overrides, and what is wrong with them and with the launcher.
+    """Return the valid overrides, and what is wrong with the others and with the launcher.
 
-    What is wrong is not in them any more, so that the nodes, which are asked for other problems, do not find
-    it again.
+    Invalid overrides are left out, so that the nodes do not report them again.
     """
     problems: list[Problem] = []
     sound = []
@@ -270,7 +269,7 @@ def _evaluated(overrides: Sequence[str], kind: Any) -> tuple[list[str], list[Pro
 
 
 def _way(kind: Any, through: bool, only: bool, slurm: Slurm, in_run: Container[str]) -> Iterator[Problem]:
-    """Yield a problem when the job cannot go the way of its launcher."""
+    """Yield a problem if the inventory has not what the job's launcher needs."""
     what = f"launcher.kind {kind}" if kind is not None else "Slurm"
     if through and not slurm.login:
         hint = "put it into the group login of the inventory"
@@ -287,11 +286,11 @@ def _way(kind: Any, through: bool, only: bool, slurm: Slurm, in_run: Container[s
 
 
 def verdict(plan: Mapping[str, Any], answers: Mapping[str, Mapping[str, Any]]) -> list[Problem]:
-    """Return every problem that stands in the way of a job; none when it may start.
+    """Return every problem that keeps a job from starting.
 
     Args:
-        plan: what plan_job() decided, as plain data.
-        answers: for each node that was asked, what its check returned; `unreachable` when it was not reached.
+        plan: what plan_job() returned, as plain data.
+        answers: for each queried node, what its check returned; `unreachable` if it was not reached.
     """
     problems = []
     for node in plan["nodes"]:
@@ -320,7 +319,7 @@ def verdict(plan: Mapping[str, Any], answers: Mapping[str, Mapping[str, Any]]) -
 def _differences(
     nodes: Iterable[Mapping[str, Any]], answers: Mapping[str, Mapping[str, Any]]
 ) -> list[Problem]:
-    """Return which nodes have other versions than most."""
+    """Return a problem for each node whose versions differ from those of most nodes."""
     problems = []
     for what in _VERSIONS:
         found: dict[str, list[str]] = {}
@@ -346,7 +345,7 @@ def _first_line(text: str) -> str:
 
 
 def _config(wanted: Wanted, problems: list[Problem]) -> Mapping[str, Any]:
-    """Return the configuration as data, empty when a job goes on with what it has."""
+    """Return the configuration as data; empty when a job is resumed with its own."""
     if wanted.resume and not wanted.text:
         return {}
     try:
@@ -374,7 +373,7 @@ def _config(wanted: Wanted, problems: list[Problem]) -> Mapping[str, Any]:
 
 
 def _chosen(key: str, section: Mapping[str, Any], overrides: Sequence[str]) -> Any:
-    """Return the value of a key of a section, as the last override has it."""
+    """Return the value of a key of a section; the last override wins."""
     value: Any | None = section.get(key.rpartition(".")[2])
     for override in overrides:
         name, _, text = override.partition("=")
@@ -387,7 +386,7 @@ def _chosen(key: str, section: Mapping[str, Any], overrides: Sequence[str]) -> A
 
 
 def _section(section: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    """Return a section of a section, empty where it holds no keys: the trainer says so."""
+    """Return a subsection; empty if it holds no keys, which the trainer reports."""
     found = section.get(key)
     return found if isinstance(found, dict) else {}
 

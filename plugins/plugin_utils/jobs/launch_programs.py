@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Whether a program that launchers run is the same on all hosts. The decision is pure."""
+"""Decide whether a launcher's program has the same version on all hosts. Pure."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import Any
 from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import Problem
 
 NEEDED_BY = {"pdsh": "deepspeed", "openmpi": "mpirun"}
-"""The launcher that each program is for."""
+"""The launcher that needs each program."""
 
 
 def evaluate(name: str, found: Mapping[str, Mapping[str, Any]]) -> tuple[list[Problem], list[Problem]]:
-    """Return what is to be refused, and what is worth a warning.
+    """Return the problems and the warnings.
 
     Args:
         name: the program.
-        found: for each host its `version` and `problem`.
+        found: `version` and `problem` of each host.
     """
     launcher, hint = NEEDED_BY[name], f"install it, or set {name}_install: true"
     warnings = [

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What the Python environments of bare hosts are made of: a lock file and a wheel, made on the controller.
+"""The sources of bare hosts' Python environments: a lock file and a wheel, made on the controller.
 
-The lock has every package of the trainer's requirements with the version that is pinned there, what torch
-needs beside, and the digests of their files. uv makes it.
+uv makes the lock file. It has the trainer's pinned requirements, torch's dependencies, and the digests of
+their files.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition 
 )
 
 LOCK_FILE = "python_env.lock"
-"""Beside the inventory, so that everybody who uses that makes the same environments."""
+"""Next to the inventory, so that everybody who uses the inventory makes the same environments."""
 _LIMIT_S = 1800.0
-"""How long uv and hatchling may take: an index can be slow, and a package have to be built to be known."""
+"""Timeout of uv and hatchling: an index can be slow, and uv may have to build a package for its metadata."""
 _NEEDS = "install it: pip install 'rdm-provision[env]'"
 _SOURCES = ("pyproject.toml", "README.md", "rdm_core", "rdm_job", "rdm_log", "rdm_planner", "rdm_trainer")
 
 
 class Sources(NamedTuple):
-    """Where the controller looks for packages; what is empty is uv's own.
+    """Where the controller looks for packages; empty values mean uv's default.
 
     Attributes:
         index_url: the index.
-        extra_index_urls: further ones.
-        find_links: directories, or addresses of pages, with packages.
-        torch_backend: of uv, such as cpu or cu128.
+        extra_index_urls: further indexes.
+        find_links: directories, or URLs of pages, with packages.
+        torch_backend: uv's option, such as cpu or cu128.
         proxy: for HTTP and HTTPS.
     """
 
@@ -49,7 +49,7 @@ class Sources(NamedTuple):
     proxy: str = ""
 
     def variables(self) -> dict[str, str]:
-        """Return them as uv reads them."""
+        """Return them as environment variables of uv."""
         found = {
             "UV_DEFAULT_INDEX": self.index_url,
             "UV_INDEX": " ".join(self.extra_index_urls),
@@ -62,12 +62,12 @@ class Sources(NamedTuple):
 
 
 def lock_file(build: str) -> str:
-    """Return the name of the lock file, which nodes that each may have another build have one for each of."""
+    """Return the name of the lock file, which has the build's name if each node may have another build."""
     return LOCK_FILE.replace(".lock", f".{build}.lock") if build else LOCK_FILE
 
 
 def find_uv() -> str:
-    """Return the path of uv beside this Python, or on the PATH.
+    """Return the path of uv, next to this Python or on the PATH.
 
     Raises:
         PreconditionFailed: there is none.
@@ -86,8 +86,8 @@ def requirements_of(trainer: Path, torch: str, extras: Iterable[str] = ()) -> st
 
     Args:
         trainer: the directory `trainer` of the project.
-        torch: another requirement of torch than its own; may be empty.
-        extras: what else than a training the environments are for, such as ``finetune``.
+        torch: a requirement of torch that replaces the pinned one; may be empty.
+        extras: further sets of requirements, such as ``finetune``.
     """
     names = ["runtime", *sorted(set(extras))]
     text = "".join((trainer / f"requirements/{name}.txt").read_text(encoding="utf-8") for name in names)
@@ -96,7 +96,7 @@ def requirements_of(trainer: Path, torch: str, extras: Iterable[str] = ()) -> st
 
 
 def first_line(requirements: str, python: str, torch_backend: str) -> str:
-    """Return the first line of a lock file, which says by a digest what it was made of."""
+    """Return the first line of a lock file, with a digest of what it was made from."""
     of = hashlib.sha256("\0".join([requirements, python, torch_backend]).encode()).hexdigest()[:16]
     why = "Commit it: what it names is all that goes into the environments."
     return f"# Made by rdm-provision of {of}. {why}\n"
@@ -105,18 +105,18 @@ def first_line(requirements: str, python: str, torch_backend: str) -> str:
 def lock(
     file: Path, requirements: str, python: str, sources: Sources, write: bool, keep: bool = False
 ) -> tuple[str, bool]:
-    """Return the text of the lock file, and whether it was made anew.
+    """Return the text of the lock file, and whether it is a new one.
 
     Args:
-        file: where it is kept.
+        file: its path.
         requirements: the pins.
         python: the version of the environments' Python.
         sources: where packages come from.
-        write: keep it when it is new.
-        keep: leave one that is there as it is, because it is also for nodes that are not asked now.
+        write: whether to write a new one.
+        keep: whether to refuse to replace an existing one, because nodes outside this run use it too.
 
     Raises:
-        PreconditionFailed: it cannot be made, or would have to be made anew.
+        PreconditionFailed: it cannot be made, or would have to be replaced.
     """
     head = first_line(requirements, python, sources.torch_backend)
     try:
@@ -150,7 +150,7 @@ def lock(
             "--no-header",
             "--no-annotate",
         ]
-        # The pins are tested together, whatever the packages say about each other.
+        # The pins are tested together, whatever constraints the packages declare.
         argv += ["--python-version", python, "--override", str(pins), str(pins)]
         done = run_program(argv, "the lock file", env={"UV_NO_CONFIG": "1", **sources.variables()})
     if done.returncode:
@@ -173,17 +173,17 @@ def run_program(
     cwd: Path | None = None,
     text: str = "",
 ) -> subprocess.CompletedProcess[str]:
-    """Run a program on the controller to its end.
+    """Run a program on the controller and wait for its end.
 
     Args:
         argv: the program and its arguments.
-        makes: what it makes, for the sentence.
-        env: more environment.
-        cwd: where it runs.
-        text: what it reads.
+        makes: what it makes, for the error message.
+        env: additional environment variables.
+        cwd: its working directory.
+        text: its standard input.
 
     Raises:
-        PreconditionFailed: it is late.
+        PreconditionFailed: it timed out.
     """
     try:
         return subprocess.run(
@@ -216,7 +216,7 @@ def trainer_digest(trainer: Path) -> str:
 
 
 def trainer_wheel(trainer: Path, directory: Path) -> Path:
-    """Return a wheel of the trainer, made by hatchling where there is none of the same sources.
+    """Return a wheel of the trainer; hatchling builds it if there is none of the same sources.
 
     Args:
         trainer: the directory `trainer` of the project.

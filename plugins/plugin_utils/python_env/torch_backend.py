@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Which build of torch fits a node's driver or GPU: uv knows. Decided here is whether the nodes agree."""
+"""Let uv choose the build of torch that fits a node's driver or GPU, and check that the nodes agree."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.python_env.lock impo
 
 AUTO = "auto"
 _SET = "set python_env_torch_backend"
-# Matches the index that uv names, in its lock file or in its message when the index is unreachable.
+# Matches the index in uv's lock file, or in its error if the index is unreachable.
 _INDEX = re.compile(r"https?://\S+/whl/(cpu|xpu|cu[0-9]+|rocm[0-9.]+)\b")
 
 
 def variable_of(host: str, accelerator: str, found: Mapping[str, Any]) -> tuple[str, str]:
-    """Return the variable that tells uv what a node has, and its value.
+    """Return the environment variable that tells uv a node's driver or GPU, and its value.
 
     Args:
         host: the node.
@@ -32,7 +32,7 @@ def variable_of(host: str, accelerator: str, found: Mapping[str, Any]) -> tuple[
         found: what rdm.provision.gpu_driver returned.
 
     Raises:
-        PreconditionFailed: it has nothing that would decide.
+        PreconditionFailed: the node has no driver or GPU to choose by.
     """
     if accelerator == "cuda":
         if found["nvidia"]:
@@ -49,16 +49,16 @@ def variable_of(host: str, accelerator: str, found: Mapping[str, Any]) -> tuple[
 
 
 def query_uv(variable: str, value: str, requirement: str, sources: Sources) -> str:
-    """Return the backend that uv takes for a driver or an architecture.
+    """Return the backend that uv chooses for a driver or an architecture.
 
     Args:
-        variable: which of both it is, as uv reads it.
-        value: it.
-        requirement: of torch.
+        variable: the environment variable that variable_of() returned …
+        value: … and its value.
+        requirement: the requirement of torch.
         sources: where packages come from.
 
     Raises:
-        PreconditionFailed: uv names none.
+        PreconditionFailed: uv chooses none.
     """
     argv = [find_uv(), "pip", "compile", "--quiet", "--color", "never", "--no-deps", "--no-header", "-"]
     env = {
@@ -78,11 +78,11 @@ def query_uv(variable: str, value: str, requirement: str, sources: Sources) -> s
 
 
 def agree(backends: Mapping[str, str], per_node: bool) -> list[Problem]:
-    """Return which nodes need another build than most; none when each may have its own.
+    """Return a problem for each node that needs another build than most; none if `per_node`.
 
     Args:
-        backends: {node: its backend}.
-        per_node: each may.
+        backends: the backend of each node.
+        per_node: whether each node may have its own build.
     """
     by_backend: dict[str, list[str]] = {}
     for host, backend in backends.items():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a change of slurm.conf would do to the jobs that are there. Pure decisions."""
+"""What a change of slurm.conf would do to jobs in the queue. Pure decisions."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from ansible_collections.rdm.provision.plugins.module_utils.base.wording import 
 from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import Problem
 
 HARDWARE = ("CPUs", "Sockets", "CoresPerSocket", "ThreadsPerCore", "RealMemory", "Gres")
-"""Of a node's line in slurm.conf, what jobs are given."""
+"""The resources in a node's line of slurm.conf."""
 HINT = "mend slurmctld (/var/log/slurm/slurmctld.log says why), or wait until no slurmstepd runs"
 LOSES_JOBS = ("SelectType", "ProctrackType", "TaskPlugin")
-"""Settings that no job outlives a change of (slurm.conf(5))."""
+"""Settings whose change ends all jobs (slurm.conf(5))."""
 
 
 def unseen(hosts: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Return the hosts with steps of jobs that no queue tells of, since it cannot be read.
+    """Return the hosts that run job steps while the queue cannot be read.
 
     Args:
-        hosts: what rdm.provision.slurm_facts found, by name.
+        hosts: what rdm.provision.slurm_facts found, by host.
     """
     ours = {name: facts for name, facts in hosts.items() if facts["owner"]}
     if all(facts["jobs"] is not None for facts in ours.values()):
@@ -35,10 +35,10 @@ def endangered(
     """Return the changes that would end a job.
 
     Args:
-        old: the text of slurm.conf that is there; empty for none.
-        new: what it shall be.
-        jobs: those in the queue: `id`, `state`, `partition` and `nodes`, as Slurm writes lists of them.
-        hidden: hosts with steps of jobs that no queue tells of.
+        old: the text of the current slurm.conf; empty for none.
+        new: the text of the new one.
+        jobs: the queue: `id`, `state`, `partition` and `nodes`, the last as Slurm's hostlists.
+        hidden: what unseen() returned.
     """
     before, after = _lines(old), _lines(new)
     problems = []
@@ -62,12 +62,12 @@ def endangered(
 
 
 def check_controller(cluster: str, controller: str, hosts: Mapping[str, Mapping[str, Any]]) -> list[Problem]:
-    """Refuse another controller: it would know none of the jobs, and slurmd ends those.
+    """Refuse to move the controller: the new one would not know the jobs, and slurmd would end them.
 
     Args:
-        cluster: its name.
-        controller: the host that shall be it.
-        hosts: what rdm.provision.slurm_facts found, by name.
+        cluster: the cluster's name.
+        controller: the new controller.
+        hosts: what rdm.provision.slurm_facts found, by host.
     """
     reason = f"is the controller of {cluster}, whose jobs would end if {controller} took its place"
     hint = "take the cluster away with slurm down first, or put this host into the group slurm_controller"
@@ -105,7 +105,7 @@ def _lines(text: str) -> dict[str, dict[str, dict[str, str]]]:
 
 
 def expanded(nodes: str) -> set[str]:
-    """Return the names in a list of nodes as Slurm writes it, such as `n[1-3,7],login`."""
+    """Return the names in a Slurm hostlist, such as `n[1-3,7],login`."""
     found: set[str] = set()
     for part in re.findall(r"(?:[^,\[\]]|\[[^\]]*\])+", nodes):
         found |= set(_expand(part))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A cluster's Slurm: who does what, and the text of each configuration file. Pure decisions.
+"""A Slurm cluster: the hosts' roles, and the text of each configuration file. Pure decisions.
 
 Formats and meanings: slurm.conf(5), gres.conf(5), cgroup.conf(5), slurmdbd.conf(5) of Slurm 22.05 to 24.11.
 """
@@ -26,13 +26,12 @@ PORTS = {"slurmctld": 6817, "slurmd": 6818, "slurmdbd": 6819}
 SRUN_PORTS = "60001-63000"
 DATABASE_PREFIX = "rdm_slurm_"
 DEFAULT_PARTITION = "main"
-# The kernel keeps some for itself, and another amount after each update: a node that has less than its
-# configuration says is drained.
+# Slurm drains a node that has less memory than configured, and the kernel's own share changes with updates.
 MEMORY_SHARE = 0.97
 MEMORY_STEP_MIB = 100
 _CGROUP_2 = 2
 CGROUP_2_SINCE = "22.05"
-# What cgroup.conf's options and proctrack/cgroup need. Devices are no controller in version 2, but a program.
+# Needed by cgroup.conf's options and proctrack/cgroup. Version 2 uses eBPF instead of a devices controller.
 _CONTROLLERS = {1: {"cpuset", "devices", "freezer", "memory"}, _CGROUP_2: {"cpuset", "memory"}}
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
@@ -43,7 +42,7 @@ _LISTEN = re.compile(r"(\[[0-9A-Fa-f:]+\]|[A-Za-z0-9.-]+):([1-9]\d{0,4})")
 _LAST_PORT = 65535
 _DEVICE = re.compile(r"/dev/[A-Za-z0-9_/.-]+")
 
-# What the role itself decides: from the inventory, or because daemons and files depend on it.
+# The role sets these itself: from the inventory, or because daemons and files depend on them.
 _OWN = frozenset(
     name.lower()
     for name in (
@@ -63,8 +62,8 @@ _OWN = frozenset(
         *("StateSaveLocation", "TaskPlugin"),
     )
 )
-# Slurm's daemons take these, and partitions, from `scontrol reconfigure`; for all others they start again.
-# Either way running jobs go on.
+# `scontrol reconfigure` applies these and partitions; any other change restarts the daemons.
+# Running jobs continue either way.
 _RELOADED = frozenset(
     name.lower()
     for name in (
@@ -91,13 +90,13 @@ class Host:
         name: in the inventory, and in Slurm.
         address: at which the others reach it.
         facts: what rdm.provision.slurm_facts found.
-        cpus: as the user says; 0 for what was found.
-        memory: MiB, as the user says; 0 for what was found.
-        gpu_type: the second word of `gpu:TYPE:NUMBER`; empty for none.
-        gpu_devices: their device files, as the user says; empty for those of the GPUs that were found.
-        options: further ones of its line in slurm.conf.
-        health_disk: MiB that have to be free where slurmd keeps its jobs; 0 for any.
-        health_ignored_ports: of its fabric, as `mlx5_0/1`, which may be down.
+        cpus: the user's number; 0 for the number found.
+        memory: MiB, the user's; 0 for the amount found.
+        gpu_type: TYPE of `gpu:TYPE:NUMBER`; empty for none.
+        gpu_devices: the user's device files; empty for those of the GPUs found.
+        options: further options of its line in slurm.conf.
+        health_disk: MiB that must be free in slurmd's spool directory; 0 for any.
+        health_ignored_ports: fabric ports that may be down, such as `mlx5_0/1`.
     """
 
     name: str
@@ -144,9 +143,9 @@ class Cluster:
         login: the host that jobs are submitted from.
         partitions: in the inventory's order.
         hosts: all of them, by name.
-        options: the user's own of slurm.conf.
-        cgroups: whether cgroups hold a job's processes together, and to what it was given.
-        hooks: what runs on a node before and after each job, by the name of its option.
+        options: the user's options of slurm.conf.
+        cgroups: whether cgroups track a job's processes and confine them to its resources.
+        hooks: programs that a node runs before and after each job, by option name.
         rest: where slurmrestd listens on the controller, HOST:PORT; empty for no slurmrestd.
     """
 
@@ -166,15 +165,15 @@ class Cluster:
         return list(dict.fromkeys(node for partition in self.partitions for node in partition.nodes))
 
 
-# --- who does what ---------------------------------------------------------------------------------------
+# --- roles of hosts --------------------------------------------------------------------------------------
 
 
 def controller_of(groups: Mapping[str, Sequence[str]], problems: list[Problem]) -> tuple[str, str]:
     """Return the controller and the login host.
 
     Args:
-        groups: the inventory's, with their hosts.
-        problems: what is wrong is added here.
+        groups: the inventory's groups with their hosts.
+        problems: problems are added here.
     """
     chosen = []
     for group in ("slurm_controller", "login"):
@@ -200,10 +199,10 @@ def partitions_of(
     """Return the partitions.
 
     Args:
-        wanted: `slurm_partitions`; empty for one of all nodes.
-        groups: the inventory's, with their hosts.
-        nodes: the cluster's, in the inventory's order.
-        problems: what is wrong is added here.
+        wanted: `slurm_partitions`; empty for one partition of all nodes.
+        groups: the inventory's groups with their hosts.
+        nodes: the cluster's nodes, in the inventory's order.
+        problems: problems are added here.
     """
     if not wanted:
         return (Partition(DEFAULT_PARTITION, tuple(nodes), default=True),)
@@ -277,7 +276,7 @@ def _check_options(what: str, options: Any, problems: list[Problem], own: Iterab
 
 
 def check(cluster: Cluster) -> list[Problem]:
-    """Return what is wrong with a cluster, by what its hosts say."""
+    """Return what is wrong with a cluster, from the facts of its hosts."""
     problems: list[Problem] = []
     own = {*_OWN, *(name.lower() for name in TOKENS)} if cluster.rest else _OWN
     _check_options("slurm_options", cluster.options, problems, own)
@@ -353,10 +352,10 @@ def _check_node(host: Host) -> list[Problem]:
 
 
 def gpu_devices(gpus: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the device files of the GPUs that a compute driver serves, in the order of their PCI addresses.
+    """Return the device files of the GPUs with a compute driver, in the order of their PCI addresses.
 
     Args:
-        gpus: as rdm.provision.node_facts has them.
+        gpus: as rdm.provision.node_facts returns them.
     """
     amd = [gpu["render_node"] for gpu in gpus if gpu["driver"] == "amdgpu" and gpu["render_node"]]
     nvidia = [gpu for gpu in gpus if gpu["driver"] == "nvidia"]
@@ -364,18 +363,18 @@ def gpu_devices(gpus: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def release(version: str) -> str:
-    """Return the release of a version of Slurm, `22.05` for `22.05.8-4`: daemons of one work together."""
+    """Return the release of a Slurm version, `22.05` for `22.05.8-4`; its daemons work together."""
     match = re.match(r"(?:\d+:)?(\d+\.\d+)", version)
     return match[1] if match else ""
 
 
 def cgroups_work(facts: Iterable[Mapping[str, Any]]) -> bool:
-    """Whether slurmd can use control groups on all nodes."""
+    """Return whether slurmd can use control groups on all nodes."""
     return not any(map(without_cgroups, facts))
 
 
 def without_cgroups(facts: Mapping[str, Any]) -> str:
-    """Return why slurmd cannot hold jobs in control groups on a node; empty where it can.
+    """Return why slurmd cannot use control groups on a node; empty if it can.
 
     Args:
         facts: what rdm.provision.slurm_facts found.
@@ -395,7 +394,7 @@ def without_cgroups(facts: Mapping[str, Any]) -> str:
 
 
 def cgroup_plugin(facts: Iterable[Mapping[str, Any]]) -> str:
-    """Return the plugin for the control groups of all nodes: slurmd finds it out where they differ.
+    """Return the value of CgroupPlugin; where nodes differ, slurmd detects it.
 
     Args:
         facts: what rdm.provision.slurm_facts found on each node.
@@ -406,7 +405,7 @@ def cgroup_plugin(facts: Iterable[Mapping[str, Any]]) -> str:
         _number(release(one.get("version") or one.get("candidate") or "")) < _number(CGROUP_2_SINCE)
         for one in there
     ):
-        # This version has only one, and no option for it.
+        # An older Slurm has one plugin, and no option to choose it.
         return ""
     return f"cgroup/v{versions.pop()}" if len(versions) == 1 and versions <= {1, 2} else "autodetect"
 
@@ -415,11 +414,11 @@ def _number(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in version.split(".")) if version else ()
 
 
-# --- the files -------------------------------------------------------------------------------------------
+# --- files -----------------------------------------------------------------------------------------------
 
 
 def header(cluster: Cluster) -> str:
-    """Return the first line of each file, by which it is known as ours."""
+    """Return the first line of each file, which marks it as ours."""
     return f"# Written by rdm-provision for the cluster {cluster.name}; `slurm up` writes it again.\n"
 
 
@@ -519,7 +518,7 @@ def gres_conf(cluster: Cluster) -> str:
 
 
 def cgroup_conf(cluster: Cluster) -> str:
-    """Return the text of cgroup.conf, which all nodes share, of either version of control groups."""
+    """Return the text of cgroup.conf, which all nodes share, whatever their version of control groups."""
     hold = "yes" if cluster.cgroups else "no"
     plugin = cgroup_plugin(cluster.hosts[name].facts for name in cluster.nodes) if cluster.cgroups else ""
     settings = {
@@ -530,7 +529,7 @@ def cgroup_conf(cluster: Cluster) -> str:
 
 
 def slurmdbd_conf(cluster: Cluster) -> str:
-    """Return the text of slurmdbd.conf. The database knows slurmdbd by its user: there is no password."""
+    """Return the text of slurmdbd.conf; the database authenticates slurmdbd by its Unix user."""
     controller = cluster.hosts[cluster.controller]
     settings = {
         "AuthType": "auth/munge",
@@ -550,10 +549,9 @@ def slurmdbd_conf(cluster: Cluster) -> str:
 
 
 def slurmrestd_unit(cluster: Cluster) -> str:
-    """Return what goes over the package's unit of slurmrestd: a user without rights, and tokens only.
+    """Return a drop-in for the package's unit of slurmrestd: an unprivileged user, and tokens only.
 
-    SLURM_JWT is no token here (slurmrestd(8)): with it slurmrestd takes those of its users, and has none of
-    its own.
+    SLURM_JWT=daemon is no token (slurmrestd(8)): slurmrestd uses its clients' tokens and has none itself.
     """
     return header(cluster) + (
         "[Service]\n"
@@ -584,7 +582,7 @@ def memory(host: Host) -> int:
 
 
 def device_list(devices: Sequence[str]) -> str:
-    """Return device files as gres.conf has them, `/dev/nvidia[0-3]` for four in a row."""
+    """Return device files in gres.conf's syntax, `/dev/nvidia[0-3]` for four in a row."""
     numbered = [re.fullmatch(r"(.*?)(\d+)", device) for device in devices]
     stems = {match[1] for match in numbered if match}
     numbers = [int(match[2]) for match in numbered if match]
@@ -595,7 +593,7 @@ def device_list(devices: Sequence[str]) -> str:
 
 
 def digests(cluster: Cluster) -> dict[str, str]:
-    """Return what of the configuration the daemons were started with (`restart`) and have read (`reload`)."""
+    """Return digests of the configuration: a changed one needs a restart or a reload of the daemons."""
     text = slurm_conf(cluster)
     kept = [line for line in text.splitlines() if line.partition("=")[0].lower() not in _RELOADED]
     fixed = "\n".join([*kept, gres_conf(cluster), cgroup_conf(cluster)])
@@ -603,12 +601,12 @@ def digests(cluster: Cluster) -> dict[str, str]:
 
 
 def digest(text: str) -> str:
-    """Return what a text is known by."""
+    """Return a short digest of a text."""
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def hints(cluster: Cluster) -> list[str]:
-    """Return what a firewall has to let through, one sentence each."""
+    """Return what a firewall must allow, one sentence each."""
     rest = f"from where jobs are submitted to {cluster.controller}: TCP {cluster.rest} (slurmrestd)"
     return [
         f"from all hosts to {cluster.controller}: TCP {PORTS['slurmctld']} (slurmctld)",
@@ -619,7 +617,7 @@ def hints(cluster: Cluster) -> list[str]:
 
 
 def _is_loopback(listens: str) -> bool:
-    """Return whether HOST:PORT is reached from its own host alone."""
+    """Return whether HOST:PORT is a loopback address."""
     host = listens.rpartition(":")[0].strip("[]")
     try:
         return ipaddress.ip_address(host).is_loopback

@@ -20,11 +20,11 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.slurm import conf as
 from ansible_collections.rdm.provision.plugins.plugin_utils.slurm.changes import HINT
 from ansible_collections.rdm.provision.plugins.plugin_utils.slurm.conf import PORTS, STATE_DIR, Cluster
 
-OWN_DIR = f"{CONFIG_DIR}/rdm"  # with the owner marker, by which the Slurm of a host is known as ours
+OWN_DIR = f"{CONFIG_DIR}/rdm"  # has the owner marker, which marks a host's Slurm as ours
 CONFIGLESS_DIR = f"{OWN_DIR}/configless"
 HOOKS = {"Prolog": f"{CONFIG_DIR}/prolog.d", "Epilog": f"{CONFIG_DIR}/epilog.d"}
 HEALTH_CHECK = "00-rdm-health-check"
-# In the order in which they go: the check fails without what it reads, which drains the node.
+# In order of removal: without its settings the check fails and drains the node.
 HEALTH_FILES = (*(f"{directory}/{HEALTH_CHECK}" for directory in HOOKS.values()), HEALTH_SETTINGS)
 UNIT_FILE = "/etc/systemd/system/slurmd.service.d/rdm-provision.conf"
 REST_UNIT_FILE = "/etc/systemd/system/slurmrestd.service.d/rdm-provision.conf"
@@ -52,8 +52,8 @@ def check_key(digest: str, hosts: Mapping[str, Mapping[str, Any]], path: str) ->
     """Refuse to replace the key of a cluster that exists, or one that another program uses.
 
     Args:
-        digest: of the key on this machine; empty where there is none.
-        hosts: what rdm.provision.slurm_facts found.
+        digest: of the key on this machine; empty if there is none.
+        hosts: what rdm.provision.slurm_facts found, by host.
         path: of the key on this machine.
     """
     differ = {name: facts for name, facts in hosts.items() if facts["munge_key"] not in ("", digest)}
@@ -79,13 +79,13 @@ def check_key(digest: str, hosts: Mapping[str, Mapping[str, Any]], path: str) ->
 def hosts_of(
     cluster: Cluster, key: str, accounts: Mapping[str, Any], health: str
 ) -> dict[str, dict[str, Any]]:
-    """Return for each host what it gets.
+    """Return the desired state of each host.
 
     Args:
         cluster: as the inventory describes it.
         key: the digest of munge's key.
-        accounts: with their users.
-        health: the program that looks at a node; empty for none.
+        accounts: the accounts with their users.
+        health: the text of the health check; empty for none.
     """
     return {name: _host(cluster, name, key, accounts, health) for name in cluster.hosts}
 
@@ -121,7 +121,7 @@ def _host(cluster: Cluster, name: str, key: str, accounts: Mapping[str, Any], he
         started = digests["restart"]
         if not controls:
             server = f"{cluster.hosts[cluster.controller].address}:{PORTS['slurmctld']}"
-            # Without systemd, the package's script wants to see a file before it starts slurmd.
+            # Without systemd, the package's init script starts slurmd only if a slurm.conf exists.
             where = "" if facts["systemd"] else f"CONFDIR={CONFIGLESS_DIR}\n"
             blocks[DEFAULTS.get(facts["manager"], DEFAULTS["apt"])] = (
                 f'SLURMD_OPTIONS="--conf-server {server}"\n{where}'
@@ -161,10 +161,10 @@ def _host(cluster: Cluster, name: str, key: str, accounts: Mapping[str, Any], he
 
 
 def health_settings(host: slurm_conf.Host) -> dict[str, Any]:
-    """Return what a node's health check holds it to; see roles/slurm/files/health-check.
+    """Return the settings of a node's health check; see roles/slurm/files/health-check.
 
     Args:
-        host: the node. Of stand-ins for GPUs, which the user names, there is no driver.
+        host: the node. Device files that the user names may be stand-ins without a driver.
     """
     found = host.facts["health"]
     return {
@@ -176,7 +176,7 @@ def health_settings(host: slurm_conf.Host) -> dict[str, Any]:
 
 
 def removed() -> dict[str, Any]:
-    """Return what is taken from each host in the end, whatever part it had."""
+    """Return what is removed from every host on take-down, whatever its role was."""
     own = [
         *(f"{CONFIG_DIR}/{name}.conf" for name in ("slurm", "gres", "cgroup", "slurmdbd")),
         *HEALTH_FILES,
@@ -196,11 +196,11 @@ def removed() -> dict[str, Any]:
 
 
 def check_queue(jobs: Sequence[Mapping[str, str]], hidden: Sequence[str] = ()) -> list[Problem]:
-    """Refuse to take a cluster away that has jobs.
+    """Refuse to take down a cluster that has jobs.
 
     Args:
-        jobs: those in the queue.
-        hidden: hosts with steps of jobs that no queue tells of.
+        jobs: the queue.
+        hidden: what changes.unseen() returned.
     """
     if hidden:
         return [Problem(None, "the queue", f"cannot be read, and jobs run on {names(hidden)}", HINT)]

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The ssh keys of a cluster: two files on the controller, and what each node gets from them.
+"""The ssh keys of a cluster: two files on the controller, and the files that each node gets from them.
 
-* `id_ed25519` is the one with which root in a container logs in to another.
-* `host_ca` signs the containers' host keys. Those are derived from it, so that there is nothing else to keep,
-  and everybody who has these two files comes to the same keys for every node.
+* root uses `id_ed25519` to log in from one container to another.
+* `host_ca` signs the containers' host keys, and they are derived from it: everybody who has these two files
+  derives the same keys for every node, and nothing else needs to be kept.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 LOGIN = "id_ed25519"
 AUTHORITY = "host_ca"
 FILES = (LOGIN, "authorized_keys", "ssh_host_ed25519_key", "ssh_host_ed25519_key-cert.pub", "known_hosts")
-"""What each node has of them."""
+"""The files on each node."""
 
 _NEW = "set preflight_new_ssh_keys=true for one run, which makes new keys, and with them every container anew"
 _CLOSE = "chmod 600, and if somebody may have read it"
@@ -44,8 +44,8 @@ class Keys(NamedTuple):
     """The cluster's keys.
 
     Attributes:
-        login: with which containers log in to each other.
-        authority: which signs their host keys.
+        login: logs in from one container to another.
+        authority: signs the containers' host keys.
     """
 
     login: Ed25519PrivateKey
@@ -53,15 +53,15 @@ class Keys(NamedTuple):
 
     @property
     def fingerprints(self) -> dict[str, str]:
-        """What `ssh-keygen -l` says of each, by the name of its file."""
+        """The fingerprint of each, as `ssh-keygen -l` prints it, by file name."""
         return {LOGIN: fingerprint(self.login), AUTHORITY: fingerprint(self.authority)}
 
 
 def read(directory: str) -> Keys | None:
-    """Return the keys in a directory; None where one of them is missing.
+    """Return the keys in a directory; None if one is missing.
 
     Raises:
-        PreconditionFailed: with each file that cannot be used.
+        PreconditionFailed: files that cannot be used, all of them.
     """
     found = {}
     problems = []
@@ -84,11 +84,11 @@ def read(directory: str) -> Keys | None:
 
 
 def make(directory: str, cluster: str, renew: bool = False) -> Keys:
-    """Make the keys that are missing, or all of them, and return them all.
+    """Make the missing keys, or all keys if `renew` is set, and return both.
 
     Raises:
-        OSError: they cannot be written.
-        PreconditionFailed: one that is there cannot be used.
+        OSError: the keys cannot be written.
+        PreconditionFailed: an existing key cannot be used.
     """
     os.makedirs(directory, exist_ok=True)
     os.chmod(directory, 0o700)
@@ -112,7 +112,7 @@ def make(directory: str, cluster: str, renew: bool = False) -> Keys:
 
 
 def of_node(keys: Keys, cluster: str, node: str, my_ip: str) -> dict[str, str]:
-    """Return what a node has of the keys: the text of each of its files, by name."""
+    """Return the text of each key file of a node, by file name."""
     name = f"{node} of {cluster}"
     host = derived(keys.authority, f"host key of {name}")
     texts = (
@@ -127,13 +127,13 @@ def of_node(keys: Keys, cluster: str, node: str, my_ip: str) -> dict[str, str]:
 
 
 def problems(directory: str, keys: Keys | None, known: Mapping[str, str], plan_file: str) -> list[Problem]:
-    """Return what is wrong with the keys: they are not those that the plan file knows.
+    """Return a problem if the keys differ from those that the plan file records.
 
     Args:
-        directory: where they are.
-        keys: those that are there.
-        known: the fingerprints in the plan file, by the name of the key's file; empty for none.
-        plan_file: its path.
+        directory: the keys' directory.
+        keys: the keys in it; None if one is missing.
+        known: the fingerprints in the plan file, by the key's file name; empty for none.
+        plan_file: the path of the plan file.
     """
     if not known or (keys is not None and keys.fingerprints == known):
         return []
@@ -144,7 +144,7 @@ def problems(directory: str, keys: Keys | None, known: Mapping[str, str], plan_f
 
 
 class _OpenError(Exception):
-    """A key is not only its owner's."""
+    """Others than its owner can read a key."""
 
 
 def _read(path: str) -> Ed25519PrivateKey:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""ssh between bare hosts: the client's configuration, and the host keys that are believed.
+"""ssh between bare hosts: the client's configuration, and the trusted host keys.
 
-A host is believed by what the file beside the inventory says, under its name there, whatever address ssh
-takes. The file is filled with the keys by which the controller's own ssh knows the hosts.
+A file next to the inventory lists the trusted keys by inventory name, whatever address ssh connects to. It is
+filled with the keys that the controller's own ssh knows.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.base.ssh_config impo
 from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import Problem
 
 KEYS_FILE = "ssh_host_keys"
-"""Beside the inventory. Who commits it tells everybody else which hosts are the right ones."""
+"""Next to the inventory. Committed, it tells everybody else which hosts are the right ones."""
 _HEAD = "# Written by rdm-provision, in the form of ssh's known_hosts. Commit it.\n"
 _USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*\$?")
 _HOP = r"(?:[A-Za-z0-9_][A-Za-z0-9_.-]*@)?[A-Za-z0-9][A-Za-z0-9.-]*(?::[0-9]{1,5})?"
@@ -32,14 +32,14 @@ _FILE = re.compile(r"[^\s\"'%]+")
 
 
 class Host(NamedTuple):
-    """One host, as ssh finds it.
+    """One host, as ssh reaches it.
 
     Attributes:
         name: its name in the inventory.
-        address: where ssh goes.
-        user: who logs in; empty for the same name as on the machine that asks.
+        address: where ssh connects to.
+        user: the login name; empty for the client's own user name.
         port: of sshd.
-        identity: file with the private key; empty for the one of all hosts.
+        identity: file with the private key; empty for the key that all hosts share.
     """
 
     name: str
@@ -50,7 +50,7 @@ class Host(NamedTuple):
 
 
 def check(hosts: Sequence[Host], jump: str, keep_alive: int) -> list[Problem]:
-    """Return what of the inventory cannot be written into a configuration of ssh."""
+    """Return the values of the inventory that cannot be written into an ssh_config."""
     problems = []
     if jump and not _JUMP.fullmatch(jump):
         hint = "give [user@]host[:port], or several of them with commas"
@@ -76,15 +76,15 @@ def check(hosts: Sequence[Host], jump: str, keep_alive: int) -> list[Problem]:
 def client_config(
     hosts: Sequence[Host], cluster: str, known_hosts: str, keep_alive: int, identity: str = "", jump: str = ""
 ) -> str:
-    """Return an ssh_config with which every host is reached by its name or its address, its key checked.
+    """Return an ssh_config that reaches every host by name or address, and checks its key.
 
     Args:
-        hosts: them.
+        hosts: the hosts.
         cluster: the cluster's name.
-        known_hosts: the file that names their keys.
-        keep_alive: seconds between signs of life.
-        identity: file with the private key; empty for ssh's own.
-        jump: what the way goes through, as after ProxyJump; empty for a direct one.
+        known_hosts: the file with their keys.
+        keep_alive: ServerAliveInterval in seconds; 0 for none.
+        identity: file with the private key; empty for ssh's default.
+        jump: the value of ProxyJump; empty for a direct connection.
     """
     parts = [f"# Written by rdm-provision for the cluster {cluster}.\n"]
     for host in hosts:
@@ -106,12 +106,12 @@ def _names(host: Host) -> str:
 
 
 def format_keys(keys: Mapping[str, Sequence[str]], head: str = _HEAD) -> str:
-    """Return a known_hosts of {host: [`type key`]}."""
+    """Return the text of a known_hosts for {host: [`type key`]}."""
     return head + "".join(f"{host} {key}\n" for host, some in keys.items() for key in some)
 
 
 def parse_keys(text: str, file: str) -> tuple[dict[str, list[str]], list[Problem]]:
-    """Return {host: [`type key`]} of a known_hosts, and the lines that are none."""
+    """Return {host: [`type key`]} of a known_hosts, and a problem for each malformed line."""
     found: dict[str, list[str]] = {}
     problems = []
     for number, line in enumerate(text.splitlines(), 1):
@@ -130,14 +130,14 @@ def parse_keys(text: str, file: str) -> tuple[dict[str, list[str]], list[Problem
 def believe(
     known: Mapping[str, Sequence[str]], met: Mapping[str, Sequence[str]], file: str
 ) -> tuple[dict[str, list[str]], list[Problem]]:
-    """Return the keys to believe from now on, and what does not fit.
+    """Return the keys to trust from now on, and the conflicts.
 
-    A host of which the file has keys is believed by these: it must not have another one of the same type.
+    The file's keys win: a host with another key of the same type is a conflict.
 
     Args:
         known: {host: [`type key`]} of the file.
-        met: the same, by the controller's own ssh, for all hosts in their order.
-        file: its path, for messages.
+        met: the same from the controller's own ssh, for all hosts in their order.
+        file: the file's path, for messages.
     """
     problems = []
     for host, keys in met.items():
@@ -157,7 +157,7 @@ def believe(
 
 
 def fingerprint(key: str) -> str:
-    """Return what `ssh-keygen -l` says of a key in base64; empty when it is none."""
+    """Return the fingerprint of a base64 key, as `ssh-keygen -l` prints it; empty if it is not a key."""
     try:
         blob = base64.b64decode(key, validate=True)
     except (binascii.Error, ValueError):

@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""OpenSSH's formats of an ed25519 key and of a host certificate, always the same for the same key.
+"""OpenSSH's formats of an ed25519 key and of a host certificate (PROTOCOL.key, PROTOCOL.certkeys).
 
-The library `cryptography` and ssh-keygen write a random number into each of them. Here nothing is random, so
-that whoever has a cluster's keys comes to the same files on every machine and in every run.
-
-The formats are those of OpenSSH's PROTOCOL.key and PROTOCOL.certkeys.
+The library `cryptography` and ssh-keygen put a random number into both. Here the same keys give the same
+files on every machine and in every run.
 """
 
 from __future__ import annotations
@@ -25,16 +23,16 @@ _RAW = serialization.Encoding.Raw
 
 
 def derived(secret: Ed25519PrivateKey, purpose: str) -> Ed25519PrivateKey:
-    """Return the key that a secret one gives for a purpose; it says nothing about the secret one."""
+    """Return the key derived from a secret key for a purpose; it reveals nothing about the secret key."""
     seed = secret.private_bytes(_RAW, serialization.PrivateFormat.Raw, serialization.NoEncryption())
     return Ed25519PrivateKey.from_private_bytes(hmac.digest(seed, purpose.encode(), "sha256"))
 
 
 def private_text(key: Ed25519PrivateKey, comment: str) -> str:
-    """Return the text of a file with a private key."""
+    """Return the text of a private key file."""
     public = _raw(key)
     seed = key.private_bytes(_RAW, serialization.PrivateFormat.Raw, serialization.NoEncryption())
-    check = hashlib.sha256(public).digest()[:4]  # it must only be there twice
+    check = hashlib.sha256(public).digest()[:4]  # any value, written twice
     secret = check * 2 + b"".join(map(_string, (_KEY, public, seed + public, comment.encode())))
     secret += bytes(range(1, 1 + -len(secret) % 8))
     text = b"openssh-key-v1\0" + b"".join(map(_string, (b"none", b"none", b""))) + _number(1, 4)
@@ -44,39 +42,39 @@ def private_text(key: Ed25519PrivateKey, comment: str) -> str:
 
 
 def public_blob(key: Ed25519PrivateKey) -> bytes:
-    """Return a public key as ssh sends it."""
+    """Return a public key in ssh's wire format."""
     return _string(_KEY) + _string(_raw(key))
 
 
 def public_line(key: Ed25519PrivateKey) -> str:
-    """Return a public key as authorized_keys and known_hosts have it."""
+    """Return a public key as in authorized_keys and known_hosts."""
     return f"{_KEY.decode()} {base64.b64encode(public_blob(key)).decode()}"
 
 
 def fingerprint(key: Ed25519PrivateKey) -> str:
-    """Return what `ssh-keygen -l` says of a key."""
+    """Return the fingerprint of a key, as `ssh-keygen -l` prints it."""
     return "SHA256:" + base64.b64encode(hashlib.sha256(public_blob(key)).digest()).decode().rstrip("=")
 
 
 def host_certificate(
     key: Ed25519PrivateKey, authority: Ed25519PrivateKey, name: str, principals: list[str]
 ) -> str:
-    """Return the line of a certificate that says whose host key this is.
+    """Return the line of a host certificate.
 
     Args:
         key: the host key.
-        authority: who says so.
-        name: what logs call the certificate.
-        principals: the names and addresses under which the host is believed.
+        authority: the key that signs.
+        name: the certificate's name in logs.
+        principals: the names and addresses that the certificate is valid for.
     """
-    # The nonce prevents others from choosing what the authority signs.
+    # The nonce keeps others from choosing the bytes that the authority signs.
     nonce = hashlib.sha256(_raw(derived(authority, f"nonce {name}"))).digest()
     signed = b"".join(
         [
             _string(_CERTIFICATE),
             _string(nonce),
             _string(_raw(key)),
-            _number(0, 8),  # a serial number, for lists of revoked ones
+            _number(0, 8),  # serial number, for revocation lists
             _number(_HOST, 4),
             _string(name.encode()),
             _string(b"".join(_string(one.encode()) for one in principals)),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""By which keys this machine's ssh knows a host."""
+"""The host keys that this machine's ssh knows."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ _LIMIT_S = 30.0
 
 
 def known_keys(arguments: Sequence[str]) -> list[str]:
-    """Return the keys, `type key`; none where ssh would ask.
+    """Return a host's keys, `type key`; none where ssh would ask the user.
 
-    Authorities that sign host keys are not looked for.
+    @cert-authority lines are ignored.
 
     Args:
         arguments: of ssh, the host last.
@@ -43,6 +43,6 @@ def _run(argv: Sequence[str]) -> str:
         done = subprocess.run(
             argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=_LIMIT_S
         )
-    except subprocess.TimeoutExpired:  # a Match exec of the user's ssh_config that waits
+    except subprocess.TimeoutExpired:  # a `Match exec` in the user's ssh_config hangs
         return ""
     return done.stdout if done.returncode == 0 else ""
