@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Writes files that are whole at every moment.
+"""Writes files atomically: a reader sees the old file or the new one.
 
 This runs on the controller and on nodes (Python 3.8 or newer).
 """
@@ -12,7 +12,7 @@ import tempfile
 from typing import Callable, Iterator, Optional
 
 TEMPORARY = ".rdm-provision-"
-"""How the names of files begin that one of our programs has not finished yet."""
+"""Prefix of the names of temporary files."""
 
 
 def write_whole(
@@ -22,17 +22,17 @@ def write_whole(
     own: Optional[Callable[[int], object]] = None,
     durable: bool = True,
 ) -> None:
-    """Write a file in one step. Its directory is made when it is missing.
+    """Write a file in one step, and its directory if that is missing.
 
     Args:
         path: the file; a link is replaced, not followed.
-        content: all of it.
-        mode: its permissions; it never has more than these.
-        own: gives the open file its owner, by its handle; None leaves it to who writes it.
-        durable: it is on the disk when this returns; not needed for what can be made again.
+        content: the whole content.
+        mode: its permissions; the temporary file never has more.
+        own: sets the owner, given the file descriptor; None: the file belongs to this process's user.
+        durable: whether to sync it to disk before this returns.
 
     Raises:
-        OSError: it cannot be written, and the error names it; what was there is as it was.
+        OSError: the file cannot be written; it is unchanged, and the error names it.
     """
     directory = os.path.dirname(path) or "."
     os.makedirs(directory, mode=0o755, exist_ok=True)
@@ -60,14 +60,14 @@ def _write_whole(
                 os.fsync(stream.fileno())
         os.replace(temporary, path)
     except BaseException:
-        with contextlib.suppress(OSError):  # the first error is the one to tell
+        with contextlib.suppress(OSError):  # report the first error
             os.unlink(temporary)
         raise
 
 
 @contextlib.contextmanager
 def _naming(path: str) -> Iterator[None]:
-    """Let an error name the file that a user knows, and not the temporary one."""
+    """Make an error name the file, not the temporary one."""
     try:
         yield
     except OSError as error:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The options of the modules that write sets of small files, as the doc fragment ``files`` documents them.
+"""The options of modules that write sets of small files. The doc fragment ``files`` documents them.
 
 This runs on nodes (Python 3.8 or newer).
 """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The differences of files, for people.
+"""Diffs of files for Ansible's ``--diff``.
 
 This runs on nodes (Python 3.8 or newer).
 """
@@ -9,14 +9,14 @@ from __future__ import annotations
 import difflib
 from typing import Dict
 
-SHOWN_WHOLE = 8192  # characters of both sides of a file up to which a difference has all of them
+SHOWN_WHOLE = 8192  # characters of both sides together; a longer diff is cut
 
 
-_LINES = 100  # of a longer one's difference
+_LINES = 100  # of a diff that is cut
 
 
 def prepared(before: str, after: str, before_header: str, after_header: str) -> str:
-    """Return the first of the lines that differ, and how many more there are."""
+    """Return a unified diff, cut to _LINES lines, with the number of further lines."""
     sides = [text.splitlines(True) for text in (before, after)]
     lines = list(difflib.unified_diff(sides[0], sides[1], before_header, after_header, n=2))
     if not lines:  # other permissions

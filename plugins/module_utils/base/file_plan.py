@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Files, directories and blocks on a node: all that is to be done is worked out before the first change.
+"""Files, directories and blocks on a node. All changes are planned before the first one is made.
 
 This runs on nodes (Python 3.8 or newer).
 """
@@ -34,68 +34,68 @@ from ansible_collections.rdm.provision.plugins.module_utils.base.text_blocks imp
 CONTENTS = ["content", "secret_content", "ssh_client_config"]
 
 
-_MARK = TEMPORARY + "made"  # in a directory that the module has made
+_MARK = TEMPORARY + "made"  # in a directory that this module created
 
 
 _MARK_TEXT = b"Made by rdm-provision, which removes this directory when nothing else is left in it.\n"
 
 
 _DIRECTORY_MODE = 0o755
-_SECRET = "(secret)\n"  # noqa: S105  # what is shown instead of one
+_SECRET = "(secret)\n"  # noqa: S105  # placeholder in diffs
 
 
 class Problem(Exception):  # noqa: N818  # one sentence for fail_json
-    """What stands in the way, as one sentence."""
+    """Why the plan cannot be carried out, as one sentence."""
 
 
 class Owner(NamedTuple):
-    """Who owns what is written; -1 leaves it as it is."""
+    """Owner of a file; -1 leaves it unchanged."""
 
     uid: int
     gid: int
 
 
 class Entry:
-    """One path as it is and as it shall be; None for the data means that there is no such file."""
+    """One path before and after. Data is None where there is no such file."""
 
     def __init__(self, path: str) -> None:
         self.path = path
         self.before, self.old_mode, self.old_owner = _read(path)
         self.after = self.before
-        # The link's target may be out of reach where the directory is mounted, so a file replaces the link.
+        # Where the directory is mounted, the link's target may not exist, so a file replaces the link.
         self.link = os.readlink(path) if os.path.islink(path) else ""
-        self.mode: Optional[int] = None  # None: as it is
+        self.mode: Optional[int] = None  # None: unchanged
         self.owner = Owner(-1, -1)
         self.secret = False
-        self.backup = False  # whether what was there is kept beside it
+        self.backup = False  # whether to keep a copy of the old file next to it
 
     @property
     def stays(self) -> bool:
-        """Whether there is a file before and after."""
+        """Whether the file exists both before and after."""
         return self.before is not None and self.after is not None
 
     @property
     def mode_changes(self) -> bool:
-        """Whether the permissions of a file that stays are to change."""
+        """Whether the permissions of a remaining file change."""
         return self.stays and self.mode is not None and self.mode != self.old_mode
 
     @property
     def owner_changes(self) -> bool:
-        """Whether the owner of a file that stays is to change."""
+        """Whether the owner of a remaining file changes."""
         return self.stays and _differs(self.owner, self.old_owner)
 
     @property
     def rewritten(self) -> bool:
-        """Whether another file takes its place, which is then its writer's."""
+        """Whether a new file replaces it."""
         return self.before != self.after or self.owner_changes or bool(self.link)
 
     @property
     def changes(self) -> bool:
-        """Whether anything is to be done here."""
+        """Whether anything changes."""
         return self.rewritten or self.mode_changes
 
     def diff(self) -> Dict[str, str]:
-        """Return the difference for a person; never the contents of a secret."""
+        """Return the diff to show, without the contents of a secret."""
         shown = {"before_header": self.path, "after_header": self.path}
         shown["before"] = self._shown(self.before)
         shown["after"] = self._shown(self.after)
@@ -108,7 +108,7 @@ class Entry:
             shown["after_header"] += " (mode {0:04o})".format(self.mode)
         if self.link:
             shown["before_header"] += " (a link to {0})".format(self.link)
-        # Ansible keeps it for every node, and some files have a line for every node.
+        # Ansible keeps the diffs of all nodes, and some files have a line per node.
         whole = len(shown["before"]) + len(shown["after"]) <= SHOWN_WHOLE
         return shown if whole else {"prepared": prepared(**shown)}
 
@@ -119,7 +119,7 @@ class Entry:
 
 
 class Plan:
-    """All that is to be done, worked out before the first change.
+    """All changes, planned before the first one is made.
 
     Args:
         params: the module's parameters.
@@ -127,7 +127,7 @@ class Plan:
 
     def __init__(self, params: Dict[str, Any]) -> None:
         self.owner = _owner(params.get("owner"), params.get("group"))
-        # A file that is all ours stays ours, even if somebody has changed its owner.
+        # A file that we wrote gets our owner back when somebody has changed it.
         self.own = self.owner if params.get("owner") else self.owner._replace(uid=os.geteuid())
         self.entries: Dict[str, Entry] = {}
         self.made: List[str] = []
@@ -144,19 +144,19 @@ class Plan:
             self._block(item)
         for item in params.get("repairs") or ():
             self._repair(item)
-        # The deepest first, so that a directory goes too if it contains only another one of ours.
+        # Deepest first, so that a directory is removed too if it contains only directories of ours.
         absent = (item for item in params["directories"] if item["state"] == "absent")
         self._named = {_absolute(item["path"]) for item in absent}
         for path in sorted(self._named, key=len, reverse=True):
             self._remove(path)
 
     def changes(self) -> List[str]:
-        """Return the paths that change, in the order in which apply() goes."""
+        """Return the paths that change, in the order of apply()."""
         files = [entry.path for entry in self.entries.values() if entry.changes]
         return self.made + self.moded + files + self.removed
 
     def diff(self) -> List[Dict[str, str]]:
-        """Return one difference for each change."""
+        """Return one diff per change."""
         shown = []
         for path in self.made:
             shown.append(difference(path, "", "directory, mode {0:04o}\n".format(self._modes[path])))
@@ -168,12 +168,12 @@ class Plan:
         return shown
 
     def apply(self, module: Any) -> None:
-        """Do it. An OSError names the path that it is about."""
+        """Make the changes. An OSError names the path."""
         for path in self.made:
             try:
                 os.mkdir(path)
             except FileExistsError:
-                if os.path.isdir(path):  # by another node, which shares it
+                if os.path.isdir(path):  # created by another node that shares it
                     continue
                 raise
             _mark(path, self.owner)
@@ -210,7 +210,7 @@ class Plan:
 
     def _make_new(self, path: str, mode: int) -> None:
         self._modes[path] = mode
-        if path in self.made:  # above one that was named earlier
+        if path in self.made:  # parent of a directory planned earlier
             return
         if os.path.lexists(path):
             raise Problem("{0} is not a directory".format(path))
@@ -252,7 +252,7 @@ class Plan:
             raise Problem("{0}: {1}".format(path, error)) from error
 
     def _repair(self, item: Dict[str, Any]) -> None:
-        """Comment out the lines by which shells have another value of a variable than the blocks give it."""
+        """Comment out lines that give shells a value other than the blocks'."""
         texts = repaired(
             item["variable"],
             item["value"],
@@ -268,7 +268,7 @@ class Plan:
             entry.backup = True
 
     def _planned(self, path: str) -> str:
-        """Return what a file is going to hold; empty text where nobody can read it."""
+        """Return the planned content of a file; empty if it cannot be read."""
         real = os.path.realpath(path)
         try:
             data = self.entries[real].after if real in self.entries else _read(real)[0]
@@ -292,13 +292,13 @@ class Plan:
             return
         self.removed.append(path)
         above = os.path.dirname(path)
-        # It was made for the directory below it, and not named itself.
+        # We created the parent only for this directory.
         if above not in self._named and _is_marked(above) and not os.path.islink(above):
             self._remove(above)
             self.kept = [one for one in self.kept if one != above]
 
     def _is_needed(self, pattern: str) -> bool:
-        """Return whether there are such files, beyond those that go now."""
+        """Return whether files match the pattern that this plan does not remove."""
         gone = {entry.path for entry in self.entries.values() if entry.after is None}
         return bool(pattern) and not gone.issuperset(glob.glob(os.path.expanduser(pattern)))
 
@@ -339,7 +339,7 @@ def _with_owner_marker(params: Dict[str, Any], marker: Dict[str, str]) -> Dict[s
 
 
 def _only(directory: str, goes: "set[str]") -> bool:
-    """Return whether all that is in a directory, and in those below it, is among what goes."""
+    """Return whether everything below a directory is going to be removed."""
     for entry in os.scandir(directory):
         if entry.name.startswith(TEMPORARY):
             continue
@@ -354,15 +354,15 @@ def _differs(wanted: Owner, now: Owner) -> bool:
 
 
 def _is_marked(path: str) -> bool:
-    """Return whether this module made the directory."""
+    """Return whether this module created the directory."""
     return os.path.lexists(os.path.join(path, _MARK))
 
 
 def _remove_directory(path: str) -> None:
-    """Remove a directory of ours, unless another node that shares it did so, or put something there."""
+    """Remove a directory of ours, unless a node that shares it has removed it or put a file there."""
     try:
         for name in os.listdir(path):
-            # The owner marker, or a file that a run was writing when it was killed.
+            # The owner marker, or a temporary file of a killed run.
             if name.startswith(TEMPORARY):
                 os.unlink(os.path.join(path, name))
         os.rmdir(path)
@@ -372,7 +372,7 @@ def _remove_directory(path: str) -> None:
 
 
 def _mark(path: str, owner: Owner) -> None:
-    """Note in a new directory that this module made it."""
+    """Mark a new directory as created by this module."""
     with open(os.path.join(path, _MARK), "xb") as stream:
         stream.write(_MARK_TEXT)
         os.fchmod(stream.fileno(), 0o644)
@@ -380,7 +380,7 @@ def _mark(path: str, owner: Owner) -> None:
 
 
 def _content(path: str, item: Dict[str, Any]) -> str:
-    """Return what a file shall hold."""
+    """Return a file's content."""
     if item["ssh_client_config"] is None:
         return str(item["content"] if item["secret_content"] is None else item["secret_content"])
     try:
@@ -413,7 +413,7 @@ def _owner(owner: Optional[str], group: Optional[str]) -> Owner:
 
 
 def _read(path: str) -> "tuple[Optional[bytes], int, Owner]":
-    """Return what a file holds, its mode and its owner; None when there is none."""
+    """Return a file's content, mode and owner. The content is None if there is no file."""
     try:
         now = os.stat(path)
     except (FileNotFoundError, NotADirectoryError):
@@ -425,7 +425,7 @@ def _read(path: str) -> "tuple[Optional[bytes], int, Owner]":
 
 
 def _replace(module: Any, entry: Entry) -> None:
-    """Put the new file in the old one's place in one step; it never has more permissions than it shall."""
+    """Replace the file atomically. The new one never has more permissions than planned."""
 
     def own(handle: int) -> None:
         if entry.before is not None and entry.owner == Owner(-1, -1):
@@ -439,7 +439,7 @@ def _replace(module: Any, entry: Entry) -> None:
 
 
 def _keep_owner(handle: int, owner: Owner) -> None:
-    """Give the new file the old one's owner, where that is not the writer already."""
+    """Give the new file the old one's owner, unless it has it already."""
     now = os.fstat(handle)
     if (now.st_uid, now.st_gid) != owner:
         os.fchown(handle, *owner)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The node itself: users, distribution, disk, shells, and the limits of its Docker daemon.
+"""Facts of the node itself: users, distribution, disk, shells, and the limits of its Docker daemon.
 
-Everything is read from files and system calls; nothing is run.
+They come from files and system calls; no program is run.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, Sequence
 _PATH = "/usr/sbin:/sbin:/usr/bin:/bin:/usr/local/sbin:/usr/local/bin"
 _CAP_SYS_RESOURCE = 24
 _FILES_NEED = 2**20
-"""Bytes that the files of a cluster of some thousand nodes take."""
+"""Bytes that the files of a cluster of some thousand nodes need."""
 
 
 def user() -> dict[str, Any]:
@@ -44,7 +44,7 @@ def user() -> dict[str, Any]:
 
 
 def login_user() -> dict[str, Any]:
-    """Return the user who logged in (SUDO_USER, where sudo changed it): name, uid, home."""
+    """Return the user who logged in (SUDO_USER under sudo): name, uid, home."""
     try:
         entry = pwd.getpwnam(os.environ["SUDO_USER"])
     except KeyError:
@@ -88,9 +88,9 @@ def distribution(os_release: str) -> dict[str, str]:
 
 
 def disk(path: str) -> dict[str, Any]:
-    """Return total and free bytes of the file system that has, or would have, `path`.
+    """Return total and free bytes of the file system of `path`, which need not exist.
 
-    What the file system reserves for root is not free, as in df: images must not take it.
+    As in df, the blocks reserved for root are not free.
     """
     existing = path or "/"
     while not os.path.exists(existing) and existing != "/":
@@ -100,9 +100,9 @@ def disk(path: str) -> dict[str, Any]:
 
 
 def not_writable(directory: str) -> str:
-    """Return why nothing can be written to a directory, or to the one above it: read-only, full, forbidden.
+    """Return why a directory, or its nearest existing parent, cannot be written: read-only, full, forbidden.
 
-    It is "" where that is possible.
+    Returns "" if it can.
     """
     existing = directory
     while not os.path.isdir(existing) and existing != "/":
@@ -110,15 +110,15 @@ def not_writable(directory: str) -> str:
     usage = os.statvfs(existing)
     if usage.f_flag & os.ST_RDONLY:
         return "read-only"
-    # Root has what is reserved. A file system that makes inodes as it needs them says that it has none.
+    # Root may use the reserved blocks. File systems without a fixed number of inodes report 0.
     blocks, inodes = (usage.f_bfree, usage.f_ffree) if os.geteuid() == 0 else (usage.f_bavail, usage.f_favail)
     if blocks * usage.f_frsize < _FILES_NEED or (usage.f_files and not inodes):
         return "full"
     return "" if os.access(existing, os.W_OK | os.X_OK) else "forbidden"
 
 
-def shared_memory(path: str = "/dev/shm") -> int:  # noqa: S108  # it is looked at, and not written to
-    """Return the bytes that the node's shared memory may have; 0 where there is none."""
+def shared_memory(path: str = "/dev/shm") -> int:  # noqa: S108  # read only
+    """Return the size of the node's shared memory in bytes; 0 if there is none."""
     return shutil.disk_usage(path).total if os.path.isdir(path) else 0
 
 
@@ -128,7 +128,7 @@ def installed(program: str) -> bool:
 
 
 def read_text(path: str) -> str:
-    """Return a file's text; "" when it is not there or may not be read."""
+    """Return a file's text; "" if it does not exist or may not be read."""
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
             return file.read()
@@ -137,15 +137,15 @@ def read_text(path: str) -> str:
 
 
 def daemon_pid(docker_socket: str, proc: str = "/proc", programs: Sequence[str] = ("dockerd",)) -> int:
-    """Return the process id of the Docker daemon, 0 when none is found.
+    """Return the process id of the Docker daemon; 0 if none is found.
 
-    The kernel knows who listens on the socket; under systemd's socket activation that is systemd, so then
-    the first process called dockerd is taken.
+    The kernel reports which process listens on the socket. With socket activation that is systemd; then the
+    first process called dockerd counts.
 
     Args:
         docker_socket: path of the engine's socket.
         proc: where procfs is.
-        programs: that may serve the socket, the daemon first.
+        programs: names of programs that may serve the socket, the daemon's first.
     """
     pid = _listener(docker_socket)
     if _command(proc, pid) in programs:
@@ -155,7 +155,7 @@ def daemon_pid(docker_socket: str, proc: str = "/proc", programs: Sequence[str] 
 
 
 def is_paused(pid: int, proc: str = "/proc") -> bool:
-    """Return whether a signal (SIGSTOP), or a debugger, keeps a process from going on."""
+    """Return whether a process is stopped, by SIGSTOP or a debugger."""
     state = read_text("{0}/{1}/stat".format(proc, pid)).rpartition(")")[2].split()
     return state[:1] in (["T"], ["t"])
 
@@ -173,8 +173,9 @@ def daemon_config(pid: int, proc: str = "/proc") -> str:
 def memlock(pid: int, proc: str = "/proc") -> dict[str, Any]:
     """Return the limit of locked memory of a process: soft, hard (bytes, -1 unlimited), raise_allowed.
 
-    `raise_allowed`: its containers may get an unlimited one, because its own is, or because it may raise
-    limits: CAP_SYS_RESOURCE, outside a user namespace (a rootless daemon has the capability in vain).
+    `raise_allowed`: its containers may get an unlimited one, because its own is unlimited or it has
+    CAP_SYS_RESOURCE outside a user namespace (in one, as with a rootless daemon, the capability has no
+    effect).
 
     Args:
         pid: the daemon's process id; 0 means this process.
@@ -192,7 +193,7 @@ def memlock(pid: int, proc: str = "/proc") -> dict[str, Any]:
 
 
 def limits(text: str) -> tuple[int, int]:
-    """Return the soft and hard limit of locked memory from the text of /proc/PID/limits; 0 when unknown."""
+    """Return the soft and hard limit of locked memory from the text of /proc/PID/limits; 0 if unknown."""
     name = "Max locked memory"
     for line in text.splitlines():
         if line.startswith(name):
@@ -202,7 +203,7 @@ def limits(text: str) -> tuple[int, int]:
 
 
 def effective_capability(status: str, number: int) -> bool:
-    """Return whether the text of /proc/PID/status has a capability in the effective set."""
+    """Return whether a capability is effective, from the text of /proc/PID/status."""
     for line in status.splitlines():
         if line.startswith("CapEff:"):
             return bool(int(line.split()[1], 16) >> number & 1)
@@ -221,7 +222,7 @@ def _gid(name: str) -> Any:
 
 
 def _listener(docker_socket: str) -> int:
-    """Return the process that listens on a unix socket, 0 when it cannot be asked (SO_PEERCRED)."""
+    """Return the process that listens on a unix socket (SO_PEERCRED); 0 if unknown."""
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as peer:
             peer.settimeout(5)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The commands of iproute2; `ip` answers in JSON (4.13 or newer).
+"""Runs the commands of iproute2; `ip` prints JSON since version 4.13.
 
 This runs on nodes (Python 3.8 or newer).
 """
@@ -16,11 +16,11 @@ _TIMEOUT_S = 30.0  # a node with a full BGP table has a million routes
 
 
 class IpMissing(Exception):  # noqa: N818  # a state of the node, not a fault
-    """A command is missing, does not end or cannot answer in JSON; the text says which."""
+    """A command is missing, hangs or cannot print JSON; the text says which."""
 
 
 def iproute2(command: str, *words: str) -> subprocess.CompletedProcess[bytes]:
-    """Run a command such as `ip` to its end, whatever its status.
+    """Run a command such as `ip`; return its result, whatever its exit status.
 
     Raises:
         IpMissing: there is no such command, or it does not end.

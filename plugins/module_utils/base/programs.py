@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Programs of the node: found where root has them, run without a shell, and bounded in time.
+"""Finds and runs programs of the node, also those on root's PATH, without a shell and with a timeout.
 
 This runs on nodes (Python 3.8 or newer).
 """
@@ -15,11 +15,11 @@ _PATH = "/usr/sbin:/sbin:/usr/bin:/bin:/usr/local/sbin:/usr/local/bin"
 
 
 class ProgramProblem(Exception):  # noqa: N818  # most are the node's state, not errors
-    """A program said no, or nothing in time. The text is one sentence."""
+    """A program failed or timed out. The text is one sentence."""
 
 
 def find_program(*names: str) -> str:
-    """Return the path of the first of these programs that is installed; empty for none."""
+    """Return the path of the first of these programs that is installed; empty if none is."""
     path = os.pathsep.join([os.environ.get("PATH", ""), _PATH])
     return next((found for found in (shutil.which(name, path=path) for name in names) if found), "")
 
@@ -28,7 +28,7 @@ def run_program(command: List[str], seconds: float) -> str:
     """Return what a program prints.
 
     Raises:
-        ProgramProblem: it fails, is late, or cannot be started.
+        ProgramProblem: it fails, times out, or cannot be started.
     """
     name = os.path.basename(command[0])
     try:
@@ -47,7 +47,7 @@ def run_program(command: List[str], seconds: float) -> str:
         raise ProgramProblem("{0} cannot be started: {1}".format(name, error.strerror)) from None
     output = done.stdout.decode("utf-8", "replace")
     if done.returncode != 0:
-        # Some say it on the one stream, some on the other.
+        # Programs report errors on either stream.
         streams = (done.stderr.decode("utf-8", "replace").strip(), output.strip())
         told = "; ".join(text.splitlines()[-1].strip() for text in streams if text)
         raise ProgramProblem("{0}: {1}".format(name, told or "status {0}".format(done.returncode)))

@@ -27,13 +27,13 @@ from typing import Any, NamedTuple
 from ansible_collections.rdm.provision.plugins.module_utils.base.local_path import HOST_NAME
 
 READ_FOR_COMMANDS = ("bash", "zsh", "csh", "tcsh", "fish")
-"""The shells that read a file of the user's for the command of `ssh node command`."""
+"""The shells that read a user's file when they run the command of `ssh node command`."""
 
 _PLAIN_PATH = re.compile(r"~?[A-Za-z0-9_./%+-]+")
 
 
 class StartupFile(NamedTuple):
-    """A startup file of a shell, where in it a new block goes, and whether a missing file is made."""
+    """A startup file of a shell, where a new block goes in it, and whether a missing file is created."""
 
     path: str
     insert: str
@@ -52,19 +52,18 @@ def shell_blocks(
 ) -> list[dict[str, Any]]:
     """Return the blocks that set the variables, as the module node_files takes them.
 
-    A file that only some distributions have is left alone where it is missing, so nothing about the
-    distribution needs to be known.
+    A file that only some distributions have is skipped if it is missing, so the distribution does not matter.
 
     Args:
         variables: names and IPv4 addresses.
         cluster: names the blocks, so that several clusters can share a node.
-        system: for all users (needs root); else for one.
-        zsh: whether a zsh is installed; the one user's file for it is then made when it is missing.
-        home: of the one user.
+        system: whether they are for all users (needs root) or for one.
+        zsh: whether zsh is installed; then the user's file for it is created if it is missing.
+        home: the one user's home.
         state: present or absent.
-        source: a file that sets the variables, too. Where its path has the node's host name in it, nodes may
-            share the home: then the block is the same for all of them, and reads each one's file.
-        csh: whether a csh is installed; as zsh.
+        source: a file that sets the variables, too. If its path contains the node's host name, nodes may
+            share the home: then the block is the same on all nodes and reads the node's own file.
+        csh: the same for csh.
 
     Raises:
         ValueError: a value is no IPv4 address.
@@ -116,17 +115,17 @@ def shell_blocks(
 def source_blocks(
     file: str, name: str, zsh: bool = False, home: str = "~", state: str = "present"
 ) -> list[dict[str, Any]]:
-    """Return the blocks by which one user's shells read a file, first of all and last.
+    """Return the blocks by which one user's shells read a file, both at their start and at their end.
 
-    What a user's own lines do to PATH in between, such as pyenv's, does not count then, and a ``.bashrc``
-    that ends early in a shell that is not interactive has read it already.
+    The last one overrides what the user's own lines, such as pyenv's, do to PATH. The first one serves a
+    ``.bashrc`` that ends early in a shell that is not interactive.
 
     Args:
-        file: the file, with the node's host name in its path where nodes may share the home.
+        file: the file; its path contains the node's host name where nodes may share the home.
         name: names the blocks.
-        zsh: as of shell_blocks().
-        home: as of shell_blocks().
-        state: as of shell_blocks().
+        zsh: as in shell_blocks().
+        home: as in shell_blocks().
+        state: as in shell_blocks().
 
     Raises:
         ValueError: a shell would read the path otherwise.
@@ -150,10 +149,10 @@ def source_blocks(
 
 
 def activation(environment: str) -> str:
-    """Return the lines that put an environment before everything else on a shell's PATH, once.
+    """Return the lines that put an environment first on a shell's PATH, once.
 
     Args:
-        environment: its path, as the node has it.
+        environment: its path on the node.
 
     Raises:
         ValueError: a shell would read the path otherwise.
@@ -164,7 +163,7 @@ def activation(environment: str) -> str:
                 environment
             )
         )
-    # A shell takes ~ for the home only where no quotes are.
+    # A shell does not expand ~ within quotes.
     path = environment.replace("~/", '"$HOME"/', 1).replace(HOST_NAME, '"$(uname -n)"')
     return (
         "VIRTUAL_ENV={0}\n"
@@ -179,7 +178,7 @@ def block_name(cluster: str) -> str:
 
 
 def startup_files(system: bool, zsh: bool, home: str = "~") -> list[StartupFile]:
-    """Return the files that can hold a block, for all users or for one; arguments as in shell_blocks()."""
+    """Return the startup files of sh, bash and zsh; arguments as in shell_blocks()."""
     if system:
         return [
             StartupFile("/etc/environment", "end", True),
@@ -199,9 +198,9 @@ def startup_files(system: bool, zsh: bool, home: str = "~") -> list[StartupFile]
 
 
 def other_startup_files(system: bool, csh: bool = False, home: str = "~") -> list[StartupFile]:
-    """Return the files of shells that are none of sh's kind; arguments as in shell_blocks().
+    """Return the startup files of csh, tcsh and fish; arguments as in shell_blocks().
 
-    Fish makes its own when it is first used. For all users, PAM gives these shells what they need.
+    Fish creates its file when it is first used. For all users, PAM sets the variables.
     """
     if system:
         return []

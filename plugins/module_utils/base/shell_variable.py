@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a variable is in each kind of shell of a node, and which line gives it that value.
+"""The value of a variable in each kind of shell of a node, and the line that sets it.
 
-Nothing is run: a shell's files may start an agent, a terminal multiplexer or a wait. They are read as the
-shells do, in their order, with the files that they name in a plain `.` or `source` line. Which lines a
-condition leaves out is not known: every line that sets the variable counts as one that may.
+No shell is run: its files may start an agent or a terminal multiplexer, or wait. This module reads them in
+the shell's order, with the files that a plain `.` or `source` line names. It does not evaluate conditions:
+every line that sets the variable counts.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ class Line(NamedTuple):
     """A line that sets the variable.
 
     Attributes:
-        file: where it is.
-        number: of the line, from 1.
-        value: without quotes, as it stands there.
-        own: whether it is ours.
-        plain: whether it does nothing else, so that a shell does without it.
+        file: its path.
+        number: line number, from 1.
+        value: as written, without quotes.
+        own: whether the line is in one of our blocks.
+        plain: whether the line does nothing else, so that it can be commented out.
     """
 
     file: str
@@ -50,17 +50,17 @@ def strays(
     read: Read = read_text,
     profiles: Optional[List[str]] = None,
 ) -> List[Dict[str, object]]:
-    """Return the lines of others that win, with the kinds of shell in which they do.
+    """Return the lines of others that override ours, with the kinds of shell in which they do.
 
-    What is not written yet of our blocks counts as written.
+    Blocks of ours that are not written yet count as written.
 
     Args:
         name: the variable.
-        home: of the user whose shells they are.
+        home: the home of the shells' user.
         system: whether our blocks are for all users, or for this one.
-        zsh: whether a zsh is installed.
-        read: returns a file's text, empty where there is none.
-        profiles: the files that /etc/profile reads; those of this machine when not given.
+        zsh: whether zsh is installed.
+        read: returns a file's text; empty if there is none.
+        profiles: the files that /etc/profile reads; None: those of this machine.
     """
     known = profiles if profiles is not None else sorted(glob.glob("/etc/profile.d/*.sh"))
     reader = _Reader(name, home, {file.path: file.insert for file in startup_files(system, zsh, home)}, read)
@@ -114,12 +114,12 @@ def repaired(
     read: Read = read_text,
     profiles: Optional[List[str]] = None,
 ) -> Dict[str, str]:
-    """Return the files' texts without the lines of others that give the variable another value.
+    """Return the texts of files with the lines commented out that set the variable to another value.
 
-    Such a line becomes a comment that keeps it. One that does more than set the variable stays.
+    A line that does more than set the variable stays.
 
     Args:
-        name: as of strays(), like the rest.
+        name: see strays().
         value: the right one.
         home: see strays().
         system: see strays().
@@ -134,7 +134,7 @@ def repaired(
         return texts[real] if real in texts else read(path)
 
     while True:
-        # Without the last line, the one before it wins.
+        # When the last line is commented out, the one before it takes effect.
         found = [
             one
             for one in strays(name, home, system, zsh, now, profiles)
@@ -152,14 +152,14 @@ def _commented(text: str, number: int, file: str) -> str:
     lines = text.split("\n")
     line = lines[number - 1]
     command = line.lstrip()
-    # A shell wants a command between `then` and `fi`; PAM's file has none.
+    # A shell requires a command between `then` and `fi`. PAM's file has no commands.
     mark = "# {0}: " if file == "/etc/environment" else ": # {0}: "
     lines[number - 1] = line[: len(line) - len(command)] + mark.format(_BY) + command
     return "\n".join(lines)
 
 
 class _Reader:
-    """Reads shells' files."""
+    """Reads startup files."""
 
     def __init__(self, name: str, home: str, inserts: Dict[str, str], read: Read) -> None:
         self.sets = re.compile(
@@ -176,7 +176,7 @@ class _Reader:
         self.read = read
 
     def lines(self, file: str, above: Tuple[str, ...] = ()) -> List[Line]:
-        """Return the lines of a file, and of those that it reads, which set the variable, in their order."""
+        """Return the lines that set the variable, in order, in a file and in those that it sources."""
         text = self.read(file)
         found: List[Line] = []
         inside = seen = False
@@ -186,7 +186,7 @@ class _Reader:
             if line.startswith((_BEGIN, _END)):
                 inside = line.startswith(_BEGIN)
                 seen = True
-                # Ours may read a file of a path that only a shell knows.
+                # Our block may source a path that only a shell can resolve.
                 found += [Line(file, number, "", True)] if inside else []
             if inside or line.lstrip().startswith("#"):
                 continue
@@ -202,7 +202,7 @@ class _Reader:
         return planned + found if insert == "start" else found + planned
 
     def path(self, word: str) -> str:
-        """Return the path that a word means to a shell; empty where only that shell knows."""
+        """Return the path that a word expands to; empty if only a shell can tell."""
         for start in ("~/", "$HOME/", "${HOME}/"):
             if word.startswith(start):
                 return os.path.join(self.home, word[len(start) :])

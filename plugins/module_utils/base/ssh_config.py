@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The ssh client's configuration: its form, and that of a cluster's containers, host keys always checked.
+"""Writes ssh client configurations, among them that of a cluster's containers. Host keys are always checked.
 
 This runs on the controller and on nodes (Python 3.8 or newer).
 """
@@ -12,21 +12,21 @@ from typing import Iterable, List, Sequence
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _PATTERNS_PER_LINE = 50  # old versions of ssh limit the length of a line
-_IMAGES_OWN = "/etc/ssh/ssh_config.image"  # where the container's start puts the image's configuration
+_IMAGES_OWN = "/etc/ssh/ssh_config.image"  # the container's start moves the image's file there
 
 
 def section(head: str, settings: Iterable[str]) -> str:
-    """Return settings for the hosts of a line `Host ...` or `Match ...`."""
+    """Return one section: a line `Host ...` or `Match ...` with its settings."""
     return "{0}\n{1}".format(head, "".join("  {0}\n".format(setting) for setting in settings))
 
 
 def sections(keyword: str, patterns: Sequence[str], separator: str, settings: Sequence[str]) -> str:
-    """Return settings for many hosts.
+    """Return sections with the same settings for many hosts.
 
     Args:
         keyword: `Host` or `Match originalhost`.
         patterns: the hosts.
-        separator: between them, a space after `Host` and a comma after `Match`.
+        separator: between patterns: a space after `Host`, a comma after `Match`.
         settings: lines, such as `User root`.
     """
     lines = range(0, len(patterns), _PATTERNS_PER_LINE)
@@ -35,7 +35,7 @@ def sections(keyword: str, patterns: Sequence[str], separator: str, settings: Se
 
 
 def known_only_from(file: str) -> List[str]:
-    """Return the settings by which ssh believes the host keys of one file and no others."""
+    """Return the settings that make ssh trust only the host keys in one file."""
     return [
         "StrictHostKeyChecking yes",
         "UserKnownHostsFile {0}".format(file),
@@ -46,10 +46,10 @@ def known_only_from(file: str) -> List[str]:
 
 
 def parse_address_map(text: str) -> list[tuple[str, str]]:
-    """Return (node, MY_IP) of each line of an address map, in its order.
+    """Return (node, MY_IP) of each line of an address map, in order.
 
     Raises:
-        ValueError: a line is not a name and an address, or a name would be a pattern to ssh.
+        ValueError: a line is not a name and an address, or ssh would read a name as a pattern.
     """
     pairs = []
     for line in text.splitlines():
@@ -63,16 +63,16 @@ def parse_address_map(text: str) -> list[tuple[str, str]]:
 def ssh_client_config(address_map: str, port: int, directory: str) -> str:
     """Return an ssh_config with which root reaches every container of the cluster.
 
-    For other hosts it leaves everything to the image's own configuration.
+    For other hosts the image's own configuration applies.
 
-    Names are looked up here, not in DNS, but whatever their case, as there: `Match originalhost` compares so,
-    and `Host` does not. A container's host key is believed for its MY_IP, by the certificate that comes with
-    it, so that a node more or less changes no known_hosts.
+    It resolves names without DNS, and ignores case as DNS does: `Match originalhost` does so, `Host` does
+        not.
+    Host keys are trusted by their certificates, so adding or removing a node does not change known_hosts.
 
     Args:
         address_map: lines `node MY_IP`.
-        port: where the containers' sshd listens.
-        directory: where the keys are, in the container.
+        port: of the containers' sshd.
+        directory: the keys' directory in the container.
 
     Raises:
         ValueError: the address map is not well-formed.
@@ -92,7 +92,7 @@ def ssh_client_config(address_map: str, port: int, directory: str) -> str:
     alike = Counter(name.lower() for name, _ in pairs)
     for name, my_ip in pairs:
         if name != my_ip:
-            # Two names may differ only in case: then each matches its exact spelling.
+            # Names that differ only in case match their exact spelling.
             match = "Match originalhost" if alike[name.lower()] == 1 else "Host"
             parts.append(section("{0} {1}".format(match, name), ["HostName {0}".format(my_ip)]))
     parts.append(section("Host *", ["Include {0}".format(_IMAGES_OWN)]))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Whether systemd is what starts and stops a node's services.
+"""Whether systemd manages a node's services.
 
 This runs on nodes (Python 3.8 or newer).
 """
@@ -12,5 +12,5 @@ DIRECTORY = "/run/systemd/system"
 
 
 def systemd_runs() -> bool:
-    """Return whether systemd runs, which is more than that it is installed: sd_booted(3)."""
+    """Return whether systemd runs, and is not just installed: sd_booted(3)."""
     return os.path.isdir(DIRECTORY)

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Marked blocks in files that belong to somebody else.
+"""Marked blocks in files that are not ours.
 
-A block stands between `# BEGIN rdm-provision NAME` and `# END rdm-provision NAME`. Putting one in and taking
-it out again gives back the file as it was, to the byte, whatever it held and however it ended. The END line
-has a newline, so that what another program appends does not run into it; a line in the block notes that the
-file had none at its end.
+A block stands between `# BEGIN rdm-provision NAME` and `# END rdm-provision NAME`. Removing a block restores
+the file to the byte. The END line has a newline, so that text which another program appends starts a new
+line; if the file had no newline at its end, a line in the block notes it.
 """
 
 from __future__ import annotations
@@ -17,19 +16,19 @@ _MARKER = re.compile(rb"(?m)^# (?:BEGIN|END) rdm-provision ")
 
 
 class BlockError(ValueError):
-    """A block that cannot be written or found; the text is one sentence."""
+    """A block cannot be written or found; the text is one sentence."""
 
 
 def put_block(data: bytes | None, name: str, content: str, at_start: bool = False) -> bytes:
     """Return the file's bytes with the block in them.
 
-    A block that is there already is replaced where it stands.
+    An existing block is replaced in place.
 
     Args:
-        data: what the file holds; None when there is no file.
-        name: names the block; letters, digits, space and ._()-.
+        data: the file's content; None if there is no file.
+        name: the block's name: letters, digits, space and ._()-.
         content: the lines between the markers.
-        at_start: put a new block before everything else instead of after it.
+        at_start: put a new block at the file's start instead of its end.
 
     Raises:
         BlockError: an unusable name or content, or a marker without its partner.
@@ -46,7 +45,7 @@ def put_block(data: bytes | None, name: str, content: str, at_start: bool = Fals
 
 
 def drop_block(data: bytes, name: str) -> bytes | None:
-    """Return the file's bytes without the block; None when the block was all of a file made for it.
+    """Return the file's bytes without the block; None if the file was created for it and is empty then.
 
     Raises:
         BlockError: an unusable name, or a marker without its partner.
@@ -61,7 +60,7 @@ def drop_block(data: bytes, name: str) -> bytes | None:
 
 
 def read_block(data: bytes, name: str) -> bytes | None:
-    """Return the block with its markers, None when there is none.
+    """Return the block with its markers; None if there is none.
 
     Raises:
         BlockError: an unusable name, or a marker without its partner.
@@ -89,7 +88,7 @@ def _render(name: str, content: str, unended: bool = False) -> bytes:
 
 
 def _had_no_newline(data: bytes, place: tuple[int, int]) -> bool:
-    """Whether the file had no newline at its end before the block came.
+    """Whether the file had no newline at its end before the block was added.
 
     Up to version 0.6 the END line of such a block had none.
     """
@@ -97,13 +96,13 @@ def _had_no_newline(data: bytes, place: tuple[int, int]) -> bool:
 
 
 def _ends_unended(data: bytes) -> bool:
-    """Whether data end with a block that notes a missing newline."""
+    """Whether the data ends with a block that notes a missing newline."""
     before, _, last = data.rpartition(b"\n# END rdm-provision ")
     return last.endswith(b"\n") and last.count(b"\n") == 1 and before.endswith(_NO_NEWLINE[:-1])
 
 
 def _find(data: bytes, name: str) -> tuple[int, int] | None:
-    """Return where the block begins and where its END line ends, its newline left out."""
+    """Return the offsets of the block's start and of the end of its END line, without the newline."""
     begin, end = _markers(name)
     begins = _lines(data, begin)
     ends = _lines(data, end)
@@ -118,5 +117,5 @@ def _find(data: bytes, name: str) -> tuple[int, int] | None:
 
 
 def _lines(data: bytes, line: bytes) -> list[int]:
-    """Return where each line that is exactly this one begins."""
+    """Return the offset of each line that is exactly this one."""
     return [match.start() for match in re.finditer(rb"(?m)^" + re.escape(line) + rb"$", data)]

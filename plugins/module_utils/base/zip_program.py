@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A Python program of several files as one that any Python 3.8 runs.
+"""Packs a Python program of several files into one file that Python 3.8 or newer runs.
 
 This runs on the controller and on nodes (Python 3.8 or newer).
 """
@@ -23,14 +23,14 @@ _TIME = (1980, 1, 1, 0, 0, 0)  # the same sources make the same file
 
 
 def packed_program(collection: Path, main: str) -> bytes:
-    """Return a script, with all of the collection that it imports, as one program.
+    """Return a script, packed with the collection's modules that it imports.
 
     Args:
         collection: the directory of the collection.
         main: the text of the script.
 
     Raises:
-        ImportError: it imports what is neither in the collection nor in Python itself.
+        ImportError: an import is neither in the collection nor in the standard library.
         OSError: a file of the collection cannot be read.
     """
     sources: Dict[str, bytes] = {}
@@ -47,7 +47,7 @@ def packed_program(collection: Path, main: str) -> bytes:
 
 
 def _imports(text: str) -> Iterator[Tuple[str, List[str]]]:
-    """Yield the modules that a source imports, each with the names that it takes from there."""
+    """Yield the modules that a source imports, each with the names imported from it."""
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Import):
             yield from ((alias.name, []) for alias in node.names)
@@ -58,7 +58,7 @@ def _imports(text: str) -> Iterator[Tuple[str, List[str]]]:
 def _files(collection: Path, importer: str, module: str, names: List[str]) -> List[str]:
     """Return the files of the collection behind one import; none for Python's own modules."""
     if not module.startswith(COLLECTION + "."):
-        # Python 3.10 and newer knows the names; the older ones do not pack in tests.
+        # Python 3.10 and newer knows the names.
         known = getattr(sys, "stdlib_module_names", None)
         if known is None or module.partition(".")[0] in known:
             return []
@@ -73,13 +73,13 @@ def _files(collection: Path, importer: str, module: str, names: List[str]) -> Li
 
 
 def source_of(name: str) -> str:
-    """Return a module's source from where it is imported, such as the archive that Ansible packs for a node.
+    """Return a module's source, also from the archive that Ansible packs for a node.
 
     Args:
         name: its full name.
 
     Raises:
-        ImportError: it is not there, or without its source.
+        ImportError: there is no such module, or it has no source.
     """
     module = importlib.import_module(name)
     try:
@@ -92,7 +92,7 @@ def zip_program(sources: Mapping[str, bytes], main: bytes) -> bytes:
     """Return an executable zip archive (PEP 441).
 
     Args:
-        sources: path in the archive -> content; the packages that they are in are made.
+        sources: path in the archive -> content; packages are created as needed.
         main: the script that it runs.
     """
     files: Dict[str, bytes] = {"__main__.py": main}
@@ -103,7 +103,7 @@ def zip_program(sources: Mapping[str, bytes], main: bytes) -> bytes:
                 files.setdefault(str(folder / "__init__.py"), b"")
     output = io.BytesIO(b"#!/usr/bin/env python3\n")
     output.seek(0, io.SEEK_END)
-    # Not compressed: another zlib would make another file of the same sources.
+    # Not compressed, so that the same sources give the same file with any zlib.
     with zipfile.ZipFile(output, "a", zipfile.ZIP_STORED) as archive:
         for path, content in sorted(files.items()):
             member = zipfile.ZipInfo(path, _TIME)
@@ -113,7 +113,7 @@ def zip_program(sources: Mapping[str, bytes], main: bytes) -> bytes:
 
 
 def digest(program: bytes) -> str:
-    """Return what a program is known by."""
+    """Return a program's digest, as it is recorded and compared."""
     return "sha256:" + hashlib.sha256(program).hexdigest()[:16]
 
 

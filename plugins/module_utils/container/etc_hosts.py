@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """The names of all nodes in a container's /etc/hosts.
 
-The engine mounts that file, and writes it anew when the container starts. So a script of the container's own
-(roles/container/files/hosts.sh) writes a block in place at each start, and is run again when nodes have come
-or gone.
+The engine rewrites that file whenever the container starts. So a script in the container
+(roles/container/files/hosts.sh) writes a block into it at each start, and again when nodes were added or
+removed.
 
 This runs on nodes (Python 3.8 or newer).
 """
@@ -33,17 +33,17 @@ def block(address_map: str) -> str:
         address_map: lines `node MY_IP`.
 
     Raises:
-        ValueError: it is not well-formed.
+        ValueError: the map is not well-formed.
     """
     pairs = [pair for pair in parse_address_map(address_map) if pair[0] != pair[1]]
     return put_block(None, _NAME, "".join("{1} {0}\n".format(*pair) for pair in pairs)).decode()
 
 
 def found(container: Mapping[str, Any]) -> Optional[str]:
-    """Return the block that a container has, empty for none; None when its file cannot be read from here.
+    """Return the block in a container's file, empty for none; None if the file cannot be read.
 
     Args:
-        container: as the engine describes it. Only root can read its file.
+        container: as the engine describes it. Only root can read the file.
     """
     try:
         with open(container.get("HostsPath") or "", "rb") as stream:
@@ -56,10 +56,10 @@ def found(container: Mapping[str, Any]) -> Optional[str]:
 
 
 def write(api: DockerAPI, name: str) -> None:
-    """Let a running container write its block.
+    """Make a running container write its block.
 
     Raises:
-        NotReady: it cannot.
+        NotReady: the script failed.
         DockerProblem: the engine refuses.
     """
     result = api.exec(name, ["sh", _SCRIPT], _TIMEOUT, user="0")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Is a container's name free for us, and has what runs in the container come up?"""
+"""Checks that a container's name is free, and waits until the container is ready."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from ansible_collections.rdm.provision.plugins.module_utils.docker.ownership imp
 )
 from ansible_collections.rdm.provision.plugins.module_utils.docker.plugin_client import someone_listens
 
-_POLL = 0.1  # seconds between two looks
+_POLL = 0.1  # seconds
 _LAST_LINES = 5
 _WORDS_TIMEOUT = 10.0  # seconds
 
 
 class NotReady(Exception):  # noqa: N818  # one sentence for fail_json
-    """Why it is not ready or not ours; the text is one sentence, and perhaps the container's last words."""
+    """Why it is not ready or not ours: one sentence, with the container's last output where there is any."""
 
 
 def refuse_taken(api: DockerAPI, name: str, cluster: str, socket: str = "") -> None:
-    """Return when the name, and the socket if there is one, are free or ours.
+    """Raise unless the name, and the socket if one is given, are free or ours.
 
     Raises:
-        NotReady: somebody else has one of them.
+        NotReady: the name or the socket is in use by others.
     """
     container = inspect(api, "containers", name)
     if container is not None and not is_ours(container["Config"].get("Labels"), cluster):
@@ -46,7 +46,7 @@ def refuse_taken(api: DockerAPI, name: str, cluster: str, socket: str = "") -> N
 
 
 def refuse_served(api: DockerAPI, socket: str) -> NoReturn:
-    """Say that, and where it can be told who, somebody else serves a plugin's socket."""
+    """Raise NotReady: something else serves a plugin's socket. Name it where it is known."""
     raise NotReady(
         "something else serves {0} already{1}: stop it, or leave it to that (sriov_enabled: false)".format(
             socket, _suspect(api, socket)
@@ -58,7 +58,7 @@ def wait_ready(api: DockerAPI, name: str, socket: str, ready_line: str, timeout:
     """Return when the container is ready.
 
     Raises:
-        NotReady: it ended, or the time is up.
+        NotReady: it ended or timed out.
     """
     deadline = time.monotonic() + timeout
     container = inspect(api, "containers", name)
@@ -80,7 +80,7 @@ def wait_ready(api: DockerAPI, name: str, socket: str, ready_line: str, timeout:
 def _why_not(
     api: DockerAPI, container: Optional[Dict[str, Any]], name: str, socket: str, ready_line: str
 ) -> Optional[str]:
-    """Return why it is not ready yet; None when it is. Raise when it will never be."""
+    """Return why it is not ready yet, None if it is. Raise NotReady if it never will be."""
     if container is None:
         raise NotReady("there is no container {0}".format(name))
     state = container["State"]
@@ -101,7 +101,7 @@ def _why_not(
 
 
 def _words(api: DockerAPI, container: Optional[Dict[str, Any]]) -> str:
-    """Return the container's last lines, as an appendix to a sentence."""
+    """Return the container's last lines, to be appended to a sentence."""
     # The engine may report the end of a container before it has stored its output.
     deadline = time.monotonic() + _WORDS_TIMEOUT
     lines: List[str] = []

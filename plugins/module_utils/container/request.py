@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What the training container shall be: as a request to the engine, and compared with the one that is there.
+"""The desired training container, as a request to the engine, and compared with the existing container.
 
-The engine changes nothing of a container but its limits, its restart policy and its networks; everything else
-stays as it was asked for. What was asked for is kept in a label, so that nothing has to be guessed from how
-an engine shows it. The environment may hold secrets and labels are shown in many places: of it, the label has
-the names only.
+The engine can change a container's limits, restart policy and networks, and nothing else. A label keeps the
+requested settings, since an engine shows some of them in another form. Of the environment the label has only
+the names: values may be secret, and labels are shown in many places.
 """
 
 from __future__ import annotations
@@ -24,24 +23,24 @@ SETTINGS = (
     *("groups", "ulimits", "capabilities", "security_opts", "ipc_mode", "userns_mode", "shm_size"),
     *("stop_timeout", "reads", "rails", "functions"),
 )
-"""The parts of the desired container that make another one when they change, and what goes with its VFs."""
+"""The settings whose change requires another container, and those of its VFs."""
 
 _LATER = ("rails", "functions")
-"""Those that a container of an earlier version does not name; they are named only where there are any."""
+"""Settings that containers of an earlier version lack; they are recorded only if they are not empty."""
 
 NEEDED = {*SETTINGS, *("name", "cluster", "plugin_socket", "rdma", "restart_policy", "ready_line")} - {
     "functions"
 }
-"""The keys that the module needs of the desired container."""
+"""The required keys of the desired container."""
 
 _MAC_OF_ENDPOINT = (1, 44)
-"""Since this version of the engine's API an endpoint has a hardware address; before, only a container."""
+"""Since this API version an endpoint has a hardware address; before, only a container had one."""
 
-# Linux answers for an address on whichever interface is asked. Where two rails are one broadcast domain, the
-# packets of one would go over the other (`ip-sysctl.rst` of the kernel).
+# By default Linux answers ARP for an address on any interface. Where two rails share a broadcast domain,
+# packets for one would arrive on the other (`ip-sysctl.rst` of the kernel).
 _SYSCTLS_OF_RAILS = {"net.ipv4.conf.all.arp_announce": "2", "net.ipv4.conf.all.arp_ignore": "1"}
 
-# What `docker update` changes besides the restart policy. We set none of these limits.
+# Limits that `docker update` changes. We set none of them.
 _LIMITS = (
     *("BlkioWeight", "CpuShares", "CpuPeriod", "CpuQuota", "CpuRealtimePeriod", "CpuRealtimeRuntime"),
     *("CpusetCpus", "CpusetMems", "KernelMemory", "Memory", "MemoryReservation", "MemorySwap", "NanoCpus"),
@@ -50,14 +49,14 @@ _LIMITS = (
 
 
 class Difference(NamedTuple):
-    """How a container differs from what it shall be.
+    """How a container differs from the desired one.
 
     Attributes:
-        before: what it has: setting -> value; only those that differ.
-        after: what it shall have.
-        recreate_needed: whether another container has to take its place.
-        policy: whether its restart policy is another.
-        extra_networks: the networks that it is on and shall not be.
+        before: its settings that differ: setting -> value.
+        after: the desired values.
+        recreate_needed: whether the container has to be recreated.
+        policy: whether its restart policy differs.
+        extra_networks: the networks that it has to leave.
     """
 
     before: Dict[str, Any]
@@ -68,12 +67,12 @@ class Difference(NamedTuple):
 
 
 def ends(wanted: Mapping[str, Any]) -> List[Tuple[str, str]]:
-    """Return the networks that the container is on, and its address on each; that of MY_IP first."""
+    """Return the container's networks, and its address on each; that of MY_IP first."""
     return [(wanted["network"], wanted["my_ip"]), *(wanted.get("rails") or {}).items()]
 
 
 def endpoint(wanted: Mapping[str, Any], network: str, api: Tuple[int, ...]) -> Dict[str, Any]:
-    """Return what the engine is told of the container's end of a network.
+    """Return the endpoint settings of the container on a network, in the engine's form.
 
     Args:
         wanted: the desired container, with `functions`.
@@ -90,7 +89,7 @@ def endpoint(wanted: Mapping[str, Any], network: str, api: Tuple[int, ...]) -> D
 
 
 def request(wanted: Mapping[str, Any], api: Tuple[int, ...] = (1, 41)) -> Dict[str, Any]:
-    """Return the body of the engine's request that creates the container, on the first of its networks.
+    """Return the body of the request that creates the container on the first of its networks.
 
     Args:
         wanted: the desired container, with `functions`.
@@ -142,13 +141,13 @@ def difference(
     image: str = "",
     networks: Optional[Mapping[str, str]] = None,
 ) -> Difference:
-    """Compare a container with what it shall be.
+    """Compare a container with the desired one.
 
     Args:
         wanted: the desired container, with `functions`.
         found: the container as the engine shows it.
-        image: ID of the image that its name stands for; empty when that is not known.
-        networks: the same of its networks; those that are not known are left out.
+        image: ID of the image that its name refers to now; empty if unknown.
+        networks: name -> ID of its networks, without unknown ones.
     """
     before = settings_of(found)
     after = {name: (wanted.get(name) or None) if name in _LATER else wanted[name] for name in SETTINGS}
@@ -182,7 +181,7 @@ def difference(
 
 
 def _end_differs(end: Any, address: str, network: str) -> Dict[str, Tuple[Any, Any]]:
-    """Return how a container's end of a network differs: what -> how it is, and how it shall be."""
+    """Return how a container's endpoint on a network differs: what -> (is, should be)."""
     if end is None:
         return {"on the network": (False, True)}
     if network and end.get("NetworkID") and end["NetworkID"] != network:
@@ -192,10 +191,10 @@ def _end_differs(end: Any, address: str, network: str) -> Dict[str, Tuple[Any, A
 
 
 def settings_of(found: Mapping[str, Any]) -> Dict[str, Any]:
-    """Return the settings that a container was made with; empty when it does not say."""
+    """Return the settings in a container's label; empty if there are none."""
     try:
         settings = json.loads((found["Config"].get("Labels") or {}).get(LABEL_SETTINGS, ""))
-        # Variables that we set have our value, whatever the image says.
+        # Variables that we set override the image's.
         has = dict(line.split("=", 1) for line in found["Config"].get("Env") or [] if "=" in line)
         return dict(settings, env={name: has.get(name) for name in settings["env"]})
     except (ValueError, TypeError, KeyError):
@@ -225,7 +224,7 @@ def _bind(volume: str) -> str:
 
 
 def _device(text: str) -> Dict[str, str]:
-    """Return `path on the node[:path in the container[:rwm]]`, or `path:rwm`, as the engine takes it."""
+    """Parse `path on the node[:path in the container[:rwm]]`, or `path:rwm`, into the engine's form."""
     path, *rest = text.split(":")
     inside = rest.pop(0) if rest and rest[0].startswith("/") else path
     return {"PathOnHost": path, "PathInContainer": inside, "CgroupPermissions": rest[0] if rest else "rwm"}

@@ -9,7 +9,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.docker.engine_facts 
 
 RDMA_CM = "/dev/infiniband/rdma_cm"
 SHARED_MEMORY = 2**30
-"""Bytes of shared memory that NCCL and RCCL want for the processes of a node, as their documents say."""
+"""Bytes of shared memory that NCCL and RCCL need for the processes of a node, by their documentation."""
 
 
 class ContainerSpec(NamedTuple):
@@ -17,11 +17,11 @@ class ContainerSpec(NamedTuple):
 
     Attributes:
         devices: `host path:container path:permissions`.
-        groups: extra groups, by number where the node knows it.
+        groups: extra groups, by number where the node has them.
         device_requests: requests to device drivers, such as the NVIDIA runtime's.
-        ulimits: `name:soft:hard`; memlock in bytes, -1 is unlimited.
+        ulimits: `name:soft:hard`; memlock in bytes, -1 for unlimited.
         capabilities: capabilities to add.
-        shm_size: of a shared memory of its own.
+        shm_size: size of its own shared memory.
     """
 
     devices: List[str]
@@ -35,21 +35,21 @@ class ContainerSpec(NamedTuple):
 def container_spec(
     facts: Mapping[str, Any], accelerator: str, *interfaces: str, rdma: bool = True
 ) -> ContainerSpec:
-    """Return what the container on a node gets.
+    """Return the hardware options of a node's container.
 
     Args:
         facts: what `node_facts` found on the node.
         accelerator: `rocm`, `cuda` or `cpu`.
-        interfaces: the node's interfaces below the container's: of RDMA devices it gets those of their
-            functions and these ones' VFs. None means all.
-        rdma: whether it gets RDMA devices at all; not where they are those of the function that it will have.
+        interfaces: the parents of the container's interfaces. The container gets the RDMA devices of their
+            functions and of these functions' VFs. No interface means all devices.
+        rdma: whether to include RDMA devices; False where they come with the container's VF.
     """
     paths: List[str] = []
     groups: List[str] = []
     requests: List[Dict[str, Any]] = []
     capabilities: List[str] = []
     if accelerator == "rocm":
-        # The container's own /etc/group may number these groups otherwise, so the node's numbers count.
+        # The container's /etc/group may have other numbers for these groups.
         ids = facts.get("groups") or {}
         paths += ["/dev/kfd", "/dev/dri"]
         groups.append(str(ids["video"]) if ids.get("video") is not None else "video")
@@ -77,28 +77,28 @@ def container_spec(
 
 
 def own_shm_size(facts: Mapping[str, Any]) -> str:
-    """Return how much shared memory a container gets that has its own: about as much as the node has.
+    """Return the size of a container's own shared memory: about the node's.
 
-    That is a power of two, so that another kernel, which leaves a little more or less, makes no difference.
+    It is a power of two, since the node's size varies a little with the kernel.
     """
     gibibytes = max(int(facts.get("shared_memory") or 0), SHARED_MEMORY) // SHARED_MEMORY
     return "{0}G".format(2 ** (gibibytes.bit_length() - 1))
 
 
 def nvidia_way(facts: Mapping[str, Any]) -> str:
-    """Return how containers on the node get NVIDIA GPUs: toolkit, cdi, or "" when they cannot."""
+    """Return how containers on the node get NVIDIA GPUs: toolkit, cdi, or "" if they cannot."""
     docker = facts.get("docker") or {}
     output = docker.get("nvidia") or []
-    # Podman does not run the toolkit's hook for requests through its API.
+    # Podman ignores the toolkit's hook in requests through its API.
     if (facts.get("nvidia_hook") and docker.get("engine") != "podman") or "runtime" in output:
         return "toolkit"
     return "cdi" if "cdi" in output else ""
 
 
 def memlock_limit(facts: Mapping[str, Any]) -> int:
-    """Return the locked-memory limit in bytes that a container can get on the node; -1 is unlimited.
+    """Return the locked-memory limit in bytes that a container can get on the node; -1 for unlimited.
 
-    Without an engine there is no limit to know: the one that will be installed has none.
+    Where no engine is installed yet it is unlimited.
     """
     memlock = facts.get("memlock") or {}
     if not facts.get("docker") or memlock.get("raise_allowed", True):
@@ -107,7 +107,7 @@ def memlock_limit(facts: Mapping[str, Any]) -> int:
 
 
 def memlock_shortage(facts: Mapping[str, Any]) -> Optional[str]:
-    """Return why containers on the node cannot lock all memory, or None when they can."""
+    """Return why containers on the node cannot lock all memory; None if they can."""
     limit = memlock_limit(facts)
     if limit == -1:
         return None
@@ -115,11 +115,11 @@ def memlock_shortage(facts: Mapping[str, Any]) -> Optional[str]:
 
 
 class RdmaDevices(NamedTuple):
-    """Which RDMA devices of a node its container gets.
+    """The RDMA devices of a node that its container gets.
 
     Attributes:
         paths: their character devices, each once.
-        left_out: the names of those that it does not get.
+        left_out: names of the RDMA devices that it does not get.
     """
 
     paths: List[str]
@@ -127,12 +127,12 @@ class RdmaDevices(NamedTuple):
 
 
 def rdma_devices(facts: Mapping[str, Any], *interfaces: str) -> RdmaDevices:
-    """Return the RDMA devices below interfaces: those of their functions, and of these ones' VFs.
+    """Return the RDMA devices of the interfaces' functions, and of these functions' VFs.
 
     Args:
         facts: what `node_facts` found on the node.
-        interfaces: names of interfaces of the node, also of those that are yet to be made, such as a VLAN;
-            none means all devices.
+        interfaces: names of interfaces of the node; they need not exist yet, such as a VLAN. None means all
+            devices.
     """
     named = {part for name in interfaces for part in (name, name.rpartition(".")[0])} - {""}
     functions = {

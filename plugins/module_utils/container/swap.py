@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Bring the training container into the state it shall have, one step after the other.
+"""Brings the training container into its desired state, step by step.
 
-A container that is to be another one is only given up for a successor that works: the successor is created
-beside it, under NAME.next, so that the engine has taken every option; then the old one is stopped and called
-NAME.old, since both have one address; the successor gets the name, starts, and says that it is ready; and
-only then the old one goes. Whatever fails on this way, the old one is started again. A run that is killed on
-it leaves names from which the next one sees how far it came: see :func:`leftovers_of`.
+A container is replaced only by a successor that works. The successor is created as NAME.next, so that the
+engine has accepted every option. Then the old container is stopped and renamed to NAME.old, since both have
+the same address. The successor gets the name and starts; when it is ready, the old container is removed. If a
+step fails, the old container is started again. If a run is killed, the names show how far it came: see
+:func:`leftovers_of`.
 """
 
 from __future__ import annotations
@@ -50,19 +50,19 @@ Container = Dict[str, Any]
 
 _FATES = {"restart": "restarted", "replace": "made anew"}
 ENDS = tuple(_FATES)
-"""The steps that end what runs in the container."""
+"""The steps that end all processes in the container."""
 
 
 class PreconditionFailed(Exception):  # noqa: N818  # one sentence for fail_json
-    """Why the container stays as it is; the text is one sentence."""
+    """Why the container was not changed; the text is one sentence."""
 
 
 class Steps(NamedTuple):
-    """What is to be done.
+    """The steps to the desired state.
 
     Attributes:
         todo: the steps, in order: make, replace, update, disconnect, unpause, start, restart.
-        differs: how the container differs; None where there is none.
+        differs: how the container differs; None if there is no container.
     """
 
     todo: List[str]
@@ -72,13 +72,13 @@ class Steps(NamedTuple):
 def leftovers_of(
     api: DockerAPI, name: str, cluster: str, check: bool
 ) -> Tuple[Optional[Container], List[str]]:
-    """Clear away what a run that was killed has left; return the container, and the names that go.
+    """Remove what a killed run has left; return the container, and the names of what was removed.
 
-    One that was to be the successor has never run. One that was to make room is only needed where its
-    successor does not run; there it gets its name back. One that has lost its name is nobody's to find.
+    A container NAME.next never ran and is removed. A container NAME.old gets its name back if its successor
+    does not run, and is removed otherwise. Containers without a name are removed.
 
     Raises:
-        NotReady: the name is somebody else's.
+        NotReady: the name is in use by others.
     """
     refuse_taken(api, name, cluster)
     now, old = inspect(api, "containers", name), _leftover(api, name + OLD, cluster)
@@ -102,16 +102,16 @@ def steps(
     recreate: bool = False,
     image: str = "",
 ) -> Steps:
-    """Return what is to be done with the container.
+    """Return the steps to bring the container into its desired state.
 
     Args:
         api: the engine.
         wanted: the module's options, with `functions`.
-        found: the container that is there.
-        restart: whether it has to start again, since a directory that it has mounted was made anew, or an
-            RDMA device did not go with it. One that has lost an interface has to in any case.
-        recreate: whether it has to be another one, since its network was made anew.
-        image: ID of the image that it will have; empty for the one that the name stands for now.
+        found: the existing container.
+        restart: whether to restart it, since a directory that it mounts was recreated or it lacks an RDMA
+            device. A container that has lost an interface is restarted in any case.
+        recreate: whether to recreate it, since its network was recreated.
+        image: ID of the image to use; empty for the one that the name refers to now.
     """
     if found is None:
         return Steps(["make"], None)
@@ -133,13 +133,13 @@ def steps(
 
 
 def image_id(api: DockerAPI, name: str) -> str:
-    """Return the ID of the image that a name stands for; empty where there is none."""
+    """Return the ID of the image that a name refers to; empty if there is none."""
     found = inspect(api, "images", name)
     return str(found["Id"]) if found else ""
 
 
 def jobs_in(found: Optional[Container], node: str) -> List[str]:
-    """Return the training jobs that run in a container at this moment."""
+    """Return the training jobs that run in a container now."""
     if found is None or not found["State"]["Running"] or not node:
         return []
     directory = job_directory(found)
@@ -150,10 +150,10 @@ class Change:
     """Changes a container.
 
     Args:
-        api: the engine; it may be silent for as long as a container takes to stop.
+        api: the engine, with a timeout longer than a container takes to stop.
         wanted: the module's options, with `functions`.
-        found: the container that is there.
-        functions: those that it gets.
+        found: the existing container.
+        functions: its VFs.
     """
 
     def __init__(
@@ -166,7 +166,7 @@ class Change:
         self._found = found
 
     def protect_jobs(self, todo: Steps) -> None:
-        """Raise Refused where the steps would end a job that runs now; they look again themselves."""
+        """Raise PreconditionFailed if the steps would end a running job. make() checks again."""
         for step, fate in _FATES.items():
             if self._found is not None and step in todo.todo:
                 self._protect_jobs(self._found, fate)
@@ -175,11 +175,12 @@ class Change:
         """Take the steps, and wait until the container is ready.
 
         Raises:
-            PreconditionFailed: a job in it would end, or its successor does not work; it is as it was.
+            PreconditionFailed: it would end a job, or the successor does not work. The container is
+                unchanged.
             NotReady: it does not become ready.
             DockerProblem: the engine refuses.
-            PluginProblem: it has not got the functions that it was to get.
-            RdmaProblem: it has not got their RDMA devices.
+            PluginProblem: it did not get its VFs.
+            RdmaProblem: it did not get their RDMA devices.
         """
         if "replace" in todo.todo:
             self._replace()
@@ -214,13 +215,13 @@ class Change:
         was_running = old["State"]["Running"]
         successor = self._create(self._name + NEXT)
         try:
-            # Minutes may have passed since the last check for jobs.
+            # The last check for jobs may be minutes old.
             self._protect_jobs(old, _FATES["replace"])
             if old["State"]["Paused"]:
                 self._api.post("/containers/{0}/unpause".format(old["Id"]))
             if was_running:
                 self._api.post("/containers/{0}/stop".format(old["Id"]), t=self._wanted["stop_timeout"])
-            # An engine that restarts meanwhile must not start both, since they share an address.
+            # If the engine restarts now, it must not start both: they have the same address.
             self._set_policy(old["Id"], "no")
             _rename(self._api, old["Id"], self._name + OLD)
             _rename(self._api, successor, self._name)
@@ -240,17 +241,17 @@ class Change:
         _remove(self._api, old["Id"])
 
     def _undo(self, old: Container, successor: str) -> None:
-        """Give the old container its place back."""
+        """Restore the old container."""
         _remove(self._api, successor, volumes=True)
         now = inspect(self._api, "containers", old["Id"])
         if now is not None and now["Name"] != "/" + self._name:
             _rename(self._api, old["Id"], self._name)
         policy = old["HostConfig"]["RestartPolicy"]["Name"] or "no"
-        if policy == "no":  # perhaps the word of a run that was killed while it made room
+        if policy == "no":  # a killed run may have set it
             policy = self._wanted["restart_policy"]
         self._set_policy(old["Id"], policy)
         if old["State"]["Running"]:
-            self._start(old["Id"])  # it may run still, which is nothing to the engine
+            self._start(old["Id"])  # no error if it still runs
 
     def _create(self, name: str) -> str:
         version = tuple(int(part) for part in self._api.api_version.split("."))
@@ -304,7 +305,7 @@ def _leftover(api: DockerAPI, name: str, cluster: str) -> Optional[Container]:
 
 
 def _nameless(api: DockerAPI, cluster: str) -> List[Container]:
-    """Return the cluster's containers that have lost their names, as two runs at once could leave them."""
+    """Return the cluster's containers without a name, which two runs at once could leave."""
     listed = api.get("/containers/json", all=True, filters={"label": label_filter(cluster, "container")})
     return [{"Id": one["Id"], "Name": ""} for one in listed if not one.get("Names")]
 
@@ -314,9 +315,9 @@ def _rename(api: DockerAPI, container: str, name: str) -> None:
 
 
 def _remove(api: DockerAPI, container: str, volumes: bool = False) -> None:
-    """Remove a container; the volumes that it has used stay, since nobody can know what is in them."""
+    """Remove a container. Its volumes stay by default: they may hold a user's data."""
     try:
         api.delete("/containers/{0}".format(container), force=True, v=volumes)
     except DockerError as error:
-        if error.status != 404:  # somebody was faster
+        if error.status != 404:  # already removed
             raise

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The network functions that the training container gets from rdm-sriov, and what goes with them.
+"""The VFs that the training container gets from rdm-sriov, with their RDMA devices and hardware addresses.
 
-The plugin is asked for a container's function before the container is made, since the engine must be told
-then which RDMA devices it gets. The promise is to the container's address, until the engine asks for that
-address. Whether it was kept is looked at after the start: the devices of another one's function would be of
-no use to it, and of harm to the other.
+A VF is reserved before the container is created, since the engine must be given the RDMA devices then. The
+reservation is for the container's address, and holds until the engine requests an endpoint with that address.
+After the start the result is checked: with the RDMA devices of another container's VF, a container could not
+communicate and would disturb the other.
 
 This runs on nodes (Python 3.8 or newer).
 """
@@ -32,23 +32,23 @@ from ansible_collections.rdm.provision.plugins.module_utils.sriov import pf
 from ansible_collections.rdm.provision.plugins.module_utils.sriov.functions import is_infiniband
 
 Settings = Dict[str, Dict[str, Any]]
-"""Network -> `devices`, paths of RDMA devices, `function`, the key of the function that these belong to, and
-`mac`, the hardware address; what is empty is left out."""
+"""Network -> `devices` (paths of RDMA devices), `function` (the key of their VF) and `mac` (the hardware
+address), without empty ones."""
 
 _PCI = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]$")
 _ETHERNET = re.compile(r"[0-9a-f]{2}(:[0-9a-f]{2}){5}$")
 _RANDOM = "1"  # NET_ADDR_RANDOM of linux/netdevice.h
 _PATIENCE = 30.0  # seconds, for a plugin that serves many at once
-_MOVES_S = 30.0  # an RDMA device, after its container has started
+_MOVES_S = 30.0  # for an RDMA device to move, after its container has started
 
 
 class Given(NamedTuple):
-    """A function that a container has, or is going to have.
+    """A VF that a container has, or will get.
 
     Attributes:
-        key: its PCI address, or the name of a function that has none; empty when nobody knows.
-        interface: its interface in the node's network namespace; empty while a container has it.
-        mac: its hardware address; empty when that is not known.
+        key: its PCI address, or its name if it has none; empty if unknown.
+        interface: its interface in the node's network namespace; empty while it is in a container.
+        mac: its hardware address; empty if unknown.
     """
 
     key: str
@@ -57,9 +57,9 @@ class Given(NamedTuple):
 
 
 def held(socket: str, found: Optional[Mapping[str, Any]], network: str) -> str:
-    """Return the key of the function that a running container has on a network.
+    """Return the key of a running container's VF on a network.
 
-    Empty when it does not run, when the plugin does not answer, or knows nothing of it. Nothing is changed.
+    Empty if the container does not run, or the plugin does not answer or does not know it.
 
     Args:
         socket: the plugin's.
@@ -78,15 +78,15 @@ def held(socket: str, found: Optional[Mapping[str, Any]], network: str) -> str:
 
 
 def devices(given: Given, root: str = "/sys", dev_root: str = "/dev") -> Optional[List[str]]:
-    """Return the character devices for RDMA over a function; None when they cannot be told from here.
+    """Return the RDMA character devices of a VF; None if they cannot be found out from here.
 
     Args:
-        given: the function.
+        given: the VF.
         root: where sysfs is.
         dev_root: where the device nodes are.
 
     Raises:
-        RdmaProblem: it must have some, or two ways lead to different ones, or no container could open them.
+        RdmaProblem: they are missing or ambiguous, or no container could open them.
     """
     name = given.key if _PCI.match(given.key) else given.interface
     if not name:
@@ -104,10 +104,10 @@ def devices(given: Given, root: str = "/sys", dev_root: str = "/dev") -> Optiona
 
 
 def stayed_behind(key: str, root: str = "/sys") -> str:
-    """Return why a running container cannot open its function's RDMA device; empty where that went with it.
+    """Return why a running container cannot open its VF's RDMA device; empty if it can.
 
     Args:
-        key: of the function, which the container has.
+        key: of the container's VF.
         root: where sysfs is.
     """
     device = rdma.in_this_namespace(key, root) if _PCI.match(key) and _exclusive(root) else ""
@@ -122,15 +122,15 @@ def _exclusive(root: str) -> bool:
 
 
 def still_there(key: str, root: str = "/sys") -> str:
-    """Return the key of a function; empty for one that the kernel has taken away under its container."""
+    """Return the key of a VF; empty if the VF was removed while its container ran."""
     gone = _PCI.match(key) and not os.path.isdir(os.path.join(root, "bus/pci/devices", key))
     return "" if gone else key
 
 
 def lasting_mac(given: Given, root: str = "/sys") -> Optional[str]:
-    """Return the hardware address by which the engine can ask for a function; None when that cannot be told.
+    """Return the hardware address by which the engine can request a VF; None if it cannot be found out.
 
-    Empty for one that is another after the next boot, since a container that insists on it would never start
+    Empty for an address that changes with the next boot, since a container that requires it would never start
     again, and on InfiniBand, whose addresses an engine cannot set.
     """
     if not given.interface:
@@ -141,17 +141,17 @@ def lasting_mac(given: Given, root: str = "/sys") -> Optional[str]:
 
 
 class Functions:
-    """The functions of one container.
+    """The VFs of one container.
 
     Args:
         api: the engine.
-        socket: the plugin's socket; empty where another driver makes the networks, and nothing is asked for.
+        socket: the plugin's socket; empty where another driver makes the networks, and nothing is reserved.
         ends: the container's networks, and its address on each.
-        rdma: whether it gets the RDMA devices of its functions.
+        rdma: whether it gets the RDMA devices of its VFs.
 
     Attributes:
-        incomplete: whether the container runs without a device that it was to have, as :meth:`settings` has
-            found it: started again, it is offered that once more.
+        incomplete: whether :meth:`settings` found that the running container lacks an RDMA device. A restart
+            gives it the device again.
     """
 
     def __init__(self, api: DockerAPI, socket: str, ends: List[Tuple[str, str]], rdma: bool = True) -> None:
@@ -163,19 +163,19 @@ class Functions:
         self.incomplete = False
 
     def settings(self, found: Optional[Mapping[str, Any]], before: Settings, check: bool) -> Settings:
-        """Return what the container is to get with its functions.
+        """Return the settings that come with the container's VFs.
 
-        A container that runs keeps the function that it has. For another one a function is reserved, but in
-        check mode, where what it had before counts.
+        A running container keeps its VF. Otherwise one is reserved; in check mode the previous settings
+        count.
 
         Args:
-            found: the container that is there.
-            before: what that one got.
+            found: the existing container.
+            before: its settings.
             check: whether nothing may be changed.
 
         Raises:
-            PluginProblem: no function can be had.
-            RdmaProblem: which devices belong to it cannot be told.
+            PluginProblem: no VF can be reserved.
+            RdmaProblem: its RDMA devices cannot be found out.
         """
         settings: Settings = {}
         for network, address in self._ends:
@@ -191,17 +191,17 @@ class Functions:
                 "mac": had.get("mac") if mac is None else mac,
                 "devices": had.get("devices") if paths is None else paths,
             }
-            # Devices are of one function, which the container then asks for at every start.
+            # The devices belong to one VF, so the container requests that VF at every start.
             mine["function"] = (given.key or had.get("function")) if mine["devices"] else ""
             if any(mine.values()):
                 settings[network] = {name: value for name, value in mine.items() if value}
         return settings
 
     def hold(self) -> None:
-        """See that the functions are still there for the container that is about to start.
+        """Check that the VFs are still reserved for the container that is about to start.
 
         Raises:
-            PluginProblem: another container has one of them.
+            PluginProblem: another container has taken one.
         """
         for network, address in self._ends:
             now = self._reserve(network, address).key
@@ -212,14 +212,14 @@ class Functions:
                 )
 
     def confirm(self, found: Optional[Mapping[str, Any]]) -> None:
-        """See that the container has got them.
+        """Check that the container got its VFs.
 
         Args:
             found: the container that was started.
 
         Raises:
-            PluginProblem: it has another one.
-            RdmaProblem: it has not got the RDMA device.
+            PluginProblem: it got another VF.
+            RdmaProblem: it did not get the RDMA device.
         """
         for network, _ in self._ends:
             has = held(self._socket, found, network)
@@ -244,10 +244,10 @@ class Functions:
 
 
 def _wait_for_devices(key: str) -> None:
-    """Wait until the RDMA device of a function is where its container is.
+    """Wait until a VF's RDMA device has moved to its container.
 
     Raises:
-        RdmaProblem: it does not get there.
+        RdmaProblem: it did not move in time.
     """
     until = time.monotonic() + _MOVES_S
     while True:

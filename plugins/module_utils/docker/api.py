@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """A thin client of the Docker Engine API over its unix socket, with the standard library only.
 
-It runs on nodes (Python 3.8 or newer), where the Docker SDK may be missing, and where an image of 50 GB
-must go through without growing the process. The API is described at
-https://docs.docker.com/reference/api/engine/.
+It runs on nodes (Python 3.8 or newer), where the Docker SDK may be missing. It uploads an image of 50 GB in
+constant memory. The API is described at https://docs.docker.com/reference/api/engine/.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.docker import podman
 
 DEFAULT_SOCKET = "/var/run/docker.sock"
 
-# The newest API that this client was written against (Docker 28.3). An older engine gets its own version.
+# The newest API version that this client was written for (Docker 28.3). An older engine gets its own version.
 NEWEST_API = (1, 51)
 
 _READ_SIZE = 64 * 1024
@@ -31,15 +30,15 @@ _STDERR = 2
 
 
 class DockerProblem(Exception):  # noqa: N818  # not every problem is an error of the engine
-    """Anything that went wrong with the engine; its text is one sentence for a person."""
+    """A request to the engine failed; the text is one sentence."""
 
 
 class DockerUnavailable(DockerProblem):
-    """No engine answers: the socket is missing, refuses, or stays silent."""
+    """No engine answers: the socket is missing, refuses connections, or stays silent."""
 
 
 class DockerForbidden(DockerProblem):
-    """There is a socket, but this user may not use it."""
+    """This user may not use the socket."""
 
 
 class DockerTimeout(DockerProblem):
@@ -47,11 +46,11 @@ class DockerTimeout(DockerProblem):
 
 
 class DockerError(DockerProblem):
-    """The engine answered and said no.
+    """The engine answered with an error.
 
     Attributes:
-        status: the HTTP status; 200 when an operation that had begun reports its failure in its output.
-        message: the engine's own words.
+        status: the HTTP status; 200 if an operation fails after it began.
+        message: the engine's error message.
     """
 
     def __init__(self, status: int, message: str, request: str = "") -> None:
@@ -62,7 +61,7 @@ class DockerError(DockerProblem):
 
 
 class ExecResult(NamedTuple):
-    """How a command in a container ended, and what it wrote."""
+    """The result of a command in a container."""
 
     exit_code: int
     stdout: bytes
@@ -70,14 +69,14 @@ class ExecResult(NamedTuple):
 
 
 class UnixConnection(http.client.HTTPConnection):
-    """An HTTP connection whose far end is a unix socket."""
+    """An HTTP connection over a unix socket."""
 
     def __init__(self, path: str, timeout: float) -> None:
         super().__init__("docker", timeout=timeout)
         self._path = path
 
     def connect(self) -> None:
-        """Open the socket; called by http.client before the first byte is sent."""
+        """Connect the socket; http.client calls this before it sends."""
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             self.sock.settimeout(self.timeout)
@@ -88,13 +87,13 @@ class UnixConnection(http.client.HTTPConnection):
 
 
 def socket_path(given: str = "") -> str:
-    """Return the path of the engine's socket: as given, else of DOCKER_HOST, else Docker's default.
+    """Return the path of the engine's socket: the given one, else DOCKER_HOST's, else Docker's default.
 
     Args:
         given: a path, or a unix:// address.
 
     Raises:
-        DockerUnavailable: the address is not that of a unix socket.
+        DockerUnavailable: the address is not a unix socket's.
     """
     address = given or os.environ.get("DOCKER_HOST", "") or DEFAULT_SOCKET
     if address.startswith("unix://"):
@@ -105,9 +104,9 @@ def socket_path(given: str = "") -> str:
 
 
 class DockerAPI:
-    """The engine behind one unix socket: a Docker Engine, or Podman, which podman.py makes look like one.
+    """The engine at a unix socket: a Docker Engine, or Podman, for which podman.py translates.
 
-    Every request has a connection of its own, so that one object serves several threads.
+    Every request uses a new connection, so threads can share one object.
 
     Args:
         socket: path or unix:// address; empty means DOCKER_HOST, else /var/run/docker.sock.
@@ -122,14 +121,14 @@ class DockerAPI:
     # ---- what the engine is
 
     def version(self) -> dict[str, Any]:
-        """Return the engine's /version, asked once."""
+        """Return the engine's /version; it is requested once."""
         if self._version is None:
             self._version = self._json("GET", "/version")
         return self._version
 
     @property
     def podman(self) -> str:
-        """Podman's version, where Podman answers in a Docker Engine's place; else empty."""
+        """Podman's version; empty for a Docker Engine."""
         return podman.release(self.version())
 
     @property
@@ -142,7 +141,7 @@ class DockerAPI:
         """The API version in use: the older of ours and the engine's.
 
         Raises:
-            DockerUnavailable: the engine has dropped every version that this client knows.
+            DockerUnavailable: the engine no longer supports any version that this client knows.
         """
         version = self.version()
         oldest = _numbers(version.get("MinAPIVersion", "1.12"))
@@ -157,20 +156,20 @@ class DockerAPI:
     # ---- requests
 
     def get(self, path: str, **query: Any) -> Any:
-        """Return the answer to GET: the JSON value, or the text where it is not JSON."""
+        """Return the response to GET: the JSON value, or text if it is not JSON."""
         found = self._json("GET", self._versioned(path, query))
         if not self.podman:
             return found
         return podman.from_podman(path, found, lambda: self._json("GET", podman.LIBPOD_NETWORKS))
 
     def post(self, path: str, body: Any = None, **query: Any) -> Any:
-        """Return the answer to POST with a JSON body (None: no body); None when the answer is empty."""
+        """Return the response to POST with a JSON body (None: no body); None if it is empty."""
         if body is not None and self.podman:
             body = podman.to_podman(path, body)
         return self._json("POST", self._versioned(path, query), body)
 
     def delete(self, path: str, **query: Any) -> Any:
-        """Return the answer to DELETE; None when the answer is empty."""
+        """Return the response to DELETE; None if it is empty."""
         return self._json("DELETE", self._versioned(path, query))
 
     def post_stream(
@@ -183,18 +182,18 @@ class DockerAPI:
     ) -> Iterator[dict[str, Any]]:
         """Upload a stream in constant memory and yield the engine's progress, one JSON line each.
 
-        The upload is complete when this returns; the lines are read as they are asked for. An engine that
-        writes much before it has read the whole stream would block: ask /images/load for quiet=1.
+        The upload is complete when this returns; the lines are read lazily. An engine that writes much before
+        it has read the whole stream would block: pass quiet=1 to /images/load.
 
         Args:
             path: such as /images/load.
-            chunks: the body; what iterating over it raises goes to the caller.
+            chunks: the body; exceptions from iterating over it reach the caller.
             headers: such as {"Content-Type": "application/x-tar"}.
             idle_timeout: seconds that the engine may stay silent while it works.
             query: the parameters of the request.
 
         Raises:
-            DockerError: at once when the engine refuses, and while reading when it reports an error.
+            DockerError: the engine refuses the request, or reports an error while its lines are read.
         """
         target = self._versioned(path, query)
         request = "POST " + path
@@ -210,20 +209,19 @@ class DockerAPI:
     def exec(
         self, container: str, argv: list[str], timeout: float, user: str = "", stdin: bytes | None = None
     ) -> ExecResult:
-        """Run a command in a running container, without a terminal, and wait for its end.
+        """Run a command in a running container, without a terminal, and wait until it ends.
 
-        The engine cannot end a command that it has started: past the deadline the command goes on, so a
-        command that may hang should carry a limit of its own.
+        The engine cannot end a command that it has started, so a command that may hang needs its own timeout.
 
         Args:
             container: name or id.
             argv: the command and its arguments; no shell is involved.
-            timeout: seconds from now to the deadline.
-            user: user[:group] in the container; empty means the container's own.
-            stdin: what the command reads; None means that it has no standard input.
+            timeout: in seconds.
+            user: user[:group] in the container; empty means the container's default.
+            stdin: the command's standard input; None: it has none.
 
         Raises:
-            DockerTimeout: the deadline passed.
+            DockerTimeout: the command did not end in time.
             DockerError: no such container, or it does not run.
         """
         deadline = time.monotonic() + timeout
@@ -241,7 +239,7 @@ class DockerAPI:
             state = self.get("/exec/{0}/json".format(exec_id))
             if not state["Running"] and state["ExitCode"] is not None:
                 return ExecResult(state["ExitCode"], stdout, stderr)
-            # The output has ended but the engine has not yet collected the exit status.
+            # The output has ended, but the engine may not know the exit status yet.
             if time.monotonic() > deadline:
                 raise DockerTimeout(late)
             time.sleep(0.01)
@@ -285,7 +283,7 @@ class DockerAPI:
         try:
             connection.request(method, target, body=upload or body, headers=headers, encode_chunked=True)
         except (BrokenPipeError, ConnectionResetError) as error:
-            # The engine may refuse an upload before it has read all of it; its answer says why.
+            # The engine may refuse an upload before it has read all of it; its response says why.
             if upload is not None and upload.error is error:
                 raise
         except OSError as error:
@@ -316,7 +314,7 @@ class DockerAPI:
             connection.close()
 
     def _attach(self, exec_id: str, deadline: float, late: str, stdin: bytes | None) -> tuple[bytes, bytes]:
-        """Start an exec, give it its input, and return what it writes until it ends: (stdout, stderr)."""
+        """Start an exec, send its input, and return its output: (stdout, stderr)."""
         connection = UnixConnection(self.socket, self.timeout)
         target = self._versioned("/exec/{0}/start".format(exec_id), {})
         try:
@@ -360,7 +358,7 @@ class DockerAPI:
 
 
 class _Upload:
-    """An iterable body that remembers the error of its own source, to tell it from the connection's."""
+    """An iterable body. It records an error of its source, to tell it from a connection error."""
 
     def __init__(self, chunks: Iterable[bytes]) -> None:
         self._chunks = chunks
@@ -375,7 +373,7 @@ class _Upload:
 
 
 def _non_empty(chunks: Iterable[bytes]) -> Iterator[bytes]:
-    """Leave out empty chunks: in a chunked body an empty one would mean the end."""
+    """Leave out empty chunks: in a chunked body an empty chunk means the end."""
     return (chunk for chunk in chunks if chunk)
 
 
@@ -391,12 +389,12 @@ def _raise_for_status(response: http.client.HTTPResponse, request: str) -> None:
 
 
 def _lines(response: http.client.HTTPResponse) -> Iterator[bytes]:
-    """Yield the lines of a response that are not empty.
+    """Yield the non-empty lines of a response.
 
-    Iterating over the response itself would take an answer that breaks off for one that is complete.
+    Iterating over the response itself would not notice that it breaks off.
 
     Raises:
-        http.client.IncompleteRead: the answer broke off.
+        http.client.IncompleteRead: the response broke off.
     """
     rest = b""
     while True:
@@ -410,19 +408,19 @@ def _lines(response: http.client.HTTPResponse) -> Iterator[bytes]:
 
 
 class _Feed(threading.Thread):
-    """Sends an exec its input while its output is read: a command need not read all of it, or any.
+    """Sends input to an exec while its output is read: a command need not read all its input.
 
-    Use it as a context manager around the reading.
+    It is a context manager; read the output within.
 
     Args:
-        response: the answer on whose connection the input goes.
-        data: the input; None when there is none.
-        deadline: on the clock of time.monotonic.
+        response: the response whose connection takes the input.
+        data: the input; None for none.
+        deadline: in seconds, as time.monotonic counts.
     """
 
     def __init__(self, response: http.client.HTTPResponse, data: bytes | None, deadline: float) -> None:
         super().__init__(daemon=True)
-        # Of its own: the response closes its socket at its end, which wakes nobody who waits to send.
+        # A duplicate, since the response closes its socket at its end, which would not wake a blocked send.
         self._connection = _connection(response).dup()
         self._connection.settimeout(max(deadline - time.monotonic(), 0.001))
         self._data = data
@@ -433,7 +431,7 @@ class _Feed(threading.Thread):
             self._connection.sendall(self._data or b"")
             self._connection.shutdown(socket.SHUT_WR)
         except OSError:
-            pass  # the command has ended without reading it; its output says why
+            pass  # the command ended without reading it; its output says why
 
     def __enter__(self) -> None:
         if self._data is not None:
@@ -444,19 +442,19 @@ class _Feed(threading.Thread):
             try:
                 self._connection.shutdown(socket.SHUT_RDWR)
             except OSError:
-                pass  # the engine has done so
+                pass  # the engine has closed it
             self.join()
         self._connection.close()
 
 
 def _connection(response: http.client.HTTPResponse) -> socket.socket:
     """Return the socket that a response is read from."""
-    found: socket.socket = response.fp.raw._sock  # type: ignore[attr-defined]  # http.client has no other way
+    found: socket.socket = response.fp.raw._sock  # type: ignore[attr-defined]  # no public way
     return found
 
 
 def _until(response: http.client.HTTPResponse, deadline: float) -> Iterator[bytes]:
-    """Yield the pieces of a response as they come; socket.timeout when the deadline passes first."""
+    """Yield the chunks of a response as they arrive. Raise socket.timeout at the deadline."""
     connection = _connection(response)
     while True:
         connection.settimeout(max(deadline - time.monotonic(), 0.001))

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Run a program of ours inside a container: its text is the argument of python3 there, JSON comes back.
+"""Runs a program of ours inside a container: its source is an argument of python3, its output is JSON.
 
-So the image needs nothing of ours. This runs on nodes (Python 3.8 or newer).
+So the image needs no file of ours. This runs on nodes (Python 3.8 or newer).
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from ansible_collections.rdm.provision.plugins.module_utils.docker.api import (
     DockerProblem,
 )
 
-ARGUMENT_LENGTH = 100_000  # Linux allows 128 KiB for one
+ARGUMENT_LENGTH = 100_000  # Linux allows 128 KiB per argument
 START_ALLOWANCE = 10.0  # seconds for the engine to start a process on a busy node
 
 
 class NotMeasuredError(Exception):
-    """There is no measurement; the text says why.
+    """No measurement was made; the text says why.
 
     Attributes:
-        state: the container's state in the engine's word, `missing` where there is no container.
+        state: the container's state, as the engine reports it; `missing` if there is no container.
     """
 
     def __init__(self, reason: str, state: str) -> None:
@@ -34,7 +34,7 @@ class NotMeasuredError(Exception):
 
 
 def pieces(settings: Mapping[str, Any]) -> List[str]:
-    """Return settings as JSON, cut into arguments that are short enough."""
+    """Return settings as JSON, split into arguments of at most ARGUMENT_LENGTH."""
     text = json.dumps(settings, separators=(",", ":"))
     return [text[start : start + ARGUMENT_LENGTH] for start in range(0, len(text), ARGUMENT_LENGTH)]
 
@@ -43,8 +43,7 @@ def command(program: Any, arguments: Sequence[str]) -> List[str]:
     """Return the command line of a program of ours.
 
     Args:
-        program: its module. The text is taken from the import system, because Ansible ships it to the node
-            inside a zip file.
+        program: its module. The source comes from the import system, because Ansible ships it in a zip file.
         arguments: its arguments.
     """
     return ["python3", "-I", "-S", "-c", source_of(program.__name__), *arguments]
@@ -53,17 +52,17 @@ def command(program: Any, arguments: Sequence[str]) -> List[str]:
 def run(
     docker: DockerAPI, container: str, program: Any, arguments: Sequence[str], seconds: float
 ) -> Dict[str, Any]:
-    """Run a program in a container to its end and return what it printed.
+    """Run a program in a container and return the JSON object that it prints.
 
     Args:
         docker: the node's engine.
         container: its name.
         program: the module.
         arguments: its arguments.
-        seconds: how long it may take by itself.
+        seconds: its own timeout.
 
     Raises:
-        NotMeasuredError: there is no such container, it does not run, or the program does not run in it.
+        NotMeasuredError: there is no such container, it does not run, or the program fails in it.
     """
     state = running(docker, container)
     try:
@@ -82,7 +81,7 @@ def run(
         else:
             return value
     output = (done.stderr + done.stdout).decode("utf-8", "replace").strip()
-    if done.exit_code in (126, 127):  # the runtime's codes for a program that it could not start
+    if done.exit_code in (126, 127):  # the runtime could not start it
         raise NotMeasuredError(_failed_start(container, output), state)
     last = output.splitlines()[-1] if output else "nothing was printed"
     raise NotMeasuredError(
@@ -105,7 +104,7 @@ def start(
         container: its name.
         program: the module.
         arguments: its arguments.
-        environment: variables that it has besides the container's.
+        environment: further variables for it.
 
     Raises:
         NotMeasuredError: there is no such container, it does not run, or the program cannot be started in it.
@@ -126,7 +125,7 @@ def start(
 
 
 def running(docker: DockerAPI, container: str) -> str:
-    """Return the state of a container that runs.
+    """Return the state of a container; raise unless it runs.
 
     Raises:
         NotMeasuredError: there is no such container, or it does not run.

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a Docker Engine is and has, in the few words that the plan needs.
+"""Facts of a Docker Engine, as far as the plan needs them.
 
-read() asks the engine; everything else shapes its answers and is pure.
+read() queries the engine; all other functions are pure.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.docker.api import Do
 NVIDIA_CDI = "nvidia.com/gpu"
 """The kind of NVIDIA's GPUs in the Container Device Interface."""
 
-# What an engine without default-address-pools takes for networks that name no subnet (moby, ipamutils).
+# The pools of an engine without default-address-pools (moby, ipamutils).
 BUILT_IN_POOLS = (
     ("172.17.0.0/16", 16),
     ("172.18.0.0/16", 16),
@@ -40,10 +40,10 @@ def read(api: DockerAPI, daemon_json: str) -> dict[str, Any]:
 
     Args:
         api: the engine.
-        daemon_json: the text of its configuration file; "" when it has none or it cannot be read.
+        daemon_json: the text of its configuration file; "" if there is none or it cannot be read.
 
     Raises:
-        DockerProblem: the engine cannot be asked.
+        DockerProblem: the query failed.
     """
     version = api.version()
     info = api.get("/info")
@@ -74,15 +74,15 @@ def read(api: DockerAPI, daemon_json: str) -> dict[str, Any]:
 
 
 def security_options(info: dict[str, Any]) -> list[str]:
-    """Return the names of what secures the engine, such as seccomp, selinux, userns and rootless."""
+    """Return the names of the engine's security options, such as seccomp, selinux, userns and rootless."""
     words = (option.partition(",")[0] for option in info.get("SecurityOptions") or [])
     return [word[len("name=") :] for word in words if word.startswith("name=")]
 
 
 def nvidia(info: dict[str, Any]) -> list[str]:
-    """Return the ways in which the engine says that it gives out NVIDIA GPUs: runtime, cdi.
+    """Return the ways in which the engine reports that it provides NVIDIA GPUs: runtime, cdi.
 
-    A way that it does not speak of is the hook of NVIDIA's toolkit, which it looks for in its PATH.
+    It does not report the hook of NVIDIA's toolkit, which it finds in its PATH.
     """
     ways = ["runtime"] if "nvidia" in (info.get("Runtimes") or {}) else []
     discovered = (str(device.get("ID", "")) for device in info.get("DiscoveredDevices") or [])
@@ -94,13 +94,13 @@ def nvidia(info: dict[str, Any]) -> list[str]:
 
 
 def image_store(info: dict[str, Any]) -> str:
-    """Return containerd or classic: who keeps the images, and so what an image's ID is the digest of."""
+    """Return the image store, containerd or classic; it decides what an image's ID is the digest of."""
     status = dict(pair for pair in info.get("DriverStatus") or [] if len(pair) == 2)
     return "containerd" if status.get("driver-type") == "io.containerd.snapshotter.v1" else "classic"
 
 
 def image_dir(info: dict[str, Any]) -> str:
-    """Return the directory whose file system fills up with images."""
+    """Return the directory that holds the images."""
     address = (info.get("Containerd") or {}).get("Address", "")
     if image_store(info) == "containerd" and address == _SYSTEM_CONTAINERD:
         return "/var/lib/containerd"
@@ -108,7 +108,7 @@ def image_dir(info: dict[str, Any]) -> str:
 
 
 def default_address_pools(info: dict[str, Any], daemon_json: str) -> list[dict[str, Any]]:
-    """Return the pools from which the engine takes subnets of its own choice: base, size (prefix length)."""
+    """Return the pools from which the engine allocates subnets: base, size (prefix length)."""
     pools = info.get("DefaultAddressPools")
     if pools:
         return [{"base": pool["Base"], "size": pool["Size"]} for pool in pools]
@@ -121,9 +121,9 @@ def default_address_pools(info: dict[str, Any], daemon_json: str) -> list[dict[s
 
 
 def swarm_address_pools(info: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the pools from which the engine's swarm takes subnets of overlay networks: base, size.
+    """Return the pools from which the engine's swarm allocates subnets of overlay networks: base, size.
 
-    Only managers know what was said; a worker gives what a swarm takes otherwise.
+    Only managers know the configured pools; for a worker these are the defaults.
     """
     swarm = info.get("Swarm") or {}
     if swarm.get("LocalNodeState") != "active":
@@ -134,7 +134,7 @@ def swarm_address_pools(info: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def networks(found: list[dict[str, Any]], all_containers: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the networks; `containers` names those that are attached, stopped ones included."""
+    """Return the networks; `containers` names the attached ones, also if stopped."""
     return [
         {
             "id": network["Id"],
@@ -162,10 +162,10 @@ def networks(found: list[dict[str, Any]], all_containers: list[dict[str, Any]]) 
 
 
 def containers(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the containers; `networks` maps each network's name to the address there.
+    """Return the containers; `networks` maps each network's name to the container's address.
 
-    A stopped container has none; then it is the address that it asked for. `job_directory` is what a training
-    container has at /jobs; empty for others.
+    For a stopped container it is the requested address. `job_directory` is the directory on the node that a
+    training container mounts at /jobs; empty for others.
     """
     return [
         {
@@ -186,7 +186,7 @@ def containers(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def job_directory(container: dict[str, Any]) -> str:
-    """Return the directory on the node that a container of the engine's list has at /jobs; empty for none."""
+    """Return the directory on the node that a listed container mounts at /jobs; empty for none."""
     mounts = container.get("Mounts") or []
     return next((str(mount.get("Source", "")) for mount in mounts if mount.get("Destination") == JOBS), "")
 
@@ -194,8 +194,8 @@ def job_directory(container: dict[str, Any]) -> str:
 def lost_addresses(container: Mapping[str, Any], proc: str = "/proc") -> list[str]:
     """Return the addresses of a running container that none of its interfaces has.
 
-    An interface that is taken from under a container, such as that of a VF which has gone, is nothing to the
-    engine: it says as before that the container runs and has its address. The kernel knows better.
+    If an interface vanishes, such as that of a removed VF, the engine does not notice and still reports the
+    address. So the kernel is queried.
 
     Args:
         container: as the engine shows it.
@@ -207,7 +207,7 @@ def lost_addresses(container: Mapping[str, Any], proc: str = "/proc") -> list[st
         with open(f"{proc}/{container['State']['Pid']}/net/fib_trie", encoding="ascii") as file:
             has = set(_LOCAL_ADDRESS.findall(file.read()))
     except (OSError, KeyError):
-        return []  # it has just ended, or cannot be looked at
+        return []  # it has just ended, or may not be read
     addresses = [str(end.get("IPAddress") or "") for end in _attachments(dict(container)).values()]
     return [address for address in addresses if address and address not in has]
 
@@ -221,7 +221,7 @@ def images(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _mentions(directory: str, kind: str) -> bool:
-    """Return whether a file of a directory of CDI specifications is about a kind of devices."""
+    """Return whether a directory has a CDI specification for a kind of devices."""
     try:
         names = os.listdir(directory)
     except OSError:
@@ -242,7 +242,7 @@ def _trains(container: dict[str, Any]) -> bool:
 
 
 def listed_name(container: Mapping[str, Any]) -> str:
-    """Return the name of a container of the engine's list; of one that has lost its name, its id in short."""
+    """Return the name of a listed container, or its short id if it has no name."""
     # A legacy link adds names such as /other/alias.
     names = [name[1:] for name in container.get("Names") or [] if name.count("/") == 1]
     return names[0] if names else container["Id"][:12]

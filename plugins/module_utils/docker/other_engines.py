@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Engines of a node beside the one that is used: a user's rootless one, and that of a user's Docker context.
+"""Further engines of a node, besides the one in use: a user's rootless one, and that of a Docker context.
 
-Somebody who types `docker ps` may see one of these. Everything is read from files; no engine is asked.
+A user's `docker ps` may show one of these. They are found from files; no engine is queried.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def other_engines(user: dict[str, Any], used: str, run_root: str = "/run/user") 
 
     Returns:
         For each engine `kind` (`rootless` or `context`), `name` (the user's or the context's), `user`, and
-        `address`: a path for a unix socket, else the whole address.
+        `address`: a path for a unix socket, else the full address.
     """
     found = []
     rootless = os.path.join(run_root, str(user["uid"]), "docker.sock")
@@ -41,7 +41,7 @@ def other_engines(user: dict[str, Any], used: str, run_root: str = "/run/user") 
 
 
 def current_context(directory: str) -> tuple[str, str] | None:
-    """Return name and address of the Docker context in use, None for the default one.
+    """Return name and address of the current Docker context; None for the default one.
 
     Args:
         directory: the user's `.docker`.
@@ -49,7 +49,7 @@ def current_context(directory: str) -> tuple[str, str] | None:
     name = _json(os.path.join(directory, "config.json")).get("currentContext")
     if not isinstance(name, str) or name in ("", "default"):
         return None
-    # Docker keeps a context under the digest of its name.
+    # The directory of a context is the digest of its name.
     digest = hashlib.sha256(name.encode()).hexdigest()
     meta = _json(os.path.join(directory, "contexts", "meta", digest, "meta.json"))
     try:

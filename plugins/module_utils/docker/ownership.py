@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Whose a container or a network is, and whether what runs in a container has come up.
+"""Who owns a container or a network, and whether a container's program is up.
 
-What a cluster makes on a node carries two labels. Whatever lacks them belongs to somebody else and is
-neither changed nor removed.
+What a cluster creates on a node carries two labels. Without them a container or network belongs to somebody
+else, and is neither changed nor removed.
 """
 
 from __future__ import annotations
@@ -26,38 +26,38 @@ from ansible_collections.rdm.provision.plugins.module_utils.docker.plugin_client
 from ansible_collections.rdm.provision.plugins.module_utils.docker.podman import serving
 
 NEXT, OLD = ".next", ".old"
-"""Behind the name of a container: its successor before it starts, and the one that makes room for it."""
+"""Suffixes of a container's name: of its successor before it starts, and of the container being replaced."""
 
-# The frames in which the engine hands out what a container wrote: stream, three zeros, four bytes of length.
+# The header of a frame in a container's log: stream, three zeros, four bytes of length.
 _FRAME = re.compile("[\x00-\x02]\x00\x00\x00.{4}", re.DOTALL)
-_PLUGIN_TIMEOUT = 5.0  # seconds a plugin may take to answer
+_PLUGIN_TIMEOUT = 5.0  # seconds
 
-# Where an engine's program is, whatever PATH says.
+# Where an engine's program may be, regardless of PATH.
 _PROGRAMS = os.pathsep.join(["/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"])
 
 
 class PreconditionFailed(Exception):  # noqa: N818  # one sentence for fail_json
-    """Somebody else's work needs it; the text is one sentence."""
+    """Something of others still needs it; the text is one sentence."""
 
 
 def labels(cluster: str, role: str) -> dict[str, str]:
-    """Return the labels of what a cluster makes; role is container, network or plugin."""
+    """Return the labels of what a cluster creates; role is container, network or plugin."""
     return {LABEL_CLUSTER: cluster, LABEL_ROLE: role}
 
 
 def is_ours(found: dict[str, str] | None, cluster: str, role: str = "") -> bool:
-    """Return whether these labels are those of the cluster (and, where given, of the role)."""
+    """Return whether labels are the cluster's (and, if given, the role's)."""
     found = found or {}
     return found.get(LABEL_CLUSTER) == cluster and (not role or found.get(LABEL_ROLE) == role)
 
 
 def label_filter(cluster: str, role: str) -> list[str]:
-    """Return the engine's filter for what carries the labels."""
+    """Return the engine's filter for these labels."""
     return ["{0}={1}".format(key, value) for key, value in labels(cluster, role).items()]
 
 
 def inspect(api: DockerAPI, kind: str, name: str) -> dict[str, Any] | None:
-    """Return what the engine knows of a container, network or image; None when there is none.
+    """Return the engine's description of a container, network or image; None if there is none.
 
     Args:
         api: the engine.
@@ -73,22 +73,22 @@ def inspect(api: DockerAPI, kind: str, name: str) -> dict[str, Any] | None:
         raise
     if kind == "images":
         return dict(found)
-    # The engine also takes a part of an id for a name.
+    # The engine also accepts a prefix of an id.
     return found if name in (found["Name"].lstrip("/"), found["Id"]) else None
 
 
 def last_words(api: DockerAPI, container: dict[str, Any], lines: int = 200, ever: bool = False) -> str:
-    """Return the last lines that a container wrote, standard output and error as they came.
+    """Return the last lines of a container's output, standard output and error interleaved.
 
-    Returns nothing where the engine cannot read its logs (drivers such as none and syslog). What this start
-    wrote begins where the one before ended: on a busy machine a container has written before the engine
-    notes that it has started.
+    Empty if the engine cannot read the logs (drivers such as none and syslog). The output since this start
+    begins where the previous run ended: on a busy machine a container writes before the engine records its
+        start.
 
     Args:
         api: the engine.
         container: as inspect() returns it.
-        lines: at most so many.
-        ever: also those from before its last start.
+        lines: how many at most.
+        ever: whether to include output from before its last start.
     """
     try:
         raw = api.get(
@@ -104,16 +104,16 @@ def last_words(api: DockerAPI, container: dict[str, Any], lines: int = 200, ever
 
 
 def up_for(container: dict[str, Any]) -> float:
-    """Return for how many seconds a running container has been up; 0 when it does not run."""
+    """Return how many seconds a container has been up; 0 if it does not run."""
     if not container["State"]["Running"]:
         return 0.0
     return max(0.0, time.time() - float(_seconds(container["State"]["StartedAt"])))
 
 
 def plugin_answers(path: str) -> str:
-    """Ask a network plugin what it can; return why it does not say it, or nothing when it does.
+    """Query a network plugin's capabilities; return why it does not answer, "" if it does.
 
-    Plugin.Activate would tell it that a new engine has begun.
+    Plugin.Activate would signal that a new engine has started.
 
     Args:
         path: the plugin's unix socket.
@@ -126,17 +126,18 @@ def plugin_answers(path: str) -> str:
 
 
 def refuse_while_needed(api: DockerAPI, driver: str, cluster: str, what: str, check: bool) -> None:
-    """Return when no network needs a plugin any more.
+    """Raise if a network still needs a plugin.
 
     Args:
         api: the engine.
-        driver: that the plugin serves.
+        driver: the plugin's driver.
         cluster: whose plugin it is.
-        what: is to go, as a person calls it.
-        check: nothing is removed, so that the cluster's own networks are still there, which would be gone.
+        what: the plugin, as a message names it.
+        check: in check mode the cluster's own networks, which would have been removed, are still there:
+            ignore them.
 
     Raises:
-        PreconditionFailed: a network needs it.
+        PreconditionFailed: a network needs the plugin.
     """
     users = api.get("/networks", filters={"driver": [driver]})
     if check:
@@ -153,25 +154,25 @@ def refuse_while_needed(api: DockerAPI, driver: str, cluster: str, what: str, ch
 
 
 def no_engine_here(api: DockerAPI) -> bool:
-    """Return whether no engine is installed, as opposed to one that does not answer."""
+    """Return whether no engine is installed (rather than not answering)."""
     return not os.path.lexists(api.socket) and shutil.which(serving(api.socket)[0], path=_PROGRAMS) is None
 
 
 def the_one(found: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return, of the engine's list of a cluster's containers, the one that runs; else the first.
+    """Return the running container in a list of a cluster's containers; else the first.
 
-    A run that was killed may have left others beside it.
+    A killed run may have left more than one.
     """
     return min(found, key=lambda container: container.get("State") != "running")
 
 
 def container_names(found: Iterable[dict[str, Any]]) -> list[str]:
-    """Return the names in the engine's list of containers, in order."""
+    """Return the names in a list of containers, sorted."""
     return sorted(map(listed_name, found))
 
 
 def _seconds(moment: str) -> str:
-    """Turn the engine's time (2026-01-02T03:04:05.678901234Z) into seconds since 1970, no digit lost."""
+    """Convert the engine's time (2026-01-02T03:04:05.678901234Z) to seconds since 1970, with all digits."""
     match = re.match(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(\.\d+)?", moment)
     if match is None or moment.startswith("0001"):
         return "0"

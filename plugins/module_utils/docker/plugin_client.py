@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Ask a network plugin at its socket, as Docker does.
+"""Calls a network plugin at its socket, as Docker does.
 
 This runs on nodes (Python 3.8 or newer).
 """
@@ -15,13 +15,13 @@ from typing import Any, Dict, Mapping
 from ansible_collections.rdm.provision.plugins.module_utils.docker.api import UnixConnection
 
 PLUGIN_SOCKET = "/run/docker/plugins/sriov.sock"
-"""Where Docker finds a plugin of the name sriov."""
+"""Where Docker finds a plugin named sriov."""
 CAPABILITIES = "NetworkDriver.GetCapabilities"
 CREATE_NETWORK = "NetworkDriver.CreateNetwork"
 GENERIC = "com.docker.network.generic"
-"""Where a request has the options of `docker network create -o`."""
+"""The key of the options of `docker network create -o` in a request."""
 FUNCTION = "rdm.provision.function"
-"""Names a function's key: in what the plugin says of an endpoint, and in what a container asks for."""
+"""The name of a VF's key, in the plugin's description of an endpoint and in a container's request."""
 INFO = "RdmSriov.Info"
 RESERVE = "RdmSriov.Reserve"
 _CONNECT_TIMEOUT = 5.0
@@ -29,7 +29,7 @@ _HEADERS = {"Accept": "application/vnd.docker.plugins.v1.1+json"}
 
 
 class PluginProblem(Exception):  # noqa: N818  # most are the node's state, not errors
-    """The plugin does not answer, or refuses; one sentence for a person."""
+    """The plugin does not answer, or refuses; the text is one sentence."""
 
 
 def ask(path: str, call: str, request: Mapping[str, Any], timeout: float = 30.0) -> Dict[str, Any]:
@@ -38,11 +38,11 @@ def ask(path: str, call: str, request: Mapping[str, Any], timeout: float = 30.0)
     Args:
         path: of its unix socket.
         call: such as NetworkDriver.GetCapabilities.
-        request: what is said with it.
+        request: its arguments.
         timeout: seconds that it may stay silent.
 
     Raises:
-        PluginProblem: nobody answers there, or the answer is an error.
+        PluginProblem: nothing answers, or the answer is an error.
     """
     with contextlib.closing(UnixConnection(path, timeout)) as connection:
         try:
@@ -59,7 +59,7 @@ def ask(path: str, call: str, request: Mapping[str, Any], timeout: float = 30.0)
 
 
 def someone_listens(path: str) -> bool:
-    """Return whether anything takes connections at a unix socket."""
+    """Return whether anything listens on a unix socket."""
     with contextlib.closing(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)) as connection:
         connection.settimeout(_CONNECT_TIMEOUT)
         try:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Podman as an engine: everything in which its Docker-compatible API differs from Docker's own.
+"""Podman as an engine: every difference between its Docker-compatible API and Docker's own.
 
-Where Podman answers, :class:`DockerAPI` passes requests and answers through here. So all else speaks Docker's
-API, and knows nothing of Podman but its name. Seen with Podman 4.3; its compatible API is described at
+If the engine is Podman, :class:`DockerAPI` translates requests and answers here, so that all other code uses
+Docker's API. Tested with Podman 4.3; its compatible API is described at
 https://docs.podman.io/en/latest/_static/api.html.
 """
 
@@ -15,10 +15,10 @@ import re
 from typing import Any, Callable, Mapping
 
 SOCKET = "/run/podman/podman.sock"
-"""Where root's Podman answers: systemd's podman.socket starts it there."""
+"""The socket of root's Podman, which systemd's podman.socket starts."""
 
 LIBPOD_NETWORKS = "/v4.0.0/libpod/networks/json"
-"""Podman's own list of networks. Its compatible one leaves the interface below a network out."""
+"""Podman's own list of networks. The compatible one lacks a network's parent interface."""
 
 POOLS = (
     ("10.89.0.0/16", 24),
@@ -27,23 +27,23 @@ POOLS = (
     ("10.96.0.0/11", 24),
     ("10.128.0.0/9", 24),
 )
-"""What it takes for networks that name no subnet (containers.conf, default_subnet_pools)."""
+"""Its default_subnet_pools (containers.conf)."""
 
 LABEL_REQUESTED = "rdm.provision.requested"
-"""On a container: what was requested and Podman does not show, as JSON."""
+"""On a container: the requested settings that Podman does not report, as JSON."""
 
-# Docker's default capabilities that Podman's default lacks: a container has the same under both.
+# Docker's default capabilities that Podman's default lacks.
 _CAPABILITIES = ("AUDIT_WRITE", "MKNOD", "NET_RAW")
-# Podman's default is 2048, which a node's ranks with their data loaders exceed.
+# Podman's default limit of processes is 2048, which a node's ranks with their data loaders exceed.
 _UNLIMITED = -1
 _CDI_DIRECTORIES = ("/etc/cdi", "/var/run/cdi")
 _RESTART_UNIT = "podman-restart.service"
-# It gives an image without a registry the first one, and writes Docker's registry out.
+# Podman names images without a registry after the first, and Docker Hub's after the second.
 _REGISTRIES = ("localhost/", "docker.io/library/", "docker.io/")
 
 
 def release(version: Mapping[str, Any]) -> str:
-    """Return Podman's version from the answer to /version; empty where a Docker Engine answered."""
+    """Return Podman's version from the answer to /version; empty for a Docker Engine."""
     for component in version.get("Components") or []:
         if component.get("Name") == "Podman Engine":
             return str(component.get("Version") or "?")
@@ -51,18 +51,18 @@ def release(version: Mapping[str, Any]) -> str:
 
 
 def serving(socket: str) -> tuple[str, ...]:
-    """Return the programs that may listen at an engine's socket, the engine's own first.
+    """Return the programs that may listen on an engine's socket, the engine's own first.
 
-    Podman has no daemon: systemd listens for it, and starts it with each request.
+    Podman has no daemon: systemd listens, and starts it for each request.
     """
     return ("podman", "systemd") if os.path.realpath(socket) == SOCKET else ("dockerd",)
 
 
 def restarts_at_boot(systemd: str = "/etc/systemd/system") -> bool:
-    """Return whether containers start again when the node boots: Podman has no daemon that would see to it.
+    """Return whether Podman's containers start when the node boots: without a daemon, that needs a unit.
 
     Args:
-        systemd: where the administrator's units are.
+        systemd: the directory of the administrator's units.
     """
     return bool(glob.glob(os.path.join(systemd, "*.wants", _RESTART_UNIT)))
 
@@ -71,11 +71,11 @@ def restarts_at_boot(systemd: str = "/etc/systemd/system") -> bool:
 
 
 def to_podman(path: str, body: Any) -> Any:
-    """Return the body of a POST, in Docker's form, as Podman has to get it.
+    """Translate the body of a POST from Docker's form to Podman's.
 
     Args:
         path: of the request.
-        body: as a Docker Engine would get it.
+        body: in Docker's form.
     """
     if path != "/containers/create":
         return body
@@ -101,12 +101,12 @@ def to_podman(path: str, body: Any) -> Any:
 
 
 def from_podman(path: str, found: Any, networks: Callable[[], list[dict[str, Any]]]) -> Any:
-    """Return the answer to a GET as a Docker Engine would have given it.
+    """Translate Podman's answer to a GET to Docker's form.
 
     Args:
         path: of the request.
         found: Podman's answer.
-        networks: asks for Podman's own list of networks.
+        networks: queries Podman's own list of networks.
     """
     if path == "/info":
         return _info(found)
@@ -127,13 +127,13 @@ def from_podman(path: str, found: Any, networks: Callable[[], list[dict[str, Any
 
 
 def short_name(image: str) -> str:
-    """Return an image's name as Docker says it: docker.io/library/debian:12 is debian:12."""
+    """Return an image's name in Docker's form: debian:12 for docker.io/library/debian:12."""
     prefix = next((one for one in _REGISTRIES if image.startswith(one)), "")
     return image[len(prefix) :]
 
 
 def _info(found: Mapping[str, Any]) -> dict[str, Any]:
-    # NVIDIA's runtime is ignored in requests; its devices come by CDI.
+    # Podman ignores NVIDIA's runtime in requests; it provides the GPUs through CDI.
     runtimes = {name: one for name, one in (found.get("Runtimes") or {}).items() if name != "nvidia"}
     return dict(
         found,
@@ -144,7 +144,7 @@ def _info(found: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _parents(networks: list[dict[str, Any]]) -> dict[str, str]:
-    """Return the interface below each network that lies on one, by the network's id."""
+    """Return the parent interface of each network that has one, by the network's id."""
     return {
         one["id"]: one["network_interface"]
         for one in networks
@@ -167,16 +167,16 @@ def _container(found: Mapping[str, Any]) -> dict[str, Any]:
     requested = _requested(found["Config"])
     host = dict(found["HostConfig"], PidsLimit=max(0, found["HostConfig"].get("PidsLimit") or 0))
     if requested:
-        # It shows unless-stopped as always.
+        # Podman reports unless-stopped as always.
         host["RestartPolicy"] = dict(host.get("RestartPolicy") or {}, Name=requested["policy"])
         host["Sysctls"] = requested["sysctls"]
     return dict(_attached(found, found["Config"]), HostConfig=host)
 
 
 def _attached(found: Mapping[str, Any], labelled: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a container with the address of each end of a network, also of one that does not run.
+    """Return a container with its address on each network, also if it does not run.
 
-    What Podman calls a network's id there is its name; nobody else does.
+    Here Podman reports a network's name as its id.
     """
     asked = (_requested(labelled) or {}).get("addresses") or {}
     settings = dict(found.get("NetworkSettings") or {})
@@ -189,7 +189,7 @@ def _attached(found: Mapping[str, Any], labelled: Mapping[str, Any]) -> dict[str
 
 
 def _requested(labelled: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a container's label says was requested; empty where it has none of ours."""
+    """Return the requested settings in a container's label; empty if there is none of ours."""
     try:
         found = json.loads((labelled.get("Labels") or {}).get(LABEL_REQUESTED, ""))
         return found if isinstance(found, dict) and {"policy", "sysctls"} <= set(found) else {}

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The registry mirrors of a Docker Engine: in its daemon.json, taken up by a reload, never by a restart.
+"""Sets the registry mirrors of a Docker Engine in its daemon.json, and reloads the daemon without a restart.
 
-What we added is recorded beside daemon.json, so that just that can be taken away again. The engine asks a
-mirror for images of Docker Hub only: https://docs.docker.com/docker-hub/image-library/mirror/.
+A record next to daemon.json says what we added, so that only that is removed again. The engine uses mirrors
+for images of Docker Hub only: https://docs.docker.com/docker-hub/image-library/mirror/.
 
 This runs on nodes (Python 3.8 or newer).
 """
@@ -31,18 +31,18 @@ RECORD = "rdm-registry-mirrors.json"
 _CERTIFICATES = "/etc/docker/certs.d"
 _RELOAD_TIMEOUT = 20.0  # seconds
 _ANSWER_TIMEOUT = 5.0  # seconds
-# As the engine checks them: no path, no user, no query.
+# The engine's rule: no path, no user, no query.
 _URL = re.compile(r"https?://[\w.-]+(:\d+)?/?|https?://\[[0-9a-fA-F:]+\](:\d+)?/?")
 
 Json = Dict[str, Any]
 
 
 class MirrorProblem(DockerProblem):
-    """The engine cannot be pointed at a mirror; its text is one sentence."""
+    """The engine cannot be configured for a mirror; the text is one sentence."""
 
 
 def is_mirror(url: str) -> bool:
-    """Return whether the engine takes this for a mirror: http(s)://host[:port]."""
+    """Return whether the engine accepts a mirror's URL: http(s)://host[:port]."""
     return _URL.fullmatch(url) is not None
 
 
@@ -53,10 +53,10 @@ def used(info: Json) -> List[str]:
 
 
 def with_mirrors(text: str, mirrors: Sequence[str]) -> str:
-    """Return the text of daemon.json with these mirrors before those that it has.
+    """Return the text of daemon.json with these mirrors before its own.
 
     Raises:
-        ValueError: it is not a JSON object, or its mirrors are no list.
+        ValueError: it is not a JSON object, or its mirrors are not a list.
     """
     values = _object(text)
     others = [url for url in _mirrors(values) if url.rstrip("/") not in mirrors]
@@ -64,14 +64,14 @@ def with_mirrors(text: str, mirrors: Sequence[str]) -> str:
 
 
 def without_ours(text: str, record: Json) -> str:
-    """Return the text of daemon.json as it was before us; "" where it was not there.
+    """Return the text of daemon.json without our changes; "" if there was no such file.
 
     Args:
-        text: now.
-        record: what was recorded when the mirrors were added; empty for none.
+        text: its current text.
+        record: the record of what we added; empty for none.
 
     Raises:
-        ValueError: somebody has changed it since, and it is not a JSON object, or its mirrors are no list.
+        ValueError: it was changed since then, and is not a JSON object or its mirrors are not a list.
     """
     if not record:
         return text
@@ -79,7 +79,7 @@ def without_ours(text: str, record: Json) -> str:
         return str(record["before"])
     values = _object(text)
     before = _mirrors(_object(record["before"]))
-    # In the old order, and what others have added since.
+    # In the old order, followed by what others have added since.
     added = {url.rstrip("/") for url in record["mirrors"]} - {url.rstrip("/") for url in before}
     left = [url for url in _mirrors(values) if url.rstrip("/") not in added]
     values.pop(KEY, None)
@@ -98,7 +98,7 @@ def recorded(configuration: str) -> Json:
 
 
 def unreachable(url: str) -> str:
-    """Return why a mirror cannot be used, as a part of a sentence; "" when it answers as a registry."""
+    """Return why a mirror cannot be used, as a part of a sentence; "" if it answers as a registry."""
     parts = urlsplit(url)
     context = None
     if parts.scheme == "https":
@@ -115,7 +115,7 @@ def unreachable(url: str) -> str:
             return ""
     except urllib.error.HTTPError as error:
         error.close()
-        # A registry that wants a login is one.
+        # A registry that requires a login.
         return (
             "" if error.code == 401 else "does not answer as a registry (/v2/: status {0})".format(error.code)
         )
@@ -129,18 +129,18 @@ def unreachable(url: str) -> str:
 
 
 def configure(api: DockerAPI, mirrors: Sequence[str], change: bool) -> Json:
-    """Point an engine at mirrors, in this order, before those that it has of others; none takes ours away.
+    """Configure an engine's mirrors, in this order, before others'; an empty list removes ours.
 
     Args:
         api: the engine.
         mirrors: their URLs.
-        change: whether to do it, or only to tell.
+        change: False for check mode.
 
     Returns:
         `changed`, and the mirrors `before` and `after`.
 
     Raises:
-        MirrorProblem: the engine's configuration does not let us.
+        MirrorProblem: the engine's configuration does not allow it.
         DockerProblem: the engine does not answer.
     """
     wanted = [url.rstrip("/") for url in mirrors]
@@ -153,7 +153,7 @@ def configure(api: DockerAPI, mirrors: Sequence[str], change: bool) -> Json:
     try:
         base = without_ours(text, record)
         others = [url.rstrip("/") for url in _mirrors(_object(base))]
-        # What is right already, whoever has set it, is left alone.
+        # Leave mirrors alone that are right already, whoever set them.
         add = bool(wanted) and others[: len(wanted)] != wanted
         goal = with_mirrors(base, wanted) if add else base
     except ValueError as error:
@@ -174,7 +174,7 @@ def configure(api: DockerAPI, mirrors: Sequence[str], change: bool) -> Json:
         )
     try:
         if not after and before:
-            # A reload keeps the mirrors where nothing is said of them.
+            # A reload without this key would keep the mirrors.
             _write(path, json.dumps({**_object(goal), KEY: []}), record)
         else:
             _write(path, goal, {"mirrors": wanted, "before": base, "after": goal} if add else {})
@@ -196,7 +196,7 @@ def configure(api: DockerAPI, mirrors: Sequence[str], change: bool) -> Json:
 
 
 def _reload(api: DockerAPI, pid: int, mirrors: Sequence[str]) -> bool:
-    """Let the daemon read its configuration; return whether it uses these mirrors now."""
+    """Make the daemon reload its configuration; return whether it uses these mirrors now."""
     os.kill(pid, signal.SIGHUP)
     deadline = time.monotonic() + _RELOAD_TIMEOUT
     while set(used(api.get("/info"))) != set(mirrors):
@@ -207,7 +207,7 @@ def _reload(api: DockerAPI, pid: int, mirrors: Sequence[str]) -> bool:
 
 
 def _write(path: str, text: str, record: Json) -> None:
-    """Write daemon.json and the record. A run that is killed in between leaves a record that still holds."""
+    """Write daemon.json and the record, in an order in which a killed run leaves a valid record."""
     if record:
         write_whole(_record(path), json.dumps(record).encode(), 0o600)
     if text:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Ask the job agent of a node: JSON in, JSON out.
+"""Queries the job agent of a node, with JSON in and out.
 
-The agent is `rdm-trainer job VERB`; what it takes and returns is described in docs/launchers.md. This runs on
+The agent is `rdm-trainer job VERB`; docs/launchers.md describes its input and output. This runs on
 nodes (Python 3.8 or newer).
 """
 
@@ -19,15 +19,15 @@ from ansible_collections.rdm.provision.plugins.module_utils.jobs.execution_envir
 )
 
 BAD_INPUT = 3
-"""Its exit code for what its user can mend."""
+"""Its exit code for errors that the user can fix."""
 
 
 class BadConfiguration(NoAgent):
-    """Everything that is wrong with a configuration, a line each."""
+    """All errors in a configuration, one per line."""
 
 
 class Agent:
-    """The agent in one place.
+    """The agent in one execution environment.
 
     Args:
         place: where it is.
@@ -41,17 +41,17 @@ class Agent:
     def ask(
         self, verb: str, words: List[str], request: Optional[Dict[str, Any]] = None, refused: bool = False
     ) -> Dict[str, Any]:
-        """Return what the agent answers.
+        """Run a verb of the agent and return its answer.
 
         Args:
             verb: of the agent.
-            words: its further arguments.
-            request: what it reads from its standard input.
-            refused: whether an answer that something stands in the way is one to return.
+            words: further arguments.
+            request: its standard input.
+            refused: whether to return an answer that reports a failed precondition, instead of raising.
 
         Raises:
-            NoAgent: it is not there, did not answer as agents do, or refuses.
-            DockerProblem: the engine cannot be asked, or the time was up.
+            NoAgent: it is missing, printed something else than an answer, or refuses.
+            DockerProblem: the engine failed, or the agent timed out.
         """
         ended = self._run(["job", verb, *words], None if request is None else json.dumps(request))
         try:
@@ -69,14 +69,14 @@ class Agent:
         """Return a configuration with every key.
 
         Raises:
-            BadConfiguration: it is not sound.
+            BadConfiguration: it has errors.
             NoAgent: the agent failed otherwise.
-            DockerProblem: the engine cannot be asked, or the time was up.
+            DockerProblem: the engine failed, or the agent timed out.
         """
         ended = self._run(["config", "/dev/stdin", *overrides], config)
         if ended.exit_code != 0:
             output = ended.stderr.decode("utf-8", "replace").strip()
-            # Python, a locale and libraries may complain beside them.
+            # Python, a locale or libraries may print warnings, too.
             errors = re.findall(r"(?m)^Error: (.+)", output)
             text = "\n".join(errors) or output
             raise (BadConfiguration if errors and ended.exit_code == BAD_INPUT else NoAgent)(text)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Where a node's jobs are: how their agent's program is run there, and which directory has the jobs.
+"""The execution environments of a node's jobs: how the agent is run there, and the jobs' directory.
 
-All else about a job is the same in every place. This runs on nodes (Python 3.8 or newer).
+All else about a job is the same in every environment. This runs on nodes (Python 3.8 or newer).
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from ansible_collections.rdm.provision.plugins.module_utils.jobs.running_jobs im
 
 PROGRAM = "rdm-trainer"
 
-# What the engine says when the container has no such program.
+# The engine's message when the container has no such program.
 _NOT_STARTED = re.compile(r"executable file not found|no such file or directory")
 _BRING_UP = "bring the cluster up first (rdm-provision up)"
 
 
 class NoAgent(Exception):  # noqa: N818  # one sentence for fail_json
-    """Why the agent cannot be asked, or what it answered instead; the text is one sentence."""
+    """The agent cannot be run, or did not answer as expected; the text is one sentence."""
 
 
 class Container(NamedTuple):
@@ -50,12 +50,12 @@ class Container(NamedTuple):
 
         Args:
             words: its arguments.
-            stdin: what it reads.
+            stdin: its standard input.
             timeout: seconds.
 
         Raises:
             NoAgent: there is no such program.
-            DockerProblem: the engine cannot be asked, or the time was up.
+            DockerProblem: the engine failed, or the program timed out.
         """
         ended = self.api.exec(self.name, [PROGRAM, *words], timeout=timeout, stdin=stdin)
         if ended.exit_code in (126, 127) and _NOT_STARTED.search(ended.stdout.decode("utf-8", "replace")):
@@ -68,12 +68,12 @@ class Container(NamedTuple):
 
 
 class Host(NamedTuple):
-    """The node itself, in a virtual environment, as the user who is logged in.
+    """The bare host, in a virtual environment, as the logged-in user.
 
     Attributes:
         environment: the virtual environment's directory.
         directory: the jobs' directory.
-        key: the file with the key that the cluster's agents know each other by; empty under Slurm.
+        key: the file with the key by which the cluster's agents authenticate; empty under Slurm.
         my_ip: the node's address on the fabric.
     """
 
@@ -86,7 +86,7 @@ class Host(NamedTuple):
         """Run the agent's program to its end, as `Container.run` does.
 
         Raises:
-            NoAgent: there is no such program, or the time was up.
+            NoAgent: there is no such program, or it timed out.
         """
         programs = os.path.join(self.environment, "bin")
         program = os.path.join(programs, PROGRAM)
@@ -112,7 +112,7 @@ class Host(NamedTuple):
         return ExecResult(ended.returncode, ended.stdout, ended.stderr)
 
     def variables(self) -> Dict[str, str]:
-        """Return the environment of the agent, and of all that it starts."""
+        """Return the environment variables of the agent and its children."""
         programs = os.path.join(self.environment, "bin")
         inherited = {
             name: value for name, value in os.environ.items() if name not in ("PYTHONHOME", "PYTHONPATH")
@@ -131,14 +131,14 @@ ExecutionEnvironment = Union[Container, Host]
 
 
 def find(place: Dict[str, Any], cluster: str) -> ExecutionEnvironment:
-    """Return where the cluster's jobs are on this node.
+    """Return the execution environment of the cluster's jobs on this node.
 
     Args:
-        place: `runtime`, and for the host what Host has.
+        place: `runtime`, and for the host the fields of Host.
         cluster: the cluster's name.
 
     Raises:
-        NoAgent: what runs jobs there is missing.
+        NoAgent: there is none.
         DockerProblem: the engine cannot be asked.
     """
     return find_host(place) if place["runtime"] == "host" else find_container(DockerAPI(), cluster)
@@ -148,7 +148,7 @@ def find_container(api: DockerAPI, cluster: str) -> Container:
     """Return the cluster's training container.
 
     Raises:
-        NoAgent: there is none, or it does not run, or has no directory for jobs.
+        NoAgent: there is none, it does not run, or it has no directory for jobs.
         DockerProblem: the engine cannot be asked.
     """
     found = api.get("/containers/json", all=True, filters={"label": label_filter(cluster, "container")})
@@ -170,10 +170,10 @@ def find_container(api: DockerAPI, cluster: str) -> Container:
 
 
 def find_host(place: Dict[str, Any]) -> Host:
-    """Return the node itself, where jobs run on the bare host.
+    """Return the bare host.
 
     Raises:
-        NoAgent: the environment, the directory of the jobs or the key is missing.
+        NoAgent: the environment, the jobs' directory or the key is missing.
     """
     environment, directory, key = (
         local_path(str(place[one])) if place[one] else "" for one in ("environment", "directory", "key")
@@ -181,7 +181,7 @@ def find_host(place: Dict[str, Any]) -> Host:
     host = Host(environment, directory, key, place["my_ip"])
     hint = "make it with rdm-provision env up"
     if place.get("slurm"):
-        # The inventory of these may have containers, or no nodes.
+        # A Slurm inventory may use containers, or have no nodes.
         hint += ", from an inventory with rdm_runtime: host that has this host among its nodes"
     if not os.path.isfile(os.path.join(host.environment, "bin", PROGRAM)):
         raise NoAgent("there is no environment with {0} at {1}: {2}".format(PROGRAM, host.environment, hint))
@@ -193,7 +193,7 @@ def find_host(place: Dict[str, Any]) -> Host:
 
 
 def find_running(place: Dict[str, Any], cluster: str, node: str) -> List[str]:
-    """Return the names of the cluster's jobs that run on this node, without asking the agent.
+    """Return the names of the cluster's jobs that run on this node, without the agent.
 
     Args:
         place: as for `find`.

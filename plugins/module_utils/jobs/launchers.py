@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What launchers find on a host: which pdsh and Open MPI, and whom they reach over ssh.
+"""What launchers need on a host: pdsh, Open MPI, and ssh to other hosts.
 
 This runs on nodes (Python 3.8 or newer).
 """
@@ -20,8 +20,8 @@ class Program(NamedTuple):
     """A program that launchers run.
 
     Attributes:
-        version: its version; empty when it cannot be used.
-        problem: why not, in words that follow the host's name.
+        version: its version; empty if it cannot be used.
+        problem: why it cannot be used, as a clause that follows the host's name.
     """
 
     version: str
@@ -50,7 +50,7 @@ PROGRAMS = tuple(_KINDS)
 
 
 def program(name: str) -> Program:
-    """Return which one is on the PATH that commands over ssh have.
+    """Return the program on the PATH of commands over ssh.
 
     Args:
         name: one of PROGRAMS.
@@ -77,11 +77,11 @@ def program(name: str) -> Program:
 
 
 def unreachable(peers: Sequence[Tuple[str, str]], ssh: Sequence[str] = ("ssh",)) -> Dict[str, str]:
-    """Return why hosts cannot be logged in to from here, in ssh's words, by name.
+    """Return why ssh from here to hosts fails, in ssh's words, by name.
 
     Args:
         peers: (name, address).
-        ssh: the client.
+        ssh: the command of the client.
     """
     options = ("-o", "BatchMode=yes", "-o", "ConnectTimeout={0}".format(_SECONDS))
 

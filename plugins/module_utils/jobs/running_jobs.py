@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Which training jobs run on a node.
+"""Finds the training jobs that run on a node.
 
-As long as a job's agent lives, it holds a lock in the job's directory, which can be seen from outside of the
-container. Where the file system has no locks, the file names its process: see trainer/rdm_job/agent_lock.py.
-This runs on nodes (Python 3.8 or newer).
+A job's agent holds a lock in the job's directory while it lives, which is visible outside the container.
+Where the file system has no locks, the file names its process: see trainer/rdm_job/agent_lock.py. This runs
+on nodes (Python 3.8 or newer).
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import re
 import stat
 from typing import List, Set
 
-# A line such as `3: FLOCK  ADVISORY  WRITE 812 08:01:131087 0 EOF`; of files that are locked over NFS by
-# other nodes it has none.
+# A line such as `3: FLOCK  ADVISORY  WRITE 812 08:01:131087 0 EOF`. Locks that other nodes hold over NFS are
+# not listed.
 _HELD_HERE = re.compile(r"^\d+: FLOCK +ADVISORY +WRITE +\d+ +[0-9a-f]+:[0-9a-f]+:(\d+) ", re.MULTILINE)
 _NUMBERS = re.compile(r"^NSpid:\s*(.+)$", re.MULTILINE)
 _WIDTH = 80
@@ -25,13 +25,13 @@ _AGENT = re.compile(r"\.agent\.(.+)\.lock")
 def running_jobs(directory: str, node: str, kernel_locks: str = "/proc/locks") -> List[str]:
     """Return the names of the jobs that run on a node, sorted.
 
-    The inventory may have another name for the node by now than when a job was started. So an agent of
-    another name counts as well, if it is a process of this node.
+    The node's name in the inventory may have changed since a job was started. So an agent with another name
+    counts as well, if it is a process of this node.
 
     Args:
-        directory: the directory of all jobs; where it cannot be read, none runs.
-        node: the node's name in the inventory, since nodes may share the directory.
-        kernel_locks: where the kernel tells which locks processes of this node have.
+        directory: the directory of all jobs; if it cannot be read, none runs.
+        node: the node's name in the inventory; nodes may share the directory.
+        kernel_locks: the kernel's list of locks that processes of this node hold.
     """
     try:
         with os.scandir(directory) as entries:
@@ -46,7 +46,7 @@ def running_jobs(directory: str, node: str, kernel_locks: str = "/proc/locks") -
 def jobs_of_processes(proc: str = "/proc") -> List[str]:
     """Return the names of the jobs whose agent is a process of this node, wherever their directories are.
 
-    It may be another cluster's, in a container or on the bare host. Root sees all of them.
+    These include other clusters' jobs, in containers and on the bare host. Only root sees all of them.
 
     Args:
         proc: where procfs is.
@@ -83,7 +83,7 @@ def _has_agent(job: str, node: str, here: Set[int]) -> bool:
 
 
 def _is_locked(path: str) -> bool:
-    """Return whether somebody else has a file for himself alone."""
+    """Return whether another process holds an exclusive lock on a file."""
     try:
         return stat.S_ISREG(os.lstat(path).st_mode) and _refuses_others(path, os.O_NOFOLLOW)
     except OSError:
@@ -96,7 +96,7 @@ def _refuses_others(path: str, flags: int = 0) -> bool:
     except OSError:
         return False
     try:
-        # An agent that is just starting tries again.
+        # This lock may collide with an agent that starts; it retries.
         fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
@@ -108,9 +108,9 @@ def _refuses_others(path: str, flags: int = 0) -> bool:
 
 
 def _is_process(named: str, proc: str = "/proc") -> bool:
-    """Return whether a process runs that is named by its number, its start and the machine's start.
+    """Return whether a process runs that is identified by its id, its start and the machine's boot.
 
-    The number is that in the process's own namespace, its container's.
+    The id is the one in the process's own namespace, its container's.
     """
     words = named.split()
     try:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Ask the wire who has an address already, with the probe of RFC 5227: it teaches nobody anything wrong.
+"""Detects duplicate addresses with the ARP probe of RFC 5227, which changes no host's ARP cache.
 
 This runs on nodes (Python 3.8 or newer), as root.
 """
@@ -17,9 +17,9 @@ from typing import Dict, List, Mapping
 from ansible_collections.rdm.provision.plugins.module_utils.base.host import read_text
 
 AGAIN_S = 0.3
-"""After how long to ask a second time, in seconds."""
+"""Seconds until the second probe."""
 LIMIT_S = 0.8
-"""How long to wait for answers, in seconds. Who has the address answers within milliseconds."""
+"""Seconds to wait for answers. The owner of an address answers within milliseconds."""
 
 _ARP = 0x0806
 _IPV4 = 0x0800
@@ -29,12 +29,12 @@ _FIXED = struct.Struct("!HHBBH")
 
 
 def in_use(addresses: Mapping[str, str], sysfs_root: str = "/sys") -> List[Dict[str, str]]:
-    """Return which of these addresses others on the wire have, each with `interface`, `address` and `mac`.
+    """Return the addresses that other hosts on the link have, each with `interface`, `address` and `mac`.
 
-    Nobody is found where the wire cannot be asked.
+    An interface that cannot send ARP is skipped.
 
     Args:
-        addresses: interface -> the address to ask for there.
+        addresses: interface -> the address to probe there.
         sysfs_root: where sysfs is.
     """
     found: Dict[str, str] = {}
@@ -65,19 +65,19 @@ def in_use(addresses: Mapping[str, str], sysfs_root: str = "/sys") -> List[Dict[
 
 
 def request(mac: bytes, address: str, kind: int) -> bytes:
-    """Return the probe: a request in the name of nobody.
+    """Return the ARP probe: a request without a sender address.
 
     Args:
         mac: hardware address of the interface.
-        address: to ask for.
-        kind: of the interface, as the kernel numbers them.
+        address: the address to probe.
+        kind: the kernel's hardware type of the interface.
     """
     fixed = _FIXED.pack(kind, _IPV4, len(mac), 4, _REQUEST)
     return fixed + mac + bytes(4) + bytes(len(mac)) + socket.inet_aton(address)
 
 
 def sender(packet: bytes, address: str) -> str:
-    """Return the hardware address of who sent a packet as the owner of an address; empty for others."""
+    """Return the sender's hardware address if a packet comes from the owner of an address; else empty."""
     if len(packet) < _FIXED.size:
         return ""
     _, protocol, length, _, _ = _FIXED.unpack_from(packet)
@@ -87,18 +87,18 @@ def sender(packet: bytes, address: str) -> str:
 
 
 def frame(packet: bytes, mac: bytes, broadcast: bytes, kind: int) -> bytes:
-    """Return a packet to everybody with the header that its kind of link has."""
-    if kind == _INFINIBAND:  # the kernel's own header: to whom, and what it is
+    """Return a broadcast packet with the header of its link type."""
+    if kind == _INFINIBAND:  # the kernel's header: destination and protocol
         return broadcast + struct.pack("!HH", _ARP, 0) + packet
     return broadcast + mac + struct.pack("!H", _ARP) + packet
 
 
 class _Wire:
-    """An interface, and the address that is asked for there.
+    """An interface, and the address to probe there.
 
     Raises:
-        OSError: it cannot be asked.
-        ValueError: it is no link with hardware addresses.
+        OSError: it cannot send ARP.
+        ValueError: it has no hardware addresses.
     """
 
     def __init__(self, interface: str, address: str, sysfs_root: str) -> None:
@@ -135,12 +135,12 @@ class _Wire:
         self._sends.close()
 
     def ask(self) -> None:
-        """Send a probe; on a link that is down nobody hears it."""
+        """Send a probe; on a link that is down it is lost."""
         with contextlib.suppress(OSError):
             self._sends.send(self._frame)
 
     def owner(self) -> str:
-        """Return the hardware address of who has said meanwhile that the address is his; empty for nobody."""
+        """Return the hardware address of the owner that has answered so far; empty for none."""
         while True:
             try:
                 packet = self.socket.recv(1024)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Look for a subnet that nothing uses. The planner asks it, and the lab; this is Python 3.8."""
+"""Finds an unused subnet, for the planner and the lab (Python 3.8 or newer)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from bisect import bisect_left
 from ipaddress import IPv4Network
 from typing import Iterable, List, Optional, Tuple, Union
 
-# Where a free subnet is looked for, first to last: high enough in 10/8 to miss what sites use first.
+# The ranges to search, in order. The first ones leave out the part of 10/8 that sites use most.
 SEARCH = (
     ("10.20.0.0", "10.255.255.255"),
     ("10.0.0.0", "10.255.255.255"),
@@ -18,11 +18,11 @@ SEARCH = (
 
 
 def free_subnet(used: Iterable[Union[IPv4Network, str]], prefixlen: int) -> Optional[IPv4Network]:
-    """Return a private (RFC 1918) subnet that overlaps none of `used`, or None when there is none.
+    """Return a private (RFC 1918) subnet that overlaps none of `used`; None if there is none.
 
     Args:
         used: networks, as objects or in CIDR form; IPv6 ones are ignored.
-        prefixlen: the prefix length that the free subnet shall have.
+        prefixlen: the prefix length of the free subnet.
     """
     ranges = _merged(used)
     ends = [end for _, end in ranges]
@@ -41,7 +41,7 @@ def free_subnet(used: Iterable[Union[IPv4Network, str]], prefixlen: int) -> Opti
 
 
 def ipv4_network(text: str) -> Optional[IPv4Network]:
-    """Return the IPv4 network that an address or CIDR text lies in, or None for anything else."""
+    """Return the IPv4 network of an address or CIDR text; None for anything else."""
     try:
         found = ipaddress.ip_interface(text).network
     except ValueError:

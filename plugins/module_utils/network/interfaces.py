@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Interfaces, routes and ssh's own connection on a node.
+"""A node's interfaces and routes, and its ssh connection.
 
-They are read from what `ip` prints in JSON. Without it, /sys, /proc/net and the socket ioctls give what they
-can: the main routing table and one IPv4 address for each interface.
+They come from the JSON output of `ip`. Without it, /sys, /proc/net and socket ioctls provide the main routing
+table and one IPv4 address per interface.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def interfaces(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def routes(entries: list[dict[str, Any]]) -> list[dict[str, str]]:
     """Return the routes from `ip -j -4 route show table all`: table, destination, interface, gateway, type.
 
-    A route with several next hops is given once for each of them.
+    A route with several next hops is returned once per next hop.
     """
     found = []
     for entry in entries:
@@ -61,7 +61,7 @@ def routes(entries: list[dict[str, Any]]) -> list[dict[str, str]]:
 
 
 def interfaces_without_ip(sysfs_root: str = "/sys") -> list[dict[str, Any]]:
-    """Return the interfaces as interfaces() does, from sysfs, each with its first IPv4 address only."""
+    """Return the interfaces like interfaces(), from sysfs, with only the first IPv4 address of each."""
     found = sysfs.netdevs(sysfs_root)
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as query:
         for entry in found:
@@ -70,7 +70,7 @@ def interfaces_without_ip(sysfs_root: str = "/sys") -> list[dict[str, Any]]:
 
 
 def routes_without_ip(table: str) -> list[dict[str, str]]:
-    """Return the routes as routes() does, from the text of /proc/net/route: the main table only."""
+    """Return the routes like routes(), from the text of /proc/net/route: only those of the main table."""
     found = []
     for line in table.splitlines()[1:]:
         words = line.split()
@@ -91,9 +91,9 @@ def routes_without_ip(table: str) -> list[dict[str, str]]:
 
 
 def ssh_connection(proc: str = "/proc") -> dict[str, str]:
-    """Return the two ends of the ssh connection that this process runs in: client, server ("" without ssh).
+    """Return the two ends of this process's ssh connection: client, server ("" without ssh).
 
-    sudo drops SSH_CONNECTION, so the environments of the processes above this one are asked too.
+    sudo drops SSH_CONNECTION, so the environments of the ancestor processes are read, too.
     """
     value = os.environ.get("SSH_CONNECTION", "")
     pid = os.getpid()
@@ -117,14 +117,14 @@ def _first_address(query: socket.socket, interface: str) -> list[str]:
 
 
 def _from_proc(word: str) -> str:
-    """Return the dotted form of an address of /proc/net/route: a number in the machine's byte order."""
+    """Return the dotted form of an address in /proc/net/route, a number in native byte order."""
     return socket.inet_ntoa(struct.pack("=L", int(word, 16)))
 
 
 def _parent(proc: str, pid: int) -> int:
     try:
         with open("{0}/{1}/stat".format(proc, pid), encoding="utf-8", errors="replace") as file:
-            # The second field, the name in parentheses, may hold anything; the fourth is the parent.
+            # The second field, the name in parentheses, may contain spaces; the fourth is the parent.
             return int(file.read().rpartition(")")[2].split()[1])
     except (OSError, ValueError, IndexError):
         return 0

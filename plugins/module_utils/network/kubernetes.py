@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The address ranges of a Kubernetes that runs on the node, without asking it.
+"""The address ranges of a Kubernetes that runs on the node, found without its API.
 
-Its services' range is nowhere among interfaces and routes, and of its pods' range only the part of this node.
-Both are arguments of its programs, which stand in their command lines and files.
+Interfaces and routes do not show the services' range, and only this node's part of the pods' range. Both
+ranges are options of its programs, in their command lines and configuration files.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _RANGE = re.compile(
     r"[\"']?[=:\s]+(?:-\s+)?[\"'\[]*([0-9a-fA-F:./,]+)"
 )
 _PODS = ("cluster-cidr", "FLANNEL_NETWORK")
-# What these take when nobody says otherwise; a kubelet, which the others may run as well, after kubeadm.
+# Defaults; those of kubelet, which the others may run as well, are kubeadm's.
 _ASSUMED = {
     "rke2": {"pods": "10.42.0.0/16", "services": "10.43.0.0/16"},
     "k3s": {"pods": "10.42.0.0/16", "services": "10.43.0.0/16"},
@@ -47,14 +47,14 @@ _ASSUMED = {
 
 
 def kubernetes(root: str = "/") -> dict[str, Any]:
-    """Return the Kubernetes that runs here.
+    """Return the Kubernetes that runs on the node.
 
     Args:
-        root: where the node's file system is.
+        root: the root of the node's file system.
 
     Returns:
-        `name`: kubelet, k3s, microk8s or rke2; empty when none runs. `ranges`: each with `range`, `of` (pods
-        or services) and `known`: whether the node says so, or it is what is usual.
+        `name`: kubelet, k3s, microk8s or rke2; empty if none runs. `ranges`: each with `range`, `of` (pods or
+        services) and `known`: whether it was found on the node, or is the default.
     """
     if not any(os.path.isdir(os.path.join(root, sign)) for sign in _SIGNS):
         return {"name": "", "ranges": []}
@@ -79,7 +79,7 @@ def kubernetes(root: str = "/") -> dict[str, Any]:
 
 
 def ranges(text: str) -> Iterator[tuple[str, str]]:
-    """Yield the ranges that a command line or a file names: pods or services, and the range."""
+    """Yield the ranges in a command line or a file: pods or services, and the range."""
     lines = (line for line in text.splitlines() if not line.lstrip().startswith("#"))
     for match in _RANGE.finditer("\n".join(lines)):
         for network in match.group(2).split(","):
@@ -88,7 +88,7 @@ def ranges(text: str) -> Iterator[tuple[str, str]]:
 
 
 def _command_lines(proc: str) -> Iterator[tuple[str, str]]:
-    """Yield program and command line of each process of Kubernetes."""
+    """Yield program and command line of each Kubernetes process."""
     for path in glob.glob(os.path.join(proc, "[0-9]*", "comm")):
         program = read_text(path).strip()
         if program in _PROGRAMS:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Where a node is on a further rail.
+"""A node's addresses on further rails.
 
 This runs on the controller and on nodes (Python 3.8 or newer).
 """
@@ -11,12 +11,12 @@ from typing import Mapping
 
 
 def in_subnet(address: str, first: IPv4Network, subnet: IPv4Network) -> str:
-    """Return the address that has the same place in another subnet.
+    """Return the address with the same offset in another subnet.
 
     Args:
         address: in the first subnet.
         first: the address plan's subnet.
-        subnet: of the rail; as large.
+        subnet: the rail's, of the same size.
     """
     return str(
         IPv4Address(int(IPv4Address(address)) - int(first.network_address) + int(subnet.network_address))
@@ -24,12 +24,12 @@ def in_subnet(address: str, first: IPv4Network, subnet: IPv4Network) -> str:
 
 
 def on_rail(address: str, rails: Mapping[str, str], rail: str) -> str:
-    """Return where a node is on a rail.
+    """Return a node's address on a rail.
 
     Args:
-        address: on the first one.
-        rails: name and subnet of each, the first one first; none where there is only one.
-        rail: the name of one of them; "" for the first.
+        address: on the first rail.
+        rails: name and subnet of each, in order; empty if there is only one rail.
+        rail: name of a rail; "" for the first.
 
     Raises:
         ValueError: there is no such rail.

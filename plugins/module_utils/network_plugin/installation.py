@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The network plugin on a node: its program, its unit, and whether it runs.
+"""The network plugin's installation on a node: its program, its unit, and whether it runs.
 
 This runs on nodes (Python 3.8 or newer).
 """
@@ -27,24 +27,24 @@ PROGRAM = "/usr/local/lib/rdm/rdm-sriov"
 STATE = "/var/lib/rdm-sriov"
 SILENT = "does not answer"
 FOREIGN = "is not rdm-sriov"
-_KEPT = ("state.json", "state.json.new", "state.json.broken", "lock")  # .new: of a version before
-_SYSTEMCTL_TIMEOUT = 120.0  # the longest that systemd itself waits for a start, and more
+_KEPT = ("state.json", "state.json.new", "state.json.broken", "lock")  # .new: of an earlier version
+_SYSTEMCTL_TIMEOUT = 120.0  # longer than systemd waits for a start
 _POLL = 0.1
 _LAST_LINES = 5
 
 
 class InstallationProblem(Exception):  # noqa: N818  # one sentence for fail_json
-    """What stands in the way, as one sentence."""
+    """The plugin cannot be installed or removed; the text is one sentence."""
 
 
 class Place(NamedTuple):
-    """Where everything is.
+    """The paths of an installation.
 
     Attributes:
-        program: file that runs.
-        unit: file of the unit.
-        socket: at which the plugin answers.
-        state: directory of what it keeps.
+        program: the program.
+        unit: the unit file.
+        socket: the plugin's socket.
+        state: the directory of its state.
     """
 
     program: str
@@ -54,10 +54,10 @@ class Place(NamedTuple):
 
 
 def facts(socket: str = "") -> Dict[str, Any]:
-    """Return whose unit there is, whether its plugin runs, whether systemd does, and who serves a socket.
+    """Return the unit's owner, whether its plugin and systemd run, and what serves a socket.
 
     Args:
-        socket: at which the plugin is to answer; empty where none is wanted.
+        socket: the desired plugin's; empty if none is desired.
     """
     text = _text(unit.PATH)
     return {
@@ -71,22 +71,22 @@ def facts(socket: str = "") -> Dict[str, Any]:
 
 
 def _server(socket: str, text: str) -> str:
-    """Return who serves a socket, "rdm-sriov" or "another"; "" for nobody.
+    """Return what serves a socket, "rdm-sriov" or "another"; "" for nothing.
 
     Args:
         socket: its path.
-        text: of the unit; "" for none.
+        text: the unit's; "" for none.
     """
     if running(socket):
         return "rdm-sriov"
     if not someone_listens(socket):
         return ""
-    # One that hangs is ours still.
+    # Our plugin may hang.
     return "rdm-sriov" if unit.socket_of(text) == socket and active() else "another"
 
 
 def running(socket: str) -> str:
-    """Return the digest of the program that answers at a socket; "" when none of ours does."""
+    """Return the digest of our program that answers at a socket; "" if none does."""
     try:
         return str(ask(socket, INFO, {}).get("Program") or "")
     except PluginProblem:
@@ -94,7 +94,7 @@ def running(socket: str) -> str:
 
 
 def _served(socket: str) -> str:
-    """Return what answers at a socket, as a sentence goes on that begins with it."""
+    """Return what answers at a socket, as the end of a sentence that begins with the socket."""
     program = running(socket)
     if program:
         return "runs " + program
@@ -102,10 +102,10 @@ def _served(socket: str) -> str:
 
 
 def observe(watch: Mapping[str, str]) -> Dict[str, str]:
-    """Return how a plugin is found, as text that is equal when nothing has changed.
+    """Return a plugin's observed state, as text that is equal if nothing has changed.
 
     Args:
-        watch: `program`, `socket` and `state`, as in :class:`Place`; empty where none of ours is wanted.
+        watch: `program`, `socket` and `state`, as in :class:`Place`; empty if none of ours is desired.
     """
     if not watch:
         return {}
@@ -143,7 +143,7 @@ def refuse_foreign(place: Place, cluster: str) -> None:
 
 
 def differs(path: str, wanted: Optional[bytes]) -> bool:
-    """Return whether a file holds something else; None means that there shall be none."""
+    """Return whether a file's content differs from the desired one; None: there should be no file."""
     try:
         with open(path, "rb") as file:
             return file.read() != wanted
@@ -157,10 +157,10 @@ def active() -> bool:
 
 
 def control(*words: str) -> None:
-    """Tell systemd something.
+    """Run systemctl.
 
     Raises:
-        InstallationProblem: it does not do it.
+        InstallationProblem: it fails.
     """
     done = _systemctl(*words)
     if done.returncode:
@@ -170,10 +170,10 @@ def control(*words: str) -> None:
 
 
 def wait(place: Place, wanted: str, timeout: float) -> None:
-    """Return when the wanted program answers.
+    """Wait until the desired program answers.
 
     Args:
-        place: where.
+        place: its paths.
         wanted: its digest.
         timeout: seconds.
 
@@ -192,7 +192,7 @@ def wait(place: Place, wanted: str, timeout: float) -> None:
 
 
 def remove(place: Place) -> List[str]:
-    """Take away what was installed and what the plugin has kept; return the paths that went."""
+    """Remove the plugin's files and its state; return the removed paths."""
     gone = installed(place)
     for path in gone:
         with contextlib.suppress(FileNotFoundError):
@@ -204,7 +204,7 @@ def remove(place: Place) -> List[str]:
 
 
 def installed(place: Place) -> List[str]:
-    """Return what of the plugin is there."""
+    """Return the existing files of the plugin."""
     names = os.listdir(place.state) if os.path.isdir(place.state) else []
     unfinished = sorted(name for name in names if name.startswith(TEMPORARY))
     kept = [os.path.join(place.state, name) for name in [*_KEPT, *unfinished]]
@@ -216,8 +216,8 @@ def _systemctl(*words: str) -> "subprocess.CompletedProcess[str]":
 
 
 def _words() -> str:
-    """Return what the plugin said last, as an appendix to a sentence."""
-    # Its own words: with --unit come systemd's about it, which would be most of the last ones.
+    """Return the plugin's last output, to be appended to a sentence."""
+    # Only the plugin's messages: --unit would add systemd's, and show few others.
     of_it = "_SYSTEMD_UNIT=" + unit.NAME
     output = _run(["journalctl", of_it, "--lines", str(_LAST_LINES), "--output", "cat"])
     lines = [line.strip() for line in output.stdout.splitlines()] if output.returncode == 0 else []

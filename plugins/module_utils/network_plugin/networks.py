@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The networks that the engine has and the plugin rdm-sriov lacks, since its state is lost.
+"""Restores networks that the engine has and the plugin rdm-sriov lost with its state.
 
-With the engine's socket the plugin asks for a network when it needs it. In a container it has no such socket.
+With the engine's socket the plugin queries a network when it needs it. In a container it has no such socket.
 
 This runs on nodes (Python 3.8 or newer).
 """
@@ -25,11 +25,11 @@ _PATIENCE = 30.0  # seconds, for a plugin that serves many at once
 
 
 class Taught(NamedTuple):
-    """What was done.
+    """The result of :func:`teach`.
 
     Attributes:
-        names: the networks that the plugin knows again.
-        warnings: those of others that it cannot, in sentences.
+        names: the restored networks.
+        warnings: one sentence per network of others that cannot be restored.
     """
 
     names: List[str]
@@ -37,13 +37,13 @@ class Taught(NamedTuple):
 
 
 def lacking(api: DockerAPI, socket: str) -> List[Dict[str, Any]]:
-    """Return the engine's networks of the plugin's driver that the plugin does not know, in order.
+    """Return the engine's networks of the plugin's driver that the plugin does not know, sorted by name.
 
-    None where no rdm-sriov answers.
+    Empty if no rdm-sriov answers.
 
     Args:
         api: the engine.
-        socket: the plugin's, whose name is the driver's.
+        socket: the plugin's; its file name is the driver's name.
 
     Raises:
         DockerProblem: the engine does not answer.
@@ -53,23 +53,23 @@ def lacking(api: DockerAPI, socket: str) -> List[Dict[str, Any]]:
     except PluginProblem:
         return []
     if not isinstance(known, list):
-        return []  # a program of before, which is replaced
+        return []  # an earlier version, which will be replaced
     driver = os.path.basename(socket).rpartition(".")[0]
     found = api.get("/networks", filters={"driver": [driver]})
     return sorted((one for one in found if one["Id"] not in known), key=lambda one: str(one["Name"]))
 
 
 def teach(api: DockerAPI, socket: str, cluster: str, check: bool = False) -> Taught:
-    """Tell the plugin the networks that it lacks, as the engine did when they were made.
+    """Create the lost networks in the plugin again, with the engine's own request.
 
     Args:
         api: the engine.
         socket: the plugin's.
-        cluster: whose networks it must know.
-        check: only say which.
+        cluster: whose networks must be restored.
+        check: in check mode only report them.
 
     Raises:
-        PluginProblem: it cannot know one of these.
+        PluginProblem: one of these cannot be restored.
         DockerProblem: the engine does not answer.
     """
     if check:

@@ -15,8 +15,8 @@ WANTED_BY = ("docker.service", "multi-user.target")
 _SOCKET = re.compile(r"^ExecStart=.* --socket \"?([^\s\"]+)", re.MULTILINE)
 _CLUSTER = re.compile(r"^# Of the cluster (.+)$", re.MULTILINE)
 
-# What it needs: links of the node and of containers (CAP_NET_ADMIN), netlink, unix sockets, and to make its
-# own socket beside the engine's. systemd ignores what it is too old to know.
+# The plugin changes links of the node and of containers (CAP_NET_ADMIN), uses netlink and unix sockets, and
+# creates its socket next to the engine's. Older versions of systemd ignore settings that they do not know.
 _TEXT = """\
 # Written by rdm-provision.
 # Of the cluster {cluster}
@@ -71,8 +71,8 @@ def unit(cluster: str, command: Sequence[str], state: str) -> str:
 
     Args:
         cluster: whose plugin it is.
-        command: that runs the plugin, with an absolute path first.
-        state: name of its directory in /var/lib.
+        command: the plugin's command line, with an absolute path first.
+        state: the name of its state directory in /var/lib.
     """
     return _TEXT.format(
         cluster=cluster, command=" ".join(map(_quoted, command)), state=state, wanted=" ".join(WANTED_BY)
@@ -80,18 +80,18 @@ def unit(cluster: str, command: Sequence[str], state: str) -> str:
 
 
 def cluster_of(text: str) -> str:
-    """Return whose plugin a unit runs; "" when it does not say."""
+    """Return the cluster that owns a unit; "" if it names none."""
     found = _CLUSTER.search(text)
     return found.group(1) if found else ""
 
 
 def socket_of(text: str) -> str:
-    """Return at which socket the plugin of a unit answers; "" when it does not say."""
+    """Return the socket of a unit's plugin; "" if it names none."""
     found = _SOCKET.search(text)
     return found.group(1) if found else ""
 
 
 def _quoted(word: str) -> str:
-    """Return a word of a command line as systemd reads it: systemd.service(5), Command lines."""
+    """Quote a word of a command line for systemd: systemd.service(5), Command lines."""
     word = word.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("$", "$$")
     return '"{0}"'.format(word) if re.search(r"[^A-Za-z0-9_./:=@,+$%-]", word) else word
