@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What must be true of a node's devices: GPUs, interfaces, memory that can be locked or shared."""
+"""Check a node's devices: GPUs, interfaces, lockable and shared memory."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.desired.state import
 from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import Problem
 
 _INFINIBAND_ADDRESS = 20
-"""Bytes of the address of an IPoIB interface (linux/if_infiniband.h)."""
+"""Bytes in the address of an IPoIB interface (linux/if_infiniband.h)."""
 
 
 def rdma_interfaces(want: DesiredState) -> list[str]:
-    """Return the interfaces whose RDMA devices the container gets; none for all of the node."""
+    """Return the interfaces whose RDMA devices the container gets; none for all devices of the node."""
     if want.network_driver not in DRIVERS_ON_A_PARENT or not want.interfaces[0]:
         return []
     return [] if want.container.devices_of == "all" else want.below_all
 
 
 def accelerator(want: DesiredState, facts: Mapping[str, Any], findings: Findings) -> None:
-    """Note when the node has other accelerators than the cluster wants of it."""
+    """Report accelerators that differ from the desired ones."""
     has = facts.get("accelerator", "cpu")
     count = len(facts.get("gpus") or [])
     if want.accelerator == has:
@@ -53,7 +53,7 @@ def accelerator(want: DesiredState, facts: Mapping[str, Any], findings: Findings
 
 
 def gpu_access(want: DesiredState, facts: Mapping[str, Any], findings: Findings) -> None:
-    """See that a container can get the GPUs, before the engine says no to it."""
+    """Report what would make the engine refuse the GPUs to a container."""
     if want.accelerator != facts.get("accelerator") or want.own_devices:
         return
     devices = facts.get("devices") or {}
@@ -89,14 +89,14 @@ def gpu_access(want: DesiredState, facts: Mapping[str, Any], findings: Findings)
 
 
 def parent(want: DesiredState, facts: Mapping[str, Any], findings: Findings) -> None:
-    """Note when the container network cannot be on an interface, or the node lacks it."""
+    """Report a network's interface that the node lacks or that cannot carry the network."""
     if want.network_driver not in DRIVERS_ON_A_PARENT or not want.interfaces[0]:
         return
     existing = {one["name"]: one for one in facts.get("interfaces") or []}
     driverless = facts.get("driverless") or []
     choose = f"choose one of {names(name for name in existing if name != 'lo')}"
     for name in want.below_all:
-        # Docker makes a VLAN interface of the parent of macvlan and ipvlan: ib0.100 needs ib0 only.
+        # For macvlan and ipvlan Docker creates the VLAN interface itself: ib0.100 needs only ib0.
         base = name if name in existing or want.network_driver == "sriov" else name.rpartition(".")[0]
         if base in existing:
             reason, hint = _unfit(want, existing[base], facts)
@@ -111,7 +111,7 @@ def parent(want: DesiredState, facts: Mapping[str, Any], findings: Findings) -> 
 
 
 def _unfit(want: DesiredState, interface: Mapping[str, Any], facts: Mapping[str, Any]) -> tuple[str, str]:
-    """Return why the network cannot be on an interface, and what would work; empty where it can.
+    """Return why an interface cannot carry the network, and the hint; empty if it can.
 
     Sources: the kernel's drivers/net/macvlan.c (macvlan_port_create) and ipvlan_main.c (ipvlan_link_new).
     """
@@ -131,7 +131,7 @@ def _unfit(want: DesiredState, interface: Mapping[str, Any], facts: Mapping[str,
 
 
 def memlock(want: DesiredState, facts: Mapping[str, Any], findings: Findings) -> None:
-    """Note when containers could not lock as much memory as RDMA needs."""
+    """Report a limit of locked memory that is too low for RDMA."""
     shortage = memlock_shortage(facts) if want.run.memlock_required else None
     if shortage is not None:
         hint = (
@@ -142,7 +142,7 @@ def memlock(want: DesiredState, facts: Mapping[str, Any], findings: Findings) ->
 
 
 def shared_memory(want: DesiredState, facts: Mapping[str, Any], findings: Findings) -> None:
-    """Note when the processes of a node have too little memory to share for their collectives."""
+    """Report too little shared memory for collectives between a node's processes."""
     own = want.container.own_memory
     has = int(facts.get("shared_memory", SHARED_MEMORY)) if own is None else own
     if want.accelerator == "cpu" or want.slots < 2 or has >= SHARED_MEMORY:
@@ -163,7 +163,7 @@ def shared_memory(want: DesiredState, facts: Mapping[str, Any], findings: Findin
 
 
 def rdma(want: DesiredState, facts: Mapping[str, Any], findings: Findings) -> None:
-    """Say which RDMA devices the container does not get, unless the user has chosen."""
+    """Warn of RDMA devices that the container does not get, unless the user has chosen."""
     interfaces = rdma_interfaces(want)
     paths, left_out = rdma_devices(facts, *interfaces)
     if paths and not want.own_devices and (facts.get("rdma") or {}).get("netns_mode") == "exclusive":
@@ -177,7 +177,7 @@ def rdma(want: DesiredState, facts: Mapping[str, Any], findings: Findings) -> No
 
 
 def _stay_out(want: DesiredState, facts: Mapping[str, Any]) -> list[Problem]:
-    """Return why RDMA devices of the mode exclusive cannot go to the node's container."""
+    """Return why the container cannot get RDMA devices in exclusive mode."""
     value = "the mode exclusive of RDMA devices in network namespaces"
     shared = f"{SHARED}, and options ib_core netns_mode=1 in /etc/modprobe.d for the next boot"
     if not want.reserves_vf or not want.function_devices:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What must be true of a node's engine: it answers, it is new enough, and images fit."""
+"""Check a node's engine: it answers, is new enough, and has room for the images."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.image_list
 OLDEST_ENGINE = (20, 10)
 OLDEST_API = (1, 41)
 OLDEST_PODMAN = (4, 3)
-# From this version its Docker-compatible API offers NVIDIA GPUs (by CDI).
+# The Docker-compatible API offers NVIDIA GPUs (by CDI) from this version.
 _PODMAN_WITH_GPUS = (5, 4)
 _DOCKER_SOCKETS = ("", "/run/docker.sock", DEFAULT_SOCKET)
-# Why the cluster's files cannot be written, as node_facts reports it, and what would work.
+# Reason of node_facts why the cluster's files cannot be written -> sentence and hint.
 _NOT_WRITABLE = {
     "read-only": ("is on a file system that is read-only", "mount it read-write, or set rdm_config_dir"),
     "full": ("is on a file system that is full", "free some space there, or set rdm_config_dir"),
@@ -36,7 +36,7 @@ _NOT_WRITABLE = {
 
 
 def engine(want: DesiredState, facts: Mapping[str, Any], findings: Findings) -> None:
-    """Note when the node has no engine that can be used, and none is to be installed."""
+    """Report a node without a usable engine, unless the run installs one."""
     docker = facts.get("docker")
     others = facts.get("other_engines") or []
     if not docker:
@@ -106,7 +106,7 @@ def engine(want: DesiredState, facts: Mapping[str, Any], findings: Findings) -> 
 
 
 def _podman(want: DesiredState, docker: Mapping[str, Any], findings: Findings) -> None:
-    """Note what Podman cannot do, and refuse it where the user has not chosen it."""
+    """Report what Podman cannot do, and refuse it if the user has not chosen it."""
     release, name = docker["version"], f"Podman {docker['version']}"
     use_docker = "use a Docker Engine"
     if want.engine.socket in _DOCKER_SOCKETS:
@@ -135,7 +135,7 @@ def _podman(want: DesiredState, docker: Mapping[str, Any], findings: Findings) -
 
 
 def reported(want: DesiredState, facts: Mapping[str, Any], findings: Findings) -> None:
-    """Pass on what `node_facts` itself found wrong."""
+    """Pass on the findings of `node_facts`."""
     for finding in facts.get("findings") or []:
         text = str(finding["text"]).rstrip(". ")
         if finding.get("level") == "error":
@@ -145,7 +145,7 @@ def reported(want: DesiredState, facts: Mapping[str, Any], findings: Findings) -
 
 
 def user_namespaces(want: DesiredState, facts: Mapping[str, Any], findings: Findings) -> None:
-    """Refuse an engine that makes the container's root somebody else: the node's root owns what it reads."""
+    """Refuse an engine that remaps users: the container's root could not read files of the node's root."""
     if (
         "userns" not in ((facts.get("docker") or {}).get("security_options") or [])
         or want.container.userns_mode == "host"
@@ -160,7 +160,7 @@ def user_namespaces(want: DesiredState, facts: Mapping[str, Any], findings: Find
 
 
 def selinux(want: DesiredState, facts: Mapping[str, Any], findings: Findings) -> None:
-    """The cluster's own mounts are labelled; whether those of users may be is for them to say."""
+    """Warn of the user's mounts without an SELinux label; the cluster's own mounts have one."""
     mounts = want.container.unlabelled
     if mounts and "selinux" in ((facts.get("docker") or {}).get("security_options") or []):
         findings.warn(
@@ -171,7 +171,7 @@ def selinux(want: DesiredState, facts: Mapping[str, Any], findings: Findings) ->
 
 
 def log_driver(want: DesiredState, facts: Mapping[str, Any], findings: Findings) -> None:
-    """Note when nobody could read the line by which the container is known to be ready."""
+    """Report a log driver that drops the line by which the container is known to be ready."""
     if want.container.ready_line and (facts.get("docker") or {}).get("log_driver") == "none":
         reason = "keeps no line of a container's log, and one says that the container's sshd is up"
         hint = "set another in /etc/docker/daemon.json, such as local, and restart the engine"
@@ -179,14 +179,14 @@ def log_driver(want: DesiredState, facts: Mapping[str, Any], findings: Findings)
 
 
 def config_dir(want: DesiredState, facts: Mapping[str, Any], findings: Findings) -> None:
-    """Note when the cluster's files cannot be written."""
+    """Report a directory where the cluster's files cannot be written."""
     there = facts.get("config_dir") or {}
     if why := str(there.get("why") or ""):
         findings.problems.append(Problem(want.node, str(there["path"]), *_NOT_WRITABLE[why]))
 
 
 def image(want: DesiredState, facts: Mapping[str, Any], findings: Findings) -> None:
-    """Nobody brings an image that is not listed; of one that is named by a digest the node does not tell."""
+    """Report an unlisted image that the node lacks; facts do not show images named by a digest."""
     docker, image = facts.get("docker"), want.container.image
     if not docker or not image or want.image_listed or "@" in image:
         return
@@ -203,7 +203,7 @@ def image(want: DesiredState, facts: Mapping[str, Any], findings: Findings) -> N
 
 
 def archives(want: DesiredState, facts: Mapping[str, Any], findings: Findings) -> None:
-    """Note each image archive on the node that cannot be loaded."""
+    """Report each image archive on the node that cannot be loaded."""
     for archive in facts.get("archives") or []:
         path, problem = str(archive["path"]), str(archive["problem"])
         if problem:
@@ -213,7 +213,7 @@ def archives(want: DesiredState, facts: Mapping[str, Any], findings: Findings) -
 
 
 def mirrors(want: DesiredState, facts: Mapping[str, Any], findings: Findings) -> None:
-    """Note each registry mirror that the engine cannot use, or would use for none of the images."""
+    """Report each registry mirror that the engine cannot use, or would use for none of the images."""
     images = want.parts.get("images")
     if not images or not images.mirrors:
         return
@@ -242,7 +242,7 @@ def mirrors(want: DesiredState, facts: Mapping[str, Any], findings: Findings) ->
 
 
 def disk(want: DesiredState, facts: Mapping[str, Any], findings: Findings) -> None:
-    """Note when the engine's disk has no room for the images that are to be loaded."""
+    """Report an engine's disk without room for the images to load."""
     disk = facts.get("disk") or {}
     if not disk.get("total"):
         return
@@ -261,7 +261,7 @@ def disk(want: DesiredState, facts: Mapping[str, Any], findings: Findings) -> No
 
 
 def _to_have_an_engine(want: DesiredState, do: str, *, elsewhere: bool) -> str:
-    """Return what would give the cluster an engine; ``elsewhere``: there may be one that is not known of."""
+    """Return the hint that gets the cluster an engine; `elsewhere`: one may run at an unknown socket."""
     if want.engine.socket:
         # An engine that this run installs listens on the default socket.
         return f"correct rdm_docker_socket if {want.engine.socket} is the wrong path, or {do}"
@@ -271,7 +271,7 @@ def _to_have_an_engine(want: DesiredState, do: str, *, elsewhere: bool) -> str:
 
 
 def _described(other: Mapping[str, Any]) -> str:
-    """Return in words which other engine of the node a user may mean."""
+    """Return a description of another engine that the user may mean."""
     if other["kind"] == "rootless":
         return f"user {other['user']} has a rootless one at {other['address']}"
     at = "is not on this node" if "://" in other["address"] else f"is at {other['address']}"
@@ -279,7 +279,7 @@ def _described(other: Mapping[str, Any]) -> str:
 
 
 def _fits(want: DesiredState, rootless: bool) -> bool:
-    """Return whether such an engine can make the network: a rootless one has a network stack of its own."""
+    """Return whether the engine can create the network: a rootless one has its own network stack."""
     return not rootless or want.network_driver not in DRIVERS_ON_A_PARENT
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What must be true of the networks and containers that a node has already."""
+"""Check the networks, containers and files that a node already has."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition 
 def network_differences(
     want: DesiredState, facts: Mapping[str, Any], rail: Attachment | None = None
 ) -> list[str]:
-    """Return how the existing network of our name differs from the plan; empty when it does not.
+    """Return how the existing network of our name differs from the plan; empty if it does not.
 
-    Here and below `rail` means its network, in place of the first.
+    With `rail`, here and below, that rail's network is checked instead of the first.
     """
     planned = (rail or want.attachments[0]).network
     network = _existing(planned, facts)
@@ -55,15 +55,15 @@ def network_present(want: DesiredState, facts: Mapping[str, Any]) -> bool:
 
 
 def container_seen(want: DesiredState, facts: Mapping[str, Any]) -> dict[str, str]:
-    """Return name, state and image of the cluster's container on the node; empty where there is none."""
+    """Return name, state and image of the cluster's container on the node; empty if there is none."""
     ours = [one for one in _containers(facts) if is_ours(one.get("labels"), want.cluster, "container")]
-    # A killed run may have left containers beside it.
+    # A killed run may have left further containers.
     ours.sort(key=lambda one: one["name"] != want.container.name)
     return {key: str(ours[0][key]) for key in ("name", "state", "image")} if ours else {}
 
 
 def ended_by_plan(want: DesiredState, facts: Mapping[str, Any]) -> list[str]:
-    """Return the jobs that would end whose container gets another address, or a recreated network."""
+    """Return the jobs that would end because their container gets another address or a recreated network."""
     replaced = want.run.replace_network and any(
         network_differences(want, facts, one) for one in want.attachments
     )
@@ -78,7 +78,7 @@ def ended_by_plan(want: DesiredState, facts: Mapping[str, Any]) -> list[str]:
 
 
 def config_dir_problems(want: DesiredState, config_dir: str, facts: Mapping[str, Any]) -> list[Problem]:
-    """Return a problem when another cluster keeps its files where this one's shall go."""
+    """Return a problem if another cluster's files are in the directory."""
     owner = facts.get("config_owner") or want.cluster
     if owner == want.cluster:
         return []
@@ -87,10 +87,10 @@ def config_dir_problems(want: DesiredState, config_dir: str, facts: Mapping[str,
 
 
 def origin_problems(want: DesiredState, config_dir: str, facts: Mapping[str, Any]) -> list[Problem]:
-    """Return a problem when the cluster of our name on the node was made from another inventory.
+    """Return a problem if the cluster of our name on the node was made from another inventory.
 
-    A node that was away while the keys were replaced has the address that the plan knows, and the old keys,
-    which the plan knows, too.
+    A node that was down while the keys were replaced is accepted: the plan records its address and the old
+    keys.
     """
     mine, theirs = want.origin, facts.get("origin") or {}
     if mine is None or facts.get("config_owner") != want.cluster:
@@ -109,13 +109,13 @@ def origin_problems(want: DesiredState, config_dir: str, facts: Mapping[str, Any
 
 
 def authority_problem(node: str, what: str, theirs: str, ours: str) -> Problem:
-    """Return the problem that another inventory's keys are on a node.
+    """Return the problem that a node has keys of another inventory.
 
     Args:
         node: the node.
         what: the cluster, and where its files are.
-        theirs: fingerprint of the authority there.
-        ours: that of this inventory's; empty where there is none yet.
+        theirs: fingerprint of the authority on the node.
+        ours: fingerprint of this inventory's authority; empty if it has none yet.
     """
     its = f"its ssh authority is {theirs}, and this one's is {ours or 'yet to be made'}"
     hint = (
@@ -126,12 +126,12 @@ def authority_problem(node: str, what: str, theirs: str, ours: str) -> Problem:
 
 
 def wire_problems(want: DesiredState, facts: Mapping[str, Any], ours: Collection[str]) -> list[Problem]:
-    """Return where others on the wire have the node's address.
+    """Return a problem for each address of the node that another host on the link uses.
 
     Args:
-        want: what the cluster wants of the node.
+        want: the desired state of the node.
         facts: what was found there.
-        ours: the addresses that containers of this cluster have now, which may be about to change.
+        ours: the addresses that this cluster's containers have now, which may be about to change.
     """
     hint = (
         "set rdm_subnet to a subnet of this cluster's own (each cluster on a fabric needs one), or give the "
@@ -169,7 +169,7 @@ def lock_problem(node: str, holder: Mapping[str, Any]) -> Problem:
 def network(
     want: DesiredState, facts: Mapping[str, Any], findings: Findings, rail: Attachment | None = None
 ) -> None:
-    """Note when there is a network of this name that is not ours, or in use and other than planned."""
+    """Report a network of our name that is not ours, or that differs from the plan and stays."""
     differences = network_differences(want, facts, rail)
     if not differences:
         return
@@ -191,7 +191,7 @@ def network(
 
 
 def old_names(want: DesiredState, facts: Mapping[str, Any], findings: Findings) -> None:
-    """Refuse names that differ from what this cluster has on the node: the old things would stay beside."""
+    """Refuse new names for what this cluster already has on the node: the old ones would be left behind."""
     networks = (facts.get("docker") or {}).get("networks") or []
     attached = [one.network.name for one in want.attachments]
     named = (
@@ -200,7 +200,7 @@ def old_names(want: DesiredState, facts: Mapping[str, Any], findings: Findings) 
     )
     for kind, name, existing in named:
         for one in existing:
-            # A container that has lost its name is known by its ID.
+            # The name of a container without a name is its short ID.
             nameless = one["name"] == one["id"][:12]
             left_behind = kind == "container" and (nameless or one["name"] in (name + NEXT, name + OLD))
             if one["name"] == name or left_behind or not is_ours(one.get("labels"), want.cluster, kind):
@@ -222,7 +222,7 @@ def old_names(want: DesiredState, facts: Mapping[str, Any], findings: Findings) 
 
 
 def parent_in_use(want: DesiredState, facts: Mapping[str, Any], findings: Findings) -> None:
-    """Refuse a second macvlan or ipvlan network on one interface, as the engine would later."""
+    """Refuse a second macvlan or ipvlan network on an interface, as the engine would later."""
     if want.network_driver not in ("macvlan", "ipvlan"):
         return
     first = want.attachments[0]
@@ -242,7 +242,7 @@ def parent_in_use(want: DesiredState, facts: Mapping[str, Any], findings: Findin
 
 
 def container_name(want: DesiredState, facts: Mapping[str, Any], findings: Findings) -> None:
-    """Note when the container's name is taken by one that is not this cluster's."""
+    """Report a container of our name that is not this cluster's."""
     for container in _containers(facts):
         if container["name"] == want.container.name and not is_ours(container.get("labels"), want.cluster):
             findings.problems.append(
@@ -258,7 +258,7 @@ def container_name(want: DesiredState, facts: Mapping[str, Any], findings: Findi
 def address(
     want: DesiredState, facts: Mapping[str, Any], findings: Findings, rail: Attachment | None = None
 ) -> None:
-    """Note when the node's address is taken by a container that is not this cluster's."""
+    """Report a container with the node's address that is not this cluster's."""
     planned = rail or want.attachments[0]
     for container in _containers(facts):
         at = (container.get("networks") or {}).get(planned.network.name)
@@ -274,10 +274,10 @@ def address(
 
 
 def guests(want: DesiredState, facts: Mapping[str, Any], findings: Findings) -> None:
-    """Name others on our network: the engine gives them addresses, and knows nothing of other nodes'.
+    """Report others' containers on our network: the engine may give them addresses of other nodes.
 
-    To keep the plan's addresses from them, the engine would need all of them when the network is created, and
-    each new node would mean recreating it everywhere.
+    The engine could reserve the plan's addresses only when it creates the network, so each new node would
+    mean recreating the network everywhere.
     """
     name = want.attachments[0].network.name
     network = _existing(want.attachments[0].network, facts)
@@ -287,7 +287,7 @@ def guests(want: DesiredState, facts: Mapping[str, Any], findings: Findings) -> 
         address = at.get(guest, "")
         owner = want.others.get(address, "")
         if owner and address != want.my_ip:
-            # Both would answer, and the verification would report the planned node.
+            # Both would answer, and verify would blame the planned node.
             reason = f"is used by the container {guest}, which is not this cluster's"
             hint = "remove that container from the network"
             findings.problems.append(Problem(want.node, f"the address {address} of {owner}", reason, hint))
@@ -300,7 +300,7 @@ def guests(want: DesiredState, facts: Mapping[str, Any], findings: Findings) -> 
 
 
 def former_cluster(want: DesiredState, facts: Mapping[str, Any], findings: Findings) -> None:
-    """Name jobs in a container of another cluster's name, be it a neighbour or this one's former name."""
+    """Warn of jobs in another cluster's container; it may be this cluster under its former name."""
     for one in _containers(facts):
         theirs = (one.get("labels") or {}).get(LABEL_CLUSTER, "")
         if theirs and theirs != want.cluster and one.get("jobs"):
@@ -325,7 +325,7 @@ def _containers(facts: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 def _foreign_containers(
     want: DesiredState, facts: Mapping[str, Any], network: Mapping[str, Any]
 ) -> list[str]:
-    """Return the containers on the network, stopped ones included, that are not the cluster's."""
+    """Return the containers on the network, even stopped ones, that are not the cluster's."""
     labels = {one["name"]: one.get("labels") for one in _containers(facts)}
     attached = {one["name"] for one in _containers(facts) if network["name"] in (one.get("networks") or {})}
     attached.update(network.get("containers") or [])
@@ -333,7 +333,7 @@ def _foreign_containers(
 
 
 def _gateway(subnet: Mapping[str, Any]) -> str:
-    """Return a subnet's gateway; the engine does not name it when it took the first usable address itself."""
+    """Return a subnet's gateway; the engine omits it if it chose the first usable address itself."""
     if subnet.get("gateway"):
         return str(subnet["gateway"]).partition("/")[0]
     return str(next(ip_network(subnet["subnet"]).hosts()))

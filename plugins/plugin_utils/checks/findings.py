@@ -9,7 +9,7 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition 
 
 
 class Findings(NamedTuple):
-    """What was found wrong: problems refuse the run, warnings do not."""
+    """Problems stop the run, warnings do not."""
 
     problems: list[Problem]
     warnings: list[Problem]

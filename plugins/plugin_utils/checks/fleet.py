@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""In what a node's fabric differs from the other nodes': collective operations go at the pace of the slowest.
+"""Compare the nodes' fabric hardware: collective operations are as fast as the slowest node.
 
-Every property is compared with what most nodes have, once: nodes that differ alike share a sentence.
-Interfaces are compared by their rail, the place among those below the networks: nodes may name them
-differently.
+Each property is compared with what most nodes have. Interfaces are compared by rail, their position in the
+list of the networks' interfaces, since nodes may name them differently.
 """
 
 from __future__ import annotations
@@ -21,10 +20,10 @@ class Trait(NamedTuple):
     """Something that should be the same on all nodes.
 
     Attributes:
-        layer: the layer that it belongs to.
-        what: its name, for people, with {} for that of the node's interface.
-        rail: which of a node's interfaces it is of.
-        among: what nodes must have in common to be compared; empty for nothing.
+        layer: its layer, such as link or firmware.
+        what: its name for messages, with {} for the node's interface.
+        rail: the rail of the interface.
+        among: only nodes with the same value here are compared; empty for all.
     """
 
     layer: str
@@ -34,13 +33,13 @@ class Trait(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """A trait as it is on one node.
+    """A trait of one node.
 
     Attributes:
-        trait: which.
-        value: as people write it.
-        interface: the node's name for what has it; empty where that is the node.
-        command: what shows or mends it.
+        trait: the trait.
+        value: its value, for messages.
+        interface: the node's interface; empty for a trait of the node itself.
+        command: what shows or repairs it.
     """
 
     trait: Trait
@@ -50,7 +49,7 @@ class Seen(NamedTuple):
 
 
 def differences(facts: Mapping[str, Mapping[str, Any]]) -> list[Problem]:
-    """Return a warning for every node that has something else than most, or one for all where none is most.
+    """Return a warning for every node that differs from the majority, or one for all if there is no majority.
 
     Args:
         facts: node name -> what `node_facts` found there.
@@ -88,7 +87,7 @@ def differences(facts: Mapping[str, Mapping[str, Any]]) -> list[Problem]:
 
 
 def _traits(facts: Mapping[str, Any]) -> Iterator[Seen]:
-    """Yield what is compared."""
+    """Yield the traits of one node."""
     infiniband = facts.get("infiniband") or []
     devices = {device["name"]: device for device in infiniband}
     parents = facts.get("parents") or []
@@ -154,7 +153,7 @@ def _driver(facts: Mapping[str, Any], device: Mapping[str, Any]) -> str:
 
 
 def _slowest_function(facts: Mapping[str, Any], name: str) -> str:
-    """Return the lowest rate of a physical function's active VFs; empty for none."""
+    """Return the lowest rate of a PF's active VFs; empty for none."""
     addresses = {vf["pci"] for one in facts.get("sriov") or [] if one["pf"] == name for vf in one["vfs"]}
     rates = (
         port["rate"]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Which SR-IOV network plugin a node has, and whether its engine lets the wanted one live."""
+"""Check the SR-IOV network plugin: which one a node has, and whether its engine supports the desired one."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.desired.state import
 from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import Problem
 
 _MAY_SERVE = ("running", "restarting", "paused")
-# The upstream plugin's own Docker client speaks this version of the API first.
+# The upstream plugin's Docker client uses this API version.
 _UPSTREAM_API = (1, 12)
 
 
 def plugin_in_place(facts: Mapping[str, Any], cluster: str) -> str:
-    """Return which of the cluster's plugins a node has; empty for none."""
+    """Return which plugin of the cluster a node has; empty for none."""
     unit = facts.get("network_plugin") or {}
     if unit.get("unit") and unit.get("cluster") == cluster:
         return OWN
@@ -31,14 +31,14 @@ def plugin_in_place(facts: Mapping[str, Any], cluster: str) -> str:
 
 
 def leaves_upstream(want: DesiredState, facts: Mapping[str, Any]) -> bool:
-    """Return whether this run replaces the upstream plugin by ours, and ends what is on its networks."""
+    """Return whether this run replaces the upstream plugin with ours and so ends its networks' containers."""
     return (
         want.plugin == OWN and want.run.replace_network and plugin_in_place(facts, want.cluster) == UPSTREAM
     )
 
 
 def upstream(want: DesiredState, facts: Mapping[str, Any], findings: Findings) -> None:
-    """Refuse the upstream plugin under an engine that makes it destructive."""
+    """Refuse the upstream plugin with an engine that rejects its API version."""
     docker = facts.get("docker") or {}
     oldest = str(docker.get("min_api_version") or "")
     if want.plugin != UPSTREAM or not oldest or _version(oldest) <= _UPSTREAM_API:
@@ -55,7 +55,7 @@ def upstream(want: DesiredState, facts: Mapping[str, Any], findings: Findings) -
 
 
 def socket(want: DesiredState, facts: Mapping[str, Any], findings: Findings) -> None:
-    """Refuse a socket that something else than the cluster's plugin serves."""
+    """Refuse a socket that is served by anything but the cluster's plugin."""
     seen, docker = facts.get("network_plugin") or {}, facts.get("docker") or {}
     # Without an engine, the contents of its containers are unknown.
     if not want.plugin or not docker or not seen.get("served_by"):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What must be true on a node before anything is changed there."""
+"""Run all checks of one node, before anything is changed there."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition 
 
 
 def check_node(want: DesiredState, facts: Mapping[str, Any]) -> Findings:
-    """Return everything that stands against the plan on one node."""
+    """Return the findings on one node that runs containers."""
     findings = Findings([], [])
     for check in (
         engine.engine,
@@ -69,7 +69,7 @@ def check_node(want: DesiredState, facts: Mapping[str, Any]) -> Findings:
 
 
 def login_shell(want: DesiredState, facts: Mapping[str, Any], findings: Findings) -> None:
-    """Warn where a command of ssh has no MY_IP: without root it is in files that not every shell reads."""
+    """Warn if commands over ssh lack MY_IP: without root it is in files that not every shell reads."""
     user = facts.get("user") or {}
     shell = str(user.get("shell") or "")
     if want.become or not shell or PurePosixPath(shell).name in READ_FOR_COMMANDS:
@@ -82,7 +82,7 @@ def login_shell(want: DesiredState, facts: Mapping[str, Any], findings: Findings
 
 
 def check_host(want: DesiredState, facts: Mapping[str, Any]) -> Findings:
-    """Return what stands against the plan on a bare host, which has no containers."""
+    """Return the findings on a bare host."""
     interfaces = facts.get("interfaces") or []
     own = {address.partition("/")[0] for one in interfaces for address in one["addresses"]}
     findings = Findings([], [])
@@ -98,7 +98,7 @@ def check_host(want: DesiredState, facts: Mapping[str, Any]) -> Findings:
 
 
 def shells(want: DesiredState, facts: Mapping[str, Any], findings: Findings) -> None:
-    """Note lines of others by which shells have another MY_IP than the node, unless they are repaired."""
+    """Warn of others' lines in shell files that set another MY_IP, unless the run repairs them."""
     for stray in facts.get("strays") or ():
         if stray["value"] == want.my_ip or (want.run.repair_strays and stray["plain"]):
             continue
@@ -110,11 +110,11 @@ def shells(want: DesiredState, facts: Mapping[str, Any], findings: Findings) -> 
 
 
 def with_strays(facts: Mapping[str, Any], my_ip: str) -> Mapping[str, Sequence[str]]:
-    """Return which roles have work on a node, the lines of others that are to be commented out included.
+    """Return the roles with work on a node, including others' lines that set MY_IP and are commented out.
 
     Args:
         facts: what was gathered from the node.
-        my_ip: what no line of others may change; empty where such lines stay.
+        my_ip: the node's MY_IP; empty if such lines are not repaired.
     """
     work: Mapping[str, Sequence[str]] = facts["work"]
     lines = [
@@ -126,13 +126,13 @@ def with_strays(facts: Mapping[str, Any], my_ip: str) -> Mapping[str, Sequence[s
 
 
 def _stray_sentence(stray: Mapping[str, Any], my_ip: str) -> str:
-    """Return what a line of others does to MY_IP."""
+    """Return a sentence on a line that sets another MY_IP."""
     where = " and in ".join(stray["shells"])
     return f"sets MY_IP to {stray['value'] or 'nothing'}, which wins over {my_ip} in {where}"
 
 
 def check_engine(want: DesiredState, facts: Mapping[str, Any]) -> list[Problem]:
-    """Return what is wrong with the engine and with the node itself, whatever is planned for it."""
+    """Return the problems of the engine and of the node itself, which do not depend on the plan."""
     findings = Findings([], [])
     engine.engine(want, facts, findings)
     engine.reported(want, facts, findings)

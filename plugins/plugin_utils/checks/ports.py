@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What must be true of RDMA ports: linked, configured by a subnet manager, and the VFs' with them.
+"""Check RDMA ports: linked, configured by a subnet manager, and so the ports of VFs.
 
-Nothing here is refused: a network of a port that is down is made all the same, and is there when it comes up.
+These are warnings only: the network is created even if its port is down, and works when the port comes up.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition 
 
 
 def ports(want: DesiredState, facts: Mapping[str, Any], findings: Findings) -> None:
-    """Tell which ports are not active, and what that of a parent waits for."""
+    """Warn of ports that are not active; for the networks' PFs, say why."""
     infiniband = facts.get("infiniband") or []
     below = {one["name"] for one in facts.get("parents") or []}
     idle = [
@@ -37,7 +37,7 @@ def ports(want: DesiredState, facts: Mapping[str, Any], findings: Findings) -> N
 
 
 def virtual_ports(want: DesiredState, facts: Mapping[str, Any], findings: Findings) -> None:
-    """Tell of VFs whose InfiniBand ports are down while their physical function's is up."""
+    """Warn of VFs whose InfiniBand ports are down while the PF's port is active."""
     infiniband = facts.get("infiniband") or []
     for parent in facts.get("parents") or []:
         port = port_of(parent["name"], infiniband)
@@ -69,7 +69,7 @@ def virtual_ports(want: DesiredState, facts: Mapping[str, Any], findings: Findin
 
 
 def opensm(want: DesiredState, facts: Mapping[str, Any], findings: Findings) -> None:
-    """Tell where this node's subnet manager, which is the one in charge, is not told to serve VFs."""
+    """Warn if this node runs the subnet's master subnet manager and it is not configured to serve VFs."""
     configured = facts.get("opensm") or {}
     if want.network_driver != "sriov" or not configured or configured["virt_enabled"] == "2":
         return
@@ -119,7 +119,7 @@ def _port(want: DesiredState, parent: Mapping[str, Any], port: Mapping[str, Any]
 
 
 def _unfollowing(want: DesiredState, name: str, which: str, kept: Sequence[Mapping[str, Any]]) -> Problem:
-    """Tell of VFs whose ports do not follow the physical one; `policy` is from the driver's file or `ip`."""
+    """Warn of VFs whose link does not follow the PF's; `policy` comes from the driver's file or from `ip`."""
     number = kept[0]["index"]
     if kept[0]["by_files"]:
         path = f"/sys/class/net/{name}/device/sriov/{number}/policy"
@@ -131,7 +131,7 @@ def _unfollowing(want: DesiredState, name: str, which: str, kept: Sequence[Mappi
 
 
 def _down(facts: Mapping[str, Any], name: str) -> list[int]:
-    """Return the indices of the VFs of a physical function whose RDMA port is down."""
+    """Return the indices of a PF's VFs whose RDMA port is down."""
     states = {
         device["pci"]: device["ports"][0]["state"]
         for device in facts.get("infiniband") or []
@@ -141,7 +141,7 @@ def _down(facts: Mapping[str, Any], name: str) -> list[int]:
 
 
 def _count(facts: Mapping[str, Any], name: str) -> int:
-    """Return how many VFs of a physical function have RDMA devices here."""
+    """Return how many VFs of a PF have RDMA devices on the node."""
     devices = {device["pci"] for device in facts.get("infiniband") or []}
     return sum(vf["pci"] in devices for vf in _functions(facts, name))
 

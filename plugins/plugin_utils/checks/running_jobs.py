@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The refusal of what would end training jobs."""
+"""Refuse what would end running jobs."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ def ended_jobs(running: Mapping[str, Sequence[str]], whole_node: bool = False) -
     """Return a problem for each job that would be ended.
 
     Args:
-        running: the names of those that run on each node.
-        whole_node: they end with the node, which nobody may choose, and not with their container.
+        running: node name -> the jobs that run there.
+        whole_node: the jobs end with the node, which the user cannot accept, instead of with their container.
     """
     where = "on the node" if whole_node else "in the container"
     otherwise = (

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a node needs so that it can have VFs, layer by layer: BIOS, kernel command line, firmware, driver.
+"""Check what VFs need, layer by layer: BIOS, kernel command line, firmware, driver.
 
-Each sentence begins with its layer, says what was read, and ends with the command that mends it. What makes
-VFs impossible is refused; what may only be slow, or cannot be told for sure, is a warning.
+Each sentence begins with its layer, says what was read, and ends with the command that repairs it. What makes
+VFs impossible is refused; what only slows them down, or is uncertain, is a warning.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.desired.state import
 from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import Problem
 
 _FIRMWARE_VFS = 8
-"""How many VFs the advice is for at least, the default of sriov_firmware_vfs."""
+"""The least number of VFs in a hint, the default of sriov_firmware_vfs."""
 _HAVE_VFS = ("running", "paused")
 
 
 def functions(want: DesiredState, facts: Mapping[str, Any], findings: Findings) -> None:
-    """See that each parent can have the VFs that are wanted, before any node has got some."""
+    """Refuse VFs that a PF cannot have, before any node gets VFs."""
     told, refused = set(), set()
     for one in facts.get("parents") or [] if want.network_driver == "sriov" else []:
         unfit = _unfit(want, one)
@@ -51,7 +51,7 @@ def functions(want: DesiredState, facts: Mapping[str, Any], findings: Findings) 
 
 
 def link_layer(want: DesiredState, facts: Mapping[str, Any], findings: Findings) -> None:
-    """Refuse a VLAN on InfiniBand and a partition on Ethernet, which the plugin would refuse in the end."""
+    """Refuse a VLAN on InfiniBand and a partition on Ethernet, as the plugin would later."""
     if want.network_driver != "sriov":
         return
     infiniband = {one["pf"]: one["infiniband"] for one in facts.get("sriov") or []}
@@ -80,9 +80,9 @@ def link_layer(want: DesiredState, facts: Mapping[str, Any], findings: Findings)
 
 
 def shared_functions(want: DesiredState, facts: Mapping[str, Any], findings: Findings) -> None:
-    """Name other interfaces of the parents' PCI functions: partitions (pkeys), second ports.
+    """Warn of other interfaces on the PFs' PCI functions, which mislead the upstream plugin.
 
-    rdm-sriov knows functions by their PCI addresses, so that these do not mislead it.
+    These are partitions (pkeys) and second ports. rdm-sriov identifies functions by their PCI addresses.
     """
     if want.network_driver != "sriov" or want.plugin != UPSTREAM:
         return
@@ -99,11 +99,11 @@ def shared_functions(want: DesiredState, facts: Mapping[str, Any], findings: Fin
 
 
 def iommu(want: DesiredState, facts: Mapping[str, Any], findings: Findings) -> None:
-    """Tell where the IOMMU is off, and by which layer, and where it slows devices down."""
+    """Warn if the IOMMU is off, naming the layer, or slows devices down."""
     booted = facts.get("boot") or {}
     cpu = booted.get("cpu")
     if not cpu or booted["virtual"] or want.sriov.kernel_parameters:
-        return  # of other CPUs nothing is known; a virtual machine's is the hypervisor's; or it is in hand
+        return  # an unknown CPU, a virtual machine (the hypervisor has the IOMMU), or set by the run
     wanted = iommu_parameters(cpu)
     hint = f"{_kernel_command(facts, wanted)}, and reboot; or set sriov_kernel_parameters: true"
     if not booted["iommu"]:
@@ -138,7 +138,7 @@ def iommu(want: DesiredState, facts: Mapping[str, Any], findings: Findings) -> N
 
 
 def other_networks(want: DesiredState, facts: Mapping[str, Any], findings: Findings) -> None:
-    """Refuse to take the upstream plugin away from networks that are not the cluster's."""
+    """Refuse to replace the upstream plugin while it serves networks that are not the cluster's."""
     if not leaves_upstream(want, facts):
         return
     others = [
@@ -153,7 +153,7 @@ def other_networks(want: DesiredState, facts: Mapping[str, Any], findings: Findi
 
 
 def _none_to_give(want: DesiredState, facts: Mapping[str, Any], refused: Set[str]) -> Iterator[Problem]:
-    """Yield that no VFs are made and none are there for the plugin, which makes none by itself."""
+    """Yield a problem if PFs have no VFs and none are configured: our plugin creates none itself."""
     if want.plugin != OWN or want.functions or _mode(want) == "passthrough":
         return
     below = set(want.below_all) - refused
@@ -172,9 +172,9 @@ def _none_to_give(want: DesiredState, facts: Mapping[str, Any], refused: Set[str
 
 
 def ending(want: DesiredState, facts: Mapping[str, Any]) -> dict[str, int]:
-    """Return of how many VFs the containers end before the work on VFs begins, by the interface of the PF.
+    """Return, by PF interface, how many VFs are used by containers that end before VFs are configured.
 
-    Those of the cluster's own end when another plugin takes the place of the one that made its networks.
+    The cluster's own containers end when another plugin replaces the one that created their networks.
     """
     if not leaves_upstream(want, facts):
         return {}
@@ -183,7 +183,7 @@ def ending(want: DesiredState, facts: Mapping[str, Any]) -> dict[str, int]:
 
 
 def _on_its_network(want: DesiredState, facts: Mapping[str, Any], parent: str) -> int:
-    """Return how many VFs of a parent the cluster's own containers have, through its networks there."""
+    """Return how many VFs of a PF the cluster's own containers use, through its networks there."""
     docker = facts.get("docker") or {}
     on_parent = {
         one["name"]
@@ -199,7 +199,7 @@ def _on_its_network(want: DesiredState, facts: Mapping[str, Any], parent: str) -
 
 
 def _impossible(want: DesiredState, facts: Mapping[str, Any], told: Set[str]) -> Iterator[Problem]:
-    """Yield why VFs cannot be made as they are wanted, but for the parents of which a layer tells."""
+    """Yield why the desired VFs cannot be created, except for PFs that were already reported."""
     found = {name: one for one in facts.get("sriov") or [] for name in (one["pf"], one["pci"])}
     seen: dict[str, str] = {}
     ends = ending(want, facts)
@@ -227,7 +227,7 @@ def _is_short(want: DesiredState, one: Mapping[str, Any]) -> bool:
 
 
 def _unfit(want: DesiredState, one: Mapping[str, Any]) -> Problem | None:
-    """Return why an interface can have no VFs of its own, whatever its firmware says."""
+    """Return why an interface cannot have VFs, whatever its firmware allows."""
     name, bond = one["name"], one["bond"]
     if bond == name:
         reason = "is a bond, and VFs belong to one PCI function"
@@ -256,7 +256,7 @@ def _unfit(want: DesiredState, one: Mapping[str, Any]) -> Problem | None:
 
 
 def _too_few(want: DesiredState, one: Mapping[str, Any], findings: Findings) -> Problem | None:
-    """Return which layer keeps a parent from offering the wanted VFs; a warning where the run mends it."""
+    """Return which layer keeps a PF from offering the desired VFs; a warning if the run repairs it."""
     node, name, pci, total = want.node, one["name"], one["pci"], one["total_vfs"]
     offers = f"{name} ({pci}) offers {total} VFs (sriov_totalvfs), and sriov_vfs asks for {want.sriov.vfs}"
     if total == 0:
@@ -309,7 +309,7 @@ def _said(value: Any) -> str:
 
 
 def _kernel_command(facts: Mapping[str, Any], parameters: list[str]) -> str:
-    """Return what adds parameters to the command line of the next boot, in the distribution's way."""
+    """Return the distribution's command that adds parameters to the next boot's command line."""
     words = " ".join(parameters)
     if (facts.get("distribution") or {}).get("id") in ("debian", "ubuntu"):
         line = f'GRUB_CMDLINE_LINUX="$GRUB_CMDLINE_LINUX {words}"'

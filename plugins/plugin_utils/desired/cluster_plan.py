@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The plan for a whole cluster from the inventory alone, or every problem with it at once."""
+"""Plan a whole cluster from the inventory alone, and report every problem with it at once."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ class ClusterPlan(NamedTuple):
     Attributes:
         inventory: the cluster as the user described it.
         addresses: the address plan.
-        functions: node name -> what the inventory says of its virtual functions; those without are left out.
-        warnings: sentences about what is not as it should be but refuses nothing.
+        functions: node name -> its VFs as the inventory sets them; nodes without are left out.
+        warnings: sentences about problems that do not stop the run.
         rails: the subnets of the further rails.
     """
 
@@ -60,18 +60,18 @@ def plan_cluster(
     replace_network: bool = False,
     problems: Sequence[Problem] = (),
 ) -> tuple[ClusterPlan | None, list[Problem]]:
-    """Plan from the inventory, without asking a node.
+    """Plan from the inventory, without querying a node.
 
     Args:
         masters: the hosts of group `master`.
         workers: the hosts of group `workers`.
         variables: for each host its cluster-wide and connection variables, evaluated.
-        previous: the address plan before, or None.
-        replace_network: the user agrees to recreate the network on every node.
-        problems: what the caller already found wrong with the inventory.
+        previous: the saved address plan, or None.
+        replace_network: whether the user agrees to recreate the network on every node.
+        problems: problems that the caller found in the inventory.
 
     Returns:
-        The plan, with defaults for what is wrong, or None where there can be none; and every problem.
+        The plan, with defaults for invalid values, or None if no plan is possible; and every problem.
     """
     inventory = check_inventory(masters, workers, variables)
     found = [*problems, *inventory.problems]
@@ -96,7 +96,7 @@ def plan_cluster(
     if addresses is None:
         return None, found
     bare = inventory.runtime == RUNTIME_HOST
-    # Only once: whoever has a saved plan has seen it.
+    # Warn only once: with a saved plan the user has seen it.
     known = previous is not None and previous.subnet == addresses.subnet
     sentences = (
         ()
@@ -107,6 +107,6 @@ def plan_cluster(
 
 
 def presumed_config_dir(plan: ClusterPlan, node: str) -> str:
-    """Return the directory that the cluster's files go to, as it is written before the node is known."""
+    """Return the directory for the cluster's files, before the node is queried; `~` is not expanded."""
     mine = plan.inventory.nodes[node]
     return mine.config_dir or (CONFIG_DIR if mine.become else f"~/{USER_CONFIG_DIR}")

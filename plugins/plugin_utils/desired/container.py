@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The training container that a node should have, and the files that it reads."""
+"""The desired training container of a node, and the files that it reads."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.node_varia
 from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.role_specs import ROLES
 
 JOBS = "/var/lib/rdm"
-"""Where the jobs of all clusters of a node are, each in a directory of its own."""
+"""Directory of the jobs of all clusters of a node; each cluster has a subdirectory."""
 
 _START = ["/bin/sh", "/etc/rdm/ssh/start"]
 _CERTIFICATE = "ssh_host_ed25519_key-cert.pub"
@@ -57,37 +57,37 @@ Subsystem sftp internal-sftp
 
 
 class DesiredContainer(NamedTuple):
-    """What the role container leaves on a node: options of the module `rdm.provision.container`, and files.
+    """Desired state of the role container: options of the module `rdm.provision.container`, and files.
 
     Attributes:
         name: of the container.
         cluster: the cluster that owns it.
-        accelerator: what the node computes with, by which the check chooses devices.
-        devices_of: whose RDMA devices it gets where nobody lists devices, as `container_rdma`.
-        image: what it runs; empty where only a plan says it.
+        accelerator: the node's accelerator, by which the checks choose devices.
+        devices_of: which RDMA devices it gets if the user lists no devices, as `container_rdma`.
+        image: its image; empty if only a plan decides it.
         command: its command.
         hostname: its host name.
         network: the Docker network with MY_IP.
         my_ip: its address there.
         rails: the networks of further rails, and its address on each.
-        plugin_socket: of the network plugin that hands out a VF; empty for none.
+        plugin_socket: socket of the network plugin that assigns its VF; empty for none.
         rdma: whether it gets the RDMA devices of that VF.
         env: its environment.
         volumes: its mounts.
         devices: its devices.
         device_requests: its requests to device drivers.
-        groups: further groups of its processes.
+        groups: supplementary groups of its processes.
         ulimits: its limits.
-        capabilities: those that it has besides the engine's.
+        capabilities: capabilities in addition to the engine's default.
         security_opts: its security options.
-        ipc_mode: whose shared memory it has.
-        userns_mode: whose user namespace.
-        shm_size: size of a shared memory of its own; empty for the engine's choice.
-        restart_policy: when the engine starts it again.
-        stop_timeout: seconds that it gets to end by itself.
-        reads: digest of what it reads only when it starts.
-        ready_line: what its log says when it is ready; empty for nothing.
-        files: what it reads.
+        ipc_mode: its IPC mode, which decides whose shared memory it uses.
+        userns_mode: its user namespace mode.
+        shm_size: size of its own shared memory; empty for the engine's default.
+        restart_policy: when the engine restarts it.
+        stop_timeout: seconds between its stop signal and SIGKILL.
+        reads: digest of the files that it reads only at start.
+        ready_line: the line in its log that says that it is ready; empty for none.
+        files: the files that it reads.
     """
 
     name: str
@@ -121,27 +121,27 @@ class DesiredContainer(NamedTuple):
 
     @property
     def own_memory(self) -> int | None:
-        """Bytes of the container's own shared memory; None where it shares the node's."""
+        """Bytes of the container's own shared memory; None if it uses the node's."""
         return own_memory(self.shm_size, self.ipc_mode)
 
     @property
     def unlabelled(self) -> list[str]:
-        """The user's mounts that SELinux, where it runs, may keep from the container."""
+        """The user's mounts that SELinux, if it is enabled, may deny to the container."""
         theirs = [one for one in self.volumes if one.split(":")[1] not in OUR_MOUNTS]
         options = (theirs, self.ipc_mode, self.shm_size, self.security_opts)
         return unlabelled_volumes(dict(zip(MOUNT_OPTIONS, options, strict=True)))
 
 
 def desired_container(variables: NodeVariables, entry: PlanEntry) -> DesiredContainer:
-    """Return the container that a node should have.
+    """Return the desired container of a node.
 
     Args:
-        variables: the node's.
-        entry: what the plan says of it. What containers get of a node's devices and limits is known after a
-            look only.
+        variables: the node's variables.
+        entry: its part of the plan. The container's devices and limits are in it only after the node was
+            queried.
 
     Raises:
-        ValueError: what only a plan says is missing, or the variables contradict each other.
+        ValueError: a value of the plan is missing, or the variables contradict each other.
     """
     my_ip = needed("container_my_ip", variables, entry.my_ip)
     sshd = variables.true("container_sshd", otherwise=True)
@@ -189,11 +189,11 @@ def desired_container(variables: NodeVariables, entry: PlanEntry) -> DesiredCont
         security_opts=security_opts,
         ipc_mode=ipc_mode,
         userns_mode=variables.text("container_userns_mode"),
-        # Docker's own 64 MB would end collectives within the node.
+        # Docker's default of 64 MB is too small for collectives within the node.
         shm_size=shm_size or ("" if ipc_mode == "host" else _spec(entry).get("shm_size", "")),
         restart_policy=variables.text("container_restart_policy"),
         stop_timeout=variables.number("container_stop_timeout"),
-        # The sshd reads its configuration when it starts, so another one is another container.
+        # sshd reads its configuration only at start, so a changed one means a new container.
         reads=_digest(_sshd(variables, my_ip), _file("start.sh"), certificate) if sshd else "",
         ready_line=f"Server listening on {my_ip}" if sshd else "",
         files=files,
@@ -201,7 +201,7 @@ def desired_container(variables: NodeVariables, entry: PlanEntry) -> DesiredCont
 
 
 def absent_container(variables: NodeVariables, entry: PlanEntry) -> OwnedFiles:
-    """Return how the files that the container reads are taken away. What jobs have left stays."""
+    """Return the files to remove with the container; job directories stay."""
     files = _files(variables, entry, "")
     return OwnedFiles(
         owner_marker=files.owner_marker,
@@ -211,11 +211,10 @@ def absent_container(variables: NodeVariables, entry: PlanEntry) -> OwnedFiles:
 
 
 def _files(variables: NodeVariables, entry: PlanEntry, my_ip: str) -> OwnedFiles:
-    """Return what the container reads."""
+    """Return the files that the container reads."""
     directory, jobs = _directory(variables, entry), _job_directory(variables, entry)
-    # Where nobody says otherwise, the directory above is shared by the clusters of the node, and goes with
-    # the last. Only root may enter it: what the container's root leaves below, such as a setuid program, is
-    # nobody else's to run.
+    # By default, the node's clusters share the parent directory, and the last one removes it. Only root may
+    # enter it, so that no other user runs what a container's root leaves there, such as a setuid program.
     shared = re.fullmatch(rf"{JOBS}/[^/]+", jobs)
     ssh, keys = f"{directory}/ssh", entry.keys
     address_map = needed("container_address_map", variables, entry.address_map) if my_ip else ""
@@ -265,7 +264,7 @@ def _job_directory(variables: NodeVariables, entry: PlanEntry) -> str:
 
 
 def _rails(variables: NodeVariables, entry: PlanEntry, my_ip: str) -> dict[str, str]:
-    """Return the networks of further rails, which only the plan knows, and the address on each."""
+    """Return the networks of the further rails in the plan, and the node's address on each."""
     first = variables.text("network_name")
     return {
         network_of(first, index): in_subnet(my_ip, IPv4Network(entry.subnet), IPv4Network(subnet))
@@ -276,9 +275,9 @@ def _rails(variables: NodeVariables, entry: PlanEntry, my_ip: str) -> dict[str, 
 def _volumes(variables: NodeVariables, entry: PlanEntry, confined: bool) -> list[str]:
     """Return the cluster's own mounts.
 
-    Directories, never files, are mounted, since a file that is replaced in one step is another file. Where
-    SELinux confines the container, it reads only what carries the label of containers; an engine does not
-    confine a container that shares the node's memory.
+    They are directories, since a mounted file would not follow an atomic replacement. If SELinux confines the
+    container, it can read only what has the containers' label; an engine does not confine a container that
+    shares the node's memory.
     """
     labels = confined and "selinux" in (entry.engine.get("security_options") or ())
     directory = _directory(variables, entry)
@@ -306,7 +305,7 @@ def _plugin_socket(variables: NodeVariables, entry: PlanEntry) -> str:
 
 
 def _of_node(what: str, variables: NodeVariables, entry: PlanEntry, otherwise: list[str]) -> list[Any]:
-    """Return what the user says, else what the plan has chosen from the node's facts, else a default."""
+    """Return the user's value, else the plan's choice from the node's facts, else the default."""
     given = variables.value(f"container_{what}")
     return list(_spec(entry).get(what, otherwise) if given is None else given)
 
@@ -321,7 +320,7 @@ def _sshd(variables: NodeVariables, my_ip: str) -> str:
 
 @functools.cache
 def _file(name: str) -> str:
-    """Return a program that the container runs."""
+    """Return the text of a script that the container runs."""
     return (ROLES / "container/files" / name).read_text(encoding="utf-8")
 
 

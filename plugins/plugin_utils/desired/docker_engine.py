@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a node should have of its Docker Engine."""
+"""The desired Docker Engine of a node."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.node_varia
 
 
 class DesiredEngine(NamedTuple):
-    """What the role docker_engine leaves on a node.
+    """Desired state of the role docker_engine.
 
     Attributes:
-        socket: where the user says that it is; empty for the usual place.
+        socket: the socket that the user set; empty for the default.
         users: who may use the engine.
-        packages: what it is installed from; none for what the distribution has.
+        packages: the packages to install; none for the distribution's.
     """
 
     socket: str
@@ -24,7 +24,7 @@ class DesiredEngine(NamedTuple):
 
 
 def desired_docker_engine(variables: NodeVariables, _entry: PlanEntry) -> DesiredEngine:
-    """Return what a node should have of its engine."""
+    """Return the desired engine of a node."""
     return DesiredEngine(
         socket=variables.text("rdm_docker_socket"),
         users=variables.texts("docker_engine_users"),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Why an image could not be pulled, in one sentence, from what the engine says."""
+"""Explain in one sentence why an image could not be pulled, from the engine's message."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 
 DOCKER_HUB = "docker.io"
 
-# What Go's network library and registries say, in lower case.
+# Messages of Go's network library and of registries, in lower case.
 _UNREACHABLE = (
     "dial tcp",
     "lookup ",
@@ -29,17 +29,17 @@ _WORDS = re.compile(r"\(\"(?P<words>.*)\"\)\s*$", re.DOTALL)
 
 
 def registry_of(name: str) -> str:
-    """Return the registry that an image name means."""
+    """Return the registry of an image name."""
     first, slash, _rest = name.partition("/")
     return first if slash and (set(".:") & set(first) or first == "localhost") else DOCKER_HUB
 
 
 def pull_problem(name: str, message: str) -> str:
-    """Return the sentence: image, registry, what the engine says, and what would work.
+    """Return one sentence: image, registry, the engine's message, and the hint.
 
     Args:
-        name: of the image.
-        message: of community.docker.docker_image_pull, which quotes the engine.
+        name: the image's name.
+        message: from community.docker.docker_image_pull, which quotes the engine.
     """
     registry = registry_of(name)
     quoted = _WORDS.search(message)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a refusal is made of, and how it reads.
+"""Precondition failures: their problems and their messages.
 
-A refusal is raised before anything has changed. It carries every problem of every node, each with
-the node, the value at fault, the reason, and what would work instead.
+A run is refused before anything has changed. The failure has every problem of every node, each with the node,
+the invalid value, the reason and the hint.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from ansible_collections.rdm.provision.plugins.module_utils.base.wording import 
 
 
 class Problem(NamedTuple):
-    """One reason to refuse, or to warn.
+    """One reason to refuse or to warn.
 
     Attributes:
-        node: the inventory name of the node, or None when the whole cluster is meant.
-        value: what is at fault, as the user wrote it or as the node reports it.
+        node: inventory name of the node; None for the whole cluster.
+        value: the invalid value, as the user wrote it or as the node reports it.
         reason: what is wrong with the value; continues the sentence that the value begins.
         hint: what would work instead, in the imperative.
     """
@@ -40,7 +40,7 @@ class PreconditionFailed(Exception):  # noqa: N818
 
     Attributes:
         problems: the problems, in the order in which they were found.
-        warnings: what was found beside them, and may be why there are any.
+        warnings: what else was found, and may be the cause.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class PreconditionFailed(Exception):  # noqa: N818
         super().__init__(report(self.problems, before))
 
     def result(self, stage: str) -> dict[str, Any]:
-        """Return what an action that refuses hands back.
+        """Return the result of an action that refuses.
 
         Args:
             stage: ``inventory`` or ``nodes``.
@@ -70,7 +70,7 @@ class PreconditionFailed(Exception):  # noqa: N818
 
 
 def sentences(problems: Iterable[Problem]) -> list[str]:
-    """Return one line for each different problem; nodes that share a problem share its line."""
+    """Return one line for each distinct problem; nodes that share a problem share its line."""
     nodes: dict[tuple[bool, str], list[str]] = {}
     for problem in problems:
         sharing = nodes.setdefault((problem.node is None, problem.sentence), [])
@@ -80,12 +80,12 @@ def sentences(problems: Iterable[Problem]) -> list[str]:
 
 
 def dry_run(problems: Iterable[Problem]) -> list[str]:
-    """Return the warnings of a run that changes nothing, and so refuses nothing, but says what would be."""
+    """Return the problems as warnings of a run that changes nothing, and so refuses nothing."""
     return [f"This would be refused: {line}" for line in sentences(problems)]
 
 
 def report(problems: Sequence[Problem], before: str = "anything was changed") -> str:
-    """Return all problems as a list for people.
+    """Return the message that lists all problems.
 
     Args:
         problems: at least one.

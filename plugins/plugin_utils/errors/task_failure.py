@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Why a task failed on a host, where Ansible's own message hides it or says too little."""
+"""Explain why a task failed on a host, if Ansible's own message hides it or says too little."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _NO_MESSAGE = (
     # The wording of ansible-core from 2.19.
     "Module result deserialization failed",
 )
-# requests' words, around those of the engine.
+# The message of requests, which quotes the engine's.
 _ENGINE = re.compile(r"\b\d{3} (?:Client|Server) Error for http\+docker://\S+ [\w ]+ \(\"(.+?)\"\)")
 _LATE = re.compile(r"Timed out after (\d+) second")
 _SUDO_LATE = re.compile(r"Timeout \((\d+)s\) waiting for privilege escalation prompt")
@@ -27,8 +27,8 @@ _SUDO_ASKS = (
 _SSH_NOISE = re.compile(
     r"(?:Failed to connect to the host via ssh|Data could not be sent to remote host[^:]*): "
 )
-# Ansible's own words alone: ssh ended with 255, as it does when a signal ends the program on the node, ssh
-# itself, its shared connection, or sshd.
+# Ansible's message without any of ssh's: ssh exited with 255, as it does if a signal ends the program on the
+# node, ssh itself, its shared connection, or sshd.
 _SSH_SAID_NOTHING = re.compile(
     r"(?:Data could not be sent to remote host.*over ssh|Failed to connect to the host via ssh)[.: ]*",
     re.IGNORECASE,
@@ -37,12 +37,12 @@ _ENDED_WITHOUT_A_WORD = (
     "ssh to it ended without a word: its connection or the program there was killed, or sshd did not answer "
     "in time; run the same again"
 )
-# What ssh says after the words of its ProxyJump or ProxyCommand.
+# What ssh prints after the messages of its ProxyJump or ProxyCommand.
 _THROUGH_JUMP_HOST = re.compile(
     r"\s*(?:stdio forwarding failed)?\s*(?:kex_exchange_identification: [^:]*?)?\s*"
     r"Connection (?:closed|reset) by UNKNOWN port 65535"
 )
-# As with ControlPersist, where ssh drops what a jump host's ssh says.
+# With ControlPersist, ssh drops the messages of the jump host's ssh.
 _JUMP_HOST_UNTOLD = (
     "its jump host cannot be reached or does not let it through, and ssh does not tell why: log in to the "
     "jump host by hand, and from there to the node"
@@ -53,7 +53,7 @@ _OTHER_HOST_KEY = re.compile(
 
 
 def reason(result: Mapping[str, Any]) -> str:
-    """Return why, in one line.
+    """Return why a task failed, in one line.
 
     Args:
         result: of the task.
@@ -75,10 +75,10 @@ def reason(result: Mapping[str, Any]) -> str:
 
 
 def not_reached(message: str) -> str:
-    """Return why Ansible has not reached a host, in one line.
+    """Return why Ansible did not reach a host, in one line.
 
     Args:
-        message: of the result that says so.
+        message: of the result with `unreachable`.
     """
     message = _WRAPPERS.sub("", " ".join(message.split()))
     if changed := _OTHER_HOST_KEY.search(message):
@@ -90,7 +90,7 @@ def not_reached(message: str) -> str:
         output = _THROUGH_JUMP_HOST.sub("", message).strip(" .:")
         if not output:
             return _JUMP_HOST_UNTOLD
-        # Only this machine's ssh prints its own name; everything else comes from the jump host.
+        # Only this machine's ssh begins its messages with `ssh: `; all others come from the jump host.
         what = "cannot be reached" if output.startswith("ssh: ") else "does not let it through"
         return f"its jump host {what}: {output.removeprefix('ssh: ')}"
     if "Host key verification failed" in message:
@@ -102,7 +102,7 @@ def not_reached(message: str) -> str:
 
 
 def _other_host_key(file: str, line: str, host: str) -> str:
-    """Return in one line what ssh says in ten."""
+    """Return ssh's ten-line warning of a changed host key in one line."""
     forget = shlex.join(["ssh-keygen", "-f", file, "-R", host])
     return (
         f"the ssh host key of {host} is not the one in {file}:{line}. "

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What the user wrote: the cluster's variables, checked for all nodes at once.
+"""Validate the cluster's variables for all nodes at once.
 
-The values come from the inventory as Ansible resolved them; nothing here queries a node.
+The values come from the inventory, resolved by Ansible; nothing here queries a node.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from ansible_collections.rdm.provision.plugins.module_utils.constants import (
 from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import Problem
 from ansible_collections.rdm.provision.plugins.plugin_utils.inventory import role_specs
 
-# Ansible's own variables that say how a host is reached.
+# Ansible's connection variables.
 SSH_ARGUMENTS = ("ansible_ssh_args", "ansible_ssh_common_args", "ansible_ssh_extra_args")
 CONNECTION_VARIABLES = ("ansible_host", "ansible_port", "ansible_connection", *SSH_ARGUMENTS)
-# Variables that make no sense when nodes disagree about them.
+# Variables that must be the same on all nodes.
 SHARED = ("rdm_cluster", "rdm_runtime", "rdm_subnet", "rdm_gateway")
 
 NODE_GROUPS = ("master", "workers")
-# Further hosts: the one that submits jobs to Slurm, and Slurm's controller.
+# Groups of other hosts: the one that submits jobs to Slurm, and Slurm's controller.
 OTHER_GROUPS = ("login", "slurm_controller")
 
-# A value of 90 means 0.9.
+# The largest rdm_gpu_speed: 90 is a mistake for 0.9.
 _FASTEST = 2.0
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _CLUSTER = re.compile(r"[a-z0-9][a-z0-9_.-]*")
@@ -48,7 +48,7 @@ class Host(NamedTuple):
 
     Attributes:
         name: its inventory name.
-        variables: those of the cluster and of its connection that are set.
+        variables: its cluster and connection variables that are set.
     """
 
     name: str
@@ -56,12 +56,12 @@ class Host(NamedTuple):
 
     @property
     def address(self) -> str:
-        """Where ssh goes."""
+        """The address that ssh connects to."""
         return str(self.variables.get("ansible_host") or self.name)
 
     @property
     def over_ssh(self) -> bool:
-        """Whether the host is reached by ssh at all."""
+        """Whether Ansible connects to the host by ssh."""
         return str(self.variables.get("ansible_connection") or "ssh") in _OVER_SSH
 
 
@@ -78,9 +78,9 @@ class Gpus(NamedTuple):
     """What the inventory says about the GPUs of one node, checked.
 
     Attributes:
-        slots: `rdm_slots`: how many, or processes of a node without any.
-        price: `rdm_gpu_price`: of one for an hour, in any currency; 0 if it is not known.
-        speed: `rdm_gpu_speed`: how fast the node computes, as a share of what others with its GPU do.
+        slots: `rdm_slots`: number of GPUs, or of processes on a node without GPUs.
+        price: `rdm_gpu_price`: price per GPU hour, in any currency; 0 if unknown.
+        speed: `rdm_gpu_speed`: the node's compute speed relative to other nodes with its GPU.
     """
 
     slots: int
@@ -98,7 +98,7 @@ class Inventory(NamedTuple):
         nodes: node name -> its variables, the master first.
         pins: node name -> `my_ip`.
         ssh_addresses: node name -> `ansible_host` (or its name) of the nodes reached by ssh.
-        problems: what is wrong; values at fault are replaced by the defaults.
+        problems: what is wrong; invalid values are replaced by the defaults.
         runtime: what jobs run in on the nodes.
     """
 
@@ -116,11 +116,11 @@ def outside(groups: Mapping[str, Sequence[str]]) -> tuple[list[Problem], list[st
     """Find the hosts that are no nodes, because they are neither in master nor in workers.
 
     Args:
-        groups: the inventory's, with their hosts.
+        groups: the inventory's groups with their hosts.
 
     Returns:
-        A problem for each group whose name is nearly one of the two, and warnings of the other hosts. Those
-        of the groups that Slurm needs may be anywhere.
+        A problem for each group whose name resembles one of the two, and a warning of the other hosts. Hosts
+        of Slurm's groups need not be nodes.
     """
     left = set(groups.get("all") or ())
     left -= {host for group in (*NODE_GROUPS, *OTHER_GROUPS) for host in groups.get(group) or ()}
@@ -148,8 +148,8 @@ def check_inventory(
     Args:
         masters: the hosts of group `master`.
         workers: the hosts of group `workers`.
-        variables: for each of these hosts the variables that are set, evaluated: the cluster's and
-            CONNECTION_VARIABLES count.
+        variables: for each of these hosts its evaluated variables, those of the cluster and
+            CONNECTION_VARIABLES.
     """
     hosts = {name: Host(name, variables[name]) for name in (*masters, *workers)}
     order = list(dict.fromkeys([*masters, *workers]))
@@ -180,7 +180,7 @@ def check_inventory(
     )
 
 
-# --- the checks --------------------------------------------------------------------------------------
+# --- checks ------------------------------------------------------------------------------------------
 
 
 def _check_groups(masters: Sequence[str], workers: Sequence[str]) -> list[Problem]:
@@ -216,7 +216,7 @@ def _check_names(order: Sequence[str]) -> list[Problem]:
 
 
 def _check_duplicates(hosts: Sequence[Host]) -> list[Problem]:
-    """Note each host that is reached as another is: one address behind two jump hosts is two hosts."""
+    """Report each host with the connection of another; one address behind two jump hosts is two hosts."""
     users: dict[tuple[str, ...], str] = {}
     problems = []
     for host in hosts:
@@ -233,10 +233,10 @@ def _check_duplicates(hosts: Sequence[Host]) -> list[Problem]:
 
 
 def _ways(arguments: str) -> Iterator[str]:
-    """Yield what ssh's arguments say of the way to a host: a jump host, a command, another configuration."""
+    """Yield what ssh's arguments set of the route to a host: jump host, proxy command, configuration file."""
     try:
         words = iter(shlex.split(arguments))
-    except ValueError:  # ssh will say it
+    except ValueError:  # ssh reports it
         return
     for word in words:
         option, value = word[:2], word[2:]
@@ -266,7 +266,7 @@ def _shared(option: str, hosts: Sequence[Host], problems: list[Problem]) -> str:
 def _check_runtime(
     runtime: str, nodes: Mapping[str, Node], hosts: Mapping[str, Host], problems: list[Problem]
 ) -> str:
-    """Return what jobs run in, and add what a bare host needs beside to `problems`."""
+    """Return the runtime, and add what bare hosts lack to `problems`."""
     if runtime not in RUNTIMES:
         hint = "choose container or host"
         problems.append(Problem(None, f"rdm_runtime {runtime!r}", "is nothing that jobs run in", hint))
@@ -291,7 +291,7 @@ def check_gpus(host: Host) -> tuple[Gpus, list[Problem]]:
         host: the node.
 
     Returns:
-        The values, with 1 or the default in place of one at fault, and a problem for each of these.
+        The values, with 1 or the default for an invalid one, and a problem for each invalid value.
     """
     problems = []
 
@@ -364,7 +364,7 @@ def _check_node(host: Host, problems: list[Problem]) -> Node:
 
 
 def _number(value: Any) -> float | None:
-    """Return a finite number, also one that is written as text; else None."""
+    """Return a value as a finite number; text is parsed; None if it is not one."""
     try:
         number = math.nan if isinstance(value, bool) else float(value)
     except (TypeError, ValueError):

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Is what the user says of the container something that the engine will take?
+"""Validate the container's options as the engine would.
 
-An engine says no when the old container is gone. So the form of what it will get is checked before.
+The engine refuses an option only after the old container is gone, so their form is checked before.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from ansible_collections.rdm.provision.plugins.module_utils.container.spec impor
 from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import Problem
 
 OURS_IN_ENV = re.compile(r"MY_IP(_\d+)?|MASTER_ADDR")
-"""What the plan puts into the container's environment; MY_IP_1 and so on with several rails."""
+"""Environment variables that the plan sets in the container; MY_IP_1 and so on with several rails."""
 
 HOST_NAME_MAX = 64
-"""Characters (linux/utsname.h); an engine takes more, and cannot start the container."""
+"""Characters (linux/utsname.h); an engine accepts more, but then cannot start the container."""
 
 OUR_MOUNTS = (CONFIG_DIR, "/job", JOBS)
-"""Where the cluster's own directories are in the container."""
+"""Mount points of the cluster's own directories in the container."""
 
-# What the engine accepts after a volume's second colon.
+# Modes that the engine accepts after a volume's second colon.
 _VOLUME_MODES = (
     *("ro", "rw", "z", "Z", "nocopy", "cached", "consistent", "delegated"),
     *("private", "rprivate", "shared", "rshared", "slave", "rslave"),
@@ -38,11 +38,11 @@ _VOLUME_FORM = "write path on the node:path in the container[:ro], both absolute
 
 
 def container_problems(node: str, options: Mapping[str, Any]) -> list[Problem]:
-    """Return what is wrong with a node's options of the container, whose types are right.
+    """Return what is wrong with the values of a node's container options; their types are checked already.
 
     Args:
         node: inventory name.
-        options: what the user set: name of the variable -> value.
+        options: the variables that the user set, by name.
     """
     problems = [
         Problem(node, f"{name} {shown}", reason, hint)
@@ -58,16 +58,16 @@ def container_problems(node: str, options: Mapping[str, Any]) -> list[Problem]:
 
 
 def missing_over_ssh(node: str, options: Mapping[str, Any]) -> list[Problem]:
-    """Return a warning for each variable of the container that its sshd cannot give to commands.
+    """Return a warning for each variable of `container_env` that the container's sshd cannot pass on.
 
     Args:
         node: inventory name.
-        options: as of :func:`container_problems`.
+        options: as for :func:`container_problems`.
     """
     values = options.get("container_env")
     if not isinstance(values, Mapping) or options.get("container_sshd") is False:
         return []
-    # These are what roles/container/files/start.sh leaves out. The value may be a secret.
+    # roles/container/files/start.sh leaves these out. The value may be a secret, so it is not shown.
     reason = "has a double quote, a backslash or a newline in its value, and commands over ssh do not get it"
     hint = "use `rdm-provision exec`, which gets it, or keep the value in a file"
     return [
@@ -78,22 +78,22 @@ def missing_over_ssh(node: str, options: Mapping[str, Any]) -> list[Problem]:
 
 
 def _typed(value: Any, check: Any) -> Any:
-    """Return a list where Ansible takes a text with commas for one."""
+    """Return a list for an option for which Ansible also accepts comma-separated text."""
     if check in (_volumes, _ulimits, _devices):
         return [str(item) for item in (value.split(",") if isinstance(value, str) else value)]
     return value
 
 
 MOUNT_OPTIONS = ("volumes", "ipc_mode", "shm_size", "security_opts")
-"""The options of the container that say whether SELinux has a word in what it mounts."""
+"""The container's options that decide whether SELinux restricts its mounts."""
 
 
 def own_memory(shm_size: Any, ipc_mode: Any) -> int | None:
-    """Return the bytes of the container's own shared memory, None where it shares the node's.
+    """Return the bytes of the container's own shared memory; None if it uses the node's.
 
     Args:
-        shm_size: what the user has set of `container_shm_size`, in a right form, or nothing.
-        ipc_mode: and of `container_ipc_mode`.
+        shm_size: a valid `container_shm_size`, or empty.
+        ipc_mode: `container_ipc_mode`, or empty.
     """
     if shm_size:
         return int(human_to_bytes(str(shm_size)))
@@ -101,13 +101,13 @@ def own_memory(shm_size: Any, ipc_mode: Any) -> int | None:
 
 
 def unlabelled_volumes(options: Mapping[str, Any]) -> list[str]:
-    """Return the directories of the node that SELinux, where it runs, may keep from the container.
+    """Return the node's directories that SELinux, if it is enabled, may deny to the container.
 
     Args:
-        options: those of MOUNT_OPTIONS, None for what the user has not set.
+        options: the MOUNT_OPTIONS; None for those that the user has not set.
     """
     ipc_mode = options["ipc_mode"] or ("private" if options["shm_size"] else "host")
-    # Docker switches labels off for a container that shares the node's memory.
+    # Docker disables labels for a container that shares the node's memory.
     if ipc_mode == "host" or any(str(one).startswith("label") for one in options["security_opts"] or []):
         return []
     volumes = (volume.split(":") for volume in _typed(options["volumes"] or [], _volumes))
@@ -119,7 +119,7 @@ def unlabelled_volumes(options: Mapping[str, Any]) -> list[str]:
 
 
 Complaint = tuple[str, str, str]
-"""The part of the value at fault, what is wrong with it, and what would work."""
+"""The invalid part of the value, the reason, and the hint."""
 
 
 def _shm_size(value: Any) -> Iterator[Complaint]:

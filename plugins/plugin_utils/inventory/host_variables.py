@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The variables of the inventory's hosts, and those that the collection's roles have, for the controller."""
+"""Read the variables of the inventory's hosts, and the roles' defaults, on the controller."""
 
 from __future__ import annotations
 
@@ -32,21 +32,21 @@ REGISTERED = frozenset(
         "verify_rest",
     }
 )
-"""What the roles themselves register: not variables for users, and no misspelt ones either."""
+"""Variables that the roles register: users do not set them, and they are not misspelt."""
 
 
 class HostVariables:
     """Reads variables of the inventory's hosts, one by one.
 
-    To evaluate all of them takes minutes on a large cluster.
+    Evaluating all of them takes minutes on a large cluster.
 
     Args:
         task_vars: of the task.
-        raw: what gives a host's variables as they are written; default: the inventory's.
-        loader: Ansible's loader of data.
+        raw: returns a host's unevaluated variables; default: the inventory's.
+        loader: Ansible's data loader.
 
     Attributes:
-        groups: the inventory's, with their hosts.
+        groups: the inventory's groups with their hosts.
         masters: the hosts of the group master.
         workers: the hosts of the group workers.
         hosts: all of them, the masters first.
@@ -75,7 +75,7 @@ class HostVariables:
         yield from self._by_host[host]
 
     def written(self, host: str) -> Mapping[str, Any]:
-        """Return a host's variables as they are written, templates and all, without what roles registered."""
+        """Return a host's unevaluated variables, without those that roles registered."""
         if host not in self._written:
             raw = self._raw[host]
             self._written[host] = {name: value for name, value in raw.items() if name not in REGISTERED}
@@ -84,14 +84,14 @@ class HostVariables:
     def evaluate(self, host: str, name: str) -> Any:
         """Return a variable's value; AnsibleError when it refers to something undefined."""
         written = self._raw[host][name]
-        # Hosts of a group share the object. Evaluating it for each would take longer than everything else.
+        # Hosts of a group share the object; evaluating it for each host would dominate the run.
         known = self._constant.get(id(written))
         if known is None:
             known = self._constant[id(written)] = (written, _is_constant(written))
         return written if known[1] else self._by_host[host][name]
 
     def node(self, host: str) -> NodeVariables:
-        """Return a host's variables as its roles take them; what is not known yet has no value."""
+        """Return a host's variables as its roles see them; what is still undefined has no value."""
         if host not in self._nodes:
             self._nodes[host] = NodeVariables(
                 self._by_host[host], lambda name: self.evaluate(host, name), early=True
@@ -99,7 +99,7 @@ class HostVariables:
         return self._nodes[host]
 
     def facts(self, name: str, hosts: Mapping[str, str]) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Yield what `node_facts` registered as `name`, for the hosts that answered."""
+        """Yield the facts that `node_facts` registered as `name`, for the hosts that answered."""
         for host in hosts:
             # Raw, because results of modules hold no templates.
             registered = answer(name, host, self._raw[host]) or {}
@@ -107,7 +107,7 @@ class HostVariables:
                 yield host, registered["node"]
 
     def failed(self, name: str, hosts: Mapping[str, str]) -> dict[str, str]:
-        """Return the hosts on which `node_facts`, registered as `name`, has failed, and why, in one line."""
+        """Return the hosts on which `node_facts`, registered as `name`, failed, and why, in one line."""
         found = {}
         for host in hosts:
             registered = answer(name, host, self._raw[host]) or {}
@@ -116,12 +116,12 @@ class HostVariables:
         return found
 
     def archives(self, name: str, host: str) -> list[dict[str, Any]]:
-        """Return what the inspections of image archives registered as `name`; none where there was none."""
+        """Return the inspections of image archives that were registered as `name`."""
         registered = self._raw[host].get(name) or {}
         return [one for one in registered.get("results") or [] if "problem" in one]
 
     def plan_file(self) -> Path:
-        """Return the path of the plan file; Refused when the inventory is not a file or directory."""
+        """Return the path of the plan file; PreconditionFailed if the inventory is no file or directory."""
         host = self._by_host[self.hosts[0]]
         directory = host.get("inventory_dir")
         if not directory:
@@ -138,7 +138,7 @@ class HostVariables:
         return Path(str(directory)) / PLAN_FILE
 
     def real_plan_file(self) -> Path | None:
-        """Return what the plan file is a link to, or itself; None when there is no place for it."""
+        """Return the path of the plan file with links resolved; None if the inventory has no directory."""
         try:
             return Path(os.path.realpath(self.plan_file()))
         except (PreconditionFailed, IndexError):
@@ -146,7 +146,7 @@ class HostVariables:
 
 
 def _is_constant(value: Any) -> bool:
-    """Tell whether a variable is the same when it is evaluated: neither a template, nor encrypted."""
+    """Return whether evaluating a variable changes nothing: it is neither a template nor encrypted."""
     if value is None or isinstance(value, (bool, int, float)):
         return True
     if isinstance(value, str):

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The images that a node needs, as the user listed them: what is wrong with the list, and which one runs.
+"""Validate the list of images that a node needs, and choose the one that its container runs.
 
-Nothing here queries a node; archives are verified there.
+Nothing here queries a node; nodes verify archives themselves.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class Images(NamedTuple):
     """The images of one node.
 
     Attributes:
-        image: what the training container runs; empty when there is none.
-        listed: whether the list brings it; otherwise the node must have it already.
+        image: the image of the training container; empty for none.
+        listed: whether the list provides it; otherwise the node must have it already.
         problems: what is wrong.
     """
 
@@ -42,13 +42,13 @@ class Images(NamedTuple):
 def check_images(
     node: str, images: Any, profiles: Mapping[str, Any], accelerator: str, container_image: str
 ) -> Images:
-    """Return what a node's container runs, and everything that is wrong with the list of images.
+    """Return the image of a node's container, and everything that is wrong with the list of images.
 
     Args:
         node: inventory name.
-        images: `images_list` as the user wrote it; empty means those of the profile.
+        images: `images_list` as the user wrote it; empty for the profile's list.
         profiles: `images_profiles`: accelerator -> list.
-        accelerator: the node's.
+        accelerator: the node's accelerator.
         container_image: the image that the user chose for the container, or empty.
     """
     problems: list[Problem] = []
@@ -71,11 +71,11 @@ def check_images(
 
 
 def distribution_problems(node: str, variables: Mapping[str, Any]) -> list[Problem]:
-    """Return what is wrong with how archives go from node to node.
+    """Return what is wrong with the options of the transfer of archives between nodes.
 
     Args:
         node: inventory name.
-        variables: those that the user set, each of its type.
+        variables: the variables that the user set, with the right types.
     """
     network = str(variables.get("images_network") or "")
     port = int(variables.get("images_port") or 1)
@@ -95,14 +95,14 @@ def distribution_problems(node: str, variables: Mapping[str, Any]) -> list[Probl
 
 
 def unpinned(node: str, powerful: Mapping[str, str], images: Any) -> list[Problem]:
-    """Return a problem for each image that runs with all rights on the node and could become another one.
+    """Return a problem for each image with full rights on the node that is not pinned to its content.
 
-    A registry gives a tag to whatever its owner, or who has taken the owner's place, says.
+    The owner of a repository, or whoever takes it over, can move a tag to another image.
 
     Args:
         node: inventory name.
         powerful: variable that names such an image -> the image.
-        images: `images_list`; an archive with a sha256, or a build on the node, is as good as a digest.
+        images: `images_list`; an archive with a sha256, or a build on the node, counts as pinned.
     """
     bound = {
         canonical(str(entry.get("name")))
@@ -125,7 +125,7 @@ def unpinned(node: str, powerful: Mapping[str, str], images: Any) -> list[Proble
 
 
 def canonical(name: str) -> str:
-    """Return an image name in the form that Docker shows, to compare it with others."""
+    """Return an image name in the form that Docker shows, for comparisons."""
     repository, at, digest = name.partition("@")
     try:
         return short_name(repository) + at + digest
@@ -134,7 +134,7 @@ def canonical(name: str) -> str:
 
 
 def of_docker_hub(name: str) -> bool:
-    """Return whether the engine takes an image of this name from Docker Hub."""
+    """Return whether the engine pulls an image of this name from Docker Hub."""
     registry, slash, _ = canonical(name).partition("/")
     return not slash or not (set(registry) & {".", ":"} or registry == "localhost")
 
@@ -144,11 +144,11 @@ def _without_tag(repository: str) -> str:
     return f"{registry}{slash}{name.partition(':')[0]}"
 
 
-# --- the entries -------------------------------------------------------------------------------------
+# --- entries -----------------------------------------------------------------------------------------
 
 
 def _entries(node: str, images: Any, source: str, problems: list[Problem]) -> dict[str, str]:
-    """Return the listed images, canonical name -> name as written, and add what is wrong with them."""
+    """Return the listed images, canonical name -> name as written; add what is wrong to `problems`."""
     if not isinstance(images, (list, tuple)):
         problems.append(Problem(node, source, "is not a list", f"write a list of {_EXAMPLE}"))
         return {}
@@ -177,7 +177,7 @@ def _entries(node: str, images: Any, source: str, problems: list[Problem]) -> di
 
 
 def _wrong(entry: Mapping[str, Any]) -> list[str]:
-    """Return the first thing that is wrong with an entry, reason and hint; empty when nothing is."""
+    """Return reason and hint of the first fault of an entry; empty for none."""
     repository, at, digest = entry["name"].partition("@")
     source = entry.get("source")
     try:

@@ -8,7 +8,7 @@ from typing import Any
 from ansible_collections.rdm.provision.rdm_sriov.functions import FunctionProblem
 from ansible_collections.rdm.provision.rdm_sriov.options import partition_key
 
-# What each driver calls its mode, and the modes it has; the first is the driver's own default.
+# Each driver's option for the mode, and its modes; the first is the driver's default.
 _MODES = {
     "sriov": ("mode", ["sriov", "passthrough"]),
     "macvlan": ("macvlan_mode", ["bridge", "vepa", "passthru", "private"]),
@@ -28,20 +28,20 @@ def driver_options(
     pkey: str = "",
     extra: dict[str, Any] | None = None,
 ) -> dict[str, str]:
-    """Return the driver's options as Docker takes them; only what differs from the driver's defaults.
+    """Return the driver's options for Docker; only those that differ from the driver's defaults.
 
     Sources: the README of docker-sriov-plugin; https://docs.docker.com/engine/network/drivers/macvlan/ and
     https://docs.docker.com/engine/network/drivers/ipvlan/.
 
     Args:
         driver: sriov, macvlan, ipvlan or bridge.
-        parent: the node's interface below the network; for sriov the physical function.
+        parent: the node's interface below the network; for sriov the PF.
         mode: of the driver; empty means its default.
-        vlan: VLAN id, 0 for none. For macvlan and ipvlan the interface `parent.vlan` is used.
+        vlan: VLAN ID, 0 for none. For macvlan and ipvlan the interface `parent.vlan` is used.
         privileged: with sriov, let containers set their own MAC addresses (VF trust on, spoof check off).
-        prefix: with sriov, how interfaces in the container are named; empty means eth.
+        prefix: with sriov, prefix of the interfaces' names in the container; empty means eth.
         pkey: with sriov, the InfiniBand partition, such as 0x8001; empty for none.
-        extra: further options, which win.
+        extra: further options, which take precedence.
 
     Raises:
         ValueError: the driver has no such option.
@@ -87,7 +87,7 @@ def driver_options(
 
 
 def _partition_key(text: str, mode: str, vlan: int) -> str:
-    """Return a partition's key as the plugin takes it, and `docker network inspect` shows it."""
+    """Return a partition key in the form that the plugin accepts and `docker network inspect` shows."""
     try:
         key = partition_key(text)
     except FunctionProblem as problem:

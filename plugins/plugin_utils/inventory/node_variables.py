@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""One node's variables, as the roles take them."""
+"""One node's variables, as the roles see them."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.inventory import rol
 
 
 class NodeVariables:
-    """Reads variables one by one: as the node has them, else by default, in the type of argument_specs.
+    """Reads variables one by one: the node's value or the default, with the type from argument_specs.
 
     Args:
         given: the names of the variables that the node has.
         evaluate: returns the value of one of them.
-        early: whether a variable that refers to something unknown has no value yet. Otherwise reading it
+        early: whether a variable that refers to something undefined has no value yet; otherwise reading it
             raises AnsibleError.
 
     Attributes:
-        missed: whether such a variable was read; for who reads to set back.
+        missed: whether such a variable was read; the reader resets it.
     """
 
     def __init__(self, given: Container[str], evaluate: Callable[[str], Any], *, early: bool = False) -> None:
@@ -33,7 +33,7 @@ class NodeVariables:
         self.missed = False
 
     def value(self, name: str) -> Any:
-        """Return a variable's value, None for none."""
+        """Return a variable's value; None for none."""
         if name not in self._known:
             self._known[name] = self._read(name)
         if name in self._unknown:
@@ -52,12 +52,12 @@ class NodeVariables:
             return None
 
     def text(self, name: str) -> str:
-        """Return a variable as text, empty when it has no value."""
+        """Return a variable as text; empty if it has no value."""
         value = self.value(name)
         return "" if value is None else str(value)
 
     def number(self, name: str) -> int:
-        """Return a variable as a number; 0 when it has no value, or is none."""
+        """Return a variable as a number; 0 if it has no value or is not a number."""
         text = self.text(name)
         return int(text) if text.isdigit() else 0
 
@@ -67,7 +67,7 @@ class NodeVariables:
         return otherwise if value is None else bool(boolean(value, strict=False))
 
     def texts(self, name: str) -> list[str]:
-        """Return a variable as a list of texts, empty when it has no value."""
+        """Return a variable as a list of texts; empty if it has no value."""
         value = self.value(name)
         if value is None:
             return []

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Which Python a bare host's environment has, and where git gets what comes into it, or beside it."""
+"""Validate the Python version of a bare host's environment, and the git repositories of its packages."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ MEGATRON = "python_env_megatron"
 REPOSITORY = "python_env_megatron_repository"
 VERSION = "python_env_version"
 OLDEST = (3, 11)
-"""The first Python that the trainer runs on, as its pyproject.toml has it."""
+"""The oldest Python that the trainer supports, as in its pyproject.toml."""
 
 
 def source_problems(host: str, given: Mapping[str, Any]) -> list[Problem]:
-    """Return what is wrong with a host's addresses for git, in words that do not repeat a secret.
+    """Return what is wrong with a host's git repositories, without repeating a secret.
 
     Args:
         host: its name.
@@ -40,7 +40,7 @@ def source_problems(host: str, given: Mapping[str, Any]) -> list[Problem]:
 
 
 def version_problems(host: str, given: Mapping[str, Any]) -> list[Problem]:
-    """Return what is wrong with the version of a host's Python.
+    """Return what is wrong with a host's Python version.
 
     Args:
         host: its name.

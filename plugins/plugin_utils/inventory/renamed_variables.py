@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Variables of the release before: those with another name, which this one still reads, and those removed."""
+"""Variables of the last release that were renamed, and are still read, or removed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NEW_NAMES = {
     "verify_patience": "verify_timeout",
     "verify_rdma_patience": "verify_rdma_timeout",
 }
-"""Former name -> name. The default of a role's variable reads the former one, too: roles are used alone."""
+"""Former name -> new name. The roles' defaults read the former name too, since roles can be used alone."""
 _NO_WRAPPER = "nothing here needs the command docker_rdma_sriov"
 REMOVED = {
     "sriov_install_wrapper": _NO_WRAPPER,
@@ -29,7 +29,7 @@ FORMER = NEW_NAMES.keys() | REMOVED.keys()
 
 
 def with_new_names(variables: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return variables in which each value under a former name has the new one, too, unless that is set."""
+    """Return the variables with each value of a former name also under the new name, unless that is set."""
     former = {new: variables[old] for old, new in NEW_NAMES.items() if old in variables}
     return {**former, **variables} if former else variables
 

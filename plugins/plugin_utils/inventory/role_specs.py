@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The roles' argument_specs: what variables there are, of which type, and what they are by default."""
+"""The roles' argument_specs: the variables, their types and their defaults."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _TYPED: dict[tuple[str, str], tuple[Any, list[str]]] = {}
 
 
 def role_options() -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """Yield every option of every role's argument_specs: role, variable, what it is."""
+    """Yield every option of every role's argument_specs: role, variable, specification."""
     for role, specs in _role_files("meta/argument_specs.yml"):
         for entry_point in specs["argument_specs"].values():
             for name, option in (entry_point.get("options") or {}).items():
@@ -26,7 +26,7 @@ def role_options() -> Iterator[tuple[str, str, dict[str, Any]]]:
 
 
 def role_defaults() -> Iterator[tuple[str, Any]]:
-    """Yield the defaults of all roles as they are written."""
+    """Yield the unevaluated defaults of all roles."""
     for _, defaults in _role_files("defaults/main.yml"):
         yield from (defaults or {}).items()
 
@@ -46,25 +46,25 @@ def cluster_options() -> Mapping[str, Mapping[str, Any]]:
 
 
 def default(name: str) -> Any:
-    """Return what a variable is by default; None for none, and where that is a template."""
+    """Return a variable's default; None if it has none, or if that is a template."""
     value = options().get(name, {}).get("default")
     return None if is_template(value) else value
 
 
 @functools.cache
 def typed_default(name: str) -> Any:
-    """Return the same as the role takes it."""
+    """Return a variable's default with the type of its specification."""
     return typed(name, default(name))[0]
 
 
 def typed(name: str, value: Any) -> tuple[Any, list[str]]:
-    """Return a variable's value as its role takes it, and what is wrong with it, in Ansible's words.
+    """Return a variable's value with the type of its specification, and Ansible's error messages.
 
-    A value with something wrong, of a variable of no role, and None are returned as they are.
+    Invalid values, values of unknown variables, and None are returned unchanged.
     """
     if value is None or name not in options():
         return value, []
-    # Nodes mostly share their variables, and validating one costs more than looking it up.
+    # Nodes mostly share their variables, and a lookup is cheaper than a validation.
     key = (name, repr(value))
     if key not in _TYPED:
         result = _validator(name).validate({name: value})
@@ -74,7 +74,7 @@ def typed(name: str, value: Any) -> tuple[Any, list[str]]:
 
 
 def is_template(value: Any) -> bool:
-    """Tell whether a default is a template."""
+    """Return whether a default is a template."""
     return isinstance(value, str) and "{{" in value
 
 
@@ -86,5 +86,5 @@ def _validator(name: str) -> ArgumentSpecValidator:
 
 def _role_files(name: str, role: str = "*") -> Iterator[tuple[str, Any]]:
     for path in sorted(ROLES.glob(f"{role}/{name}")):
-        # Both loaders are the safe one.
+        # Both loaders are safe ones.
         yield path.parents[1].name, yaml.load(path.read_text(encoding="utf-8"), Loader=_YAML)  # noqa: S506

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The variables of the roles, checked against the roles' argument_specs for every node at once.
+"""Validate the roles' variables against their argument_specs, for every node at once.
 
-Ansible checks a role's variables only when the role begins, one node at a time, when other roles have
-already changed things.
+Ansible validates a role's variables only when the role starts, after other roles have changed things.
 """
 
 from __future__ import annotations
@@ -15,19 +14,19 @@ from typing import Any
 from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import Problem
 from ansible_collections.rdm.provision.plugins.plugin_utils.inventory import role_specs
 
-# Docker refuses other names only at creation, when other things have already changed.
+# Docker refuses an invalid name only at creation, after other things have changed.
 DOCKER_NAMES = frozenset({"container_name", "network_name", "sriov_container_name"})
-# Modes of a container's network. With the host's, Docker refuses the sysctls that several rails need, too.
+# Docker's own network modes; in none of them does a container have MY_IP.
 _OF_DOCKER = frozenset({"bridge", "default", "host", "none"})
 _DOCKER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]+")
 
 
 def variable_problems(node: str, variables: Mapping[str, Any]) -> list[Problem]:
-    """Return what is wrong with the variables of a node; names of no role are passed over.
+    """Return what is wrong with the variables of a node; variables of no role are ignored.
 
     Args:
         node: inventory name.
-        variables: those that a user set; what is left out is the role's business.
+        variables: the variables that the user set.
     """
     found = []
     for name, value in variables.items():
@@ -36,7 +35,7 @@ def variable_problems(node: str, variables: Mapping[str, Any]) -> list[Problem]:
             continue
         _, output = role_specs.typed(name, value)
         if output and option.get("choices"):
-            # Ansible's own words list the choices, as the hint does.
+            # Ansible's message repeats the choices, which the hint lists.
             output = [repr(value)]
         secret = " (not shown here)" if option.get("no_log") else ""
         found += [
@@ -62,26 +61,26 @@ def _hint(option: Mapping[str, Any], name: str, value: Any) -> str:
 
 
 def unknown_variables(variables: Iterable[str], known: set[str], prefixes: Sequence[str]) -> list[str]:
-    """Return a warning for each variable that looks like ours and is not.
+    """Return a warning for each unknown variable that looks like one of ours.
 
     Args:
         variables: names of variables that the user set.
-        known: names that mean something.
-        prefixes: prefixes of our names, such as `rdm_` and `network_`. A name that starts with another one
-            than `rdm_` is reported only when it resembles a known one: it may be the user's own.
+        known: names of known variables.
+        prefixes: our prefixes, such as `rdm_` and `network_`. A name with another prefix than `rdm_` is
+            reported only if it resembles a known one: it may be the user's own.
     """
     variables = set(variables)
     warnings = []
     for name in sorted({one for one in variables if one.startswith(tuple(prefixes))} - known):
         prefix = max((one for one in prefixes if name.startswith(one)), key=len)
-        # Compared without the prefix, which would make any two names similar.
+        # Compared without the prefix, which makes any two names similar.
         rests = [one[len(prefix) :] for one in sorted(known) if one.startswith(prefix)]
         near = difflib.get_close_matches(name[len(prefix) :], rests, n=1, cutoff=0.75)
         if near:
             warnings.append(f"The variable {name} means nothing here. Did you mean {prefix}{near[0]}?")
         elif prefix == "rdm_":
             warnings.append(f"The variable {name} means nothing here.")
-    # The prefix can be misspelt too. Other people's names may resemble ours, so these must be very close.
+    # The prefix may be misspelt too. Users' own names may resemble ours, so only very close names count.
     for name in sorted(one for one in variables if not one.startswith((*prefixes, "ansible_"))):
         if name not in known and (near := difflib.get_close_matches(name, known, n=1, cutoff=0.9)):
             warnings.append(f"The variable {name} means nothing here. Did you mean {near[0]}?")

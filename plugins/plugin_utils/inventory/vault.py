@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Variables that Ansible Vault encrypts, for the controller."""
+"""Find variables that Ansible Vault encrypts and that cannot be decrypted."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from ansible.errors import AnsibleError
 from ansible.parsing.vault import EncryptedString
 from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import Problem
 
-# Variables that Ansible sets: they repeat others, and users encrypt none of them.
+# Variables that Ansible sets: they repeat others, and users do not encrypt them.
 _MAGIC = INTERNAL_STATIC_VARS | {"vars"}
 
 
 def undecryptable(hosts: Mapping[str, Mapping[str, Any]]) -> list[Problem]:
-    """Return a problem for each variable that is encrypted and cannot be read.
+    """Return a problem for each encrypted variable that cannot be decrypted.
 
-    Ansible says so only where a variable is used, without its name. To decrypt takes some milliseconds, so
-    where one succeeds, others with the same vault ID are taken to do so as well.
+    Ansible reports this only when a variable is used, and without its name. Decryption takes milliseconds, so
+    if one value can be decrypted, others with the same vault ID are assumed to be readable.
 
     Args:
-        hosts: host -> its variables as they are written.
+        hosts: host -> its unevaluated variables.
     """
     readable: set[str] = set()
     known: dict[str, str] = {}
