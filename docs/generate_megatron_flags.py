@@ -162,7 +162,7 @@ RULES: tuple[tuple[str, str, str], ...] = (
     ),
     (
         "activations: other ways to save memory",
-        "`parallel.activation_checkpointing: full`, `parallel.activation_checkpointing_interval`; attention never keeps "
+        "`parallel.activation_checkpointing: full`, and `_interval` and `_blocks` of that name; attention never keeps "
         "its probabilities, so that `selective` has nothing to save.",
         r"recompute-.*|distribute-(saved|checkpointed)-activations|deepspeed-activation-checkpointing"
         r"|partition-activations|contigious-checkpointing|scattered-embeddings|split-transformers"

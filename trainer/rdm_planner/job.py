@@ -67,6 +67,9 @@ def with_layout(config: Config, layout: Layout, cut: Sequence[int] | None = None
             partition=partition,
             zero_stage=layout.zero_stage,
             activation_checkpointing="full" if layout.checkpointing else "none",
+            activation_checkpointing_blocks=config.parallel.activation_checkpointing_blocks
+            if layout.checkpointing
+            else None,
         ),
         optimisation=dataclasses.replace(config.optimisation, micro_batch_size=layout.micro_batch),
     )
@@ -213,7 +216,7 @@ class Job:
         self, layout: Layout, gpu: str, axis: _ExpertAxis = _NO_EXPERTS
     ) -> tuple[list[float], list[float]]:
         """Return the running sums of the units' times for a micro-batch: forward and backward; backward."""
-        key = (gpu, layout.tensor, layout.micro_batch, layout.checkpointing, axis)
+        key = (gpu, layout.tensor, layout.micro_batch, self._recomputed(layout), axis)
         if key not in self._sums:
             known: dict[str, tuple[float, float]] = {}
             both, backward = [0.0], [0.0]
@@ -240,7 +243,7 @@ class Job:
 
     def slowdowns(self, layout: Layout, axes: Mapping[str, _ExpertAxis]) -> dict[str, tuple[float, float]]:
         """Return how slow GPUs are: at every layer; and all layers together, seconds."""
-        key = (frozenset(axes.items()), layout.tensor, layout.micro_batch, layout.checkpointing)
+        key = (frozenset(axes.items()), layout.tensor, layout.micro_batch, self._recomputed(layout))
         if key not in self._slowdowns:
             running = {gpu: self.sums(layout, gpu, axis)[0] for gpu, axis in axes.items()}
             self._slowdowns[key] = {
@@ -250,16 +253,25 @@ class Job:
 
     def _seconds(self, layout: Layout, gpu: str, layer: LayerSize, axis: _ExpertAxis) -> tuple[float, float]:
         size, tensor = layout.micro_batch, layout.tensor
-        again = layout.checkpointing and _is_block(layer)
+        again = self._recomputed(layout) if _is_block(layer) else 0.0
         exchange = axis.exchange if layer.experts else 0.0
         # A tied weight's mean is that of the layer which it is tied to.
         averaged = layer.own(tensor) - layer.own_experts(tensor) - layer.tied // tensor
+        backward = self.times.backward(gpu, layer.name, size, tensor, checkpointed=again == 1)
+        if 0 < again < 1:
+            both = self.times.backward(gpu, layer.name, size, tensor, checkpointed=True)
+            backward += again * (both - backward)
         return (
             self.times.forward(gpu, layer.name, size, tensor) + exchange,
-            self.times.backward(gpu, layer.name, size, tensor, checkpointed=again)
-            + exchange * (2 if again else 1)
-            + axis.mean * averaged,
+            backward + exchange * (1 + again) + axis.mean * averaged,
         )
+
+    def _recomputed(self, layout: Layout) -> float:
+        """Return the share of the blocks that compute their activations again, as an even cut has it."""
+        if not layout.checkpointing:
+            return 0.0
+        most, blocks = self.config.parallel.activation_checkpointing_blocks, self.config.spec.blocks
+        return 1.0 if most is None else min(1.0, most * layout.pipeline / blocks)
 
     def layouts(self, world_size: int, gpus: int) -> Iterator[Layout]:
         """Yield every layout that the trainer takes.
@@ -385,8 +397,13 @@ class _Shaped:
         self.first = 2 if self.job.spec.is_rotary else 1
         # All blocks of a GPT are alike: it matters how many there are, and not which.
         self._is_uniform = len(self._counts[0]) <= 3
-        # Every so many blocks' input is kept: that is no line.
-        self._is_linear = self._is_uniform and self.job.parallel.activation_checkpointing_interval == 1
+        # With intervals, or where some blocks alone compute again, memory is no line.
+        parallel = self.job.parallel
+        self._is_linear = (
+            self._is_uniform
+            and parallel.activation_checkpointing_interval == 1
+            and parallel.activation_checkpointing_blocks is None
+        )
         self._memory: dict[tuple[object, ...], int] = {}
         self._lines: dict[tuple[bool, bool], tuple[tuple[float, float], float, float]] = {}
 

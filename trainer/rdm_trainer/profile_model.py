@@ -199,6 +199,7 @@ def _job(config: Config, topology: Topology, count: tuple[int, int], saved: Any)
             zero_stage=min(1, config.zero_stage),
             activation_checkpointing=saved,
             activation_checkpointing_interval=1,
+            activation_checkpointing_blocks=None,
         ),
         optimisation=replace(
             config.optimisation, micro_batch_size=1, global_batch_size=_MICRO_BATCHES * topology.data

@@ -31,6 +31,7 @@ class Tracker:
 
     def __init__(self, config: Config, job_dir: Path | None, *, world_size: int) -> None:
         self._config, self._world_size = config, world_size
+        self._recomputed = config.recomputed_share
         self._peak = config.logging.peak_tflops
         if self._peak is None and process.device().type == "cuda":
             self._peak = flops.peak_tflops(torch.cuda.get_device_name())
@@ -45,7 +46,7 @@ class Tracker:
             "tokens_per_second": batch * self._config.spec.tokens_per_sample / seconds,
             "tflops": flops.megatron_tflops(
                 self._config.spec,
-                recomputed=self._config.parallel.activation_checkpointing == "full",
+                recomputed=self._recomputed,
                 batch_size=batch,
                 seconds=seconds,
                 world_size=self._world_size,

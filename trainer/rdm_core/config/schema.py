@@ -214,6 +214,9 @@ class ParallelConfig:
     """`full` keeps only the input of each checkpoint and computes the rest again in the backward pass."""
     activation_checkpointing_interval: Positive = 1
     """Blocks of one checkpoint."""
+    activation_checkpointing_blocks: Natural | None = None
+    """Blocks of each stage that compute their activations again, its first ones; of a smaller stage all. The
+    fewer, the less is computed twice and the more memory is needed. All when not given."""
     reduce_dtype: Literal["fp32", "bf16"] = "fp32"
     """Data type in which gradients are summed over replicas; each replica adds up its micro-batches in fp32.
     `bf16` sends half the bytes, and loses precision with many replicas. It needs `engine: native`."""
@@ -222,6 +225,17 @@ class ParallelConfig:
     def ranks_of_replica(self) -> int:
         """How many ranks take a micro-batch together."""
         return self.tensor * self.context * self.pipeline
+
+    def recomputed(self, blocks: int) -> int:
+        """Return how many of a stage's blocks compute their activations again.
+
+        Args:
+            blocks: That the stage has.
+        """
+        if self.activation_checkpointing == "none":
+            return 0
+        most = self.activation_checkpointing_blocks
+        return blocks if most is None else min(most, blocks)
 
 
 @dataclass(frozen=True)
@@ -577,6 +591,13 @@ class Config(JobConfig):
             sum(partitions.is_block(name) for name in names[begin:end])
             for begin, end in itertools.pairwise(bounds)
         ]
+
+    @property
+    def recomputed_share(self) -> float:
+        """The share of all blocks that compute their activations again, from 0 to 1."""
+        blocks, stages = self.stage_blocks(), self.parallel.pipeline
+        recomputed = (self.parallel.recomputed(sum(blocks[stage::stages])) for stage in range(stages))
+        return sum(recomputed) / self.spec.blocks
 
 
 _ACTIVATIONS: dict[str, Literal["gelu", "relu", "silu"]] = {

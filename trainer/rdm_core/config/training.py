@@ -269,6 +269,12 @@ def _no_decoder(config: Config) -> Iterator[str]:
 
 def _layout(config: Config) -> Iterator[str]:
     parallel = config.parallel
+    recomputed = parallel.activation_checkpointing_blocks
+    if recomputed is not None and parallel.activation_checkpointing == "none":
+        yield (
+            f"parallel.activation_checkpointing_blocks is {recomputed}, but activation_checkpointing is "
+            "none; set it to full, or leave the blocks out."
+        )
     if parallel.pipeline > 1 and parallel.zero_stage > 1:
         yield (
             f"parallel.zero_stage {parallel.zero_stage} is not combined with parallel.pipeline "

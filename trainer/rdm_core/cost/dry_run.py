@@ -142,7 +142,7 @@ def dry_run(config: Config, world_size: int) -> Report:
             )
         )
     step = flops.flops_per_sample(config.spec) * optimisation.global_batch_size
-    recomputed = step / 3.0 if parallel.activation_checkpointing == "full" else 0.0
+    recomputed = step / 3.0 * config.recomputed_share
     return Report(
         name=config.name,
         kind=spec.kind,
@@ -279,27 +279,23 @@ def _activations(config: Config, layers: list[LayerSize], in_flight: int) -> int
     samples = config.optimisation.micro_batch_size
     line = spec.hidden_size * _width(config)
     kept = 0
-    largest_block = 0
-    checkpointed: list[int] = []
+    blocks = [layer.name for layer in layers if layer.name.endswith("Block")]
+    whole = [_block_activations(config, name) for name in blocks]
+    recomputed = parallel.recomputed(len(blocks))
     for layer in layers:
-        if layer.name.endswith("Block"):
-            block = _block_activations(config, layer.name)
-            largest_block = max(largest_block, block)
-            if parallel.activation_checkpointing == "full":
-                checkpointed.append(_tokens(config, layer.name) * line)
-            else:
-                kept += block
-        else:
+        if not layer.name.endswith("Block"):
             # An embedding's output, a layer norm's or the head's input.
             # A BERT's last norm also keeps the inputs of the layer and the norm behind it.
             lines = 4 if layer.name == "FinalNorm" and spec.kind == "bert" else 1
             kept += _tokens(config, layer.name) * line * lines
     interval = parallel.activation_checkpointing_interval
-    kept += sum(checkpointed[::interval])
-    # While a checkpoint runs backward, its blocks' activations are there again, once.
-    again = min(interval, len(checkpointed)) * largest_block if checkpointed else 0
-    # Chunks are taken to be as large as each other.
-    return samples * (kept * in_flight // parallel.virtual_pipeline + again)
+    kept += sum(_tokens(config, name) * line for name in blocks[:recomputed:interval])
+    kept += sum(whole[recomputed:])
+    # While a checkpoint runs backward, its blocks' activations are there again, once; those of the blocks
+    # after it are not any more. Chunks are taken to be as large as each other.
+    again = min(interval, recomputed) * max(whole, default=0)
+    done = sum(whole[recomputed : len(blocks) // parallel.virtual_pipeline])
+    return samples * (kept * in_flight // parallel.virtual_pipeline + max(0, again - done))
 
 
 def _tokens(config: Config, name: str) -> int:

@@ -206,20 +206,20 @@ def flops_per_token(spec: ModelSpec) -> float:
 
 
 def megatron_tflops(
-    spec: ModelSpec, *, recomputed: bool, batch_size: float, seconds: float, world_size: int
+    spec: ModelSpec, *, recomputed: float, batch_size: float, seconds: float, world_size: int
 ) -> float:
     """Return the TFLOP/s per device that Megatron's log would show.
 
     Args:
         spec: The model.
-        recomputed: Each block runs forward twice.
+        recomputed: The share of blocks that run forward twice, from 0 to 1.
         batch_size: Samples of the step.
         seconds: What the step took.
         world_size: Devices.
 
     Source: Narayanan et al. 2021, equation 3, with recomputation counted as a fourth pass.
     """
-    passes = 4 if recomputed else 3
+    passes = 3 + recomputed
     hidden, length, layers = spec.hidden_size, spec.seq_length, spec.blocks
     work = 24.0 * passes * batch_size * length * layers * hidden**2
     work *= 1.0 + length / (6.0 * hidden) + spec.padded_vocab_size / (16.0 * layers * hidden)

@@ -284,6 +284,11 @@ def _row(
         f"parallel.activation_checkpointing={tuned.parallel.activation_checkpointing}",
         f"parallel.zero_stage={layout.zero_stage}",
     ]
+    if (blocks := job.parallel.activation_checkpointing_blocks) is not None:
+        # Without checkpointing, the key is refused.
+        overrides.append(
+            f"parallel.activation_checkpointing_blocks={blocks if layout.checkpointing else 'null'}"
+        )
     if job.spec.experts:
         overrides.append(f"parallel.expert={layout.expert}")
     if job.parallel.data is not None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import itertools
 import json
@@ -14,7 +15,7 @@ import click
 from rdm_log.durations import duration
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from rich.table import Table
 
@@ -256,20 +257,17 @@ def _verdict(job: Config, report: Report, accelerator: Accelerator | None) -> It
         f"[red]Does not fit[/] {accelerator.name}: stage {report.peak.index} needs {need:.1f} of "
         f"{accelerator.memory_gib:g} GiB."
     )
-    for change, smaller in _remedies(job, report):
+    for change, smaller in _remedies(job, report, accelerator):
         size = smaller.peak.memory.total / GIB
         fits = "[green]fits[/]" if smaller.fits(accelerator) else "still too much"
         yield f"  {change}: {size:.1f} GiB, {fits}"
 
 
-def _remedies(job: Config, report: Report) -> Iterator[tuple[str, Report]]:
+def _remedies(job: Config, report: Report, accelerator: Accelerator) -> Iterator[tuple[str, Report]]:
     """Try what would need less, on as many GPUs; return what helps."""
-    from rdm_core import config as configuration
-    from rdm_core.cost.dry_run import dry_run as estimate
-
     parallel, optimisation = job.parallel, job.optimisation
     tries: list[dict[str, Any]] = [
-        {"parallel.activation_checkpointing": "full"},
+        _recomputed(job, report, accelerator),
         {"optimisation.micro_batch_size": max(1, optimisation.micro_batch_size // 2)},
         {"parallel.zero_stage": 1 if parallel.zero_stage == 0 else parallel.zero_stage},
         {"parallel.zero_stage": 3 if parallel.pipeline == 1 else parallel.zero_stage},
@@ -277,13 +275,36 @@ def _remedies(job: Config, report: Report) -> Iterator[tuple[str, Report]]:
         {"parallel.pipeline": parallel.pipeline * 2, "parallel.partition": "even"},
     ]
     for changes in tries:
-        overrides = [f"{key}={value}" for key, value in changes.items()]
-        other = configuration.from_dict({**job.to_dict()}, [*overrides, "parallel.data=null"])
-        if configuration.check(other, report.world_size):
-            continue
-        smaller = estimate(other, report.world_size)
-        if smaller.peak.memory.total < report.peak.memory.total:
-            yield " ".join(overrides), smaller
+        smaller = _changed(job, report, changes)
+        if smaller and smaller.peak.memory.total < report.peak.memory.total:
+            yield " ".join(f"{key}={value}" for key, value in changes.items()), smaller
+
+
+def _changed(job: Config, report: Report, changes: Mapping[str, Any]) -> Report | None:
+    """Return what a job needs with other keys, on as many GPUs; None if it cannot have them."""
+    from rdm_core import config as configuration
+    from rdm_core.cost.dry_run import dry_run as estimate
+
+    overrides = [f"{key}={value}" for key, value in changes.items()]
+    other = configuration.from_dict({**job.to_dict()}, [*overrides, "parallel.data=null"])
+    return None if configuration.check(other, report.world_size) else estimate(other, report.world_size)
+
+
+def _recomputed(job: Config, report: Report, accelerator: Accelerator) -> dict[str, Any]:
+    """Return the keys that let as few blocks of each stage compute again as fit; all where none do."""
+
+    def keys(blocks: int) -> dict[str, Any]:
+        found: dict[str, Any] = {"parallel.activation_checkpointing": "full"}
+        if blocks < most or job.parallel.activation_checkpointing_blocks is not None:
+            found["parallel.activation_checkpointing_blocks"] = blocks if blocks < most else "null"
+        return found
+
+    def fits(blocks: int) -> bool:
+        smaller = _changed(job, report, keys(blocks))
+        return smaller is not None and smaller.fits(accelerator)
+
+    most = max(stage.blocks for stage in report.stages)
+    return keys(1 + bisect.bisect_left(range(1, most), True, key=fits))
 
 
 def _count(number: int) -> str:

@@ -20,6 +20,7 @@ FOUR = {"parallel.pipeline": 4}
 FOUR_TENSOR = {"parallel.tensor": 4}
 INTERLEAVED = {"engine": "native", "parallel.pipeline": 2, "parallel.virtual_pipeline": 2}
 FULL = {"parallel.activation_checkpointing": "full"}
+SOME = {**FULL, "parallel.activation_checkpointing_blocks": 1}
 # The busiest experts drop tokens.
 DROPPING = configure(MOE, {"model.moe_expert_capacity_factor": 1.0})
 # T5 1.1, as Hugging Face has it: with a table of relative positions for each stack, and an untied head.
@@ -65,6 +66,8 @@ LAYOUTS: dict[int, dict[str, dict[str, Any]]] = {
         "pp 2": PIPELINE,
         "pp 2, zero 0": {**PIPELINE, **zero(0)},
         "pp 2, checkpointing": {**PIPELINE, **FULL},
+        "tp 2, checkpointing of 1": {**TENSOR, **SOME},
+        "pp 2, checkpointing of 1": {**PIPELINE, **SOME},
         "pp 2, by parameters": {**PIPELINE, **cut("parameters")},
         "pp 2, by type": {**PIPELINE, **cut("type:Block")},
         "pp 2, 3-1": {**PIPELINE, **cut("3-1")},
@@ -91,6 +94,7 @@ NATIVE_LAYOUTS: dict[int, dict[str, dict[str, Any]]] = {
         "pp 2, checkpointing": {**PIPELINE, **FULL},
         "pp 2, 0-4": {**PIPELINE, **cut("0-4")},
         "interleaved": INTERLEAVED,
+        "interleaved, checkpointing of 1": {**INTERLEAVED, **SOME},
         "interleaved, 1-1-2-0": {**INTERLEAVED, **FULL, **cut("1-1-2-0")},
     },
     4: {

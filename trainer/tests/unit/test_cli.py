@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -112,6 +113,14 @@ def test_dry_run_that_does_not_fit_says_what_would(capsys: pytest.CaptureFixture
     assert code == 1
     assert "Does not fit A10" in out
     assert "parallel.activation_checkpointing=full" in out
+    # So few that one less would not fit.
+    batch = ("optimisation.micro_batch_size=6", "optimisation.global_batch_size=192")
+    out = run(capsys, "dry-run", XL, "--gpu", "A10", *batch)[1]
+    full = "parallel.activation_checkpointing=full"
+    assert re.search(rf"{full}\s+parallel.activation_checkpointing_blocks=3: .*, fits", out)
+    for blocks, expected in ((2, 1), (3, 0)):
+        keys = (full, f"parallel.activation_checkpointing_blocks={blocks}")
+        assert run(capsys, "dry-run", XL, "--gpu", "A10", *batch, *keys)[0] == expected
 
 
 @pytest.mark.parametrize("name", ["t5-11b", "t5-23b", "gpt-345m", "gpt2-xl"])

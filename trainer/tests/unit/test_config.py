@@ -362,6 +362,12 @@ def test_a_sound_configuration_has_no_problems() -> None:
         ({"engine": "native", "optimisation__precision": "fp16"}, None, None, "fp16 needs DeepSpeed"),
         ({"parallel__reduce_dtype": "bf16"}, None, None, "bf16 needs the native engine"),
         ({"parallel__virtual_pipeline": 2}, None, None, "virtual_pipeline 2 needs the native engine"),
+        (
+            {"parallel__activation_checkpointing_blocks": 4},
+            None,
+            None,
+            "activation_checkpointing_blocks is 4, but activation_checkpointing is none; set it to full",
+        ),
         ({**CHUNKS, "parallel__pipeline": 1}, None, None, "parallel.pipeline is 1, in which no stage"),
         ({**CHUNKS, "model__layers": 3}, None, None, "4 chunks in all, but the model has only 3 blocks"),
         (

@@ -202,6 +202,29 @@ def test_checkpointing_trades_activations_for_flops() -> None:
     assert wider.stages[0].memory.activations > full.stages[0].memory.activations
 
 
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("gpt-5b", ()),
+        ("t5-23b", ()),
+        ("gpt2-xl", ("parallel.virtual_pipeline=2", "engine=native", "parallel.partition=even")),
+    ],
+)
+def test_the_more_blocks_compute_again_the_less_a_pipeline_keeps(name: str, changes: tuple[str, ...]) -> None:
+    full = (*changes, "parallel.activation_checkpointing=full")
+    found = [
+        report(name, *full, f"parallel.activation_checkpointing_blocks={blocks}")
+        for blocks in range(report(name, *changes).stages[0].blocks + 1)
+    ]
+    kept = [one.stages[0].memory.activations for one in found]
+    again = [one.recomputed_flops_per_step for one in found]
+    assert kept == sorted(set(kept), reverse=True)
+    assert again == sorted(set(again))
+    assert found[0].stages == report(name, *changes).stages
+    assert found[-1].stages == report(name, *full).stages
+    assert again[-1] == pytest.approx(found[-1].flops_per_step / 3)
+
+
 def test_the_rdm_runs_fit_their_gpus_and_not_smaller_ones() -> None:
     a10, h200 = flops.find_accelerator("A10"), flops.find_accelerator("H200")
     assert a10 is not None

@@ -16,10 +16,11 @@ from rdm_core.errors import TrainerError
 from rdm_trainer import models
 from rdm_trainer.data.loaders import starts_of
 from rdm_trainer.distributed.parameters import placement_of
-from rdm_trainer.distributed.pipeline_parallel.pipeline import FlatModel, bounds
+from rdm_trainer.distributed.pipeline_parallel.pipeline import FlatModel, bounds, recomputed_blocks
 from rdm_trainer.distributed.topology import Topology
 from rdm_trainer.models.seen_tokens import first_seen, mask_of
 from rdm_trainer.models.t5 import DecoderBlock, EncoderBlock
+from rdm_trainer.models.transformer import Block
 
 GPT = ModelConfig(
     layers=3, hidden_size=16, attention_heads=4, seq_length=8, vocab_size=50, make_vocab_size_divisible_by=8
@@ -64,8 +65,8 @@ def config(model: ModelConfig, **parallel: Any) -> Config:
     return Config(model=model, parallel=ParallelConfig(**parallel))
 
 
-def built(model: ModelConfig) -> FlatModel:
-    made = models.build(config(model), Topology.single())
+def built(model: ModelConfig, **parallel: Any) -> FlatModel:
+    made = models.build(config(model, **parallel), Topology.single())
     assert isinstance(made, FlatModel)
     return made.eval()
 
@@ -214,13 +215,31 @@ def test_checkpointing_changes_no_gradient() -> None:
     for shape, inputs in ((GPT, torch.randint(0, 50, (2, 8))), (T5, pair), (T5_RELATIVE, pair)):
         gradients = []
         target = labels(shape)
-        for interval in (0, 1, 2):
+        for interval, recomputed in ((1, 0), (1, 9), (2, 9), (1, 1), (2, 2)):
             model = built(shape).train()
-            model.interval = interval
+            model.interval, model.recomputed = interval, [recomputed]
             model(inputs, target).backward()
             gradients.append([weight.grad for weight in model.parameters()])
         for other in gradients[1:]:
             torch.testing.assert_close(gradients[0], other)
+
+
+@pytest.mark.parametrize("given", [None, 0, 1, 2, 3, 4, 9])
+def test_the_first_blocks_of_a_stage_compute_their_activations_again(given: int | None) -> None:
+    parallel = {"activation_checkpointing": "full", "activation_checkpointing_blocks": given}
+    model = built(dataclasses.replace(GPT, layers=4), **parallel).train()
+    run: list[int] = []
+    for number, layer in enumerate(module for module in model.modules() if isinstance(module, Block)):
+        layer.register_forward_pre_hook(lambda *_, number=number: run.append(number))
+    model(torch.randint(0, 50, (2, 8)), labels(GPT)).backward()
+    again = range(4 if given is None else min(given, 4))
+    assert run == [0, 1, 2, 3, *reversed(again)]
+
+
+def test_chunks_of_a_stage_share_the_blocks_that_compute_again() -> None:
+    job = config(GPT, activation_checkpointing="full", activation_checkpointing_blocks=3)
+    chunk = [layer for layer in models.layers(job, Topology.single()) if layer.kind == "Block"][:2]
+    assert recomputed_blocks(job, [chunk, chunk]) == [2, 1]
 
 
 @pytest.mark.parametrize(

@@ -284,6 +284,36 @@ def test_sequences_that_ranks_share_are_refused() -> None:
     assert "parallel.virtual_pipeline is 2, and no layout is searched" in output
 
 
+def test_some_blocks_that_compute_again_cost_between_none_and_all() -> None:
+    full = Layout(1, 1, 4, 1, True, 1)
+    cut, seconds, memory = (13, 12, 12, 13), [], []
+    for blocks in (0, 4, 8, 12, "null"):
+        key = f"parallel.activation_checkpointing_blocks={blocks}"
+        model = _model("gpt2-xl", H100, overrides=["parallel.activation_checkpointing=full", key])
+        estimate = model.estimate(full, cut)
+        seconds.append(estimate.seconds)
+        memory.append(estimate.memory_gib)
+    plain = model.estimate(dataclasses.replace(full, checkpointing=False), cut)
+    assert (seconds[0], memory[0]) == pytest.approx((plain.seconds, plain.memory_gib))
+    assert (seconds[3], memory[3]) == pytest.approx((seconds[4], memory[4]))
+    assert seconds[:4] == sorted(set(seconds[:4]))
+    assert memory[:4] == sorted(set(memory[:4]), reverse=True)
+
+
+def test_the_blocks_that_compute_again_are_kept_where_they_have_a_meaning(tmp_path: Path) -> None:
+    path = tmp_path / "job.yaml"
+    text = (CONFIGS / "slurm-debug.yaml").read_text("utf-8")
+    key = "activation_checkpointing: full"
+    path.write_text(text.replace(key, f"{key}\n  activation_checkpointing_blocks: 1"), "utf-8")
+    for held, blocks in (("full", 1), ("none", None)):
+        code, _ = _tune(
+            str(path), "--nodes", "2xA10:2", f"parallel.activation_checkpointing={held}", "--write"
+        )
+        assert code == 0
+        parallel = configuration.load(path).parallel
+        assert (parallel.activation_checkpointing, parallel.activation_checkpointing_blocks) == (held, blocks)
+
+
 def test_zero_and_checkpointing_make_room() -> None:
     small = NodeKind("A10", gpus=4, inter=40e9, intra=128e9, memory_gib=15.0)
     model = _model("gpt2-xl", small)

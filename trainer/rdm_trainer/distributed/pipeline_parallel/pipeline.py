@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import collections
 import functools
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,7 +23,7 @@ from rdm_core.errors import TrainerError
 from rdm_core.partition import is_block
 from rdm_trainer.distributed.parameters import initialise
 
-__all__ = ["Fill", "FlatModel", "Labels", "Layer", "Maker", "bounds", "checkpoint_interval", "run_layers"]
+__all__ = ["Fill", "FlatModel", "Labels", "Layer", "Maker", "bounds", "recomputed_blocks", "run_layers"]
 
 Labels = tuple[torch.Tensor, ...]
 Fill = Callable[[nn.Module, str], None]
@@ -115,15 +116,29 @@ def _chain(functions: Sequence[Callable[[Any], Any]], states: Any) -> Any:
 
 
 def run_layers(
-    layers: Sequence[Layer], functions: Sequence[Callable[[Any], Any]], states: Any, interval: int
+    layers: Sequence[Layer],
+    functions: Sequence[Callable[[Any], Any]],
+    states: Any,
+    interval: int,
+    recomputed: int,
 ) -> Any:
-    """Apply the layers; with an interval, keep only the input of every so many successive blocks."""
+    """Apply the layers.
+
+    Args:
+        layers: In their order.
+        functions: What they compute, one for each.
+        states: What the first of them takes.
+        interval: Of so many successive blocks only the first one's input is kept.
+        recomputed: Blocks to which this applies, the first ones.
+    """
     index = 0
     while index < len(layers):
         stop = index + 1
-        if interval and torch.is_grad_enabled() and is_block(layers[index].kind):
-            while stop < min(index + interval, len(layers)) and is_block(layers[stop].kind):
+        if recomputed and torch.is_grad_enabled() and is_block(layers[index].kind):
+            most = index + min(interval, recomputed)
+            while stop < min(most, len(layers)) and is_block(layers[stop].kind):
                 stop += 1
+            recomputed -= stop - index
             states = checkpoint(_chain, functions[index:stop], states, use_reentrant=False)
         else:
             states = functions[index](states)
@@ -131,10 +146,16 @@ def run_layers(
     return states
 
 
-def checkpoint_interval(config: Config) -> int:
-    """Return how many blocks an activation checkpoint has; 0 without."""
-    parallel = config.parallel
-    return parallel.activation_checkpointing_interval if parallel.activation_checkpointing == "full" else 0
+def recomputed_blocks(config: Config, chunks: Sequence[Sequence[Layer]]) -> list[int]:
+    """Return how many blocks of each of a stage's chunks compute their activations again.
+
+    Args:
+        config: The job.
+        chunks: The layers of each; the first ones' blocks are the stage's first.
+    """
+    blocks = [sum(is_block(layer.kind) for layer in chunk) for chunk in chunks]
+    ends = [config.parallel.recomputed(end) for end in (0, *itertools.accumulate(blocks))]
+    return [end - begin for begin, end in itertools.pairwise(ends)]
 
 
 class FlatModel(nn.Module):
@@ -172,7 +193,10 @@ class FlatModel(nn.Module):
         self._all, self._chunks = layers, chunks or (range(len(layers)),)
         numbers = [index for chunk in self._chunks for index in chunk]
         self.layers = tuple(layers[index] for index in numbers)
-        self.interval = checkpoint_interval(config)
+        self.interval = config.parallel.activation_checkpointing_interval
+        self.recomputed = recomputed_blocks(
+            config, [layers[chunk.start : chunk.stop] for chunk in self._chunks]
+        )
         self.tied_modules = nn.ModuleDict()
         for index, layer in zip(numbers, self.layers, strict=True):
             if layer.tied is None:
@@ -190,7 +214,7 @@ class FlatModel(nn.Module):
         functions = [functools.partial(self._run, module) for module in self._modules_of(numbers)]
         body = len(functions) - has_head
         layers = [self._all[index] for index in numbers[:body]]
-        states = run_layers(layers, functions[:body], inputs, self.interval)
+        states = run_layers(layers, functions[:body], inputs, self.interval, self.recomputed[chunk])
         return functions[-1](states, labels) if has_head else states
 
     def uses(self) -> collections.Counter[nn.Parameter]:

@@ -17,7 +17,7 @@ from rdm_trainer.distributed.pipeline_parallel.pipeline import (
     Layer,
     Maker,
     bounds,
-    checkpoint_interval,
+    recomputed_blocks,
     run_layers,
 )
 from rdm_trainer.distributed.topology import Topology, quiet
@@ -79,8 +79,9 @@ class PipelineModel(PipelineModule):
                 topology=topology.grid.topology(),
                 loss_fn=self._loss,
             )
-        self.interval = checkpoint_interval(config)
         self.local_layers = tuple(layers[self._local_start : self._local_stop])
+        self._interval = config.parallel.activation_checkpointing_interval
+        self._recomputed = recomputed_blocks(config, [self.local_layers])[0]
 
     def _partition_layers(self, method: str = "uniform") -> None:  # noqa: ARG002
         self.parts = list(self._bounds)
@@ -89,7 +90,9 @@ class PipelineModel(PipelineModule):
     def forward(self, inputs: Any) -> Any:
         """Run this stage's layers; of the last stage up to the head."""
         count = len(self.local_layers) - (self._local_stop == self._num_layers)
-        return run_layers(self.local_layers[:count], self.forward_funcs[:count], inputs, self.interval)
+        return run_layers(
+            self.local_layers[:count], self.forward_funcs[:count], inputs, self._interval, self._recomputed
+        )
 
     def _loss(self, states: torch.Tensor, labels: Labels) -> torch.Tensor:
         loss: torch.Tensor = self.forward_funcs[-1](states, labels)
