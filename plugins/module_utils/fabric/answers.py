@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a node and its control machine tell each other about the fabric, as text of one line per node.
+"""The text formats in which a node and the control machine exchange measurements: one line per node.
 
 This runs on nodes (Python 3.8 or newer).
 """
@@ -10,7 +10,7 @@ from typing import Dict, Iterable, Optional, Tuple
 
 
 def parse_nodes(text: str) -> Dict[str, str]:
-    """Return MY_IP by name, in the order of ranks, from lines `name MY_IP`.
+    """Return MY_IP by name, in rank order, from lines `name MY_IP`.
 
     Raises:
         ValueError: a line has another form.
@@ -29,9 +29,10 @@ def parse_nodes(text: str) -> Dict[str, str]:
 
 
 def packed(answers: Iterable[Tuple[str, Optional[float], Optional[float]]]) -> str:
-    """Return one line `name median least` per peer, times in microseconds, `name -` where it was silent.
+    """Return one line `name median minimum` per peer, in microseconds, or `name -` for a silent peer.
 
-    A thousand nodes that measure a thousand peers would otherwise be millions of Python objects.
+    As Python objects, the results of a thousand nodes with a thousand peers each would number in the
+    millions.
     """
     return "".join(
         "{0} -\n".format(name)
@@ -42,6 +43,6 @@ def packed(answers: Iterable[Tuple[str, Optional[float], Optional[float]]]) -> s
 
 
 def unpacked(text: str) -> Dict[str, Optional[float]]:
-    """Return the median by peer, None where it was silent."""
+    """Return the median by peer; None for a silent peer."""
     lines = (line.split() for line in text.splitlines())
     return {line[0]: None if line[1] == "-" else float(line[1]) for line in lines}

@@ -1,25 +1,24 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Measure, inside one container, how each peer on the fabric answers.
+"""Measures, inside one container, the round-trip time to each peer on the fabric, and checks their sshd.
 
-`rdm.provision.fabric_probe` sends the text of this file into the training container as `python3 -c`. So it
-uses nothing but the standard library of Python 3.7 or newer, and no other file of ours.
+`rdm.provision.fabric_probe` runs the text of this file in the training container with `python3 -c`. So it
+uses only the standard library of Python 3.7 or newer, and no other file of ours.
 
-It takes one JSON object, cut into as many arguments as needed (Linux allows 128 KiB for one), and prints one:
+It takes one JSON object, split into arguments (Linux allows 128 KiB per argument), and prints one:
 
     {"source": MY_IP, "peers": [address…], "tries": 3, "deadline": 10, "timeout": 5, "port": 22,
      "ssh": [index…], "login": [address…]}
 
     {"problem": "", "method": "icmp", "note": "", "link": {"name": "eth0", "up": true}, "also": "" or a MAC,
-     "rtt_us": [median or null…], "min_us": [least or null…], "sent": [n…], "answered": [n…],
-     "errors": {"index": text}, "ssh": {"index": "" or what is wrong},
-     "login": {address: "" or what is wrong}}
+     "rtt_us": [median or null…], "min_us": [minimum or null…], "sent": [n…], "answered": [n…],
+     "errors": {"index": text}, "ssh": {"index": "" or error}, "login": {address: "" or error}}
 
-Peers are asked in the order given, so a caller that turns the list by its own rank keeps all nodes from
-asking the same peer at once. `timeout` is what a silent peer gets after its regular tries; an sshd whose
-port is open has until shortly before `deadline`, longer than which nothing lasts.
+Peers are probed in the given order. If each caller rotates the list by its own rank, the nodes do not all
+probe the same peer at once. `timeout` is how long to wait for a silent peer after its regular tries. An sshd
+whose port is open has until shortly before `deadline`, which ends everything.
 
-Times are in microseconds, limits in seconds. The time of arrival is the kernel's, so that a busy processor in
-the container does not pass for a slow network.
+Times are in microseconds, limits in seconds. The kernel takes the time of arrival, so that a busy processor
+does not count as a slow network.
 """
 
 from __future__ import annotations
@@ -44,24 +43,24 @@ Stream = Tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 ECHO_REPLY, ECHO_REQUEST = 0, 8
 HEADER = struct.Struct("!BBHHH")  # type, code, checksum, identifier, sequence number
-STAMP = struct.Struct("!8sIH")  # our token, index of the peer, number of the try
+STAMP = struct.Struct("!8sIH")  # token, index of the peer, sequence number
 SO_TIMESTAMPNS = 35
 ETHERNET, BROADCAST = 1, b"\xff" * 6
-ARP = struct.Struct("!6s6sHHHBBH6s4s6s4s")  # RFC 826, with the header of its frame
+ARP = struct.Struct("!6s6sHHHBBH6s4s6s4s")  # RFC 826, with the Ethernet header
 SIOCGIFFLAGS, SIOCGIFADDR = 0x8913, 0x8915
 IFF_UP, IFF_RUNNING = 0x1, 0x40
 
-GAP = 0.001  # between two sends: nobody floods the switch
+GAP = 0.001  # between two sends, not to flood the switch
 SPACING = 0.02  # between two tries to the same peer
-LATE = 0.5  # what the other answers of a peer that did answer may take
+LATE = 0.5  # for the further answers of a peer that has answered once
 AGAIN = 0.25  # between two tries to a silent peer
 SILENT = "no answer"
-REFUSED = ("Permission denied", "verification failed")  # ssh's words: another try would not help
-CONNECTIONS = 500  # at a time, below the usual limit of open files
+REFUSED = ("Permission denied", "verification failed")  # ssh's messages after which a retry is useless
+CONNECTIONS = 500  # at once, below the usual limit of open files
 
 
 class Settings(NamedTuple):
-    """What is asked of this measurement: see the top of this file."""
+    """The input: see the top of this file."""
 
     source: str
     peers: list[str]
@@ -74,7 +73,7 @@ class Settings(NamedTuple):
 
 
 class Peer:
-    """One peer and what is known of it."""
+    """One peer and its results."""
 
     def __init__(self, index: int, address: str) -> None:
         self.index = index
@@ -87,11 +86,11 @@ class Peer:
 
 
 class Icmp:
-    """Echo requests through a raw socket, or through the kernel's own ping socket where raw ones are refused.
+    """Echo requests through a raw socket, or the kernel's ping socket where raw ones are not allowed.
 
     Raises:
-        PermissionError: neither kind is allowed here.
-        OSError: with errno EADDRNOTAVAIL when the container does not have the source address.
+        PermissionError: neither socket is allowed.
+        OSError: with errno EADDRNOTAVAIL if the container does not have the source address.
     """
 
     method = "icmp"
@@ -134,19 +133,19 @@ class Icmp:
             if error.errno in (
                 errno.ENOBUFS,
                 errno.EAGAIN,
-            ):  # our own queue is full: that is not the peer's fault
+            ):  # our own queue is full
                 return
             peer.error = words(error)
         peer.sent += 1
 
     def receive(self) -> None:
-        """Count all the answers that have come."""
+        """Count all answers received so far."""
         while True:
             try:
                 data, ancillary, _flags, sender = self.socket.recvmsg(2048, 256)
             except (BlockingIOError, InterruptedError):
                 return
-            except OSError:  # an ICMP error that came back: the silence of the peer will tell
+            except OSError:  # an ICMP error; the peer counts as silent
                 return
             now_ns, now = time.time_ns(), time.perf_counter()
             if self.raw:
@@ -164,7 +163,7 @@ class Icmp:
                     seconds, nanoseconds = struct.unpack("=qq", content[:16])
                     now_ns = seconds * 10**9 + nanoseconds
             rtt = (now_ns - sent[0]) / 1000.0
-            if not 0 < rtt <= (now - sent[1]) * 1e6 + 1000:  # the clock was set in between
+            if not 0 < rtt <= (now - sent[1]) * 1e6 + 1000:  # the clock was set meanwhile
                 rtt = (now - sent[1]) * 1e6
             peer = self.peers[index]
             peer.rtts.append(rtt)
@@ -172,7 +171,7 @@ class Icmp:
 
 
 class Tcp:
-    """Times of connections, for containers that may not send ICMP. A refusal is an answer too."""
+    """Times of TCP connections, for containers that may not send ICMP. A refusal counts as an answer."""
 
     method = "tcp"
 
@@ -183,7 +182,7 @@ class Tcp:
         self.room = asyncio.Semaphore(CONNECTIONS)
 
     def send(self, peer: Peer) -> None:
-        """Begin one connection, unless one to this peer is still under way."""
+        """Start a connection, unless one to this peer is still pending."""
         if peer.index in self.running:
             return
         peer.sent += 1
@@ -208,10 +207,10 @@ class Tcp:
 
 
 class Claims:
-    """Hears who else has our address: the wire is asked for it in the name of nobody (RFC 5227).
+    """Detects whether another host has our address, with the ARP probe of RFC 5227.
 
     Raises:
-        OSError: it cannot be asked: without NET_RAW, or on a link that is not Ethernet.
+        OSError: it cannot probe: without NET_RAW, or on a link that is not Ethernet.
     """
 
     def __init__(self, link: str, address: str) -> None:
@@ -233,14 +232,14 @@ class Claims:
         loop.call_later(AGAIN, self.send)
 
     def send(self) -> None:
-        """Ask; on a link that is down nobody hears it."""
+        """Send a probe; on a link that is down it is lost."""
         fixed = (0x0806, ETHERNET, 0x0800, 6, 4, 1)
         frame = ARP.pack(BROADCAST, self.mac, *fixed, self.mac, bytes(4), bytes(6), self.address)
         with contextlib.suppress(OSError):
             self.socket.send(frame)
 
     def receive(self) -> None:
-        """Note who says that the address is his."""
+        """Note the sender of a claim to the address."""
         with contextlib.suppress(OSError):
             data = self.socket.recv(2048)
             if len(data) >= ARP.size:
@@ -257,23 +256,23 @@ def checksum(packet: bytes) -> int:
 
 
 def words(error: OSError) -> str:
-    """Return the system's words for an error, without the address that asyncio adds."""
+    """Return the system's message for an error, without the address that asyncio adds."""
     return os.strerror(error.errno).lower() if error.errno else str(error)
 
 
 async def connection(address: str, port: int, source: str) -> Stream:
-    """Return a TCP connection that leaves from the source address."""
+    """Return a TCP connection from the source address."""
     return await asyncio.open_connection(address, port, local_addr=(source, 0) if source else None)
 
 
 def link_of(address: str) -> dict[str, Any]:
-    """Return the interface that has an address, and whether it is up and has a carrier."""
+    """Return the interface with an address, and whether it is up and has a carrier."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _index, name in socket.if_nameindex():
             request = struct.pack("256s", name.encode()[:15])
             try:
                 found = socket.inet_ntoa(fcntl.ioctl(probe, SIOCGIFADDR, request)[20:24])
-            except OSError:  # no IPv4 address on it
+            except OSError:  # it has no IPv4 address
                 continue
             if found == address:
                 flags = struct.unpack_from("=H", fcntl.ioctl(probe, SIOCGIFFLAGS, request), 16)[0]
@@ -282,15 +281,15 @@ def link_of(address: str) -> dict[str, Any]:
 
 
 async def banner(address: str, settings: Settings, until: float, end: float) -> str:
-    """Return "" when an sshd greets at an address, else what happens instead.
+    """Return "" if an sshd sends its banner, else the error.
 
-    By `until` there must be a connection, by `end` a greeting: the kernel connects for an sshd that its busy
-    node does not let run yet.
+    The connection must succeed before `until`, and the banner arrive before `end`: on a busy node the kernel
+    accepts connections before sshd gets to run.
     """
     loop = asyncio.get_running_loop()
     opening = connection(address, settings.port, settings.source)
     try:
-        # A process that got no processor time until its deadline has not queried anybody yet.
+        # A process that got no processor time until the deadline still gets one short try.
         reader, writer = await asyncio.wait_for(opening, max(until - loop.time(), AGAIN))
     except asyncio.TimeoutError:
         return SILENT
@@ -301,7 +300,7 @@ async def banner(address: str, settings: Settings, until: float, end: float) -> 
         line = await asyncio.wait_for(reader.readline(), max(end - begun, AGAIN))
     except asyncio.TimeoutError:
         return "its port is open, and nothing greeted within %.1f s" % (loop.time() - begun)
-    except (OSError, ValueError):  # ValueError: a line without end
+    except (OSError, ValueError):  # ValueError: a line that is too long
         line = b""
     finally:
         writer.close()
@@ -311,12 +310,12 @@ async def banner(address: str, settings: Settings, until: float, end: float) -> 
 
 
 async def greeting(address: str, settings: Settings, until: float, end: float) -> str:
-    """Return "" as soon as an sshd greets at an address, else what happens instead: see `banner`."""
+    """Return "" as soon as an sshd sends its banner, else the last error: see `banner`."""
     loop = asyncio.get_running_loop()
     found = SILENT
     while True:
         output = await banner(address, settings, until, end)
-        if output != SILENT:  # the last try is cut short, and what was heard before still holds
+        if output != SILENT:  # the last try is cut short; an earlier error is better than none
             found = output
         left = until - loop.time()
         if not found or left <= 0:
@@ -325,16 +324,16 @@ async def greeting(address: str, settings: Settings, until: float, end: float) -
 
 
 async def query_ssh(peer: Peer, settings: Settings, until: float, end: float) -> None:
-    """Ask for a peer's sshd until it greets or the peer's time is over."""
+    """Try a peer's sshd until it sends its banner or the peer's time is over."""
     peer.ssh = SILENT
     peer.ssh = await greeting(peer.address, settings, until, end)
 
 
 async def log_in(address: str, settings: Settings, end: float) -> str:
-    """Return "" when ssh logs in at an address, with key and host key, else what it says instead.
+    """Return "" if ssh logs in at an address, with key and host key, else ssh's error.
 
-    Patience is for a port that is not open. An sshd that has greeted is there: on a busy node a login may
-    take longer, and has until the end.
+    The timeout applies to a port that is not open. Once an sshd has sent its banner, the login has until the
+    end, since it may be slow on a busy node.
     """
     loop = asyncio.get_running_loop()
     timeout = loop.time() + settings.timeout
@@ -368,7 +367,7 @@ async def log_in(address: str, settings: Settings, end: float) -> str:
 
 
 async def log_ins(settings: Settings, result: dict[str, Any], end: float) -> None:
-    """Log in at all addresses at once, and put into the result how each ended."""
+    """Log in at all addresses at once, and put each outcome into the result."""
     if settings.login and not shutil.which("ssh"):
         output = "there is no ssh in the container, so no login was tried"
         result["note"] = "; ".join(filter(None, [result["note"], output]))
@@ -378,7 +377,7 @@ async def log_ins(settings: Settings, result: dict[str, Any], end: float) -> Non
 
 
 async def heard(peer: Peer, seconds: float) -> None:
-    """Wait for the next answer of a peer, but not longer than so many seconds."""
+    """Wait for the next answer of a peer, for at most so many seconds."""
     peer.heard.clear()
     try:
         await asyncio.wait_for(peer.heard.wait(), seconds)
@@ -387,7 +386,7 @@ async def heard(peer: Peer, seconds: float) -> None:
 
 
 async def watch(peer: Peer, prober: Icmp | Tcp, settings: Settings, end: float) -> None:
-    """Measure one peer: some tries, then, where it stays silent, more of them until its time is over."""
+    """Measure one peer: some tries, and more of them if it stays silent, until its time is over."""
     loop = asyncio.get_running_loop()
     tries, count = settings.tries, len(settings.peers)
     gap = min(GAP, 0.3 * settings.deadline / (tries * count))
@@ -412,7 +411,7 @@ async def watch(peer: Peer, prober: Icmp | Tcp, settings: Settings, end: float) 
 
 
 async def measure(settings: Settings) -> dict[str, Any]:
-    """Return what the peers answered before the deadline."""
+    """Return the results at the deadline, or earlier."""
     peers = [Peer(index, address) for index, address in enumerate(settings.peers)]
     source = settings.source
     result: dict[str, Any] = {"problem": "", "method": "icmp", "note": "", "link": link_of(source)}
@@ -440,7 +439,7 @@ async def measure(settings: Settings) -> dict[str, Any]:
     for task in pending:
         task.cancel()
     for task in done:
-        task.result()  # an error of ours must not pass for silence
+        task.result()  # raise an error of our own
     result.update(
         also=claims.other if claims else "",
         rtt_us=[round(statistics.median(peer.rtts), 1) if peer.rtts else None for peer in peers],
@@ -456,7 +455,7 @@ async def measure(settings: Settings) -> dict[str, Any]:
 def main(arguments: list[str]) -> None:
     """Read the settings from the arguments, measure, print the result."""
     settings = Settings(**json.loads("".join(arguments)))
-    signal.alarm(int(settings.deadline) + 5)  # the engine cannot end a command: it ends itself
+    signal.alarm(int(settings.deadline) + 5)  # the engine cannot end a command, so it ends itself
     json.dump(asyncio.run(measure(settings)), sys.stdout, separators=(",", ":"))
 
 

@@ -1,22 +1,21 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Look, inside one container, at the RDMA devices that it can use, and find the one of its fabric address.
+"""Finds, inside one container, the RDMA devices that it can use, and the device of its fabric address.
 
-`rdm.provision.rdma_probe` sends the text of this file into the training container as `python3 -c`. So it uses
-nothing but the standard library of Python 3.7 or newer, and no other file of ours.
+`rdm.provision.rdma_probe` runs the text of this file in the training container with `python3 -c`. So it uses
+only the standard library of Python 3.7 or newer, and no other file of ours.
 
-It takes the address, the root of /sys and /dev, and how many rails there are as arguments, and prints one
-JSON object:
+Its arguments are the address, the root of /sys and /dev, and the number of rails. It prints one JSON object:
 
     {"problem": "" or one sentence, "device": "mlx5_2", "ib_port": 1, "gid_index": 3, "rate_gbit": 200.0,
      "link_layer": "InfiniBand", "usable": {"/dev/infiniband/uverbs2": "mlx5_2", …}, "foreign": ["mlx5_5"]}
 
-`usable` are the character devices that can be opened, each with its RDMA device, empty for rdma_cm; `foreign`
-those RDMA devices that it can use but whose network interface is in another namespace.
+`usable` maps the character devices that can be opened to their RDMA devices (empty for rdma_cm). `foreign`
+are usable RDMA devices whose network interface is in another namespace.
 
-sysfs shows all RDMA devices of the node to every container where rdma's namespaces are shared; only what can
-be opened in /dev/infiniband can be used. The device of an address has it in its GID table (RoCE, soft RoCE),
-or is below its interface, or ends its GUID as the IPoIB interface does its hardware address. Where there is
-one rail and one device, it is this.
+If RDMA's network namespaces are shared, sysfs shows all RDMA devices of the node to every container. Usable
+are only those that can be opened in /dev/infiniband. The device of an address is the one that has it in its
+GID table (RoCE, soft RoCE), or is the parent of its interface, or whose GUID ends the hardware address of the
+IPoIB interface. With one rail and one device it is that device.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ DEVICES = "dev/infiniband"
 
 
 class Port(NamedTuple):
-    """Where an address is on an RDMA device."""
+    """The port of an RDMA device that has an address."""
 
     device: str
     number: int
@@ -46,7 +45,7 @@ class Port(NamedTuple):
 
 
 def entries(*parts: str) -> List[str]:
-    """Return the names in a directory; none where there is no such."""
+    """Return the names in a directory; none if it does not exist."""
     try:
         return sorted(os.listdir(os.path.join(*parts)))
     except OSError:
@@ -54,11 +53,11 @@ def entries(*parts: str) -> List[str]:
 
 
 def read(*parts: str) -> str:
-    """Return what a file of sysfs says; empty where it cannot be read."""
+    """Return the text of a sysfs file; empty if it cannot be read."""
     try:
         with open(os.path.join(*parts)) as file:
             return file.read().strip()
-    except (OSError, ValueError):  # a GID that is not in use is no valid argument
+    except (OSError, ValueError):  # the kernel refuses to read unused GIDs
         return ""
 
 
@@ -83,25 +82,25 @@ def usable(root: str) -> Dict[str, str]:
 
 
 def interface_of(address: str) -> str:
-    """Return the name of the interface that has an address; empty where none has it."""
+    """Return the name of the interface with an address; empty if there is none."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _index, name in socket.if_nameindex():
             request = struct.pack("256s", name.encode()[:15])
             try:
                 if socket.inet_ntoa(fcntl.ioctl(probe, SIOCGIFADDR, request)[20:24]) == address:
                     return name
-            except OSError:  # no IPv4 address on it
+            except OSError:  # it has no IPv4 address
                 continue
     return ""
 
 
 def gid_of(address: str) -> str:
-    """Return an IPv4 address as a GID in the kernel's words."""
+    """Return an IPv4 address as a GID, in the kernel's notation."""
     return "0000:0000:0000:0000:0000:ffff:{:02x}{:02x}:{:02x}{:02x}".format(*socket.inet_aton(address))
 
 
 def places(address: str, interface: str, devices: List[str], root: str, alone: bool) -> Iterator[Port]:
-    """Yield where an address is among RDMA devices, the surest first."""
+    """Yield the ports that may have an address, the most certain first."""
     gid = gid_of(address)
     for wanted in ("RoCE v2", ""):
         for device in devices:
@@ -126,13 +125,13 @@ def places(address: str, interface: str, devices: List[str], root: str, alone: b
 
 
 def rate_of(text: str) -> Optional[float]:
-    """Return the rate in Gb/s of words such as `200 Gb/sec (4X HDR)`; None where there is none."""
+    """Return the rate in Gb/s from a text such as `200 Gb/sec (4X HDR)`; None if there is none."""
     found = re.match(r"([\d.]+) Gb/sec", text)
     return float(found.group(1)) if found else None
 
 
 def look(address: str, root: str = "/", rails: str = "1") -> Dict[str, Any]:
-    """Return what the container can use: see the top of this file."""
+    """Return the result: see the top of this file."""
     opened = usable(root)
     devices = sorted({owner for path, owner in opened.items() if owner and "/uverbs" in path})
     known = entries(root, "sys/class/infiniband")
@@ -183,7 +182,7 @@ def look(address: str, root: str = "/", rails: str = "1") -> Dict[str, Any]:
 
 
 def main(arguments: List[str]) -> None:
-    """Look, and print what was seen."""
+    """Print the result."""
     json.dump(look(*arguments), sys.stdout, separators=(",", ":"))
 
 

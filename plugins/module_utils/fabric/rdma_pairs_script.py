@@ -1,28 +1,28 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Measure, inside one container, the RDMA bandwidth and latency to its partners, one after the other.
+"""Measures, inside one container, the RDMA bandwidth and latency to its partners, one after the other.
 
-`rdm.provision.rdma_probe` sends the text of this file into the training container as `python3 -c`. So it uses
-nothing but the standard library of Python 3.7 or newer, and no other file of ours.
+`rdm.provision.rdma_probe` runs the text of this file in the training container with `python3 -c`. So it uses
+only the standard library of Python 3.7 or newer, and no other file of ours.
 
-Every node has the same rounds, in each of which it has one partner or rests. It goes through them by itself:
-nobody leads, and a node that is late or dead costs only its own pairs. Two partners find each other over TCP
-on their fabric addresses: the first in rank calls, the other waits and watches whether the caller lives. Both
-hear every second in which round the other is, so that each knows at once when the other has gone on without
-it. Then perftest runs between them, its server on a port that was free a moment before.
+All nodes follow the same rounds. In each round a node has one partner, or none. There is no coordinator, so a
+node that is late or dead costs only its own pairs. Two partners connect over TCP on their fabric addresses:
+the one with the lower rank calls, the other waits and watches whether the caller lives. Both report their
+round every second, so that each notices when the other has gone on without it. Then perftest runs between
+them, with its server on a port that was just found free.
 
-It takes one JSON object, cut into as many arguments as needed (Linux allows 128 KiB for one):
+It takes one JSON object, split into arguments (Linux allows 128 KiB per argument):
 
     {"run": token, "name": node, "address": MY_IP, "ports": [port…], "device": "mlx5_2", "ib_port": 1,
      "gid_index": 3 or null, "rounds": [[name, address, whether it calls] or null…], "seconds": 1,
      "size": 65536, "tries": 1000, "timeout": 5, "gather": 30, "pair_limit": 20, "limit": 120}
 
-and, with the key "collect" (seconds to wait), prints what the program of that run on this node has, as soon
-as it has all:
+With the key "collect" (seconds to wait), it prints the results of that run's program on this node, as soon as
+they are complete:
 
     {"done": true, "round": 7, "of": 7, "pairs": {peer: [sent, received, latency]}, "errors": {peer: text}}
 
-Bandwidths are in Gb/s, the latency in microseconds, limits in seconds; what is missing is null. A slow
-link gets fewer tries.
+Bandwidths are in Gb/s, latencies in microseconds, limits in seconds; a missing value is null. A slow link
+gets fewer tries.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ import sys
 import time
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
-MARK = "RDM_VERIFY_RUN"  # in the environment of this program and of all that it starts
+MARK = "RDM_VERIFY_RUN"  # in the environment of this program and its children
 BEAT = 1.0
-AGAIN = 0.25  # between two tries to reach somebody who is not there yet
-GREETING = 10.0  # what the answer to a greeting may take, beside a training that is busy
-GREETERS = 64  # so many may be connected before they have said that they belong to the run
-APPEARS = 60.0  # what a program that has been started may take until it listens
-LISTENING = 30.0  # what perftest may take until it listens
+AGAIN = 0.25  # between two tries to connect
+GREETING = 10.0  # for the answer to a greeting, while a training keeps the node busy
+GREETERS = 64  # connections that have not authenticated yet, at most
+APPEARS = 60.0  # until a started program listens
+LISTENING = 30.0  # until perftest listens
 OVER = 1 << 30  # the round of a node that has finished
-KEPT = 120.0  # for so long the result is kept for who collects it
+KEPT = 120.0  # how long to wait for somebody to collect the result
 FREE_PORTS = (20000, 32000)  # below those of outgoing connections
 PR_SET_PDEATHSIG = 1
 GONE = "its part of the measurement ended before its time"
@@ -58,7 +58,7 @@ Stream = Tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 class Settings(NamedTuple):
-    """What is asked of this program: see the top of this file."""
+    """The input: see the top of this file."""
 
     run: str
     name: str
@@ -82,21 +82,21 @@ class PairError(Exception):
 
 
 class Channel:
-    """Two partners' connection: JSON, one object a line."""
+    """The connection of two partners: JSON, one object per line."""
 
     def __init__(self, stream: Stream, peer: str) -> None:
         self.reader, self.writer = stream
         self.peer = peer
 
     def send(self, **message: Any) -> None:
-        """Send an object. Who does not read it is noticed when he does not answer."""
+        """Send an object. A peer that does not read it will not answer."""
         self.writer.write(json.dumps(message).encode() + b"\n")
 
     async def receive(self, seconds: float) -> Dict[str, Any]:
         """Return the next object.
 
         Raises:
-            PairError: there was none in time, or there will be none.
+            PairError: it timed out, or the connection was closed.
         """
         try:
             line = await asyncio.wait_for(self.reader.readline(), seconds)
@@ -115,7 +115,7 @@ class Channel:
 
 
 class Node:
-    """This node's way through its rounds."""
+    """This node's measurements, round by round."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
@@ -150,7 +150,7 @@ class Node:
             server.close()
 
     async def listen(self) -> Any:
-        """Return the server that the partners, and who collects, find this node at.
+        """Return the server that partners and the collector connect to.
 
         Raises:
             OSError: none of the ports is free, or the container does not have the address.
@@ -163,7 +163,7 @@ class Node:
         raise problem
 
     async def greet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Answer somebody who comes: a caller, a watcher, or who collects."""
+        """Answer a visitor: a caller, a watcher, or the collector."""
         visitor = Channel((reader, writer), "a visitor")
         self.greeters[visitor] = None
         if len(self.greeters) > GREETERS:
@@ -195,7 +195,7 @@ class Node:
         visitor.close()
 
     async def beat(self, visitor: Channel, watches: bool) -> None:
-        """Say in which round this node is, to a watcher until he goes, to a caller until his pair begins.
+        """Report this node's round, to a watcher until it leaves, to a caller until its pair begins.
 
         Raises:
             OSError: the visitor is gone.
@@ -211,7 +211,7 @@ class Node:
             await visitor.writer.drain()
 
     async def hand_over(self, visitor: Channel, seconds: float) -> None:
-        """Send the result, at the latest after so many seconds what there is of it."""
+        """Send the result when it is complete, or the partial result after so many seconds."""
         try:
             await asyncio.wait_for(self.finished.wait(), seconds)
         except asyncio.TimeoutError:
@@ -241,7 +241,7 @@ class Node:
             except asyncio.TimeoutError:
                 self.errors[peer] = "it did not end within {0:g} s".format(self.settings.pair_limit)
                 if channel is not None:
-                    channel.send(error=self.errors[peer])  # his time may be up a moment later
+                    channel.send(error=self.errors[peer])  # the partner may time out a moment later
             except PairError as error:
                 self.errors[peer] = str(error)
             except OSError as error:
@@ -252,10 +252,10 @@ class Node:
                     channel.close()
 
     async def call(self, peer: str, address: str) -> Channel:
-        """Return the connection to a partner who is ready; wait while he is in an earlier round.
+        """Return the connection to a partner that is ready; wait while it is in an earlier round.
 
         Raises:
-            PairError: he does not answer, or has gone on.
+            PairError: it does not answer, or has gone on.
         """
         channel = await self.reach(peer, address, watches=False)
         try:
@@ -269,10 +269,10 @@ class Node:
             raise
 
     async def wait_for(self, peer: str, address: str) -> Channel:
-        """Return the connection of a partner who calls; wait while he is in an earlier round.
+        """Return the connection of a partner that calls; wait while it is in an earlier round.
 
         Raises:
-            PairError: he does not answer, or has gone on.
+            PairError: it does not answer, or has gone on.
         """
         watching = asyncio.ensure_future(self.watch(peer, address))
         try:
@@ -292,7 +292,7 @@ class Node:
         return channel
 
     async def watch(self, peer: str, address: str) -> None:
-        """Look at a partner until he does not answer, or has gone on.
+        """Watch a partner until it stops answering, or has gone on.
 
         Raises:
             PairError: always, in the end.
@@ -305,19 +305,19 @@ class Node:
             channel.close()
 
     def not_gone_on(self, peer: str, message: Dict[str, Any]) -> None:
-        """Check what a partner says of himself.
+        """Check a partner's report.
 
         Raises:
-            PairError: he is in a later round.
+            PairError: it is in a later round.
         """
         if int(message.get("round", -1)) > self.round:
             raise PairError("{0} went on without {1}".format(peer, self.settings.name))
 
     async def reach(self, peer: str, address: str, watches: bool) -> Channel:
-        """Return a connection to a partner's program; he may begin later than this node.
+        """Return a connection to a partner's program, which may start later than this one.
 
         Raises:
-            PairError: he is not there, or has gone on.
+            PairError: it cannot be reached, or has gone on.
         """
         hello = {"run": self.settings.run, "name": self.settings.name, "watches": watches}
         until = time.monotonic() + self.settings.timeout
@@ -343,7 +343,7 @@ class Node:
     # ---- one pair
 
     async def measure(self, channel: Channel, first: bool) -> None:
-        """Measure with a partner: what the first sends, what it receives, and the latency.
+        """Measure with a partner: the bandwidth that the first sends and receives, and the latency.
 
         Raises:
             PairError: something failed, here or there.
@@ -399,7 +399,7 @@ class Node:
         return value
 
     def command(self, program: str, port: int) -> List[str]:
-        """Return how a perftest program is called, the same for its server and its client."""
+        """Return the command line of a perftest program, the same for its server and client."""
         settings = self.settings
         argv = [program, "-F", "-d", settings.device, "-i", str(settings.ib_port), "-p", str(port)]
         if settings.gid_index is not None:
@@ -407,7 +407,7 @@ class Node:
         return argv
 
     def failed(self, channel: Channel, program: str, printed: bytes) -> PairError:
-        """Return why perftest failed here, and tell the partner."""
+        """Return why perftest failed here, and send it to the partner."""
         lines = [line.strip() for line in printed.decode("utf-8", "replace").splitlines() if line.strip()]
         last = lines[-1] if lines else "it printed no result"
         text = "{0} on {1}: {2}".format(program, self.settings.name, last[:200])
@@ -419,7 +419,7 @@ class Node:
         """Return what the partner measured.
 
         Raises:
-            PairError: it failed there.
+            PairError: the measurement failed there.
         """
         if "value" in message:
             return float(message["value"])
@@ -429,10 +429,10 @@ class Node:
 async def knock(
     address: str, settings: Any, hello: Dict[str, Any], seconds: float
 ) -> Tuple[Channel, Dict[str, Any]]:
-    """Return the connection to the program of this run at an address, and what it answered to the greeting.
+    """Return the connection to this run's program at an address, and its answer to the greeting.
 
     Raises:
-        OSError: it is at none of the ports.
+        OSError: it listens on none of the ports.
     """
     problem: OSError = ConnectionRefusedError(111, "connection refused")
     for port in settings.ports:
@@ -455,7 +455,7 @@ async def knock(
 
 
 async def started(argv: List[str]) -> Any:
-    """Return a process that ends with this program, whatever ends that."""
+    """Return a process that ends with this program, however this program ends."""
     return await asyncio.create_subprocess_exec(
         *argv,
         stdin=asyncio.subprocess.DEVNULL,
@@ -467,12 +467,12 @@ async def started(argv: List[str]) -> Any:
 
 
 def die_with_parent() -> None:
-    """Ask the kernel to end this process when its parent is gone."""
+    """Make the kernel kill this process when its parent ends."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def end(process: Any) -> None:
-    """End a process and what it has started."""
+    """Kill a process and its children."""
     try:
         os.killpg(process.pid, signal.SIGKILL)
     except ProcessLookupError:
@@ -480,7 +480,7 @@ def end(process: Any) -> None:
 
 
 def end_earlier(run: str) -> None:
-    """End what another run of this program has left in this container."""
+    """Kill what other runs of this program have left in this container."""
     mark = MARK.encode() + b"="
     for name in os.listdir("/proc"):
         if not name.isdigit() or int(name) == os.getpid():
@@ -490,12 +490,12 @@ def end_earlier(run: str) -> None:
                 marks = [word for word in file.read().split(b"\0") if word.startswith(mark)]
             if marks and marks != [mark + run.encode()]:
                 os.kill(int(name), signal.SIGKILL)
-        except OSError:  # it has ended, or is not ours to look at
+        except OSError:  # it has ended, or may not be read
             continue
 
 
 def free_port(address: str) -> int:
-    """Return a port that nobody listens on.
+    """Return a free port.
 
     Raises:
         PairError: there is none.
@@ -511,7 +511,7 @@ def free_port(address: str) -> int:
 
 
 def listens(port: int) -> bool:
-    """Return whether anybody listens on a port, by the kernel's table: to connect would use up the server."""
+    """Return whether a port is listened on, by the kernel's table: a connection would use up the server."""
     wanted = ":{0:04X}".format(port)
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         try:
@@ -525,7 +525,7 @@ def listens(port: int) -> bool:
 
 
 def bandwidth(text: str) -> Optional[float]:
-    """Return the average bandwidth in Gb/s from what ib_write_bw printed; None when it is not there."""
+    """Return the average bandwidth in Gb/s from the output of ib_write_bw; None if it is missing."""
     row = row_below(text, r"#bytes\s+#iterations\s+BW peak\[(MB|MiB|Gb)/sec\]\s+BW average")
     if row is None or len(row[1]) < 4:
         return None
@@ -534,29 +534,29 @@ def bandwidth(text: str) -> Optional[float]:
 
 
 def latency(text: str) -> Optional[float]:
-    """Return the typical latency in microseconds from what ib_write_lat printed; None when it is missing."""
+    """Return the typical latency in microseconds from the output of ib_write_lat; None if it is missing."""
     row = row_below(text, r"#bytes\s+#iterations\s+t_min\[(usec)\]\s+t_max\[usec\]\s+t_typical\[usec\]")
     return float(row[1][4]) if row is not None and len(row[1]) > 4 else None
 
 
 def options(settings: Settings, program: str, found: Sequence[Optional[float]]) -> List[str]:
-    """Return how much a perftest program measures, the same for its server and its client.
+    """Return the options for size and duration of a perftest run, the same for its server and client.
 
     Args:
-        settings: of this node, or its partner's.
+        settings: this node's.
         program: which.
-        found: what has been measured, in Gb/s; here and there in another order.
+        found: the measured values in Gb/s; their order differs between the partners.
     """
     if program == BANDWIDTH:
         return ["-s", str(settings.size), "-D", str(settings.seconds), "--report_gbits"]
-    # If only a few large messages fit in that time, many small ones would take too long.
+    # On a link on which only a few large messages fit in that time, many small ones would take too long.
     slowest = min(value for value in found if value is not None)
     sent = settings.seconds * slowest * 1e9 / (8 * settings.size)
     return ["-s", "2", "-n", str(max(FEWEST_TRIES, min(settings.tries, int(sent))))]
 
 
 def row_below(text: str, header: str) -> Optional[Tuple[str, List[str]]]:
-    """Return the first group of a table's header, and the numbers of the line below it."""
+    """Return the first group of a table's header, and the numbers in the line below it."""
     lines = text.splitlines()
     for place, line in enumerate(lines[:-1]):
         found = re.search(header, line)
@@ -568,12 +568,12 @@ def row_below(text: str, header: str) -> Optional[Tuple[str, List[str]]]:
 
 
 def words(error: OSError) -> str:
-    """Return the system's words for an error, without the address that asyncio adds."""
+    """Return the system's message for an error, without the address that asyncio adds."""
     return os.strerror(error.errno).lower() if error.errno else str(error)
 
 
 async def collect(settings: Any, seconds: float) -> Dict[str, Any]:
-    """Return what the program of a run on this node has, at the latest after so many seconds."""
+    """Return the results of a run's program on this node, complete or after so many seconds."""
     hello = {"run": settings.run, "collect": seconds}
     until = time.monotonic() + APPEARS
     while True:
@@ -583,14 +583,14 @@ async def collect(settings: Any, seconds: float) -> Dict[str, Any]:
                 return await channel.receive(seconds + GREETING)
             finally:
                 channel.close()
-        except (OSError, PairError):  # not there yet, too busy to answer, or gone
+        except (OSError, PairError):  # not started yet, too busy to answer, or gone
             if time.monotonic() > until:
                 return {"problem": GONE}
             await asyncio.sleep(AGAIN)
 
 
 def main(arguments: List[str]) -> None:
-    """Read the settings from the arguments and go through the rounds, or print what those came to."""
+    """Read the settings from the arguments; run the rounds, or print their results."""
     given = json.loads("".join(arguments))
     seconds = given.pop("collect", None)
     settings = Settings(**given)
@@ -598,7 +598,7 @@ def main(arguments: List[str]) -> None:
         json.dump(asyncio.run(collect(settings, seconds)), sys.stdout, separators=(",", ":"))
         return
     end_earlier(settings.run)
-    signal.alarm(int(settings.limit + KEPT) + 30)  # the engine cannot end it: it ends itself
+    signal.alarm(int(settings.limit + KEPT) + 30)  # the engine cannot end it, so it ends itself
 
     async def run() -> None:
         await Node(settings).run()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a node was booted with, as far as SR-IOV depends on it: the IOMMU and the kernel's command line.
+"""The boot settings that SR-IOV depends on: the IOMMU and the kernel's command line.
 
 Sources: the kernel's Documentation/admin-guide/kernel-parameters.txt and ABI (sysfs-kernel-iommu_groups,
 sysfs-firmware-acpi); arch/x86/kernel/cpu/match.c for the modalias of CPUs.
@@ -16,9 +16,9 @@ from typing import Any, Dict, List, Mapping, Sequence
 from ansible_collections.rdm.provision.plugins.module_utils.hardware.sysfs_files import entries
 from ansible_collections.rdm.provision.plugins.module_utils.hardware.sysfs_files import read as read_file
 
-# The vendor's number in a CPU's modalias, and what its kernels call the IOMMU.
+# The vendor's number in a CPU's modalias -> the kernel's name of its IOMMU.
 _VENDORS = {"0000": "intel", "0002": "amd", "0009": "amd"}  # 9 is Hygon, whose IOMMU is AMD's
-_HYPERVISOR = "009F"  # the CPU's feature that says so
+_HYPERVISOR = "009F"  # the CPU's feature flag for it
 _TABLES = {"intel": "DMAR", "amd": "IVRS"}
 _PARAMETERS = {
     "intel": ["intel_iommu=on", "iommu=pt"],
@@ -28,27 +28,27 @@ _RELEVANT = re.compile(r"(intel_iommu|amd_iommu|iommu|iommu\.passthrough|pci)=")
 
 
 def iommu_parameters(cpu: str) -> List[str]:
-    """Return the kernel parameters that switch on the IOMMU of such a CPU, for devices at full speed."""
+    """Return the kernel parameters that enable a CPU's IOMMU, with devices at full speed."""
     return list(_PARAMETERS.get(cpu, []))
 
 
 def cpu_vendor(root: str = "/sys") -> str:
-    """Return intel or amd, by whose IOMMU the CPU has; empty for others."""
+    """Return the vendor of the CPU's IOMMU, intel or amd; empty for others."""
     match = re.match(r"cpu:type:x86,ven([0-9A-F]{4})", _modalias(root))
     return _VENDORS.get(match.group(1), "") if match else ""
 
 
 def read(root: str = "/sys", command_line: str = "") -> Dict[str, Any]:
-    """Return what is known of the IOMMU.
+    """Return the state of the IOMMU.
 
     Args:
         root: where sysfs is.
-        command_line: the kernel's, as /proc/cmdline has it.
+        command_line: the text of /proc/cmdline.
 
     Returns:
-        `cpu` (intel, amd or empty), `virtual` (a hypervisor runs the node), `iommu` (whether devices are in
-        IOMMU groups), `table` (the name of the ACPI table by which firmware announces the IOMMU, empty where
-        it does not), `parameters` (those of the command line that are about it).
+        `cpu` (intel, amd or empty), `virtual` (whether the node is a virtual machine), `iommu` (whether
+        devices are in IOMMU groups), `table` (the name of the ACPI table that announces the IOMMU, empty if
+        there is none), `parameters` (the IOMMU's on the command line).
     """
     cpu = cpu_vendor(root)
     table = _TABLES.get(cpu, "")
@@ -64,16 +64,16 @@ def read(root: str = "/sys", command_line: str = "") -> Dict[str, Any]:
 
 
 def missing_parameters(booted: Mapping[str, Any]) -> List[str]:
-    """Return the parameters that the IOMMU needs and the kernel was not booted with.
+    """Return the parameters that the IOMMU needs and the command line lacks.
 
     Args:
-        booted: what :func:`read` returned; empty where nobody looked.
+        booted: the result of :func:`read`; empty if unknown.
     """
     return lacking(iommu_parameters(booted.get("cpu", "")), booted.get("parameters", []))
 
 
 def lacking(wanted: Sequence[str], words: Sequence[str]) -> List[str]:
-    """Return the wanted parameters that a command line lacks; `iommu=on,sm` has `iommu=on`."""
+    """Return the wanted parameters that a command line lacks; `iommu=on,sm` includes `iommu=on`."""
     there = set(words)
     for word in words:
         key, _, values = word.partition("=")

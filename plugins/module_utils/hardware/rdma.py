@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Which RDMA device, and which character devices, belong to a network function.
+"""Finds the RDMA device and the character devices of a network function.
 
-There are four ways from a physical or virtual function to its RDMA device, and no driver has them all:
+There are four ways from a physical or virtual function to its RDMA device. No driver supports all of them:
 
-* `device`: the RDMA device's link to its PCI function (mlx4, mlx5; not soft RoCE, which lies under
-  devices/virtual);
+* `device`: the RDMA device's link to its PCI function (mlx4, mlx5; not soft RoCE, which is in
+devices/virtual);
 * `gid_attrs`: the interfaces of its GIDs (RoCE of any kind; empty on InfiniBand);
-* `parent`: the interface that it was made on (soft RoCE);
-* `guid`: an IPoIB interface has the GUID of its port in the last eight bytes of its address.
+* `parent`: the interface on which it was created (soft RoCE);
+* `guid`: the last eight bytes of an IPoIB interface's address are the GUID of its port.
 
-All that say something must say the same. Otherwise a container would get somebody else's device, or none, and
-nobody would notice before a job does.
+All ways with a result must agree. Otherwise a container might get another container's device, or none, and
+only a job would notice.
 
 Sources: the kernel's Documentation/ABI (sysfs-class-infiniband, sysfs-bus-pci, sysfs-class-net); RFC 4391
 (section 9.1.1, the address of IPoIB).
@@ -35,7 +35,7 @@ WAYS = {
     "parent": "the interface that they were made on",
     "guid": "the GUID in its address",
 }
-"""The ways, and how a person calls them."""
+"""The ways, as messages name them."""
 
 _PCI = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]$")
 _INFINIBAND = "32"  # ARPHRD_INFINIBAND of linux/if_arp.h
@@ -46,7 +46,7 @@ _FUNCTIONS = "bus/pci/devices"
 
 
 class RdmaProblem(Exception):  # noqa: N818  # most are the node's state, not errors
-    """Which devices belong to the function cannot be told; the text is one sentence for a person."""
+    """The devices of a function cannot be found out; the text is one sentence."""
 
 
 class Function(NamedTuple):
@@ -62,12 +62,12 @@ class Function(NamedTuple):
 
 
 class RdmaDevices(NamedTuple):
-    """What a program needs for RDMA through a function.
+    """The devices that a program needs for RDMA through a function.
 
     Attributes:
-        device: the RDMA device, such as mlx5_3; empty where the function has none.
-        paths: its character devices, /dev/infiniband/..., and rdma_cm, which all share.
-        ways: each way that says something -> the RDMA devices that it leads to.
+        device: the RDMA device, such as mlx5_3; empty if the function has none.
+        paths: its character devices, /dev/infiniband/..., and rdma_cm, which is shared by all.
+        ways: each way with a result -> the RDMA devices that it leads to.
     """
 
     device: str
@@ -124,15 +124,15 @@ def rdma_devices(what: Function, root: str = "/sys", dev_root: str = "/dev") -> 
 
 
 def in_this_namespace(pci: str, root: str = "/sys") -> str:
-    """Return the RDMA device of a PCI function, where that device is in this network namespace; else "".
+    """Return the RDMA device of a PCI function if that device is in this network namespace; else "".
 
-    In rdma's mode shared all are.
+    In RDMA's mode shared, all devices are.
     """
     return next((name for name in _all(root) if link(root, _CLASS, name, "device") == pci), "")
 
 
 def expected(what: Function, root: str = "/sys") -> str:
-    """Return why a function must have an RDMA device; empty where nothing says so."""
+    """Return why a function must have an RDMA device; empty if it need not."""
     if any(read(root, _NET, name, "type") == _INFINIBAND for name in what.interfaces):
         return "{0} is InfiniBand".format(", ".join(what.interfaces))
     physical = link(root, _FUNCTIONS, what.pci, "physfn") if what.pci else ""
@@ -147,12 +147,12 @@ def required(what: Function, why: str, root: str = "/sys", dev_root: str = "/dev
 
     Args:
         what: the function.
-        why: half a sentence that says why, as from :func:`expected`; empty where it need not have one.
+        why: the reason as a clause, as from :func:`expected`; empty if it need not have one.
         root: where sysfs is.
         dev_root: where the device nodes are.
 
     Raises:
-        RdmaProblem: it has none, or :func:`rdma_devices` says so.
+        RdmaProblem: it has none, or :func:`rdma_devices` fails.
     """
     found = rdma_devices(what, root, dev_root)
     if why and not found.device:
@@ -174,7 +174,8 @@ def _by_function(what: Function, root: str) -> Set[str]:
     if not what.pci:
         return set()
     found = {name for name in _all(root) if link(root, _CLASS, name, "device") == what.pci}
-    # One that is in a container's network namespace is not in the class here; its character devices are.
+    # A device in a container's network namespace is not listed in the class here, but its character devices
+    # are.
     return found or {
         read(root, _VERBS, entry, "ibdev")
         for entry in entries(root, _VERBS)
@@ -187,7 +188,7 @@ def _by_gids(what: Function, root: str) -> Set[str]:
     for name in _all(root):
         ports = os.path.join(root, _CLASS, name, "ports")
         named = {
-            # There is an entry for each GID, and the kernel refuses to read those that are not set.
+            # There is an entry per GID, and the kernel refuses to read unset ones.
             read(ports, port, "gid_attrs/ndevs", entry)
             for port in entries(ports)
             for entry in entries(ports, port, "gid_attrs/ndevs")
@@ -200,8 +201,8 @@ def _by_gids(what: Function, root: str) -> Set[str]:
 def _is_here(name: str, root: str) -> bool:
     """Return whether the interfaces of an RDMA device's GIDs are in this network namespace.
 
-    The kernel shows their names and not their namespaces. The interface of a container may be called as one
-    of ours; but then its function has none here.
+    The kernel shows their names, but not their namespaces. A container's interface may have the same name as
+    one here, but then its function has no interface here.
     """
     has_function = bool(link(root, _CLASS, name, "device"))
     return not has_function or bool(entries(root, _CLASS, name, "device/net"))
@@ -213,12 +214,12 @@ def _by_guid(what: Function, root: str) -> Set[str]:
         address = read(root, _NET, interface, "address").lower().split(":")
         if read(root, _NET, interface, "type") == _INFINIBAND and len(address) == 20:
             guids.add("".join(address[12:]))
-    guids.discard("0" * 16)  # of a VF that nobody has given one
+    guids.discard("0" * 16)  # of a VF without one
     return {name for name in _all(root) if guids.intersection(_guids(name, root))}
 
 
 def _guids(name: str, root: str) -> Set[str]:
-    """Return the port GUIDs of an RDMA device; its node GUID where it shows no GIDs."""
+    """Return the port GUIDs of an RDMA device, or its node GUID if it shows no GIDs."""
     ports = os.path.join(root, _CLASS, name, "ports")
     gids = (read(ports, port, "gids/0") for port in entries(ports))
     found = {gid.replace(":", "").lower()[16:] for gid in gids if gid}

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What only tools can tell: an adapter's firmware settings, and whether the subnet manager answers.
+"""Facts that only tools provide: an adapter's firmware settings, and whether the subnet manager answers.
 
-mstconfig (package mstflint) and NVIDIA's mlxconfig print the same; both want root. Nothing goes through a
-shell, and each call is bounded in time.
+mstconfig (package mstflint) and NVIDIA's mlxconfig print the same; both need root. Calls use no shell and
+have a timeout.
 
 This runs on nodes (Python 3.8 or newer).
 """
@@ -21,7 +21,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.base.programs import
 
 FIRMWARE_TOOLS = ("mstconfig", "mlxconfig")
 SETTINGS = ("SRIOV_EN", "NUM_OF_VFS")
-"""The settings of the firmware that decide how many VFs there may be."""
+"""The firmware settings that limit the number of VFs."""
 
 _CONFIGURE_S = 60.0
 _ANSWER_S = 20.0
@@ -29,23 +29,23 @@ _COLUMNS = {"Default": "default", "Current": "current", "Next Boot": "next"}
 
 
 def firmware_settings(pci: str, tool: str = "") -> Dict[str, Any]:
-    """Return how the firmware of an adapter is set for SR-IOV.
+    """Return the SR-IOV settings of an adapter's firmware.
 
     Args:
         pci: address of the physical function, such as 0000:41:00.0.
-        tool: path of the program; empty for the first that is installed.
+        tool: path of the program; empty for the first installed one.
 
     Returns:
-        `tool` (its name, empty for none), `error` (why there is nothing else, empty otherwise), and `current`
-        and `next` (what holds now and after the next boot): `sriov` (a truth value) and `vfs` (a number).
-        What the firmware does not say is None.
+        `tool` (its name, empty for none), `error` (why the rest is missing, else empty), and `current` and
+        `next` (the settings now and after the next boot), each with `sriov` (a bool) and `vfs` (a number). A
+        value that the firmware does not report is None.
     """
     path = tool or find_program(*FIRMWARE_TOOLS)
     result: Dict[str, Any] = {"tool": os.path.basename(path), "error": ""}
     if not path:
         return dict(result, error="neither mstconfig nor mlxconfig is installed")
     try:
-        # -e: beside what holds after the next boot, what holds now.
+        # -e: print the current settings, too, besides those after the next boot.
         found = parse_settings(run_program([path, "-d", pci, "-e", "query"], _CONFIGURE_S))
     except ProgramProblem as problem:
         return dict(result, error=str(problem))
@@ -58,10 +58,10 @@ def firmware_settings(pci: str, tool: str = "") -> Dict[str, Any]:
 
 
 def set_firmware(pci: str, vfs: int, tool: str = "") -> None:
-    """Switch SR-IOV on in an adapter's firmware, for so many VFs; it holds after the next boot.
+    """Enable SR-IOV with so many VFs in an adapter's firmware, effective after the next boot.
 
     Raises:
-        ProgramProblem: the tool refuses, or there is none.
+        ProgramProblem: the tool fails, or there is none.
     """
     path = tool or find_program(*FIRMWARE_TOOLS)
     if not path:
@@ -75,15 +75,16 @@ def allows(setting: Mapping[str, Any], vfs: int) -> bool:
 
 
 def set_command(tool: str, pci: str, vfs: int) -> List[str]:
-    """Return the command that lets an adapter's firmware have so many VFs."""
+    """Return the command that enables so many VFs in an adapter's firmware."""
     return [tool, "-d", pci, "--yes", "set", "SRIOV_EN=1", "NUM_OF_VFS={0}".format(vfs)]
 
 
 def parse_settings(output: str) -> Dict[str, Dict[str, str]]:
-    """Return `current` and `next` of SETTINGS from what `mstconfig -e query` prints; empty for no such table.
+    """Return `current` and `next` of SETTINGS from the output of `mstconfig -e query`; empty if it has none.
 
-    The heading says which column is which: without -e there is only the next boot's. A star before a
-    setting says that its columns differ.
+    The heading names the columns: without -e there is only the next boot's. A star before a setting means
+        that
+    its columns differ.
     """
     columns: List[str] = []
     found: Dict[str, Dict[str, str]] = {}
@@ -101,10 +102,10 @@ def parse_settings(output: str) -> Dict[str, Dict[str, str]]:
 
 
 def subnet_manager(device: str, port: int) -> Dict[str, str]:
-    """Ask the subnet manager whether it is there, from a port, with `sminfo`.
+    """Query the subnet manager from a port with `sminfo`.
 
     Returns:
-        `answer`: `yes`, `no`, or `unknown` where it could not be asked; `text`: what sminfo said.
+        `answer`: `yes`, `no`, or `unknown` if the query was not possible; `text`: sminfo's output.
     """
     path = find_program("sminfo")
     if not path:
@@ -112,7 +113,7 @@ def subnet_manager(device: str, port: int) -> Dict[str, str]:
     try:
         printed = run_program([path, "-C", device, "-P", str(port), "-t", "500"], _ANSWER_S)
     except ProgramProblem as problem:
-        # The port could be opened and the query was not answered; anything else is not about the manager.
+        # The port was opened, but the query got no answer. Other errors do not concern the manager.
         asked = "failed: query" in str(problem)
         return {"answer": "no" if asked else "unknown", "text": str(problem)}
     return {"answer": "yes", "text": printed.strip().splitlines()[-1] if printed.strip() else ""}
@@ -124,6 +125,6 @@ def _truth(value: Optional[str]) -> Optional[bool]:
 
 
 def _number(value: Optional[str]) -> Optional[int]:
-    """Return the number of a value such as True(1) or 8; None where it has none."""
+    """Return the number in a value such as True(1) or 8; None if there is none."""
     match = re.search(r"\(?(\d+)\)?$", value or "")
     return int(match.group(1)) if match else None

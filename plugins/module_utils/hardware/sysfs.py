@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """GPUs and InfiniBand devices, read from sysfs and the device nodes.
 
-No vendor tool is run: everything is in /sys and /dev, for every user, whether ROCm, CUDA or OFED is
-installed or not. Every reader takes the roots as arguments, so that tests hand in trees of their own; what
-is not there reads as empty. The paths in the answers are always those of the node (/dev/...).
+No vendor tool is run: /sys and /dev have everything, for every user, with or without ROCm, CUDA or OFED.
+Every function takes the roots as arguments, so that tests pass trees of their own. Missing files read as
+empty. The returned paths are always those of the node (/dev/...).
 
 Sources: the kernel's Documentation/ABI (sysfs-class-infiniband, sysfs-class-net).
 """
@@ -25,10 +25,10 @@ _KFD_NODES = "class/kfd/kfd/topology/nodes"
 _GPU_VENDORS = {"0x1002": "amd", "0x10de": "nvidia"}
 # PCI base classes: display controller; processing accelerator (MI300).
 _GPU_CLASSES = ("0x03", "0x12")
-# The kernel driver that serves a vendor's GPUs, and the accelerator that they make.
+# The kernel driver of a vendor's GPUs -> the accelerator.
 _ACCELERATORS = {"amdgpu": "rocm", "nvidia": "cuda"}
 
-# Class directory and name of each kind of character device that belongs to one RDMA device.
+# Class directory and name prefix of each kind of character device of an RDMA device.
 RDMA_CLASSES = (
     ("class/infiniband_verbs", "uverbs"),
     ("class/infiniband_mad", "umad"),
@@ -40,13 +40,13 @@ RDMA_CLASSES = (
 def gpus(root: str = "/sys") -> list[dict[str, Any]]:
     """Return the GPUs in PCI order: vendor (amd, nvidia), pci, device_id, driver, render_node.
 
-    `driver` is the kernel driver that has the GPU and `render_node` its node in /dev/dri; "" where there is
-    none. On MI200 each of the two dies of a card counts as a GPU, as it does for ROCm. Where the amdgpu
-    driver offers compute (KFD), AMD GPUs without it (a console's, say) are left out.
+    `driver` is the GPU's kernel driver and `render_node` its node in /dev/dri, each "" if there is none. On
+    MI200 each of the two dies of a card counts as a GPU, as in ROCm. If the amdgpu driver provides compute
+    (KFD), AMD GPUs without it, such as a console's, are left out.
     """
     compute = _kfd_addresses(root)
     found = []
-    for pci in sorted(_entries(root, _PCI_DEVICES)):  # in hexadecimal, so not in numeric order
+    for pci in sorted(_entries(root, _PCI_DEVICES)):  # hexadecimal, so not in natural order
         device = os.path.join(root, _PCI_DEVICES, pci)
         vendor = _GPU_VENDORS.get(_read(device, "vendor"))
         if vendor is None or not _read(device, "class").startswith(_GPU_CLASSES):
@@ -67,10 +67,10 @@ def gpus(root: str = "/sys") -> list[dict[str, Any]]:
 
 
 def accelerator(found: list[dict[str, Any]]) -> str:
-    """Return rocm, cuda or cpu: which driver serves most of the GPUs.
+    """Return rocm, cuda or cpu, by the driver of most GPUs.
 
-    A GPU without its driver, or handed to a virtual machine, does not count. On a tie, as with an AMD APU
-    beside one NVIDIA card, it is cuda.
+    A GPU without its driver, or passed to a virtual machine, does not count. On a tie, such as one AMD APU
+    and one NVIDIA card, it is cuda.
     """
     drivers = [gpu["driver"] for gpu in found if gpu["driver"] in _ACCELERATORS]
     if not drivers:
@@ -79,14 +79,14 @@ def accelerator(found: list[dict[str, Any]]) -> str:
 
 
 def unserved(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the GPUs that no compute driver serves."""
+    """Return the GPUs without a compute driver."""
     return [gpu for gpu in found if gpu["driver"] not in _ACCELERATORS]
 
 
 def device_nodes(dev_root: str = "/dev") -> dict[str, Any]:
-    """Return the device nodes that containers may need: kfd, dri, nvidia, rdma_cm.
+    """Return which device nodes that containers may need exist: kfd, dri, nvidia, rdma_cm.
 
-    `groups` has the ids of the groups, other than root's, that own those of AMD's GPUs.
+    `groups` has the ids of the groups, without root's, that own AMD's device nodes.
     """
     amd = ["kfd", *("dri/" + name for name in _entries(dev_root, "dri") if name.startswith("renderD"))]
     return {
@@ -103,8 +103,8 @@ def device_nodes(dev_root: str = "/dev") -> dict[str, Any]:
 def infiniband(root: str = "/sys", dev_root: str = "/dev") -> list[dict[str, Any]]:
     """Return the RDMA devices (InfiniBand and RoCE), VFs included, with ports and character devices.
 
-    `char_devices` are those that exist under dev_root. `virtual` says that the device is a VF, and
-    `driver_version` is empty for most drivers that come with the kernel.
+    `char_devices` are those that exist in dev_root, `virtual` is whether the device is a VF, and
+    `driver_version` is empty for most of the kernel's own drivers.
     """
     found = []
     for name in _entries(root, "class/infiniband"):
@@ -149,7 +149,7 @@ def netdevs(root: str = "/sys") -> list[dict[str, Any]]:
 
 
 def link_state(operstate: str) -> str:
-    """Return up, down or unknown for the kernel's word (RFC 2863: up, lowerlayerdown, dormant...)."""
+    """Return up, down or unknown for the kernel's operstate (RFC 2863: up, lowerlayerdown, dormant...)."""
     word = operstate.lower()
     if word == "up":
         return "up"
@@ -157,7 +157,7 @@ def link_state(operstate: str) -> str:
 
 
 def _kfd_addresses(root: str) -> set[str]:
-    """Return the PCI addresses of the nodes in KFD's topology that are GPUs (CPUs have gpu_id 0)."""
+    """Return the PCI addresses of the GPUs in KFD's topology (CPUs have gpu_id 0)."""
     addresses = set()
     for node in _entries(root, _KFD_NODES):
         if _number(root, _KFD_NODES, node, "gpu_id") == 0:
@@ -184,7 +184,7 @@ def _port(device: str, number: str) -> dict[str, Any]:
         "rate": _read(port, "rate"),
         "link_layer": _read(port, "link_layer"),
         "lid": int(lid, 16) if lid else 0,
-        # The subnet manager's; 0 where none has configured the port.
+        # The subnet manager's LID; 0 if none has configured the port.
         "sm_lid": int(_read(port, "sm_lid") or "0", 16),
     }
 
@@ -202,7 +202,7 @@ def _char_devices(name: str, root: str, dev_root: str) -> list[str]:
 
 
 def _gid(path: str) -> int:
-    """Return the group that owns a file; 0 where there is none."""
+    """Return the group id of a file; 0 if there is no such file."""
     try:
         return os.stat(path).st_gid
     except OSError:
@@ -210,7 +210,7 @@ def _gid(path: str) -> int:
 
 
 def gpu_driver(root: str) -> dict[str, Any]:
-    """Return what a build of torch has to fit: NVIDIA's driver, or the architectures of AMD's GPUs.
+    """Return what a torch build must match: the version of NVIDIA's driver, or AMD's GPU architectures.
 
     Args:
         root: where sysfs is.

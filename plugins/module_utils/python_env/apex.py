@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""NVIDIA's apex in an environment, from a source of the user's, for programs that want it.
+"""Installs NVIDIA's apex in an environment, from the user's source, for programs that need it.
 
-Our trainer does not use it. Its extensions are compiled by nvcc against a torch for CUDA, which often fails;
-then it is installed without them, or not at all, and what is lost is said.
+Our trainer does not use it. nvcc compiles its extensions against a torch for CUDA, which often fails. Then it
+is installed without them, or not at all, and a warning names what is missing.
 
 This runs on nodes (Python 3.8 or newer).
 """
@@ -17,9 +17,9 @@ import tempfile
 from typing import List, Mapping, Sequence, Tuple
 
 LOG = "apex.log"
-"""In the environment: all that the builds wrote."""
+"""The builds' log in the environment."""
 OPTIONS = ("--cpp_ext", "--cuda_ext")
-# Later ones read variables.
+# Later versions of apex read variables instead.
 VARIABLES = {"APEX_CPP_EXT": "1", "APEX_CUDA_EXT": "1"}
 _LIMIT_S = 7200
 _PINNED = re.compile(r"git\+[^\s]+@[0-9a-f]{40}")
@@ -29,7 +29,7 @@ SAFE_WAYS = "use ssh, a credential helper of git's on the node, or a directory"
 
 
 def has_credentials(address: str) -> bool:
-    """Tell whether an address has a password in it, or a user of HTTP, which is most often a token.
+    """Return whether an address contains a password, or an HTTP user, which is usually a token.
 
     >>> has_credentials("git+ssh://git@example.org/apex")
     False
@@ -43,7 +43,7 @@ def has_credentials(address: str) -> bool:
 
 
 def problem(source: str) -> str:
-    """Return why a source cannot be taken, in words; empty when it can.
+    """Return why a source is not accepted; empty if it is.
 
     >>> problem("git+https://example.org/apex@main")
     'python_env_apex git+https://example.org/apex@main names no commit: end it with @ and its 40 digits'
@@ -62,13 +62,13 @@ def problem(source: str) -> str:
 
 
 def command(install: Sequence[str], version: Tuple[int, ...], source: str, extensions: bool) -> List[str]:
-    """Return the command that installs it.
+    """Return the command that installs apex.
 
     Args:
         install: pip or uv with its verb `install`.
-        version: of pip, whose options for a build are others since 23.1; of uv, (99,).
+        version: pip's, since its build options changed in 23.1; (99,) for uv.
         source: a path, or an address.
-        extensions: compile them.
+        extensions: whether to compile them.
     """
     name = "--config-settings=--build-option={0}" if version >= (23, 1) else "--global-option={0}"
     options = [name.format(option) for option in OPTIONS] if extensions else []
@@ -78,16 +78,16 @@ def command(install: Sequence[str], version: Tuple[int, ...], source: str, exten
 def install(
     argv: Sequence[str], version: Tuple[int, ...], source: str, variables: Mapping[str, str], log: str
 ) -> str:
-    """Install it with its extensions, else without; return what is lost in a sentence, empty for nothing.
+    """Install apex with its extensions, else without; return a sentence on what is missing, or "".
 
-    A build writes into the source's directory, which nodes may share: it gets a copy.
+    A build writes into the source directory, which nodes may share, so it uses a copy.
 
     Args:
         argv: pip or uv with its verb `install`.
         version: as of command().
         source: a path, or an address.
-        variables: the environment of the program.
-        log: file for all that it writes.
+        variables: the program's environment variables.
+        log: file for its output.
 
     Raises:
         OSError: the directory cannot be copied.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The Python of a node that an environment is made with: the system's, or one that pyenv has or builds.
+"""The Python for an environment: the node's own, or one that pyenv has or builds.
 
 This runs on nodes (Python 3.8 or newer).
 """
@@ -17,27 +17,27 @@ from typing import Iterator, List, Mapping, Optional
 from ansible_collections.rdm.provision.plugins.module_utils.base.local_path import local_path
 
 LOCK = ".rdm-provision.lock"
-"""In PYENV_ROOT: who builds a Python there has it."""
+"""In PYENV_ROOT: the lock for building a Python."""
 _LIMIT_S = 3600
 _START_S = 120  # for a Python on a slow shared file system
 _LAST_LINES = 4
 _SHOWN = 600
-"""So many characters of what a program said."""
+"""Characters of a program's output in a message."""
 
 
 class EnvironmentProblem(Exception):  # noqa: N818  # one sentence for fail_json
-    """Why there is no environment; the text is one sentence."""
+    """The environment cannot be made or used; the text is one sentence."""
 
 
 def absolute_path(text: str, variable: str) -> str:
-    """Return a directory's or file's path as it is on this node, for this user.
+    """Return an absolute path, resolved for this node and user.
 
     Args:
-        text: with ``~`` and ``%n``, as local_path() reads them; empty stays empty.
-        variable: the name that the user knows it by.
+        text: may contain ``~`` and ``%n``, as for local_path(); empty stays empty.
+        variable: the variable that sets it.
 
     Raises:
-        EnvironmentProblem: it would be another one wherever a program happens to run.
+        EnvironmentProblem: it is relative.
     """
     path = local_path(text)
     if path and not path.startswith("/"):
@@ -46,7 +46,7 @@ def absolute_path(text: str, variable: str) -> str:
 
 
 def system_python(wanted: str) -> str:
-    """Return the path of a Python of the node that can make environments.
+    """Return the path of one of the node's Pythons that can create environments.
 
     Args:
         wanted: a version, such as 3.11, or a path.
@@ -68,7 +68,7 @@ def system_python(wanted: str) -> str:
 
 
 def _makes_environments(python: str) -> bool:
-    """Tell whether a Python runs and has what an environment is made with."""
+    """Return whether a Python runs and has venv and ensurepip."""
     try:
         asked = subprocess.run(
             [python, "-c", "import ensurepip, venv"],
@@ -84,7 +84,7 @@ def _makes_environments(python: str) -> bool:
 
 
 def pyenv_program(root: str) -> str:
-    """Return the path of pyenv, which shells that are not interactive need not find.
+    """Return the path of pyenv, which need not be on the PATH of non-interactive shells.
 
     Args:
         root: PYENV_ROOT.
@@ -102,7 +102,7 @@ def pyenv_program(root: str) -> str:
 
 
 def pyenv_python(root: str, wanted: str) -> Optional[str]:
-    """Return the newest Python of a version that pyenv has, such as 3.11.9 for 3.11; None without one."""
+    """Return pyenv's newest Python of a version, such as 3.11.9 for 3.11; None if it has none."""
     versions = os.path.join(root, "versions")
     found = []
     for name in os.listdir(versions) if os.path.isdir(versions) else []:
@@ -116,12 +116,13 @@ def build_python(root: str, wanted: str, variables: Mapping[str, str]) -> str:
     """Return the path of a Python that pyenv has or builds.
 
     Args:
-        root: PYENV_ROOT, which nodes may share: one of them builds at a time, and the others wait for it.
-        wanted: a version; of 3.11 the newest is taken that pyenv has, or else knows.
-        variables: the environment; PYTHON_BUILD_MIRROR_URL and PYTHON_BUILD_CACHE_PATH say where sources are.
+        root: PYENV_ROOT, which nodes may share: one of them builds at a time, the others wait.
+        wanted: a version; for 3.11 the newest that pyenv has, or else can build.
+        variables: environment variables; PYTHON_BUILD_MIRROR_URL and PYTHON_BUILD_CACHE_PATH name the
+            sources.
 
     Raises:
-        EnvironmentProblem: it cannot be built; the end of the build's log is in the text.
+        EnvironmentProblem: the build failed; the text has the end of its log.
     """
     with _alone(root):
         found = pyenv_python(root, wanted)
@@ -131,7 +132,7 @@ def build_python(root: str, wanted: str, variables: Mapping[str, str]) -> str:
             found = pyenv_python(root, wanted)
     if found is None:
         raise EnvironmentProblem("pyenv has built no Python {0} in {1}".format(wanted, root))
-    # pyenv builds in place, so a killed build leaves a part.
+    # pyenv builds in place, so a killed build leaves an incomplete Python.
     if not _makes_environments(found):
         place = os.path.dirname(os.path.dirname(found))
         raise EnvironmentProblem(
@@ -142,7 +143,7 @@ def build_python(root: str, wanted: str, variables: Mapping[str, str]) -> str:
 
 @contextlib.contextmanager
 def _alone(root: str) -> Iterator[None]:
-    """Hold the lock on PYENV_ROOT; where this user may not write, it builds nothing either."""
+    """Hold the lock on PYENV_ROOT, unless this user may not write there and so cannot build."""
     try:
         os.makedirs(root, exist_ok=True)
         file = open(os.path.join(root, LOCK), "w", encoding="utf-8")  # noqa: SIM115  # closed below
@@ -156,16 +157,16 @@ def _alone(root: str) -> Iterator[None]:
 
 
 def run_program(argv: List[str], what: str, variables: Mapping[str, str], directory: str = "") -> str:
-    """Run a program and return what it wrote.
+    """Run a program and return its output.
 
     Args:
         argv: the program and its arguments.
-        what: what it does, for the sentence.
-        variables: its environment.
-        directory: where it runs.
+        what: what it does, for the message.
+        variables: its environment variables.
+        directory: its working directory.
 
     Raises:
-        EnvironmentProblem: it failed; the text has its error, the last that it wrote, and where its log is.
+        EnvironmentProblem: it failed; the text has its error, its last output, and the path of its log.
     """
     try:
         done = subprocess.run(
@@ -197,7 +198,7 @@ def run_program(argv: List[str], what: str, variables: Mapping[str, str], direct
 
 
 def _in_short(lines: List[str]) -> str:
-    """Return what a program said last; of much, the beginning of its error and the end."""
+    """Return a program's last output; if it is long, the beginning of its error and the end."""
     # uv's error message can be longer than the end of a log.
     errors = [number for number, line in enumerate(lines) if line.lower().startswith("error: ")]
     text = " ".join(lines[max(0, min([len(lines) - _LAST_LINES, *errors[-1:]])) :])

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """A virtual environment on the node, made from a lock file with hashes.
 
-The environment lies in a directory of its own version, and a link has the name that others use: it is
-pointed elsewhere when the successor is whole, and what runs goes on with the old one. This runs on nodes
-(Python 3.8 or newer).
+Each version has its own directory, and others use a link to it. The link changes when the successor is
+complete; running processes continue with the old one. This runs on nodes (Python 3.8 or newer).
 """
 
 from __future__ import annotations
@@ -32,19 +31,19 @@ from ansible_collections.rdm.provision.plugins.module_utils.python_env.base_pyth
 STATE_FILE = ".rdm-provision-environment.json"
 PROGRAM = "rdm-trainer"
 
-# Raised when the code below changes what it makes.
+# Increase it when the code below makes a different environment.
 FORMAT = 1
 _PYTHON_BYTES = 512 * 2**20
-"""What a Python that pyenv builds takes, with what it is built of: one of 3.13 has 326 MB."""
+"""Disk space for a Python that pyenv builds, with its sources: 3.13 takes 326 MB."""
 _PYTHONS = "pythons"
-"""Beside the environments, what uv has installed."""
+"""The directory of Pythons that uv has installed, next to the environments."""
 _DIGEST = re.compile(r"[0-9a-f]{16}")
 _FIRST = "setuptools"
-"""What builds the packages that are published as source only has to be there before."""
+"""Installed first, since it builds the packages that are published only as source."""
 
 
 class EnvironmentInUse(EnvironmentProblem):
-    """A process runs from what is to be removed.
+    """A process uses an environment that is to be removed.
 
     Args:
         text: one sentence.
@@ -57,15 +56,15 @@ class EnvironmentInUse(EnvironmentProblem):
 
 
 class Wanted(NamedTuple):
-    """The environment that is wanted.
+    """The desired environment.
 
     Attributes:
-        cluster: whose it is.
+        cluster: the cluster that owns it.
         method: `system` or `pyenv` (venv and pip), or `uv`.
         python: the version, such as 3.11, or the path of a Python.
         lock: requirements, each with its hashes.
-        program: name of the wheel with the trainer, which its version and digest are part of.
-        apex: where apex's source is; empty for none.
+        program: the file name of the trainer's wheel, which contains its version and digest.
+        apex: apex's source; empty for none.
     """
 
     cluster: str
@@ -77,26 +76,26 @@ class Wanted(NamedTuple):
 
     @property
     def digest(self) -> str:
-        """What tells this environment from others."""
+        """The digest that identifies this environment."""
         words = [FORMAT, self.method, self.python, self.lock, self.program]
         text = json.dumps([*words, self.apex] if self.apex else words)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 class Sources(NamedTuple):
-    """Where packages come from; what is empty is pip's or uv's own.
+    """Where packages come from; an empty value means the default of pip or uv.
 
     Attributes:
         index_url: the index.
-        no_index: no index at all, only find_links.
-        extra_index_urls: further ones.
-        find_links: directories, or addresses of pages, with packages.
-        torch_backend: of uv, such as cpu or cu128.
+        no_index: whether to use no index, only find_links.
+        extra_index_urls: further indexes.
+        find_links: directories, or URLs of pages, with packages.
+        torch_backend: uv's, such as cpu or cu128.
         proxy: for HTTP and HTTPS.
         certificates: file with the certificates to trust.
-        cache: directory for what was downloaded.
-        python_mirror: where uv finds Pythons to install, and pyenv sources to build.
-        python_downloads: uv's list of Pythons with their digests, where it is not uv's own.
+        cache: directory for downloads.
+        python_mirror: where uv gets Pythons, and pyenv sources to build.
+        python_downloads: a list of Pythons with their digests, instead of uv's own.
         pyenv_root: PYENV_ROOT.
     """
 
@@ -114,11 +113,11 @@ class Sources(NamedTuple):
 
     @property
     def local(self) -> bool:
-        """Whether pip reads all packages where they are; uv keeps a copy of each, unpacked."""
+        """Whether pip reads all packages from local directories; uv keeps an unpacked copy of each."""
         return self.no_index and not any("://" in place for place in self.find_links)
 
     def variables(self) -> Dict[str, str]:
-        """Return them as pip and uv read them. A password in an address is on no command line."""
+        """Return them as environment variables of pip and uv, so that no password is on a command line."""
         extra = list(self.extra_index_urls)
         found = {
             "PIP_CACHE_DIR": self.cache,
@@ -133,13 +132,14 @@ class Sources(NamedTuple):
             "UV_PYTHON_DOWNLOADS_JSON_URL": self.python_downloads,
             "PYTHON_BUILD_MIRROR_URL": self.python_mirror,
             "PYTHON_BUILD_CACHE_PATH": self.cache and os.path.join(self.cache, "python-build"),
-            # curl reads only the lower-case one for http://.
+            # For http://, curl reads only the lower-case variable.
             "http_proxy": self.proxy,
             "https_proxy": self.proxy,
             "HTTP_PROXY": self.proxy,
             "HTTPS_PROXY": self.proxy,
         }
-        # An http:// URL is the user's choice; uv needs no more, and the lock has a digest of every package.
+        # An http:// URL is the user's choice, and the lock has the digests. pip must be told to trust the
+        # host.
         plain = [urlsplit(one) for one in (self.index_url, *extra, *self.find_links)]
         trusted = {one.netloc.rpartition("@")[2] for one in plain if one.scheme == "http"}
         found["PIP_TRUSTED_HOST"] = " ".join(sorted(trusted))
@@ -151,12 +151,12 @@ class Sources(NamedTuple):
 
 
 def place_of(directory: str, wanted: Wanted) -> str:
-    """Return where the environment itself lies."""
+    """Return the directory of the environment itself."""
     return "{0}.{1}".format(directory, wanted.digest)
 
 
 def state_of(place: str) -> Dict[str, Any]:
-    """Return what an environment of ours says of itself, empty for anything else."""
+    """Return the state file of one of our environments; empty for anything else."""
     try:
         with open(os.path.join(place, STATE_FILE), encoding="utf-8") as file:
             found = json.load(file)
@@ -166,10 +166,10 @@ def state_of(place: str) -> Dict[str, Any]:
 
 
 def drift(directory: str, wanted: Wanted) -> str:
-    """Return what is not as wanted, in words; empty when all is.
+    """Return how the environment differs from the desired one; empty if it does not.
 
     Raises:
-        EnvironmentProblem: something else has the name.
+        EnvironmentProblem: the path is taken by something else.
     """
     if not os.path.lexists(directory):
         return "there is none"
@@ -207,17 +207,17 @@ def packages(place: str) -> List[str]:
 
 
 def require(directory: str, wanted: Wanted, sources: Sources, space: int) -> None:
-    """Look whether the environment can be made, before anything is.
+    """Check that the environment can be made, before anything is changed.
 
     Args:
         directory: the link.
         wanted: what it is to be.
         sources: where packages come from.
-        space: bytes that must be free for the environment, and half of it for what is downloaded where that
-            is another file system; 0 does not look. Needs in one file system are not added up.
+        space: bytes that must be free for the environment, and half of it for downloads if they are on
+            another file system; 0 skips the check. Needs in one file system are not added up.
 
     Raises:
-        EnvironmentProblem: there is no Python to make it with, or no room.
+        EnvironmentProblem: there is no Python to make it with, or not enough space.
     """
     if wanted.apex and apex.problem(wanted.apex):
         raise EnvironmentProblem(apex.problem(wanted.apex))
@@ -249,19 +249,19 @@ def require(directory: str, wanted: Wanted, sources: Sources, space: int) -> Non
 
 
 def file_system(path: str) -> int:
-    """Return what tells the file system of a path from others."""
+    """Return the device number of a path's file system."""
     return os.stat(path).st_dev
 
 
 def _there(path: str) -> str:
-    """Return a directory, or the first one above it that is there."""
+    """Return a directory, or its nearest existing parent."""
     while not os.path.isdir(path):
         path = os.path.dirname(path)
     return path
 
 
 def _cache(sources: Sources) -> str:
-    """Return where pip and uv keep what they have downloaded."""
+    """Return the directory of pip's and uv's downloads."""
     own = os.environ.get("XDG_CACHE_HOME", "")
     return sources.cache or (own if os.path.isabs(own) else os.path.expanduser("~/.cache"))
 
@@ -274,16 +274,16 @@ def make(
     uv: str,
     protect: Optional[Collection[str]] = (),
 ) -> None:
-    """Make the environment, and point the link to it when it is whole.
+    """Make the environment, and point the link to it when it is complete.
 
     Args:
         directory: the link.
         wanted: what it is to be.
         sources: where packages come from.
-        wheel: the file with the trainer.
-        uv: the program, for its method.
-        protect: environments that other nodes use, where they share them; None where that is not known: then
-            every other one stays.
+        wheel: the trainer's wheel.
+        uv: path of uv, for this method.
+        protect: environments that other nodes, which share the directory, use; None if unknown: then every
+            other environment stays.
 
     Raises:
         EnvironmentProblem: it cannot be made.
@@ -312,11 +312,11 @@ def make(
 
 
 def remove(directory: str, cluster: str) -> List[str]:
-    """Remove what `make` has made for a cluster, and nothing else; return what was removed.
+    """Remove what `make` has created for a cluster, and nothing else; return the removed paths.
 
     Raises:
-        EnvironmentInUse: a process runs from it.
-        EnvironmentProblem: something there is another user's.
+        EnvironmentInUse: a process uses it.
+        EnvironmentProblem: it contains files of another user.
     """
     found = mine(directory, cluster)
     require_unused(directory, cluster)
@@ -332,7 +332,7 @@ def remove(directory: str, cluster: str) -> List[str]:
 
 
 def _remove_tree(place: str) -> None:
-    """Remove a directory, its state file last, so that what cannot be removed is still known as ours."""
+    """Remove a directory, its state file last, so that after a failure it still counts as ours."""
     try:
         for entry in sorted(os.scandir(place), key=lambda one: one.name == STATE_FILE):
             if entry.is_dir(follow_symlinks=False):
@@ -348,7 +348,7 @@ def _remove_tree(place: str) -> None:
 
 
 def require_unused(directory: str, cluster: str) -> None:
-    """Raise EnvironmentInUse when a process of this node runs from an environment of the cluster's."""
+    """Raise EnvironmentInUse if a process of this node uses one of the cluster's environments."""
     for place in mine(directory, cluster):
         process = in_use(place)
         if process:
@@ -360,7 +360,7 @@ def require_unused(directory: str, cluster: str) -> None:
 
 
 def _needed(pythons: str) -> bool:
-    """Tell whether an environment beside the Pythons that uv has installed was made with one of them."""
+    """Return whether an environment uses one of the Pythons that uv has installed."""
     above = os.path.dirname(pythons)
     for name in os.listdir(above):
         try:
@@ -373,12 +373,12 @@ def _needed(pythons: str) -> bool:
 
 
 def mine(directory: str, cluster: str) -> List[str]:
-    """Return the environments that a cluster has at a directory."""
+    """Return a cluster's environments at a directory."""
     return [place for place in versions(directory) if state_of(place).get("cluster") == cluster]
 
 
 def versions(directory: str) -> List[str]:
-    """Return the directories that lie beside the link and have names of environments."""
+    """Return the directories next to the link that have names of environments."""
     above, name = os.path.split(directory)
     try:
         names = os.listdir(above)
@@ -393,7 +393,7 @@ def versions(directory: str) -> List[str]:
 
 
 def in_use(place: str, proc: str = "/proc") -> Optional[int]:
-    """Return a process that runs from an environment, None when there is none."""
+    """Return the id of a process that uses an environment; None if there is none."""
     programs = os.path.join(os.path.realpath(place), "bin", "").encode()
     for name in filter(str.isdigit, os.listdir(proc)):
         try:
@@ -407,7 +407,7 @@ def in_use(place: str, proc: str = "/proc") -> Optional[int]:
 
 
 def _fill(place: str, wanted: Wanted, sources: Sources, wheel: str, uv: str) -> Dict[str, Any]:
-    """Put a Python and the packages into an environment; return what is to be known of it."""
+    """Install a Python and the packages into an environment; return its state."""
     python = os.path.join(place, "bin", "python")
     more = sources.variables()
     # A user's own configuration must not make nodes differ.
@@ -472,7 +472,7 @@ def _fill(place: str, wanted: Wanted, sources: Sources, wheel: str, uv: str) -> 
 
 
 def _build_options_of(python: str, method: str, variables: Dict[str, str]) -> Tuple[int, ...]:
-    """Return the version of pip by which it takes options for a build; uv takes them as new ones do."""
+    """Return the version of pip, which decides its build options; uv's are those of a new pip."""
     if method == "uv":
         return (99,)
     output = run_program(
@@ -482,7 +482,7 @@ def _build_options_of(python: str, method: str, variables: Dict[str, str]) -> Tu
 
 
 def entry_of(lock: str, name: str) -> str:
-    """Return a package's lines of a lock file, empty where it has none."""
+    """Return a package's lines in a lock file; empty if there are none."""
     lines: List[str] = []
     for line in lock.splitlines():
         if lines and line.startswith(" "):
@@ -495,7 +495,7 @@ def entry_of(lock: str, name: str) -> str:
 
 
 def _point(directory: str, place: str) -> None:
-    """Let a link point to an environment, in one step."""
+    """Point the link to an environment, atomically."""
     partial = directory + ".new"
     if os.path.lexists(partial):
         os.unlink(partial)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Megatron's helpers, its one compiled module, built in a checkout with an environment's own Python.
+"""Builds Megatron's helpers, its one compiled module, in a checkout with an environment's own Python.
 
-Its Makefile takes whatever ``python3-config`` is first on the PATH, so that people edit it. Here the
-environment's Python says what its headers and its modules' names are.
+Its Makefile uses the first ``python3-config`` on the PATH, which is often the wrong one. Here the
+environment's Python reports its headers and the suffix of its modules.
 
 This runs on nodes (Python 3.8 or newer).
 """
@@ -20,10 +20,10 @@ from ansible_collections.rdm.provision.plugins.module_utils.python_env.base_pyth
 )
 
 MARK = ".rdm-provision"
-"""After a module's name: says that it was built here, and for which environment."""
+"""Suffix of a file next to a module that we built; it names the environment."""
 # Before and after Megatron-LM's core.
 SOURCES = ("megatron/data/helpers.cpp", "megatron/core/datasets/helpers.cpp")
-# torch brings pybind11's headers.
+# torch contains pybind11's headers.
 _ASK = """\
 import importlib.util, json, os, sysconfig
 found = [importlib.util.find_spec(name) for name in ("pybind11", "torch")]
@@ -36,12 +36,12 @@ print(json.dumps({
 
 
 class Build(NamedTuple):
-    """What is compiled.
+    """What to compile.
 
     Attributes:
         source: the C++ file.
-        target: the module beside it, with the suffix of the environment's Python.
-        includes: directories of headers.
+        target: the module next to it, with the suffix of the environment's Python.
+        includes: directories with headers.
     """
 
     source: str
@@ -55,21 +55,21 @@ class Build(NamedTuple):
 
     @property
     def is_built(self) -> bool:
-        """Whether the module is there and no older than its source."""
+        """Whether the module exists and is not older than its source."""
         if not os.path.exists(self.target):
             return False
         return os.path.getmtime(self.target) >= os.path.getmtime(self.source)
 
 
 def plan(checkout: str, environment: str) -> Build:
-    """Return what there is to build.
+    """Return what to build.
 
     Args:
-        checkout: of a Megatron.
-        environment: the directory of the Python environment that it will run in.
+        checkout: a directory with Megatron's sources.
+        environment: the directory of the Python environment that will use it.
 
     Raises:
-        EnvironmentProblem: it is no checkout of a Megatron, or there is no environment.
+        EnvironmentProblem: the checkout is not Megatron's, or there is no environment.
     """
     source = next(
         (path for path in (os.path.join(checkout, one) for one in SOURCES) if os.path.exists(path)), ""
@@ -91,19 +91,19 @@ def plan(checkout: str, environment: str) -> Build:
 
 
 def build(what: Build, environment: str) -> None:
-    """Compile it; the module takes its place when it is whole, with a mark beside it.
+    """Compile the module, put it in place atomically, and write its mark.
 
     Args:
-        what: what plan() has returned.
-        environment: for which; only its removal removes the module.
+        what: the result of plan().
+        environment: the environment; removing it removes the module.
 
     Raises:
-        EnvironmentProblem: there is no compiler, or it fails; the text has its last lines.
+        EnvironmentProblem: there is no compiler, or it fails; the text has its last output.
     """
     compiler = shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
     if compiler is None:
         raise EnvironmentProblem("there is no C++ compiler on the node: install g++")
-    # Nodes may share the checkout, and have the same process numbers.
+    # Nodes may share the checkout, and process ids repeat between nodes.
     partial = "{0}.{1}.{2}".format(what.target, os.uname().nodename, os.getpid())
     try:
         run_program(what.command(compiler, partial), "build {0}".format(what.source), _environment())
@@ -117,9 +117,9 @@ def build(what: Build, environment: str) -> None:
 
 
 def built_for(checkout: str, environment: str) -> List[str]:
-    """Return the modules in a checkout that build() has made for an environment, which may be gone.
+    """Return the modules in a checkout that build() has built for an environment, which may be gone.
 
-    A module that somebody has built anew since is theirs.
+    A module that somebody has rebuilt since then is not ours.
     """
     found = []
     for source in SOURCES:
@@ -139,7 +139,7 @@ def built_for(checkout: str, environment: str) -> List[str]:
 
 
 def remove(targets: Sequence[str]) -> None:
-    """Remove modules that built_for() has named, and their marks."""
+    """Remove modules that built_for() returned, and their marks."""
     for target in targets:
         os.unlink(target)
         os.unlink(target + MARK)
