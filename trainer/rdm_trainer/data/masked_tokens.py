@@ -25,15 +25,16 @@ AROUND = 2
 class TokenMasking:
     """How text becomes a sample.
 
-    Of the tokens that are to be given back, eight in ten are replaced by ``mask``, one in ten by any token,
+    The special tokens within the text, which end documents, are never to be given back, as in BERT's own
+    data. Of the tokens that are, eight in ten are replaced by ``mask``, one in ten by any token,
     and one in ten stays as it is.
 
     Attributes:
-        probability: Part of the text that is to be given back.
+        probability: Part of the text, without special tokens, that is to be given back.
         vocab_size: Tokens that a replacement is drawn from.
         mask: The token that hides another.
-        begin: The first token of a sample.
-        end: The last one.
+        begin: The first token of a sample; special.
+        end: The last one, which ends documents, too; special.
     """
 
     probability: float
@@ -53,8 +54,9 @@ class TokenMasking:
             Tokens int64 [s], labels int64 [s] (the tokens as they were), loss mask float32 [s].
         """
         labels = np.concatenate(([self.begin], text, [self.end])).astype(np.int64)
-        count = min(max(1, round(len(text) * self.probability)), len(text))
-        chosen = 1 + random.permutation(len(text))[:count]
+        maskable = np.flatnonzero((text != self.begin) & (text != self.end))
+        count = min(max(1, round(len(maskable) * self.probability)), len(maskable))
+        chosen = 1 + maskable[random.permutation(len(maskable))[:count]]
         drawn = random.random_sample(count)
         anything = random.randint(self.vocab_size, size=count)
         tokens = labels.copy()

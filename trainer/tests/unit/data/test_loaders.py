@@ -118,6 +118,9 @@ def test_a_bert_gives_back_what_is_masked(two: list[str], tmp_path: Path) -> Non
     assert (mask.sum(dim=1) == round(30 * 0.15)).all()
     assert mask[:, [0, -1]].sum() == 0
     assert torch.equal(tokens[mask == 0], labels[mask == 0])
+    special = (labels == 2) | (labels == 3)
+    assert special[:, 1:-1].sum() > 20
+    assert mask[special].sum() == 0
     hidden, shown = (tokens == 4)[mask == 1], (tokens == labels)[mask == 1]
     assert 0.75 < hidden.float().mean() < 0.85
     assert 0.06 < shown.float().mean() < 0.14
