@@ -6,7 +6,7 @@
 >>> result.exit_code  # doctest: +SKIP
 0
 
-The names below are loaded when first used, so that ``import rdm_provision`` costs nothing.
+Names are loaded when first used, so that ``import rdm_provision`` costs nothing.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ DEFAULT_TIMEOUT_S = 600
 _WITHOUT_NODES = frozenset(
     {"train", "job_config", "job_data", "jobs", "logs", "prune", "slurm_status", "stop"}
 )
-"""The playbooks for a cluster whose Slurm somebody else runs."""
+"""The playbooks for a cluster that only submits jobs to somebody else's Slurm."""
 
 _SIZE = re.compile(r"[1-9][0-9]*[MG]")
 _USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*(:[A-Za-z0-9_.-]+)?")
@@ -66,8 +66,8 @@ class Node:
         name: its name in the inventory.
         address: where ssh goes (``ansible_host``, or the name).
         rank: 0 for the master, then 1, 2… in the inventory's order.
-        my_ip: its address on the container network by the plan file, or None when it has none yet.
-        variables: what the inventory says about it, groups included, untemplated.
+        my_ip: its address on the container network in the plan file, or None if it has none yet.
+        variables: its variables in the inventory, groups' included, untemplated.
     """
 
     name: str
@@ -93,8 +93,8 @@ class Cluster(JobVerbs):
         name: the cluster's name (``rdm_cluster``).
         inventory: the inventory's path.
         home: the inventory's folder, where the address plan and ``.rdm`` lie.
-        nodes: the master, then the workers in the inventory's order; without any, the host in ``login``.
-        only_submits: there are none, only the host in ``login`` that submits jobs to Slurm.
+        nodes: the master, then the workers in the inventory's order; the host in ``login`` if there are none.
+        only_submits: there are no nodes, only the host in ``login`` that submits jobs to Slurm.
     """
 
     def __init__(
@@ -106,15 +106,15 @@ class Cluster(JobVerbs):
         vault: str = "",
         become: str = "",
     ) -> None:
-        """Make a cluster of an inventory that is already read; :meth:`load` reads one.
+        """Make a cluster from an inventory that has been read; :meth:`load` reads one.
 
         Args:
             inventory: its path.
-            groups: the hosts of each group, those of the groups in it included.
-            hostvars: each host's variables, as they are written.
-            extra_vars: variables over all others.
-            vault: file with the password of what is encrypted in it; empty for none.
-            become: the password of sudo on the nodes; empty for none.
+            groups: the hosts of each group, including those of its child groups.
+            hostvars: each host's variables, untemplated.
+            extra_vars: variables that win over all others.
+            vault: file with the password of encrypted variables; empty for none.
+            become: the sudo password on the nodes; empty for none.
         """
         self._vault, self._become = vault, become
         self._planned: Mapping[str, Any] | None = None
@@ -125,7 +125,7 @@ class Cluster(JobVerbs):
         self._hostvars = {name: {**values, **self.extra_vars} for name, values in hostvars.items()}
         order = list(dict.fromkeys([*groups.get("master", ()), *groups.get("workers", ())]))
         self.only_submits = not order
-        # Without nodes, Slurm runs every job and chooses where.
+        # Without nodes, Slurm chooses where each job runs.
         order = order or [*groups.get("login", ())][:1]
         previous = self._plan_file()
         self.nodes: tuple[Node, ...] = tuple(
@@ -161,13 +161,13 @@ class Cluster(JobVerbs):
             extra_vars: variables that win over the inventory's.
             vault_password_file: file with the password of encrypted variables, or a program that prints it.
             vault_password: the password itself.
-            become_password: what sudo asks for on the nodes; empty where it asks for none.
-            planned: make the address plan, too, for the first :meth:`plan`: Ansible starts once in place of
-                twice.
+            become_password: the sudo password on the nodes; empty if sudo needs none.
+            planned: make the address plan as well, for the first :meth:`plan`, so that Ansible starts only
+                once.
 
         Raises:
             InputError: no inventory was named and none was found, or there is no such password file.
-            InventoryError: it is missing, cannot be parsed, or has no nodes.
+            InventoryError: the inventory is missing, cannot be parsed, or has no nodes.
 
         >>> Cluster.load("inventory/lab").name  # doctest: +SKIP
         'rdm'
@@ -179,7 +179,7 @@ class Cluster(JobVerbs):
         if vault_password:
             vault = password_in_memory(vault_password)
         plan = None
-        # Extra variables have types and templates, for which a run has a file.
+        # Extra variables have types and templates, which only the file of a run can carry.
         if planned and not extra_vars:
             listing, plan = read_with_plan(path, vault)
         else:
@@ -199,7 +199,7 @@ class Cluster(JobVerbs):
         return cluster
 
     def _plan_file(self) -> AddressPlan | None:
-        """Return the plan in the plan file, None also when that is broken: a run refuses it, and says why."""
+        """Return the plan of the plan file; None if there is none, or it is broken, which a run refuses."""
         environment.make_importable()
         from ansible_collections.rdm.provision.plugins.plugin_utils.addresses import address_plan
 
@@ -213,7 +213,7 @@ class Cluster(JobVerbs):
         """Return a node by its name.
 
         Raises:
-            InputError: there is none; the message names the closest.
+            InputError: there is no such node; the message names the closest.
         """
         for node in self.nodes:
             if node.name == name:
@@ -224,7 +224,7 @@ class Cluster(JobVerbs):
     def select(self, limit: str) -> tuple[str, ...]:
         """Return the names of the nodes that a pattern (Ansible's ``--limit``) selects, by rank.
 
-        Every part of the pattern must match something: a part with a typo is an error, not a warning.
+        Every part of the pattern must match something: a typo is an error, not a warning.
 
         Raises:
             InputError: a part, or the whole, matches no node.
@@ -233,7 +233,7 @@ class Cluster(JobVerbs):
 
     @property
     def login(self) -> str:
-        """The host that jobs are submitted to Slurm from; empty where the inventory has none."""
+        """The host that submits jobs to Slurm; empty if the inventory has none."""
         return next(iter(self._groups.get("login", ())), "")
 
     # --- the address plan ------------------------------------------------------------------------------
@@ -243,10 +243,10 @@ class Cluster(JobVerbs):
 
         Args:
             save: write it to the plan file.
-            release: removed nodes whose reserved addresses may be given away again; saves as well.
+            release: removed nodes whose reserved addresses become free; saves as well.
 
         Raises:
-            InventoryError: the plan cannot be made, or a node to release has no reserved address.
+            InventoryError: the plan cannot be made, or a node in ``release`` has no reserved address.
                 Nothing is written; ``problems`` has every reason.
             ClusterBusyError: another run is changing this cluster.
 
@@ -292,11 +292,11 @@ class Cluster(JobVerbs):
 
     @property
     def is_bare(self) -> bool:
-        """Whether jobs run on the hosts themselves: ``rdm_runtime: host``, as it is written there."""
+        """Whether jobs run on the hosts themselves (``rdm_runtime: host``)."""
         return bool(self.nodes) and self.nodes[0].variables.get("rdm_runtime") == RUNTIME_HOST
 
     def _refuse_bare(self, verb: str, instead: str) -> None:
-        """Refuse a verb that is for containers, with what works on bare hosts instead."""
+        """Refuse a verb for containers on bare hosts, and name what works there instead."""
         if self.is_bare:
             raise InputError(
                 f"{verb} is for containers, and {self.inventory} has bare hosts (rdm_runtime: host)",
@@ -304,7 +304,7 @@ class Cluster(JobVerbs):
             )
 
     def _refuse_containers(self, verb: str, instead: str) -> None:
-        """Refuse a verb that is for bare hosts. What is misspelt the plan refuses."""
+        """Refuse a verb for bare hosts on a cluster of containers. The plan refuses a misspelt runtime."""
         if self.only_submits:
             return  # for the want of nodes
         if self.nodes and self.nodes[0].variables.get("rdm_runtime", RUNTIME_CONTAINER) == RUNTIME_CONTAINER:
@@ -315,7 +315,7 @@ class Cluster(JobVerbs):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names that ``limit`` understands: nodes, then groups."""
+        """The names that ``limit`` accepts: nodes, then groups."""
         groups = [name for name in self._groups if name not in ("all", "ungrouped")]
         return (*(node.name for node in self.nodes), *groups)
 
@@ -330,10 +330,10 @@ class Cluster(JobVerbs):
     ) -> Run:
         """Bring the cluster up: images, network, MY_IP, containers, hostfile, and a check of the fabric.
 
-        Refused where it would end a training job; so is :meth:`down`.
+        Refused if it would end a training job; so is :meth:`down`.
 
         Args:
-            recheck: look at everything anew, also on nodes whose state file says that nothing is to be done.
+            recheck: check everything again, even on nodes whose state file says that they have no work.
             tags: only the parts with one of these tags; None for all.
             run_options: see :class:`RunOptions`.
 
@@ -363,7 +363,7 @@ class Cluster(JobVerbs):
         The errors are those of :meth:`up`.
 
         Args:
-            recheck: look at everything anew, also on nodes whose state file says that nothing is to be done.
+            recheck: check everything again, even on nodes whose state file says that they have no work.
             tags: only the parts with one of these tags; None for all.
             run_options: see :class:`RunOptions`.
 
@@ -385,15 +385,15 @@ class Cluster(JobVerbs):
         """Measure the fabric between the containers. The result's ``fabric`` is the table.
 
         Args:
-            all_pairs: measure every pair also in a cluster so large that a sample would do.
-            rdma: measure RDMA bandwidth and latency, too: the result's ``rdma``.
-            collective: time an all-reduce over all nodes, too, for which their image needs the trainer: the
-                result's ``collective``.
-            max_size: its largest tensor, from ``1M`` up, such as ``256M``; default: ``1G``.
+            all_pairs: measure every pair, even in a cluster large enough for a sample.
+            rdma: measure RDMA bandwidth and latency as well; in the result's ``rdma``.
+            collective: time an all-reduce over all nodes as well; in the result's ``collective``. The image
+                needs the trainer.
+            max_size: the all-reduce's largest tensor, from ``1M`` up, such as ``256M``; default: ``1G``.
             run_options: see :class:`RunOptions`.
 
         Raises:
-            InputError: RDMA or a collective is asked of a single node, ``max_size`` is no size, or the nodes
+            InputError: RDMA or a collective needs more than one node, ``max_size`` is no size, or the nodes
                 are bare hosts.
 
         >>> Cluster.load("inventory/lab").verify().result().fabric["verdicts"]  # doctest: +SKIP
@@ -421,7 +421,7 @@ class Cluster(JobVerbs):
         tags: str | None = None,
         **run_options: Unpack[RunOptions],
     ) -> Run:
-        """Take away what :meth:`up` made, and nothing else: what does not carry our label stays.
+        """Take away what :meth:`up` made, and only what carries our label.
 
         Args:
             images: remove the images as well.
@@ -456,7 +456,7 @@ class Cluster(JobVerbs):
     def env_down(self, *, tags: str | None = None, **run_options: Unpack[RunOptions]) -> Run:
         """Take away what :meth:`env_up` made, and nothing else.
 
-        Refused while a job uses the environment, or a node does not say whether one does.
+        Refused while a job uses the environment, or if a node does not report whether one does.
 
         The errors are those of :meth:`up`.
 
@@ -475,7 +475,7 @@ class Cluster(JobVerbs):
         """Make a Slurm cluster of the hosts, with accounting. A Slurm that is not ours is never touched.
 
         Args:
-            forks: how many hosts at a time.
+            forks: the number of hosts at a time.
             verbosity: ansible-playbook's number of ``-v``.
 
         >>> Cluster.load("inventory/lab").slurm_up().result().exit_code  # doctest: +SKIP
@@ -487,7 +487,7 @@ class Cluster(JobVerbs):
         """Take away what :meth:`slurm_up` made, and nothing else. Refused while jobs are in the queue.
 
         Args:
-            purge: also remove the accounting database, with what is known of past jobs.
+            purge: also remove the accounting database, with the records of past jobs.
             forks: how many hosts at a time.
             verbosity: ansible-playbook's number of ``-v``.
         """
@@ -495,7 +495,7 @@ class Cluster(JobVerbs):
         return self._slurm("slurm-down", "slurm_down", forks, verbosity, exclusive=True, extra=extra)
 
     def slurm_status(self, *, forks: int = 0, verbosity: int = 0) -> Run:
-        """Ask slurmctld for its nodes and its queue, read-only. :meth:`slurm_answer` has what it said.
+        """Query slurmctld's nodes and queue, read-only. :meth:`slurm_answer` returns them.
 
         Args:
             forks: how many hosts at a time.
@@ -508,7 +508,7 @@ class Cluster(JobVerbs):
         return self._run(verb, playbook, {"forks": forks, "verbosity": verbosity}, keep=keep, **more)
 
     def status(self, **run_options: Unpack[RunOptions]) -> Run:
-        """Look at what runs where, read-only. :meth:`states` turns the result into one record per node.
+        """Gather what runs where, read-only. :meth:`states` turns the result into one record per node.
 
         The errors are those of :meth:`up`.
 
@@ -534,10 +534,10 @@ class Cluster(JobVerbs):
         r"""Run a command in the training containers. :meth:`outputs` turns the result into one per node.
 
         Args:
-            argv: the command and its arguments, a list; no shell looks at them.
-            user: as this user of the container; default: the container's own.
+            argv: the command and its arguments, a list; no shell interprets them.
+            user: the user in the container; default: the container's own.
             timeout: seconds after which the wait ends and the node counts as failed.
-            stdin: what the command reads, the same on every node; None means that it has no standard input.
+            stdin: the command's standard input, the same on every node; None for none.
             run_options: see :class:`RunOptions`.
 
         The errors are those of :meth:`up`.
@@ -548,7 +548,7 @@ class Cluster(JobVerbs):
         """
         self._refuse_bare("exec", f"ansible master:workers -i {self.inventory} -a 'COMMAND' runs one there")
         if isinstance(argv, str):
-            # list() of a text would be its letters.
+            # list() of a string would split it into letters.
             words = f"exec({argv.split()!r})"
             raise InputError(f"the command {argv!r} is a text, and exec takes a list of words", hint=words)
         if not argv:
@@ -616,7 +616,7 @@ class Cluster(JobVerbs):
     # --- what runs found -------------------------------------------------------------------------------
 
     def states(self, result: RunResult) -> tuple[NodeState, ...]:
-        """Return the state of each node that a :meth:`status` run looked at."""
+        """Return the state of each node in a :meth:`status` run."""
         return outcomes.states(result, self.name)
 
     def containers(self, result: RunResult) -> tuple[tuple[str, str, str, str], ...]:
@@ -624,11 +624,11 @@ class Cluster(JobVerbs):
         return outcomes.containers(result, [node.name for node in self.nodes])
 
     def kept(self, result: RunResult) -> dict[str, tuple[str, ...]]:
-        """Return what a :meth:`down` run left because of what is in it: directory → nodes."""
+        """Return the directories that a :meth:`down` run left, not being empty: directory → nodes."""
         return outcomes.kept(result)
 
     def slurm_answer(self, result: RunResult) -> SlurmAnswer:
-        """Return what slurmctld said in a :meth:`slurm_status` run, or at the end of :meth:`slurm_up`."""
+        """Return what slurmctld reported in a :meth:`slurm_status` run, or at the end of :meth:`slurm_up`."""
         return outcomes.slurm_answer(result)
 
     def outputs(self, result: RunResult) -> tuple[CommandOutput, ...]:

@@ -1,4 +1,4 @@
-"""Look at the control machine: one check per thing that runs, or the lab, need. Changes nothing."""
+"""Check the control machine for what runs and labs need. Changes nothing."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ from rdm_provision.wording import size_text
 __all__ = ["Check", "examine"]
 
 MIB_PER_FORK = 60
-"""Memory that one of Ansible's forks takes, in MiB; 30 to 80 were seen."""
+"""Memory of one of Ansible's forks, in MiB; 30 to 80 were measured."""
 _GIB = 1 << 30
 _NEEDED_COLLECTIONS = {"community.docker": (4, 8)}
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One thing that was looked at.
+    """The result of one check.
 
     Attributes:
-        name: what.
-        ok: it is as it should be.
+        name: what was checked.
+        ok: it passed.
         detail: what was found, or what to do, in one line.
-        needed_for: ``runs``, or ``lab`` when only the miniature cluster needs it.
+        needed_for: ``runs``, or ``lab`` if only the miniature cluster needs it.
     """
 
     name: str
@@ -45,10 +45,10 @@ class Check:
 
 
 def examine(inventory: Path | None = None) -> Iterator[Check]:
-    """Yield one check after the other. A check that goes wrong says so; it never raises.
+    """Yield one check after the other. A check that fails says so; it never raises.
 
     Args:
-        inventory: the inventory to look at; default: the one that a run would take.
+        inventory: the inventory to check; default: the one that a run would take.
     """
     checks: list[tuple[str, str, Callable[[], tuple[bool, str]]]] = [
         ("python", "runs", _python),

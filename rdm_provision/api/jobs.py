@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Training jobs: what is known of one, and the part of ``Cluster`` that runs them."""
+"""Training jobs: the part of ``Cluster`` that runs and queries them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ STREAMS = ("out", "err", "gpu")
 def _wanted(
     config: str | Path | None, overrides: Iterable[str], **words: str
 ) -> tuple[dict[str, Any], dict[str, list[str]]]:
-    """Return the variables that ask for a job: those with types, and those that are never templated."""
+    """Return a job's variables: those with types, and those that are never templated."""
     if config is not None and not Path(config).is_file():
         raise InputError(f"there is no file {config}", hint="give the path of a job's configuration")
     given = {"job_config": str(config or ""), **words}
@@ -38,7 +38,7 @@ def _wanted(
 
 
 class JobVerbs:
-    """The verbs for jobs. :class:`~rdm_provision.api.cluster.Cluster` has them; nothing else does."""
+    """The verbs for jobs, a mixin of :class:`~rdm_provision.api.cluster.Cluster`."""
 
     inventory: Path
 
@@ -57,15 +57,15 @@ class JobVerbs:
     ) -> Run:
         """Check every node, start a training job on all of them, and watch it to its end.
 
-        The run yields a :class:`JobUpdate` whenever there is news. Cancelling it ends the watching; the job
-        goes on. :meth:`job_states` of the result has the job's last state.
+        The run yields a :class:`JobUpdate` whenever there is news. Cancelling it ends the watching, not the
+        job. :meth:`job_states` of the result has the job's last state.
 
         Args:
-            config: the job's configuration, a YAML file here; not needed to resume one.
+            config: the job's configuration, a local YAML file; not needed to resume a job.
             overrides: values over the configuration's, each ``key.sub=value``.
-            name: what to call the job; default: made of the configuration's name and the time.
-            resume: name of a job that is to go on from its newest checkpoint.
-            watch: stay until the job has ended; otherwise the run ends when it has started.
+            name: the job's name; default: made of the configuration's name and the time.
+            resume: name of a job to resume from its newest checkpoint.
+            watch: stay until the job has ended; otherwise the run ends when the job has started.
             check: only check.
             run_options: see :class:`RunOptions`.
 
@@ -106,16 +106,16 @@ class JobVerbs:
         check: bool = False,
         **run_options: Unpack[RunOptions],
     ) -> Run:
-        """Measure what layouts are predicted from, as a job on all nodes; :meth:`measured` has what it found.
+        """Measure what layouts are predicted from, as a job on all nodes; see :meth:`measured`.
 
-        The nodes must be of one kind. Cancelling the run ends the watching, and not the job.
+        The nodes must be of one kind. Cancelling the run ends the watching, not the job.
 
         Args:
-            config: the job whose layers are measured, a YAML file here.
+            config: the job whose layers are measured, a local YAML file.
             overrides: values over the configuration's, each ``key.sub=value``.
             options: those of ``rdm-trainer profile``, such as ``--links-only``.
-            name: what to call the job; default: made of the configuration's name and the time.
-            check: only check; :meth:`checked_facts` has which GPUs and versions there are.
+            name: the job's name; default: made of the configuration's name and the time.
+            check: only check the nodes; :meth:`checked_facts` returns their GPUs and versions.
             run_options: see :class:`RunOptions`.
 
         The errors are those of :meth:`train`.
@@ -136,7 +136,7 @@ class JobVerbs:
         return self.train(config, words, name=name, check=check, **run_options)
 
     def measured(self, result: RunResult) -> dict[str, Any]:
-        """Return what a :meth:`profile` run found, in the words of ``rdm-trainer profile``; empty if none."""
+        """Return what a :meth:`profile` run measured, as ``rdm-trainer profile`` writes it, or nothing."""
         for results in result.returned.get(JOB_MODULE, {}).values():
             for one in reversed(results):
                 progress = (one.get("job") or {}).get("progress") or {}
@@ -145,7 +145,7 @@ class JobVerbs:
         return {}
 
     def checked_facts(self, result: RunResult) -> dict[str, dict[str, Any]]:
-        """Return what each node reported in a run that only checked them, such as ``gpu`` and ``torch``."""
+        """Return what each node reported in a run with ``check``, such as ``gpu`` and ``torch``."""
         returned = result.returned.get(JOB_MODULE, {})
         return {
             name: dict(one["facts"])
@@ -160,12 +160,12 @@ class JobVerbs:
         overrides: Iterable[str] = (),
         **run_options: Unpack[RunOptions],
     ) -> Run:
-        """Have a configuration checked and resolved, on the job's master. Starts nothing.
+        """Check and resolve a configuration, on the job's master. Starts nothing.
 
         :meth:`resolved_config` of the result is the configuration with every key.
 
         Args:
-            config: the job's configuration, a YAML file here.
+            config: the job's configuration, a local YAML file.
             overrides: values over the configuration's, each ``key.sub=value``.
             run_options: see :class:`RunOptions`.
         """
@@ -174,15 +174,15 @@ class JobVerbs:
         return self._run("train", "job_config", run_options, keep=keep, extra=extra, literal=literal)
 
     def resolved_config(self, result: RunResult) -> str:
-        """Return the YAML that a :meth:`job_config` run found; empty when it did not end well."""
+        """Return the YAML of a :meth:`job_config` run; empty if the run failed."""
         returned = result.returned.get(JOB_MODULE, {})
         return next((str(one["config"]) for told in returned.values() for one in told if "config" in one), "")
 
     def bring_data(self, directory: str | Path, **run_options: Unpack[RunOptions]) -> Run:
-        """Copy a directory from here to every node, where it is ``/jobs/data`` in the container.
+        """Copy a local directory to every node, where it is ``/jobs/data`` in the container.
 
         Args:
-            directory: what to copy. A file that a node has already, with the same content, is not copied.
+            directory: what to copy. Files that a node already has with the same content are not copied.
             run_options: see :class:`RunOptions`.
 
         Raises:
@@ -205,13 +205,13 @@ class JobVerbs:
         report: bool = False,
         **run_options: Unpack[RunOptions],
     ) -> Run:
-        """Look at the jobs of the cluster, or at one. :meth:`job_states` turns the result into records.
+        """Query the jobs of the cluster, or one. :meth:`job_states` turns the result into records.
 
         Args:
-            job: only this one, with all that is known of it.
+            job: only this one, in full.
             watch: stay until it has ended, as :meth:`train` does.
-            sections: read what its logs say, for :meth:`job_sections`, instead of its state.
-            report: read what they tell a report, for :meth:`report_parts`, instead of its state.
+            sections: read its logs for :meth:`job_sections` instead of its state.
+            report: read its logs for :meth:`report_parts` instead of its state.
             run_options: see :class:`RunOptions`.
 
         >>> cluster = Cluster.load("inventory/lab")  # doctest: +SKIP
@@ -252,12 +252,12 @@ class JobVerbs:
         Args:
             job: its name.
             stream: ``out``, ``err`` or ``gpu``.
-            tail: how many of the last lines of each node; 0 for all.
-            follow: go on with what it writes, until it has ended.
-            grep: only lines in which this regular expression is found, of the whole log.
-            rank: only lines that this rank wrote: those with its mark, of the program or of its launcher
+            tail: the number of last lines of each node; 0 for all.
+            follow: go on with new lines until the job has ended.
+            grep: only lines that match this regular expression, from the whole log.
+            rank: only lines of this rank: those with its mark, by the program or its launcher
                 (``[rank3]:``, ``[Rank 3]``, ``3: ``, ``[1,3]<stdout>:``, ``[default3]:``), the rest of a
-                traceback that begins with one, and all of a node that has no other rank.
+                traceback that begins with one, and all lines of a node that has no other rank.
             run_options: see :class:`RunOptions`.
 
         >>> for event in Cluster.load("inventory/lab").logs("demo-1121-081512"):  # doctest: +SKIP
@@ -303,9 +303,9 @@ class JobVerbs:
         :meth:`removals` of the result says what went.
 
         Args:
-            jobs: their names. One that runs on a node is kept there. What is left of jobs whose removal was
-                killed goes in any case.
-            check: only say what would go.
+            jobs: their names. A node keeps a job that runs there. Leftovers of a killed removal go in any
+                case.
+            check: only report what would go.
             run_options: see :class:`RunOptions`.
 
         >>> cluster = Cluster.load("inventory/lab")  # doctest: +SKIP
@@ -327,7 +327,7 @@ class JobVerbs:
     def removals(self, result: RunResult) -> tuple[Removal, ...]:
         """Return what a :meth:`prune` run removed, or would remove, in the order of the nodes.
 
-        A directory that nodes share is there once, with the first of them.
+        A directory that nodes share is listed once, with the first of them.
         """
         told = result.returned.get(JOB_MODULE, {})
         found: dict[tuple[str, str], Removal] = {}
@@ -336,13 +336,13 @@ class JobVerbs:
                 for one in (*answer.get("removed", ()), *answer.get("kept", ())):
                     removal = Removal(one["job"], node, int(one.get("bytes", 0)), str(one.get("reason", "")))
                     which = (removal.job, str(one.get("identity") or node))
-                    # A later reader finds less of it.
+                    # Nodes that remove a shared directory later find less of it.
                     if which not in found or found[which].bytes < removal.bytes:
                         found[which] = removal
         return tuple(found.values())
 
     def heard_jobs(self, result: RunResult) -> tuple[JobState, ...]:
-        """Return the jobs of a :meth:`jobs` run of which the master answered, or who submitted them."""
+        """Return the jobs of a :meth:`jobs` run whose master, or submitting host, answered."""
         told = result.returned.get(JOB_MODULE, {})
         return tuple(
             state for state in self.job_states(result) if state.launcher == "slurm" or state.master in told
@@ -351,7 +351,7 @@ class JobVerbs:
     def job_states(self, result: RunResult) -> tuple[JobState, ...]:
         """Return the jobs that a :meth:`jobs` or :meth:`train` run found, the newest first.
 
-        Of each job the word of its master counts, where the master was heard.
+        The master's report of a job counts, if the master answered.
         """
         now = time.time()
         found: dict[str, JobState] = {}
@@ -365,39 +365,39 @@ class JobVerbs:
         return tuple(sorted(found.values(), key=lambda state: state.started or 0.0, reverse=True))
 
     def job_sections(self, result: RunResult) -> tuple[LogSection, ...]:
-        """Return what a :meth:`jobs` run with ``sections`` found of all nodes, in the order of the nodes."""
+        """Return what a :meth:`jobs` run with ``sections`` found on all nodes, in the order of the nodes."""
         told = result.returned.get(JOB_MODULE, {})
         order = [name for name in result.nodes if name in told]
         return merged(one["sections"] for name in order for one in told[name] if one.get("sections"))
 
     def report_parts(self, result: RunResult) -> list[dict[str, Any]]:
-        """Return what each node told of a job in a :meth:`jobs` run with ``report``, in the nodes' order."""
+        """Return what each node reported in a :meth:`jobs` run with ``report``, in the order of the nodes."""
         told = result.returned.get(JOB_MODULE, {})
         order = [name for name in result.nodes if name in told]
         return [one["report"] for name in order for one in told[name] if one.get("report")]
 
     def knows_job(self, result: RunResult) -> bool:
-        """Return whether any node that answered in a run about one job has that job."""
+        """Return whether any node that answered has the job that a run was about."""
         return any(
             one.get("known") for results in result.returned.get(JOB_MODULE, {}).values() for one in results
         )
 
     def ranks_instead(self, result: RunResult) -> int:
-        """Return how many ranks a job has, where no node has a line of the one that :meth:`logs` wanted.
+        """Return how many ranks a job has, if no node has a line of the rank that :meth:`logs` wanted.
 
-        0 where a node has one, or may come to have one.
+        0 if a node has one, or may get one.
         """
         told = result.returned.get(JOB_MODULE, {}).values()
         found = [int(one.get("ranks") or 0) for results in told for one in results if one.get("known")]
         return max(found) if found and all(found) else 0
 
     def untold_ranks(self, result: RunResult) -> tuple[str, ...]:
-        """Return why no line is there of the rank that :meth:`logs` wanted, a sentence for each log."""
+        """Return why there is no line of the rank that :meth:`logs` wanted, a sentence for each log."""
         told = result.returned.get(JOB_MODULE, {}).values()
         return tuple(str(one["untold"]) for results in told for one in results if one.get("untold"))
 
     def near_jobs(self, result: RunResult) -> tuple[str, ...]:
-        """Return the jobs that are spelt nearly like the one that no node knew in a run about one job."""
+        """Return jobs spelt nearly like the one that no node knew."""
         told = result.returned.get(JOB_MODULE, {}).values()
         return tuple(
             dict.fromkeys(near for results in told for one in results for near in one.get("near") or ())

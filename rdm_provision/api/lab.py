@@ -38,9 +38,9 @@ class LabNode:
     Attributes:
         name: ``n1``, ``n2``…
         address: where ssh goes.
-        state: ``running``, or Docker's word for what it is instead (``exited`` after a stop).
+        state: Docker's word: ``running``, or such as ``exited`` after a stop.
         cable: ``plugged``, ``cut`` or ``unplugged``: its link to the fabric.
-        engine: ``ready``, or why its Docker Engine is not; empty when the node does not run.
+        engine: ``ready``, or why its Docker Engine is not; empty if the node does not run.
     """
 
     name: str
@@ -51,12 +51,12 @@ class LabNode:
 
     @property
     def healthy(self) -> bool:
-        """It runs, is plugged in, and its engine answers."""
+        """Whether it runs, is plugged in, and its engine answers."""
         return (self.state, self.cable, self.engine) == ("running", "plugged", "ready")
 
 
 class Lab:
-    """A lab, made or not.
+    """A lab, whether it exists or not.
 
     >>> lab = Lab("mine")
     >>> lab.up(nodes=2).result()  # doctest: +SKIP
@@ -64,8 +64,8 @@ class Lab:
     ['10.20.0.11', '10.20.0.12']
 
     Args:
-        name: up to 30 lower-case letters, digits and inner hyphens; labs of several names exist side by side.
-        directory: its inventory is written to ``inventory/NAME`` below; default: the current directory.
+        name: up to 30 lower-case letters, digits and inner hyphens; several labs may exist side by side.
+        directory: its inventory is written to ``inventory/NAME`` in here; default: the current directory.
 
     Raises:
         InputError: the name cannot be used.
@@ -82,7 +82,7 @@ class Lab:
 
     @property
     def inventory(self) -> Path:
-        """The folder of the lab's inventory: where it is, or where it would be made."""
+        """The folder of the lab's inventory, whether it exists or not."""
         known = self._ask(lambda: self._engine.directory()) if self._engine_answers() else ""
         return Path(known) if known else self.directory / "inventory" / self.name
 
@@ -108,28 +108,28 @@ class Lab:
 
         Args:
             nodes: how many; the first, ``n1``, is the master.
-            driver: of the container network that the inventory asks for; one of :data:`DRIVERS`. Empty means
+            driver: the inventory's driver of the container network; one of :data:`DRIVERS`. Empty means
                 ``sriov`` for virtual machines, which have no other, and ``macvlan`` for containers.
             image_source: ``registry``, ``packages``, or ``auto`` for whichever works.
             hardware: one of :data:`HARDWARE`.
-            engine: the Docker Engine of virtual machines: ``20.10``, ``26.1``, or ``newest`` for the last
-                one that Debian has. Empty means 26.1. Nodes that are containers have that of this machine's
-                release, or ``podman``.
-            kernel: that of virtual machines: ``6.12``, or ``newest`` for the last one in the backports of
+            engine: the Docker Engine of virtual machines: ``20.10``, ``26.1``, or ``newest`` for Debian's
+                newest. Empty means 26.1. Nodes that are containers have that of this machine's release, or
+                ``podman``.
+            kernel: that of virtual machines: ``6.12``, or ``newest`` for the newest in the backports of
                 their release. Empty means 6.12.
-            trainer: containers run the training image, made from the trainer's sources as they are now; with
+            trainer: containers run the training image, made from the trainer's current sources; with
                 ``slurm`` nodes have its packages instead, for :meth:`Cluster.env_up`.
-            extras: what else than a training they are for, with ``trainer``: ``finetune``.
+            extras: what the image supports besides training, with ``trainer``: ``finetune``.
             slurm: the nodes have Slurm's packages, a shared directory and stand-ins for GPUs, and the
-                inventory says which partition each is in, for :meth:`Cluster.slurm_up`.
+                inventory names each node's partition, for :meth:`Cluster.slurm_up`.
             rails: how many interfaces each node has on the fabric, ``ib0``, ``ib1`` and so on; virtual
                 machines have a card for each, with virtual functions of its own.
-            check: change nothing, say what would be changed.
+            check: change nothing, report what would change.
             verbosity: ansible-playbook's number of ``-v``.
 
         Raises:
-            InputError: no lab can have this number of nodes or rails, this driver, engine or kernel, or this
-                hardware here, or extras without a trainer.
+            InputError: no lab can have this number of nodes or rails, this driver, engine or kernel; this
+                machine cannot have this hardware; or there are extras without a trainer.
         """
         from ansible_collections.rdm.provision.rdm_lab.vm import machine, recipe
 
@@ -167,7 +167,7 @@ class Lab:
                 "lab_slurm": slurm,
                 "lab_rails": rails,
             },
-            # Marks everything that the run starts, so that `down` can end what a killed run has left.
+            # Marks what the run starts, so that `down` can end what a killed run left behind.
             env={_MARKER: f"{os.environ.get('DOCKER_HOST', '')}/{self.name}"},
             check=check,
             verbosity=verbosity,
@@ -178,14 +178,14 @@ class Lab:
 
         Args:
             purge: also remove the cached images, which the next :meth:`up` of any lab makes again.
-            check: change nothing, say what would be changed.
+            check: change nothing, report what would change.
             verbosity: ansible-playbook's number of ``-v``.
         """
         variables = {"lab_directory": str(self.directory / "inventory" / self.name), "lab_purge": purge}
         return self._run("lab down", "lab_down", variables, check=check, verbosity=verbosity)
 
     def status(self) -> list[LabNode]:
-        """Return how every node is now; an empty list when there is no such lab.
+        """Return the state of every node; an empty list if there is no such lab.
 
         Raises:
             RdmError: this machine's engine does not answer.
@@ -207,7 +207,7 @@ class Lab:
 
         Args:
             node: which.
-            timeout: seconds within which it has to be ready; by default, what a node of its kind takes.
+            timeout: seconds within which it has to be ready; the default depends on its hardware.
 
         Raises:
             InputError: there is no such node.
@@ -296,7 +296,7 @@ class Lab:
 
     @contextmanager
     def _input(self) -> Iterator[None]:
-        """What the lab's rules refuse in here is a bad input."""
+        """Raise what the lab's rules refuse as bad input."""
         try:
             yield
         except self._spec.LabProblem as problem:

@@ -1,7 +1,7 @@
-"""One HTML page of what jobs wrote. The collection carries the part of the trainer that knows logs.
+"""One HTML page of what jobs wrote.
 
-That part needs neither torch nor the trainer's other packages. It is run as a program of its own, so that the
-two sides import nothing of each other.
+The trainer's package ``rdm_log`` makes it. The collection carries that package, which needs neither torch nor
+the trainer's others. It runs as a program of its own, so that neither side imports the other.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ from rdm_provision.runner.lock import cluster_lock_module
 __all__ = ["last_known", "write", "write_parts"]
 
 MODULE = "rdm_log.report.write"
-# What a result tells of the network, and what is in it when it has something to say.
+# Parts of a result about the network, and the key that is not empty where there are data.
 _TOLD = {"fabric": "rtt_us", "rdma": "bandwidth_gbit", "plan": "nodes"}
 
 
 def write(
     paths: Sequence[Path], output: Path, *, state: str = "", conf: Path | None = None
 ) -> dict[str, Any]:
-    """Write the report of some paths here, and return each job's verdict by its name.
+    """Write the report of local paths, and return each job's verdict by its name.
 
     Args:
-        paths: of each job its directory, one with ``NODE.out``, ``NODE.err`` and ``NODE.gpu``, one log, or a
+        paths: for each job its directory, one with ``NODE.out``, ``NODE.err`` and ``NODE.gpu``, a log, or a
             directory that :func:`write_parts` filled.
         output: the page; it is replaced.
-        state: the scheduler's word on what logs were read here, where it is known.
-        conf: what was asked for, as ``KEY=VALUE`` lines.
+        state: the scheduler's state of the job whose logs are read; empty if unknown.
+        conf: a file with the requested settings, as ``KEY=VALUE`` lines.
 
     Raises:
-        InputError: there is nothing of a training in one of the paths, `conf` cannot be read, or the page
-            cannot be written.
+        InputError: one of the paths has no output of a training, `conf` cannot be read, or the page cannot be
+            written.
     """
     home = environment.collection() / "trainer"
     options = [f"--output={output}", f"--state={state}", *([f"--conf={conf}"] if conf else [])]
@@ -71,13 +71,13 @@ def write_parts(
     known: Mapping[str, Any] | None = None,
     missing: Sequence[str] = (),
 ) -> None:
-    """Fill a directory with what the nodes of a job told, for :func:`write`.
+    """Fill a directory with what the nodes reported of a job, for :func:`write`.
 
     Args:
-        folder: its name is the job's; it is made.
+        folder: is created; its name is the job's.
         parts: of each node, as :meth:`Cluster.report_parts` returns them.
         known: of the cluster, as :func:`last_known` returns it.
-        missing: nodes that could not be asked; the page and the verdict say so.
+        missing: nodes that did not answer; the page and the verdict say so.
     """
     folder.mkdir()
     for number, part in enumerate(parts):
@@ -89,10 +89,10 @@ def write_parts(
 
 
 def last_known(home: Path) -> dict[str, dict[str, Any]]:
-    """Return what the records of a cluster's runs tell of its network, each by the newest that does.
+    """Return what the records of a cluster's runs have about its network, the newest of each.
 
     ``fabric`` is the table of the fabric, ``rdma`` what pairs measured over RDMA, ``plan`` the address plan.
-    What none tells is left out.
+    What no record has is left out.
     """
     runs = cluster_lock_module().state_folder(home) / "runs"
     found: dict[str, dict[str, Any]] = {}

@@ -8,12 +8,12 @@ __all__ = ["RunOptions"]
 
 
 class RunOptions(TypedDict, total=False):
-    """How a verb runs; each may be left out.
+    """How a verb runs; each option may be left out.
 
     Attributes:
         limit: only these nodes (Ansible's ``--limit`` pattern).
         forks: how many nodes at once; 0 for min(50, nodes).
-        verbosity: how much ansible-playbook says in the record.
+        verbosity: ansible-playbook's number of ``-v``, for the record.
     """
 
     limit: str

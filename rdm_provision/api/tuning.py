@@ -1,6 +1,6 @@
-"""The fastest layout of a job on a cluster: what the planner needs to know about its nodes.
+"""The fastest layout of a job on a cluster: gather what the planner needs about its nodes.
 
-The planner is the trainer's part that needs no torch; the collection carries it.
+The planner is a part of the trainer that needs no torch; the collection carries it.
 """
 
 from __future__ import annotations
@@ -54,10 +54,10 @@ __all__ = [
 
 searched = functools.partial(verb.searched, statement=engine_step)
 tune = functools.partial(verb.tune, statement=engine_step)
-"""See :mod:`rdm_planner.tune.verb`; the steps are those of our engine."""
+"""See :mod:`rdm_planner.tune.verb`; steps are timed as our engine runs them."""
 
 PROFILE_FILE = "profile.cfg"
-"""Beside the inventory. YAML; of a directory with an inventory Ansible does not read files of this name."""
+"""Beside the inventory. It is YAML, but Ansible ignores files of this name in an inventory's directory."""
 
 
 class _PlannerError(InputError):
@@ -78,7 +78,7 @@ def user_errors() -> Iterator[None]:
 
 
 def profile_of(cluster: Cluster) -> ClusterProfile:
-    """Return what was measured on a cluster; nothing where there is no file.
+    """Return what was measured on a cluster; an empty profile if there is no file.
 
     Raises:
         TrainerError: The file cannot be used.
@@ -96,19 +96,19 @@ def with_measured(
     """Return a cluster's profile with the results of ``rdm-trainer profile`` in addition.
 
     Args:
-        known: What was measured before.
+        known: The profile so far.
         nodes: The GPU of each node of that kind.
         measured: What :meth:`rdm_provision.api.jobs.JobVerbs.measured` returned.
-        seconds: What each node took for the same work, the measured one first; None where there is one node.
+        seconds: What each node took for the same work, the measured one first; None if there is one node.
 
     Raises:
-        TrainerError: It is no profile.
+        TrainerError: ``measured`` is no profile.
     """
     return known.with_measured(nodes, Profile.of(measured, "what the job has measured"), seconds)
 
 
 def keep_profile(cluster: Cluster, profile: ClusterProfile) -> Path:
-    """Write what was measured beside the inventory, and return the file.
+    """Write a profile beside the inventory, and return the file.
 
     Raises:
         InputError: it cannot be written.
@@ -125,7 +125,7 @@ def keep_profile(cluster: Cluster, profile: ClusterProfile) -> Path:
 
 
 def image_of(node: Node) -> str:
-    """Return the image that a node's jobs run in; empty on a bare host, or where a template names it."""
+    """Return the image that a node's jobs run in; empty on a bare host, or if a template names it."""
     image = str(node.variables.get("container_image") or "")
     return "" if "{{" in image or node.variables.get("rdm_runtime") == "host" else image
 
@@ -141,19 +141,19 @@ def fleet(
 ) -> Fleet:
     """Return a cluster's nodes for the planner, with what was measured on them.
 
-    A profile must be of the nodes: of their GPUs, of the image that the inventory names, and, where the nodes
-    were checked, of their versions of torch and DeepSpeed.
+    A profile must match the nodes: their GPUs, the image in the inventory, and, if the nodes were checked,
+    their versions of torch and DeepSpeed.
 
     Args:
-        cluster: whose.
+        cluster: the nodes' cluster.
         limit: only these nodes (Ansible's ``--limit`` pattern).
         config: the job, as ``rdm_core.config`` reads it.
-        measure: the command that measures there.
+        measure: the command that measures there, for hints.
         guess: leave out what was measured.
         facts: node -> ``gpu``, ``torch`` and ``deepspeed``, which a check found there; None without a check.
 
     Raises:
-        InputError: the cluster has no nodes, or their GPUs are not known.
+        InputError: the cluster has no nodes, or their GPUs are unknown.
         InventoryError: values of the inventory cannot be used.
         TrainerError: what was measured does not hold for this job, or for these nodes.
     """
@@ -186,7 +186,7 @@ def fleet(
 
 
 def _checked_gpus(nodes: Sequence[Node]) -> dict[str, Gpus]:
-    """Return what the inventory has about each node's GPUs, by the rule of the plan that every run makes."""
+    """Return what the inventory has about each node's GPUs, checked as in the plan of every run."""
     make_importable()
     from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.cluster_variables import (
         Host,
@@ -200,7 +200,7 @@ def _checked_gpus(nodes: Sequence[Node]) -> dict[str, Gpus]:
 
 
 def _gpu(node: Node, found: str, measure: str) -> str:
-    """Return the name of a node's GPUs: the inventory's, which must be the one found there, or that one."""
+    """Return the name of a node's GPUs: the inventory's or the one found there, which must agree."""
     written = str(node.variables.get("rdm_gpu") or "")
     if "{{" in written:
         raise InputError(f"rdm_gpu of {node.name} is a template", hint="write the GPU itself, as H100")
@@ -220,12 +220,12 @@ def _gpu(node: Node, found: str, measure: str) -> str:
 
 
 def _canonical(name: str) -> str:
-    """Return our name of a GPU, which drivers and users give several."""
+    """Return our name of a GPU; drivers and users have several."""
     known = flops.find_accelerator(name)
     return known.name if known else name
 
 
 def _versions(node: Node, profile: Profile, facts: Mapping[str, Any]) -> dict[str, str]:
-    """Return the versions on a node as far as they are known and the profile has its own of them."""
+    """Return the versions on a node that are both known and in the profile."""
     known = {"image": image_of(node), **{name: str(facts.get(name) or "") for name in ("torch", "deepspeed")}}
     return {name: version for name, version in known.items() if version and name in profile.versions}

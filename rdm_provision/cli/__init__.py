@@ -1,6 +1,6 @@
 """The command-line program ``rdm-provision``: a thin view over :mod:`rdm_provision`, one file per verb.
 
-Only click is imported at start; a verb's file, and with it Ansible and rich, is loaded when it is used.
+Only click is imported at start. A verb's file, and with it Ansible and rich, is loaded when it is used.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ VERBS: dict[str, tuple[str, str]] = {
 
 
 class Verbs(click.Group):
-    """The verbs, each loaded when it is first needed."""
+    """The verbs, loaded when first used."""
 
     # ruff: noqa: ARG002  # click names the arguments
 
@@ -69,7 +69,7 @@ class Verbs(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the verb, or say which one was probably meant."""
+        """Find the verb, or suggest the nearest one."""
         name = args[0]
         if name not in VERBS and not name.startswith("-"):
             from rdm_provision.nearest import did_you_mean
@@ -113,7 +113,7 @@ def cli() -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run the program and exit. Every error is one sentence; a traceback is a bug."""
+    """Run the program and exit. An error is one sentence; a traceback is a bug."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     sys.exit(_run(arguments))
 
@@ -132,7 +132,7 @@ def _run(arguments: list[str]) -> int:
         click.echo("\nStopped.", err=True)
         return CANCELLED
     except BrokenPipeError:
-        # The reader of our output is gone, as in `rdm-provision status | head -1`.
+        # Nobody reads our output any more, as in `rdm-provision status | head -1`.
         sys.stderr.close()
         return FAILED
     except Exception as error:
@@ -163,7 +163,7 @@ def _help_hint(arguments: Sequence[str], error: click.UsageError) -> str:
         return f"rdm-provision check {shlex.join(words)}".rstrip() + ", which shows what `up` would change"
     if error.ctx is not None:
         return f"{error.ctx.command_path} --help"
-    # The error of an option without a value does not name its command.
+    # click's error for an option without a value does not name the command.
     verb = next((word for word in arguments[:1] if word in VERBS), "")
     return " ".join(filter(None, (PROGRAM, verb, "--help")))
 
@@ -178,7 +178,7 @@ def _report(
     problems: Sequence[Any] = (),
     warnings: Sequence[str] = (),
 ) -> int:
-    """Say what is wrong: as JSON when that was asked for, else in words on stderr."""
+    """Report an error: as JSON with ``--json``, else as text on stderr."""
     own = arguments[: arguments.index("--")] if "--" in arguments else arguments
     if "--json" in own:
         import json

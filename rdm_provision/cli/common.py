@@ -1,4 +1,4 @@
-"""What the verbs share: options, the way from options to a cluster, and running with a view."""
+"""What the verbs share: options, loading the cluster, and running with a view."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ __all__ = [
 
 Command = Callable[..., Any]
 
-# Terminals obey these, and JSON lets them stand in strings (RFC 8259, section 7).
+# Terminals interpret these; JSON allows them in strings (RFC 8259, section 7).
 _CONTROL = re.compile("[\x7f-\x9f]")
 
 
 def is_here(path: str | Path) -> bool:
-    """Return whether a path is there. One that may not be looked at is: whoever reads it says why."""
+    """Return whether a path exists. One without permission counts as there: reading it reports why."""
     try:
         return Path(path).exists()
     except OSError:
@@ -57,7 +57,7 @@ def is_here(path: str | Path) -> bool:
 
 @dataclass(frozen=True)
 class Options:
-    """The common options as given, and what follows from them."""
+    """The common options, and what follows from them."""
 
     inventory: Path | None = None
     extra_vars: Mapping[str, Any] | None = None
@@ -94,7 +94,7 @@ class Options:
     @property
     def run(self) -> dict[str, Any]:
         """The arguments that every run verb of :class:`~rdm_provision.api.cluster.Cluster` takes."""
-        # The first -v is our own: a line per task. The others are ansible-playbook's.
+        # The first -v is ours: a line per task. The others are ansible-playbook's.
         return {"limit": self.limit, "forks": self.forks or 0, "verbosity": max(0, self.verbose - 1)}
 
     def carry_out(self, cluster: Cluster, run: Run, *, brief: bool = False) -> RunResult | None:
@@ -105,10 +105,10 @@ class Options:
         Args:
             cluster: whose run it is.
             run: not yet started.
-            brief: one step whose results say it all.
+            brief: the run is one step, and its results say it all.
 
         Returns:
-            The result; None when only the command was to be shown.
+            The result; None with ``--show-command``.
         """
         if self.show_command:
             click.echo(run.command)
@@ -118,11 +118,11 @@ class Options:
         return watch(run, title=cluster.name, verbose=self.verbose, silent=self.as_json, brief=brief)
 
     def carry_out_to_tell(self, cluster: Cluster, run: Run, *, brief: bool = False) -> RunResult:
-        """Run to the end, as above, and return a result that the verb is to tell in words.
+        """Run to the end, as above, and return a result for the verb to print.
 
         Raises:
-            click.exceptions.Exit: all is said: the command was shown, the result is JSON, or the run was
-                refused or broken off. It has the exit code.
+            click.exceptions.Exit: nothing is left to print: the command was shown, the result is JSON, or the
+                run was refused or cancelled. It has the exit code.
         """
         result = self.carry_out(cluster, run, brief=brief)
         if result is None:
@@ -137,12 +137,12 @@ class Options:
         return result
 
     def carry_out_to_recap(self, cluster: Cluster, run: Run, steps: Sequence[tuple[str, str]]) -> int:
-        """Run to the end, as above, and show what was done on each node, and what is left there.
+        """Run to the end, as above, and print the recap and what is left on the nodes.
 
         Args:
             cluster: whose run it is.
             run: not yet started.
-            steps: what comes next where all went well: (what for, command).
+            steps: what to do next if all went well: (what for, command).
 
         Returns:
             The exit code.
@@ -193,11 +193,11 @@ def _parse_extra_vars(ctx: click.Context, _param: click.Parameter, values: tuple
 
 
 def _variables(text: str, where: str) -> dict[str, Any]:
-    """Return the variables of a text of YAML (or JSON), as ansible-playbook takes them."""
+    """Return the variables in YAML or JSON, as ansible-playbook takes them."""
     import yaml
 
     class Loader(yaml.SafeLoader):
-        """Knows the tag of what is never templated, which recorded commands have."""
+        """Knows ``!unsafe``, which recorded commands have."""
 
     def literal(loader: Loader, node: yaml.Node) -> Any:
         if isinstance(node, yaml.SequenceNode):
@@ -225,7 +225,7 @@ def _variables(text: str, where: str) -> dict[str, Any]:
 
 
 def _complete_limit(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Offer node and group names. Never fails: a shell is waiting."""
+    """Complete node and group names. Never fails, because a shell is waiting."""
     from click.shell_completion import CompletionItem
 
     before, comma, last = incomplete.rpartition(",")
@@ -247,7 +247,7 @@ def _complete_inventory(
 
 
 def refuse_empty(ctx: click.Context, param: click.Parameter, value: str) -> str:
-    """Refuse a limit that was given and is empty, as of a variable of the shell that is not set."""
+    """Refuse an empty limit, such as that of an unset shell variable."""
     if not value.strip() and ctx.get_parameter_source(param.name or "") is ParameterSource.COMMANDLINE:
         raise click.BadParameter("it is empty; leave it out for all nodes.", param=param)
     return value
@@ -319,7 +319,7 @@ _FORKS = click.option(
 
 
 def _with(*decorators: Callable[[Command], Command]) -> Callable[[Command], Command]:
-    """Return a decorator that adds the options and hands them over as one :class:`Options`, first."""
+    """Return a decorator that adds the options and passes them as one :class:`Options`, first."""
 
     def decorate(command: Command) -> Command:
         @functools.wraps(command)
@@ -354,28 +354,28 @@ recheck_option = click.option(
     is_flag=True,
     help="Look at everything anew, whatever the nodes' state files of earlier runs say.",
 )
-"""The option of the verbs that work only where a look finds something to do."""
+"""The option of verbs that skip nodes without work."""
 
 _RUN = (_EXTRA, _VAULT_FILE, _ASK_VAULT, _ASK_BECOME, _FORKS, _JSON)
 
 limited_run_options = _with(_INVENTORY, _LIMIT, *_RUN, _SHOW, _VERBOSE)
-"""The options of a verb that runs as a whole or not at all."""
+"""The options of a verb without ``--tags``."""
 
 whole_run_options = _with(_INVENTORY, *_RUN, _SHOW, _VERBOSE)
-"""The options of a verb that runs as a whole, on all nodes."""
+"""The options of a verb without ``--tags`` and ``--limit``."""
 
 search_options = _with(_INVENTORY, _LIMIT, *_RUN, _VERBOSE)
-"""The options of a verb that works something out here, and may run jobs to see whether it is true."""
+"""The options of a verb that computes here and may run jobs to validate the result."""
 
 run_options = _with(_INVENTORY, _LIMIT, _TAGS, *_RUN, _SHOW, _VERBOSE)
 """The options of a verb that runs a playbook of several parts."""
 
 
 def untold_options(which: str) -> Callable[[Command], Command]:
-    """Return a decorator: options for what a directory's verdict needs and its logs do not tell.
+    """Return a decorator that adds the options for what a verdict needs beyond the logs of a directory.
 
     Args:
-        which: of what they are, for their help.
+        which: what they apply to, for their help.
     """
     state = click.option(
         "--state",
@@ -393,7 +393,7 @@ def untold_options(which: str) -> Callable[[Command], Command]:
 
 
 def unknown_job(cluster: Cluster, result: RunResult, job: str) -> InputError:
-    """Return the error for the name of a job that no node has, by what they answered."""
+    """Return the error for the name of a job that no node has."""
     from rdm_provision.errors import InputError
     from rdm_provision.nearest import did_you_mean
 
@@ -402,7 +402,7 @@ def unknown_job(cluster: Cluster, result: RunResult, job: str) -> InputError:
 
 
 def lab_steps(cluster: Cluster) -> list[tuple[str, str]]:
-    """Return how to remove the lab that a cluster is made of, when it is one: (what for, command)."""
+    """Return how to remove the lab, if the cluster is one: (what for, command)."""
     if not cluster.is_lab:
         return []
     name = "" if cluster.name == "lab" else f" --name {cluster.name}"

@@ -1,4 +1,4 @@
-"""Commands that we suggest, in the words in which the user has named the cluster."""
+"""Suggested commands, which name the cluster as the user did."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ from click.core import ParameterSource
 __all__ = ["WRITTEN_VARS", "again", "inventory_flag", "with_inventory"]
 
 WRITTEN_VARS = "rdm_provision.extra_vars"
-"""Where a context keeps the words of ``--extra-vars``."""
+"""Key of click's context for the words of ``--extra-vars``."""
 _OF_CLUSTER = ("inventory", "extra_vars", "vault_password_file", "ask_vault_pass", "ask_become_pass")
 _NOT_AGAIN = ("limit", "as_json", "show_command", "verbose")
 _HINTED = re.compile(
     r"(?<!by )\brdm-provision (?:(?:env|slurm) (?:up|down|status)|check|data|down|exec|jobs|logs|plan|profile"
     r"|report|status|stop|train|tune|up|verify)\b(?! -i)"
 )
-"""A command that somebody is to run, and not one by which something was done."""
+"""A command to run, and not one that was run."""
 
 
 def inventory_flag() -> str:
-    """Return how the user named the cluster, for commands that we suggest: `` -i PATH``, variables, vault."""
+    """Return the options that name the cluster, for suggested commands: `` -i PATH``, variables, vault."""
     ctx = click.get_current_context(silent=True)
     return _written(ctx, _OF_CLUSTER) if ctx else ""
 
 
 def with_inventory(text: str) -> str:
-    """Return a sentence whose commands name the cluster as the user did, which who wrote it cannot know."""
+    """Return a sentence with the options that name the cluster added to its commands."""
     flag = inventory_flag()
     return _HINTED.sub(lambda found: found[0] + flag, text) if flag else text
 
 
 def again() -> str:
-    """Return the command that runs as it was given, but for its ``--limit``."""
+    """Return the current command as it was given, without its ``--limit``."""
     ctx = click.get_current_context()
     # The program's own name may be a path.
     words = ctx.command_path.split()[1:] if ctx.parent else [ctx.info_name or ""]
@@ -44,7 +44,7 @@ def again() -> str:
 
 
 def _written(ctx: click.Context, only: Collection[str] = ()) -> str:
-    """Return options and arguments as they were given, a space before each."""
+    """Return options and arguments as given, with a space before each."""
     options, arguments = [], []
     for param in ctx.command.params:
         name = param.name or ""

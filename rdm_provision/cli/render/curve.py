@@ -18,16 +18,16 @@ _TICKS = 4
 
 
 def curve(points: Sequence[Point], width: int, height: int, *, braille: bool = True) -> list[str]:
-    """Return the lines of a picture of some points, axes included.
+    """Return the lines of a plot of points, with axes.
 
     Args:
         points: (x, y), sorted by x; points that are not finite are left out.
-        width: columns of the whole picture.
+        width: columns of the whole plot.
         height: rows of the curve itself; one more row holds the ends of the x axis.
         braille: draw with braille dots, two by four to a character; otherwise with asterisks.
 
     Returns:
-        ``height + 2`` lines, or none when there are fewer than two points.
+        ``height + 2`` lines; none for fewer than two points.
     """
     shown = [(x, y) for x, y in points if math.isfinite(x) and math.isfinite(y)]
     if len(shown) < 2:
@@ -52,7 +52,7 @@ def curve(points: Sequence[Point], width: int, height: int, *, braille: bool = T
 
 
 def _labels(low: float, high: float, height: int) -> dict[int, str]:
-    """Return the labels of the y axis by row, with as many digits as tell them apart."""
+    """Return the labels of the y axis by row, with enough digits to tell them apart."""
     rows = sorted({round(tick * (height - 1) / _TICKS) for tick in range(_TICKS + 1)})
     digits = max(0, 2 - math.floor(math.log10(high - low)))
     return {row: f"{high - (high - low) * row / max(1, height - 1):.{digits}f}" for row in rows}
@@ -67,7 +67,7 @@ class _Picture:
         self._cells = [[0] * columns for _ in range(rows)]
 
     def draw(self, points: Sequence[Point], low: float, high: float) -> None:
-        """Draw points, joined, between the values at the bottom and at the top."""
+        """Draw a line through points, between the values at the bottom and at the top."""
         width = len(self._cells[0]) * self._across - 1
         height = len(self._cells) * self._down - 1
         begin, end = points[0][0], points[-1][0]

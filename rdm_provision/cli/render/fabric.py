@@ -1,4 +1,4 @@
-"""What was measured between nodes, in the terminal's colours; what is shown is decided in the collection."""
+"""Tables of what was measured between nodes, in colour. The collection decides what they show."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["show_measured"]
 _STYLES = {"ok": "green", "slow": "yellow", "failed": "bold red", "silent": "bold red"} | dict.fromkeys(
     ("-", "--", "?"), "dim"
 )
-"""How cells look that are no figures."""
+"""Styles of cells that are not numbers."""
 
 
 def show_measured(console: Console, result: RunResult) -> None:
@@ -33,7 +33,7 @@ def show_measured(console: Console, result: RunResult) -> None:
         (result.rdma, report.rdma_report),
         (result.collective, report.collective_report),
     ):
-        if data and data["nodes"]:  # before containers run there is nothing to measure
+        if data and data["nodes"]:  # empty before containers run
             _show(console, of(data))
 
 

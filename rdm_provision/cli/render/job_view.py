@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""How a training job looks in a terminal: live while it is watched, and what it came to."""
+"""A training job in a terminal: live while it is watched, and its end."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _VARYING = re.compile(
     r"^\[?(?:rank|default)?\d+\]?:|\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d+)?|"
     r"\bpid[ =:]*\d+|:\d+:\d+ (?=\[)"
 )
-"""What differs between the same lines of different ranks."""
+"""What differs when ranks write the same line."""
 _WELL = ("starting", "healthy", "finished")
 _STYLES = {
     "queued": "yellow",
@@ -77,7 +77,7 @@ def rate(tokens: float | None) -> str:
 
 
 def figures(state: JobState) -> list[str]:
-    """Return how far a job is: iteration, loss, speed, those that are known."""
+    """Return a job's progress: iteration, loss and speed, as far as known."""
     shown = []
     if state.train_iterations:
         shown.append(f"{state.iteration}/{state.train_iterations}")
@@ -93,7 +93,7 @@ def figures(state: JobState) -> list[str]:
 
 
 class JobView:
-    """A job while it is watched: a bar, figures and its nodes; away from a terminal a line for each step."""
+    """A watched job: a progress bar, figures and its nodes. Without a terminal, a line for each step."""
 
     def __init__(self, console: Console, title: str, *, brief: bool = False) -> None:
         """Show a job of a cluster.
@@ -101,7 +101,7 @@ class JobView:
         Args:
             console: where to.
             title: the cluster's name.
-            brief: nobody stays to watch it.
+            brief: the job is started and not watched.
         """
         self.console = console
         self.live = console.is_terminal
@@ -114,7 +114,7 @@ class JobView:
         self._seen_at = time.monotonic()
 
     def handle(self, event: Event) -> None:
-        """Take note of an event."""
+        """Update the display for an event."""
         if not isinstance(event, JobUpdate):
             if self.state is None:
                 self._setting_up.handle(event)
@@ -131,11 +131,11 @@ class JobView:
                 self._told = line
 
     def _tell_verdict(self, state: JobState) -> None:
-        """Say when the verdict has become another one, in a line that stays."""
+        """Print a line when the verdict changes."""
         found = state.verdict
         word = found.verdict if found is not None else ""
         before, self._evaluated = self._evaluated, word or self._evaluated
-        # The display itself shows start, progress and end.
+        # The display already shows start, progress and end.
         if found is None or word == before or (before in ("", "starting") and word in _WELL) or state.ended:
             return
         self.console.print(verdict(found, f"{state.job}  "), soft_wrap=True)
@@ -202,15 +202,15 @@ class JobView:
 def watch(
     run: Run, title: str, *, silent: bool = False, brief: bool = False
 ) -> tuple[RunResult, JobState | None]:
-    """Carry a run out, showing the job on stderr.
+    """Run to the end, showing the job on stderr.
 
-    Ctrl-C, and the signals that ask a program to end, end the watching and leave the job alone.
+    Ctrl-C and the signals that end a program end the watching, not the job.
 
     Args:
         run: not yet started.
         title: the cluster's name.
         silent: show nothing.
-        brief: leave nothing behind, for runs that only look.
+        brief: leave nothing on the screen, for runs that only query.
 
     Returns:
         The run's result and the job's last state.
@@ -236,14 +236,14 @@ def watch(
 
 
 def read(run: Run, *, follow: bool = False) -> tuple[RunResult, dict[str, str]]:
-    """Carry a run out that reads a job's logs. Ctrl-C ends it.
+    """Run a run that reads a job's logs. Ctrl-C ends it.
 
     Args:
         run: not yet started.
-        follow: print what is read as it comes, instead of returning it.
+        follow: print lines as they come, instead of returning them.
 
     Returns:
-        The result, and what it read by node, in the order of ranks.
+        The result, and the text by node, in the order of ranks.
     """
     texts: dict[str, str] = dict.fromkeys(run.spec.nodes, "")
 
@@ -260,7 +260,7 @@ def read(run: Run, *, follow: bool = False) -> tuple[RunResult, dict[str, str]]:
 
 
 def lines(node: str, text: str, nodes: Sequence[str]) -> None:
-    """Print what a job wrote on a node, with the node's name before each line unless it is the only one."""
+    """Print a job's lines of a node, with the node's name before each unless it is the only node."""
     width = max(len(name) for name in (*nodes, node))
     prefix = "" if tuple(nodes) == (node,) else f"{node:<{width}}  "
     sys.stdout.writelines(f"{prefix}{line}\n" for line in map(printable, text.splitlines()))
@@ -268,12 +268,12 @@ def lines(node: str, text: str, nodes: Sequence[str]) -> None:
 
 
 def folded(texts: Mapping[str, str]) -> list[str]:
-    """Return each line that a job wrote once, in the order in which they came, with how often and where.
+    """Return each different line of a job once, in order, with how often and where it was written.
 
-    Lines that differ only in the rank before them, in numbers of processes and in times are the same.
+    Lines that differ only in rank prefix, process numbers and times are the same.
 
     Args:
-        texts: What was read, by node.
+        texts: the text by node.
     """
     found: dict[str, tuple[str, dict[str, int]]] = {}
     for node, text in texts.items():
@@ -289,7 +289,7 @@ def folded(texts: Mapping[str, str]) -> list[str]:
 
 
 def ending(console: Console, state: JobState) -> None:
-    """Print what a job came to: its curve, its end, its failures, and where everything is."""
+    """Print how a job ended: its curve, end, failures, and where its files are."""
     for block in _blocks(console, state):
         console.print()
         console.print(block)
@@ -316,20 +316,20 @@ def _blocks(console: Console, state: JobState) -> Iterator[Any]:
     if state.seconds is not None:
         end.append(f"   in {view.seconds(state.seconds)}", "dim")
     yield end
-    # How and why it ended is shown, but not what casts doubt on its result.
+    # How and why it ended is shown already; doubts about its result are not.
     if state.verdict is not None and (not state.ended or state.verdict.verdict == "suspect"):
         others = [Text(f"  {sentence}", "dim") for sentence in state.verdict.evidence[1:]]
         yield Group(verdict(state.verdict), *others)
 
 
 def started(console: Console, state: JobState, flag: str) -> None:
-    """Say that a job has been started and goes on by itself."""
+    """Print that a job has been started and goes on by itself."""
     console.print(Text.assemble((state.job, "bold"), "  ", (state.state, style(state.state))))
     view.next_steps(console, next_steps(state, flag))
 
 
 def left(console: Console, state: JobState, flag: str) -> None:
-    """Say that a job is no longer watched, and goes on."""
+    """Print that a job is no longer watched, and goes on."""
     console.print()
     console.print(Text(f"No longer watched. {state.job} goes on.", "bold yellow"))
     view.next_steps(console, next_steps(state, flag))
@@ -344,7 +344,7 @@ def next_steps(state: JobState, flag: str) -> list[tuple[str, str]]:
             logs,
             ("stop it", f"rdm-provision stop{flag} {state.job}"),
         ]
-    # A job that trains no steps has no such key.
+    # Only a job that trains steps has this key.
     longer = state.state == "finished" and state.train_iterations
     more = "optimisation.train_iterations=N" if longer else ""
     again = f"rdm-provision train{flag} --resume {state.job} {more}".rstrip()
@@ -354,7 +354,7 @@ def next_steps(state: JobState, flag: str) -> list[tuple[str, str]]:
 
 
 def unheard(console: Console, result: RunResult) -> None:
-    """Print which nodes could not be asked, and why."""
+    """Print which nodes did not answer, and why."""
     for name, node in result.nodes.items():
         if node.why:
             console.print(Text.assemble((name, "bold red"), f"  {with_inventory(node.why)}"), soft_wrap=True)

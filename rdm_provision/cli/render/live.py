@@ -1,4 +1,4 @@
-"""Live progress: what is seen of a run while it works."""
+"""Live progress of a run."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ __all__ = ["View", "no_echo", "signals", "watch"]
 COMPACT_FROM = 21
 """From this many nodes on, progress shows counts instead of names."""
 LONGEST_NAME = 24
-"""Where a name is longer, too: it is in the recap, and with each failure."""
+"""Longer names are shown as counts, too; the recap and each failure have them in full."""
 _GRAVITY = (Status.SKIPPED, Status.OK, Status.CHANGED, Status.FAILED, Status.UNREACHABLE)
 
 
@@ -56,7 +56,7 @@ class _Phase:
     states: dict[str, Status] = field(default_factory=dict)
 
     def note(self, node: str, status: Status) -> Status:
-        """Note a node's status unless worse is known; return what holds now."""
+        """Note a node's status unless a worse one is known; return its status now."""
         self.states[node] = max(self.states.get(node, status), status, key=_GRAVITY.index)
         return self.states[node]
 
@@ -65,10 +65,10 @@ class _Phase:
 
 
 class View:
-    """What a run looks like while it works. Feed it events; it keeps the screen (or the log) up to date.
+    """The progress display of a run. Feed it events; it keeps the screen (or the log) up to date.
 
-    On a terminal it redraws one line per phase; elsewhere it writes a line when a phase ends, one for a task
-    that takes long, and one at once for each failure.
+    On a terminal it redraws one line per phase. Elsewhere it writes a line when a phase ends, when a task
+    takes long, and for each failure.
     """
 
     def __init__(
@@ -78,10 +78,10 @@ class View:
 
         Args:
             console: where to.
-            title: what stands above it.
+            title: the heading.
             verbose: how many ``-v`` were given.
-            brief: it is one step and its results say it all.
-            about: what stands beside the title; by default how many nodes the run is on.
+            brief: the run is one step, and its results say it all.
+            about: text after the title; by default the number of nodes.
         """
         self.about = about
         self.console = console
@@ -102,10 +102,10 @@ class View:
         self._began = time.monotonic()
         self._spinner = Spinner("dots")
 
-    # What happens.
+    # --- events
 
     def handle(self, event: Event) -> None:
-        """Take note of an event."""
+        """Update the display for an event."""
         match event:
             case RunStarted():
                 self.nodes, self.verb, self.check = event.nodes, event.verb, event.check
@@ -120,7 +120,7 @@ class View:
                 self.task, self.progress = event.task, ""
                 self.busy.clear()
             case TaskGoesOn() if not self.live and self.verbose < 2 and self.verb != "exec":
-                # With exec, this is the command's stderr.
+                # With exec, this follows the command's stderr.
                 self.console.print(Text(f"    {event.task}…", "dim"))
             case Progress():
                 self._tell(event.text)
@@ -139,7 +139,7 @@ class View:
                 self._end_phase(event.at)
 
     def _tell(self, progress: str) -> None:
-        """Show how far the task is; away from a terminal as a line, once."""
+        """Show a task's progress; without a terminal as one line."""
         if progress and progress != self.progress and not self.live and self.verbose < 2 and not self.brief:
             self.console.print(Text(f"    {progress}", "dim"))
         self.progress = progress or self.progress
@@ -167,7 +167,7 @@ class View:
                 self.console.print(Padding(Text(with_inventory(event.message)), (0, 0, 0, 4), expand=False))
 
     def _has_work(self, node: str, phase: str) -> bool:
-        """Whether a node has something to do in a phase; every node has, where nobody has looked."""
+        """Whether a node has work in a phase; before the work is known, every node has."""
         known = self.work is not None and any(phase in roles for roles in self.work.values())
         return not known or phase in (self.work or {}).get(node, {})
 
@@ -179,7 +179,7 @@ class View:
         if not self.live and self.verbose < 2 and not self.brief:
             self.console.print(self._line(phase))
 
-    # What it looks like.
+    # --- display
 
     def _head(self) -> Text:
         what = f"{self.verb} {self.title}" + (" (nothing is changed)" if self.check else "")
@@ -241,17 +241,17 @@ def watch(
     brief: bool = False,
     about: str | None = None,
 ) -> RunResult:
-    """Carry a run out to its end, showing it on stderr, and return its result.
+    """Run to the end, showing progress on stderr, and return the result.
 
-    Ctrl-C and the signals that ask a program to end stop the run in an orderly way; a second one kills it.
+    Ctrl-C and the signals that end a program stop the run in an orderly way; a second one kills it.
 
     Args:
         run: not yet started.
-        title: what stands above it.
+        title: the heading.
         verbose: how many ``-v`` were given.
         silent: show nothing.
-        brief: leave no progress behind, for runs of one step.
-        about: what stands beside the title; by default how many nodes the run is on.
+        brief: leave no progress on the screen, for runs of one step.
+        about: text after the title; by default the number of nodes.
     """
     console = err()
     view = View(console, title, verbose=verbose, brief=brief, about=about)
@@ -275,15 +275,15 @@ def watch(
 
 @contextlib.contextmanager
 def signals(handler: Any) -> Iterator[None]:
-    """Have a handler called by the signals that ask a program to end."""
+    """Install a handler for the signals that end a program."""
     wanted = [signal.SIGINT, signal.SIGTERM]
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
-        # It is ignored under nohup, which means that the run is to go on.
+        # nohup ignores SIGHUP, so that the run goes on.
         wanted.append(signal.SIGHUP)
     try:
         before = {number: signal.signal(number, handler) for number in wanted}
     except ValueError:
-        # Not the main thread, and other threads get no signals anyway.
+        # Only the main thread may install handlers.
         yield
         return
     try:
@@ -295,7 +295,7 @@ def signals(handler: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def no_echo() -> Iterator[None]:
-    """Keep what is typed, and what Ctrl-C throws away, from spoiling the live display."""
+    """Keep typed characters, and those that Ctrl-C discards, out of the live display."""
     import termios
 
     try:

@@ -1,4 +1,4 @@
-"""How things look in a terminal: tables, complaints, recaps. For what is seen of a run at work: live.py."""
+"""Output on a terminal: tables, errors, recaps. Live progress is in live.py."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from rdm_provision.wording import names
 __all__ = ["complain", "err", "heading", "out", "problems", "table"]
 
 SHOWN = 20
-"""How many nodes a recap lists before it sums up those that are well."""
+"""How many nodes a recap lists before it only counts those that are ok."""
 DIFFS_SHOWN = 2
-"""How many different diffs of one task are shown."""
+"""How many different diffs of a task are shown."""
 _NO_NEWS = ("nothing is known of", "it follows ", "everything is to be looked at")
-"""How the reasons begin that tell a person nothing."""
+"""How reasons begin that are no news to a person."""
 LINES_SHOWN = 40
 """How many lines of a diff are shown."""
 _PLAIN_WIDTH = 160
 _INDENT, _GAP = 2, 3
-"""Columns before a table, and between two of its own."""
+"""Characters before a table, and between two of its columns."""
 
 STYLE = {
     Status.OK: "green",
@@ -56,33 +56,33 @@ _PLAIN_SIGN = {
 
 
 class _Console(Console):
-    """A console that gives the terminal nothing of what others' programs wrote to obey."""
+    """A console that removes control characters from other programs' output."""
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """Yield what is shown of something; its colours are this program's own, and no part of the text."""
+        """Yield the segments without control characters. Our own colours are not part of the text."""
         for segment in super().render(renderable, options):
             yield segment if segment.control else segment._replace(text=printable(segment.text))
 
 
 def _console(*, stderr: bool) -> Console:
     stream = sys.stderr if stderr else sys.stdout
-    # Without a terminal there is no width to keep to, and a cut line is no use in a log.
+    # Without a terminal no width limits a line, and a cut line is useless in a log.
     width = None if stream.isatty() else _PLAIN_WIDTH
     return _Console(stderr=stderr, width=width, highlight=False, markup=False, emoji=False)
 
 
 def out() -> Console:
-    """Return the console of results (stdout)."""
+    """Return the console for results (stdout)."""
     return _console(stderr=False)
 
 
 def err() -> Console:
-    """Return the console of progress and complaints (stderr)."""
+    """Return the console for progress and errors (stderr)."""
     return _console(stderr=True)
 
 
 def sign(status: Status, console: Console) -> str:
-    """Return the sign of a status, in letters that the console can show."""
+    """Return the sign of a status, in characters that the console can show."""
     return (_SIGN if console.encoding.startswith("utf") else _PLAIN_SIGN)[status]
 
 
@@ -119,11 +119,11 @@ def heading(console: Console, text: str, aside: str = "") -> None:
 
 
 def table(*columns: str, right: Sequence[str] = ()) -> Table:
-    """Return an empty table in the style of all our tables.
+    """Return an empty table in our style.
 
     Args:
         columns: their headings.
-        right: those that hold numbers.
+        right: those aligned right, such as numbers.
     """
     made = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="dim", show_edge=False)
     for column in columns:
@@ -146,9 +146,9 @@ def show(console: Console, made: Table) -> None:
 
 
 def _text(made: Table, console: Console) -> Text | None:
-    """Return a table as one text where each row fits in a line, else None.
+    """Return a table as one text if each row fits in a line, else None.
 
-    Rich lays out every cell on its own, which costs 1.5 CPU s for 1,000 nodes; the text is the same.
+    Rich lays out every cell on its own, which takes 1.5 CPU s for 1,000 nodes; the text is the same.
     """
     columns = []
     for column in made.columns:
@@ -174,7 +174,7 @@ def _text(made: Table, console: Console) -> Text | None:
 
 
 def bullet(console: Console, text: Text, style: str = "") -> None:
-    """Print an item of a list; on a terminal its further lines are indented, in a log it stays one line."""
+    """Print a list item; on a terminal continuation lines are indented, in a log it is one line."""
     if not console.is_terminal:
         console.print(Text.assemble("  - ", text), soft_wrap=True)
         return
@@ -189,7 +189,7 @@ def complain(message: str) -> None:
 
 
 def problems(console: Console, found: Iterable[Problem]) -> None:
-    """Print each problem on a line of its own; nodes that share one share the line."""
+    """Print each problem on a line; nodes with the same problem share the line."""
     for (value, reason, hint), nodes in _shared(found).items():
         line = Text()
         if nodes:
@@ -216,7 +216,7 @@ def _shared(found: Iterable[Problem]) -> dict[tuple[str, str, str], list[str]]:
 
 
 def unhappy_end(result: RunResult) -> bool:
-    """Say so when a run was refused, was stopped, or failed as a whole; True when that was all there is."""
+    """Print that a run was refused, stopped, or failed as a whole; True if nothing else is to print."""
     console = err()
     if result.cancelled:
         console.print()
@@ -251,7 +251,7 @@ def _in_progress(console: Console, running: Sequence[InProgress]) -> None:
 
 
 def recap(console: Console, result: RunResult) -> None:
-    """Print how the run went on each node, how long each phase took, and the warnings."""
+    """Print each node's outcome, the time of each phase, and the warnings."""
     planned = (result.plan or {}).get("nodes", {})
     reasons = any(node.why for node in result.nodes.values())
     heading(console, f"{result.verb}: {_verdict(result)}", f"in {seconds(result.seconds)}")
@@ -284,9 +284,9 @@ def recap(console: Console, result: RunResult) -> None:
 
 
 def found(console: Console, result: RunResult) -> None:
-    """Print why there was something to do, the nodes with the same reason together.
+    """Print why there was work, nodes with the same reason together.
 
-    Nodes of which nothing was known, and roles that only follow another, are passed over.
+    New nodes, and roles that only depend on another's work, are left out.
     """
     by_reason: dict[str, tuple[dict[str, None], dict[str, None]]] = {}
     for node, roles in result.work.items():
@@ -340,13 +340,13 @@ def next_steps(console: Console, lines: Sequence[tuple[str, str]]) -> None:
 def retry_steps(
     result: RunResult, command: str, limit: str = "", *, whole: bool = False
 ) -> list[tuple[str, str]]:
-    """Return what to do when nodes failed: run the same again, and look.
+    """Return what to do after nodes failed: run the command again, and check.
 
     Args:
         result: of the run.
         command: the command line that was run, without ``--limit``.
-        limit: what it was limited to.
-        whole: run it for all nodes, and not for those that failed alone.
+        limit: the run's limit.
+        whole: run it for all nodes, not only for those that failed.
     """
     bad = [*result.failed, *result.unreachable]
     if not whole and 0 < len(bad) <= 8 and len(bad) < len(result.nodes):
@@ -377,7 +377,7 @@ def drift(console: Console, result: RunResult, *, everything: bool = False) -> N
     Args:
         console: where to.
         result: of a check.
-        everything: do not cut short the many nodes that differ in the same way, and long new files.
+        everything: shorten neither lists of nodes nor long new files.
     """
     grouped: dict[tuple[str, str], dict[str, list[str]]] = {}
     for name, node in result.nodes.items():

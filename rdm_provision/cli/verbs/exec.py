@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["exec_"]
 
 _FOR_A_SHELL = re.compile(r"[\s;|&<>$*`]")
-"""What is in no program's name."""
+"""Characters that no program's name has."""
 
 
 @click.command(
@@ -91,7 +91,7 @@ def exec_(options: Options, argv: tuple[str, ...], user: str, timeout: float, st
 
 
 def _unread() -> bool:
-    """Whether something lies on standard input that was piped or redirected to this program."""
+    """Whether standard input is a pipe or a file with something to read."""
     waiting = bytearray(4)
     try:
         if sys.stdin.isatty():

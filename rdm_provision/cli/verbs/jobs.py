@@ -163,10 +163,10 @@ def jobs(
 def _look(
     cluster: Cluster, options: Options, job: str, everywhere: Run, *, watch: bool
 ) -> tuple[RunResult, JobState | None]:
-    """Ask about jobs; about one first who may know all of it, and everybody only when they do not.
+    """Query jobs; one job first on the hosts that may know all of it, and on all nodes only if these do not.
 
-    That is the cluster's master, whose agent hears all nodes of a job that begins there, and the host that
-    jobs are submitted to Slurm from.
+    These are the cluster's master, whose agent hears all nodes of its jobs, and the host that submits jobs to
+    Slurm.
     """
     from rdm_provision.cli.render import job_view
 
@@ -200,7 +200,7 @@ def _verdict(state: JobState, *, as_json: bool) -> int:
 
 
 def _sections(cluster: Cluster, options: Options, job: str) -> int:
-    """Print what the job's logs say on all nodes."""
+    """Print the sections of the job's logs on all nodes."""
     run = cluster.jobs(job, sections=True, **options.run)
     if options.show_command:
         click.echo(run.command)
@@ -226,16 +226,16 @@ def _sections(cluster: Cluster, options: Options, job: str) -> int:
 
 
 def _read_here(path: Path, words: Sequence[str], *, as_json: bool) -> int:
-    """Have a directory or a log read by the program that knows logs; nothing of it is imported here.
+    """Run `rdm-trainer log` on a directory or a log; nothing of it is imported here.
 
     Args:
         path: A directory with NODE.out files, or a job's; for a verdict also a log.
-        words: The verb of `rdm-trainer log`, and its options.
+        words: The verb and its options.
         as_json: Whether to print JSON.
     """
     from rdm_provision import environment
 
-    # Unlike Path.is_file, it raises nothing where the directory above may not be searched.
+    # Unlike Path.is_file, it raises nothing if the parent directory may not be searched.
     if words[0] == "sections" and os.path.isfile(path):  # noqa: PTH113
         page = f"rdm-provision report {shlex.quote(str(path))}"
         hint = f"give the directory that it is in, or make a page of it: {page}"

@@ -29,7 +29,7 @@ _DRIVERS = ("macvlan", "bridge", "ipvlan", "sriov")
 
 
 def _complete_node(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Offer the lab's nodes. Never fails: a shell is waiting."""
+    """Complete the lab's nodes. Never fails, because a shell is waiting."""
     from click.shell_completion import CompletionItem
 
     try:
@@ -164,7 +164,7 @@ def up(options: Options, nodes: int, name: str, check: bool, **wanted: Any) -> i
     run = made.up(nodes, check=check, verbosity=max(0, options.verbose - 1), **given)
     from rdm_provision.cli.render import view
 
-    # The run is on this machine only; the nodes are what it is about.
+    # The run is on this machine only; the title counts the lab's nodes.
     result = _carry_out(options, made, run, view.count(nodes, "node"))
     if result is None:
         return 0
@@ -260,8 +260,8 @@ def _node_verb(verb: str, help_text: str, past: str, already: str) -> Callable[.
     Args:
         verb: the command and the method of Lab.
         help_text: its first line of help.
-        past: the word for what was done.
-        already: the word for when there was nothing to do.
+        past: the word for a node that was changed.
+        already: the word for a node that needed no change.
     """
 
     @lab.command(verb, help=help_text, epilog=f"\b\nExamples:\n  rdm-provision lab {verb} n2\n")
@@ -293,7 +293,7 @@ _node_verb("heal", "Plug nodes into the fabric again.", "plugged in", "was plugg
 
 
 def _carry_out(options: Options, lab: Lab, run: Run, about: str) -> RunResult | None:
-    """Run with live progress; None when only the command was to be shown."""
+    """Run with live progress; None with ``--show-command``."""
     if options.show_command:
         click.echo(run.command)
         return None
@@ -303,7 +303,7 @@ def _carry_out(options: Options, lab: Lab, run: Run, about: str) -> RunResult | 
 
 
 def _outcome(result: RunResult) -> dict[str, Any]:
-    """Return what the lab's module said."""
+    """Return what the lab's module returned."""
     for results in result.returned.get(LAB_MODULE, {}).values():
         for one in results:
             return dict(one)
@@ -311,7 +311,7 @@ def _outcome(result: RunResult) -> dict[str, Any]:
 
 
 def _failed(result: RunResult) -> bool:
-    """Say why the run failed, when it did."""
+    """Print why the run failed, and return whether it did."""
     from rdm_provision.cli.render import view
 
     for recap in (*result.nodes.values(),):
@@ -322,7 +322,7 @@ def _failed(result: RunResult) -> bool:
 
 
 def _error(result: RunResult) -> dict[str, str]:
-    """Return for JSON why the run failed; nothing when it did not."""
+    """Return why the run failed, for JSON; empty if it did not."""
     why = result.message or next((recap.why for recap in result.nodes.values() if recap.why), "")
     return {"error": why} if why else {}
 

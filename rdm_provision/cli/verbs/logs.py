@@ -77,7 +77,7 @@ def logs(
         cluster.node(node)
     given = {**options.run, "limit": node or options.limit}
     if follow:
-        # Each node is followed by a process of its own.
+        # Following takes a process for each node.
         given["forks"] = max(given["forks"], len(cluster.select(given["limit"])))
     run = cluster.logs(job, stream=stream or "out", tail=tail, follow=follow, grep=grep, rank=rank, **given)
     if options.show_command:
@@ -113,7 +113,7 @@ def logs(
 
 
 def _refuse_elsewhere(cluster: Cluster, options: Options, job: str, limit: str) -> None:
-    """Refuse nodes that do not have a job, when others have it: they are none of it, or have lost it."""
+    """Refuse nodes that do not have a job that others have: they are not part of it, or have lost it."""
     from rdm_provision.cli.render import job_view
     from rdm_provision.errors import InputError
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Jobs whose results a verb needs: each is watched to its end, and what ends it early ends the program."""
+"""Jobs whose results a verb needs: each is watched to its end; one that fails ends the program."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ __all__ = ["check_nodes", "job_stem", "watch_to_end"]
 
 
 def job_stem(verb: str, config: Path) -> str:
-    """Return how the names of a verb's jobs begin.
+    """Return the prefix of the names of a verb's jobs.
 
     Args:
-        verb: what the jobs are for.
+        verb: the verb.
         config: the job's file.
     """
     name = re.sub(r"[^a-z0-9_.-]+", "-", config.stem.lower()).strip("-._")[:24]
@@ -37,11 +37,11 @@ def job_stem(verb: str, config: Path) -> str:
 def check_nodes(
     options: Options, cluster: Cluster, config: Path, overrides: Sequence[str]
 ) -> Mapping[str, Mapping[str, Any]]:
-    """Check whether the nodes can run a job, in whatever layout, and return what each reports.
+    """Check whether the nodes can run a job, in any layout, and return what each reports.
 
     Args:
-        options: the common ones; their limit says which nodes.
-        cluster: whose.
+        options: the common ones; their limit selects the nodes.
+        cluster: the nodes' cluster.
         config: the job's file.
         overrides: values over it.
 
@@ -49,7 +49,7 @@ def check_nodes(
         Node -> ``gpu``, ``torch``, ``deepspeed`` and what else a job's check finds.
 
     Raises:
-        click.exceptions.Exit: they cannot; why was printed.
+        click.exceptions.Exit: they cannot; the reason was printed.
     """
     run = cluster.profile(config, overrides, check=True, **options.run)
     return cluster.checked_facts(watch_to_end(options, cluster, run)[0])
@@ -62,9 +62,9 @@ def watch_to_end(
 
     Args:
         options: the common ones.
-        cluster: whose.
+        cluster: the job's cluster.
         run: not yet started.
-        may_be_refused: return also where it was not started; there is no state then.
+        may_be_refused: return even if the job was not started; there is no state then.
 
     Raises:
         click.exceptions.Exit: it was not started, or the user stopped watching it; that was printed.

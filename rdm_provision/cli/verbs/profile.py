@@ -89,7 +89,7 @@ def profile(
             measured = jobs.run(f"{number}", nodes[:1], sizes)
             seconds: dict[str, float] = {}
             if len(gpus) > 1:
-                # For a kind with one node, the links to nodes of other kinds.
+                # A kind with one node: measure the links to nodes of other kinds.
                 linked = nodes if len(nodes) > 1 else list(gpus)
                 measured["links"]["across"], taken = jobs.links_across(f"{number}-links", linked)
                 # The other nodes are compared with the one whose layers were measured.
@@ -100,7 +100,7 @@ def profile(
             gpu_of = dict.fromkeys(nodes, str(measured["gpu"]))
             known = tuning.with_measured(known, gpu_of, measured, seconds)
             results[gpu] = measured
-            # Finished measurements stay, whatever happens to the next kind.
+            # Finished measurements are kept, even if the next kind fails.
             path = tuning.keep_profile(cluster, known)
     if options.as_json:
         emit_json(
@@ -126,7 +126,7 @@ def profile(
 
 
 def _gpus(options: Options, cluster: Cluster, config: Path, overrides: Sequence[str]) -> dict[str, str]:
-    """Return what each node calls its GPUs, after a check whether it can run a job."""
+    """Check the nodes, and return the GPU of each."""
     facts = check_nodes(options, cluster, config, overrides)
     found = {name: str(one["gpu"]) for name, one in facts.items() if one.get("gpu")}
     if lacking := [name for name in cluster.select(options.limit) if name not in found]:
@@ -140,7 +140,7 @@ def _gpus(options: Options, cluster: Cluster, config: Path, overrides: Sequence[
 
 
 class _ProfileJobs:
-    """The jobs that measure; one that fails ends the program with the job's reason."""
+    """The measuring jobs; one that fails ends the program with the job's reason."""
 
     def __init__(self, options: Options, cluster: Cluster, config: Path, overrides: Sequence[str]) -> None:
         self._options, self._cluster, self._config, self._overrides = options, cluster, config, overrides
@@ -169,7 +169,7 @@ class _ProfileJobs:
         return found
 
     def links_across(self, suffix: str, nodes: Sequence[str]) -> tuple[dict[str, Any], dict[str, float]]:
-        """Return the links between some nodes, and what each took for the same work, seconds."""
+        """Return the links between some nodes, and each node's seconds for the same work."""
         found = self.run(suffix, nodes, ["--links-only"])
         links: dict[str, dict[str, Any]] = found["links"]
         if "across" not in links:
@@ -184,7 +184,7 @@ class _ProfileJobs:
 
 
 def _line(gpu: str, nodes: Sequence[str], measured: Mapping[str, Any]) -> str:
-    """Return what was measured on nodes of a kind, in a line."""
+    """Return what was measured on nodes of a kind, as one line."""
     degrees = ", ".join(measured["layers"])
     sizes = max(
         int(size) for kinds in measured["layers"].values() for points in kinds.values() for size in points

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""``rdm-provision jobs --prune OLDER``: what goes, the question, and the removal."""
+"""``rdm-provision jobs --prune OLDER``: list what goes, confirm, and remove."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ def prune(options: Options, older: str, *, yes: bool) -> int:
     """Remove the directories of jobs that ended some time ago.
 
     Args:
-        options: of every verb.
-        older: how long ago at least, as ``30d``.
-        yes: remove them at once; without it, show them and ask first.
+        options: the common ones.
+        older: how long ago at least, such as ``30d``.
+        yes: remove them at once, without a question.
 
     Returns:
         The exit code.
@@ -50,7 +50,7 @@ def prune(options: Options, older: str, *, yes: bool) -> int:
     unheard = not result.ok
     removed = False
     console = view.out()
-    # Even without a name, since a killed removal may have left something.
+    # Also without names, since a killed removal may have left something.
     result = _carried_out(options, cluster.prune(names, check=True, **options.run), cluster.name)
     removals = cluster.removals(result)
     goes = sorted({*names, *(one.job for one in removals)})
@@ -81,11 +81,11 @@ def prune(options: Options, older: str, *, yes: bool) -> int:
 
 
 def _carried_out(options: Options, run: Run, title: str) -> RunResult:
-    """Carry one of the runs out to its end, and return its result.
+    """Run to the end, and return the result.
 
     Raises:
-        click.exceptions.Exit: it was broken off or refused, or could not be done as a whole: nothing may
-            follow it. All is said, and it has the exit code.
+        click.exceptions.Exit: it was cancelled or refused, or failed as a whole. Everything is printed, and
+            it has the exit code.
     """
     from rdm_provision.cli.render import job_view, view
 
@@ -100,7 +100,7 @@ def _carried_out(options: Options, run: Run, title: str) -> RunResult:
 
 
 def _show(console: Console, jobs: Sequence[JobState], removals: Sequence[Removal], now: float) -> None:
-    """Print what would go."""
+    """Print what would be removed."""
     from rdm_provision.cli.render import view
 
     def sizes(job: str) -> str:

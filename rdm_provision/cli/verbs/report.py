@@ -95,10 +95,10 @@ def report(
 
 
 def _gather(cluster: Cluster, options: Options, job: str, place: Path) -> tuple[int | None, list[str]]:
-    """Ask the nodes for what they know of a job.
+    """Gather a job's data from the nodes.
 
     Returns:
-        An exit code when there is nothing to go on with, and the names of nodes that could not be asked.
+        An exit code if there are no data, else None; and the names of nodes that did not answer.
     """
     from rdm_provision.api import report as reports
     from rdm_provision.cli.render import job_view, view
@@ -118,7 +118,7 @@ def _gather(cluster: Cluster, options: Options, job: str, place: Path) -> tuple[
 
         raise InputError(f"the job {job} has written nothing yet", hint=f"rdm-provision jobs {job}")
     if not result.ok:
-        # A page without some nodes is better than none.
+        # A page that lacks some nodes is better than none.
         job_view.unheard(view.err(), result)
     unheard = [name for name, node in result.nodes.items() if node.why]
     reports.write_parts(place, parts, reports.last_known(cluster.home), unheard)

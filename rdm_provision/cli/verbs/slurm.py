@@ -113,7 +113,7 @@ def status(options: Options) -> int:
 
 
 def _training_steps(cluster: Cluster, flag: str) -> list[tuple[str, str]]:
-    """Return how to train through it, where jobs run on the hosts and one submits them."""
+    """Return how to train through Slurm, if jobs run on bare hosts and a host submits them."""
     if not (cluster.is_bare and cluster.login):
         return []
     return [
@@ -123,7 +123,7 @@ def _training_steps(cluster: Cluster, flag: str) -> list[tuple[str, str]]:
 
 
 def _settings(options: Options) -> dict[str, int]:
-    # The same configuration is on all hosts: there is no --limit.
+    # There is no --limit, since all hosts have the same configuration.
     return {"forks": options.forks or 0, "verbosity": max(0, options.verbose - 1)}
 
 

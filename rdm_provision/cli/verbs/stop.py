@@ -65,14 +65,14 @@ def stop(options: Options, job: str, now: bool) -> int:
 
 
 def _saved(result: RunResult, state: JobState | None) -> str:
-    """Return from where a job can go on; empty where nobody who was heard knows of its checkpoints.
+    """Return what a job can resume from; empty if no node that answered knows of its checkpoints.
 
-    Other nodes than the master do not, and a program of one's own saves where and what it likes.
+    Only the master does, and a command of the user's own saves where and what it likes.
     """
     if state is None:
         return ""
     told = result.returned.get(JOB_MODULE, {})
-    # Slurm's jobs are queried on the host that submitted them, which is not one of their nodes.
+    # Slurm's jobs are queried on the host that submitted them, which is none of their nodes.
     heard = [one for node in told if state.launcher == "slurm" or node == state.master for one in told[node]]
     if not any("checkpoint" in ((one.get("job") or {}).get("progress") or {}) for one in heard):
         return ""

@@ -75,7 +75,7 @@ def train(
     and `rdm-provision stop JOB` stops the job.
     """
     if config is not None and "=" in config and not Path(config).is_file():
-        # With --resume there need be no file before the values.
+        # With --resume, values may come without a configuration before them.
         overrides, config = (config, *overrides), None
     words = [*overrides]
     if launcher is not None:
@@ -116,7 +116,7 @@ def train(
 def _fastest(
     options: Options, cluster: Cluster, config: Path, words: list[str], *, is_checked: bool
 ) -> list[str]:
-    """Search for the fastest layout, print on stderr which it is, and return its values."""
+    """Search for the fastest layout, print it on stderr, and return its values."""
     from rdm_provision.api import tuning
     from rdm_provision.cli.verbs.tune import searched_fleet
 
@@ -170,11 +170,11 @@ def _recap(result: RunResult, state: JobState | None, flag: str, *, check: bool,
     elif detach and result.ok:
         job_view.started(console, state, flag)
     elif any(node.failed for node in result.nodes.values()):
-        # Not all nodes have started their part.
+        # Some nodes have not started their part.
         view.recap(console, result)
         view.next_steps(console, job_view.next_steps(state, flag))
     else:
-        # The queried node is gone; the job may be fine.
+        # The queried node is lost; the job may be fine.
         view.recap(console, result)
         job_view.left(console, state, flag)
     return result.exit_code

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["searched_fleet", "tune"]
 
 _ALL = 1000
-"""More than there are degrees of any cluster that is searched."""
+"""More layouts than any search finds."""
 
 
 @click.command(
@@ -74,11 +74,11 @@ def tune(options: Options, wanted: TuneOptions, best: int | None, guess: bool) -
 def _validated(
     options: Options, cluster: Cluster, wanted: TuneOptions, fleet: tuning.Fleet, best: int
 ) -> dict[str, Any]:
-    """Run layouts, print how far predictions are off, and keep that; return it for JSON."""
+    """Run layouts, print and save how far predictions are off, and return that for JSON."""
     from rdm_provision.cli.render import view
     from rdm_provision.cli.verbs import validate
 
-    # After --write the file has the winner's keys, such as its partition: other layouts need theirs.
+    # After --write the file has the winner's keys, such as its partition; other layouts need their own.
     job = tuning.read_job(wanted)
     rows = tuning.searched(wanted, job, fleet, keep=_ALL).rows
     found = validate.validate(options, cluster, wanted, job, rows, best)
@@ -98,15 +98,15 @@ def searched_fleet(
     guess: bool = False,
     is_checked: bool = False,
 ) -> tuning.Fleet:
-    """Return the nodes that a layout is searched for.
+    """Return the nodes to search a layout for.
 
     Args:
-        options: the common ones; their limit says which nodes.
-        cluster: whose.
+        options: the common ones; their limit selects the nodes.
+        cluster: the nodes' cluster.
         wanted: the options of ``tune``.
-        job: the job, as it is read.
+        job: the job, as it was read.
         guess: leave out what was measured.
-        is_checked: what was measured is compared with what a check of the nodes finds.
+        is_checked: check the nodes, and compare the profile with what the check finds.
 
     Raises:
         click.exceptions.Exit: the nodes cannot run the job.
@@ -114,7 +114,7 @@ def searched_fleet(
     from rdm_provision.cli.verbs.measuring_jobs import check_nodes
 
     search = functools.partial(tuning.fleet, cluster, options.limit, job, _measure_command(wanted.config))
-    # What the inventory alone shows to be wrong is reported before a node is contacted.
+    # Report errors of the inventory before any node is contacted.
     fleet = search(guess=guess)
     if not fleet.profiles:
         return fleet

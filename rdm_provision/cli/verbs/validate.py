@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""``rdm-provision tune --validate``: run layouts for a few steps, and compare with what was predicted."""
+"""``rdm-provision tune --validate``: run layouts for a few steps, and compare with the prediction."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _RUN = (
     "checkpoint.interval=0",
     "launcher.max_restarts=0",
 )
-"""The last steps are timed: those before warm up."""
+"""The last steps are timed; those before are warm-up."""
 
 
 def validate(
@@ -39,15 +39,15 @@ def validate(
     rows: Sequence[Mapping[str, Any]],
     best: int,
 ) -> dict[str, Any]:
-    """Run some layouts as jobs, one after the other, and return what they took: the profile keeps it.
+    """Run some layouts as jobs, one after the other, save their times in the profile, and return them.
 
     Args:
         options: the common ones.
-        cluster: where.
+        cluster: where they run.
         wanted: the options of ``tune``.
-        job: the job, as it is read.
+        job: the job, as it was read.
         rows: all layouts, the fastest first.
-        best: how many of the best; as many others.
+        best: how many of the fastest to run, and how many others.
     """
     stem = job_stem("tune", wanted.config)
     steps = list(_RUN)
@@ -76,7 +76,7 @@ def validate(
 def _run(
     options: Options, cluster: Cluster, wanted: tuning.TuneOptions, words: Sequence[str], name: str
 ) -> tuple[float | None, str]:
-    """Return the seconds of a step, or None and why there are none."""
+    """Return the seconds of a step, or None and the reason."""
     run = cluster.train(wanted.config, words, name=name, **options.run)
     result, state = watch_to_end(options, cluster, run, may_be_refused=True)
     if state is None:
@@ -85,7 +85,7 @@ def _run(
         return None, state.reason or state.state
     if not state.step_seconds:
         return None, f"it finished after {state.iteration} steps without the time of one"
-    # The checkpoint is not needed here.
+    # Its checkpoint is not needed.
     cluster.prune([name], **options.run).result()
     return state.step_seconds, ""
 

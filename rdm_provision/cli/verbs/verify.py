@@ -74,15 +74,15 @@ def next_steps(result: RunResult, flag: str, command: str, limit: str = "") -> l
     """Return what to do when nodes failed.
 
     Args:
-        result: what was measured.
-        flag: how the inventory is named on the command line.
+        result: of the run.
+        flag: the options that name the inventory.
         command: the command line that measured, without ``--limit``.
-        limit: what it was limited to.
+        limit: the run's limit.
     """
     from rdm_provision.cli.render import view
 
     repeated = view.retry_steps(result, command, limit, whole=True)
-    # `up` cannot add a device that the kernel does not show.
+    # `up` cannot add a device that the kernel does not have.
     bare = set((result.rdma or {}).get("without_device") or ())
     if result.failed and not result.unreachable and bare.issuperset(result.failed):
         return repeated
