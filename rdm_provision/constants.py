@@ -32,4 +32,4 @@ __all__ = [
 
 JOB_MODULE = "rdm.provision.job"
 LAB_MODULE = "rdm.provision.lab"
-"""As events call them."""
+"""The names of modules in events."""

@@ -29,7 +29,7 @@ __all__ = [
 _SYSTEM_COLLECTIONS = "~/.ansible/collections:/usr/share/ansible/collections"
 COLLECTION = Path("ansible_collections", "rdm", "provision")
 CALLBACKS = "rdm.provision.module_cache,rdm.provision.template_cache"
-"""The callbacks that let a run use the packed modules of the last one, and compile each template once."""
+"""The callbacks that cache packed modules between runs and compile each template once."""
 
 _PACKAGE = Path(__file__).resolve().parent
 
@@ -55,7 +55,7 @@ _DEFAULTS: tuple[tuple[str, tuple[tuple[str, str], ...], str], ...] = (
 
 @cache
 def checkout() -> Path | None:
-    """Return the root of the checkout this package runs from, or None when it is installed."""
+    """Return the root of the checkout that this package runs from, or None if it is installed."""
     root = _PACKAGE.parent
     return root if (root / "galaxy.yml").is_file() and (root / "playbooks").is_dir() else None
 
@@ -84,7 +84,7 @@ def collections_root() -> Path:
 
 
 def collections_path() -> Path | None:
-    """Return the folder to add to Ansible's collection path, or None when Ansible looks there anyway."""
+    """Return the folder to add to Ansible's collection path, or None if Ansible searches it anyway."""
     root = checkout()
     return root / ".collections" if root else None
 
@@ -101,9 +101,9 @@ def make_importable() -> None:
 
 
 def make_planner_importable() -> None:
-    """Make the trainer's packages importable that need no torch: the collection carries them.
+    """Make those packages of the trainer importable that need no torch. The collection carries them.
 
-    They come last on Python's path: beside them lie folders whose names others use, such as ``tests``.
+    They come last on Python's path, since folders beside them have common names, such as ``tests``.
     """
     home = str(collection() / "trainer")
     if home not in sys.path:
@@ -111,9 +111,9 @@ def make_planner_importable() -> None:
 
 
 def playbook(name: str) -> str:
-    """Return how to name a playbook of the collection to ansible-playbook.
+    """Return the name of a playbook of the collection for ansible-playbook.
 
-    A checkout gives the file, an installed collection ``rdm.provision.NAME``.
+    In a checkout it is the file, in an installed collection ``rdm.provision.NAME``.
 
     Args:
         name: without a suffix; a path is returned as it is.
@@ -148,14 +148,14 @@ def _path() -> str:
 def ansible_environment(base: Mapping[str, str] | None = None) -> dict[str, str]:
     """Return the variables to set for Ansible's programs, on top of the caller's environment.
 
-    What the user chose, in the environment or in the ``ansible.cfg`` that Ansible would read, stays; but ssh
-    host keys are always checked, and output has no colours, because we read it.
+    The user's settings, in the environment or in the ``ansible.cfg`` that Ansible would read, stay. But ssh
+    host keys are always checked, and output has no colours, because it is parsed.
 
     Args:
-        base: the environment to look at; default: this process's.
+        base: the environment; default: this process's.
 
     Raises:
-        InputError: ANSIBLE_CONFIG names what Ansible does not take.
+        InputError: ANSIBLE_CONFIG names a file that Ansible refuses.
     """
     base = os.environ if base is None else base
     configured = _ansible_cfg(base)
@@ -209,7 +209,7 @@ def _ansible_cfg(base: Mapping[str, str]) -> configparser.RawConfigParser:
             try:
                 parser.read(candidate, encoding="utf-8")
             except (configparser.Error, OSError, UnicodeError):
-                # Ansible will report what is wrong with it.
+                # Ansible will report the error.
                 return configparser.RawConfigParser()
             break
     return parser
@@ -219,8 +219,8 @@ def shell_line(argv: list[str], env: Mapping[str, str]) -> str:
     """Return a command as a line to paste into a shell.
 
     Args:
-        argv: its words.
-        env: the variables in front of it.
+        argv: the command's words.
+        env: variables to set before them.
     """
     settings = [f"{name}={shlex.quote(value)}" for name, value in env.items()]
     return " ".join([*settings, shlex.join(argv)])

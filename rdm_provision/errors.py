@@ -20,9 +20,9 @@ __all__ = [
 ]
 
 DONE = 0
-"""Exit code: everything asked for is done."""
+"""Exit code: everything is done."""
 FAILED = 1
-"""Exit code: it failed, or could not be reached, on some node."""
+"""Exit code: a node failed or could not be reached."""
 REFUSED = 2
 """Exit code: the nodes do not allow it; nothing was changed."""
 BAD_INPUT = 3
@@ -36,8 +36,8 @@ class Problem:
     """One reason why a run was refused.
 
     Attributes:
-        node: the node it is about, or None when it is about the whole cluster.
-        value: the value that is wrong, as it was written or found; may be empty.
+        node: the node, or None for the whole cluster.
+        value: the wrong value, as it was written or found; may be empty.
         reason: what is wrong with it.
         hint: what would work.
     """
@@ -62,8 +62,8 @@ class RdmError(Exception):
 
     Attributes:
         exit_code: what the command-line program exits with.
-        problems: the single problems, when there are several.
-        warnings: what was found beside them, and may be why there are any.
+        problems: each problem, if there are several.
+        warnings: found with the problems, and perhaps their cause.
         hint: what to try, in one line; may be empty.
     """
 

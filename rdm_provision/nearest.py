@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The hint for who misspelt a name."""
+"""The hint for a misspelt name."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ __all__ = ["did_you_mean"]
 
 
 def did_you_mean(name: str, known: Iterable[str], otherwise: str) -> str:
-    """Return a question that names those that are spelt nearly like a name.
+    """Return a question with the known names nearest to a misspelt one.
 
     Args:
-        name: as it was given.
-        known: those that there are.
-        otherwise: what to return when none is near.
+        name: the misspelt name.
+        known: the names that exist.
+        otherwise: what to return if none is near.
 
     >>> did_you_mean("gtp-1", ["gpt-1", "t5"], "")
     'did you mean gpt-1?'

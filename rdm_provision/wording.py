@@ -1,4 +1,4 @@
-"""How messages write sizes and lists of names: see ``plugins/module_utils/base/wording.py``."""
+"""Sizes and lists of names in messages: see ``plugins/module_utils/base/wording.py``."""
 
 from rdm_provision.environment import make_importable
 

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What runs and jobs came to, as small frozen records that turn into JSON."""
+"""The results of runs and jobs, as small frozen records that turn into JSON."""

@@ -1,4 +1,4 @@
-"""A result that stays small with a thousand nodes: what they share is told once, and the rest is cut."""
+"""Results that stay small with a thousand nodes: what nodes share is listed once, and the rest is cut."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from typing import Any
 __all__ = ["FEW_NODES", "compact", "cut_files", "told_once"]
 
 FEW_NODES = 64
-"""Up to so many nodes, each has everything that it shares with others."""
+"""Up to this many nodes, each lists everything, even what it shares with others."""
 ROOM = 2_000_000
-"""Characters that all diffs together may take."""
+"""Characters of all diffs together."""
 _WORTH = 200
-"""Characters from which something is worth being told only once."""
+"""From this many characters on, a repeated text is listed only once."""
 _FILES = re.compile(r"^(?=--- )", re.MULTILINE)
 
 
 def compact(data: dict[str, Any]) -> dict[str, Any]:
-    """Return a result in a bounded size.
+    """Return a result of bounded size.
 
-    Among more than 64 nodes, what an earlier node has as well becomes ``(as on NODE)``: the difference of a
-    file, or a part of the plan. All diffs together take 2 MB at most, for which the longest are cut.
+    With more than 64 nodes, a file's diff or a part of the plan that an earlier node has as well becomes
+    ``(as on NODE)``. All diffs together take at most 2 MB: the longest are cut.
 
     Args:
-        data: as :meth:`RunResult.to_json` makes it; it is changed.
+        data: as :meth:`RunResult.to_json` makes it; changed in place.
     """
     many = len(data["nodes"]) > FEW_NODES
     seen: dict[str, str] = {}
@@ -48,7 +48,7 @@ def compact(data: dict[str, Any]) -> dict[str, Any]:
 
 
 def _longest(lengths: list[int]) -> int:
-    """Return how long a diff may be so that all of them have room."""
+    """Return the longest diff at which all of them fit."""
     room = ROOM
     for before, length in enumerate(sorted(lengths)):
         share = room // (len(lengths) - before)
@@ -59,18 +59,18 @@ def _longest(lengths: list[int]) -> int:
 
 
 def told_once(diff: str, name: str, seen: dict[str, str]) -> str:
-    """Return the diff of a node, in it the files that an earlier node has as well without their lines.
+    """Return a node's diff, without the lines of files whose diff an earlier node has as well.
 
     Args:
         diff: all files of the node.
         name: the node.
-        seen: which node had a file's diff first, by its digest; grows.
+        seen: digest of a file's diff -> the first node that has it; grows.
     """
     return "".join(_told_once(diff, name, seen))
 
 
 def _told_once(diff: str, name: str, seen: dict[str, str]) -> Iterator[str]:
-    """Yield the files of a diff, those that an earlier node has as well without their lines."""
+    """Yield the files of a diff, without the lines of those that an earlier node has as well."""
     for file in _FILES.split(diff):
         first = seen.setdefault(_digest(file), name)
         if first == name or len(file) <= _WORTH:
@@ -85,12 +85,12 @@ def _digest(text: str) -> str:
 
 
 def cut_files(diff: str, length: int) -> str:
-    """Return a diff with at most so many characters of each file, and a word on what is missing."""
+    """Return a diff with at most `length` characters of each file, and a note on what is missing."""
     return "".join(_cut(file, length) for file in _FILES.split(diff))
 
 
 def _cut(diff: str, length: int) -> str:
-    """Return a diff of at most that length, and a word on what is missing."""
+    """Return a diff of at most that length, and a note on what is missing."""
     if len(diff) <= length:
         return diff
     return diff[: diff.rfind("\n", 0, length) + 1] + "(cut)\n"

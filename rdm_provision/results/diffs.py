@@ -1,4 +1,4 @@
-"""The differences that modules hand back, as text for people, without what may be a secret."""
+"""The diffs that modules return, as text for people, without possible secrets."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _NO_SECRETS = frozenset({"MY_IP", "MASTER_ADDR"})
 
 
 def unified_diff(res: Mapping[str, Any]) -> str:
-    """Return what a result says it changed, as one unified diff; empty when it says nothing.
+    """Return the changes in a result as one unified diff; empty if there are none.
 
-    Of an environment it has the names only, since a value may be a secret; of the cluster's addresses all.
+    Environment variables appear without values, which may be secrets, except the cluster's addresses.
     """
     return "".join(_one_diff(diff) for diff in _diffs(res))
 
@@ -29,7 +29,7 @@ def _diffs(res: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 
 
 def environment_values(res: Mapping[str, Any]) -> Iterator[str]:
-    """Yield ``NAME=value`` for each variable that may be a secret in the diffs of a result."""
+    """Yield ``NAME=value`` for each variable in a result's diffs that may be a secret."""
     for diff in _diffs(res):
         for side in (diff.get("before"), diff.get("after")):
             if isinstance(side, Mapping):
@@ -38,7 +38,7 @@ def environment_values(res: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _environment(env: Any) -> dict[str, str]:
-    """Return an environment that is a mapping, or a list of ``NAME=value``, as a mapping."""
+    """Return an environment, a mapping or a list of ``NAME=value``, as a mapping."""
     if isinstance(env, Mapping):
         return {str(name): str(value) for name, value in env.items()}
     if isinstance(env, (list, tuple)):
@@ -47,7 +47,7 @@ def _environment(env: Any) -> dict[str, str]:
 
 
 def _environment_diff(before: Any, after: Any) -> Iterator[str]:
-    """Yield a line for each variable that comes, goes or changes, without a value that may be a secret."""
+    """Yield a line for each variable that comes, goes or changes, without possible secrets."""
     had, has = _environment(before), _environment(after)
     for name in dict.fromkeys([*had, *has]):
         if had.get(name) == has.get(name):
@@ -67,7 +67,7 @@ def _one_diff(diff: Mapping[str, Any]) -> str:
         return ""
     before, after = diff.get("before"), diff.get("after")
     if isinstance(before, Mapping) and isinstance(after, Mapping):
-        # Settings: only those that differ, one a line.
+        # Settings: only those that differ, one per line.
         had, has = (dict(_flat({k: v for k, v in side.items() if k != "env"})) for side in (before, after))
         differing = [key for key in dict.fromkeys([*had, *has]) if had.get(key) != has.get(key)]
         return "".join(

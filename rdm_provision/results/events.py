@@ -1,4 +1,4 @@
-"""What happens during a run, and what a run ends in: small frozen records that turn into JSON.
+"""The events of a run and its result: small frozen records that turn into JSON.
 
 A :class:`rdm_provision.runner.run.Run` yields events while it works; the last one, :class:`RunFinished`,
 carries the :class:`RunResult`. Nothing here knows Ansible.
@@ -49,7 +49,7 @@ class Status(StrEnum):
 
 
 def to_json(value: Any) -> Any:
-    """Return a value as what :mod:`json` can write: records become objects with their class in ``event``."""
+    """Return a value that :mod:`json` can write: records become objects with their class in ``event``."""
     if isinstance(value, Event):
         return {"event": value.kind(), **_fields(value)}
     if isinstance(value, RunResult):
@@ -76,7 +76,7 @@ class Change:
     Attributes:
         phase: the role that did it.
         task: the task's name.
-        diff: a unified diff, empty when the task has none to show.
+        diff: a unified diff; empty if the task shows none.
     """
 
     phase: str
@@ -103,7 +103,7 @@ class PhaseTime:
 
 @dataclass(frozen=True, slots=True)
 class NodeRecap:
-    """What a whole run came to on one node: counts of tasks, and why when it did not end well."""
+    """The result of a whole run on one node: counts of tasks, and why it failed."""
 
     ok: int = 0
     changed: int = 0
@@ -140,7 +140,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class RunStarted(Event):
-    """The run began. ``nodes`` are the nodes it is about, after ``--limit``."""
+    """The run began. ``nodes`` are its nodes, after ``--limit``."""
 
     verb: str
     nodes: tuple[str, ...]
@@ -156,14 +156,14 @@ class PhaseStarted(Event):
 
 @dataclass(frozen=True, slots=True)
 class Progress(Event):
-    """How far the task is that goes on: ``round 3 of 7``."""
+    """How far the current task is, such as ``round 3 of 7``."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class WorkFound(Event):
-    """The look at the nodes is over. ``work`` is node → phase → why it has something to do there."""
+    """All nodes have been checked. ``work`` is node → phase → why it has work there."""
 
     work: Mapping[str, Mapping[str, Sequence[str]]]
 
@@ -178,7 +178,7 @@ class TaskStarted(Event):
 
 @dataclass(frozen=True, slots=True)
 class TaskGoesOn(Event):
-    """A task takes long; told once, after some seconds."""
+    """A task takes long; reported once, after some seconds."""
 
     phase: str
     task: str
@@ -198,11 +198,11 @@ class NodeResult(Event):
     """A task ended on one node.
 
     Attributes:
-        message: one line: why it failed or could not be reached, else empty.
-        diff: what was changed, as a unified diff; empty when there is nothing to show.
+        message: in one line why it failed or could not be reached; empty otherwise.
+        diff: what was changed, as a unified diff; empty if there is nothing to show.
         seconds: how long the task took on this node.
         ignored: it failed, and the playbook goes on regardless.
-        refused: the plan was refused; the run ends here, for all nodes, with the problems in its result.
+        refused: the plan was refused. This ends the run on all nodes; its result has the problems.
     """
 
     node: str
@@ -240,27 +240,28 @@ class RunFinished(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunResult:
-    """What a run came to.
+    """The result of a run.
 
     Attributes:
-        verb: what was asked for (``up``, ``verify``…).
-        check: nothing was to be changed; ``changed`` counts what would have been.
+        verb: which verb ran (``up``, ``verify``…).
+        check: nothing was changed; ``changed`` counts what would have been.
         nodes: node name → :class:`NodeRecap`, in the inventory's order.
-        refused: ``""``, or who refused: ``inventory`` (found without touching a node), ``nodes``, ``input``.
+        refused: ``""``, or the stage that refused: ``inventory`` (before any node was touched), ``nodes``,
+            ``input``.
         problems: every reason of a refusal.
-        message: one line when the run as a whole could not be done (not for single nodes).
+        message: why the run as a whole failed, in one line; empty for failures of single nodes.
         phases: time per phase, in order.
         warnings: each once, in order.
-        work: node → phase → why there was something to do, for the nodes where there was.
+        work: node → phase → why it had work, for nodes that had any.
         plan: what the plan decided (``preflight_plan`` of the collection), or None.
         fabric: the fabric table (``nodes``, ``rtt_us``, ``verdicts``, ``slow``, ``sample``…), or None.
         rdma: what pairs measured over RDMA (``bandwidth_gbit``, ``by_node``, ``verdicts``…), or None.
         collective: the all-reduce over all nodes (``sizes``, ``busbw``, ``verdicts``…), or None.
-        returned: what the modules that the verb asked for handed back: module → node → its results.
-        in_progress: what had started but not ended when the run was cancelled.
+        returned: results of the modules that the verb needs: module → node → its results.
+        in_progress: tasks that had started but not ended when the run was cancelled.
         cancelled: the user stopped it.
         seconds: wall-clock time.
-        record: folder with the run's log, or None when none could be written.
+        record: folder with the run's log, or None if none could be written.
     """
 
     verb: str
@@ -284,22 +285,22 @@ class RunResult:
 
     @property
     def failed(self) -> tuple[str, ...]:
-        """Names of the nodes where a task failed."""
+        """The nodes on which a task failed."""
         return tuple(name for name, recap in self.nodes.items() if recap.status is Status.FAILED)
 
     @property
     def unreachable(self) -> tuple[str, ...]:
-        """Names of the nodes that could not be reached."""
+        """The nodes that could not be reached."""
         return tuple(name for name, recap in self.nodes.items() if recap.status is Status.UNREACHABLE)
 
     @property
     def changed(self) -> tuple[str, ...]:
-        """Names of the nodes on which something was changed (or would be, in a check)."""
+        """The nodes on which something was changed (or would be, in a check)."""
         return tuple(name for name, recap in self.nodes.items() if recap.changed)
 
     @property
     def ok(self) -> bool:
-        """Everything that was asked for is done."""
+        """Whether everything is done."""
         return self.exit_code == DONE
 
     @property
@@ -316,7 +317,7 @@ class RunResult:
         return DONE
 
     def to_json(self) -> dict[str, Any]:
-        """The result as what ``--json`` prints, with the exit code and each node's status spelt out."""
+        """The result as ``--json`` prints it, with the exit code and each node's status."""
         data = _fields(self)
         data.pop("returned")
         data["nodes"] = {

@@ -1,4 +1,4 @@
-"""What the logs of a training job say, in the sections of FASOP's ``get_result.sh``."""
+"""A training job's logs in the sections of FASOP's ``get_result.sh``."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ class LogSection:
 
     Attributes:
         title: as the script writes it.
-        lines: what is in it.
-        total: how many lines the files have that it shows the ends of; None where it shows no files.
+        lines: its lines.
+        total: how many lines the files have whose ends it shows; None if it shows no files.
     """
 
     title: str
@@ -25,9 +25,9 @@ class LogSection:
 
 
 def merged(told: Iterable[Sequence[Mapping[str, Any]]]) -> tuple[LogSection, ...]:
-    """Return the sections of all nodes, from those of each.
+    """Merge the sections of each node.
 
-    What speaks of the whole job is taken from the first node that says something of it.
+    Sections about the whole job come from the first node that has them.
     """
     found: dict[str, LogSection] = {}
     for sections in told:

@@ -1,4 +1,4 @@
-"""What is known of a training job."""
+"""The state of a training job."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["JobFailure", "JobLines", "JobNode", "JobState", "JobUpdate", "JobVer
 
 @dataclass(frozen=True, slots=True)
 class JobNode:
-    """A node of a job, and how it is there: ``waiting``, ``running``, ``done``, ``failed`` or ``lost``."""
+    """A node of a job and its state: ``waiting``, ``running``, ``done``, ``failed`` or ``lost``."""
 
     name: str
     state: str
@@ -28,7 +28,7 @@ class JobFailure:
 
     Attributes:
         node: where it happened.
-        rank: the process it happened to, or None when it was the node.
+        rank: the failed process, or None for the node as a whole.
         reason: one sentence.
         lines: the last lines of its errors.
     """
@@ -41,15 +41,15 @@ class JobFailure:
 
 @dataclass(frozen=True, slots=True)
 class JobVerdict:
-    """How a job is, as its master's agent evaluates it; docs/watching-jobs.md says by what.
+    """How a job is, as its master's agent evaluates it by the rules in docs/watching-jobs.md.
 
     Attributes:
         verdict: ``healthy``, ``starting``, ``stalled``, ``suspect``, ``failed`` or ``finished``.
         reason: why, in one sentence.
-        evidence: all that speaks for it, a sentence each; the first one is the reason.
-        culprits: nodes and ranks that are named, and for what: ``{"kind": "slow", "node": "n2", "rank": 5}``.
-        since: when it became this one, in seconds since 1970.
-        exit_code: for scripts: 0 when all is well, 1 when the job has failed, 4 when somebody should look.
+        evidence: all evidence, a sentence each; the first is the reason.
+        culprits: faulty nodes and ranks, and their faults: ``{"kind": "slow", "node": "n2", "rank": 5}``.
+        since: since when it holds, in seconds since 1970.
+        exit_code: for scripts: 0 if all is well, 1 if the job failed, 4 if somebody should look at it.
     """
 
     verdict: str
@@ -61,7 +61,7 @@ class JobVerdict:
 
     @classmethod
     def of(cls, data: Mapping[str, Any]) -> JobVerdict | None:
-        """Return the verdict that an agent told; None when it told none, as an older one."""
+        """Return the verdict of an agent; None if it gave none, as older agents do."""
         if not data.get("verdict"):
             return None
         return cls(
@@ -76,22 +76,22 @@ class JobVerdict:
 
 @dataclass(frozen=True, slots=True)
 class JobState:
-    """A training job as it is, or as it was when it ended.
+    """A training job's state, now or when it ended.
 
     Attributes:
         job: its name.
         state: ``queued`` (under Slurm), ``starting``, ``running``, ``restarting``, ``stopping``, or final:
             ``finished``, ``failed`` or ``stopped``.
-        reason: why, or why it waits, in a sentence or two; empty when it runs, or has finished.
+        reason: why, in a sentence or two; empty if it runs or has finished.
         launcher: how its processes are started.
         master: the node with rank 0.
         nodes: its nodes, by rank.
-        failures: what went wrong so far, the newest last.
+        failures: what has failed so far, the newest last.
         restarts: how often it was restarted.
         started: seconds since 1970.
         seconds: how long it has run, or ran.
         iteration: steps done.
-        train_iterations: steps of the whole training, 0 while that is not known.
+        train_iterations: steps of the whole training, 0 while unknown.
         loss: the last one.
         lr: learning rate of the last step.
         step_seconds: how long a step takes.
@@ -99,11 +99,11 @@ class JobState:
         tflops: of each accelerator.
         losses: points (iteration, loss) of the curve.
         checkpoint: iteration of the newest checkpoint.
-        exported: directories with what a fine-tuning has made, ``model`` or ``adapter``.
+        exported: directories of a fine-tuning's results, ``model`` or ``adapter``.
         phase: what the training does: ``starting``, ``training``, ``evaluating``…
-        gpu: how busy the accelerators are: a line of each, by node.
+        gpu: the use of each accelerator, a line each, by node.
         directory: its directory on each node.
-        verdict: whether it is well; None while that is not known.
+        verdict: see :class:`JobVerdict`; None while unknown.
     """
 
     job: str
@@ -133,16 +133,16 @@ class JobState:
 
     @classmethod
     def of(cls, data: Mapping[str, Any], jobs_directory: str, now: float) -> JobState:
-        """Return the state that a node told.
+        """Return the state that a node reported.
 
         Args:
-            data: what the job's agent answered; docs/launchers.md describes it.
-            jobs_directory: where the jobs' directories are on the node.
+            data: the answer of the job's agent; docs/launchers.md describes it.
+            jobs_directory: the parent of the jobs' directories on the node.
             now: seconds since 1970.
         """
         progress: Mapping[str, Any] = data.get("progress") or {}
         started, ended = data.get("started") or None, data.get("ended")
-        # Jobs of Slurm are at the same path on all hosts, and may have one of their own beside other jobs.
+        # Slurm jobs have the same path on all hosts, which may be outside the directory of other jobs.
         own = str(data.get("directory") or "") if data.get("launcher") == "slurm" else ""
         directory = own or f"{jobs_directory}/{data['job']}"
         return cls(
@@ -179,21 +179,21 @@ class JobState:
 
     @property
     def ended(self) -> bool:
-        """It will not go on by itself."""
+        """Whether it will not go on by itself."""
         return self.state in FINAL_STATES
 
     @property
     def remaining(self) -> float | None:
-        """Seconds until the training is over at the speed of the last steps; None when there is none.
+        """Seconds until the training ends, at the speed of the last steps; None without a speed.
 
-        How many of its steps this run has made is not known: it may go on with an earlier one's.
+        The speed is of the last steps because this run may have resumed: its own number of steps is unknown.
         """
         if not (self.step_seconds and self.train_iterations):
             return None
         return self.step_seconds * max(0, self.train_iterations - self.iteration)
 
     def places(self) -> list[tuple[str, str]]:
-        """Return where its files are on the nodes: (what, path)."""
+        """Return the paths of its files on the nodes: (what, path)."""
         found = [("logs", f"{self.directory}/logs on each node: <node>.out, .err, .gpu")]
         if self.checkpoint is not None:
             where = f"{self.directory}/checkpoints on each node, the newest of iteration {self.checkpoint}"
@@ -202,13 +202,13 @@ class JobState:
         return found
 
     def to_json(self) -> dict[str, Any]:
-        """The state as what ``--json`` prints."""
+        """The state as ``--json`` prints it."""
         return {field.name: to_json(getattr(self, field.name)) for field in dataclasses.fields(self)}
 
 
 @dataclass(frozen=True, slots=True)
 class JobUpdate(Event):
-    """News of a job that is watched. ``node`` is who told it."""
+    """News of a watched job, as ``node`` reported it."""
 
     node: str
     job: JobState
@@ -216,7 +216,7 @@ class JobUpdate(Event):
 
 @dataclass(frozen=True, slots=True)
 class JobLines(Event):
-    """What a job wrote on a node, as one or more whole lines or the end of one."""
+    """A job's output on a node: whole lines, or the end of one."""
 
     node: str
     stream: str
@@ -224,7 +224,7 @@ class JobLines(Event):
 
 
 def job_news(at: float, node: str, result: Mapping[str, Any]) -> Iterator[Event]:
-    """Yield what a result of the module for jobs says of a job."""
+    """Yield the events in a result of the module ``job``."""
     if isinstance(result.get("job"), Mapping):
         yield JobUpdate(at, node, JobState.of(result["job"], str(result.get("directory", "")), time.time()))
     if result.get("text"):

@@ -25,9 +25,9 @@ class NodeState:
         container: name and state of the training container, as ``rdm (running)``.
         image: the image the container was made from.
         network: name and driver of the container network, as ``ibnet (sriov)``.
-        plugin: state of the SR-IOV plugin, of its container or its unit; empty where there is none.
+        plugin: state of the SR-IOV plugin, of its container or its unit; empty if there is none.
         accelerator: ``rocm``, ``cuda`` or ``cpu``, as found.
-        remarks: what is not as it should be, each in one line.
+        remarks: what is not as planned, a line each.
     """
 
     node: str
@@ -44,7 +44,7 @@ class NodeState:
 
     @property
     def healthy(self) -> bool:
-        """Everything is there and as planned."""
+        """Whether everything is there and as planned."""
         return self.reachable and not self.remarks
 
 
@@ -55,14 +55,14 @@ def node_state(
     facts: Mapping[str, Any] | None,
     problems: Iterable[Problem] = (),
 ) -> NodeState:
-    """Compare what a node says of itself with the plan; a new node has no address before it is saved.
+    """Compare a node's facts with the plan; a new node has no address until the plan is saved.
 
     Args:
         name: of the node.
-        plan: what the action plan returned.
-        why: it was not looked at.
-        facts: what was found there; None for nothing.
-        problems: for which a change of the cluster would be refused.
+        plan: what the action ``plan`` returned.
+        why: why the node was not checked; empty if it was.
+        facts: the node's facts; None if there are none.
+        problems: for which ``up`` would be refused.
     """
     planned_node = plan["nodes"].get(name) or {}
     planned = "" if planned_node.get("note") == "new" else str(planned_node.get("my_ip", ""))
@@ -99,7 +99,7 @@ def node_state(
 def _ours(things: Iterable[Mapping[str, Any]], cluster: str, role: str) -> Mapping[str, Any] | None:
     """Return the container or network with our labels, if there is one.
 
-    Of several containers it is the one that runs: a run that was killed may have left others beside it.
+    A running container is preferred: a killed run may have left others.
     """
     wanted = {LABEL_CLUSTER: cluster, LABEL_ROLE: role}
     ours = [thing for thing in things if wanted.items() <= (thing.get("labels") or {}).items()]
@@ -107,7 +107,7 @@ def _ours(things: Iterable[Mapping[str, Any]], cluster: str, role: str) -> Mappi
 
 
 def _plugin(facts: Mapping[str, Any], cluster: str) -> str:
-    """Return the state of the cluster's network plugin; empty where there is none."""
+    """Return the state of the cluster's network plugin; empty if there is none."""
     unit = facts.get("network_plugin") or {}
     if unit.get("unit") and unit.get("cluster") == cluster:
         return "running" if unit.get("running") else "stopped"

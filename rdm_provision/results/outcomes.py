@@ -1,4 +1,4 @@
-"""What a run found on each node, told from what the modules returned."""
+"""What a run found on each node, from the results of its modules."""
 
 from __future__ import annotations
 
@@ -51,9 +51,9 @@ class CommandOutput:
 
     Attributes:
         node: its name.
-        rc: the exit code, or None when it did not run.
-        stdout: what it wrote.
-        stderr: what it wrote to stderr.
+        rc: the exit code, or None if it did not run.
+        stdout: its standard output.
+        stderr: its standard error.
         error: why it failed or did not run, in one line.
     """
 
@@ -66,12 +66,12 @@ class CommandOutput:
 
 @dataclass(frozen=True, slots=True)
 class SlurmAnswer:
-    """What slurmctld says.
+    """What slurmctld reported.
 
     Attributes:
         nodes: for each node and partition ``node``, ``partition``, ``state``, ``reason`` and ``gres``.
         jobs: the queue: ``id``, ``state``, ``partition`` and ``nodes``.
-        hints: what a firewall has to let through, after a run that made the cluster.
+        hints: what firewalls must let through, after a run that made the cluster.
     """
 
     nodes: tuple[Mapping[str, str], ...] = ()
@@ -79,12 +79,12 @@ class SlurmAnswer:
     hints: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as JSON has it."""
+        """Return it as ``--json`` prints it."""
         return {name: [*getattr(self, name)] for name in ("nodes", "jobs", "hints")}
 
 
 def slurm_answer(result: RunResult) -> SlurmAnswer:
-    """Return what slurmctld said last."""
+    """Return the last report of slurmctld."""
 
     def last(module: str, key: str) -> Mapping[str, Any]:
         told = [one for results in result.returned.get(module, {}).values() for one in results]
@@ -99,7 +99,7 @@ def slurm_answer(result: RunResult) -> SlurmAnswer:
 
 
 def states(result: RunResult, cluster: str) -> tuple[NodeState, ...]:
-    """Return the state of each node that a run of ``status`` looked at, in the cluster of this name."""
+    """Return the state of each node in a run of ``status``, for the cluster of this name."""
     facts = result.returned.get(FACTS_MODULE, {})
     plan = result.plan or {"cluster": cluster, "nodes": {}}
     problems = [Problem(**problem) for problem in plan.get("problems", ())]
@@ -112,8 +112,8 @@ def states(result: RunResult, cluster: str) -> tuple[NodeState, ...]:
 def containers(result: RunResult, nodes: Sequence[str]) -> tuple[tuple[str, str, str, str], ...]:
     """Return what a run of ``up`` left running.
 
-    What the run itself did to a container counts more than what it saw before; of a node that was lost, or
-    failed before that, the state is not known.
+    What the run did to a container overrides what it observed before. The state is unknown if the node was
+    lost, or failed before that.
 
     Args:
         result: of the run.
@@ -127,7 +127,7 @@ def containers(result: RunResult, nodes: Sequence[str]) -> tuple[tuple[str, str,
     lines = []
     for name in nodes:
         planned, recap = plan.get(name) or {}, result.nodes.get(name)
-        # The last result counts: a running job was looked at before.
+        # The last result counts: the first may be the check for a running job.
         made = _last(returned.get(name)).get("container")
         known = made or (planned.get("seen") if recap else None)
         if not known:
@@ -140,20 +140,20 @@ def containers(result: RunResult, nodes: Sequence[str]) -> tuple[tuple[str, str,
 
 
 def kept(result: RunResult) -> dict[str, tuple[str, ...]]:
-    """Return what a run of ``down`` left because of what is in it: directory → nodes."""
+    """Return the directories that a run of ``down`` left, not being empty: directory → nodes."""
     found: dict[str, list[str]] = {}
     for name, results in result.returned.get(FILES_MODULE, {}).items():
         removed = {path for res in results for path in res.get("paths", ())}
         kept = dict.fromkeys(path for res in results for path in res.get("kept", ()))
         for path in kept:
-            # A directory counts, not the ones above it.
+            # Name the directory, not its parents.
             if path not in removed and not any(other.startswith(f"{path}/") for other in kept):
                 found.setdefault(path, []).append(name)
     return {path: tuple(nodes) for path, nodes in found.items()}
 
 
 def outputs(result: RunResult) -> tuple[CommandOutput, ...]:
-    """Return what the command of a run of ``exec`` wrote, by node."""
+    """Return the output of a run of ``exec``, by node."""
     returned = result.returned.get(EXEC_MODULE, {})
     return tuple(_output(name, recap.why, _last(returned.get(name))) for name, recap in result.nodes.items())
 

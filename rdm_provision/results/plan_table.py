@@ -31,8 +31,8 @@ class PlanTable:
         subnet: the container network, as CIDR.
         gateway: its gateway.
         file: the plan file.
-        nodes: the nodes by rank, then removed nodes whose address is reserved.
-        saved: the plan file says the same.
+        nodes: the nodes by rank, then removed nodes whose addresses are reserved.
+        saved: the plan file has this plan.
         warnings: what is allowed but unwise.
     """
 
@@ -45,7 +45,7 @@ class PlanTable:
     warnings: tuple[str, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """The plan as what ``--json`` prints."""
+        """The plan as ``--json`` prints it."""
         from rdm_provision.results.events import to_json
 
         keys = ("cluster", "subnet", "gateway", "file", "nodes", "saved", "warnings")
@@ -53,7 +53,7 @@ class PlanTable:
 
 
 def planned_nodes(plan: Mapping[str, Any]) -> Iterator[PlannedNode]:
-    """Yield the lines of the table: the nodes by rank, then those whose addresses are reserved."""
+    """Yield the lines of the table: the nodes by rank, then removed nodes with reserved addresses."""
     for name, node in plan["nodes"].items():
         yield PlannedNode(
             int(node["rank"]),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Which jobs are so old that their directories can go. Pure functions."""
+"""Decide which jobs are old enough to remove their directories. Pure functions."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _UNITS = {"m": 60.0, "h": 3600.0, "d": 86400.0, "w": 7 * 86400.0}
 
 @dataclass(frozen=True)
 class Removal:
-    """A job's directory on a node that went, or would go.
+    """A job's directory on a node that was removed, or would be.
 
     Attributes:
         job: the job.
         node: the node.
-        bytes: what the directory takes of the disk.
-        reason: why it was kept; empty when it was not.
+        bytes: the directory's size on the disk.
+        reason: why it was kept; empty if it was not.
     """
 
     job: str
@@ -37,7 +37,7 @@ def age(text: str) -> float:
     """Return an age in seconds.
 
     Raises:
-        InputError: it is none.
+        InputError: the text is no age.
 
     >>> age("2w")
     1209600.0
@@ -52,8 +52,8 @@ def prunable(jobs: Iterable[JobState], older: float, now: float) -> tuple[JobSta
     """Return the jobs that ended long ago, the oldest first.
 
     Args:
-        jobs: as their masters tell of them.
-        older: so many seconds ago, or more.
+        jobs: as their masters report them.
+        older: how long ago at least, in seconds.
         now: seconds since 1970.
     """
     found = [(end, job) for job in jobs if (end := ended(job)) is not None and now - end >= older]
@@ -61,7 +61,7 @@ def prunable(jobs: Iterable[JobState], older: float, now: float) -> tuple[JobSta
 
 
 def ended(job: JobState) -> float | None:
-    """Return when a job ended, in seconds since 1970; None when it has not, or nobody knows."""
+    """Return when a job ended, in seconds since 1970; None if it has not, or that is unknown."""
     if job.state not in FINAL_STATES or job.started is None or job.seconds is None:
         return None
     return job.started + job.seconds

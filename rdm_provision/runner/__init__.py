@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Running playbooks with ansible-runner: nothing else knows its dictionaries."""
+"""Run playbooks with ansible-runner, whose dictionaries nothing else knows."""

@@ -1,6 +1,6 @@
 """List an inventory as ansible-inventory does, then print the plan. Run as a script by :mod:`inventory`.
 
-One start of Ansible, and one reading of the inventory, in place of two.
+Ansible starts, and reads the inventory, once instead of twice.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from ansible.vars.hostvars import HostVars
 
 
 class PlannedInventory(InventoryCLI):  # type: ignore[misc]  # Ansible has no types
-    """ansible-inventory, which goes on when it has printed its list."""
+    """ansible-inventory that prints the plan after its list."""
 
     def run(self) -> None:
         """List the inventory, then print what the action ``plan`` returns.
 
-        Nothing where that is not possible: the action, in a run of its own, says why.
+        Print nothing if there is no plan: the action, in a run of its own, reports why.
         """
         try:
             super().run()

@@ -1,9 +1,9 @@
-"""Become ansible-playbook, and see to it that nothing of it outlives its run. Run as a script by :mod:`run`.
+"""Become ansible-playbook, and let none of its processes outlive its run. Run as a script by :mod:`run`.
 
-Were it not for this, a killed ``rdm-provision`` would leave ansible-playbook behind, changing the cluster
-while the next run already works on it; and a killed ansible-playbook its workers, some of them for ever. The
-process that becomes ansible-playbook is interrupted when its parent dies. A watcher beside it, in a session
-of its own, waits for its end, and then ends the workers that are left.
+Without this, a killed ``rdm-provision`` would leave an ansible-playbook that changes the cluster while the
+next run works on it; and a killed ansible-playbook would leave workers, some of them for ever. The process
+that becomes ansible-playbook is interrupted when its parent dies. A supervisor in a session of its own waits
+for its end, and then ends the remaining workers.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ if TYPE_CHECKING:
 
 _PR_SET_PDEATHSIG = 1
 _GRACE_S = 10.0
-"""Seconds that ansible-playbook has to stop by itself when its parent is dead, before it is killed."""
+"""Seconds between the parent's death and killing ansible-playbook."""
 _WORKERS_S = 1.0
-"""Seconds that workers have to end by themselves when ansible-playbook has gone."""
+"""Seconds between the end of ansible-playbook and ending its workers."""
 _POLL_S = 0.2
 
 
 def main() -> None:
-    """Tie this process to its parent, share its lock, set the watcher up, and become the program."""
+    """Tie this process to its parent, share its lock, start the supervisor, and become the program."""
     parent = int(os.environ.pop("RDM_PARENT"))
     folder = os.environ.pop("RDM_FOLDER")
     home = os.environ.pop("RDM_LOCKED", "")
     sys.path.insert(0, os.environ.pop("RDM_COLLECTIONS"))
     from ansible_collections.rdm.provision.plugins.plugin_utils.controller import cluster_lock
 
-    # A background job ignores Ctrl-C, but this is how we are told to stop.
+    # A background job ignores SIGINT, but that is how the run stops us.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     with contextlib.suppress(OSError, AttributeError):
         import ctypes
@@ -47,7 +47,7 @@ def main() -> None:
     if home:
         with contextlib.suppress(OSError):
             cluster_lock.join(Path(home))
-    # All of this was for this parent, if it still exists.
+    # The parent may have died before the death signal was set.
     if os.getppid() != parent:
         sys.exit("the process that started this is gone")
     reader, mark = os.pipe()
@@ -59,7 +59,7 @@ def main() -> None:
 
 
 def _watch(run: Process, playbook: Process, reader: int, folder: str) -> NoReturn:
-    """Wait for the end of ansible-playbook, or of the run, and end the processes that still have the pipe."""
+    """Wait for the end of ansible-playbook, or of the run, and end the processes that hold the pipe."""
     from ansible_collections.rdm.provision.plugins.plugin_utils.controller import cluster_lock
 
     try:
@@ -70,14 +70,14 @@ def _watch(run: Process, playbook: Process, reader: int, folder: str) -> NoRetur
         os.chdir("/")
         while playbook.alive and run.alive:
             time.sleep(_POLL_S)
-        # When the run is dead, ansible-playbook was interrupted.
+        # The run is dead, and the kernel has interrupted ansible-playbook.
         deadline = time.monotonic() + _GRACE_S
         while playbook.alive:
             if time.monotonic() > deadline:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(playbook.pid, signal.SIGKILL)
             time.sleep(_POLL_S)
-        # A readable pipe means that nobody else holds its other end.
+        # The pipe becomes readable when nobody holds its other end any more.
         if not select.select([reader], [], [], _WORKERS_S)[0]:
             cluster_lock.end(lambda: cluster_lock.having(reader, locked=False))
         if not run.alive:
@@ -87,13 +87,13 @@ def _watch(run: Process, playbook: Process, reader: int, folder: str) -> NoRetur
 
 
 def _keep_only(reader: int) -> None:
-    """Close all other files: the lock is not to be held, and who reads the terminal waits for its end."""
+    """Close all other files: the lock must not be held, and readers of our output wait for its end."""
     null = os.open(os.devnull, os.O_RDWR)
     for file in (0, 1, 2):
         os.dup2(null, file)
     for entry in list(Path("/proc/self/fd").iterdir()):
         if int(entry.name) not in (0, 1, 2, reader):
-            # The listing was read through one of them.
+            # One of them was the descriptor of this listing.
             with contextlib.suppress(OSError):
                 os.close(int(entry.name))
 

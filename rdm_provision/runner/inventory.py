@@ -1,4 +1,4 @@
-"""Reading an inventory as Ansible reads it, and saying in one sentence why it cannot be read."""
+"""Read an inventory as Ansible does, or report in one sentence why it cannot be read."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ __all__ = ["find_inventory", "members_of", "read_inventory", "read_with_plan", "
 
 _VAULT = b"$ANSIBLE_VAULT;"
 _LIMIT_S = 300.0
-"""How long an inventory may take that asks a cloud or a database."""
+"""Seconds that an inventory may take, such as one that queries a cloud or a database."""
 _PLANNED = Path(__file__).with_name("_planned_inventory.py")
 _INVENTORY_SUFFIXES = (".yml", ".yaml", ".json", ".ini", ".toml")
 
 
 def find_inventory(start: Path | None = None) -> Path:
-    """Return the inventory to use when none is named: ``inventory/lab``, or the only one in ``inventory/``.
+    """Return the default inventory: ``inventory/lab``, or the only one in ``inventory/``.
 
     Args:
-        start: folder to look from; default: the current one.
+        start: the folder that has ``inventory/``; default: the current one.
 
     Raises:
         InputError: there is none, or more than one.
@@ -57,7 +57,7 @@ def _holds_hosts(path: Path) -> bool:
 
 
 def similar_inventories(path: Path) -> str:
-    """Return a hint for who named an inventory that is not there."""
+    """Return a hint for the path of an inventory that does not exist."""
     with contextlib.suppress(OSError):
         neighbours = [entry.name for entry in path.parent.iterdir() if not entry.name.startswith(".")]
         if close := difflib.get_close_matches(path.name, neighbours, n=1):
@@ -66,7 +66,7 @@ def similar_inventories(path: Path) -> str:
 
 
 def read_inventory(path: Path, vault: str = "") -> dict[str, Any]:
-    """Return what ``ansible-inventory --list`` says.
+    """Return what ``ansible-inventory --list`` prints.
 
     Args:
         path: of the inventory.
@@ -81,7 +81,7 @@ def read_inventory(path: Path, vault: str = "") -> dict[str, Any]:
 def read_with_plan(path: Path, vault: str = "") -> tuple[dict[str, Any], dict[str, Any] | None]:
     """Return the same, and what the action ``plan`` returns without touching a node.
 
-    The latter is None where something is wrong with the plan: the action says what.
+    The plan is None if something is wrong with it; the action in a run of its own reports what.
     """
     environment.program("ansible-inventory")
     listing, rest = _read(path, vault, [sys.executable, "-I", str(_PLANNED)])
@@ -113,7 +113,7 @@ def _read(path: Path, vault: str, program: Sequence[str]) -> tuple[dict[str, Any
         )
         raise InventoryError(f"{path} {'is empty' if empty else f'cannot be read: {output}'}", hint=hint)
     for file, complaints in unparsed:
-        # Ansible would go on without the nodes of this file. A stray key or note does not matter.
+        # Ansible would go on without the nodes of this file. Other files in the folder do not matter.
         if file.is_file() and (file.suffix in _INVENTORY_SUFFIXES or file.stem == "hosts"):
             raise InventoryError(f"{path} cannot be read: {_parse_error(file, complaints)}")
     output = done.stdout.strip()
@@ -122,12 +122,12 @@ def _read(path: Path, vault: str, program: Sequence[str]) -> tuple[dict[str, Any
 
 
 def _bounded(argv: Sequence[str], env: Mapping[str, str], seconds: float) -> subprocess.CompletedProcess[str]:
-    """Run a program; when it is late, end it and what it has started, such as an inventory's own script.
+    """Run a program; after a timeout, end it and what it started, such as an inventory script.
 
-    It stays in this process's session, since a script may ask for a password on the terminal.
+    It stays in this process's session, since a script may prompt for a password on the terminal.
 
     Raises:
-        subprocess.TimeoutExpired: it was late.
+        subprocess.TimeoutExpired: it took too long.
     """
     pipe = subprocess.PIPE
     with subprocess.Popen(
@@ -154,10 +154,10 @@ def _unparsed(stderr: str) -> Iterator[tuple[Path, str]]:
 
 
 def _parse_error(file: Path, complaints: str) -> str:
-    """Return the one sentence that helps among the complaints of all inventory plugins about a file.
+    """Return the one useful sentence among the errors of all inventory plugins for a file.
 
-    Every plugin that gives up has its say, and most of them were never meant: what counts is the one for the
-    file's kind. The plugin ``auto`` is the only one that knows the line of a YAML error.
+    Every plugin that gives up reports an error; only that of the plugin for the kind of file counts. Only the
+    plugin ``auto`` names the line of a YAML error.
     """
     output = {
         plugin: (" ".join(message.split()).rstrip("."), origin)
@@ -173,7 +173,7 @@ def _parse_error(file: Path, complaints: str) -> str:
         message, origin = output.get(plugin, (message, ""))
     message = message.removeprefix("Failed to parse inventory: ")
     if "invalid structure" in message:
-        # Ansible names the class that it keeps the value in.
+        # Ansible names its own class of the value.
         what = (
             "a list" if "List'>" in message else "a single value" if "Str'>" in message else "no dictionary"
         )
@@ -191,7 +191,7 @@ def _other_error(stderr: str, path: Path) -> str:
 
 
 def _encrypted(path: Path) -> Iterator[Path]:
-    """Yield the encrypted files of an inventory; Ansible does not say which one it could not read."""
+    """Yield the encrypted files of an inventory; Ansible does not name the one that it could not read."""
     home = path if path.is_dir() else path.parent
     for file in sorted(home.rglob("*")):
         with contextlib.suppress(OSError):
@@ -202,7 +202,7 @@ def _encrypted(path: Path) -> Iterator[Path]:
 def _bad_yaml(path: Path) -> str:
     """Return file, line and column of the first YAML error in the variables beside an inventory.
 
-    Ansible does not say where it is.
+    Ansible does not report them.
     """
     import yaml
 
@@ -227,8 +227,8 @@ def members_of(group: str, listing: Mapping[str, Any], seen: frozenset[str] = fr
 
     Args:
         group: its name.
-        listing: what ``ansible-inventory --list`` says.
-        seen: the groups that led here, for those that contain each other.
+        listing: what ``ansible-inventory --list`` prints.
+        seen: the groups above, to stop at groups that contain each other.
     """
     if group in seen:
         return ()

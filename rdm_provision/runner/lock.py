@@ -1,4 +1,4 @@
-"""The lock of a cluster, as a run holds it."""
+"""A run's lock of its cluster."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ __all__ = ["Lock", "cluster_lock_module"]
 
 
 class Lock:
-    """Only one run may change a cluster at a time; the kernel lets go of the lock when its holders die.
+    """Only one run may change a cluster at a time; the kernel releases the lock when its holders die.
 
     Plain ansible-playbook takes the same lock. See ``plugins/plugin_utils/controller/cluster_lock.py``.
     """
 
     def __init__(self, home: Path, verb: str) -> None:
-        """Take the lock of a cluster, after ending what a killed run has left of itself.
+        """Take the lock of a cluster, after ending the remaining processes of a killed run.
 
         Args:
             home: the folder of the inventory.
-            verb: for what, for whoever meets the lock.
+            verb: what the run does, for the message to others.
 
         Raises:
             ClusterBusyError: another run holds it.
@@ -39,18 +39,18 @@ class Lock:
 
     @property
     def held(self) -> bool:
-        """Whether there is a lock: not where nothing can be written."""
+        """Whether the lock is held; not if the folder cannot be written to."""
         return self._file is not None
 
     def release(self) -> None:
-        """Let go of the lock. Does nothing the second time."""
+        """Release the lock. Does nothing the second time."""
         if self._file is not None:
             self._file = None
             _held.discard(self)
             cluster_lock_module().give_back(self._home)
 
     def forget(self) -> None:
-        """Close the descriptor in a process that was forked: what a caller forks is no part of the run."""
+        """Close the descriptor in a forked process: a caller's child is not part of the run."""
         if self._file is not None:
             os.close(self._file)
             self._file = None
@@ -68,7 +68,7 @@ os.register_at_fork(after_in_child=_forget_all)
 
 
 def cluster_lock_module() -> ModuleType:
-    """Return the collection's module."""
+    """Return the collection's module ``cluster_lock``."""
     environment.make_importable()
     from ansible_collections.rdm.provision.plugins.plugin_utils.controller import cluster_lock
 

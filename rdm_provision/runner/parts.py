@@ -1,4 +1,4 @@
-"""The parts of a run that ``--tags`` chooses: those that the playbook has."""
+"""The tags of a playbook, for ``--tags``."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _OF_ANSIBLE = ("all", "tagged", "untagged", "always", "never")
 
 
 def check_tags(playbook: str, tags: str) -> None:
-    """Refuse tags that choose nothing: Ansible would run nothing and be content.
+    """Refuse tags that select nothing: Ansible would run nothing and report success.
 
     Args:
         playbook: name of a playbook of the collection, such as ``site``.
-        tags: as after ``--tags``, with commas.
+        tags: the value of ``--tags``, with commas.
 
     Raises:
-        InputError: there is none, or one of them is no tag of the playbook; the message names the nearest.
+        InputError: there is no tag, or the playbook lacks one; the message names the nearest.
     """
     known = tags_of(playbook)
     parts = f"the parts are {', '.join(known)}"
@@ -36,7 +36,7 @@ def check_tags(playbook: str, tags: str) -> None:
 
 
 def named(tags: str) -> list[str]:
-    """Return the single tags of an option."""
+    """Return the tags in the value of the option."""
     return [tag for tag in (one.strip() for one in tags.split(",")) if tag]
 
 

@@ -1,9 +1,8 @@
-"""The log of a run, beside the inventory: ``.rdm/runs/<time>-<verb>/``, the newest twenty kept.
+"""The log of a run, beside the inventory: ``.rdm/runs/<time>-<verb>/``. The newest twenty are kept.
 
-``events.jsonl`` has one line per event worth keeping, with 64 KiB at most of each file's difference,
-``result.json`` the result (both of many nodes in a compact form), ``command`` what was run, and
-``ansible.log`` what ansible-playbook printed when the run did not end well. Git and Ansible both ignore the
-folder.
+``events.jsonl`` has a line per event worth keeping, with at most 64 KiB of each file's diff; ``result.json``
+has the result (both are compact for many nodes); ``command`` what was run; and ``ansible.log`` what
+ansible-playbook printed if the run failed. Git and Ansible ignore the folder.
 """
 
 from __future__ import annotations
@@ -33,14 +32,14 @@ from rdm_provision.runner.lock import cluster_lock_module
 __all__ = ["KEEP", "Record"]
 
 KEEP = 20
-"""How many records stay."""
+"""How many records are kept."""
 
 _DIFF_LIMIT = 64 * 1024
-"""Characters of one file's difference."""
+"""Characters of one file's diff."""
 
 
 class Record:
-    """The log of one run. A folder that cannot be written to makes no trouble: there is no log then."""
+    """The log of one run. If the folder cannot be written to, there is no log."""
 
     def __init__(self, home: Path | None, verb: str, command: str) -> None:
         """Begin a record.
@@ -65,7 +64,7 @@ class Record:
             _prune(runs)
 
     def add(self, event: Event) -> None:
-        """Write an event down, if it says more than that nothing happened."""
+        """Write an event, unless it says only that nothing happened."""
         if self._events is None or isinstance(event, (NodeStarted, Output, RunFinished)):
             return
         if isinstance(event, NodeResult) and event.status in (Status.OK, Status.SKIPPED):
@@ -74,7 +73,7 @@ class Record:
         if isinstance(event, RunStarted):
             self._nodes = len(event.nodes)
         if isinstance(event, NodeResult):
-            # First, so that other nodes can refer to it.
+            # Cut before comparing, so that later nodes refer to what the log has.
             data["diff"] = cut_files(event.diff, _DIFF_LIMIT)
             if self._nodes > FEW_NODES:
                 data["diff"] = told_once(data["diff"], event.node, self._seen)

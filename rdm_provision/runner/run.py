@@ -1,4 +1,4 @@
-"""Run a playbook with ansible-runner, and tell what happens."""
+"""Run a playbook with ansible-runner, and yield its events."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ _SUPERVISED = Path(__file__).with_name("_supervised.py")
 class Run:
     """One run of a playbook, in progress or finished.
 
-    Iterating starts it and yields events until it is over; :meth:`result` runs it to the end. Used as a
-    context manager it is cancelled when the block is left early.
+    Iterating starts it and yields events until it is over; :meth:`result` runs it to the end. As a context
+    manager, it is cancelled when the block is left early.
 
     >>> with Run(RunSpec(verb="up", playbook="site", inventory="inventory/lab")) as run:  # doctest: +SKIP
     ...     for event in run:
@@ -63,7 +63,7 @@ class Run:
         return self.spec.command()
 
     def start(self) -> None:
-        """Start working, in a thread of its own. Does nothing the second time.
+        """Start the run, in a thread of its own. Does nothing the second time.
 
         Raises:
             ClusterBusyError: another run is changing the same cluster.
@@ -79,7 +79,7 @@ class Run:
         self._thread.start()
 
     def __iter__(self) -> Iterator[Event]:
-        """Start if need be, and yield what happens until the run is over."""
+        """Start if necessary, and yield events until the run is over."""
         self.start()
         while not self._over:
             item = self._queue.get()
@@ -94,7 +94,7 @@ class Run:
                 yield item
 
     def result(self) -> RunResult:
-        """Run to the end and return the result. Ctrl-C cancels the run and is raised when it has stopped."""
+        """Run to the end and return the result. Ctrl-C cancels the run, and is raised when it has stopped."""
         try:
             for _ in self:
                 pass
@@ -107,7 +107,7 @@ class Run:
         return self._result
 
     def cancel(self) -> None:
-        """Ask ansible-playbook to stop, as Ctrl-C does; a second call kills it. Iterate on for the end."""
+        """Stop ansible-playbook as Ctrl-C does; a second call kills it. Go on iterating to the end."""
         if self._thread is None:
             self._cancelled_at = time.monotonic()
             return
@@ -137,14 +137,14 @@ class Run:
                 pass
 
     def _cancel_now(self) -> bool:
-        """Whether ansible-runner should kill the process (it asks every half second)."""
+        """Whether ansible-runner should kill the process; it calls this every half second."""
         if self._cancelled_at is None:
             return False
         overdue = time.monotonic() - self._cancelled_at > GRACE_S
         return self._kill or self._pid is None or overdue
 
     def _work(self) -> None:
-        """Run ansible-playbook through ansible-runner, and translate. The body of the thread."""
+        """Run ansible-playbook through ansible-runner, and translate its events. The body of the thread."""
         try:
             _remove_stale()
             folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-{_place()}-"))
@@ -160,14 +160,14 @@ class Run:
             self._queue.put(None)
 
     def _environment(self, folder: Path) -> dict[str, str]:
-        """Return what the run's ansible-playbook has in its environment besides this process's own."""
+        """Return what is added to this process's environment for ansible-playbook."""
         spec = self.spec
         env = {**environment.ansible_environment(), **spec.env, **vault_environment(spec.vault)}
         # The default drops results beyond 700 kB; the plan of a large cluster is bigger.
         env |= {"MAX_EVENT_RES": "1000000000"}
         # Ansible's output is rarely read, and ansible-runner would keep all of it in memory until the end.
         env |= {"ANSIBLE_STDOUT_CALLBACK": "default" if spec.verbosity else "rdm.provision.no_diffs"}
-        # What ansible-playbook leaves behind when it is killed goes with the folder.
+        # A killed ansible-playbook leaves files here, which go with the folder.
         env |= {"ANSIBLE_LOCAL_TEMP": str(folder / "ansible")}
         env |= {"RDM_PARENT": str(os.getpid()), "RDM_FOLDER": str(folder)}
         env |= {"RDM_COLLECTIONS": str(environment.collections_root())}
@@ -234,11 +234,11 @@ class Run:
 
 @contextlib.contextmanager
 def _through_a_pipe(password: str, folder: Path) -> Iterator[dict[str, str]]:
-    """Give ansible-playbook the password of sudo, which no file and no command line ever holds."""
+    """Pass the sudo password to ansible-playbook, without a file or a command line that holds it."""
     if not password:
         yield {}
         return
-    # Ansible resolves links, so that a file in memory, which vault takes, would be none to it.
+    # A file in memory, as for vault, does not work: Ansible resolves its link under /proc.
     pipe = folder / "become"
     os.mkfifo(pipe, 0o600)
 
@@ -251,7 +251,7 @@ def _through_a_pipe(password: str, folder: Path) -> Iterator[dict[str, str]]:
     try:
         yield {"ANSIBLE_BECOME_PASSWORD_FILE": str(pipe)}
     finally:
-        # If Ansible never read it, the writer is still waiting for a reader.
+        # If Ansible never read it, the writer still waits for a reader.
         with contextlib.suppress(OSError):
             reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
             writer.join()
@@ -259,14 +259,14 @@ def _through_a_pipe(password: str, folder: Path) -> Iterator[dict[str, str]]:
 
 
 def _begins(data: Mapping[str, Any], play: str) -> bool:
-    """Whether an event of ansible-runner's is the beginning of the play of this name, if there is a name."""
+    """Whether an event of ansible-runner is the start of the play of this name; not if the name is empty."""
     details = data.get("event_data") or {}
     return bool(play) and data.get("event") == "playbook_on_play_start" and details.get("name") == play
 
 
 _PREFIX = "rdm-provision-"
 _ABANDONED_S = 30 * 86400.0
-"""Seconds without a change after which nobody's run is taken to be at work in a folder."""
+"""Seconds without a change after which a folder counts as abandoned."""
 
 
 def _place() -> str:
@@ -275,11 +275,11 @@ def _place() -> str:
 
 
 def _remove_stale() -> None:
-    """Remove the temporary folders of our runs that were killed.
+    """Remove the temporary folders of our killed runs.
 
-    Those of processes that would be seen go when there is no such process. Those of another place, or of
-    none, as earlier versions made them, go when nothing in them has changed for a month: a process of another
-    container that shares the directory is not seen.
+    A folder of this PID namespace goes if its process has ended. One of another namespace (a container that
+    shares the directory), or without a mark (of earlier versions), goes if nothing in it has changed for a
+    month.
     """
     here = f"{_place()}-"
     for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
@@ -293,11 +293,11 @@ def _remove_stale() -> None:
 
 
 def _untouched(folder: Path) -> bool:
-    """Whether nothing in a folder has changed for a month; what a run prints is written there."""
+    """Whether nothing in a folder, where a run writes its output, has changed for a month."""
     before = time.time() - _ABANDONED_S
     return all(entry.lstat().st_mtime < before for entry in (folder, *folder.rglob("*")))
 
 
 def _inventory_argument(inventory: str) -> str | list[str]:
-    """Return an inventory so that ansible-runner passes it on as it is (a bare string it may write down)."""
+    """Return an inventory as ansible-runner passes it on unchanged; it may write a string to a file."""
     return [inventory if "," in inventory else str(Path(inventory).resolve())]

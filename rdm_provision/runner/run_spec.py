@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Which playbook runs, on what and how, and the ansible-playbook line that does the same."""
+"""What a run does: playbook, inventory and options, and the equivalent ansible-playbook line."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rdm_provision.runner.vault import vault_arguments
 __all__ = ["MAX_FORKS", "RunSpec"]
 
 MAX_FORKS = 50
-"""Ansible gains nothing beyond this on one machine, and each fork takes some 50 MB."""
+"""Ansible gets no faster beyond this on one machine, and each fork takes some 50 MB."""
 _YAML_ESCAPED = re.compile("[\x7f-\x9f\u2028\u2029\ud800-\udfff\ufeff\ufffe\uffff]")
 
 
@@ -26,25 +26,25 @@ class RunSpec:
     """What to run.
 
     Attributes:
-        verb: the word for it in messages and records.
+        verb: the run's name in messages and records.
         playbook: a name in the collection (``site``), or a path.
         inventory: path of the inventory, or a comma-separated host list such as ``localhost,``.
-        nodes: the nodes it is about, in the inventory's order; for progress and the default of ``forks``.
+        nodes: its nodes, in the inventory's order; for progress and the default of ``forks``.
         limit: Ansible's ``--limit`` pattern; empty for all.
         tags: only tasks with one of these tags; empty for all.
         extra_vars: extra variables, with their types. They go through a private file, not the command line.
-        literal_vars: the same for lists of words that are never templated: what was typed stays as typed.
-        check: change nothing, say what would be changed.
+        literal_vars: the same for lists of words that are never templated.
+        check: change nothing, report what would change.
         diff: show what changes inside files.
         forks: how many nodes at once; 0 for min(50, nodes).
         verbosity: ansible-playbook's number of ``-v``.
         home: folder of the inventory, for the record and the lock; None for neither.
-        exclusive: take the cluster's lock; others that want it are refused meanwhile.
-        onlooking: the play from which on the run only looks on; it lets go of the lock there.
-        keep: modules whose results the caller wants in ``RunResult.returned``.
+        exclusive: take the cluster's lock; other runs that need it are refused meanwhile.
+        onlooking: the play from which on the run only observes; it releases the lock there.
+        keep: modules whose results the caller needs in ``RunResult.returned``.
         env: more environment variables.
-        vault: file with the password of encrypted variables; empty for none but the user's own settings.
-        become: the password that sudo asks for on the nodes; empty as above.
+        vault: file with the password of encrypted variables; empty for the user's own settings.
+        become: the sudo password on the nodes; empty for the user's own settings.
     """
 
     verb: str
@@ -69,11 +69,11 @@ class RunSpec:
 
     @property
     def effective_forks(self) -> int:
-        """How many nodes are worked on at once."""
+        """The number of nodes at a time."""
         return self.forks or max(1, min(MAX_FORKS, len(self.nodes) or 5))
 
     def command(self, *, show_values: bool = True) -> str:
-        """Return the ansible-playbook line that does the same, ready to paste into a shell here."""
+        """Return the equivalent ansible-playbook line, ready to paste into a shell here."""
         env = dict(self.env)
         book = environment.playbook(self.playbook)
         root = environment.checkout()
@@ -98,9 +98,9 @@ class RunSpec:
         return environment.shell_line(argv, env)
 
     def variables(self, *, show_values: bool = True) -> str:
-        """Return the extra variables as YAML that Ansible reads after ``-e``; empty when there are none."""
+        """Return the extra variables as YAML for Ansible's ``-e``; empty if there are none."""
         items = [(name, _flow_yaml(value)) for name, value in self.extra_vars.items()]
-        # The tag holds for all that is in the list. A scalar "010" it would turn into a number.
+        # The tag covers everything in a list. On a scalar, it would turn "010" into a number.
         items += [(name, f"!unsafe {_flow_yaml(values)}") for name, values in self.literal_vars.items()]
         if not show_values:
             items = [(name, '"…"') for name, _ in items]
@@ -110,12 +110,12 @@ class RunSpec:
 
 def _flow_yaml(value: Any) -> str:
     """Return a value as YAML on one line."""
-    # JSON is YAML, but for characters that YAML wants escaped, and pairs of surrogates, which it refuses.
+    # JSON is YAML, except for characters that YAML wants escaped, and surrogate pairs, which it refuses.
     return _YAML_ESCAPED.sub(lambda m: f"\\u{ord(m.group()):04x}", json.dumps(value, ensure_ascii=False))
 
 
 def _short(path: str, cwd: Path) -> str:
-    """Return a path relative to the working directory when it lies under it."""
+    """Return a path relative to the working directory if it is under it."""
     with contextlib.suppress(ValueError):
         if Path(path).is_absolute():
             return str(Path(path).relative_to(cwd))

@@ -1,4 +1,4 @@
-"""Which nodes a ``--limit`` pattern selects: Ansible says."""
+"""Select nodes by a ``--limit`` pattern, with Ansible's own code."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ def select(limit: str, nodes: Sequence[str], groups: Mapping[str, Sequence[str]]
     Args:
         limit: a pattern of Ansible, with globs, regular expressions, slices, exclusions and ``@file``.
         nodes: the names of all nodes, in the order of ranks.
-        groups: the hosts of each group, those of the groups in it included.
+        groups: the hosts of each group, including those of its child groups.
 
     Raises:
-        InputError: a part of the pattern is none or matches no host (Ansible warns, or passes over it), or
-            the whole of it matches no node.
+        InputError: a part of the pattern is invalid or matches no host (Ansible warns, or ignores it), or the
+            whole pattern matches no node.
     """
     if not limit:
         return tuple(nodes)
@@ -34,7 +34,7 @@ def select(limit: str, nodes: Sequence[str], groups: Mapping[str, Sequence[str]]
 
     with _manager(nodes, groups) as manager:
         try:
-            # First, so that a missing file is refused here.
+            # First, because it raises for a missing file.
             manager.subset(limit)
             for pattern in _patterns(limit):
                 if not _matches(manager, pattern):
@@ -54,12 +54,12 @@ def select(limit: str, nodes: Sequence[str], groups: Mapping[str, Sequence[str]]
 
 
 def _patterns(limit: str) -> list[str]:
-    """Return the patterns of a limit, without what stands before them, those in files included.
+    """Return the patterns of a limit, without ``!`` and ``&``, including those in files.
 
-    Ansible passes over what it cannot make sense of, and a limit of which nothing is left is all nodes to it.
+    Ansible ignores what it does not understand, and takes a limit of which nothing is left for all nodes.
 
     Raises:
-        InputError: there is none, a bracket is not closed, or nothing stands after ``!``, ``&`` or ``~``.
+        InputError: there is no pattern, a bracket is not closed, or nothing follows ``!``, ``&`` or ``~``.
     """
     from ansible.inventory.manager import split_host_pattern
 
@@ -86,27 +86,27 @@ def _patterns(limit: str) -> list[str]:
 
 
 def _bare(text: str) -> str:
-    """Return a limit without what may stand between its parts."""
+    """Return a limit without colons and spaces, which may separate its parts."""
     return "".join(text.replace(":", "").split())
 
 
 def _matches(manager: Any, pattern: str) -> bool:
-    """Return whether a pattern, which Ansible must not take for several, matches a host."""
+    """Return whether a single pattern matches a host."""
     from ansible.inventory.manager import split_host_pattern
 
-    # The limit as a whole does not count here.
+    # Ansible must not split the pattern. The limit as a whole does not count here.
     return split_host_pattern(pattern) == [pattern] and bool(manager.get_hosts(pattern, ignore_limits=True))
 
 
 def nearest_node(name: str, nodes: Sequence[str], groups: Mapping[str, Sequence[str]]) -> str:
-    """Return a hint for who wrote a name that is neither a node's nor a group's."""
+    """Return a hint for a name that is neither a node's nor a group's."""
     known = [*nodes, *(group for group in groups if group not in _NO_GROUPS_OF_OURS)]
     return did_you_mean(name, known, f"the nodes are {names(nodes)}")
 
 
 @contextlib.contextmanager
 def _manager(nodes: Sequence[str], groups: Mapping[str, Sequence[str]]) -> Iterator[Any]:
-    """Give Ansible's inventory of these hosts. It does not warn of what matches nothing: we refuse that."""
+    """Yield Ansible's inventory of these hosts, without warnings for patterns that match nothing."""
     from ansible import constants
     from ansible.inventory.manager import InventoryManager
     from ansible.parsing.dataloader import DataLoader

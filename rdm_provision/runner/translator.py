@@ -1,4 +1,4 @@
-"""What ansible-runner's dictionaries mean: our events, and what a run came to. Nothing else knows them."""
+"""Translate ansible-runner's dictionaries into our events and the result. Nothing else reads them."""
 
 from __future__ import annotations
 
@@ -52,19 +52,19 @@ PROBE_ACTION = "rdm.provision.rdma_probe"
 COLLECTIVE_ACTION = "rdm.provision.collective_result"
 PROTECT_ACTION = "rdm.provision.protect_jobs"
 LONG_S = 10.0
-"""From how many seconds on a task takes long."""
+"""Seconds after which a task takes long."""
 ARGSPEC_ACTIONS = ("ansible.builtin.validate_argument_spec", "validate_argument_spec")
 
 _ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _WRAPPERS = re.compile(r"^(?:(?:Task|Module|Action) failed: )+")
-# What a role looks at before anything changes is a part of the phase that asks for it: of preflight.
+# The inspection of a role, before anything changes, belongs to the phase that includes it: preflight.
 _INSPECTION = re.compile(r"/tasks/inspect\.yml:\d+$")
 _NO_HOSTS = "leaves us with no hosts to target"
 
 
 @dataclass
 class _Counts:
-    """What has been seen of one node so far."""
+    """The results of one node so far."""
 
     ok: int = 0
     changed: int = 0
@@ -80,7 +80,7 @@ class _Counts:
 
 
 class Translator:
-    """Turns ansible-runner's event dictionaries into our events, and adds up the result."""
+    """Translates ansible-runner's event dictionaries into our events, and sums up the result."""
 
     def __init__(self, spec: RunSpec) -> None:
         self.spec = spec
@@ -112,11 +112,11 @@ class Translator:
         return round(time.monotonic() - self.started, 3)
 
     def begin(self) -> Iterator[Event]:
-        """Yield what a run begins with."""
+        """Yield the first events of a run."""
         yield RunStarted(at=self._now(), verb=self.spec.verb, nodes=self.spec.nodes, check=self.spec.check)
 
     def translate(self, data: Mapping[str, Any]) -> Iterator[Event]:
-        """Yield what an event of ansible-runner's means."""
+        """Yield our events for an event of ansible-runner."""
         kind = str(data.get("event", ""))
         details: Mapping[str, Any] = data.get("event_data") or {}
         text = plain(data.get("stdout"))
@@ -138,7 +138,7 @@ class Translator:
             yield from self._node_result(kind, details, text)
             if _action(details) == RUN_ON_ALL_ACTION:
                 yield from self._answered((details.get("res") or {}).get("answers") or ())
-                # A host that did not answer gets a task of its own next.
+                # A node that did not answer gets a task of its own next.
                 self.running.clear()
         elif kind == "runner_retry":
             yield from self._news(details)
@@ -156,7 +156,7 @@ class Translator:
             self.errors.append(text)
 
     def _news(self, details: Mapping[str, Any]) -> Iterator[Event]:
-        """Yield what a result says of something long; what is watched tells it with each try."""
+        """Yield the progress in a result; a watched job reports it with each retry."""
         if details.get("resolved_action") == JOB_MODULE:
             yield from job_news(self._now(), str(details.get("host")), details.get("res") or {})
             return
@@ -170,7 +170,7 @@ class Translator:
         if self.phase and _INSPECTION.search(str(details.get("task_path") or "")):
             phase = self.phase
         self.task = str(details.get("name") or details.get("task") or "")
-        # Ansible prefixes the task with its role, in full.
+        # Ansible prefixes the task with the full name of its role.
         if role and " : " in self.task:
             self.task = self.task.partition(" : ")[2]
         if phase != self.phase:
@@ -182,7 +182,7 @@ class Translator:
         yield TaskStarted(at=self._now(), phase=self.phase, task=self.task)
 
     def waited(self) -> Iterator[Event]:
-        """Yield, once for each task, that it takes long; to be called now and then."""
+        """Yield, once per task, that it takes long. To be called regularly."""
         if self.long_from is not None and time.monotonic() >= self.long_from:
             self.long_from = None
             yield TaskGoesOn(at=self._now(), phase=self.phase, task=self.task)
@@ -242,7 +242,7 @@ class Translator:
         else:
             counts.ok += 1
         if bad and not ignored:
-            # The last one counts: a rescue that fails says more clearly what it could not rescue.
+            # The last failure counts: a rescue that fails explains the failure better.
             counts.why, counts.phase = message, phase
         if status is Status.CHANGED:
             self.any_change = True
@@ -250,14 +250,14 @@ class Translator:
             counts.changes.append(Change(phase=phase, task=task, diff=diff))
 
     def _hosts_in(self, details: Mapping[str, Any]) -> list[str]:
-        """Return the nodes that a task is about: one, or all in the task that asks all of them itself."""
+        """Return the nodes of a task: one, or all for the action ``run_on_all``."""
         node = str(details.get("host"))
         if _action(details) != RUN_ON_ALL_ACTION:
             return [node]
         return [name for name, counts in self.counts.items() if name == node or not counts.unreachable]
 
     def _answered(self, nodes: Iterable[str]) -> Iterator[Event]:
-        """Yield what the task that asks all nodes did on these, as if it had been a task there; each once."""
+        """Yield a result, once, for each node that answered ``run_on_all``, as for a task there."""
         for node in nodes:
             started = self.running.pop(node, None)
             if started is None:
@@ -276,7 +276,7 @@ class Translator:
             self.counts.setdefault(node, _Counts()).ok += 1
 
     def _keep(self, action: str, node: str, res: Mapping[str, Any]) -> None:
-        """Note what the collection's own modules hand back."""
+        """Keep results of the collection's own modules."""
         if res.get("rdm_refused"):
             self.refused = str(res["rdm_refused"])
             found = [
@@ -288,7 +288,7 @@ class Translator:
                 )
                 for item in res.get("problems") or []
             ]
-            # Each of several nodes may refuse the same.
+            # Several nodes may refuse for the same reason.
             self.problems += [problem for problem in found if problem not in self.problems]
             if not self.problems:
                 self.problems.append(Problem(None, "", _why(res, unreachable=False), ""))
@@ -311,7 +311,7 @@ class Translator:
         elif action == COLLECTIVE_ACTION and isinstance(res.get("collective"), Mapping):
             self.collective = dict(res["collective"])
         if action in self.spec.keep:
-            # A difference is already listed among the changes.
+            # The changes already have the diff.
             told = ("invocation", "diff")
             kept = {k: v for k, v in res.items() if k not in told and not k.startswith("_ansible")}
             self.returned.setdefault(action, {}).setdefault(node, []).append(kept)
@@ -338,7 +338,7 @@ class Translator:
             yield Notice(at=self._now(), text=f"{node}: {text}" if node else text)
 
     def _stats(self, details: Mapping[str, Any]) -> None:
-        """Take Ansible's own verdict: it knows what was rescued."""
+        """Correct the counts by Ansible's own, which know what was rescued."""
         failures: Mapping[str, int] = details.get("failures") or {}
         dark: Mapping[str, int] = details.get("dark") or {}
         for node, counts in self.counts.items():
@@ -353,9 +353,9 @@ class Translator:
         """Return the result of a run.
 
         Args:
-            rc: the exit status of ansible-playbook; None when it never began.
-            cancelled: somebody asked it to end.
-            record: where its record is, if one is kept.
+            rc: the exit status of ansible-playbook; None if it never started.
+            cancelled: the user cancelled it.
+            record: the folder of its record, if one is kept.
         """
         self._close_phase()
         if not self.refused and not cancelled and rc != 0 and not self._blames_a_node():
@@ -388,7 +388,7 @@ class Translator:
         )
 
     def _in_order(self, nodes: Collection[str]) -> list[str]:
-        """Return nodes in the inventory's order; they were heard in any."""
+        """Return nodes in the inventory's order."""
         return [name for name in self.counts if name in nodes]
 
     def _blames_a_node(self) -> bool:
@@ -465,7 +465,7 @@ def _with_nodes(text: str, nodes: Sequence[str], of: int) -> str:
 
 
 def _why(res: Mapping[str, Any], *, unreachable: bool) -> str:
-    """Return in one line why a result is bad."""
+    """Return in one line why a task failed."""
     if "censored" in res:
         return "it failed; the details are hidden because they may contain secrets"
     for item in res.get("results") or ():
@@ -486,7 +486,7 @@ def _why(res: Mapping[str, Any], *, unreachable: bool) -> str:
 
 
 def error_sentence(text: str) -> str:
-    r"""Cut what an Ansible program printed down to the sentence that says what is wrong.
+    r"""Reduce the output of an Ansible program to the sentence of its error.
 
     >>> error_sentence("[ERROR]: no such file\nOrigin: x.yml:3:4\n\n3 - foo\n")
     'no such file (x.yml:3:4)'

@@ -1,4 +1,4 @@
-"""The password of encrypted variables, on its way to Ansible's programs."""
+"""Pass the password of encrypted variables to Ansible's programs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def password_file(path: str | Path) -> str:
     """Return the absolute path of a file that holds a password, or of a program that prints it.
 
     Raises:
-        InputError: there is none.
+        InputError: there is no such file.
     """
     found = Path(path).expanduser()
     if not found.is_file() or not os.access(found, os.R_OK):
@@ -26,7 +26,7 @@ def password_file(path: str | Path) -> str:
 
 
 def password_in_memory(password: str) -> str:
-    """Return the path of a file that holds a password, in memory: it goes with this process."""
+    """Return the path of a file in memory that holds a password, and ends with this process."""
     file = os.memfd_create("vault", os.MFD_CLOEXEC)
     # Ansible would run an executable file.
     os.fchmod(file, 0o600)
@@ -35,12 +35,12 @@ def password_in_memory(password: str) -> str:
 
 
 def vault_environment(path: str) -> Mapping[str, str]:
-    """Return the variable that tells Ansible's programs where the password is, if there is one."""
+    """Return the environment variable with the path of the password file, if there is one."""
     return {"ANSIBLE_VAULT_PASSWORD_FILE": path} if path else {}
 
 
 def vault_arguments(path: str) -> list[str]:
-    """Return what a user of ansible-playbook would write instead."""
+    """Return the equivalent option of ansible-playbook."""
     if path.startswith(_IN_MEMORY):
         return ["--ask-vault-pass"]
     return ["--vault-password-file", path] if path else []
