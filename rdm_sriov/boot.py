@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The program rdm-sriov-vf: makes a node's virtual functions again when the node starts.
+"""The program rdm-sriov-vf: creates a node's virtual functions again when the node boots.
 
-It does what the module sriov_vf did when it set them up, with the same code.
+It uses the same code as the module sriov_vf, which configured them.
 
 This runs on nodes (Python 3.8 or newer).
 """
@@ -22,19 +22,19 @@ from ansible_collections.rdm.provision.plugins.module_utils.sriov.kept_vfs impor
 )
 from ansible_collections.rdm.provision.plugins.module_utils.sriov.kernel import Kernel, bring
 
-_WAIT_S = 300.0  # for the cards' drivers, which systemd loads beside the services
+_WAIT_S = 300.0  # for the cards' drivers, which systemd loads while services start
 _POLL_S = 0.5
 
 
 def main(arguments: Optional[Sequence[str]] = None, kernel: Optional[Kernel] = None) -> int:
-    """Bring back the VFs that this node keeps.
+    """Restore the VFs in this node's record.
 
     Args:
-        arguments: of the command line; those of this process when there are none.
+        arguments: of the command line; None: this process's.
         kernel: of the node.
 
     Returns:
-        The exit status: 0 when all are as they shall be.
+        The exit status: 0 if all VFs are in their desired state.
     """
     parser = argparse.ArgumentParser(
         prog="rdm-sriov-vf", description="Makes this node's virtual functions as they were set up."
@@ -63,14 +63,14 @@ def main(arguments: Optional[Sequence[str]] = None, kernel: Optional[Kernel] = N
 
 
 def _await(kernel: Kernel, function: Function, until: float) -> None:
-    """Wait until a PF has its network interface, which its driver makes.
+    """Wait until a PF's driver has created its network interface.
 
     Raises:
-        VfProblem: it has none in time.
+        VfProblem: it has none after the timeout.
     """
     while True:
         try:
-            # Nothing but sysfs: the processor has other things to do while a node starts.
+            # Only sysfs, which costs little: processors are busy while a node boots.
             found = physical(function.pci, kernel.root, links={}, addresses={})
             if found.name != function.pci:
                 return

@@ -1,15 +1,14 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What Docker asks a network driver, answered with virtual functions.
+"""A Docker network driver that gives containers virtual functions.
 
-Which function is free is decided by what the kernel shows, and what was promised since both the engine and
-this plugin began: a function whose interface is in another network namespace is taken, whoever took it; one
-that is back is free again once its endpoint is gone. An engine that is killed sends no word, and none is
-heard while there is no plugin, so what was promised before either began counts only while the function is
-away.
+A function is free if the kernel shows its interface in the node's network namespace and no endpoint has it. A
+function whose interface is in another namespace is in use, whoever moved it. A killed engine deletes no
+endpoints, and the plugin misses deletions while it is down. So an endpoint that is older than the engine's or
+the plugin's start counts only while its function is away.
 
-Two calls are not Docker's: RdmSriov.Reserve says, before a container is made, which function its address will
-get, so that the container can be given the devices of just this one; RdmSriov.Info says which program runs,
-and which networks it knows.
+Two calls are not Docker's. RdmSriov.Reserve reserves, before a container is created, a function for its
+address, so that the container can be given the devices of this function. RdmSriov.Info returns the digest of
+the running program and the networks that it knows.
 
 The protocol: moby's libnetwork/docs/remote.md.
 
@@ -51,23 +50,23 @@ Answer = Dict[str, Any]
 Recover = Callable[[], Dict[str, Dict[str, str]]]
 
 RESERVED_S = 600.0
-"""How long a function waits for its container; containers are made within seconds."""
-# What is released is free even when that cannot be written down: after a restart the kernel says the same.
+"""Seconds that a reservation is valid; containers are created within seconds."""
+# These calls succeed even if the state cannot be written: after a restart the kernel shows the same.
 _RELEASES = ("NetworkDriver.DeleteEndpoint", "NetworkDriver.DeleteNetwork")
 
 
 class Driver:
-    """The networks of this node, and the functions in its containers.
+    """The networks of this node, and the functions of its containers.
 
     Args:
         functions: of the node.
-        state: what is kept over a restart.
-        recover: returns the options of the networks of this driver that the engine knows, by ID; used when
-            one is unknown here.
+        state: the state that survives a restart.
+        recover: returns the options of the engine's networks of this driver, by ID; called for an unknown
+            network.
         clock: seconds since the epoch.
-        program: digest of what runs.
+        program: digest of the running program.
         warn: writes a line to the log.
-        rdma: the RDMA devices of these functions; those that sysfs shows when there are none.
+        rdma: the RDMA devices of these functions; None: those in sysfs.
     """
 
     def __init__(
@@ -100,14 +99,14 @@ class Driver:
             RESERVE: self._reserve,
             INFO: self._tell,
         }
-        # The link goes back when the sandbox lets go of it, which is after Leave.
+        # The link returns when the sandbox releases it, after Leave.
         for name in ("Leave", "DiscoverNew", "DiscoverDelete"):
             self._calls["NetworkDriver." + name] = lambda _: {}
         for name in ("ProgramExternalConnectivity", "RevokeExternalConnectivity"):
             self._calls["NetworkDriver." + name] = lambda _: {}
 
     def knows(self, call: str) -> bool:
-        """Say whether there is such a call."""
+        """Return whether there is such a call."""
         return call in self._calls
 
     def answer(self, call: str, request: Answer) -> Answer:
@@ -115,10 +114,10 @@ class Driver:
 
         Args:
             call: such as NetworkDriver.Join.
-            request: what the engine says with it.
+            request: its arguments.
 
         Raises:
-            FunctionProblem: it cannot be done; the state is as it was.
+            FunctionProblem: it failed; the state is unchanged.
         """
         with self._lock, self._state.change(written=call not in _RELEASES):
             return self._calls[call](request)
@@ -185,9 +184,9 @@ class Driver:
         return self._state.networks[name]
 
     def _found(self, network: Network) -> Network:
-        """Return a network whose functions are there."""
+        """Return a network, after a check that its functions exist."""
         if network.mode == "passthrough":
-            # They get other names in containers.
+            # Keys, since interfaces get other names in containers.
             return network._replace(keys=tuple(self._functions.whole(name).key for name in network.parents))
         self._pool(network)
         return network
@@ -222,7 +221,7 @@ class Driver:
             for owner, one in self._state.reserved.items()
             if owner != (network_id, address) and one.function != function.key
         }
-        # An InfiniBand address is the card's to give.
+        # The card assigns an InfiniBand address.
         return {"Interface": {"MacAddress": own} if own and ethernet and not hardware else {}}
 
     def _delete_endpoint(self, request: Answer) -> Answer:
@@ -230,7 +229,7 @@ class Driver:
         endpoint = self._state.endpoints.pop(name, None)
         network = self._state.networks.get(endpoint.network) if endpoint else None
         if endpoint and network and network.pkey:
-            # The engine asks once only: the endpoint is gone, and the next one on this function tries again.
+            # The engine does not retry: the endpoint is gone, and the next one on this function cleans up.
             try:
                 self._functions.reunite(Function(endpoint.function, network.parents[0], 0), name)
             except FunctionProblem as problem:
@@ -262,7 +261,7 @@ class Driver:
         ethernet = self._functions.is_ethernet(interface)
         self._rdma.lend(endpoint.function, ethernet, str(request.get("SandboxKey") or ""))
         self._state.confirmed.add(name)
-        # Without this, the container gets a default route through a gateway that nobody is.
+        # Without this, the container gets a default route through a gateway that does not exist.
         return {
             "InterfaceName": {"SrcName": interface, "DstPrefix": network.prefix},
             "DisableGatewayService": True,
@@ -276,9 +275,9 @@ class Driver:
         return [function for parent in network.parents for function in self._functions.virtual(parent)]
 
     def _free(self, pool: List[Function]) -> List[Function]:
-        """Return what is here and promised to no endpoint, and forget what nobody waits for any more."""
+        """Return the functions that are here and have no endpoint; drop stale endpoints and reservations."""
         state = self._state
-        # These are taken wherever their interfaces are, and a look at each costs time.
+        # These are in use, wherever their interfaces are; skip the lookup, which costs time.
         taken = {one.function for name, one in state.endpoints.items() if name in state.confirmed}
         free = {one.key: one for one in pool if one.key not in taken and self._functions.interface(one)}
         for name, endpoint in list(state.endpoints.items()):
@@ -291,13 +290,13 @@ class Driver:
         return list(free.values())
 
     def _choose(self, owner: Owner, network: Network, hardware: str = "", bound: str = "") -> Function:
-        """Return the function that an owner gets now.
+        """Return the function for an owner.
 
         Args:
             owner: network and address.
-            network: the same network.
-            hardware: the hardware address that was asked for.
-            bound: the key of the function whose devices the container was made with.
+            network: this network.
+            hardware: the requested hardware address.
+            bound: the key of the function whose devices the container was created with.
         """
         pool = self._pool(network)
         free = self._free(pool)
@@ -347,7 +346,7 @@ class Driver:
                 )
             raise FunctionProblem("no {0} of {1} is free: containers have {2}".format(what, parents, taken))
         before = self._state.last.get(owner)
-        # Others may have had one that this container knows: it is the last to be given to somebody else.
+        # Prefer the owner's last function, then one that no other owner had last.
         known = {key for who, key in self._state.last.items() if who != owner}
         return min(found, key=lambda one: (one.key != before, one.key in known))
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The network functions of a node that can be handed to containers, by PCI address.
+"""The network functions of a node that containers can get, by PCI address.
 
-A virtual function (VF) is never known by the name of its network interface: when a container's network
-namespace dies, the kernel gives the interface back under the name that it had in there.
+The name of a network interface does not identify a virtual function (VF): when a container's network
+namespace ends, the kernel returns the interface with the name that it had there.
 
 Sources: the kernel's Documentation/PCI/pci-iov-howto.rst and Documentation/ABI (sysfs-bus-pci,
 sysfs-class-net); ip-link(8).
@@ -29,16 +29,16 @@ _NO_ADDRESS = "00:00:00:00:00:00"
 
 
 class FunctionProblem(Exception):  # noqa: N818  # most are the node's state, not errors
-    """Something is not as it has to be; its text is one sentence for a person."""
+    """A function, network or request is not usable; the text is one sentence."""
 
 
 class Function(NamedTuple):
-    """What a container can get.
+    """A function that a container can get.
 
     Attributes:
-        key: its PCI address; for an interface without one, its name.
-        parent: the interface of the physical function, or of the function itself when it is handed on whole.
-        number: which VF of the physical function it is; -1 for an interface that is handed on whole.
+        key: its PCI address, or the name of an interface without one.
+        parent: the interface of the physical function; in passthrough mode, of the function itself.
+        number: the VF's number on the physical function; -1 in passthrough mode.
     """
 
     key: str
@@ -57,13 +57,13 @@ class Functions:
         self._root = root
 
     def virtual(self, parent: str) -> List[Function]:
-        """Return the VFs of a physical function, in the order of their numbers.
+        """Return the VFs of a physical function, by number.
 
         Args:
             parent: the interface of the physical function.
 
         Raises:
-            FunctionProblem: there is no such interface, or it cannot have VFs, or has none.
+            FunctionProblem: there is no such interface, it cannot have VFs, or it has none.
         """
         device = self._device(parent)
         if not os.path.exists(os.path.join(device, "sriov_totalvfs")):
@@ -85,7 +85,7 @@ class Functions:
         return [Function(path.rpartition("/")[2], parent, number) for path, number in zip(links, numbers)]
 
     def whole(self, name: str) -> Function:
-        """Return an interface as something that is handed on whole.
+        """Return the function of an interface in passthrough mode.
 
         Raises:
             FunctionProblem: there is no such interface.
@@ -93,38 +93,38 @@ class Functions:
         if not self._is_interface(name):
             raise FunctionProblem("there is no network interface {0} on this node".format(name))
         device = os.path.join(self._root, "class/net", name, "device")
-        # Where a function has one interface, its address finds it under whatever name.
+        # If a function has one interface, its PCI address finds the interface under any name.
         if os.path.isdir(os.path.join(device, "net")) and len(os.listdir(os.path.join(device, "net"))) == 1:
             return Function(_target(device), name, -1)
         return Function(name, name, -1)
 
     def interface(self, function: Function) -> str:
-        """Return the name of a function's interface; "" when it is not in this network namespace.
+        """Return the name of a function's interface; "" if it is not in this network namespace.
 
-        Nor is one free whose partition's interface is in another.
+        It is also "" if the function's partition interface is in another namespace.
         """
         if function.key == function.parent:
             return function.key if self._is_interface(function.key) else ""
         return partitions.free(self._directory(function))
 
     def is_idle(self, function: Function) -> bool:
-        """Say whether a function has no driver, so that it has no interface to give to anybody."""
+        """Return whether a function has no driver, and so no interface."""
         device = self._directory(function)
         return os.path.isdir(device) and not os.path.exists(os.path.join(device, "driver"))
 
     def partition(self, function: Function, pkey: int, name: str) -> str:
-        """Make the interface of a partition on a function's own, in place of what an earlier one has left.
+        """Create a partition's interface on a function's own, after cleaning up a previous one.
 
         Args:
-            function: one that is InfiniBand.
-            pkey: the partition's key; 0 makes none.
-            name: whom it is for.
+            function: an InfiniBand function.
+            pkey: the partition's key; 0 creates none.
+            name: the endpoint.
 
         Returns:
             The name of the interface; "" for none.
 
         Raises:
-            FunctionProblem: the kernel refuses; the function is as free as before.
+            FunctionProblem: the kernel refuses; the function is still free.
         """
         self.reunite(function)
         device = self._directory(function)
@@ -132,7 +132,7 @@ class Functions:
         if not pkey:
             return ""
         child = partitions.name_on(device, own)
-        # A child is up only while the interface below it is.
+        # A child is up only while its parent is.
         self.up(own)
         self._ip(["link", "add", "link", own, "name", child, "type", "ipoib", "pkey", hex(pkey)])
         try:
@@ -144,20 +144,21 @@ class Functions:
         return child
 
     def child(self, function: Function, name: str) -> str:
-        """Return the interface of the partition that was made for somebody; "" when it is not here."""
+        """Return the partition interface of an endpoint; "" if it is not in this namespace."""
         device = self._directory(function)
         _, children = partitions.interfaces(device)
         mine = [one for one in children if partitions.mark(device, one) == partitions.MARK + name]
         return next(iter(mine), "")
 
     def reunite(self, function: Function, name: str = "") -> None:
-        """Take away what partitions have left on a function, so that it is free.
+        """Remove the partition interfaces and marks of a function, so that it is free.
 
-        What is still in another namespace, the kernel gives back or takes away with that.
+        If an interface is still in another namespace, the kernel returns or deletes it when that namespace
+        ends.
 
         Args:
             function: the function.
-            name: only when its partition is this one's; "" whoever it was for.
+            name: only those of this endpoint; "" for any.
 
         Raises:
             FunctionProblem: the kernel refuses.
@@ -178,11 +179,11 @@ class Functions:
         return _read(self._root, "class/net", interface, "address").lower()
 
     def is_ethernet(self, interface: str) -> bool:
-        """Say whether an interface is Ethernet, and not InfiniBand."""
+        """Return whether an interface is Ethernet rather than InfiniBand."""
         return _read(self._root, "class/net", interface, "type") == str(ETHERNET)
 
     def up(self, interface: str) -> None:
-        """Switch an interface on.
+        """Set an interface up.
 
         Raises:
             FunctionProblem: the kernel refuses.
@@ -190,7 +191,7 @@ class Functions:
         self._ip(["link", "set", "dev", interface, "up"])
 
     def set_mtu(self, interface: str, mtu: int) -> None:
-        """Set the largest packet, in bytes, of an interface.
+        """Set the MTU of an interface, in bytes.
 
         Raises:
             FunctionProblem: the kernel refuses.
@@ -199,12 +200,12 @@ class Functions:
             self._ip(["link", "set", "dev", interface, "mtu", str(mtu)])
 
     def isolate(self, function: Function, vlan: int, trusted: bool) -> None:
-        """Set what the physical function lets a VF do.
+        """Set the VLAN and the address checks of a VF.
 
         Args:
             function: a VF of an Ethernet function.
             vlan: the VLAN of all its packets; 0 for none.
-            trusted: it may choose its own addresses.
+            trusted: whether it may choose its own addresses.
 
         Raises:
             FunctionProblem: the kernel refuses.
@@ -213,7 +214,7 @@ class Functions:
         changes = [] if trusted else self._lacking_address(function)
         changes += [["vlan", str(vlan)], ["trust", "on" if trusted else "off"]]
         changes += [["spoofchk", "off" if trusted else "on"]]
-        # At once, since starting a command is what takes time here.
+        # In one command, since starting it takes the time.
         try:
             self._ip([*vf, *(word for words in changes for word in words)])
         except FunctionProblem as problem:
@@ -221,8 +222,8 @@ class Functions:
                 raise
         else:
             return
-        # Not every driver knows these, and one that knows none lets nothing through that they would stop;
-        # but a VLAN that is wanted has to be there.
+        # Not every driver supports the checks, and without them it blocks other senders anyway. But a
+        # requested VLAN must be set.
         for words in changes:
             try:
                 self._ip([*vf, *words])
@@ -231,9 +232,9 @@ class Functions:
                     raise
 
     def _lacking_address(self, function: Function) -> List[List[str]]:
-        """Return what tells the physical function a VF's address where it knows none.
+        """Return the `ip` arguments that set a VF's address on its physical function if that has none.
 
-        mlx5 checks senders against the address that it knows: against an all-zero one, a VF is mute.
+        mlx5 checks senders against that address: with an all-zero one it drops all packets of the VF.
         """
         try:
             shown = self._ip(["-j", "link", "show", "dev", function.parent])
@@ -259,10 +260,10 @@ class Functions:
 
 
 def printed(command: str, words: Sequence[str]) -> str:
-    """Return what a command of iproute2 prints.
+    """Return the output of a command of iproute2.
 
     Raises:
-        FunctionProblem: it refuses, or is not there.
+        FunctionProblem: it fails, or is missing.
     """
     try:
         done = iproute2(command, *words)
@@ -275,12 +276,12 @@ def printed(command: str, words: Sequence[str]) -> str:
 
 
 def _administered(shown: str, number: int) -> str:
-    """Return the address that `ip -j link show` says a physical function gave a VF; "" for none."""
+    """Return the address that a physical function gave a VF, from `ip -j link show`; "" for none."""
     try:
         vfs = [vf for link in json.loads(shown or "[]") for vf in link.get("vfinfo_list") or []]
     except (ValueError, AttributeError):
         return ""
-    # Older versions of iproute2 call it mac.
+    # Older versions of iproute2 name it mac.
     return next((str(vf.get("address") or vf.get("mac")) for vf in vfs if vf.get("vf") == number), "")
 
 

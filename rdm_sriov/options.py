@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What `docker network create -o NAME=VALUE` asks of the network plugin.
+"""The network plugin's options in `docker network create -o NAME=VALUE`.
 
 This runs on nodes (Python 3.8 or newer).
 """
@@ -22,13 +22,13 @@ _PKEY = re.compile(r"0x[0-9a-f]{1,4}$")
 
 
 def wanted_network(options: Any) -> Network:
-    """Return the network that `docker network create -o NAME=VALUE` asks for.
+    """Return the network that the options of `docker network create` describe.
 
     Args:
-        options: as the engine hands them on.
+        options: as the engine passes them.
 
     Raises:
-        FunctionProblem: one of them is unknown or has no such value.
+        FunctionProblem: an option is unknown or has a bad value.
     """
     if not isinstance(options, dict):
         raise FunctionProblem("the options of a network are not {0!r}".format(options))
@@ -80,11 +80,11 @@ def partition_key(text: str) -> int:
     """Return the key of an InfiniBand partition; 0 for none.
 
     Args:
-        text: hexadecimal, as subnet managers have it, such as 0x8001; "" for none.
+        text: hexadecimal, as in a subnet manager's configuration, such as 0x8001; "" for none.
 
     Raises:
-        FunctionProblem: it is no key of a full member. Limited members reach none of their like, and IPoIB
-            takes part as a full one in any case.
+        FunctionProblem: it is not a full member's key. Limited members cannot reach each other, and IPoIB
+            always joins as a full member.
     """
     if not text:
         return 0

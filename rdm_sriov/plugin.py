@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The program rdm-sriov: a Docker network plugin that hands virtual functions to containers.
+"""The program rdm-sriov: a Docker network plugin that gives containers virtual functions.
 
 This runs on nodes (Python 3.8 or newer).
 """
@@ -35,9 +35,9 @@ from ansible_collections.rdm.provision.rdm_sriov.server import Server, say
 from ansible_collections.rdm.provision.rdm_sriov.state import State
 
 READY = "Ready to accept commands."
-"""What the log says once it answers; the words of the plugin that this one replaces."""
+"""The log line once it answers; the same as the upstream plugin's."""
 DEFAULT_STATE = "/var/lib/rdm-sriov"
-# The engine may be the one that waits for our answer.
+# Short, since the engine itself may be waiting for our answer.
 _ENGINE_TIMEOUT = 5.0
 
 
@@ -46,15 +46,15 @@ def main(
     functions: Optional[Functions] = None,
     rdma: Optional[RdmaNamespaces] = None,
 ) -> int:
-    """Serve until told to end.
+    """Serve until SIGTERM or SIGINT.
 
     Args:
-        arguments: of the command line; those of this process when there are none.
-        functions: of the node; those that sysfs shows when there are none.
-        rdma: the RDMA devices of these; likewise.
+        arguments: of the command line; None: this process's.
+        functions: of the node; None: those in sysfs.
+        rdma: their RDMA devices; None: those in sysfs.
 
     Returns:
-        The exit status: 0 after SIGTERM or SIGINT, 1 when it cannot serve.
+        The exit status: 0 after a signal, 1 if it cannot serve.
     """
     parser = argparse.ArgumentParser(
         prog="rdm-sriov", description="Docker network plugin: gives each container a virtual function."
@@ -95,7 +95,7 @@ def main(
 
 
 def networks_of(engine: str, driver: str) -> Dict[str, Dict[str, str]]:
-    """Return the options of a driver's networks, by ID, as an engine knows them.
+    """Return the options of an engine's networks of a driver, by ID.
 
     Args:
         engine: its socket.
@@ -110,7 +110,7 @@ def networks_of(engine: str, driver: str) -> Dict[str, Dict[str, str]]:
 
 
 def digest_of(path: str) -> str:
-    """Return a digest of a file; "" when there is none."""
+    """Return a digest of a file; "" if there is none."""
     try:
         with open(path, "rb") as file:
             return digest(file.read())
@@ -119,7 +119,7 @@ def digest_of(path: str) -> str:
 
 
 def tell_systemd() -> None:
-    """Say that the socket answers, where systemd waits for it before it starts the engine (sd_notify(3))."""
+    """Notify systemd that the socket answers, so that it starts the engine (sd_notify(3))."""
     address = os.environ.get("NOTIFY_SOCKET", "")
     if address:
         with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as there:
@@ -128,7 +128,7 @@ def tell_systemd() -> None:
 
 
 def _lock(directory: str) -> int:
-    """Return a file that one process at a time holds."""
+    """Take the lock that only one process can hold; return its file descriptor."""
     os.makedirs(directory, mode=0o700, exist_ok=True)
     descriptor = os.open(os.path.join(directory, "lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:

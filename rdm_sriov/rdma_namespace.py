@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Where rdma keeps its devices apart by network namespace: a function's goes where its interface goes.
+"""Moves a function's RDMA device to its container's network namespace, in RDMA's mode exclusive.
 
-In the mode shared, the kernel's default, a container opens the RDMA device of its function in whatever
-namespace that is. In the mode exclusive it opens those of its own only. When a namespace dies, the kernel
-gives its RDMA devices back to the node.
+In the mode shared, the kernel's default, a container can open the RDMA device of its function in any
+namespace. In the mode exclusive it can open only the devices in its own namespace. When a namespace ends, the
+kernel returns its RDMA devices to the node.
 
-The kernel takes a device that moves from all who use it. IPoIB is one of these, so that the interface which
-an InfiniBand container was to get would be gone.
+The kernel removes a device that moves from all its users. IPoIB is one of them, so an InfiniBand container
+would lose the interface that it should get.
 
-Docker Engine 28 and newer make a container's namespace before the last call (Join), older ones after it:
-there somebody waits for it, and a container may run for some milliseconds without its device.
+Docker Engine 28 and newer create a container's namespace before the last call (Join), older ones after it.
+For these a thread waits for the namespace, and a container may run for some milliseconds without its device.
 
 Sources: rdma-dev(8), rdma-system(8); the kernel's drivers/infiniband/core/device.c (ib_device_set_netns_put,
 rdma_dev_exit_net).
@@ -32,24 +32,24 @@ from ansible_collections.rdm.provision.rdm_sriov.functions import (
     printed,
 )
 
-"""How a person leaves the mode exclusive."""
+"""The command that leaves the mode exclusive."""
 _CLASS = "class/infiniband"
 _PATIENCE_S = 60.0
 _LOOK_EVERY_S = 0.01
 
 
 def to_move(exclusive: bool, ethernet: bool, key: str, here: Sequence[str], needed: bool) -> str:
-    """Return the RDMA device that has to go where a function's interface goes; "" for none.
+    """Return the RDMA device that has to move with a function's interface; "" for none.
 
     Args:
-        exclusive: whether rdma is in that mode.
-        ethernet: whether the function is Ethernet, and not InfiniBand.
+        exclusive: whether RDMA is in that mode.
+        ethernet: whether the function is Ethernet rather than InfiniBand.
         key: of the function.
         here: the function's RDMA devices in the node's network namespace.
-        needed: whether the container was made with this function's device.
+        needed: whether the container was created with this function's device.
 
     Raises:
-        FunctionProblem: the container needs one, and cannot have it.
+        FunctionProblem: the container needs the device, and cannot get it.
     """
     if not exclusive:
         return ""
@@ -73,7 +73,7 @@ class RdmaNamespaces:
 
     Args:
         root: where sysfs is.
-        names: where the command rdma looks for a network namespace by its name.
+        names: the directory of named network namespaces, for the command rdma.
         warn: writes a line to the log.
     """
 
@@ -83,7 +83,7 @@ class RdmaNamespaces:
         self._root = root
         self._names = names
         self._warn = warn
-        # Of two that move at once, each could get the other's character devices.
+        # Two devices that move at once could swap their character devices.
         self._one = threading.Lock()
 
     def check(self, key: str, ethernet: bool, needed: bool) -> str:
@@ -92,15 +92,15 @@ class RdmaNamespaces:
         return to_move(exclusive, ethernet, key, self._devices(key) if exclusive else [], needed)
 
     def lend(self, key: str, ethernet: bool, namespace: str) -> None:
-        """Let a function's RDMA device go where its interface goes.
+        """Move a function's RDMA device to its interface's new namespace.
 
         Args:
             key: of the function.
             ethernet: whether it is Ethernet.
-            namespace: a file that is a container's network namespace, or is going to be.
+            namespace: the file of a container's network namespace, which may be mounted there later.
 
         Raises:
-            FunctionProblem: it cannot; where the namespace is yet to be made, the log says it later.
+            FunctionProblem: it failed. If the namespace does not exist yet, a later failure goes to the log.
         """
         device = self.check(key, ethernet, needed=False)
         if not device:
@@ -127,7 +127,7 @@ class RdmaNamespaces:
             self._warn(str(problem))
 
     def _move(self, device: str, namespace: str) -> None:
-        # Older versions of the command take no path.
+        # Older versions of the command accept only a name.
         name = "rdm-sriov-" + device
         path = os.path.join(self._names, name)
         with self._one:
@@ -159,13 +159,13 @@ class RdmaNamespaces:
         return [one for one in entries(self._root, _CLASS) if link(self._root, _CLASS, one, "device") == key]
 
     def _programs(self, device: str) -> List[str]:
-        """Return the character devices of an RDMA device, which are shown in every namespace."""
+        """Return the character devices of an RDMA device, which are visible in every namespace."""
         verbs = "class/infiniband_verbs"
         return [one for one in entries(self._root, verbs) if read(self._root, verbs, one, "ibdev") == device]
 
 
 def _is_namespace(path: str) -> bool:
-    """Return whether a file is a namespace: the engine makes an empty file first and mounts that on it."""
+    """Return whether a file is a namespace: the engine creates an empty file and then mounts one on it."""
     try:
         return os.stat(path).st_dev == os.stat("/proc/self/ns/net").st_dev
     except OSError:

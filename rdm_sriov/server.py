@@ -24,7 +24,7 @@ from ansible_collections.rdm.provision.rdm_sriov.driver import Driver
 from ansible_collections.rdm.provision.rdm_sriov.functions import FunctionProblem
 
 LARGEST = 1024 * 1024
-"""Bytes of a request; Docker's are some hundred."""
+"""Maximum bytes of a request; Docker's have some hundred."""
 _CONTENT_TYPE = "application/vnd.docker.plugins.v1.1+json"
 _IDLE_S = 300.0
 _DRAINED = 8 * LARGEST
@@ -32,7 +32,7 @@ _DRAIN_S = 5.0
 
 
 class _Refused(Exception):  # noqa: N818  # an answer
-    """A request that is none."""
+    """A malformed request."""
 
     def __init__(self, status: int, message: str) -> None:
         self.status = status
@@ -40,10 +40,10 @@ class _Refused(Exception):  # noqa: N818  # an answer
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """One connection of Docker's."""
+    """One connection from Docker."""
 
     protocol_version = "HTTP/1.1"
-    # So that a connection on which half a request came does not keep a thread for ever.
+    # An incomplete request must not keep a thread for ever.
     timeout = _IDLE_S
     server: "Server"
 
@@ -55,11 +55,11 @@ class _Handler(BaseHTTPRequestHandler):
             status, answer = 200, self._answer(call)
         except _Refused as refused:
             status, answer = refused.status, {"Err": str(refused)}
-            # What follows may be the rest of the body.
+            # The rest of the body may follow.
             self.close_connection = cut_off = True
         except FunctionProblem as problem:
             status, answer = 200, {"Err": str(problem)}
-        except Exception as error:  # a mistake of ours must not take the plugin from the other containers
+        except Exception as error:  # a bug must not stop the plugin, which other containers need
             status, answer = 500, {"Err": "{0}: {1}".format(type(error).__name__, error)}
         if "Err" in answer:
             say("{0}: {1}".format(call, answer["Err"]))
@@ -75,7 +75,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._drain()
 
     def _drain(self) -> None:
-        """Read a bounded rest of a request: who is cut off while sending does not get to read the answer."""
+        """Read a bounded rest of a request: a client that is still sending does not read the answer."""
         until = time.monotonic() + _DRAIN_S
         left = _DRAINED
         with contextlib.suppress(OSError):
@@ -97,7 +97,7 @@ class _Handler(BaseHTTPRequestHandler):
             request = json.loads(body or b"{}")
         except (ValueError, RecursionError):
             raise _Refused(400, "the request is not JSON") from None
-        # Docker sends null where there is nothing to say.
+        # Docker sends null for no arguments.
         if request is None:
             request = {}
         if not isinstance(request, dict):
@@ -130,7 +130,7 @@ class _Handler(BaseHTTPRequestHandler):
                 return body
 
     def send_error(self, code: int, message: Any = None, explain: Any = None) -> None:  # noqa: ARG002
-        """Answer what is no request in the form of the others."""
+        """Answer a malformed request in the same form."""
         self.close_connection = True
         payload = json.dumps({"Err": str(message or "this is no request of Docker's")}).encode()
         with contextlib.suppress(OSError):
@@ -142,7 +142,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(payload)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Say nothing: what went wrong is said elsewhere."""
+        """Log nothing: errors are logged elsewhere."""
 
     def address_string(self) -> str:
         """A unix socket has no client address."""
@@ -154,10 +154,10 @@ class Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
 
     Args:
         path: of the socket.
-        driver: that answers.
+        driver: answers the calls.
 
     Raises:
-        FunctionProblem: another plugin answers there, or the socket cannot be made.
+        FunctionProblem: another plugin answers there, or the socket cannot be created.
     """
 
     daemon_threads = True
@@ -169,7 +169,7 @@ class Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
         _make_way(path)
         try:
             os.makedirs(os.path.dirname(path), exist_ok=True)
-            # Nobody may talk to it before it is closed to others.
+            # Other users must not be able to connect, not even for a moment.
             before = os.umask(0o177)
             try:
                 super().__init__(path, _Handler)
@@ -180,14 +180,14 @@ class Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
         self._inode = os.stat(path).st_ino
 
     def server_close(self) -> None:
-        """Stop, and take the socket away if it is still ours."""
+        """Stop, and remove the socket if it is still ours."""
         with contextlib.suppress(OSError):
             if os.stat(self._path).st_ino == self._inode:
                 os.unlink(self._path)
         super().server_close()
 
     def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ARG002
-        """Say in one line why a connection broke off."""
+        """Log in one line why a connection broke off."""
         say("a connection broke off: {0}".format(sys.exc_info()[1]))
 
 
@@ -220,7 +220,7 @@ _say_lock = threading.Lock()
 
 
 def say(line: str) -> None:
-    """Write a line to the log; threads do not mix theirs."""
+    """Write a line to the log, not mixed with those of other threads."""
     with _say_lock:
         sys.stdout.write(line.replace("\n", " ") + "\n")
         sys.stdout.flush()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What the network plugin has promised, in a file that survives it.
+"""The network plugin's state, in a file that survives a restart.
 
 This runs on nodes (Python 3.8 or newer).
 """
@@ -18,20 +18,21 @@ _VERSION = 1
 _FILE = "state.json"
 
 Owner = Tuple[str, str]
-"""Whom a function is for: the network's ID and the address there, with the prefix length."""
+"""The owner of a function: the network's ID, and the address there with its prefix length."""
 
 
 class Network(NamedTuple):
-    """A network as it was asked for.
+    """A network as it was requested.
 
     Attributes:
-        parents: the interfaces of the functions that its containers get.
+        parents: the interfaces of the physical functions, or in passthrough mode of the containers'
+            functions.
         mode: sriov, or passthrough.
         vlan: of the VFs' packets; 0 for none.
-        privileged: containers may choose their own hardware addresses.
-        prefix: how interfaces are named in the container, before their number.
-        mtu: in bytes; 0 leaves it.
-        keys: of the functions that are handed on whole, in the order of `parents`.
+        privileged: whether containers may choose their own hardware addresses.
+        prefix: of the interfaces' names in the container, before their number.
+        mtu: in bytes; 0 leaves it unchanged.
+        keys: of the functions in passthrough mode, in the order of `parents`.
         pkey: of the InfiniBand partition; 0 for that of the function's own interface.
     """
 
@@ -46,13 +47,13 @@ class Network(NamedTuple):
 
 
 class Endpoint(NamedTuple):
-    """A function that a container has, or is about to get.
+    """The function that a container has, or will get.
 
     Attributes:
         network: the network's ID.
         function: the function's key.
         address: the container's on this network, with the prefix length.
-        hardware: the address of its interface; "" when that had none.
+        hardware: the address of its interface; "" if it has none.
     """
 
     network: str
@@ -62,12 +63,12 @@ class Endpoint(NamedTuple):
 
     @property
     def owner(self) -> Owner:
-        """Whom it is for."""
+        """The owner of the function."""
         return self.network, self.address
 
 
 class Reservation(NamedTuple):
-    """A function that waits for its container.
+    """A function that is reserved for a container.
 
     Attributes:
         function: the function's key.
@@ -82,11 +83,11 @@ _All = Tuple[Dict[str, Network], Dict[str, Endpoint], Dict[Owner, str], Dict[Own
 
 
 class NotWritten(FunctionProblem):
-    """The disk refuses what is to be kept."""
+    """The state cannot be written."""
 
 
 class State:
-    """The networks and endpoints, and who had which function last.
+    """The networks, endpoints and reservations, and the last function of each owner.
 
     Args:
         directory: where the file is.
@@ -94,12 +95,12 @@ class State:
     Attributes:
         networks: by ID.
         endpoints: by ID.
-        confirmed: the endpoints that were asked for by the engine that runs now, and of this plugin; another
-            one holds while its function is away. This is not kept.
-        last: the key of the function that an owner had last: a container that comes back gets the same one,
-            and with it the same hardware address.
+        confirmed: the endpoints that the running engine requested from this process; others count only while
+            their function is away. It is not written.
+        last: owner -> key of its last function: a container that restarts gets the same function, and with it
+            the same hardware address.
         reserved: by owner.
-        lost: why what was kept could not be read; empty when it could.
+        lost: why the file could not be read; empty if it could.
     """
 
     def __init__(self, directory: str) -> None:
@@ -113,13 +114,13 @@ class State:
 
     @contextlib.contextmanager
     def change(self, written: bool = True) -> Iterator[None]:
-        """Keep what is changed meanwhile, or nothing of it.
+        """Write the changes that the block makes, or undo all of them.
 
         Args:
-            written: what cannot be written down has not happened; otherwise it has, while this plugin runs.
+            written: whether to undo the changes if they cannot be written; else they stay in memory.
 
         Raises:
-            FunctionProblem: the disk refuses.
+            FunctionProblem: the changes cannot be written.
         """
         before = self._all()
         try:
@@ -141,7 +142,7 @@ class State:
         )
 
     def _write(self) -> None:
-        """Write everything; whoever is killed meanwhile leaves what was there before."""
+        """Write the whole state atomically."""
         content = {
             "version": _VERSION,
             "networks": {name: network._asdict() for name, network in self.networks.items()},

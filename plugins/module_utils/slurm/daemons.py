@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Slurm's daemons on a host: start, start again, reconfigure and stop them, with systemd or without.
+"""Starts, restarts, reconfigures and stops Slurm's daemons on a host, with systemd or without.
 
-Running jobs go on in all of it: slurmctld keeps its state on the disk, and slurmd's steps are processes of
-their own that a new slurmd finds again (slurmctld(8), slurmd(8)).
+Running jobs survive all of this: slurmctld keeps its state on disk, and slurmd's steps are processes of their
+own, which a new slurmd finds again (slurmctld(8), slurmd(8)).
 
 This runs on nodes (Python 3.8 or newer).
 """
@@ -53,35 +53,35 @@ LOGS = {
     "slurmctld": "/var/log/slurm/slurmctld.log",
     "slurmd": "/var/log/slurm/slurmd.log",
 }
-"""Of each that writes one; slurmrestd, which is systemd's, writes to the journal."""
+"""Log files of the daemons that write one. slurmrestd writes to the journal."""
 
 
 class SlurmProblem(Exception):  # noqa: N818  # one sentence for the user
-    """Why a daemon is not as it should be."""
+    """A daemon is not in its desired state; the text is one sentence."""
 
 
 class Services:
-    """The services of a host, as its init keeps them.
+    """The services of a host, controlled by its init system.
 
     Args:
-        manager: the program that installs the host's packages; empty for what it is found to be.
-        proc: where its processes are shown.
+        manager: the host's package manager; empty to detect it.
+        proc: where procfs is.
     """
 
     def __init__(self, manager: str = "", proc: str = "/proc") -> None:
         self.systemd = systemd_runs()
         distribution = DISTRIBUTIONS.get(manager or host_facts.package_manager(), DISTRIBUTIONS["apt"])
-        # The others are named like their service.
+        # Other processes have the name of their service.
         self._processes = {"munge": (host_facts.MUNGED,), "mariadb": distribution.mariadb_processes}
         self._proc = proc
 
     def pids(self, name: str) -> List[int]:
-        """Return the processes of a service, none of which is a container's."""
+        """Return the process ids of a service, without those in containers."""
         found = host_facts.own_processes(self._processes.get(name, (name,)), self._proc)
         return [pid for pids in found.values() for pid in pids]
 
     def enabled(self, name: str) -> bool:
-        """Whether it starts when the host boots."""
+        """Return whether it starts when the host boots."""
         if self.systemd:
             try:
                 run_program(["systemctl", "is-enabled", "--quiet", name], RUN_S)
@@ -91,7 +91,7 @@ class Services:
         return bool(glob.glob("/etc/rc3.d/S??" + name))
 
     def enable(self, name: str, on: bool) -> None:
-        """Have it started, or not, when the host boots."""
+        """Enable or disable its start when the host boots."""
         if self.systemd:
             run_program(["systemctl", "enable" if on else "disable", "--quiet", name], RUN_S)
         else:
@@ -128,11 +128,11 @@ class Services:
 
 
 def answers(name: str, address: str = "") -> bool:
-    """Whether a service does its work.
+    """Return whether a service answers.
 
     Args:
         name: of the service.
-        address: HOST:PORT where it has to listen; empty where it is asked otherwise.
+        address: HOST:PORT where it has to listen; empty to query it with its own tool.
     """
     if address:
         host, _, port = address.rpartition(":")
@@ -157,7 +157,7 @@ def answers(name: str, address: str = "") -> bool:
 
 
 def last_words(name: str) -> str:
-    """Return the last line of a service's log, empty for none."""
+    """Return the last line of a service's log; empty if there is none."""
     if name in LOGS:
         output = read_text(LOGS[name])
     else:
@@ -171,16 +171,16 @@ def last_words(name: str) -> str:
 
 
 def wait_for(name: str, services: Services, seconds: float, address: str = "") -> None:
-    """Wait until a service runs and does its work.
+    """Wait until a service runs and answers.
 
     Args:
         name: of the service.
         services: of this host.
-        seconds: how long.
-        address: HOST:PORT where it has to listen; empty where it is asked otherwise.
+        seconds: the timeout.
+        address: as in :func:`answers`.
 
     Raises:
-        SlurmProblem: it does not in time; the last line of its log is in it.
+        SlurmProblem: it timed out; the text has the last line of its log.
     """
     deadline = time.monotonic() + seconds
     while not (services.pids(name) and answers(name, address)):
@@ -203,10 +203,10 @@ def _sql(statement: str) -> str:
 
 
 def database_missing(name: str) -> bool:
-    """Whether the database or the right to use it is not there.
+    """Return whether the database, or slurm's privileges on it, are missing.
 
     Args:
-        name: the database; letters, digits and ``_`` only, since it stands in the statement as it is.
+        name: the database; only letters, digits and ``_``, since the statement does not quote it.
     """
     there = name in _sql("SHOW DATABASES LIKE '{0}'".format(name)).split()
     known = _sql("SELECT COUNT(*) FROM mysql.db WHERE User = 'slurm' AND Db = '{0}'".format(name))  # noqa: S608
@@ -214,26 +214,26 @@ def database_missing(name: str) -> bool:
 
 
 def make_database(name: str) -> None:
-    """Make the database, and let the system's user slurm use it, who is known without a password."""
+    """Create the database, with all privileges for the system's user slurm, without a password."""
     _sql("CREATE DATABASE IF NOT EXISTS {0}".format(name))
     _sql("CREATE USER IF NOT EXISTS 'slurm'@'localhost' IDENTIFIED VIA unix_socket")
     _sql("GRANT ALL ON {0}.* TO 'slurm'@'localhost'".format(name))
 
 
 def remove_database(name: str) -> None:
-    """Remove the database, with all that is known of past jobs, and what its user may do there."""
+    """Remove the database, with the records of past jobs, and slurm's privileges on it."""
     _sql("DROP DATABASE IF EXISTS {0}".format(name))
     _sql("REVOKE ALL PRIVILEGES ON {0}.* FROM 'slurm'@'localhost'".format(name))
 
 
 def accounting(*argv: str) -> List[List[str]]:
-    """Return what sacctmgr shows."""
+    """Return the rows that `sacctmgr show` prints."""
     output = run_program([find_program("sacctmgr"), "--noheader", "--parsable2", "show", *argv], RUN_S)
     return [line.split("|") for line in output.splitlines() if line]
 
 
 def missing_accounts(cluster: str, accounts: Mapping[str, Any]) -> List[List[str]]:
-    """Return the words of sacctmgr that add what is missing."""
+    """Return the arguments of `sacctmgr add` for each missing entry."""
     todo = []
     if [cluster] not in accounting("cluster", "format=cluster"):
         todo.append(["cluster", cluster])
@@ -251,25 +251,25 @@ def missing_accounts(cluster: str, accounts: Mapping[str, Any]) -> List[List[str
 
 
 class Change:
-    """What is done, or in check mode would be done."""
+    """The changes that were made, or in check mode would be made."""
 
     def __init__(self, check: bool) -> None:
         self.check = check
         self.actions: List[str] = []
 
     def do(self, what: str, action: Callable[..., object], *arguments: Any) -> None:
-        """Do something, and remember it."""
+        """Make a change, and record it."""
         self.actions.append(what)
         if not self.check:
             action(*arguments)
 
 
 def present(options: Mapping[str, Any], check: bool) -> List[str]:
-    """Bring the daemons of this host to their configuration; return what was done.
+    """Bring the daemons of this host to their desired state; return the changes.
 
     Raises:
-        SlurmProblem: one does not come up.
-        ProgramProblem: a program says no.
+        SlurmProblem: a daemon does not start.
+        ProgramProblem: a program fails.
     """
     services = Services()
     change = Change(check)
@@ -277,7 +277,7 @@ def present(options: Mapping[str, Any], check: bool) -> List[str]:
     for name in ORDER:
         wanted = options["daemons"].get(name)
         if wanted is None:
-            # The others go with the cluster.
+            # The others are removed with the cluster.
             if name == "slurmrestd" and name in was:
                 _end(services, change, name)
                 if not check:
@@ -285,7 +285,7 @@ def present(options: Mapping[str, Any], check: bool) -> List[str]:
                     remember(was)
             continue
         if name == "mariadb":
-            # A service that ran before is not stopped at the end.
+            # absent() does not stop a service that ran before us.
             wanted = {"ours": bool((was.get(name) or {}).get("ours") or not services.enabled(name))}
         _bring(services, change, name, wanted, was.get(name) or {}, options["timeout"])
         if name == "mariadb" and ((check and change.actions) or database_missing(options["database"])):
@@ -314,7 +314,7 @@ def _bring(
     if running and was and wanted.get("restart") != was.get("restart"):
         change.do("restart {0}".format(name), services.restart, name)
     elif running and not was and wanted.get("restart"):
-        # Its package started it before it was configured.
+        # Its package started it before its configuration existed.
         change.do("restart {0}".format(name), services.restart, name)
     elif not running:
         change.do("start {0}".format(name), services.start, name)
@@ -337,12 +337,12 @@ def _end(services: Services, change: Change, name: str) -> None:
 
 
 def remember(what: Mapping[str, Any]) -> None:
-    """Write down what the daemons were started with and have read."""
+    """Record the configuration that the daemons use."""
     write_whole(host_facts.APPLIED, json.dumps(what, sort_keys=True).encode(), 0o644)
 
 
 def absent(options: Mapping[str, Any], check: bool) -> List[str]:
-    """Stop the daemons that :func:`present` has started; return what was done."""
+    """Stop the daemons that :func:`present` has started; return the changes."""
     services = Services()
     change = Change(check)
     was = host_facts.applied()
@@ -363,11 +363,11 @@ def absent(options: Mapping[str, Any], check: bool) -> List[str]:
 
 
 def make_directories(paths: List[str], check: bool) -> List[str]:
-    """Make the daemons' directories, of the user slurm; return those that were not right."""
+    """Create the daemons' directories for the user slurm; return the changes."""
     try:
         entry = pwd.getpwnam("slurm")
     except KeyError:
-        if check:  # the package is yet to make the user
+        if check:  # the package will create the user
             return ["make {0}".format(path) for path in paths]
         raise SlurmProblem("the user slurm is missing, which Slurm's packages make") from None
     changed = []
@@ -383,9 +383,9 @@ def make_directories(paths: List[str], check: bool) -> List[str]:
 
 
 def make_key(path: str, check: bool) -> List[str]:
-    """Make the key that tokens are signed with, which only the user slurm can read, unless it is there.
+    """Create the key that signs tokens, unless it exists; return the changes. Only slurm can read it.
 
-    Its directory is there. Return what was done.
+    Its directory must exist.
 
     Raises:
         SlurmProblem: the user slurm is missing.
@@ -417,7 +417,7 @@ def nodes() -> List[Dict[str, str]]:
 
 
 def unready(wanted: List[str], found: List[Dict[str, str]]) -> Dict[str, str]:
-    """Return the nodes that cannot take jobs, and why."""
+    """Return the nodes that cannot run jobs, each with the reason."""
     states = {one["node"]: one for one in found}
     bad = {}
     for name in wanted:
@@ -433,7 +433,7 @@ def unready(wanted: List[str], found: List[Dict[str, str]]) -> Dict[str, str]:
 
 
 def wait_for_nodes(wanted: List[str], seconds: float) -> List[Dict[str, str]]:
-    """Wait until all nodes can take jobs; return them.
+    """Wait until all nodes can run jobs; return them.
 
     Raises:
         SlurmProblem: some cannot.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What distributions call the parts of Slurm, and where they have them.
+"""The distributions' packages, files and process names for Slurm.
 
 Sources: the packages of Debian 12 and Ubuntu 24.04; the spec files of EPEL 9 (slurm, munge) and RHEL 9
 (mariadb).
@@ -16,10 +16,10 @@ class Distribution(NamedTuple):
     """A family of distributions.
 
     Attributes:
-        packages: our name of each part -> its package.
-        slurmd_defaults: the file with the variables of slurmd's service.
-        mariadb_log: where MariaDB says why it does not start.
-        mariadb_processes: what its process may be called; older ones have MySQL's name.
+        packages: our name of a component -> its package.
+        slurmd_defaults: the file with the environment variables of slurmd's service.
+        mariadb_log: MariaDB's error log.
+        mariadb_processes: possible names of MariaDB's process; older versions have MySQL's.
     """
 
     packages: Dict[str, str]
@@ -60,10 +60,10 @@ DISTRIBUTIONS = {
         ("mariadbd", "mysqld"),
     ),
 }
-"""By the program that installs their packages."""
+"""By package manager."""
 
 
 def packages(manager: str) -> Dict[str, str]:
-    """Return our name of each part -> its package; empty where packages are installed otherwise."""
+    """Return our name of each component -> its package; empty for another package manager."""
     known = DISTRIBUTIONS.get(manager)
     return known.packages if known else {}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a host has that matters to Slurm: hardware, packages, what runs, and whose it is. Nothing is changed.
+"""Facts of a host for Slurm: hardware, packages, processes, and the cluster that owns them. Read only.
 
 Sources: the kernel's Documentation/admin-guide/cputopology.rst and cgroup-v2.rst; proc(5).
 
@@ -28,7 +28,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.slurm.distributions 
 
 CONFIG_DIR = "/etc/slurm"
 CONFIG = CONFIG_DIR + "/slurm.conf"
-# Where other packages of Slurm put it.
+# Paths in other packages of Slurm.
 OTHER_CONFIGS = ("/etc/slurm-llnl/slurm.conf", "/usr/local/etc/slurm.conf", "/opt/slurm/etc/slurm.conf")
 OWNER_MARKER = CONFIG_DIR + "/rdm/cluster"
 MUNGE_KEY = "/etc/munge/munge.key"
@@ -37,17 +37,17 @@ HEALTH_SETTINGS = CONFIG_DIR + "/rdm/health.json"
 MARK = "# Written by rdm-provision"
 DAEMONS = ("slurmctld", "slurmd", "slurmdbd")
 MUNGED = "munged"
-STEP = "slurmstepd"  # one for each step of a job, and it outlives slurmd
+STEP = "slurmstepd"  # one per job step; it survives slurmd
 TIMEOUT_S = 60.0
 QUEUE_FORMAT = "%A|%T|%P|%N"
-_VENDORS = {"nvidia": "nvidia", "amdgpu": "amd"}  # whose GPUs a driver serves
+_VENDORS = {"nvidia": "nvidia", "amdgpu": "amd"}  # kernel driver -> vendor of its GPUs
 
 
 def gather(devices: Iterable[str]) -> Dict[str, Any]:
-    """Return everything.
+    """Return all facts.
 
     Args:
-        devices: device files that are to be there.
+        devices: device files that should exist.
     """
     manager = package_manager()
     installed = installed_versions(manager)
@@ -81,12 +81,12 @@ def gather(devices: Iterable[str]) -> Dict[str, Any]:
 
 
 def package_manager() -> str:
-    """Return the program that installs this host's packages, apt or dnf; empty for another."""
+    """Return this host's package manager, apt or dnf; empty for another."""
     return "apt" if find_program("apt-get") else "dnf" if find_program("dnf") else ""
 
 
 def topology(root: str = "/sys") -> Dict[str, int]:
-    """Return `cpus`, `sockets`, `cores` of a socket and `threads` of a core, of the CPUs that are online."""
+    """Return `cpus`, `sockets`, `cores` per socket and `threads` per core of the online CPUs."""
     packages, cores, count = set(), set(), 0
     for directory in glob.glob(os.path.join(root, "devices/system/cpu/cpu[0-9]*")):
         package = read_text(directory + "/topology/physical_package_id").strip()
@@ -108,13 +108,13 @@ def topology(root: str = "/sys") -> Dict[str, int]:
 
 
 def memory(meminfo: str) -> int:
-    """Return the memory in MiB by the text of /proc/meminfo."""
+    """Return the memory in MiB from the text of /proc/meminfo."""
     match = re.search(r"^MemTotal:\s+(\d+) kB", meminfo, re.MULTILINE)
     return int(match.group(1)) // 1024 if match else 0
 
 
 def cgroups(root: str = "/sys/fs/cgroup") -> Dict[str, Any]:
-    """Return `version` (0 for none) and `controllers` of the control groups."""
+    """Return the `version` (0 for none) and `controllers` of control groups."""
     text = read_text(root + "/cgroup.controllers")
     if text or os.path.exists(root + "/cgroup.controllers"):
         return {"version": 2, "controllers": text.split()}
@@ -125,10 +125,10 @@ def cgroups(root: str = "/sys/fs/cgroup") -> Dict[str, Any]:
 
 
 def health(root: str = "/sys", settings: str = HEALTH_SETTINGS) -> Dict[str, List[str]]:
-    """Return what a healthy node keeps: `drivers` of its GPUs, and `ports` of its fabric, as `mlx5_0/1`.
+    """Return what a health check expects: `drivers` of GPUs, and `ports` of the fabric, such as `mlx5_0/1`.
 
-    A driver that was loaded when the node was set up is expected as long as one of its GPUs is there, and a
-    port that was active then as long as its card is: that it is down now is what a health check is for.
+    A driver that was loaded at set-up is expected as long as one of its GPUs exists, and a port that was
+    active then as long as its card exists, also if it is down now.
     """
     kept = _json_object(settings)
     gpus = sysfs.gpus(root)
@@ -154,19 +154,19 @@ def health(root: str = "/sys", settings: str = HEALTH_SETTINGS) -> Dict[str, Lis
 
 
 def processes(proc: str = "/proc") -> Dict[str, List[int]]:
-    """Return the processes of Slurm's daemons, of munge's and of jobs' steps, by name."""
+    """Return the process ids of Slurm's daemons, of munged and of job steps, by name."""
     found = own_processes((*DAEMONS, MUNGED, STEP), proc)
     found[STEP] = [
         pid
         for pid in found[STEP]
-        # Otherwise it belongs to no job: slurmd started it to hold the control group.
+        # The one with "infinity" belongs to no job: slurmd starts it to hold the control group.
         if "infinity" not in read_text("{0}/{1}/cmdline".format(proc, pid)).split("\0")
     ]
     return found
 
 
 def own_processes(names: Iterable[str], proc: str = "/proc") -> Dict[str, List[int]]:
-    """Return the processes of some names, without those of containers: what they are called says nothing."""
+    """Return the ids of processes with these names, without those in containers."""
     found: Dict[str, List[int]] = {name: [] for name in names}
     for entry in os.listdir(proc):
         name = read_text("{0}/{1}/comm".format(proc, entry)).strip() if entry.isdigit() else ""
@@ -176,7 +176,7 @@ def own_processes(names: Iterable[str], proc: str = "/proc") -> Dict[str, List[i
 
 
 def _is_inside(status: str) -> bool:
-    """Return whether a process is in another pid namespace than ours, by the text of /proc/PID/status."""
+    """Return whether a process is in another PID namespace, from the text of /proc/PID/status."""
     match = re.search(r"^NSpid:(.*)$", status, re.MULTILINE)
     return match is not None and len(match.group(1).split()) > 1
 
@@ -191,7 +191,7 @@ def foreign(running: Dict[str, List[int]]) -> str:
 
 
 def key_digest(path: str = MUNGE_KEY) -> str:
-    """Return the digest of munge's key, which is random, so that it tells nothing; empty for no key."""
+    """Return the digest of munge's key (safe to show, since the key is random); empty if there is none."""
     try:
         with open(path, "rb") as file:
             return hashlib.sha256(file.read()).hexdigest()
@@ -200,12 +200,12 @@ def key_digest(path: str = MUNGE_KEY) -> str:
 
 
 def applied() -> Dict[str, Any]:
-    """Return what the daemons were started with and have read, by name."""
+    """Return the recorded configuration of the daemons, by name."""
     return _json_object(APPLIED)
 
 
 def _json_object(path: str) -> Dict[str, Any]:
-    """Return the JSON object in a file; an empty one where the file has none."""
+    """Return the JSON object in a file; empty if it has none."""
     try:
         found = json.loads(read_text(path))
     except ValueError:
@@ -214,12 +214,12 @@ def _json_object(path: str) -> Dict[str, Any]:
 
 
 def _texts(value: Any) -> List[str]:
-    """Return the texts of a list; none of what is no list."""
+    """Return the strings in a list; none if it is not a list."""
     return [one for one in value if isinstance(one, str)] if isinstance(value, list) else []
 
 
 def installed_versions(manager: str) -> Dict[str, str]:
-    """Return the versions of the packages that are installed, by our names; empty for those that are not."""
+    """Return the versions of installed packages by our names; empty for those that are not installed."""
     names = packages(manager)
     found = {}
     for ours, theirs in names.items():
@@ -237,7 +237,7 @@ def installed_versions(manager: str) -> Dict[str, str]:
 
 
 def candidate(manager: str) -> str:
-    """Return the version of Slurm that would be installed; empty where none is known."""
+    """Return the version of Slurm that would be installed; empty if unknown."""
     try:
         if manager == "apt":
             output = run_program([find_program("apt-cache"), "policy", packages("apt")["slurmd"]], TIMEOUT_S)
@@ -254,11 +254,11 @@ def candidate(manager: str) -> str:
 def jobs(
     owner: str, conf: str, hostname: str, running: Dict[str, List[int]]
 ) -> Optional[List[Dict[str, str]]]:
-    """Return the queue, on the controller; None where it cannot be read.
+    """Return the queue, on Slurm's controller; None if it cannot be read.
 
     Args:
         owner: the cluster that made the Slurm that is here; empty for none.
-        conf: the text of slurm.conf; empty where it is not ours.
+        conf: the text of slurm.conf; empty if it is not ours.
         hostname: of this host.
         running: the processes, by name.
     """
@@ -269,7 +269,7 @@ def jobs(
 
 
 def queue() -> Optional[List[Dict[str, str]]]:
-    """Return the jobs in the queue, id, state, partition, nodes; None where it cannot be read."""
+    """Return the jobs in the queue: id, state, partition, nodes; None if it cannot be read."""
     try:
         output = run_program([find_program("squeue"), "--noheader", "--format=" + QUEUE_FORMAT], TIMEOUT_S)
     except ProgramProblem:

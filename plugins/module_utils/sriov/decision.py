@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What is to be done to a physical function (PF), from how it is and how it shall be; pure.
+"""Works out the changes to a physical function (PF) from its observed and its desired state; pure.
 
 This runs on the controller and on nodes (Python 3.8 or newer).
 """
@@ -27,15 +27,14 @@ _STATES = {policy: state for state, policy in POLICIES.items()}
 
 
 class Wanted(NamedTuple):
-    """How a PF shall be. What is None, or empty, stays as it is.
+    """The desired state of a PF. A setting that is None or empty stays unchanged.
 
     Attributes:
         parent: the PF's interface or PCI address.
         number: how many VFs.
-        addresses: their MACs, or GUIDs, in order, in bytes with colons. On InfiniBand a MAC stands for its
-            EUI-64.
-        policy: Follow, Up or Down; of InfiniBand only.
-        vlan: 0 for none; this and the next two are of Ethernet only.
+        addresses: their MACs or GUIDs, in order, as bytes with colons. On InfiniBand a MAC means its EUI-64.
+        policy: Follow, Up or Down; only on InfiniBand.
+        vlan: 0 for none; this and the next two are only for Ethernet.
         trust: whether VFs may choose their own addresses.
         spoof_check: whether packets with other senders are dropped.
     """
@@ -49,7 +48,7 @@ class Wanted(NamedTuple):
     spoof_check: Optional[bool] = None
 
     def address(self, number: int, infiniband: bool) -> str:
-        """Return the MAC or GUID of a VF, empty when it may keep its own."""
+        """Return the MAC or GUID of a VF; empty if it may keep its own."""
         if number >= len(self.addresses):
             return ""
         text = self.addresses[number]
@@ -57,13 +56,13 @@ class Wanted(NamedTuple):
 
 
 class Step(NamedTuple):
-    """One thing to do.
+    """One change.
 
     Attributes:
-        says: it, as a clause that follows "cannot".
-        path: file below sysfs to write; empty where `ip` does it.
+        says: the change, as a clause that follows "cannot".
+        path: the sysfs file to write; empty if `ip` makes the change.
         text: what to write.
-        ip: the words after `ip`.
+        ip: the arguments of `ip`.
     """
 
     says: str
@@ -73,7 +72,7 @@ class Step(NamedTuple):
 
 
 class Difference(NamedTuple):
-    """A setting of a VF that is not as it shall be."""
+    """A setting of a VF that differs from the desired one."""
 
     what: str
     found: str
@@ -83,12 +82,12 @@ class Difference(NamedTuple):
 
 
 def problems(found: Physical, wanted: Wanted, ending: int = 0) -> List[str]:
-    """Return what stands against the work on a PF, in sentences.
+    """Return why a PF cannot be changed, in sentences.
 
     Args:
         found: the PF.
-        wanted: how it shall be.
-        ending: how many of its VFs containers have that end before the work begins.
+        wanted: its desired state.
+        ending: how many of its VFs are in containers that end before the work begins.
     """
     unfit = _unfit(found, wanted)
     if unfit:
@@ -100,10 +99,10 @@ def problems(found: Physical, wanted: Wanted, ending: int = 0) -> List[str]:
     steps = next_steps(found, wanted)
     if not steps:
         return wrong
-    # To bind a VF that nobody has takes nothing from those who have another.
+    # Binding an unused VF does not disturb the users of others.
     only_binds = all(step.path == _PROBE for step in steps)
     held = [] if only_binds else [vf for vf in found.vfs if vf.holder]
-    # Which VF is in which container the kernel does not say: more than there should be are others'.
+    # The kernel does not show which container has a VF. VFs beyond `ending` are in other containers.
     if len(held) > (ending if all(vf.holder == CONTAINER for vf in held) else 0):
         wrong.append(
             "{0} cannot be changed ({1}) while {2}: end what uses {3}, then run again".format(
@@ -128,20 +127,20 @@ def problems(found: Physical, wanted: Wanted, ending: int = 0) -> List[str]:
 
 
 def host_use(vf: Virtual) -> str:
-    """Return what the node itself does with a VF, as a clause; empty for nothing."""
+    """Return how the node itself uses a VF, as a clause; empty if it does not."""
     return "interface {0.interface} {0.host_use}".format(vf) if vf.host_use else ""
 
 
 def next_steps(found: Physical, wanted: Wanted) -> List[Step]:
-    """Return what to do now. Look again afterwards: VFs have their addresses only when they are made."""
+    """Return the next changes. Call it again afterwards: VFs have PCI addresses only once they exist."""
     device = "{0}/{1}".format(PCI_DEVICES, found.pci)
     steps: List[Step] = []
     if found.number != wanted.number or not found.whole:
         if found.number:
-            # The kernel changes from none to some and from some to none only.
+            # The kernel changes the number only from or to zero.
             steps.append(_number_step(device, found, 0))
         if wanted.number:
-            # Drivers take the addresses when they are bound: once is enough.
+            # A driver reads the address when it binds, so bind it only after the address is set.
             bare = bool(wanted.addresses)
             if found.autoprobe is bare:
                 steps.append(_autoprobe(device, found, on=not bare))
@@ -158,14 +157,14 @@ def next_steps(found: Physical, wanted: Wanted) -> List[Step]:
             steps += difference.steps
         if rebind or not vf.driver:
             binds.append(Step("bind {0}".format(_name(vf, found)), _PROBE, vf.pci))
-    # Last of all: a driver that udev loads meanwhile takes every VF that it may have, address or not.
+    # At the very end: a driver that udev loads meanwhile would take every VF, with or without its address.
     if binds and found.autoprobe is False:
         steps.append(_autoprobe(device, found, on=True))
     return steps + binds
 
 
 def described(found: Physical) -> str:
-    """Return a PF and its VFs in lines for a person."""
+    """Return a PF and its VFs as text, one line each."""
     lines = [_header(found, found.number)]
     for vf in found.vfs:
         lines.append("VF {0} ({1}): {2}".format(vf.number, vf.pci or "vanished", _settings(found, vf)))
@@ -173,7 +172,7 @@ def described(found: Physical) -> str:
 
 
 def planned(found: Physical, wanted: Wanted) -> str:
-    """Return the lines of :func:`described` for the PF as it shall be."""
+    """Return the lines of :func:`described` for the desired state of the PF."""
     kept = found.number == wanted.number and found.whole
     lines = [_header(found, wanted.number)]
     for number in range(wanted.number):
@@ -196,12 +195,12 @@ def planned(found: Physical, wanted: Wanted) -> str:
 
 
 def state_of(vf: Virtual, shows: Collection[str]) -> str:
-    """Return what is kept of a VF to see a change later.
+    """Return the state of a VF to record, so that a later change is noticed.
 
     Args:
         vf: the VF.
-        shows: its settings that were asked for: address, policy, vlan, trust, spoof_check. What others set,
-            such as the VLAN of a container's network, is theirs.
+        shows: the settings to include: address, policy, vlan, trust, spoof_check. Others set the rest, such
+            as the VLAN of a container's network.
     """
     states = {
         "address": " and ".join(sorted({vf.address, vf.port} - {""})),
@@ -218,7 +217,7 @@ def state_of(vf: Virtual, shows: Collection[str]) -> str:
 
 
 def _unfit(found: Physical, wanted: Wanted) -> str:
-    """Return why a PF cannot have these VFs at all; empty when it can."""
+    """Return why a PF cannot have these VFs at all; empty if it can."""
     if found.driver == "mlx4_core":
         return (
             "{0} has the driver mlx4_core (ConnectX-3), which makes its VFs when it is loaded and gives both "
@@ -245,10 +244,10 @@ def _unfit(found: Physical, wanted: Wanted) -> str:
 
 
 def _unplugged(found: Physical, wanted: Wanted) -> str:
-    """Return that a VF was taken away alone, which the kernel cannot undo; empty when none was.
+    """Return that a single VF was unplugged, which the kernel cannot undo; empty if none was.
 
-    Its entry `virtfnN` stays (pci_iov_remove_virtfn() finds no device to remove it with), so that the next
-    one of this number fails with EEXIST, and all others with it: drivers/pci/iov.c.
+    Its entry `virtfnN` stays (pci_iov_remove_virtfn() finds no device to remove it with), so creating VFs
+    again fails with EEXIST: drivers/pci/iov.c.
     """
     gone = [str(vf.number) for vf in found.vfs if not vf.pci and vf.number < wanted.number]
     if not gone:
@@ -300,7 +299,7 @@ def _wrong_settings(found: Physical, wanted: Wanted) -> Iterator[str]:
 
 
 def _takes_away(steps: Sequence[Step], vf: Virtual) -> bool:
-    """Whether the interface of a VF goes, with what is on it: all do with the number, one with its driver."""
+    """Whether steps remove a VF's interface: a new number removes all, unbinding a driver one."""
     return any(
         step.path.endswith("/sriov_numvfs") or (step.path.endswith("/driver/unbind") and step.text == vf.pci)
         for step in steps
@@ -308,7 +307,7 @@ def _takes_away(steps: Sequence[Step], vf: Virtual) -> bool:
 
 
 def _needs(found: Physical, wanted: Wanted) -> Iterator[str]:
-    """Yield why a PF has to be changed."""
+    """Yield why a PF needs a change."""
     if found.number != wanted.number:
         yield "it has {0} VFs, not {1}".format(found.number, wanted.number)
     elif not found.whole:
@@ -324,14 +323,14 @@ def _needs(found: Physical, wanted: Wanted) -> Iterator[str]:
                 wrong.append("no driver")
             if wrong:
                 yield "VF {0} has {1}".format(vf.number, ", ".join(wrong))
-                return  # one is enough to know what it is about
+                return  # one example is enough
 
 
 # --- the steps -----------------------------------------------------------------------------------------
 
 
 def _differences(found: Physical, vf: Virtual, wanted: Wanted) -> Iterator[Difference]:
-    """Yield what is to be set; addresses first, as a driver takes them when it is bound."""
+    """Yield the settings that differ; addresses first, since a driver reads them when it binds."""
     address = wanted.address(vf.number, found.infiniband)
     if not found.infiniband:
         settings = (

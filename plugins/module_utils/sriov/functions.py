@@ -2,8 +2,8 @@
 """Physical and virtual functions (PF, VF) as the kernel shows them.
 
 Sources: the kernel's Documentation/PCI/pci-iov-howto.rst and Documentation/ABI (sysfs-bus-pci,
-sysfs-class-net); ip-link(8). The files `sriov/N/{policy,node,port}` are those of NVIDIA's own mlx5 driver
-(MLNX_OFED, DOCA); with the kernel's, the same three are set and shown by `ip link`.
+sysfs-class-net); ip-link(8). NVIDIA's own mlx5 driver (MLNX_OFED, DOCA) has the files
+`sriov/N/{policy,node,port}`; with the kernel's driver, `ip link` sets and shows the same three.
 
 This runs on nodes (Python 3.8 or newer).
 """
@@ -22,16 +22,16 @@ from ansible_collections.rdm.provision.plugins.module_utils.sriov.identity impor
 PCI_DEVICES = "bus/pci/devices"
 
 POLICIES = {"auto": "Follow", "enable": "Up", "disable": "Down"}
-"""`ip link`'s state of an InfiniBand VF -> mlx5's policy: whether its port follows the physical one."""
+"""`ip link`'s state of an InfiniBand VF -> mlx5's policy for its port: Follow the physical port, Up, Down."""
 
 Links = Mapping[str, Mapping[int, Mapping[str, Any]]]
-"""Interface of a PF -> number of a VF -> what `ip link show` says of it."""
+"""Interface of a PF -> number of a VF -> its entry in `ip link show`."""
 
 Addresses = Mapping[str, str]
-"""Interface -> an address that the node has on it."""
+"""Interface -> one of its addresses."""
 
 CONTAINER = "a container"
-"""Who has a VF that is bound to a network driver and has no interface here."""
+"""The holder of a VF that is bound to a network driver and has no interface here."""
 
 _PCI_ADDRESS = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 _VIRTFN = re.compile(r"virtfn(\d+)")
@@ -40,27 +40,27 @@ _GIVEN_AWAY = ("vfio", "uio", "pci-stub", "pciback")
 
 
 class VfProblem(Exception):  # noqa: N818  # most are the node's state, not errors
-    """Something is not as it has to be; its text is one sentence for a person."""
+    """A PF or VF cannot be read or changed; the text is one sentence."""
 
 
 class Virtual(NamedTuple):
     """A VF.
 
     Attributes:
-        number: which VF of its PF.
-        pci: its PCI address, empty when it has vanished and its PF still has an entry for it.
-        driver: what it is bound to, empty for nothing.
+        number: its number on its PF.
+        pci: its PCI address; empty if it has vanished and its PF still has an entry for it.
+        driver: its driver; empty for none.
         interface: its network interface in this network namespace, or empty.
         mac: hardware address of that interface, or empty.
-        address: the MAC (Ethernet) or node GUID (InfiniBand) that its PF gives it; empty when not shown.
-        port: the port GUID that its PF gives it; empty on Ethernet, or when not shown.
-        policy: Follow, Up or Down on InfiniBand; empty when not shown.
-        vlan: 0 for none; None when not shown.
-        trust: None when not shown.
-        spoof_check: None when not shown.
-        by_files: whether `sriov/N` of the PF has its settings, and not `ip link`.
-        host_use: what the node itself does with its interface, as a clause that follows "interface NAME";
-            empty for nothing.
+        address: the MAC (Ethernet) or node GUID (InfiniBand) that its PF assigns; empty if not shown.
+        port: the port GUID that its PF assigns; empty on Ethernet, or if not shown.
+        policy: Follow, Up or Down on InfiniBand; empty if not shown.
+        vlan: 0 for none; None if not shown.
+        trust: None if not shown.
+        spoof_check: None if not shown.
+        by_files: whether its settings are in `sriov/N` of the PF, not in `ip link`.
+        host_use: how the node itself uses its interface, as a clause that follows "interface NAME"; empty if
+            it does not.
     """
 
     number: int
@@ -79,7 +79,7 @@ class Virtual(NamedTuple):
 
     @property
     def holder(self) -> str:
-        """Who has it, as a noun; empty for nobody. An interface that is in a container is not shown here."""
+        """Who uses it, as a noun; empty for nobody. An interface in a container is not visible here."""
         if not self.driver or self.interface:
             return ""
         return self.driver if self.driver.startswith(_GIVEN_AWAY) else CONTAINER
@@ -89,15 +89,15 @@ class Physical(NamedTuple):
     """A PF.
 
     Attributes:
-        name: its network interface; without one, its PCI address.
+        name: its network interface, or its PCI address if it has none.
         pci: its PCI address.
-        driver: what it is bound to.
-        infiniband: whether its link is InfiniBand, and not Ethernet.
-        total: how many VFs it can have; -1 where neither kernel nor card knows of SR-IOV.
+        driver: its driver.
+        infiniband: whether its link is InfiniBand rather than Ethernet.
+        total: how many VFs it can have; -1 if the kernel or the card does not support SR-IOV.
         number: how many it has.
-        autoprobe: whether new VFs get a driver; None where the kernel has no such switch, and they do.
-        bond: the bond that its interface is in, or empty.
-        vfs: the VFs, by number. One that has vanished is missing, or has no PCI address.
+        autoprobe: whether new VFs get a driver; None if the kernel has no such switch (then they do).
+        bond: the bond of its interface, or empty.
+        vfs: the VFs, by number. A vanished one is missing, or has no PCI address.
     """
 
     name: str
@@ -117,7 +117,7 @@ class Physical(NamedTuple):
 
     @property
     def whole(self) -> bool:
-        """Whether every VF is there that is counted."""
+        """Whether no VF has vanished."""
         return len(self.there) == self.number
 
 
@@ -129,11 +129,11 @@ def physical(
     Args:
         parent: its network interface, or its PCI address.
         root: where sysfs is.
-        links: as :func:`vf_links` returns them; None to ask.
-        addresses: as :func:`host_addresses` returns them; None to ask.
+        links: the result of :func:`vf_links`; None to query.
+        addresses: the result of :func:`host_addresses`; None to query.
 
     Raises:
-        VfProblem: there is no such function, or it is not one.
+        VfProblem: there is no such interface or PCI device, or it is not a PF.
     """
     device = _device(parent, root)
     pci = os.path.basename(device)
@@ -158,15 +158,15 @@ def physical(
 
 
 def device_of(parent: str, root: str = "/sys") -> Tuple[str, str]:
-    """Return an interface, and the directory of its PCI function, of which either may be named.
+    """Return an interface and the directory of its PCI function.
 
     Args:
-        parent: an interface, or a PCI address.
+        parent: the interface, or the PCI address.
         root: where sysfs is.
 
     Returns:
-        The interface, or the PCI address of a function without one; and the directory, which is not there for
-        a virtual interface. Two empty texts when there is nothing of that name.
+        The interface, or the PCI address of a function without one; and the directory, which does not exist
+        for a virtual interface. Two empty strings if there is no such interface.
     """
     if _PCI_ADDRESS.fullmatch(parent):
         device = os.path.join(root, PCI_DEVICES, parent)
@@ -176,10 +176,10 @@ def device_of(parent: str, root: str = "/sys") -> Tuple[str, str]:
 
 
 def facts(root: str = "/sys") -> List[Dict[str, Any]]:
-    """Return the PFs that can have VFs, as the module node_facts reports them, in the order of their names.
+    """Return the PFs that can have VFs, as the module node_facts reports them, sorted by name.
 
-    A PF is named after its interface; interfaces on top of that one (IPoIB children such as ib0.8001) are not
-    PFs. A VF whose interface is in another network namespace has netdev and mac "".
+    A PF has the name of its interface. Child interfaces (IPoIB's, such as ib0.8001) are not PFs. A VF whose
+    interface is in another network namespace has netdev and mac "".
     """
     names: Dict[str, str] = {}
     for name in files.entries(root, "class/net"):
@@ -194,7 +194,7 @@ def facts(root: str = "/sys") -> List[Dict[str, Any]]:
 
 
 def to_fact(found: Physical) -> Dict[str, Any]:
-    """Return a PF as facts have it."""
+    """Return a PF in the form of facts."""
     return {
         "pf": found.name,
         "pci": found.pci,
@@ -212,7 +212,7 @@ def to_fact(found: Physical) -> Dict[str, Any]:
 
 
 def from_fact(fact: Mapping[str, Any]) -> Physical:
-    """Return the PF that a fact shows."""
+    """Return the PF from its form in facts."""
     vfs = tuple(
         Virtual(
             number=one["index"],
@@ -235,7 +235,7 @@ def from_fact(fact: Mapping[str, Any]) -> Physical:
 
 
 def vf_links() -> Links:
-    """Return what `ip link show` says of VFs; nothing where there is no such command."""
+    """Return the VFs in `ip link show`; empty if there is no such command."""
     try:
         shown = ip_json("link", "show")
     except IpMissing:
@@ -248,9 +248,9 @@ def vf_links() -> Links:
 
 
 def host_addresses() -> Addresses:
-    """Return the first address of each interface; those that IPv6 gives itself on a link do not count.
+    """Return the first address of each interface, IPv6 link-local ones left out.
 
-    Nothing where there is no such command: then only what lies on an interface is known, from sysfs.
+    Empty if there is no `ip` command; then only sysfs shows how an interface is used.
     """
     try:
         shown = ip_json("addr", "show")
@@ -301,14 +301,14 @@ def _virtual(
 
 
 def _host_use(entry: str, interface: str, addresses: Addresses) -> str:
-    """Return what the node does with a VF's interface. That it is up says nothing: network managers do it."""
+    """Return how the node uses a VF's interface. Being up is no use: network managers set all links up."""
     if addresses.get(interface):
         return "has the address {0}".format(addresses[interface])
     directory = os.path.join(entry, "net", interface)
     master = files.link(directory, "master")
     if master:
         return "is a port of {0}".format(master)
-    # A partition's child is known by its mark: see `partitions`.
+    # A partition's child has a mark: see `partitions`.
     _, children = partitions.interfaces(entry)
     above = [name[len("upper_") :] for name in files.entries(directory) if name.startswith("upper_")]
     above = [name for name in above if name not in children or not partitions.is_ours(entry, name)]
@@ -346,12 +346,12 @@ def _interface(device: str, root: str) -> str:
 
 
 def _is_child(name: str, root: str) -> bool:
-    """Whether an interface is one on top of another (IPoIB's partitions)."""
+    """Whether an interface is a child of another (an IPoIB partition's)."""
     return os.path.exists(os.path.join(root, "class/net", name, "parent"))
 
 
 def is_infiniband(name: str, root: str = "/sys") -> bool:
-    """Return whether an interface is InfiniBand, and not Ethernet."""
+    """Return whether an interface is InfiniBand rather than Ethernet."""
     kind = files.read(root, "class/net", name, "type")
     return kind == _INFINIBAND or (
         not kind and files.read(root, "class/net", name, "address").count(":") == 19

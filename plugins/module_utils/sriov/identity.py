@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The hardware addresses of virtual functions: MACs, and GUIDs made of them.
+"""The hardware addresses of virtual functions: MACs, and GUIDs derived from them.
 
-A cluster's MACs begin with the two bytes that its address plan keeps (locally administered, unicast). The
-other four say whose the VF is: 20 bits of the node's MY_IP, 4 bits for the physical function's place in the
-node's list, 8 bits for the VF's number. As MY_IP is unique and stays with its node, so are they. An
-InfiniBand VF has one GUID, for its node and its port, which is the MAC as EUI-64: ff:fe in the middle (IEEE's
-guidelines for EUI).
+A cluster's MACs begin with two bytes from its address plan (locally administered, unicast). The other four
+identify the VF: 20 bits of the node's MY_IP, 4 bits for the index of the physical function in the node's
+list, 8 bits for the VF's number. They are as unique and permanent as MY_IP. An InfiniBand VF has one GUID as
+node GUID and port GUID: the MAC as EUI-64, with ff:fe in the middle (IEEE's guidelines for EUI).
 
 This runs on the controller and on nodes (Python 3.8 or newer).
 """
@@ -16,11 +15,11 @@ import re
 from typing import List, NamedTuple, Optional
 
 FUNCTIONS = 16
-"""Physical functions of a node."""
+"""Physical functions of a node, at most."""
 NUMBERS = 256
-"""VFs of a physical function."""
+"""VFs of a physical function, at most."""
 ADDRESS_BITS = 20
-"""Of MY_IP, the lowest, that tell nodes apart: as many as a /12 has."""
+"""The low bits of MY_IP that tell nodes apart, enough for a /12."""
 
 MAC_BYTES = 6
 GUID_BYTES = 8
@@ -41,7 +40,7 @@ def mac_of(first: str, function: int, number: int) -> str:
 
     Args:
         first: the first MAC of its node.
-        function: place of the physical function in the node's list, from 0.
+        function: index of the physical function in the node's list, from 0.
         number: of the VF.
     """
     if not (0 <= function < FUNCTIONS and 0 <= number < NUMBERS):
@@ -53,7 +52,7 @@ def mac_of(first: str, function: int, number: int) -> str:
 
 
 class Place(NamedTuple):
-    """What an address says of its VF, if it is one of ours."""
+    """The VF that one of our addresses identifies."""
 
     prefix: str
     address: int
@@ -62,7 +61,7 @@ class Place(NamedTuple):
 
 
 def place_of(text: str) -> Optional[Place]:
-    """Return whose VF has a normalised MAC or GUID; None for a GUID that is not made of a MAC."""
+    """Return the VF of a normalised MAC or GUID; None for a GUID that is not derived from a MAC."""
     if bytes_of(text) == GUID_BYTES:
         if text[8:15] != ":ff:fe:":
             return None
@@ -77,7 +76,7 @@ def guid_of(mac: str) -> str:
 
 
 def normal(text: str) -> str:
-    """Return a MAC or a GUID in bytes with colons, as `ip` writes them; sysfs has GUIDs in words of 4 digits.
+    """Return a MAC or GUID as bytes with colons, as `ip` prints it. sysfs groups the digits of a GUID by 4.
 
     Raises:
         ValueError: it is neither.
@@ -89,7 +88,7 @@ def normal(text: str) -> str:
 
 
 def bytes_of(normalised: str) -> int:
-    """Return how many bytes a normalised address has."""
+    """Return the number of bytes of a normalised address."""
     return normalised.count(":") + 1
 
 
@@ -97,8 +96,8 @@ def addresses(first: str, function: int, number: int) -> List[str]:
     """Return the MACs of the first VFs of a physical function.
 
     Args:
-        first: the MAC of the cluster's first; empty for no MACs.
-        function: the number of the physical function on its node.
+        first: the first MAC of the node; empty for no MACs.
+        function: the index of the physical function, as in :func:`mac_of`.
         number: how many VFs.
     """
     return [mac_of(first, function, one) for one in range(number)] if first else []

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a node keeps of its virtual functions, so that rdm_sriov/boot.py makes them again when it starts.
+"""A node's record of its virtual functions, from which rdm_sriov/boot.py creates them again at boot.
 
-The kernel forgets all VFs with a restart. The files belong to the node, and not to a cluster's directory: two
+The kernel forgets all VFs at a reboot. The files belong to the node, not to a cluster's directory: two
 clusters cannot share a card.
 
 This runs on nodes (Python 3.8 or newer).
@@ -51,12 +51,12 @@ Files = Dict[str, Tuple[bytes, int]]
 
 
 class Function(NamedTuple):
-    """A PF that is in this node's keeping.
+    """A PF in the record.
 
     Attributes:
-        pci: its PCI address, by which it is found whatever its interface is called.
-        made: whether its VFs were made here, and not found.
-        wanted: how it shall be.
+        pci: its PCI address, since its interface may get another name.
+        made: whether we created its VFs, or found them.
+        wanted: its desired state.
     """
 
     pci: str
@@ -65,7 +65,7 @@ class Function(NamedTuple):
 
 
 class Kept(NamedTuple):
-    """All of them, and whose they are; an empty cluster is nobody."""
+    """The record: the cluster that owns it (empty for none), and its PFs."""
 
     cluster: str
     functions: Tuple[Function, ...]
@@ -75,10 +75,10 @@ NOTHING = Kept("", ())
 
 
 def read(directory: str) -> Kept:
-    """Return what a node keeps.
+    """Return the node's record.
 
     Raises:
-        VfProblem: the file is there and cannot be read.
+        VfProblem: the file exists and cannot be read.
     """
     path = os.path.join(directory, FILE_NAME)
     try:
@@ -98,12 +98,12 @@ def read(directory: str) -> Kept:
 
 
 def files(directory: str, kept: Kept, program: bytes) -> Files:
-    """Return the files that bring back what is kept when the node starts.
+    """Return the files that restore the VFs when the node boots.
 
     Args:
-        directory: where it is written down.
-        kept: what is to be there.
-        program: that makes it, packed from rdm_sriov/boot.py.
+        directory: of the record.
+        kept: the record.
+        program: the boot program, packed from rdm_sriov/boot.py.
     """
     functions = [
         {"pci": one.pci, "made": one.made, **one.wanted._asdict(), "addresses": list(one.wanted.addresses)}
@@ -119,18 +119,18 @@ def files(directory: str, kept: Kept, program: bytes) -> Files:
 
 
 def enabled_link() -> str:
-    """Return the link that is there when systemd starts the program."""
+    """Return the link by which systemd starts the program at boot."""
     return os.path.join(UNIT_DIRECTORY, _WANTED_BY + ".wants", UNIT)
 
 
 def paths() -> List[str]:
-    """Return what is to be there, where systemd runs, so that VFs are restored."""
+    """Return the paths that must exist, where systemd runs, to restore VFs."""
     return [PROGRAM, os.path.join(DIRECTORY, FILE_NAME), enabled_link()]
 
 
 @contextlib.contextmanager
 def alone(directory: str) -> Iterator[None]:
-    """Let one process at a time change VFs."""
+    """Hold a lock, so that one process at a time changes VFs."""
     os.makedirs(directory, exist_ok=True)
     descriptor = os.open(directory, os.O_RDONLY | os.O_CLOEXEC)
     try:

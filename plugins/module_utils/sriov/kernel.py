@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Does to physical functions what was decided, and looks whether it is so.
+"""Applies the decided changes to physical functions, and checks that they took effect.
 
 This runs on nodes (Python 3.8 or newer).
 """
@@ -33,7 +33,7 @@ SETTLE_S = 30.0
 """How long to wait for drivers and interfaces of new VFs: udev may have to load a module first."""
 
 _POLL_S = 0.1
-_ROUNDS = 4  # the number, the settings, a driver that came late, and the last look
+_ROUNDS = 4  # the number, the settings, a driver that was late, and the final check
 _HINTS = {
     errno.EIO: "SR-IOV is off in the card's firmware or in the BIOS",
     errno.ENOENT: "it has vanished, or its driver has no such setting",
@@ -66,20 +66,20 @@ class Kernel:
         return physical(parent, self.root, self.links(), self.addresses())
 
     def links(self) -> Links:
-        """Return what `ip link show` says of VFs."""
+        """Return the VFs in `ip link show`."""
         return vf_links()
 
     def addresses(self) -> Addresses:
-        """Return what addresses the node's interfaces have."""
+        """Return the addresses of the node's interfaces."""
         return host_addresses()
 
     def write(self, path: str, text: str) -> None:
-        """Write to a file below sysfs, as OSError allows."""
+        """Write to a sysfs file; raise OSError if the kernel refuses."""
         with open(os.path.join(self.root, path), "w", encoding="ascii") as file:
             file.write(text)
 
     def ip(self, words: Sequence[str]) -> str:
-        """Run `ip`; return what it complains about, empty when it is content.
+        """Run `ip`; return its error message, empty on success.
 
         Raises:
             IpMissing: there is no such command.
@@ -89,7 +89,7 @@ class Kernel:
         return (output or "status {0}".format(done.returncode)) if done.returncode else ""
 
     def do(self, step: Step) -> None:
-        """Do one thing.
+        """Make one change.
 
         Raises:
             VfProblem: the kernel refuses.
@@ -105,11 +105,11 @@ class Kernel:
             raise VfProblem("cannot {0}: {1}".format(step.says, refused))
 
     def settle(self, parent: str, held: Collection[int] = ()) -> None:
-        """Wait until the VFs of a PF have their drivers and interfaces, or until it has taken too long.
+        """Wait until the VFs of a PF have their drivers and interfaces, or until settle_s is over.
 
         Args:
             parent: the PF.
-            held: the numbers of those whose interfaces are in containers.
+            held: numbers of the VFs in containers.
         """
 
         def stable() -> bool:
@@ -135,7 +135,7 @@ class Kernel:
         return "no driver took it: load the one for it (modprobe mlx5_core, igbvf or iavf)"
 
     def _until(self, condition: Callable[[], bool]) -> bool:
-        """Wait for a condition as long as udev may take to load a module; return whether it holds."""
+        """Wait for a condition, for at most settle_s; return whether it holds."""
         until = time.monotonic() + self._settle_s
         while not condition():
             if time.monotonic() > until:
@@ -147,15 +147,15 @@ class Kernel:
 def evaluate(
     kernel: Kernel, wanted: Sequence[Wanted], ending: Optional[Mapping[str, int]] = None
 ) -> List[Tuple[Physical, Wanted]]:
-    """Return the PFs as they are now, with what is wanted of each.
+    """Return the observed and desired state of each PF.
 
     Args:
-        kernel: of the node.
-        wanted: of each PF.
-        ending: of how many VFs the containers end before the work begins, by the PF's interface.
+        kernel: the node's.
+        wanted: the desired states.
+        ending: interface of a PF -> how many of its VFs are in containers that end before the work begins.
 
     Raises:
-        VfProblem: with everything that stands against any of them; nothing has been changed.
+        VfProblem: some PF cannot be changed; the text has all reasons.
     """
     pairs: List[Tuple[Physical, Wanted]] = []
     wrong: List[str] = []
@@ -177,14 +177,14 @@ def evaluate(
 
 
 def bring(kernel: Kernel, wanted: Wanted) -> bool:
-    """Bring a PF into the state it shall have; return whether anything had to be done.
+    """Bring a PF into its desired state; return whether anything was changed.
 
     Raises:
-        VfProblem: something stands against it, or the kernel refuses.
+        VfProblem: it cannot be changed, or the kernel refuses.
     """
     done: List[Step] = []
     for _ in range(_ROUNDS):
-        # Again before each round: meanwhile a container may have taken one.
+        # Check before each round, since a container may have taken a VF meanwhile.
         ((found, _wanted),) = evaluate(kernel, [wanted])
         steps = next_steps(found, wanted)
         if not steps:

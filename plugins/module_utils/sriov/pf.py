@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The interfaces that a container network is to lie on, read for what VFs and RDMA need of them.
+"""Facts of the parent interfaces of a container network, as VFs and RDMA need them.
 
 Sources: the kernel's Documentation/ABI (sysfs-bus-pci, sysfs-class-net, sysfs-class-infiniband,
 sysfs-kernel-iommu_groups); drivers/infiniband/ulp/ipoib for `parent` and `pkey` of IPoIB interfaces.
@@ -32,15 +32,15 @@ _SM_CONFIGURATIONS = ("/etc/opensm/opensm.conf", "/etc/rdma/opensm.conf")
 
 
 def parent(name: str, root: str = "/sys") -> Dict[str, Any]:
-    """Return what an interface is, which is named by itself or by the PCI address of its function.
+    """Return the facts of an interface, given its name or the PCI address of its function.
 
     Returns:
-        `name`, for a function without an interface its PCI address; `pci`, `driver` and `vendor` of its PCI
-        function, empty for a virtual interface; `total_vfs` and `num_vfs`; `virtual` (it is itself a VF);
-        `bond` (the bond that it is a port of, or its own name where it is one); `iommu` (the type of its
-        IOMMU group, such as identity or DMA-FQ; empty for none); `children` (IPoIB interfaces of other
-        partitions on it, with `name` and `pkey`); `siblings` (other interfaces of its function);
-        `infiniband` (whether it is that, and not Ethernet).
+        `name` (the PCI address if the function has no interface); `pci`, `driver` and `vendor` of its PCI
+        function, empty for a virtual interface; `total_vfs` and `num_vfs`; `virtual` (whether it is a VF
+        itself); `bond` (the bond that it is a port of, or its own name if it is a bond); `iommu` (the type of
+        its IOMMU group, such as identity or DMA-FQ; empty for none); `children` (its IPoIB interfaces of
+        other partitions, with `name` and `pkey`); `siblings` (other interfaces of its function); `infiniband`
+        (whether it is InfiniBand rather than Ethernet).
     """
     name, device = device_of(name, root)
     others = siblings(name, root)
@@ -64,9 +64,9 @@ def parent(name: str, root: str = "/sys") -> Dict[str, Any]:
 
 
 def driverless(root: str = "/sys") -> List[str]:
-    """Return the network cards that no driver serves, as `0000:41:00.0 (15b3:101b)`, PCI address and IDs.
+    """Return the network cards without a driver, as `0000:41:00.0 (15b3:101b)`, PCI address and IDs.
 
-    VFs are left out: one may be waiting for its addresses, or for a virtual machine.
+    VFs are left out: they may wait for their addresses, or for a virtual machine.
     """
     found = []
     for pci in entries(root, _DEVICES):
@@ -80,14 +80,14 @@ def driverless(root: str = "/sys") -> List[str]:
 
 
 def firmware_needed(found: Mapping[str, Any], vfs: int) -> bool:
-    """Return whether a parent offers too few VFs, and its firmware is one that can be asked why."""
+    """Return whether a parent offers too few VFs, and its firmware settings can tell why."""
     return found["vendor"] == MELLANOX and not found["virtual"] and found["total_vfs"] < vfs
 
 
 def port_of(name: str, infiniband: List[Dict[str, Any]]) -> Dict[str, Any]:
-    """Return the RDMA device's name and the port below an interface; `device` is empty where there is none.
+    """Return the RDMA device and port of an interface; `device` is empty if there is none.
 
-    Of a device with several ports, mlx4's, which are refused for SR-IOV, the first.
+    For a device with several ports (mlx4, which is refused for SR-IOV) it is the first port.
     """
     for device in infiniband:
         if name in device["netdevs"] and device["ports"]:
@@ -96,10 +96,10 @@ def port_of(name: str, infiniband: List[Dict[str, Any]]) -> Dict[str, Any]:
 
 
 def subnet_manager(name: str, infiniband: List[Dict[str, Any]]) -> Dict[str, str]:
-    """Ask the subnet manager from an interface's port, if that is InfiniBand and its link is up.
+    """Query the subnet manager from an interface's port, if that is InfiniBand and its link is up.
 
     Returns:
-        As :func:`rdma_tools.subnet_manager`; empty where there is nobody to ask.
+        As :func:`rdma_tools.subnet_manager`; empty for other ports.
     """
     port = port_of(name, infiniband)
     if not port["device"] or port["link_layer"] != "InfiniBand" or port["physical_state"] != "LinkUp":
@@ -108,11 +108,11 @@ def subnet_manager(name: str, infiniband: List[Dict[str, Any]]) -> Dict[str, str
 
 
 def unready(parents: List[Dict[str, Any]], booted: Mapping[str, Any], wanted: Mapping[str, Any]) -> List[str]:
-    """Return what the role sriov is told to make ready for VFs and has not, in sentences.
+    """Return what the role sriov still has to prepare for VFs, in sentences.
 
     Args:
-        parents: what :func:`parent` returned for each.
-        booted: what :func:`boot.read` returned.
+        parents: the results of :func:`parent`.
+        booted: the result of :func:`iommu.read`.
         wanted: the option `sriov` of node_facts.
     """
     found = [
@@ -127,9 +127,9 @@ def unready(parents: List[Dict[str, Any]], booted: Mapping[str, Any], wanted: Ma
 
 
 def opensm(root: str = "/") -> Dict[str, str]:
-    """Return the subnet manager's configuration of this node: `path` and `virt_enabled`; empty for none.
+    """Return this node's configuration of the subnet manager: `path` and `virt_enabled`; empty for none.
 
-    Whether it is the one in force is not known: opensm takes another with -F.
+    It may not be in use: opensm takes another one with -F.
     """
     for path in _SM_CONFIGURATIONS:
         text = read_text(os.path.join(root, path.lstrip("/")))
@@ -140,16 +140,16 @@ def opensm(root: str = "/") -> Dict[str, str]:
 
 
 def rdma(root: str = "/sys") -> Dict[str, Any]:
-    """Return how RDMA is set up.
+    """Return RDMA's settings.
 
     Returns:
-        ``netns_mode`` (shared or exclusive, empty where the kernel does not say) and ``ofed`` (whether the
+        ``netns_mode`` (shared or exclusive, empty if the kernel does not show it) and ``ofed`` (whether the
         drivers are those of MLNX_OFED or DOCA-OFED, not the kernel's own).
     """
     mode = read(root, "module/ib_core/parameters/netns_mode")
     return {
         "netns_mode": {"Y": "shared", "N": "exclusive"}.get(mode, ""),
-        # The module by which these bring their drivers to the kernel that runs.
+        # Their compatibility layer for the running kernel.
         "ofed": os.path.isdir(os.path.join(root, "module/mlx_compat")),
     }
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a cluster's files on a node say of where the cluster was made.
+"""The origin of a cluster, from its files on a node.
 
 This runs on nodes (Python 3.8 or newer).
 """
@@ -21,11 +21,11 @@ _MY_IP = re.compile(r"^MY_IP=(\S+)$", re.MULTILINE)
 
 
 def origin(config_dir: str, container_dir: str) -> Dict[str, str]:
-    """Return where they come from; each value is empty where there is no such file.
+    """Return the origin of a cluster's files; a value is empty if its file is missing.
 
     Args:
         config_dir: the directory of the cluster's files.
-        container_dir: that of the files which its container reads.
+        container_dir: the directory of the files that its container reads.
 
     Returns:
         `authority`, the fingerprint of the key that signs its host keys; `my_ip`, the node's address.
@@ -39,13 +39,13 @@ def origin(config_dir: str, container_dir: str) -> Dict[str, str]:
 
 
 def origin_of(cluster: str, config_dir: str) -> Dict[str, str]:
-    """Return where a cluster's files in a directory come from; empty for another's, or none."""
+    """Return the origin of a cluster's files in a directory; empty for another cluster's, or none."""
     owner = read_text(os.path.join(local_path(config_dir), "cluster")).strip()
     return origin(config_dir, config_dir) if owner == cluster else {}
 
 
 def _fingerprint(key: str) -> str:
-    """Return what `ssh-keygen -l` says of a public key; empty where it is none."""
+    """Return the fingerprint of a public key, as `ssh-keygen -l` prints it; empty if it is not a key."""
     try:
         blob = base64.b64decode(key, validate=True)
     except (ValueError, binascii.Error):

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The cluster's files on a node in a directory that is not the configured one any more.
+"""Removes the cluster's files on a node from a directory that is no longer the configured one.
 
-Without root that has the node's host name in it, which can change, and rdm_config_dir can, too. The container
-says which it was: its mount. Nodes may share a home, so that nothing else says whose directory one is there.
+The directory changes with rdm_config_dir or, without root, with the node's host name, which is part of it.
+The container's mount shows the former one. Nodes may share a home, so nothing else shows which node owns a
+directory.
 
 This runs on nodes (Python 3.8 or newer).
 """
@@ -24,22 +25,22 @@ FILES = (
     *("cluster", "env", "nodes", "state.json", "receipt", "job/hostfile"),
     *("ssh/" + name for name in _SSH),
 )
-"""What the roles write there."""
-# Files of jobs stay, and so does their directory.
+"""The files that roles write there."""
+# Files of jobs stay, and then their directory, too.
 _DIRECTORIES = ("", "ssh", "job", "jobs")
 
 
 def directory_of(container: Mapping[str, Any]) -> str:
-    """Return the node's directory that a container has as its configuration; empty for none."""
+    """Return the node's directory that a container mounts as its configuration; empty for none."""
     mounts = container.get("Mounts") or []
     return next((str(one["Source"]) for one in mounts if one.get("Destination") == CONFIG_DIR), "")
 
 
 def removal(directory: str, cluster: str) -> Optional[Plan]:
-    """Return what takes the cluster's files in a directory away; None where it is not this cluster's.
+    """Return the plan that removes the cluster's files in a directory; None if it is not this cluster's.
 
     Args:
-        directory: as the container had it.
+        directory: the one that the container mounts.
         cluster: its name.
     """
     if not directory or os.path.islink(directory) or not os.path.isdir(directory):

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The lock of a cluster on a node: one run at a time changes it, from whichever machine.
+"""The lock of a cluster on a node: one run at a time changes it, from any machine.
 
-The lock is a record of the run that holds it. Nothing on the node lives as long as a run does, so the record
-counts only while something shows that the run goes on: a call of it is at work here, or was within the last
-minute. A run that was killed therefore locks nothing for long, and what it left at work still counts.
+The lock is a record of the run that holds it. No process on the node lives as long as a run, so the record is
+valid only while there are signs of the run: one of its calls is active here, or was within the last minute.
+So a killed run keeps the lock only as long as its remaining processes live.
 
-Two runs with the same `home` cannot be at work at once, since each holds the lock beside their inventory: the
+Two runs with the same `home` cannot be active at once, since each holds the lock of their inventory: the
 later one takes over from the earlier one.
 
 This runs on nodes (Python 3.8 or newer).
@@ -23,9 +23,9 @@ import time
 from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Set, Tuple
 
 FRESH_S = 60.0
-"""For how long after a call of its run a lock counts, in seconds."""
+"""Seconds that a lock is valid after the last call of its run."""
 LIMIT_S = 10.0
-"""How long to wait for another process that takes or releases the lock, in seconds."""
+"""Seconds to wait for another process that takes or releases the lock."""
 _POLL_S = 0.02
 
 ARGUMENTS: Dict[str, Any] = {
@@ -34,22 +34,22 @@ ARGUMENTS: Dict[str, Any] = {
     "home": {"type": "str", "required": True},
     "leader": {"type": "dict", "required": True},
 }
-"""Which run wants the lock, as modules take it: the cluster, the run's mark, the mark of the inventory from
-which it works, and the process that leads it."""
+"""The module options that name a run: the cluster, the run's ID, the ID of its inventory, and the process
+that leads it."""
 
 Holder = Dict[str, Any]
-"""Who holds the lock: `run` and `leader`, as in ARGUMENTS; empty for nobody else."""
+"""The holder of the lock: `run` and `leader`, as in ARGUMENTS; empty for none, or for this run."""
 
 
 def take(wanted: Mapping[str, Any], ended: Sequence[str] = ()) -> Holder:
-    """Take the lock for a run, or renew it; return who else holds it.
+    """Take the lock for a run, or renew it; return its holder if another run has it.
 
     Args:
-        wanted: as ARGUMENTS has it.
-        ended: marks of runs of which the caller knows that they have ended.
+        wanted: the run, as in ARGUMENTS.
+        ended: IDs of runs that the caller knows to have ended.
 
     Raises:
-        OSError: no lock can be kept here.
+        OSError: the lock's file cannot be written.
     """
     with _opened(wanted["cluster"], os.O_RDWR | os.O_CREAT) as file:
         found = _read(file)
@@ -68,7 +68,7 @@ def take(wanted: Mapping[str, Any], ended: Sequence[str] = ()) -> Holder:
 
 
 def holder(cluster: str) -> Holder:
-    """Return who holds the lock of a cluster; empty for nobody."""
+    """Return the holder of a cluster's lock; empty for none."""
     try:
         with _opened(cluster, os.O_RDWR) as file:
             found = _read(file)
@@ -79,7 +79,7 @@ def holder(cluster: str) -> Holder:
 
 
 def release(wanted: Mapping[str, Any]) -> None:
-    """Release the lock of a run. Does nothing where the run does not hold it."""
+    """Release the lock of a run, if it holds it."""
     with contextlib.suppress(OSError), _opened(wanted["cluster"], os.O_RDWR) as file:
         if _read(file).get("run") == wanted["run"]:
             path = _path(wanted["cluster"])
@@ -88,7 +88,7 @@ def release(wanted: Mapping[str, Any]) -> None:
 
 
 def _path(cluster: str) -> str:
-    """Return the path of the file. Root's is gone after a boot."""
+    """Return the path of the lock's file. Root's is gone after a boot."""
     uid = os.geteuid()
     directory = "/tmp/rdm-provision-{0}".format(uid) if uid else "/run/rdm-provision"  # noqa: S108 - see _open
     return os.path.join(directory, "{0}.lock".format(cluster))
@@ -96,10 +96,10 @@ def _path(cluster: str) -> str:
 
 @contextlib.contextmanager
 def _opened(cluster: str, flags: int) -> Iterator[int]:
-    """Open the file, with nobody else at it for the length of a block.
+    """Open the file, locked exclusively for the length of a block.
 
     Raises:
-        OSError: there is none, or it is not this user's alone.
+        OSError: there is no such file, or other users may access it.
     """
     path = _path(cluster)
     deadline = time.monotonic() + LIMIT_S
@@ -107,7 +107,7 @@ def _opened(cluster: str, flags: int) -> Iterator[int]:
         try:
             file = _open(path, flags)
         except FileNotFoundError:
-            # Whoever released the lock has removed the directory meanwhile.
+            # The process that released the lock has removed the directory meanwhile.
             if flags & os.O_CREAT and time.monotonic() < deadline:
                 continue
             raise
@@ -142,7 +142,7 @@ def _alone(file: int) -> bool:
 
 
 def _is_at(file: int, path: str) -> bool:
-    """Whether the file is still there, and was not released before this process had it."""
+    """Whether the path still leads to this file, which was not released meanwhile."""
     try:
         now = os.lstat(path)
     except FileNotFoundError:
@@ -152,7 +152,7 @@ def _is_at(file: int, path: str) -> bool:
 
 
 def _read(file: int) -> Dict[str, Any]:
-    """Return the record; empty where a process that was killed has left none."""
+    """Return the record; empty if a killed process left none."""
     try:
         found: Any = json.loads(os.pread(file, 1 << 16, 0))
     except ValueError:
@@ -162,7 +162,7 @@ def _read(file: int) -> Dict[str, Any]:
 
 
 def _counts(record: Mapping[str, Any], file: int) -> bool:
-    """Whether something shows that the run goes on."""
+    """Whether there are signs that the run is still active."""
     if 0 <= time.time() - os.fstat(file).st_mtime < FRESH_S:
         return True
     if _runs(record["call"]):
@@ -172,7 +172,7 @@ def _counts(record: Mapping[str, Any], file: int) -> bool:
 
 
 def _session() -> Optional[List[int]]:
-    """Return the ssh session that this process is in, by id and start; None for none."""
+    """Return the id and start time of this process's ssh session; None for none."""
     for pid in _ancestors():
         with contextlib.suppress(OSError), open("/proc/{0}/comm".format(pid), encoding="utf-8") as stream:
             if stream.read().startswith("sshd"):
@@ -181,7 +181,7 @@ def _session() -> Optional[List[int]]:
 
 
 def _ancestors() -> Iterator[int]:
-    """Yield this process and those that it descends from, as far as they can be seen."""
+    """Yield this process and its visible ancestors."""
     pid = os.getpid()
     while pid > 1:
         yield pid
@@ -202,10 +202,10 @@ def _started(pid: int) -> int:
 
 
 def _stat(pid: int) -> Tuple[int, int]:
-    """Return a process's parent, and when it began in ticks since boot; zeros for none, or a dead one."""
+    """Return a process's parent, and its start in ticks since boot; zeros if it has ended."""
     try:
         with open("/proc/{0}/stat".format(pid), "rb") as stream:
-            # The name, in parentheses, may hold anything.
+            # The name, in parentheses, may contain spaces.
             fields = stream.read().rpartition(b")")[2].split()
     except OSError:
         return 0, 0

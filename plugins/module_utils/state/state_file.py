@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a node keeps after a good run, so that the next one sees in one look that nothing is to be done.
+"""The state file of a node. A good run writes it, so that the next one sees in one call that nothing changed.
 
-A state file says from which inputs each role did its work (the controller's digests), and how everything that
-the roles left was found afterwards. A look compares both. Whatever differs, the role that is in charge of it
-has work, and finds for itself what to do: a digest that differs for no good reason costs time and breaks
-nothing.
+It records the digest of each role's inputs, and the state in which everything was found afterwards. If either
+differs now, the responsible role has work. The role finds the necessary changes itself, so a digest that
+differs without need costs time and breaks nothing.
 
 This runs on nodes (Python 3.8 or newer).
 """
@@ -47,7 +46,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.sriov.functions impo
 
 FILE_NAME = "state.json"
 FORMER_NAME = "receipt"
-"""What the release before called it; it is read for this one."""
+"""Its name in the previous release, which this release still reads."""
 WATCH = (
     "cluster",
     "functions",
@@ -60,10 +59,10 @@ WATCH = (
     "paths",
     "plugin",
 )
-"""What a watch says: see :func:`observe`."""
+"""The keys of a watch: see :func:`observe`."""
 
 Found = Dict[str, Dict[str, str]]
-"""Role -> what it is in charge of -> its state, as text that is equal when nothing has changed."""
+"""Role -> an object that it manages -> its state, as text that is equal if nothing has changed."""
 
 ARGUMENTS: Dict[str, Any] = {
     "directory": {"type": "str", "required": True},
@@ -72,7 +71,7 @@ ARGUMENTS: Dict[str, Any] = {
     "watch": {"type": "dict", "required": True},
     "hardware": {"type": "str", "required": True},
 }
-"""What :func:`keep` is told, as the modules take it."""
+"""The module options for :func:`keep`."""
 MISSING = "missing"
 RUNNING = "running"
 
@@ -80,7 +79,7 @@ _FILE_ROLES = ("my_ip", "container", "hostfile")
 _ROLE_OF_FILE = {"nodes": "my_ip", "env": "my_ip", os.path.join("job", "hostfile"): "hostfile"}
 _ROLE_OF_LABEL = {"container": "container", "plugin": "sriov"}
 _FILE_STATE = re.compile(r"mode (\d+) of (\d+:\d+)")
-_READ_UP_TO = 1 << 20  # bytes; ours are small, and of a larger file its size and time must do
+_READ_UP_TO = 1 << 20  # bytes; of a larger file, which is not ours, only size and time are compared
 
 
 def observe(
@@ -90,15 +89,15 @@ def observe(
     sysfs_root: str = "/sys",
     dev_root: str = "/dev",
 ) -> Found:
-    """Return how everything is found that the roles are in charge of.
+    """Return the state of everything that the roles manage.
 
     Args:
-        watch: `cluster`, its name; `functions`, the physical functions whose VFs it has made, each with the
-            settings that count; `config_dirs`, the directories with its files; `job_directory`, or empty;
+        watch: `cluster`, its name; `functions`, the physical functions whose VFs it has created, each with
+            the settings to compare; `config_dirs`, the directories with its files; `job_directory`, or empty;
             `system`, whether shells of all users have MY_IP; `images`, names; `archives`, paths of image
-            archives on the node; `users`, who may use the engine; `paths`, what else shall exist, by role.
-            `plugin`, see :func:`installation.observe`.
-        hardware: digest of what the node has that containers get.
+            archives on the node; `users`, who may use the engine; `paths`, other paths that must exist, by
+            role; `plugin`, see :func:`installation.observe`.
+        hardware: digest of the hardware that containers get.
         api: the engine.
         sysfs_root: where sysfs is.
         dev_root: where the device nodes are.
@@ -133,7 +132,7 @@ def observe(
 
 
 def drift(before: Found, now: Found) -> Dict[str, List[str]]:
-    """Return what has changed since a state file was written, in sentences, by the role that is in charge."""
+    """Return the changes since a state file was written, in sentences, by responsible role."""
     reasons: Dict[str, List[str]] = {}
     for role in sorted({*before, *now}):
         was, is_now = before.get(role, {}), now.get(role, {})
@@ -144,7 +143,7 @@ def drift(before: Found, now: Found) -> Dict[str, List[str]]:
                 gone += [what + os.sep] if new == MISSING else []
                 reasons.setdefault(role, []).append(_sentence(what, old, new))
     for what, state in now.get("container", {}).items():
-        # Never right, whatever was found before.
+        # A container that does not run is wrong, even if it did not run before.
         if what.startswith(_CONTAINER) and what.endswith(_STATE) and state != RUNNING:
             sentence = _sentence(what, RUNNING, state)
             if sentence not in reasons.setdefault("container", []):
@@ -161,10 +160,10 @@ def to_do(
     """Return which roles have work on this node, and why, in sentences.
 
     Args:
-        kept: as :func:`read` returns it; empty for none.
-        inputs: role -> digest of what its work depends on; empty text when that cannot be told.
-        keys: name of each ssh key -> its digest on the controller; empty text for one yet to be made.
-        found: how everything is found; None when it could not be seen.
+        kept: the result of :func:`read`; empty for none.
+        inputs: role -> digest of its inputs; empty if they are not known before it runs.
+        keys: name of each ssh key -> its digest on the controller; empty for one that does not exist yet.
+        found: the result of :func:`observe`; None if it failed.
     """
     if not kept:
         return {role: ["nothing is known of an earlier run"] for role in inputs}
@@ -185,7 +184,7 @@ def to_do(
 
 
 def _other_inputs(role: str, before: Any, now: str) -> str:
-    """Return which inputs differ, as far as both digests, each a version and what was made from it, tell."""
+    """Return which inputs differ, as a sentence. A digest consists of parts, the version first."""
     was, parts = str(before or "").split("-"), now.split("-")
     if len(was) != len(parts):
         return "it was made from other variables, another plan or another version"
@@ -196,7 +195,7 @@ def _other_inputs(role: str, before: Any, now: str) -> str:
 
 
 def read(config_dir: str) -> Dict[str, Any]:
-    """Return the state file in a directory; empty when there is none, or none that can be read."""
+    """Return the state file in a directory; empty if there is none, or it cannot be read."""
     path, former = (os.path.join(local_path(config_dir), name) for name in (FILE_NAME, FORMER_NAME))
     try:
         with open(path if os.path.exists(path) else former, encoding="utf-8") as stream:
@@ -209,22 +208,22 @@ def read(config_dir: str) -> Dict[str, Any]:
 
 
 def keep(params: Mapping[str, Any], api: DockerAPI) -> bool:
-    """Write the state file of this node; return whether there is one now.
+    """Write the state file of this node; return whether it has one now.
 
     Args:
-        params: as the module ``state_file`` documents them.
+        params: the options of the module ``state_file``.
         api: the engine.
 
     Raises:
         DockerProblem: the engine does not answer.
-        ValueError: it is not known what is to be looked at.
+        ValueError: the watch does not have the right keys.
         OSError: it cannot be written.
     """
     if set(params["watch"]) != set(WATCH):
         raise ValueError("watch must have just these keys: {0}".format(", ".join(WATCH)))
     directory = local_path(params["directory"])
     if read_text(os.path.join(directory, "cluster")).strip() != params["watch"]["cluster"]:
-        return False  # there is nothing of the cluster on this node
+        return False  # this node has nothing of the cluster
     found = observe(params["watch"], params["hardware"], api)
     found = renewed(read(directory), found, params["worked"])
     whole = text(params["inputs"], params["watch"], found)
@@ -235,16 +234,16 @@ def keep(params: Mapping[str, Any], api: DockerAPI) -> bool:
 
 
 def renewed(kept: Mapping[str, Any], found: Found, worked: Iterable[str]) -> Found:
-    """Return what a new state file says of the node: of roles that have not worked, what the last one said.
+    """Return the states for a new state file. Those of roles that did not run come from the last one.
 
-    What somebody changed meanwhile would count as right otherwise.
+    Otherwise a change that somebody made meanwhile would become the right state.
     """
     before: Found = kept.get("found", {})
     return {role: found[role] if role in worked else before.get(role, found[role]) for role in found}
 
 
 def text(inputs: Mapping[str, str], watch: Mapping[str, Any], found: Found) -> str:
-    """Return what a state file holds."""
+    """Return the text of a state file."""
     return json.dumps({"inputs": inputs, "watch": watch, "found": found}, indent=1, sort_keys=True) + "\n"
 
 
@@ -255,7 +254,7 @@ _STATE = " itself"
 
 
 def _see_functions(functions: Iterable[Any], root: str, found: Found) -> None:
-    """Look at the virtual functions."""
+    """Observe the virtual functions."""
     links = vf_links() if functions else {}
     for parent, shows in functions:
         card = "the network card {0}".format(parent)
@@ -272,7 +271,7 @@ def _see_functions(functions: Iterable[Any], root: str, found: Found) -> None:
 
 
 def _see_files(directory: str, jobs: str, found: Found) -> None:
-    """Look at all files and directories, but for those of jobs, which change while they run."""
+    """Observe all files and directories, except those of jobs, which change while they run."""
     for role in _FILE_ROLES:
         _note(found, role, directory, _mode_and_owner(directory))
     for parent, directories, files in os.walk(directory):
@@ -327,7 +326,7 @@ def _see_engine(
         if nodes is not None:
             _note(found, role, "{0} (names of nodes)".format(name), digest(nodes))
         for network in networks:
-            # After a boot, the devices of a VF may have other names.
+            # The names of a VF's devices may change at a boot.
             socket = "/run/docker/plugins/{0}.sock".format(network["Driver"])
             devices_now = rdma_devices(held(socket, one, network["Name"]))
             if devices_now is not None:
@@ -350,7 +349,7 @@ def _see_engine(
 
 
 def _rdma_devices(key: str, sysfs_root: str, dev_root: str) -> Optional[str]:
-    """Return the names of a function's RDMA devices, or why there are none; None when nobody can tell."""
+    """Return the names of a VF's RDMA devices, or why there are none; None if unknown."""
     try:
         paths = devices(Given(key), sysfs_root, dev_root)
     except RdmaProblem as problem:
@@ -370,7 +369,7 @@ def _state(container: Mapping[str, Any]) -> str:
 
 
 def _settings(container: Mapping[str, Any]) -> Dict[str, Any]:
-    """Return what a container was made with, and changed to since, by what a person calls it."""
+    """Return a container's current settings, as messages name them."""
     ends = (container["NetworkSettings"].get("Networks") or {}).items()
     return {
         "image": container["Image"],
@@ -384,10 +383,10 @@ def _settings(container: Mapping[str, Any]) -> Dict[str, Any]:
 
 
 def _set(settings: Mapping[str, Any]) -> Dict[str, Any]:
-    """Return what an engine describes, without what is not set.
+    """Return the engine's settings without unset ones.
 
-    After a restart an engine has an empty list where it had null before, and another version of it leaves out
-    fields that are zero, or adds them.
+    After a restart an engine shows an empty list where it showed null before, and another version may omit
+    fields that are zero, or add them.
     """
     return {key: value for key, value in settings.items() if value}
 
@@ -397,7 +396,7 @@ def _note(found: Found, role: str, what: str, state: str) -> None:
 
 
 def digest(value: Any) -> str:
-    """Return a short text that is another for another value."""
+    """Return a short digest of a value."""
     encoded = json.dumps(value, sort_keys=True).encode()
     return "sha256:" + hashlib.sha256(encoded).hexdigest()[:16]
 
@@ -443,7 +442,7 @@ def _in_group(user: str, group: str = "docker") -> str:
 
 
 def _implied(what: str, was: Mapping[str, str], now: Mapping[str, str], gone: List[str]) -> bool:
-    """Return whether another sentence says it: a container that does not run, or a directory that is gone."""
+    """Return whether another sentence implies it: a container does not run, or a directory is gone."""
     if what.startswith(tuple(gone)):
         return True
     name, part, _ = what.partition(" (")
