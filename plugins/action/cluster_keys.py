@@ -17,7 +17,7 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.ssh import cluster_k
 
 
 class ActionModule(Decision):
-    """The action: it works on the controller and talks to no node."""
+    """The action; it works on the controller only."""
 
     ARGUMENTS = documented_options(DOCUMENTATION)
 

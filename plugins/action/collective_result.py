@@ -17,7 +17,7 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.registered
 
 
 class ActionModule(Decision):
-    """The action: evaluates; it talks to no node."""
+    """The action; it works on the controller only."""
 
     ARGUMENTS = documented_options(DOCUMENTATION)
 
@@ -25,7 +25,7 @@ class ActionModule(Decision):
         """Return the result.
 
         Raises:
-            AnsibleActionFail: an option cannot be.
+            AnsibleActionFail: an option is invalid.
         """
         if not 0 < options["slow_share"] < 1:
             raise AnsibleActionFail(f"slow_share must be between 0 and 1, not {options['slow_share']}")

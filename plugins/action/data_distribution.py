@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Bring large files of data to many nodes from node to node; see plugins/modules/data_distribution.py."""
+"""Transfer large data files to many nodes, from node to node; see plugins/modules/data_distribution.py."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.controller.peer_tran
 
 
 class ActionModule(Decision):
-    """Finds the files that go from node to node, and sees each of them through."""
+    """Finds the files to transfer from node to node, and transfers them one by one."""
 
     ARGUMENTS = documented_options(DOCUMENTATION)
 
     def decide(self, options: dict[str, Any], variables: dict[str, Any]) -> dict[str, Any]:
-        """Return what has been brought to whom."""
+        """Return which node has got which file."""
         result: dict[str, Any] = {"nodes": {}, "sent": {}}
         source = Path(options["source"]).absolute()
         if not source.is_dir():
@@ -46,7 +46,7 @@ class ActionModule(Decision):
             str(name): {"source": str(source), "directory": directory, "sizes": large, "by_size": True}
             for name, directory in options["directories"].items()
         }
-        # A node that does not answer gets a direct copy, which reports why.
+        # A node that does not answer gets a direct copy later, whose failure says why.
         answers, _problems = call_all(executor, MODULE, arguments, int(variables["ansible_forks"]))
         for path, size in large.items():
             lacking = {name: {"size": size} for name, answer in answers.items() if path in answer["needed"]}
@@ -64,7 +64,7 @@ class ActionModule(Decision):
         path: str,
         result: dict[str, Any],
     ) -> None:
-        """Bring one file, and note in `result` who has it."""
+        """Transfer one file, and add the nodes that have it to `result`."""
         index = ArchiveIndex("none", file.stat().st_size, "", 0, False, [])
         item = {"path": str(file), "remote_src": False}
         found: dict[str, Any] = {"nodes": {}, "indexes": {}, "sent": {}}

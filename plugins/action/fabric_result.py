@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Evaluate the fabric from what all hosts have registered; see plugins/modules/fabric_result.py."""
+"""Evaluate the fabric from the results of all hosts; see plugins/modules/fabric_result.py."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.fabric.report import
 from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.registered import registered
 
 _RESULTS = {"sriov": ("__sriov_functions", "__sriov_installed"), "container": ("__container_run",)}
-"""What roles register that a node's place on the fabric depends on. Another network is another container."""
+"""The roles' registered results on which a node's fabric connection depends; a new network means a new
+container."""
 
 
 class ActionModule(Decision):
-    """The action: collects, evaluates and returns; it talks to no node."""
+    """The action; it works on the controller only."""
 
     ARGUMENTS = documented_options(DOCUMENTATION)
 
@@ -46,7 +47,7 @@ class ActionModule(Decision):
                 continue
             measured = fabric.measurements(answer, len(rails))
             if self._task.check_mode and measured[0].container_state not in ("running", "unknown"):
-                waiting.append(host)  # a run would start it first
+                waiting.append(host)  # a real run would start it first
                 continue
             for rail, there in zip(rails.values(), measured, strict=False):
                 rail[host] = there
@@ -57,7 +58,7 @@ class ActionModule(Decision):
             for role, tasks in _RESULTS.items()
         }
         changing = fabric.about_to_change(options["work"], results)
-        # A node that is about to change may disturb others: that is not their fault, and may soon be over.
+        # A node that is about to change may disturb others, which are not faulty: the change may repair it.
         stays = {name: fabric.lasting(rail, changing) for name, rail in rails.items()}
         lasting = of_rails(self._evaluated(names, stays, options)) if changing else found
         faulty = {
@@ -71,7 +72,7 @@ class ActionModule(Decision):
     def _evaluated(
         names: list[str], rails: dict[str, dict[str, fabric.Measurement]], options: dict[str, Any]
     ) -> dict[str, dict[str, Any]]:
-        """Return the result on each rail."""
+        """Return the result of each rail."""
         return {
             name: fabric.as_dict(
                 evaluate(names, measurements, options["slow_factor"], options["slow_floor_us"])

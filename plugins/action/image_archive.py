@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The controller's half of rdm.provision.image_archive: bring an archive to the nodes that need it."""
+"""The controller's half of rdm.provision.image_archive: copy an archive to the nodes that need it."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ PUT_IT_THERE = "put it there, or correct its path"
 
 
 class ActionModule(ActionBase):
-    """Read the archive here, ask the node whether it needs it, and only then copy it there and load it."""
+    """Read the archive on the controller, and copy and load it on the node only if the node needs it."""
 
     def run(self, tmp: Any = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
-        """Run the module, twice when the archive has to be copied."""
+        """Run the module, and once more if the archive has to be copied."""
         task_vars = task_vars or {}
         super().run(tmp, task_vars)
         arguments = dict(self._task.args)
@@ -72,7 +72,7 @@ class ActionModule(ActionBase):
     def _load_brought(
         self, brought: dict[str, Any], arguments: dict[str, Any], task_vars: dict[str, Any]
     ) -> dict[str, Any]:
-        """Load what other nodes have brought; see plugins/modules/image_distribution.py."""
+        """Load an archive that came from another node; see plugins/modules/image_distribution.py."""
         copy = str(brought.get("copy") or "")
         remove = " && ".join(self._connection._shell.remove(path) for path in (copy, copy + NOTED))
         if brought.get("problem"):
@@ -81,11 +81,11 @@ class ActionModule(ActionBase):
             raise AnsibleActionFail(str(brought["problem"]))
         index = dict(brought["index"])
         if not brought.get("whole"):
-            # The digest of each piece was verified, and no piece is there that is not needed.
+            # Each piece was verified by its digest, and pieces that the node does not need are missing.
             index["sha256"] = ""
         arguments.update(remote_src=False, copy=copy, index=index)
         result = self._module(arguments, task_vars)
-        # If loading failed, the pieces stay for the next run.
+        # If loading failed, the pieces are kept for the next run.
         if brought.get("whole") or not result.get("failed"):
             self._low_level_execute_command(remove)
         return result
@@ -96,7 +96,7 @@ class ActionModule(ActionBase):
     def _copy_and_load(
         self, path: str, arguments: dict[str, Any], task_vars: dict[str, Any]
     ) -> dict[str, Any]:
-        """Copy the archive to the node, run the module on the copy, and remove it in any case."""
+        """Copy the archive to the node, run the module on the copy, and always remove it."""
         copy = self._remote_copy_path(path, task_vars)
         try:
             try:
@@ -113,10 +113,10 @@ class ActionModule(ActionBase):
             self._remove_tmp_path(self._connection._shell.tmpdir)
 
     def _remote_copy_path(self, path: str, task_vars: dict[str, Any]) -> str:
-        """Return where the copy goes on the node.
+        """Return the path of the copy on the node.
 
-        The name is the same in every run, so that a later run replaces what one that was killed left
-        behind; it differs between nodes, which may share a home directory.
+        The name is the same in every run, so that a later run replaces the copy of a killed one; it differs
+        between nodes, which may share a home directory.
         """
         shell = self._connection._shell
         if shell.tmpdir is None:
@@ -129,7 +129,7 @@ class ActionModule(ActionBase):
 
 
 def _on_the_controller(problem: str, path: str) -> str:
-    """Return what is wrong with an archive, saying where it is."""
+    """Return the problem of an archive, with its location."""
     if problem.startswith(path):
         return f"{path} on the controller{problem.removeprefix(path)}"
     return f"on the controller, {problem}"

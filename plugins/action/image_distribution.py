@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Bring image archives to many nodes from node to node; see plugins/modules/image_distribution.py."""
+"""Transfer image archives to many nodes, from node to node; see plugins/modules/image_distribution.py."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ Item = Mapping[str, Any]
 
 
 class ActionModule(Decision):
-    """Finds the archives that go from node to node, and sees each of them through."""
+    """Finds the archives to transfer from node to node, and transfers them one by one."""
 
     ARGUMENTS = documented_options(DOCUMENTATION)
 
     def decide(self, options: dict[str, Any], variables: dict[str, Any]) -> dict[str, Any]:
-        """Return what has been brought to whom."""
+        """Return which node has got which archive."""
         result: dict[str, Any] = {"nodes": {}, "indexes": {}, "sent": {}}
         if self._task.check_mode or options["distribution"] == "direct":
             return result
@@ -39,7 +39,7 @@ class ActionModule(Decision):
         return result
 
     def _archives(self, variables: dict[str, Any]) -> list[tuple[Item, dict[str, Item]]]:
-        """Return the archives that are to be loaded, each with the hosts, and what was found there."""
+        """Return the archives to load, each with the inspections of the hosts that need it."""
         archives: dict[tuple[str, ...], tuple[Item, dict[str, Item]]] = {}
         for name in variables["ansible_play_hosts"]:
             found = variables["hostvars"][name].get("images_inspection") or {}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The controller's half of rdm.provision.job: the place of the node's jobs, and what was read before."""
+"""The controller's half of rdm.provision.job: choose the node's execution environment, and resume logs."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.jobs import job_dire
 
 MODULE = "rdm.provision.job"
 OFFSET = "offset"
-"""The option and the returned value that say how far a log has been read."""
+"""The option and the returned value with the position up to which a log has been read."""
 
 
 _PLANNED = ("check", "config", "start")
 
 
 class ActionModule(ActionBase):
-    """Run the module in the node's place; in a loop of `until` each try goes on from the one before.
+    """Runs the module in the node's execution environment; each try of `until` continues the one before.
 
-    A host that is a node and submits jobs to Slurm has two places. Of a job that one answers which knows it.
+    A host that is a node and also submits jobs to Slurm has two; the one that knows the job answers.
     """
 
     _supports_check_mode = True
@@ -45,7 +45,7 @@ class ActionModule(ActionBase):
         return joined(answers, str(verb), skip_missing=way is None and job_place.both(groups))
 
     def _ask(self, slurm: bool, arguments: dict[str, Any], variables: dict[str, Any]) -> dict[str, Any]:
-        """Run the module in one place. Jobs are submitted to Slurm as the user who is logged in."""
+        """Run the module in one execution environment; for Slurm it runs as the user who is logged in."""
         place = job_place.job_place(lambda name: self._templar.template(variables.get(name)), submits=slurm)
         become = self._connection.become
         if slurm:
@@ -60,12 +60,12 @@ class ActionModule(ActionBase):
 
 
 def joined(answers: list[dict[str, Any]], verb: str, *, skip_missing: bool) -> dict[str, Any]:
-    """Return the answer of a host of whose places none knows the job, or of which all jobs are asked.
+    """Return one answer for a host whose execution environments do not know the job, or for all its jobs.
 
     Args:
-        answers: of its places.
-        verb: what they were asked.
-        skip_missing: whether a place may be missing, since jobs may all be in others; a warning says so.
+        answers: of its execution environments.
+        verb: the module's `verb`.
+        skip_missing: whether to warn of a missing execution environment, since jobs may be in the other.
     """
     missing = [one for one in answers if one.get("no_place")] if skip_missing else []
     there = [one for one in answers if one not in missing]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Bring a directory of data to the jobs of a node; see plugins/modules/job_data.py."""
+"""Copy a directory of data to the jobs of a node; see plugins/modules/job_data.py."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ MODULE = "rdm.provision.job_data"
 
 
 class ActionModule(ActionBase):
-    """The action: sends a node what it needs, one file at a time, so that little room is needed twice."""
+    """The action; it copies one file at a time, so that only one needs room twice."""
 
     TRANSFERS_FILES = True
     _supports_check_mode = True
 
     def run(self, tmp: Any = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
-        """Compare, and copy what is missing or another."""
+        """Compare the files, and copy those that are missing or differ."""
         variables = task_vars or {}
         super().run(tmp, variables)
         arguments = dict(self._task.args)
@@ -56,7 +56,7 @@ class ActionModule(ActionBase):
         arguments: dict[str, Any],
         variables: dict[str, Any],
     ) -> dict[str, Any]:
-        """Copy files, or take what other nodes have brought; return what the module said when it failed."""
+        """Copy files, or use those that came from other nodes; return the module's result if it failed."""
         if self._connection._shell.tmpdir is None:
             self._make_tmp_path()
         copy = self._connection._shell.join_path(self._connection._shell.tmpdir, "data")
@@ -93,7 +93,7 @@ class ActionModule(ActionBase):
 
 
 def files(source: Path) -> Iterator[str]:
-    """Yield the files below a directory by their paths there; links to directories are entered once."""
+    """Yield the relative paths of the files below a directory; each linked directory is entered once."""
     entered: set[str] = set()
     for folder, inner, names in os.walk(source, followlinks=True):
         real = os.path.realpath(folder)
@@ -109,12 +109,12 @@ def files(source: Path) -> Iterator[str]:
 
 
 def others(source: Path, digests: dict[str, str], run: Path) -> Iterator[str]:
-    """Yield the files whose content is not what the node has.
+    """Yield the files whose content differs from the node's.
 
     Args:
         source: the directory on the controller.
-        digests: {path below it: digest of what the node has}.
-        run: a directory of this run, which the processes of its other nodes share.
+        digests: relative path -> digest of the node's file.
+        run: a directory of this run, shared by the processes of all nodes.
     """
     for path, theirs in digests.items():
         if _digest_once(source / path, run) != theirs:
@@ -122,7 +122,7 @@ def others(source: Path, digests: dict[str, str], run: Path) -> Iterator[str]:
 
 
 def _digest_once(path: Path, run: Path) -> str:
-    """Return the digest of a file. The first process of a run that asks reads the file, and others wait."""
+    """Return the digest of a file; only the first process of a run reads the file, the others wait."""
     known = run / f"rdm-data-{hashlib.sha256(os.fsencode(path)).hexdigest()[:32]}"
     with known.open("a+") as record:
         fcntl.flock(record, fcntl.LOCK_EX)

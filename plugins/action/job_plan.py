@@ -30,12 +30,12 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.jobs.job_plan import
 
 
 class ActionModule(Decision):
-    """The action: reads the configuration, decides and evaluates; it talks to no node."""
+    """The action; it works on the controller only."""
 
     ARGUMENTS = documented_options(DOCUMENTATION)
 
     def decide(self, options: dict[str, Any], variables: dict[str, Any]) -> dict[str, Any]:
-        """Return the plan, or the refusal."""
+        """Return the plan, or the precondition failure."""
         if options["stage"] == "nodes":
             job = options["job"]
             answers = registered(options["checks"], variables)
@@ -60,13 +60,17 @@ class ActionModule(Decision):
         try:
             accelerator = self._accelerator(options, plan.nodes[0].name)
         except PreconditionFailed as refused:
-            # Otherwise the postponed problems would be lost.
+            # The deferred problems must not be lost.
             return PreconditionFailed([*plan.problems, *refused.problems]).result("inventory")
         return {"job": dict(plan.as_dict(), accelerator=accelerator, ssh_port=options["ssh_port"])}
 
     @staticmethod
     def _accelerator(options: dict[str, Any], master: str) -> str:
-        """Return what the job's nodes have; Refused when only Slurm knows them and the inventory does not."""
+        """Return the accelerator of the job's nodes.
+
+        Raises:
+            PreconditionFailed: Slurm chooses the nodes, and the inventory does not name their accelerator.
+        """
         nodes: dict[str, Any] = options["nodes"]
         node: dict[str, Any] = nodes.get(master) or next(iter(nodes.values()), {})
         found = str(node.get("accelerator") or options["accelerator"])
@@ -79,7 +83,11 @@ class ActionModule(Decision):
 
     @staticmethod
     def _wanted(options: dict[str, Any], variables: dict[str, Any]) -> Wanted:
-        """Return what is asked for, with the text of the configuration; Refused when it cannot be read."""
+        """Return the job that the user wants, with its configuration's text.
+
+        Raises:
+            PreconditionFailed: there is no configuration, or it cannot be read.
+        """
         given = (options["overrides"], options["name"], options["resume"])
         if not options["config"]:
             if options["resume"]:

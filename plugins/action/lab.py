@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Make a lab on this machine, or take it away; see plugins/modules/lab.py."""
+"""Create a lab on this machine, or remove it; see plugins/modules/lab.py."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ MMDEBSTRAP = {
 
 
 class ActionModule(Decision):
-    """The action: all of a lab is made by this machine and its engine."""
+    """The action; a lab runs on this machine and its engine."""
 
     ARGUMENTS = documented_options(DOCUMENTATION)
 
     def decide(self, options: dict[str, Any], variables: dict[str, Any]) -> dict[str, Any]:
-        """Bring the lab into its state; return what was done, or why it cannot be."""
-        # Plain values, without Ansible's tags: they are written into files.
+        """Bring the lab into its desired state; return what was done, or why it failed."""
+        # Plain values without Ansible's tags, since they are written into files.
         given = json.loads(json.dumps(options["desired"]))
         try:
             desired = {name: _typed(name, value) for name, value in given.items()}
@@ -73,7 +73,7 @@ class ActionModule(Decision):
 
 
 def _typed(name: str, value: Any) -> Any:
-    """Return a variable as the role's argument_specs have it; those of no role as they are."""
+    """Return a variable with the type of the role's argument_specs; unknown variables are unchanged."""
     typed, wrong = role_specs.typed(name, value)
     if wrong:
         raise LabProblem(f"{name} {value!r}: {wrong[0]}")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""See that a program of launchers is the same on all hosts; see plugins/modules/launch_programs.py."""
+"""Check that a launcher's program is the same on all hosts; see plugins/modules/launch_programs.py."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.jobs.launch_programs
 
 
 class ActionModule(Decision):
-    """The action: collects and evaluates; it talks to no node."""
+    """The action; it works on the controller only."""
 
     ARGUMENTS = documented_options(DOCUMENTATION)
 
     def decide(self, options: dict[str, Any], variables: dict[str, Any]) -> dict[str, Any]:
-        """Return the versions, or the refusal."""
+        """Return the versions, or the precondition failure."""
         found = {}
         for name in options["gathered"]:
             for host, answer in registered(name, variables).items():

@@ -31,12 +31,12 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.ssh import cluster_k
 
 
 class ActionModule(Decision):
-    """The action: takes the locks, or releases them."""
+    """The action; it takes the locks, or releases them."""
 
     ARGUMENTS = documented_options(DOCUMENTATION)
 
     def decide(self, options: dict[str, Any], variables: dict[str, Any]) -> dict[str, Any]:
-        """Return nothing, or the refusal."""
+        """Return nothing, or the precondition failure."""
         cluster, config_dir = options["cluster"], options["config_dir"]
         wanted = {} if self._task.check_mode else node_locks.of_run(variables, cluster)
         nodes = [str(host) for host in variables["ansible_play_hosts"]]
@@ -60,7 +60,7 @@ class ActionModule(Decision):
         problems = [lock_problem(node, holder) for node, holder in found.items() if holder]
         problems += _others(locks.authorities, options, str(variables.get("inventory_dir") or ""))
         if problems:
-            # The results come in the order in which nodes answer.
+            # The problems are in the order in which the nodes answered.
             problems.sort(key=lambda problem: nodes.index(str(problem.node)))
             locks.release(node for node, holder in found.items() if not holder)
             raise PreconditionFailed(problems)
@@ -70,7 +70,7 @@ class ActionModule(Decision):
 def _others(authorities: Mapping[str, str], options: Mapping[str, Any], inventory: str) -> Iterator[Problem]:
     """Yield a problem for each node whose cluster was made from another inventory."""
     keys, known = None, None
-    # One that cannot be read is left out: the other can show that the cluster is ours.
+    # If the keys or the plan cannot be read, the other can still show that the cluster is ours.
     with contextlib.suppress(PreconditionFailed):
         keys = cluster_keys.read(os.path.join(inventory, os.path.expanduser(options["keys"])))
     with contextlib.suppress(PlanFileError):

@@ -65,12 +65,12 @@ role_specs.options()
 
 
 class _Desired(NamedTuple):
-    """What stage `inventory` works out, for itself and for stage `nodes`.
+    """The result of stage `inventory`, which stage `nodes` uses too.
 
     Attributes:
-        draft: the plan by the inventory alone.
-        states: node -> what it should have.
-        state_files: node -> what its state file compares.
+        draft: the plan from the inventory alone.
+        states: node -> its desired state.
+        state_files: node -> the inputs of its state file.
     """
 
     draft: Draft
@@ -79,13 +79,13 @@ class _Desired(NamedTuple):
 
 
 class ActionModule(Decision):
-    """The action: reads variables, decides, keeps the plan file; it talks to no node."""
+    """The action; it plans from the variables, and writes the plan file."""
 
     ARGUMENTS = documented_options(DOCUMENTATION)
     STAGE = "inventory"
 
     def decide(self, options: dict[str, Any], variables: dict[str, Any]) -> dict[str, Any]:
-        """Return the plan, or the refusal."""
+        """Return the plan, or the precondition failure."""
         self._variables = variables
         if self._task.get_play().serial:
             _refuse_batches(variables)
@@ -94,7 +94,7 @@ class ActionModule(Decision):
             return self._plan(reader, options)
 
     def _plan(self, reader: HostVariables, options: dict[str, Any]) -> dict[str, Any]:
-        """Read the plan file, plan, and keep the plan."""
+        """Read the plan file, plan, and write the plan file."""
         nodes_stage = options["stage"] == "nodes"
         writes = options["write"] and not self._task.check_mode
         desired = (_taken(reader) if nodes_stage else None) or self._desired(reader, options)
@@ -143,10 +143,10 @@ class ActionModule(Decision):
         return result
 
     def _desired(self, reader: HostVariables, options: dict[str, Any]) -> _Desired:
-        """Validate the inventory and work out what the nodes should have.
+        """Validate the inventory, and return the nodes' desired states.
 
         Raises:
-            PreconditionFailed: with every problem of the inventory, and of the nodes that answer at once.
+            PreconditionFailed: with every problem of the inventory, and of the nodes that can be queried.
         """
         draft = draft_plan(reader, options["release"], self._unseen(reader), options["keys"])
         if draft.problems or draft.plan is None:
@@ -160,7 +160,7 @@ class ActionModule(Decision):
     def _facts(
         self, reader: HostVariables, plan: ClusterPlan, options: dict[str, Any], locks: NodeLocks | None
     ) -> dict[str, dict[str, Any]]:
-        """Return what was gathered from the nodes, without the locks of runs that were killed."""
+        """Return the facts of the nodes, without the locks of killed runs."""
         facts = {
             node: {**found, "archives": reader.archives(options["inspection"], node)}
             for node, found in reader.facts(options["facts"], plan.addresses.nodes)
@@ -168,14 +168,14 @@ class ActionModule(Decision):
         return _taken_over(locks, facts)
 
     def _unseen(self, reader: HostVariables) -> list[Problem]:
-        """Return the problems with variables that the playbook gives to a role alone."""
+        """Return the problems with variables that the playbook sets for a single role."""
         seen = {host: reader.written(host) for host in reader.hosts}
         return unseen(self._task, self._variables, seen, reader.written_defaults, _planned_variables())
 
     def _problems_of_nodes(
         self, reader: HostVariables, draft: Draft, options: dict[str, Any]
     ) -> list[Problem]:
-        """Return what is wrong with the nodes themselves, as far as they answer at once."""
+        """Return the problems of the nodes that can be queried in threads."""
         plan = draft.plan
         if plan is None or not options["connections"]:
             return []
@@ -190,23 +190,23 @@ class ActionModule(Decision):
     def _calls(
         self, plan: ClusterPlan, hosts: list[str], connections: list[str]
     ) -> Iterator[tuple[str, Callable[[], Any]]]:
-        """Yield what gathers from the nodes that threads can query, with their names."""
+        """Yield the names of the nodes that can be queried in threads, each with the call."""
         executor = RemoteExecutor(self, self._variables, connections)
         for name in hosts:
-            # Whatever the inventory contains, its problems are reported.
+            # The inventory's own problems must be reported even if a node cannot be called.
             with contextlib.suppress(Exception):
                 arguments = {"config_dir": presumed_config_dir(plan, name), "node": name}
                 yield name, executor.call(executor.host(name), "rdm.provision.node_facts", arguments)
 
     def _locks(self, plan: ClusterPlan, options: dict[str, Any]) -> NodeLocks | None:
-        """Return what takes and releases the nodes' locks; None in a run that has none."""
+        """Return the locks of the nodes; None in a run that takes none."""
         wanted = of_run(self._variables, plan.inventory.cluster)
         return NodeLocks(self, self._variables, wanted, options["connections"]) if wanted else None
 
     def _keep(
         self, reader: HostVariables, plan: AddressPlan, previous: AddressPlan | None, write: bool
     ) -> dict[str, Any]:
-        """Write the plan file when it differs; return `changed`, `saved` and `diff`."""
+        """Write the plan file if it differs; return `changed`, `saved` and `diff`."""
         before = "" if previous is None else address_plan.format_plan(previous)
         after = address_plan.format_plan(plan)
         differs = before != after
@@ -226,7 +226,7 @@ class ActionModule(Decision):
 
 
 def _taken(reader: HostVariables) -> _Desired | None:
-    """Return what the stage before has worked out, unless somebody has changed the plan file since."""
+    """Return the result of the stage `inventory`, unless the plan file has changed since."""
     desired: _Desired | None = run_cache.take(_DESIRED)
     with contextlib.suppress(address_plan.PlanFileError):
         if desired and address_plan.read_plan(str(reader.plan_file())) == desired.draft.previous:
@@ -241,7 +241,7 @@ def _planned_variables() -> set[str]:
 
 
 def _taken_over(locks: NodeLocks | None, facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the facts without the locks of runs that were killed on this machine, which are taken over."""
+    """Take over the locks of runs that were killed on this machine; return the facts without these."""
     holders = {node: found["lock"] for node, found in facts.items() if found.get("lock")}
     now = {node: {} if ended(holder) else holder for node, holder in holders.items()}
     if locks and holders:
@@ -250,10 +250,10 @@ def _taken_over(locks: NodeLocks | None, facts: Mapping[str, Any]) -> dict[str, 
 
 
 def _refuse_batches(task_vars: Mapping[str, Any]) -> None:
-    """Refuse a play with `serial` that takes its hosts a few at a time.
+    """Refuse a play whose `serial` splits its hosts into batches.
 
     Raises:
-        AnsibleActionFail: it does.
+        AnsibleActionFail: it has more than one batch.
     """
     batch, hosts = (len(task_vars.get(f"ansible_play_{name}") or ()) for name in ("batch", "hosts"))
     if 0 < batch < hosts:

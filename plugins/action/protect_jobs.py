@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Refuse what would end running training jobs; see plugins/modules/protect_jobs.py."""
+"""Refuse what would end running jobs; see plugins/modules/protect_jobs.py."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.registered
 
 
 class ActionModule(Decision):
-    """The action: collects and evaluates; it talks to no node."""
+    """The action; it works on the controller only."""
 
     ARGUMENTS = documented_options(DOCUMENTATION)
 
     def decide(self, options: dict[str, Any], variables: dict[str, Any]) -> dict[str, Any]:
-        """Return nothing, or the refusal."""
+        """Return nothing, or the precondition failure."""
         answers = registered(options["jobs"], variables)
         running = {host: answer.get("running") or [] for host, answer in answers.items()}
         whole = options["ends"] == "node"
@@ -32,7 +32,7 @@ class ActionModule(Decision):
         if problems and self._task.check_mode:
             return {"warnings": dry_run(problems)}
         if problems:
-            # Things that no job needs, such as images, may have changed already.
+            # Other things, such as images, may have changed already.
             raise PreconditionFailed(
                 problems, before="the node was rebooted" if whole else "a container was touched"
             )

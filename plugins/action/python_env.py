@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The controller's half of rdm.provision.python_env: it brings the files that a node needs."""
+"""The controller's half of rdm.provision.python_env: copy the files that a node needs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MODULE = "rdm.provision.python_env"
 
 
 class ActionModule(ActionBase):
-    """Ask the node what it needs, bring it, and let it work."""
+    """Runs the module to see what the node needs, copies that, and runs the module again."""
 
     TRANSFERS_FILES = True
     _supports_check_mode = True

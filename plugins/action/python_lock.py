@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Decide what the Python environments of bare hosts are made of; see plugins/modules/python_lock.py."""
+"""Make the lock file and the wheel of bare hosts' Python environments; see plugins/modules/python_lock.py."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ TRAINER = Path(__file__).resolve().parents[2] / "trainer"
 
 
 class ActionModule(Decision):
-    """The action: it works on the controller and talks to no node."""
+    """The action; it works on the controller only."""
 
     ARGUMENTS = documented_options(DOCUMENTATION, no_log=("index_url", "extra_index_urls", "proxy"))
 
     def decide(self, options: dict[str, Any], variables: dict[str, Any]) -> dict[str, Any]:
-        """Return what environments are made of, or the refusal."""
+        """Return the sources of the environments, or the precondition failure."""
         home = Path(str(variables.get("inventory_dir") or Path.cwd()))
         requirements = python_lock.requirements_of(TRAINER, options["torch"], options["extras"])
         sources = python_lock.Sources(
@@ -59,7 +59,7 @@ class ActionModule(Decision):
         except PreconditionFailed as refused:
             return refused.result("inventory")
         program = f"{wheel.name} {wheel.parent.name}"
-        # A file on the controller does not count as a change of a node.
+        # `changed` stays false: a file on the controller is no change of a node.
         return {
             "nodes": {
                 host: {"lock": locks[backend], "torch_backend": backend} for host, backend in backends.items()
@@ -74,7 +74,11 @@ class ActionModule(Decision):
     def _backends(
         options: dict[str, Any], requirements: str, sources: python_lock.Sources, variables: dict[str, Any]
     ) -> dict[str, str]:
-        """Return the backend of each host of the play; Refused when one cannot be told, or they differ."""
+        """Return the torch backend of each host of the play.
+
+        Raises:
+            PreconditionFailed: a host's backend is unknown, or the hosts' differ.
+        """
         hosts = variables["ansible_play_hosts"]
         if options["torch_backend"] != torch_backend.AUTO:
             return dict.fromkeys(hosts, options["torch_backend"])

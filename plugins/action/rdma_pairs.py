@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Make the rounds of RDMA measurements, and evaluate them; see plugins/modules/rdma_pairs.py."""
+"""Schedule the rounds of RDMA measurements, and evaluate them; see plugins/modules/rdma_pairs.py."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.registered
 
 
 class ActionModule(Decision):
-    """The action: decides and evaluates; it talks to no node."""
+    """The action; it works on the controller only."""
 
     ARGUMENTS = documented_options(DOCUMENTATION)
 
@@ -36,7 +36,7 @@ class ActionModule(Decision):
         """Return the rounds, or the result.
 
         Raises:
-            AnsibleActionFail: an option cannot be.
+            AnsibleActionFail: an option is invalid.
         """
         for name, least in (("seconds", 1), ("most_rounds", 1), ("timeout", 0.1)):
             if options[name] < least:
@@ -87,9 +87,9 @@ class ActionModule(Decision):
 
 
 def _of_rail(name: str, rail: str, variables: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return what the hosts have registered of a rail: who was lost before has an earlier one's there.
+    """Return the hosts' results for a rail; an unreachable host may still have that of an earlier rail.
 
-    What has failed names none, and says why its host is not measured.
+    A failed result has no rail; it is kept, since it says why its host is not measured.
     """
     found = registered(name, variables)
     return {host: answer for host, answer in found.items() if answer.get("rail", rail) == rail}

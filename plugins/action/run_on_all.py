@@ -24,12 +24,12 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.controller.thread_po
 
 
 class ActionModule(Decision):
-    """The action: makes the calls, and says whom an ordinary task has to ask."""
+    """The action; it makes the calls, and returns the hosts that need an ordinary task."""
 
     ARGUMENTS = documented_options(DOCUMENTATION)
 
     def decide(self, options: dict[str, Any], variables: dict[str, Any]) -> dict[str, Any]:
-        """Return the answers, and who gave none."""
+        """Return the answers, and the hosts without one."""
         hosts = [str(host) for host in variables["ansible_play_hosts"]]
         others: dict[str, str] = {}
         calls = self._calls(hosts, options, variables, others)
@@ -51,7 +51,7 @@ class ActionModule(Decision):
         variables: dict[str, Any],
         others: dict[str, str],
     ) -> Iterator[tuple[str, Callable[[], Any]]]:
-        """Yield the calls with their hosts, and note in ``others`` why there is none for a host."""
+        """Yield the calls with their hosts; add to ``others`` why a host has none."""
         if not options["connections"]:
             others.update(dict.fromkeys(hosts, "nobody is to be asked in threads"))
             return
@@ -72,13 +72,13 @@ class ActionModule(Decision):
             except (OrdinaryError, AnsibleError) as error:
                 others[name] = str(error)
             except Exception as error:
-                # Whatever goes wrong here, with any inventory or Ansible, the run only becomes slower.
+                # An unexpected error, of an inventory or of Ansible, must only make the run slower.
                 others[name] = f"{type(error).__name__}: {error}"
             else:
                 yield name, call
 
 
 def _remember(host: Host, interpreters: dict[str, str]) -> None:
-    """Tell a host's plugins the interpreter that was found there before."""
+    """Give a host's plugins the interpreter that was discovered before."""
     if host.name in interpreters:
         host.variables["ansible_facts"].setdefault(INTERPRETER, interpreters[host.name])

@@ -30,17 +30,17 @@ KEY_BYTES = 64
 
 
 class ActionModule(Decision):
-    """The action: decides, and makes the key; it talks to no host."""
+    """The action; it plans, and makes munge's key on the controller."""
 
     ARGUMENTS = documented_options(DOCUMENTATION)
 
     def decide(self, options: dict[str, Any], variables: dict[str, Any]) -> dict[str, Any]:
-        """Return the plan, or the refusal."""
+        """Return the plan, or the precondition failure."""
         plan = self._end if options["state"] == "absent" else self._plan
         return {"plan": plan(options, variables)}
 
     def _end(self, options: Mapping[str, Any], variables: Mapping[str, Any]) -> dict[str, Any]:
-        """Return what is taken away."""
+        """Return what is removed."""
         everybody = _everybody(options, variables)
         jobs = [job for facts in everybody.values() for job in facts["jobs"] or []]
         if problems := slurm_plan.check_queue(jobs, slurm_changes.unseen(everybody)):
@@ -48,7 +48,7 @@ class ActionModule(Decision):
         return {**slurm_plan.removed(), "database": slurm_conf.database(options["cluster"])}
 
     def _plan(self, options: Mapping[str, Any], variables: Mapping[str, Any]) -> dict[str, Any]:
-        """Return what each host gets, and make the key."""
+        """Return the desired state of each host, and make munge's key."""
         cluster, problems = self._cluster(options, variables)
         facts = {name: host.facts for name, host in cluster.hosts.items()}
         problems += slurm_plan.check_key(_digest(options["key"]), facts, options["key"])
@@ -69,7 +69,11 @@ class ActionModule(Decision):
     def _cluster(
         self, options: Mapping[str, Any], variables: Mapping[str, Any]
     ) -> tuple[slurm_conf.Cluster, list[Problem]]:
-        """Return the cluster and what is wrong with it; Refused when nothing more can be said."""
+        """Return the cluster and what is wrong with it.
+
+        Raises:
+            PreconditionFailed: problems that make further checks impossible.
+        """
         groups = variables["groups"]
         problems: list[Problem] = []
         controller, login = slurm_conf.controller_of(groups, problems)
@@ -145,7 +149,7 @@ def _host(name: str, facts: Mapping[str, Any], variables: Mapping[str, Any]) -> 
 
 
 def make_key(path: Path) -> None:
-    """Make munge's key, which only its owner can read, unless it is there."""
+    """Make munge's key, readable only by its owner, unless it exists."""
     if path.exists():
         return
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The controller's half of rdm.provision.sriov_plugin: bring the network plugin."""
+"""The controller's half of rdm.provision.sriov_plugin: pack the network plugin."""
 
 from __future__ import annotations
 

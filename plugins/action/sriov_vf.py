@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The controller's half of rdm.provision.sriov_vf: bring the program that makes VFs again at boot."""
+"""The controller's half of rdm.provision.sriov_vf: pack the program that recreates VFs at boot."""
 
 from __future__ import annotations
 

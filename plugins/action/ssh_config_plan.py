@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Decide how bare hosts reach each other over ssh; see plugins/modules/ssh_config_plan.py."""
+"""Make the ssh configuration of bare hosts; see plugins/modules/ssh_config_plan.py."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.ssh import host_conf
 from ansible_collections.rdm.provision.plugins.plugin_utils.ssh.known_hosts import known_keys
 
 SSH_HOST_NAME = "%l"
-"""ssh's own word for HOST_NAME, so that hosts may share the file."""
+"""ssh's token for HOST_NAME, so that hosts may share the file."""
 _AT_ONCE = 16
 
 
 class ActionModule(Decision):
-    """The action: it decides, keeps the hosts' keys, and talks to no node."""
+    """The action; it works on the controller only, and keeps the file of the hosts' keys."""
 
     ARGUMENTS = documented_options(DOCUMENTATION)
 
     def decide(self, options: dict[str, Any], variables: dict[str, Any]) -> dict[str, Any]:
-        """Return what ssh's files are to hold, or the refusal."""
+        """Return the contents of ssh's files, or the precondition failure."""
         reader = HostVariables(variables)
         order = sorted(options["nodes"], key=lambda name: int(options["nodes"][name]["rank"]))
         hosts = [_host(reader, name, str(options["nodes"][name]["my_ip"])) for name in order]
@@ -51,7 +51,7 @@ class ActionModule(Decision):
             raise PreconditionFailed(problems)
         saved = not self._task.check_mode and any(host not in known for host in keys)
         if saved:
-            # Existing lines stay as they were written, comments included.
+            # Existing lines, including comments, stay unchanged.
             new = {host: some for host, some in keys.items() if host not in known}
             _write(file, before + host_ssh.format_keys(new, *([""] if before else [])))
         cluster, keep_alive = options["cluster"], options["keep_alive"]
@@ -72,7 +72,7 @@ class ActionModule(Decision):
 
 
 def _host(reader: HostVariables, name: str, address: str) -> host_ssh.Host:
-    """Return a host as the others find it on the fabric."""
+    """Return a host as the others reach it on the fabric."""
     variables = reader.node(name)
     user = variables.text("ssh_config_user") or variables.text("ansible_user")
     port = int(variables.text("ssh_config_port") or 0) or int(variables.text("ansible_port") or 22)
@@ -92,7 +92,7 @@ def _from_controller(reader: HostVariables, name: str) -> host_ssh.Host:
 
 
 def _ssh_arguments(reader: HostVariables, host: host_ssh.Host) -> list[str]:
-    """Return what Ansible gives ssh for a host."""
+    """Return the arguments that Ansible passes to ssh for a host."""
     variables = reader.node(host.name)
     given = (variables.text(f"ansible_ssh_{kind}") for kind in ("args", "common_args", "extra_args"))
     return [*(word for text in given for word in shlex.split(text)), "-p", str(host.port), host.address]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The controller's half of rdm.provision.state_file: run the module, and let go of its arguments."""
+"""The controller's half of rdm.provision.state_file: run the module, and drop its arguments."""
 
 from __future__ import annotations
 

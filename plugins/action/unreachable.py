@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Tell Ansible that hosts cannot be reached; see plugins/modules/unreachable.py."""
+"""Report hosts to Ansible as unreachable; see plugins/modules/unreachable.py."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.controller.controlle
 
 
 class ActionModule(Decision):
-    """The action: it talks to no node."""
+    """The action; it works on the controller only."""
 
     ARGUMENTS = documented_options(DOCUMENTATION)
 
     def decide(self, options: dict[str, Any], variables: dict[str, Any]) -> dict[str, Any]:
-        """Return nothing for a host that can be reached.
+        """Return nothing for a reachable host.
 
         Raises:
-            AnsibleConnectionFailure: with the sentence for this host, of which Ansible makes "unreachable".
+            AnsibleConnectionFailure: with this host's sentence; Ansible reports it as unreachable.
         """
         output = options["hosts"].get(variables["inventory_hostname"])
         if output is not None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Decide which nodes have work, and for which roles; see plugins/modules/work.py."""
+"""Decide which nodes and roles have work; see plugins/modules/work.py."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.registered
 
 
 class ActionModule(Decision):
-    """The action: collects and decides; it talks to no node."""
+    """The action; it works on the controller only."""
 
     ARGUMENTS = documented_options(DOCUMENTATION)
 
     def decide(self, options: dict[str, Any], variables: dict[str, Any]) -> dict[str, Any]:
-        """Return who has what to do."""
+        """Return the work of each node."""
         looked = registered(options["facts"], variables)
         found = {host: one["node"] for host, one in looked.items() if isinstance(one.get("node"), dict)}
         state_files = options["state_files"]
@@ -42,15 +42,16 @@ class ActionModule(Decision):
             bundled=BUNDLED if whole else (),
         )
         if not whole or self._task.check_mode:
-            # Some parts of the run left the node in its desired state, others may not have.
+            # The skipped parts of the run may not be in their desired state.
             work.plays["state_file"] = []
-        # The call that writes the state file also releases the node.
+        # The call that writes the state file also releases the node's lock.
         released = set(work.why) if whole and not bare else set()
         locked = [host for host in found if host in work.why or state_files[host]["absent"]]
         work.plays["release"] = (
             [] if self._task.check_mode else [one for one in locked if one not in released]
         )
         if bare:
-            # The fabric is measured from containers, and a state file is compared with what an engine has.
+            # A bare host has no container to measure the fabric from, and no engine for a state file to
+            # observe.
             work.plays["state_file"] = work.plays["verify"] = []
         return work._asdict()

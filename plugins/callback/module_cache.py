@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Use the packed modules of the last run again; see DOCUMENTATION."""
+"""Reuse the packed modules of earlier runs; see DOCUMENTATION."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ DIRECTORY = "ansiballz_cache"
 
 
 class CallbackModule(CallbackBase):
-    """The callback: begins and ends with the run, and prints nothing."""
+    """The callback; it acts at the start and the end of a run, and prints nothing."""
 
     CALLBACK_VERSION = 2.0
     CALLBACK_TYPE = "aggregate"
@@ -50,22 +50,22 @@ class CallbackModule(CallbackBase):
     CALLBACK_NEEDS_ENABLED = True
 
     def v2_playbook_on_start(self, playbook: Any) -> None:  # noqa: ARG002
-        """Let the run find what is kept."""
+        """Link the cached modules into the run's directory."""
         self._run = Path(constants.DEFAULT_LOCAL_TMP) / DIRECTORY
         self._kept: Path | None = None
-        # Whatever is the matter: then all is packed anew.
+        # On any error, Ansible packs all modules itself.
         with contextlib.suppress(OSError, RuntimeError):
             self._kept = cache_home() / key(ansible_version, _sources())
             link(self._kept, self._run)
 
     def v2_playbook_on_stats(self, stats: Any) -> None:  # noqa: ARG002
-        """Keep what was packed."""
+        """Cache the modules that were packed."""
         if self._kept is not None:
             keep(self._run, self._kept)
 
 
 def _sources() -> list[Path]:
-    """Return the folders of what is packed: modules, and what they import."""
+    """Return the directories of the modules and of their imports."""
     folders = [Path(module_utils.__file__).parent]
     for collection in COLLECTIONS:
         with contextlib.suppress(ImportError):

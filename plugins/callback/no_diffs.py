@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Ansible's own output without differences; see DOCUMENTATION."""
+"""Ansible's default output without diffs; see DOCUMENTATION."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ extends_documentation_fragment:
 
 
 class CallbackModule(Default):
-    """Ansible's default callback that is silent about differences."""
+    """Ansible's default callback without diffs."""
 
     CALLBACK_VERSION = 2.0
     CALLBACK_TYPE = "stdout"

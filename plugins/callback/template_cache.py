@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Compile each template once in a run; see DOCUMENTATION."""
+"""Compile each template once per run; see DOCUMENTATION."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ requirements:
 
 COMPILED = "ansible_collections.rdm.provision.plugins.plugin_utils.ansible_internals.compiled_templates"
 DIRECTORY = "rdm_templates"
-"""Below a run's directory for temporary files, which is the user's alone."""
+"""Below a run's temporary directory, which only the user can access."""
 
 
 class CallbackModule(CallbackBase):
-    """The callback: begins with the run, and prints nothing."""
+    """The callback; it acts at the start of a run, and prints nothing."""
 
     CALLBACK_VERSION = 2.0
     CALLBACK_TYPE = "aggregate"
@@ -44,7 +44,7 @@ class CallbackModule(CallbackBase):
     CALLBACK_NEEDS_ENABLED = True
 
     def v2_playbook_on_start(self, playbook: Any) -> None:  # noqa: ARG002
-        """Let the run's processes share what they compile."""
+        """Let the run's processes share compiled templates."""
         with contextlib.suppress(ImportError, AttributeError, TypeError, OSError):
             compiled = importlib.import_module(COMPILED)
             directory = Path(constants.DEFAULT_LOCAL_TMP, DIRECTORY)

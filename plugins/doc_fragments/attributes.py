@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Attributes that many modules have in the same words."""
+"""Attributes that many modules share."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from __future__ import annotations
 class ModuleDocFragment:
     """Fragments for C(extends_documentation_fragment)."""
 
-    # A module that only looks or decides.
+    # A module that only reads or decides.
     LOOKS = r"""
 attributes:
   check_mode:
@@ -21,7 +21,7 @@ attributes:
     description: It changes nothing.
 """
 
-    # A module that changes what differs, and says so before.
+    # A module that changes what differs.
     CHANGES = r"""
 attributes:
   check_mode:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The option of the modules that work under the lock of a cluster."""
+"""The option of the modules that hold the lock of a cluster."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A Python environment to the file that activates it, and the blocks by which a user's shells read it."""
+"""Turn a Python environment into the file that activates it, and the blocks that source it in shells."""
 
 from __future__ import annotations
 
@@ -56,7 +56,11 @@ _value:
 
 
 def activation(environment: str, file: str, cluster: str, state: str = "present") -> dict[str, Any]:
-    """Return the file and the blocks; what is wrong with a path becomes the task's message."""
+    """Return the file and the blocks.
+
+    Raises:
+        AnsibleFilterError: a path is invalid.
+    """
     try:
         content = {"content": shell_files.activation(environment)} if state == "present" else {}
         name = f"Python environment ({cluster})"
@@ -69,7 +73,7 @@ def activation(environment: str, file: str, cluster: str, state: str = "present"
 
 
 class FilterModule:
-    """What Ansible asks for the filters of this file."""
+    """The filters of this file."""
 
     def filters(self) -> dict[str, Any]:
         """Return the filters by name."""

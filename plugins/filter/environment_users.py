@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What the looks at an environment have found, to sentences about why it is not taken away."""
+"""Turn the hosts' results on an environment into sentences on why it is not removed."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _value:
 
 
 def environment_users(looks: Mapping[str, Mapping[str, Any]], limit: str = "") -> list[str]:
-    """Return a sentence for each host that uses the environment, and one for all that have not answered."""
+    """Return a sentence for each host that uses the environment, and one for all hosts without an answer."""
     problems = [f"{host}: {look['msg']}" for host, look in looks.items() if "used_by" in look]
     silent = [host for host, look in looks.items() if "used_by" not in look and not _answered(look)]
     if silent:
@@ -59,8 +59,8 @@ def environment_users(looks: Mapping[str, Mapping[str, Any]], limit: str = "") -
 
 
 def limit_without(limit: str, hosts: Iterable[str]) -> str:
-    """Return what ``--limit`` takes to have the same hosts as before but these."""
-    # Ansible takes a pattern in which there is a comma apart nowhere else.
+    """Return a value of ``--limit`` for the same hosts as before, without these."""
+    # Ansible splits a pattern that contains a comma only at its commas.
     return ",".join([*(split_host_pattern(limit) or ["all"]), *(f"!{host}" for host in hosts)])
 
 
@@ -69,7 +69,7 @@ def _answered(look: Mapping[str, Any]) -> bool:
 
 
 class FilterModule:
-    """What Ansible asks for the filters of this file."""
+    """The filters of this file."""
 
     def filters(self) -> dict[str, Any]:
         """Return the filters by name."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""From the address map of a cluster to the part of it that one node measures."""
+"""Reduce the address map of a cluster to the lines of the nodes that one node measures."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ _value:
 
 @functools.lru_cache(maxsize=1)
 def _nodes(address_map: str) -> dict[str, str]:
-    """Return MY_IP by name; it is called for every node of a run with the same address map."""
+    """Return MY_IP by name, cached, since every node of a run has the same address map."""
     return parse_nodes(address_map)
 
 
@@ -80,7 +80,11 @@ def fabric_peers(
     above: int = 256,
     all_pairs: bool = False,
 ) -> str:
-    """Return the lines; what is wrong becomes the task's message."""
+    """Return the lines.
+
+    Raises:
+        AnsibleFilterError: an argument is invalid.
+    """
     if int(peers) < 1:
         raise AnsibleFilterError(f"a node must measure at least 1 peer, not {peers}")
     try:
@@ -88,13 +92,13 @@ def fabric_peers(
     except ValueError as error:
         raise AnsibleFilterError(str(error)) from error
     if all_pairs or len(nodes) <= int(above) or node not in nodes:
-        return address_map  # of a node that is not in it the module says so
+        return address_map  # the module reports a node that is not in it
     asked = {node, *fabric_sample.peers_of(node, list(nodes), run, int(peers), int(above))}
     return "".join(f"{name} {address}\n" for name, address in nodes.items() if name in asked)
 
 
 class FilterModule:
-    """What Ansible asks for the filters of this file."""
+    """The filters of this file."""
 
     def filters(self) -> dict[str, Any]:
         """Return the filters by name."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Arguments of `node_facts` for each node, from what the plan says of its state file."""
+"""Make the arguments of `node_facts` for each node from the plan's state files."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _value:
 def gather_arguments(
     state_files: Mapping[str, Mapping[str, Any]], lock: Mapping[str, Any] | None = None, locks: bool = False
 ) -> dict[str, dict[str, Any]]:
-    """Return the arguments by node, the same that the role preflight gives the ordinary task."""
+    """Return the arguments by node, the same as those of the ordinary task in the role preflight."""
     everywhere: dict[str, Any] = {"lock": dict(lock)} if lock else {}
     return {
         node: {
@@ -68,7 +68,7 @@ def gather_arguments(
 
 
 class FilterModule:
-    """What Ansible asks for the filters of this file."""
+    """The filters of this file."""
 
     def filters(self) -> dict[str, Any]:
         """Return the filters by name."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The hosts of a play that depends on what an earlier play has found."""
+"""Choose the hosts of a play by the work that an earlier play found."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ EVERYBODY = "master:workers"
 
 
 def hosts_of_play(work: Any, part: str) -> Any:
-    """Return the hosts, or a pattern that none matches.
+    """Return the hosts, or a pattern that no host matches.
 
     Raises:
-        AnsibleFilterError: nobody has looked at the nodes.
+        AnsibleFilterError: the work is not known, since no facts were gathered.
     """
     if work:
         return work["plays"][part] or NOBODY
@@ -65,7 +65,7 @@ _SKIPPERS = {"--start-at-task": "start_at_task", "--skip-tags": "skip_tags"}
 
 
 class FilterModule:
-    """What Ansible asks for the filters of this file."""
+    """The filters of this file."""
 
     def filters(self) -> dict[str, Any]:
         """Return the filters by name."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The hosts that are asked about jobs."""
+"""Choose the hosts to query about jobs."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ _value:
 
 
 def job_hosts(groups: Mapping[str, Sequence[str]]) -> str:
-    """Return the pattern. An inventory without nodes is a cluster whose Slurm chooses them."""
+    """Return the pattern; in an inventory without nodes, Slurm chooses them."""
     login = [str(groups["login"][0])] if groups.get("login") else []
     nodes = [] if login and not any(groups.get(name) for name in NODES) else NODES
     return ":".join([*nodes, *login])
 
 
 class FilterModule:
-    """What Ansible asks for the filters of this file."""
+    """The filters of this file."""
 
     def filters(self) -> dict[str, Any]:
         """Return the filters by name."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What each node of a run measures, for all of them at once."""
+"""Make the arguments of `fabric_probe` for all nodes of a run."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ _value:
 def probe_arguments(
     address_map: str, run: Sequence[str], peers: int = 16, above: int = 256, all_pairs: bool = False
 ) -> dict[str, dict[str, str]]:
-    """Return the arguments by node; what is wrong becomes the task's message."""
+    """Return the arguments by node; AnsibleFilterError if an argument is invalid."""
     return {
         node: {"node": node, "nodes": fabric_peers(address_map, node, run, peers, above, all_pairs)}
         for node in run
@@ -68,7 +68,7 @@ def probe_arguments(
 
 
 class FilterModule:
-    """What Ansible asks for the filters of this file."""
+    """The filters of this file."""
 
     def filters(self) -> dict[str, Any]:
         """Return the filters by name."""

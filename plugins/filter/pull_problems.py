@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a loop of image pulls registered, to sentences about those that failed."""
+"""Turn the results of a loop of image pulls into sentences on those that failed."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def pull_problems(registered: Mapping[str, Any]) -> list[str]:
 
 
 class FilterModule:
-    """What Ansible asks for the filters of this file."""
+    """The filters of this file."""
 
     def filters(self) -> dict[str, Any]:
         """Return the filters by name."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Hold the lock of a cluster from a play on; see DOCUMENTATION."""
+"""Hold the lock of a cluster from the start of a play; see DOCUMENTATION."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class LookupModule(LookupBase):
     """The lookup."""
 
     def run(self, terms: list[Any], variables: Any = None, **options: Any) -> list[Any]:
-        """Take the lock, or give it back, and return the terms."""
+        """Take the lock, or release it, and return the terms."""
         self.set_options(var_options=variables, direct=options)
         if any(context.CLIARGS.get(option) for option in _CHANGES_NOTHING):
             return terms
@@ -69,7 +69,7 @@ class LookupModule(LookupBase):
                 cluster_lock.give_back(home)
                 continue
             if files := cluster_lock.held(home):
-                # From rdm-provision, or for an earlier play.
+                # Held by rdm-provision, or for an earlier play.
                 for file in files:
                     os.set_inheritable(file, False)
                 continue
@@ -81,6 +81,6 @@ class LookupModule(LookupBase):
 
 
 def _what() -> str:
-    """Return what the user started, in short."""
+    """Return the user's command in short."""
     playbooks = [str(name) for name in context.CLIARGS.get("args") or ()]
     return " ".join(["ansible-playbook", *(Path(name).name for name in playbooks)])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A role's part of what the node should have; see DOCUMENTATION."""
+"""Return a role's part of the node's desired state; see DOCUMENTATION."""
 
 from __future__ import annotations
 
@@ -57,19 +57,19 @@ _raw:
 
 
 _last: dict[Any, Any] = {}
-"""What was made for the variables of a task, which these are held for: by role, and whether it is absent."""
+"""The task's variables, and the parts made from them, by role and `absent`."""
 
 
 class LookupModule(LookupBase):
     """The lookup."""
 
     def run(self, terms: list[Any], variables: Any = None, **options: Any) -> list[Any]:
-        """Return the part."""
+        """Return the role's part."""
         self.set_options(var_options=variables, direct=options)
         role, absent = str(terms[0]), self.get_option("state") == "absent"
         if role not in PARTS:
             raise AnsibleError(f"there is no desired state of a role {role}: choose {', '.join(PARTS)}")
-        # A task names one key of the dictionary after the other, and each time the lookup is asked for all.
+        # Templates of a task read one key after the other, and each of them calls the lookup.
         if _last.get("variables") is not variables:
             _last.clear()
             _last["variables"] = variables
@@ -95,7 +95,7 @@ class LookupModule(LookupBase):
 
 
 def _engine(node: str, variables: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what was seen of the engine, by the role that has installed it or by preflight."""
+    """Return the engine's facts from the role that installed it, or from preflight."""
     for name in ("__docker_engine_gathered", "preflight_facts"):
         found = (answer(name, node, variables) or {}).get("node")
         if found:
@@ -104,7 +104,7 @@ def _engine(node: str, variables: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _keys(mine: NodeVariables, variables: Mapping[str, Any], entry: PlanEntry) -> dict[str, str]:
-    """Return what the node has of the cluster's ssh keys; in check mode they may not have been made yet."""
+    """Return the node's ssh key files; none in check mode if the keys are not made yet."""
     checks = bool(variables.get("ansible_check_mode"))
     if checks and mine.true("preflight_new_ssh_keys"):
         return {}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a node has of its cluster's ssh keys; see DOCUMENTATION."""
+"""Return the ssh key files of a node; see DOCUMENTATION."""
 
 from __future__ import annotations
 

@@ -1,20 +1,21 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The address plan: which node has which address (MY_IP) on the container network.
+"""The address plan: each node's address (MY_IP) on the container network.
 
-The plan is a pure function of the hosts, the settings, the pins and the plan before. Its rules:
+The plan is a pure function of the hosts, the settings, the pins and the previous plan. Its rules:
 
-* A fresh plan gives the master (the first host) offset 100 of the subnet and the workers the
-  addresses after it; the gateway is the first usable address. Where that is too small, nodes start
-  at offset 1 and the gateway is the last usable address. Where that is too small as well and the
-  user named no subnet, the default subnet widens from 192.169.16.0/24 to 192.169.0.0/16.
-* A plan that exists keeps what it has, gateway included. A new node takes the lowest free address
-  from offset 100 upward and, when those are gone, the lowest free one below.
-* A removed node's address stays reserved for it until it is released.
-* A pin (`my_ip`) wins over the node's own earlier address and over reservations.
-* Another subnet or gateway than the plan's means making the network anew on every node, so it is
-  refused unless the user asked for that.
+* A fresh plan gives the master (the first host) offset 100 of the subnet and the workers the addresses after
+  it; the gateway is the first usable address. If there is no room, nodes start at offset 1 and the gateway is
+  the last usable address. If there is still no room and the user set no subnet, the default subnet widens
+  from 192.169.16.0/24 to 192.169.0.0/16.
+* An existing plan keeps its addresses and its gateway. A new node takes the lowest free address from offset
+  100 upward or, if those are used up, the lowest free one below.
+* A removed node's address stays reserved until it is released.
+* A pin (`my_ip`) wins over the node's former address; an address that the plan reserves for another node is
+  refused.
+* A change of subnet or gateway recreates the network on every node, so it is refused unless the user allows
+it.
 
-Addresses are integers inside, because a plan of 65,000 nodes has to be quick.
+Addresses are integers internally, so that a plan of 65,000 nodes is fast.
 """
 
 from __future__ import annotations
@@ -56,17 +57,16 @@ _HEADER = """\
 
 
 class AddressPlan(NamedTuple):
-    """A whole plan.
+    """An address plan.
 
     Attributes:
         subnet: the container network's subnet.
-        gateway: its gateway, never given to a node.
+        gateway: its gateway, never assigned to a node.
         nodes: node name -> address, master first, in inventory order.
-        removed: name -> address of nodes that left the inventory and whose address is reserved.
+        removed: name -> reserved address of nodes that left the inventory.
         keys: name of each ssh key of the cluster -> its fingerprint; empty before the keys are made.
-        replaced: fingerprints of the ssh authorities that the cluster had before new keys were made.
-        vf_prefix: what the MACs of its virtual functions begin with, such as `06:5e`; empty before it has
-            any.
+        replaced: fingerprints of the cluster's former ssh authorities.
+        vf_prefix: prefix of the MACs of its VFs, such as `06:5e`; empty before it has any.
     """
 
     subnet: IPv4Network
@@ -90,18 +90,18 @@ def make_plan(
     pins: Mapping[str, str] | None = None,
     replace_network: bool = False,
 ) -> AddressPlan:
-    """Give every host an address.
+    """Assign an address to every host.
 
     Args:
         hosts: all nodes of the inventory, the master first.
         subnet: the user's subnet (`rdm_subnet`), or empty.
         gateway: the user's gateway (`rdm_gateway`), or empty.
-        previous: the plan before, or None.
-        pins: addresses that the inventory fixes (`my_ip`), by node.
-        replace_network: the user agrees to make the network anew on every node.
+        previous: the previous plan, or None.
+        pins: addresses that the inventory sets (`my_ip`), by node.
+        replace_network: whether the user agrees to recreate the network on every node.
 
     Raises:
-        PreconditionFailed: with every problem that was found.
+        PreconditionFailed: with every problem.
     """
     pins = {host: pins[host] for host in hosts if host in pins} if pins else {}
     try:
@@ -136,12 +136,12 @@ def release(plan: AddressPlan, nodes: Iterable[str], hosts: Iterable[str] | None
     """Return the plan without the reservations of the removed `nodes`.
 
     Args:
-        plan: the plan before.
-        nodes: names of nodes that are gone for good.
-        hosts: the inventory's nodes, when some of the plan's have left it since; None when none have.
+        plan: the plan.
+        nodes: names of removed nodes.
+        hosts: the inventory's nodes; None if they are those of the plan.
 
     Raises:
-        PreconditionFailed: a name is not among the removed nodes.
+        PreconditionFailed: a name is not that of a removed node.
     """
     released = set(nodes)
     present = set(plan.nodes if hosts is None else hosts)
@@ -167,10 +167,10 @@ def release(plan: AddressPlan, nodes: Iterable[str], hosts: Iterable[str] | None
 
 
 def check_owner(plan: AddressPlan, hosts: Iterable[str], path: str) -> None:
-    """See to it that the plan in the file at `path` is not that of another inventory in the same directory.
+    """Check that the plan file at `path` is not that of another inventory in the same directory.
 
     Raises:
-        PreconditionFailed: it knows none of the inventory's nodes.
+        PreconditionFailed: the plan has none of the inventory's nodes.
     """
     known = {**plan.nodes, **plan.removed}
     if known and known.keys().isdisjoint(hosts):
@@ -180,12 +180,12 @@ def check_owner(plan: AddressPlan, hosts: Iterable[str], path: str) -> None:
 
 
 def widened(plan: AddressPlan, previous: AddressPlan | None, subnet: str) -> str | None:
-    """Return a sentence when the nodes got a wider subnet than before, or than the default, unasked.
+    """Return a sentence if the subnet was widened automatically.
 
     Args:
         plan: the plan.
-        previous: the plan before, or None.
-        subnet: the user's (`rdm_subnet`), or empty.
+        previous: the previous plan, or None.
+        subnet: the user's subnet (`rdm_subnet`), or empty.
     """
     before = previous.subnet if previous else DEFAULT_SUBNET
     if subnet or plan.subnet == before or not before.subnet_of(plan.subnet):
@@ -197,17 +197,17 @@ def widened(plan: AddressPlan, previous: AddressPlan | None, subnet: str) -> str
 
 
 def notes(plan: AddressPlan, previous: AddressPlan | None, pins: Mapping[str, str]) -> dict[str, str]:
-    """Return for each node of the plan how it came to its address: pinned, new, kept or moved."""
+    """Return for each node whether its address is pinned, new, kept or moved."""
     had = {**previous.removed, **previous.nodes} if previous else {}
     came = {name: "kept" if had.get(name) == at else "moved" for name, at in plan.nodes.items()}
     return {name: "pinned" if name in pins else how if name in had else "new" for name, how in came.items()}
 
 
-# --- the two ways to a plan ------------------------------------------------------------------------
+# --- fresh and grown plans -------------------------------------------------------------------------
 
 
 class _Settings(NamedTuple):
-    """What the user asks for, and what was found wrong with it so far."""
+    """The user's settings, and the problems found so far."""
 
     subnet: IPv4Network | None
     gateway: str
@@ -216,7 +216,7 @@ class _Settings(NamedTuple):
 
 
 def _fresh_plan(hosts: Sequence[str], settings: _Settings) -> AddressPlan:
-    """Lay out a plan where none was."""
+    """Make a plan without a previous one."""
     wide = DEFAULT_SUBNET.supernet(new_prefix=WIDE_PREFIX)
     candidates = [settings.subnet] if settings.subnet else [DEFAULT_SUBNET, wide]
     network = next((one for one in candidates if len(hosts) <= HostRange(one).size - 1), None)
@@ -237,7 +237,7 @@ def _fresh_plan(hosts: Sequence[str], settings: _Settings) -> AddressPlan:
 def _grown_plan(
     hosts: Sequence[str], network: IPv4Network, settings: _Settings, previous: AddressPlan
 ) -> AddressPlan:
-    """Carry a plan over into `network`, which is its own subnet unless the network is made anew."""
+    """Extend a plan in `network`, which is its own subnet unless the network is recreated."""
     usable = HostRange(network)
     had = {name: to_int(at) for name, at in chain(previous.removed.items(), previous.nodes.items())}
     had = {name: at for name, at in had.items() if at in usable}
@@ -254,7 +254,7 @@ def _grown_plan(
 
 
 def _choose_gateway(settings: _Settings, network: IPv4Network, otherwise: int) -> int:
-    """Return the user's gateway when it is one for `network`, else the address `otherwise`."""
+    """Return the user's gateway if it is valid for `network`, else `otherwise`."""
     if settings.gateway:
         try:
             gateway = to_int(settings.gateway)
@@ -274,7 +274,7 @@ def _allot(
     reserved: Mapping[str, int],
     settings: _Settings,
 ) -> AddressPlan:
-    """Place pins, then what is kept, then new nodes from offset `start` upward and from 1 below it."""
+    """Assign pins, then kept addresses, then free ones: from offset `start` upward, then below it."""
     usable = HostRange(network)
     pinned, problems = _check_pins(settings.pins, network, gateway)
     problems = [*settings.problems, *_check_gateway(settings.gateway, network), *problems]
@@ -353,13 +353,13 @@ class _FullError(Exception):
         return f"is too small for {self.hosts} nodes: it has room for {room}{held}"
 
     def problem(self, value: str) -> Problem:
-        """The refusal that names the prefix that would do."""
+        """Return the problem, with the prefix that would suffice."""
         prefix = prefix_for(self.hosts + len(self.reserved))
         hint = f"set rdm_subnet to a /{prefix} or wider{self._or_release()}"
         return Problem(None, f"{value} {self.network}", self._reason(), hint)
 
     def _or_release(self) -> str:
-        """What else makes room, when that is enough: a release that is not releases nothing."""
+        """Return the hint to release addresses, if that makes enough room."""
         lacking = self.hosts + len(self.reserved) - (HostRange(self.network).size - 1)
         if not 0 < lacking <= len(self.reserved):
             return ""
@@ -370,7 +370,7 @@ class _FullError(Exception):
         return f", or release {what} (rdm-provision plan {words})"
 
     def widening(self, wide: IPv4Network) -> Problem:
-        """The refusal that says what widening costs."""
+        """Return the problem, with the cost of a wider subnet."""
         hint = (
             f"widening it to {wide} means making the network anew on every node; "
             f"set network_replace: true to do so (addresses in use are kept){self._or_release()}"
@@ -386,7 +386,7 @@ def prefix_for(nodes: int) -> int:
 def _check_pins(
     pins: Mapping[str, str], network: IPv4Network | None, gateway: int | None
 ) -> tuple[dict[str, int], list[Problem]]:
-    """Return the pins as integers, and what is wrong with them; without a network, by themselves."""
+    """Return the pins as integers, and what is wrong with them; without a network, check only their form."""
     usable = HostRange(network) if network else None
     but = f", but not the gateway {to_text(gateway)}" if gateway is not None else ""
     choose = f"choose an address from {usable}{but}" if usable else "correct it in the inventory"
@@ -436,7 +436,7 @@ def _check_gateway(text: str, network: IPv4Network) -> list[Problem]:
 
 
 def _other_network(settings: _Settings, previous: AddressPlan) -> list[Problem]:
-    """Return a problem when the user asks for another network than the plan's."""
+    """Return a problem if the user sets another subnet or gateway than the plan's."""
     if settings.subnet is not None and settings.subnet != previous.subnet:
         what, asked, planned = "subnet", str(settings.subnet), str(previous.subnet)
     elif settings.gateway and settings.gateway != previous.gateway:
@@ -487,7 +487,7 @@ def format_plan(plan: AddressPlan) -> str:
 
 
 def parse_plan(text: str) -> AddressPlan:
-    """Return the plan that the text of a plan file holds.
+    """Return the plan in the text of a plan file.
 
     Raises:
         PlanFileError: the text is not a plan, or contradicts itself.
@@ -548,7 +548,7 @@ def _check_consistency(
 
 
 def read_plan(path: str) -> AddressPlan | None:
-    """Return the plan in the file at `path`, or None when there is no such file.
+    """Return the plan in the file at `path`; None if there is no such file.
 
     Raises:
         PlanFileError: the file cannot be read or is not a plan.
@@ -563,7 +563,7 @@ def read_plan(path: str) -> AddressPlan | None:
 
 
 def write_plan(path: str, plan: AddressPlan) -> None:
-    """Write the plan file, whole or not at all; where it is a link, what that points to.
+    """Write the plan file atomically; if it is a link, write its target.
 
     Raises:
         OSError: the directory cannot be written to.
@@ -571,7 +571,7 @@ def write_plan(path: str, plan: AddressPlan) -> None:
     write_whole(os.path.realpath(path), format_plan(plan).encode(), 0o644)
 
 
-# --- texts that other tools read -------------------------------------------------------------------
+# --- texts for other tools -------------------------------------------------------------------------
 
 
 def hostfile(plan: AddressPlan, slots: Mapping[str, int]) -> str:

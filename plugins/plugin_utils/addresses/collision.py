@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Does the container network's subnet collide with anything that a node already uses?
+"""Find collisions of the container network's subnet with ranges that a node already uses.
 
-The engine itself refuses only an overlap with its own networks; an interface or a route with the
-same range silently sends traffic the wrong way. So the subnet is compared with every address,
-route and Docker network that the nodes report, with the ranges of a Kubernetes there, and with the
-addresses ssh uses. The address pools of the engine are no uses: with them, the user is warned.
-IPv6 is out of scope: the container network is IPv4.
+The engine refuses only an overlap with its own networks; an interface or a route with the same range silently
+misroutes traffic. So the subnet is compared with every address, route and Docker network that the nodes
+report, with Kubernetes' ranges, and with the addresses that ssh uses. An overlap with an address pool of the
+engine is only a warning. IPv6 is out of scope: the container network is IPv4.
 """
 
 from __future__ import annotations
@@ -29,12 +28,12 @@ SPECIAL = {
     IPv4Network("224.0.0.0/4"): "the multicast range",
     IPv4Network("240.0.0.0/4"): "a reserved range",
 }
-# Routes for the whole internet, alone or as the two halves that VPN clients install.
+# Default routes, whole or as the two halves that VPN clients install.
 EVERYWHERE = {"default", "0.0.0.0/0", "0.0.0.0/1", "128.0.0.0/1"}
 
 SUBNET = "rdm_subnet"
 RAIL_SUBNETS = "container_rail_subnets"
-"""The variables with which the user chooses a subnet."""
+"""The variables that set a subnet."""
 
 
 class Use(NamedTuple):
@@ -42,8 +41,8 @@ class Use(NamedTuple):
 
     Attributes:
         network: the range.
-        what: how to name it to a person, such as `interface ib0 (10.0.0.1/24)`.
-        removable: it can be taken off the node, unlike the addresses that ssh uses.
+        what: its description, such as `interface ib0 (10.0.0.1/24)`.
+        removable: whether it can be removed from the node, unlike the addresses that ssh uses.
     """
 
     network: IPv4Network
@@ -52,7 +51,7 @@ class Use(NamedTuple):
 
 
 def subnet_problems(subnet: IPv4Network, variable: str = SUBNET) -> list[Problem]:
-    """Return what is wrong with the subnet on any node: loopback, multicast and the like."""
+    """Return a problem for each special range, such as loopback or multicast, that the subnet overlaps."""
     return [
         Problem(None, str(subnet), f"overlaps {what} {special}", _hint([special], subnet.prefixlen, variable))
         for special, what in SPECIAL.items()
@@ -61,7 +60,7 @@ def subnet_problems(subnet: IPv4Network, variable: str = SUBNET) -> list[Problem
 
 
 def public_space_warning(subnet: IPv4Network) -> str | None:
-    """Return a warning when the subnet is not private space, else None."""
+    """Return a warning if the subnet is not private address space, else None."""
     if any(subnet.subnet_of(private) for private in PRIVATE):
         return None
     return (
@@ -74,12 +73,12 @@ def public_space_warning(subnet: IPv4Network) -> str | None:
 def ssh_address_problems(
     subnet: IPv4Network, addresses: Mapping[str, str], variable: str = SUBNET
 ) -> list[Problem]:
-    """Return a problem for each node that is reached by ssh at an address inside the subnet.
+    """Return a problem for each node whose ssh address is inside the subnet.
 
     Args:
         subnet: of the container network.
-        addresses: node name -> its `ansible_host`; names of hosts are not looked up.
-        variable: with which another subnet can be chosen.
+        addresses: node name -> its `ansible_host`; host names are not resolved.
+        variable: the variable that sets the subnet.
     """
     literals = {node: at for node, at in addresses.items() if ipv4_network(at) is not None}
     hint = _hint([*literals.values(), subnet], subnet.prefixlen, variable)
@@ -105,8 +104,8 @@ def collisions(
         facts: node name -> what `node_facts` found there.
         network_names: node name -> the name of the cluster's own network there.
         cluster: the cluster's name, the value of our label.
-        ssh_addresses: `ansible_host` of every node, kept out of the subnet that is proposed.
-        variable: with which another subnet can be chosen.
+        ssh_addresses: `ansible_host` of every node; the proposed subnet avoids them.
+        variable: the variable that sets the subnet.
     """
     used: set[IPv4Network] = {network for at in ssh_addresses for network in [ipv4_network(at)] if network}
     hits: dict[str, list[Use]] = {}
@@ -134,15 +133,15 @@ def collisions(
 def pool_warnings(
     subnet: IPv4Network, facts: Mapping[str, Mapping[str, Any]], with_network: Container[str] = ()
 ) -> list[Problem]:
-    """Return one warning for each node on which a part of the subnet may get another use later.
+    """Return one warning for each node whose engine may use a part of the subnet later.
 
-    An engine takes subnets for networks that ask for none from its pools, and passes over those in use. Once
-    the cluster's network is there, it is safe.
+    An engine gives networks without a subnet one from its pools that is not in use. Once the cluster's
+    network exists, its subnet is safe.
 
     Args:
-        subnet: the cluster's.
+        subnet: of the container network.
         facts: node name -> what `node_facts` found there.
-        with_network: nodes on which the network is there.
+        with_network: nodes on which the network exists.
     """
     hits = {
         node: pool
@@ -169,7 +168,7 @@ def subnets_of(network: Mapping[str, Any]) -> list[IPv4Network]:
     return [subnet for subnet in found if subnet is not None]
 
 
-# --- what a node uses --------------------------------------------------------------------------------
+# --- ranges in use -----------------------------------------------------------------------------------
 
 
 def _own_networks(
@@ -185,12 +184,12 @@ def _own_networks(
 
 
 def _uses(facts: Mapping[str, Any], own: list[Mapping[str, Any]]) -> Iterator[Use]:
-    """Yield every range that a node uses, apart from its `own` networks.
+    """Yield every range that a node uses, except those of its `own` networks.
 
-    A range that shows more than once (a Docker network, its bridge, the bridge's route) is named once.
+    A range that appears several times (Docker network, its bridge, the bridge's route) is yielded once.
     """
     docker = facts.get("docker") or {}
-    # interface -> the ranges on it that are already named, or need not be
+    # interface -> its ranges that were yielded, or must not be
     explained: dict[str, list[IPv4Network]] = {
         interface: subnets_of(network) for network in own for interface in _interfaces_of(network)
     }
@@ -235,7 +234,7 @@ def _uses(facts: Mapping[str, Any], own: list[Mapping[str, Any]]) -> Iterator[Us
 
 
 def _pools(facts: Mapping[str, Any]) -> Iterator[Use]:
-    """Yield the ranges from which something on the node may take a part without being asked."""
+    """Yield the ranges from which the node's engine or Kubernetes may assign a part automatically."""
     docker = facts.get("docker") or {}
     for pools, whose in (
         (docker.get("default_address_pools"), "the Docker daemon's address pool"),
@@ -254,21 +253,21 @@ def _pools(facts: Mapping[str, Any]) -> Iterator[Use]:
 
 
 def _kubernetes(facts: Mapping[str, Any]) -> tuple[str, list[Mapping[str, Any]]]:
-    """Return the name of the Kubernetes on a node, for a sentence, and its ranges."""
+    """Return the name of the node's Kubernetes, for messages, and its ranges."""
     found = facts.get("kubernetes") or {}
     name = str(found.get("name", ""))
     return f"Kubernetes ({name})", found.get("ranges") or []
 
 
 def _interfaces_of(network: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the names that the engine gives the interfaces of a network on the node."""
+    """Return the names of a network's interfaces on the node."""
     short = str(network.get("id", ""))[:12]
     named = (network.get("options") or {}).get("com.docker.network.bridge.name")
     return (*([named] if named else []), *(f"{kind}-{short}" for kind in ("br", "dm", "di")))
 
 
 def _removal(uses: Iterable[Use]) -> str:
-    """Return the hint where the cluster already has the subnet: another one would rebuild it everywhere."""
+    """Return the hint for a cluster that already has the subnet: a change would recreate every network."""
     return f"remove {', '.join(use.what for use in uses)} from this node; the cluster already has the subnet"
 
 

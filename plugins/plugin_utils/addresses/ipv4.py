@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""IPv4 addresses as plain integers, and subnets with error messages that say what to write."""
+"""IPv4 addresses as integers, and a parser of subnets with clear errors."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SMALLEST_PREFIX = 30
 
 
 def to_int(text: str) -> int:
-    """Return the address `text` as an integer; ValueError says what is wrong with it."""
+    """Return the address `text` as an integer; ValueError says what is wrong."""
     try:
         address = ipaddress.ip_address(text)
     except ValueError:
@@ -31,7 +31,7 @@ def parse_subnet(text: Any) -> IPv4Network:
     """Return the IPv4 subnet that `text` names, such as `192.169.16.0/24`.
 
     Raises:
-        ValueError: the sentence says what is wrong and, where that is clear, what to write.
+        ValueError: says what is wrong and, if possible, what to write.
     """
     match = re.fullmatch(r"([^/\s]+)/(\d{1,3})", str(text))
     if not match:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Several rails: interfaces of a node that each carry a container network of its own.
+"""Rails: several interfaces of a node, each with its own container network.
 
-There is one address plan. That of a further rail is the same plan, moved to the rail's subnet: a node has the
-same place in each, so that what the plan keeps, pins and reserves holds for every rail, and nobody keeps a
-second file. The rails' subnets follow the plan's, or are what the user says.
+All rails share one address plan: a node has the same offset in each rail's subnet, so that kept, pinned and
+reserved addresses hold for every rail. The subnets of further rails follow the plan's, unless the user sets
+them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.addresses.ipv4 impor
 from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import Problem
 
 MOST = 16
-"""Rails of a node: as many adapters as the largest machines have."""
+"""Rails per node, the number of adapters of the largest machines."""
 
 _INTERFACE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,14}")
 
@@ -27,7 +27,7 @@ def name_problems(node: str, rails: Sequence[str], parent: str, driver: str) -> 
 
     Args:
         node: inventory name.
-        rails: its interfaces, as the user lists them; none where nobody asks for rails.
+        rails: its interfaces, as the user lists them; empty for no further rails.
         parent: the interface of its first network (`network_parent`).
         driver: the driver of its networks.
     """
@@ -59,8 +59,8 @@ def rail_subnets(
 
     Args:
         first: the address plan's subnet.
-        counts: node -> how many rails it has, the first one included; 0 or 1 for none but that.
-        given: node -> the subnets that the user gives the further ones (`container_rail_subnets`).
+        counts: node -> its number of rails, including the first; 0 or 1 for only the first.
+        given: node -> the user's subnets of the further rails (`container_rail_subnets`).
     """
     wanted = {max(count, 1) for count in counts.values()}
     if len(wanted) > 1:
@@ -94,15 +94,15 @@ def rail_subnets(
 
 
 def network_of(first: str, index: int) -> str:
-    """Return the name of a rail's Docker network; the first rail, 0, has the cluster's own."""
+    """Return the name of a rail's Docker network; the first rail, 0, has the name `first`."""
     return f"{first}-{index}" if index else first
 
 
 def prefix_of(prefix: str, index: int) -> str:
-    """Return how a rail's interface is named in the container by a driver that lets us (`sriov`).
+    """Return the prefix of a rail's interface name in the container, for the driver `sriov`.
 
-    An engine starts a container's networks in any order. With a name of its own, each rail has the same
-    interface after every start; the first keeps the name that it has without rails.
+    An engine connects a container's networks in any order. With its own prefix, a rail has the same interface
+    name after every start; the first rail keeps the name that it has without further rails.
     """
     return f"{prefix or 'eth'}{index}r" if index else prefix
 
@@ -115,7 +115,7 @@ def _next(first: IPv4Network, index: int) -> IPv4Network:
 
 
 def _disjoint(first: IPv4Network, found: Sequence[IPv4Network]) -> list[Problem]:
-    """Return which subnets are of another size than the first, or overlap one before them."""
+    """Return a problem for each subnet with another size than the first, or that overlaps an earlier one."""
     problems = []
     for index, subnet in enumerate(found):
         value = f"the subnet {subnet} of rail {index + 1}"

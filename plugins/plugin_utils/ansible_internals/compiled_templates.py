@@ -1,18 +1,16 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Compile each template once in a run, not once in each of its processes.
+"""Compile each template once per run, instead of once in each of its processes.
 
-Ansible forks a process for each task and node, and compiles there every template that the task's arguments
-come from. Here the first one to meet a template leaves the compiled code in a directory of the run, where the
-others find it. What a template evaluates to is not kept.
+Ansible forks a process for each task and node, which compiles every template of the task's arguments. Here
+the first process to compile a template stores the code in a directory of the run, where the others find it.
+Results of templates are not stored.
 
-Code goes by the template's text and all that Jinja's compiler is told besides. Filters and tests are looked
-up by their names where the code is evaluated; only whether one is passed the context, as by Jinja's
-pass_context, is in the code. A short name that is of different kinds in two plays, by their keyword
-collections, would be taken for the one that was met first.
+The key is the template's text and the settings of Jinja's compiler. Filters and tests are resolved by name
+when the code runs; the code only contains whether one is passed the context (Jinja's pass_context). If the
+keyword `collections` makes a short name differ in that between two plays, the one compiled first would win.
 
-Code has its template's text in it. So none is kept of a template that may come from something encrypted: a
-run that is killed leaves its directory behind. Nor is that kept of one that stands in no file, as what an
-inventory script or a plugin has made: each process compiles it, as ever.
+Code contains its template's text, and a killed run leaves its directory behind. So code is not stored for a
+template that may come from something encrypted, or from no file, such as the output of an inventory script.
 """
 
 from __future__ import annotations
@@ -38,14 +36,14 @@ from ansible_collections.rdm.provision.plugins.module_utils.base.atomic_file imp
 from jinja2.environment import TemplateExpression
 
 _expression: contextvars.ContextVar[str | None] = contextvars.ContextVar("expression", default=None)
-"""The key of the expression that is being compiled."""
+"""The key of the expression that is currently compiled."""
 
 
 class Store:
     """Compiled code by keys, shared by the processes of a run.
 
     Args:
-        directory: where it is; nobody else may write to it.
+        directory: where the code is stored; no other user may write to it.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -53,14 +51,14 @@ class Store:
         self._known: dict[str, CodeType] = {}
 
     def find(self, key: str) -> CodeType | None:
-        """Return what this process, or another one, has compiled; None where none has."""
+        """Return code that this or another process has stored; None if none has."""
         if key not in self._known:
             with contextlib.suppress(OSError, EOFError, ValueError, TypeError):
                 self._known[key] = marshal.loads((self._directory / key).read_bytes())  # noqa: S302  # the run's own
         return self._known.get(key)
 
     def keep(self, key: str, code: CodeType) -> CodeType:
-        """Keep code for all processes, and return it."""
+        """Store code for all processes, and return it."""
         self._known[key] = code
         with contextlib.suppress(OSError):
             write_whole(str(self._directory / key), marshal.dumps(code), 0o600, durable=False)
@@ -68,10 +66,10 @@ class Store:
 
 
 def install(store: Store) -> None:
-    """Let Ansible's templates take their code from a store, in this process and those that it forks.
+    """Make Ansible take templates' code from a store, in this process and those that it forks.
 
     Raises:
-        AttributeError, TypeError: this ansible-core does not have what a key is made of; nothing is changed.
+        AttributeError, TypeError: this ansible-core lacks what a key needs; nothing is changed.
     """
     with _TemplateCompileContext(escape_backslashes=True):
         _key("template", AnsibleEnvironment(), Origin(path=__file__).tag(""))
@@ -79,7 +77,7 @@ def install(store: Store) -> None:
     expression: Callable[..., Any] = AnsibleEnvironment.compile_expression
 
     def compile_template(self: AnsibleEnvironment, source: Any, *args: Any, **kwargs: Any) -> Any:
-        # Jinja compiles an expression as a template of nodes, which has no text.
+        # Jinja compiles an expression as a template of nodes, without text.
         key = _key("template", self, source) if isinstance(source, str) else _expression.get()
         if key is None or args or kwargs:
             return template(self, source, *args, **kwargs)
@@ -102,7 +100,7 @@ def install(store: Store) -> None:
 
 
 def _key(kind: str, environment: AnsibleEnvironment, source: str) -> str | None:
-    """Return what names a template's code; None where it is not kept, or Ansible is to show the source."""
+    """Return the key of a template's code; None if it must not be stored, or Ansible shows the source."""
     context = _TemplateCompileContext.current(optional=True)
     if context is None or environment._debuggable_template_source or not _is_open(source):
         return None
@@ -112,7 +110,7 @@ def _key(kind: str, environment: AnsibleEnvironment, source: str) -> str | None:
 
 
 def _is_open(source: str) -> bool:
-    """Tell whether a template stands, for all who may read it, in a file that is not encrypted."""
+    """Return whether a template comes from a file that is not encrypted."""
     origin = Origin.get_tag(source)
     if origin is None or origin.path is None:
         return False
@@ -122,7 +120,7 @@ def _is_open(source: str) -> bool:
 
 @functools.cache
 def _is_open_file(path: str) -> bool:
-    """Tell the same of a file, of whose strings only the name is known."""
+    """Return whether a file can be read and is not encrypted as a whole."""
     try:
         with open(path, "rb") as file:
             return not is_encrypted_file(file)

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Keep the modules that Ansible has packed for nodes, for the next run.
+"""Cache the modules that Ansible packs for nodes, for later runs.
 
-Ansible packs each module anew in every run: it reads the module and all that it imports, and compresses it.
-It looks for a packed one in a directory of the run; there, the next run finds links to those of the last one.
-They are kept by what they are made from, so that another version, or a source that was edited, finds none.
+In every run Ansible packs each module: it reads the module and all its imports, and compresses them. It first
+looks for a packed module in a directory of the run, where this cache puts links to those of earlier runs. The
+key covers the sources and versions, so edited sources or another version find nothing.
 
-Files of a run are never written through a link, and the kept ones are put into their place in one step.
+A run never writes through a link, and cached files are written atomically.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ from pathlib import Path
 from ansible_collections.rdm.provision.plugins.module_utils.base.atomic_file import write_whole
 
 COLLECTIONS = ("rdm.provision", "community.docker")
-"""The collections of which modules are kept; those of others are not known to be what the key says."""
+"""The collections whose modules are cached; the key does not cover the sources of others."""
 
 KEPT = 4
-"""How many sets stay, one for each state of the sources."""
+"""How many sets are kept, one for each state of the sources."""
 
 OLD_S = 24 * 3600.0
-"""Seconds for which a set stays in any case: a run may still use it."""
+"""Seconds for which every set is kept, since a run may still use it."""
 
 
 def cache_home() -> Path:
-    """Return the user's folder for packed modules (XDG Base Directory Specification)."""
+    """Return the user's cache directory for packed modules (XDG Base Directory Specification)."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rdm-provision" / "modules"
 
 
 def key(ansible: str, sources: Iterable[Path]) -> str:
-    """Return what names a set: a digest of Ansible's and Python's versions, and of the sources.
+    """Return the key of a set: a digest of Ansible's and Python's versions, and of the sources.
 
     Args:
-        ansible: the version.
-        sources: directories; the files below count by path, size and time of change.
+        ansible: the version of Ansible.
+        sources: directories; files below them count by path, size and modification time.
     """
     state = hashlib.sha256(f"{ansible}\0{platform.python_version()}\0".encode())
     for source in sources:
@@ -53,10 +53,10 @@ def key(ansible: str, sources: Iterable[Path]) -> str:
 
 
 def link(kept: Path, run: Path) -> None:
-    """Let a run find what is kept.
+    """Link a set's modules into a run's directory.
 
     Args:
-        kept: a set; nothing is taken from a folder that somebody else could write to.
+        kept: the set; ignored if another user could write to its directory.
         run: where Ansible looks for packed modules in this run.
     """
     with contextlib.suppress(OSError):
@@ -64,13 +64,13 @@ def link(kept: Path, run: Path) -> None:
             return
         os.utime(kept)
         run.mkdir(mode=0o700, parents=True, exist_ok=True)
-        for packed in kept.glob("[!.]*"):  # without those that another run is writing
+        for packed in kept.glob("[!.]*"):  # not the temporary files of another run
             with contextlib.suppress(FileExistsError):
                 (run / packed.name).symlink_to(packed)
 
 
 def keep(run: Path, kept: Path) -> None:
-    """Keep what a run has packed, and forget the sets that nobody has used for long."""
+    """Cache what a run has packed, and delete sets that have not been used for long."""
     with contextlib.suppress(OSError):
         new = [packed for packed in _packed(run) if not (kept / packed.name).exists()]
         if not new:
@@ -84,7 +84,7 @@ def keep(run: Path, kept: Path) -> None:
 
 
 def _packed(run: Path) -> Iterator[Path]:
-    """Yield what this run has packed itself, of the modules whose sources are in the key."""
+    """Yield the modules that this run packed itself and whose sources the key covers."""
     names = tuple(f"ansible_collections.{collection}." for collection in COLLECTIONS)
     for entry in run.iterdir():
         whole = not entry.name.endswith((".lock", "-part"))
@@ -93,7 +93,7 @@ def _packed(run: Path) -> Iterator[Path]:
 
 
 def _is_mine(folder: Path) -> bool:
-    """Return whether nobody else can write to a folder."""
+    """Return whether no other user can write to a directory."""
     found = folder.lstat()
     return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o022
 

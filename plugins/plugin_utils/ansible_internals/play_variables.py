@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a playbook adds to the variables of its hosts: `hostvars` have nothing of it."""
+"""Variables that a playbook adds to those of its hosts, which `hostvars` do not have."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ COLLECTION = "rdm.provision"
 
 
 def variables_in_play(task: Any, task_vars: Mapping[str, Any]) -> Callable[[str], dict[str, Any]]:
-    """Return what gives a host's variables as they are written, `vars` and `vars_files` of the play included.
+    """Return a function from a host to its unevaluated variables, with the play's `vars` and `vars_files`.
 
-    Which one wins is for Ansible to say.
+    Ansible decides their precedence.
     """
     hostvars = task_vars["hostvars"]
     play = task.get_play()
     if not play.vars and not play.get_vars_files():
         return hostvars.raw_get
-    # Defaults of its roles are not the user's choice.
+    # The defaults of its roles are not set by the user.
     bare = play.copy()
     bare.roles = []
     manager, inventory = hostvars._variable_manager, hostvars._inventory
@@ -37,13 +37,13 @@ def unseen(
     defaults: Mapping[str, Any],
     names: set[str],
 ) -> list[Problem]:
-    """Return a problem for each variable that one role or block is given: the plan is made for all of them.
+    """Return a problem for each variable set for a single role or block, where the plan does not see it.
 
     Args:
-        task: the one that plans.
+        task: the task that plans.
         task_vars: its variables.
         seen: host -> its variables as the plan sees them.
-        defaults: those of the collection's roles.
+        defaults: the defaults of the collection's roles.
         names: the variables that the plan depends on.
     """
     own = seen.get(str(task_vars["inventory_hostname"]))
@@ -61,17 +61,17 @@ def unseen(
 
 
 def as_written(value: Any) -> str:
-    """Return a variable's value as text, what is encrypted in it as it is written.
+    """Return a variable's value as text; encrypted values in it stay encrypted.
 
     Raises:
-        TypeError: keys of a dictionary have no order.
+        TypeError: the keys of a dictionary cannot be sorted.
     """
-    # A value that JSON cannot express is a secret, or another of Ansible's objects.
+    # A value that JSON cannot express is an encrypted one, or another object of Ansible's.
     return json.dumps(value, sort_keys=True, default=_written)
 
 
 def _differ(one: Any, other: Any) -> bool:
-    # Comparing secrets would mean decrypting them.
+    # Encrypted values are compared by their ciphertext: decrypting them is not needed.
     try:
         return as_written(one) != as_written(other)
     except TypeError:
@@ -79,7 +79,7 @@ def _differ(one: Any, other: Any) -> bool:
 
 
 def _given(play: Any) -> Iterator[Mapping[str, Any]]:
-    """Yield what the collection's roles are given in a play, as far as it is known before they run."""
+    """Yield the variables that a play sets for the collection's roles, as far as known before they run."""
     for role in play.roles:
         if role._role_collection == COLLECTION:
             yield {**role._role_params, **role.vars}

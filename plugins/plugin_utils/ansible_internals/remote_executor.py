@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Other hosts than that of a task, reached as Ansible does: by their own connection, become and shell."""
+"""Run modules on hosts other than the task's, through Ansible's connection, become and shell plugins."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ Result = dict[str, Any]
 
 
 class OrdinaryError(Exception):
-    """A host is to be left to an ordinary task; the text says why."""
+    """A host needs an ordinary task; the text says why."""
 
 
 class RemoteExecutor:
-    """Makes calls of modules on the hosts of a play.
+    """Runs modules on the hosts of a play.
 
-    Each host has plugins of its own, so that its calls can be made in a thread.
+    Each host has its own plugin objects, so that its calls can run in a thread.
 
     Args:
-        action: the action that makes the calls; its task is what Ansible sees of them.
+        action: the action that makes the calls, as part of its task.
         task_vars: of that task.
         connections: names of the connection plugins that work in threads.
-        root: whether the play becomes root whatever `rdm_become` says.
+        root: whether to become root whatever `rdm_become` says.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class RemoteExecutor:
     ) -> None:
         self._action = action
         self._root = root
-        # By now the task's environment is that of its one host; the play's is still as written.
+        # The task's environment is already evaluated for its own host; the play's is not.
         self._task = action._task.copy()
         self._task.environment = action._task.get_play().environment
         self._hostvars = task_vars["hostvars"]
@@ -53,17 +53,17 @@ class RemoteExecutor:
         self._connections = {name.removeprefix("ansible.builtin.") for name in connections}
 
     def host(self, name: str) -> Host:
-        """Return a host of the play, with its variables as they are now."""
+        """Return a host of the play with its current variables."""
         variables = {**self._raw(name), "hostvars": self._hostvars}
-        # A module may discover its host's interpreter, which holds for that host only.
+        # A module may add the discovered interpreter of its host, so each host gets a copy.
         variables["ansible_facts"] = dict(variables.get("ansible_facts") or {})
         return Host(name, variables, Templar(loader=self._action._loader, variables=variables))
 
     def call(self, host: Host, module: str, arguments: Mapping[str, Any]) -> Callable[[], Result]:
-        """Return what runs a module on a host, without having connected to it.
+        """Return a function that runs a module on a host; it is not connected to yet.
 
         Raises:
-            OrdinaryError: it cannot be reached in a thread.
+            OrdinaryError: the host cannot be reached in a thread.
             AnsibleError: a variable cannot be evaluated.
         """
         return functools.partial(
@@ -74,10 +74,10 @@ class RemoteExecutor:
         )
 
     def copy(self, host: Host, path: str, name: str) -> tuple[str, Callable[[], Any]]:
-        """Return where a file goes on a host, beside Ansible's own temporary ones, and what copies it there.
+        """Return a file's path on a host, among Ansible's temporary files, and a function that copies it.
 
         Raises:
-            OrdinaryError: it cannot be reached in a thread.
+            OrdinaryError: the host cannot be reached in a thread.
             AnsibleError: a variable cannot be evaluated, or the host does not answer.
         """
         handler = self._handler(host)
@@ -88,7 +88,7 @@ class RemoteExecutor:
         return remote, functools.partial(handler._connection.put_file, path, remote)
 
     def _handler(self, host: Host) -> Any:
-        """Return an action of the host's own."""
+        """Return an action plugin for the host."""
         context = self._play_context(host)
         connection = self._connection(host, context)
         handler = action_loader.get(
@@ -104,9 +104,9 @@ class RemoteExecutor:
         return handler
 
     def _play_context(self, host: Host) -> Any:
-        """Return what older plugins, and Ansible itself, read instead of options."""
+        """Return the play context, which Ansible and older plugins read instead of options."""
         context = self._action._play_context.copy()
-        # The task's own host has this one.
+        # The copy has the address of the task's own host.
         context.remote_addr = None
         context = context.set_task_and_variable_override(self._task, host.variables, host.templar)
         context.post_validate(host.templar)
@@ -120,7 +120,7 @@ class RemoteExecutor:
         if name.removeprefix("ansible.builtin.") not in self._connections:
             raise OrdinaryError(f"the connection plugin {name} is not known to work in threads")
         connection = connection_loader.get(name, context, ansible_playbook_pid=str(os.getppid()))
-        # The keyword of a task is about the task's own time.
+        # The task's keyword `timeout` limits the task, not the connection.
         keys = {**self._task.dump_attrs(), "timeout": context.timeout}
         keys.pop("retries", None)
         _set_options("connection", connection, host, keys)
@@ -139,7 +139,7 @@ class RemoteExecutor:
         return connection
 
     def _become(self, host: Host) -> Any:
-        """Return the become plugin, None for none; most plays become root by rdm_become."""
+        """Return the become plugin; None for none. Most plays become root according to rdm_become."""
         own = host.value("ansible_become")
         if own is None:
             own = self._root or host.value("rdm_become", True)
@@ -153,7 +153,7 @@ class RemoteExecutor:
 
 
 class Host:
-    """A host's variables as they are written, and what evaluates them."""
+    """A host's unevaluated variables, and the templar that evaluates them."""
 
     def __init__(self, name: str, variables: dict[str, Any], templar: Any) -> None:
         self.name = name
@@ -161,18 +161,18 @@ class Host:
         self.templar = templar
 
     def value(self, name: str, otherwise: Any = None) -> Any:
-        """Return a variable's value; AnsibleError when it cannot be evaluated."""
+        """Return a variable's value; AnsibleError if it cannot be evaluated."""
         if name not in self.variables:
             return otherwise
         return self.templar.template(self.variables[name])
 
     def values(self, names: Sequence[str]) -> dict[str, Any]:
-        """Return the values of those of these variables that the host has."""
+        """Return the values of these variables, without those that the host lacks."""
         return {name: self.value(name) for name in names if name in self.variables}
 
 
 def _fix_environment(handler: Any) -> None:
-    """Evaluate the environment of a host's module now: Ansible evaluates no templates in threads."""
+    """Evaluate the environment of a host's module now: Ansible cannot evaluate templates in threads."""
     evaluated: dict[str, Any] = {}
     prefix = handler._compute_environment_string(evaluated)
 
@@ -186,13 +186,13 @@ def _fix_environment(handler: Any) -> None:
 
 
 def _set_options(kind: str, plugin: Any, host: Host, keys: Mapping[str, Any]) -> None:
-    """Give a plugin its options, as the host's variables and the task's keywords have them."""
+    """Set a plugin's options from the host's variables and the task's keywords."""
     names = constants.config.get_plugin_vars(kind, plugin._load_name)
     plugin.set_options(task_keys=keys, var_options=host.values(names))
 
 
 def _option(plugin: Any, name: str) -> Any:
-    """Return a plugin's option, None where it has no such one."""
+    """Return a plugin's option; None if it has no such option."""
     try:
         return plugin.get_option(name)
     except KeyError:

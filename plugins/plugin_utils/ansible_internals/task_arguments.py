@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Actions that let go of their arguments when they have ended.
+"""Actions that drop their arguments when they end.
 
-Ansible sends all arguments of a task back with its result, and keeps those of every node until the last one
-has ended. The list of the cluster's nodes is one, so that they would take N times N lines.
+Ansible returns the arguments of a task with its result, and keeps those of every node until the last node has
+ended. With the list of all nodes as an argument, that would take memory for N times N lines.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from ansible.plugins.action.normal import ActionModule as Normal
 
 
 def let_go(task: Task) -> None:
-    """Forget a task's arguments, in the process that has run it, unless it may be run there once more."""
+    """Drop a task's arguments in the process that ran it, unless it may be repeated there."""
     if not task.until and task.retries is None:
         task.args = {}
 
 
 class DroppedArguments(Normal):
-    """Runs the module, as Ansible does where there is no action of its name."""
+    """Runs the module, as Ansible does if there is no action of its name."""
 
     def run(self, tmp: Any = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
         """Return what the module returns."""

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""One run at a time changes a cluster; and what a dead run has left is ended by who comes next.
+"""The lock of a cluster: one run at a time changes it, and ends the processes that a dead run has left.
 
-The lock is the file ``.rdm/lock`` beside the inventory, with a shared flock by whatever belongs to the run:
-``rdm-provision``, its ansible-playbook, and the workers that this forks, which inherit it. To hold it is the
-mark of a run's processes, and the kernel shows it (the line ``lock:`` in ``/proc/PID/fdinfo``). Programs that
-they start, such as ssh and its masters, do not inherit it.
+The lock is the file ``.rdm/lock`` next to the inventory. All processes of a run hold a shared flock on it:
+``rdm-provision``, its ansible-playbook, and the workers that this forks, which inherit it. So the lock marks
+the processes of a run, and the kernel shows who holds it (the line ``lock:`` in ``/proc/PID/fdinfo``).
+Programs that they start, such as ssh and its masters, do not inherit it.
 
-The file says which process leads the run. Who finds it locked while that one is dead ends exactly the
-processes that hold it, and takes it: a worker whose run was killed can wait for ever for a semaphore that
-died with its holder. Taking, and giving back by the leader, are done under a second lock, so that the file
-always speaks of those who hold it.
+The file names the process that leads the run. If that process is dead and the file still locked, the next run
+ends exactly the processes that hold it, and takes it: a worker of a killed run can wait forever for a
+semaphore that died with its holder. A second lock guards taking the lock, and its release by the leader, so
+that the file always names the holder.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ from typing import Any, NamedTuple
 from ansible_collections.rdm.provision.plugins.module_utils.constants import STATE_DIR
 
 PATIENCE_S = 30.0
-"""How long to wait for another process that takes or gives back the lock, in seconds."""
+"""Seconds to wait for another process that takes or releases the lock."""
 PASSING_S = 0.5
-"""How long a lock without a run may be held by what passes, in seconds."""
+"""Seconds for which short-lived processes may hold the lock of a run that has ended."""
 ORDERLY_S = 3.0
-"""How long a process of a dead run has to end by itself when it is told to, in seconds."""
+"""Seconds between SIGTERM and SIGKILL for a process of a dead run."""
 KILLED_S = 30.0
-"""How long to wait until the kernel has removed a killed process, in seconds."""
+"""Seconds to wait until the kernel has removed a killed process."""
 _POLL_S = 0.05
 _NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}
 
 
 class Busy(Exception):  # noqa: N818
-    """The lock cannot be had.
+    """The lock cannot be taken.
 
     Attributes:
-        hint: what to do about it, in the imperative.
+        hint: what to do, in the imperative.
     """
 
     def __init__(self, message: str, hint: str) -> None:
@@ -58,7 +58,7 @@ class Process(NamedTuple):
 
     Attributes:
         pid: its process id.
-        started: when it began, in the kernel's ticks since boot: a process id can be another's later.
+        started: its start in the kernel's ticks since boot, since process ids are reused.
     """
 
     pid: int
@@ -76,13 +76,13 @@ class Process(NamedTuple):
 
 
 class Leader(NamedTuple):
-    """The process that a run lives and dies with, as the lock file names it.
+    """The process that leads a run, as the lock file names it; the run ends with it.
 
     Attributes:
-        what: what it is, as its user would say: ``rdm-provision up``.
-        pid: its process id, which means something on ``host`` in the process namespace ``space`` only.
+        what: its command, such as ``rdm-provision up``.
+        pid: its process id, valid on ``host`` in the process namespace ``space`` only.
         started: as in :class:`Process`.
-        user: whose it is.
+        user: the name of its user.
         since: when it took the lock, in seconds since 1970.
     """
 
@@ -102,7 +102,7 @@ class Leader(NamedTuple):
 
     @classmethod
     def read(cls, record: Any) -> Leader | None:
-        """Return the leader that a record names, None where it is of another version."""
+        """Return the leader of a record; None if another version wrote it."""
         try:
             return cls(**record)
         except TypeError:
@@ -110,12 +110,12 @@ class Leader(NamedTuple):
 
     @property
     def elsewhere(self) -> bool:
-        """Whether it cannot be seen from here."""
+        """Whether it is on another host or in another process namespace."""
         return (self.host, self.space) != (socket.gethostname(), _space())
 
     @property
     def alive(self) -> bool:
-        """Whether it still runs; asked only where it can be seen."""
+        """Whether it still runs; valid only if it is not elsewhere."""
         return Process(self.pid, self.started).alive
 
     def __str__(self) -> str:
@@ -124,13 +124,13 @@ class Leader(NamedTuple):
 
 
 def state_folder(home: Path) -> Path:
-    """Make and return a cluster's ``.rdm``, with the ``.gitignore`` that keeps secrets out of commits.
+    """Create and return a cluster's ``.rdm``, with a ``.gitignore`` that keeps secrets out of commits.
 
     Args:
-        home: the folder of the inventory.
+        home: the inventory's directory.
 
     Raises:
-        OSError: it cannot be made.
+        OSError: it cannot be created.
     """
     folder = home / STATE_DIR
     folder.mkdir(mode=0o700, exist_ok=True)
@@ -143,16 +143,16 @@ def state_folder(home: Path) -> Path:
 def take(home: Path, what: str, timeout: float = PATIENCE_S) -> int | None:
     """Take the lock of a cluster.
 
-    What a dead run has left is ended first. What a run itself starts shares its lock.
+    Processes that a dead run has left are ended first. Programs that a run starts share its lock.
 
     Args:
-        home: the folder of the inventory.
-        what: for which verb, for whoever meets the lock.
+        home: the inventory's directory.
+        what: the command, for the message of another run.
         timeout: seconds to wait for a run that is about to end.
 
     Returns:
-        The descriptor of the file that holds the lock; None where there can be none: the folder cannot be
-        written to, or its file system has no locks.
+        The descriptor of the lock file; None if no lock is possible: the directory is not writable, or its
+        file system has no locks.
 
     Raises:
         Busy: another run holds it.
@@ -190,12 +190,12 @@ def take(home: Path, what: str, timeout: float = PATIENCE_S) -> int | None:
 
 
 def join(home: Path) -> None:
-    """Hold the lock beside this process's parent, which has it; programs that this one becomes go on so.
+    """Share the lock that this process's parent holds; it is kept across exec.
 
-    Whether the parent was still alive then is for the caller to ask afterwards.
+    The caller has to check afterwards that the parent is still alive.
 
     Raises:
-        OSError: somebody else is taking it.
+        OSError: another run is taking the lock.
     """
     file = _open(home / STATE_DIR / "lock")
     fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -203,10 +203,10 @@ def join(home: Path) -> None:
 
 
 def held(home: Path) -> list[int]:
-    """Return the descriptors of this process that hold the lock of a cluster; it may have none.
+    """Return the descriptors of this process that hold the lock of a cluster.
 
     Args:
-        home: the folder of the inventory.
+        home: the inventory's directory.
     """
     with contextlib.suppress(OSError):
         return list(_descriptors(os.getpid(), (home / STATE_DIR / "lock").stat(), locked=True))
@@ -214,17 +214,17 @@ def held(home: Path) -> list[int]:
 
 
 def leader(home: Path) -> Leader | None:
-    """Return who leads the run that this process belongs to; None where it holds no lock of the cluster.
+    """Return the leader of this process's run; None if the process holds no lock of the cluster.
 
     Args:
-        home: the folder of the inventory.
+        home: the inventory's directory.
     """
     files = held(home)
     return _leader(files[0]) if files else None
 
 
 def homes(variables: Mapping[str, Any]) -> list[Path]:
-    """Return the folders of the inventories, in an order that is the same for everybody.
+    """Return the directories of the inventories, sorted.
 
     Args:
         variables: of a host.
@@ -234,10 +234,10 @@ def homes(variables: Mapping[str, Any]) -> list[Path]:
 
 
 def give_back(home: Path) -> None:
-    """Let go of the lock of a cluster. Does nothing when this process does not hold it.
+    """Release the lock of a cluster, if this process holds it.
 
     Args:
-        home: the folder of the inventory.
+        home: the inventory's directory.
     """
     files = held(home)
     if not files:
@@ -252,14 +252,14 @@ def give_back(home: Path) -> None:
 
 @contextlib.contextmanager
 def brief_lock(path: Path, timeout: float) -> Iterator[None]:
-    """Hold a file locked, against others that do the same, for the length of a block.
+    """Hold an exclusive lock on a file during a block.
 
     Args:
-        path: the file; made when it is missing.
+        path: the file; created if it is missing.
         timeout: seconds to wait for another process.
 
     Raises:
-        TimeoutError: another process holds it for longer.
+        TimeoutError: another process holds the lock for longer.
         OSError: the file cannot be opened, or its file system has no locks.
     """
     file = _open(path)
@@ -272,21 +272,21 @@ def brief_lock(path: Path, timeout: float) -> Iterator[None]:
 
 
 def place() -> str:
-    """Return a word for this host and process namespace, in which alone a process id means anything."""
+    """Return an identifier of this host and process namespace, outside which a process id means nothing."""
     return hashlib.sha256(f"{socket.gethostname()}\0{_space()}".encode()).hexdigest()[:16]
 
 
-# --- what is left of a run ---------------------------------------------------------------------------------
+# --- processes of a run ------------------------------------------------------------------------------------
 
 
 def having(file: int, *, locked: bool) -> set[int]:
-    """Return the processes, other than this one, that have an open file or pipe as well.
+    """Return the other processes that have a file or pipe open.
 
-    A process of another user is seen by root alone.
+    Only root sees processes of other users.
 
     Args:
-        file: its descriptor here.
-        locked: only those that hold a lock on it.
+        file: a descriptor of it in this process.
+        locked: only processes that hold a lock on it.
     """
     wanted = os.fstat(file)
     processes = {int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()}
@@ -300,13 +300,13 @@ def having(file: int, *, locked: bool) -> set[int]:
 def end(left: Callable[[], set[int]]) -> set[int]:
     """End processes: SIGTERM, then SIGKILL.
 
-    A worker leads a process group, with the ssh that it started: that is killed with it.
+    A worker leads a process group, so the ssh that it started is killed with it.
 
     Args:
-        left: returns those that are left.
+        left: returns the processes that still run.
 
     Returns:
-        Those that do not end.
+        The processes that did not end.
     """
     for number, timeout in ((signal.SIGTERM, ORDERLY_S), (signal.SIGKILL, KILLED_S)):
         deadline = time.monotonic() + timeout
@@ -328,18 +328,18 @@ def end(left: Callable[[], set[int]]) -> set[int]:
 
 
 def _clear(file: int, path: Path) -> None:
-    """Take the locked file over from a dead run; Busy when that is alive, or cannot be ended."""
+    """Take over the lock of a dead run; Busy if the run is alive or its processes cannot be ended."""
     leader = _leader(file)
     if leader is None or leader.elsewhere:
         name = "another run" if leader is None else str(leader)
         raise Busy(f"{name} is working on this cluster", "it cannot be seen from here: wait for it to end")
     if leader.alive:
         raise Busy(f"{leader} is working on this cluster", "wait for it to end, or stop it with Ctrl-C")
-    # A child that the leader has forked holds it too, until it runs another program.
+    # A child that the leader forked holds the lock too, until its exec.
     if _alone(file, PASSING_S):
         return
     remaining = end(lambda: having(file, locked=True))
-    # The kernel closes a dying process's files a moment before it releases the lock.
+    # The kernel closes the files of a dying process a moment before it releases their locks.
     if not _alone(file, PASSING_S if remaining else KILLED_S):
         pids = ", ".join(map(str, sorted(remaining)))
         who = f"process {pids}" if pids else "a process that this user cannot see"
@@ -351,7 +351,7 @@ def _clear(file: int, path: Path) -> None:
 
 
 def _leads_us(leader: Leader | None) -> bool:
-    """Whether this process descends from the leader, and so is a part of its run."""
+    """Return whether this process descends from the leader, and so belongs to its run."""
     if leader is None or leader.elsewhere or not leader.pid or not leader.alive:
         return False
     pid = os.getppid()
@@ -367,7 +367,7 @@ def _parent(pid: int) -> int:
 
 
 def _leader(file: int) -> Leader | None:
-    """Return whom the lock file names: of nobody (pid 0) when it is empty, None when that is not clear."""
+    """Return the leader in the lock file: pid 0 if the file is empty, None if it cannot be parsed."""
     text = os.pread(file, 4096, 0)
     if not text:
         return Leader("", 0, 0, "", socket.gethostname(), _space())
@@ -386,7 +386,7 @@ def _gate(path: Path) -> Path:
 
 
 def _alone(file: int, timeout: float = 0.0) -> bool:
-    """Whether nobody else has the file locked, now or within some seconds; if so it is, for this process."""
+    """Try to lock the file exclusively for some seconds; return whether that worked."""
     deadline = time.monotonic() + timeout
     while True:
         try:
@@ -404,7 +404,7 @@ def _write(file: int, text: bytes) -> None:
 
 
 def _descriptors(pid: int, wanted: os.stat_result, *, locked: bool) -> Iterator[int]:
-    """Yield the descriptors of a process that are open on a file, and hold a lock if need be."""
+    """Yield the descriptors of a process that are open on a file, or with `locked` those that lock it."""
     process = Path("/proc", str(pid))
     with contextlib.suppress(OSError):
         for name in os.listdir(process / "fd"):
@@ -417,9 +417,9 @@ def _descriptors(pid: int, wanted: os.stat_result, *, locked: bool) -> Iterator[
 
 
 def _started(pid: int) -> int | None:
-    """Return when a process began, in ticks since boot; None when there is none, or it is dead."""
+    """Return the start of a process in ticks since boot; None if there is none, or it is a zombie."""
     try:
-        # The name, in parentheses, may hold anything.
+        # The name, in parentheses, may contain spaces and parentheses.
         fields = Path("/proc", str(pid), "stat").read_bytes().rpartition(b")")[2].split()
     except OSError:
         return None
@@ -427,7 +427,7 @@ def _started(pid: int) -> int | None:
 
 
 def _space() -> str:
-    """Return the process namespace and the boot: the first namespace is called the same on every host."""
+    """Return the process namespace and the boot ID: every host's first namespace has the same name."""
     with contextlib.suppress(OSError):
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         return f"{os.readlink('/proc/self/ns/pid')} {boot}"

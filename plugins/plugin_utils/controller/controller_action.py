@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What the actions that decide on the controller have in common."""
+"""The base class of the actions that decide on the controller."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _TEXTS = ("description", "version_added", "sample")
 
 
 def documented_options(documentation: str, no_log: Collection[str] = ()) -> dict[str, Any]:
-    """Return the argument_spec of an action: the options that its module documents.
+    """Return the argument_spec of an action from the documentation of its module.
 
     Args:
         documentation: of the module of the same name.
@@ -36,12 +36,12 @@ def documented_options(documentation: str, no_log: Collection[str] = ()) -> dict
 
 
 class Decision(ActionBase):
-    """An action that runs once, on the controller: it decides, refuses, evaluates, or coordinates nodes.
+    """An action that runs once, on the controller: it decides, checks, evaluates, or coordinates nodes.
 
     Attributes:
-        ARGUMENTS: the options that the module of the same name documents; see documented_options.
-        REQUIRED_IF: which options another one's value asks for, as Ansible writes it.
-        STAGE: what a refusal is about: the inventory, or what nodes have answered.
+        ARGUMENTS: the argument_spec; see documented_options.
+        REQUIRED_IF: Ansible's required_if.
+        STAGE: what a precondition failure is about: the inventory, or the nodes' results.
     """
 
     TRANSFERS_FILES = False
@@ -52,12 +52,12 @@ class Decision(ActionBase):
     STAGE: ClassVar[Literal["inventory", "nodes"]] = "nodes"
 
     def run(self, tmp: Any = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
-        """Return the decision, or the refusal."""
+        """Return the decision, or the precondition failure."""
         variables: dict[str, Any] = task_vars or {}
         result: dict[str, Any] = super().run(tmp, variables)
         _, options = self.validate_argument_spec(self.ARGUMENTS, required_if=self.REQUIRED_IF)
         result["changed"] = False
-        # With a plan the notices have been given already. Without one, a role is used alone.
+        # The action `plan` shows these notices in a run; without a plan, a role is used alone.
         for notice in notices(variables) if "preflight_plan" not in variables else ():
             self._display.warning(notice)
         try:
@@ -78,9 +78,9 @@ class Decision(ActionBase):
         """Return what the task returns.
 
         Args:
-            options: the task's options, checked.
+            options: the task's options, validated.
             variables: the host's variables.
 
         Raises:
-            PreconditionFailed: of it the task's failure is made.
+            PreconditionFailed: it becomes the task's failure.
         """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""How an archive gets to the nodes that lack it: the decision, and how far it is."""
+"""Decide how an archive gets to the nodes that lack it, and follow the transfer."""
 
 from __future__ import annotations
 
@@ -10,26 +10,25 @@ from ansible_collections.rdm.provision.plugins.module_utils.base.wording import 
 
 FEWEST_NODES = 3
 SMALLEST = 256 * 1024 * 1024
-"""From so many nodes and bytes, going from node to node saves more than it costs to begin."""
+"""From so many nodes and bytes, the transfer from node to node saves more than its start costs."""
 SILENT_S = 15.0
-"""A node that its source has not heard for so long is given up."""
+"""A node that its source has not heard from for so long is given up."""
 STALLED_S = 60.0
-"""So is one that has received nothing for so long."""
+"""A node that has received nothing for so long is given up."""
 
 _PROGRESS = "node to node: "
 
 
 def distribution(chosen: str, nodes: int, size: int, on_controller: bool) -> str:
-    """Return how an archive is brought: ``direct`` or ``peers``.
+    """Return how an archive is transferred: ``direct`` or ``peers``.
 
-    An archive on the nodes is read by each of them, where nothing else was chosen: nobody can know whether it
-    lies on a disk of theirs.
+    By default, each node reads an archive that is on the nodes, since it may be on a local disk.
 
     Args:
         chosen: `images_distribution`.
-        nodes: how many are to load it.
+        nodes: how many nodes load it.
         size: bytes of the archive.
-        on_controller: it is there, and has to be sent anyhow.
+        on_controller: whether it is on the controller, and has to be sent in any case.
     """
     if chosen == "auto":
         chosen = "peers" if on_controller and nodes >= FEWEST_NODES and size >= SMALLEST else "direct"
@@ -37,12 +36,12 @@ def distribution(chosen: str, nodes: int, size: int, on_controller: bool) -> str
 
 
 class Watch:
-    """Follows what a source reports of the nodes.
+    """Follows the source's reports on the nodes.
 
     Args:
-        nodes: all that fetch.
+        nodes: all nodes that fetch.
         size: bytes of the archive.
-        now: seconds of a clock that only goes forward.
+        now: seconds of a monotonic clock.
     """
 
     def __init__(self, nodes: Iterable[str], size: int, now: float) -> None:
@@ -55,7 +54,7 @@ class Watch:
         self._done: set[str] = set()
 
     def add(self, reported: Mapping[str, Mapping[str, Any]], now: float) -> None:
-        """Take in a report."""
+        """Process a report."""
         for name in self._moved:
             one = reported.get(name)
             if one is None:
@@ -80,11 +79,11 @@ class Watch:
                 self.given_up.pop(name, None)
 
     def ended(self) -> bool:
-        """Return whether all nodes have it, or are given up."""
+        """Return whether every node has the archive or is given up."""
         return all(name in self._done or name in self.given_up for name in self._moved)
 
     def text(self, image: str) -> str:
-        """Return the line for the run's screen."""
+        """Return the line that shows the progress."""
         waited = [name for name in self._moved if name not in self.given_up]
         share = sum(self._share[name] for name in waited) / max(1, len(waited))
         line = f"{image}: {share:.0%} of {size_text(self.size)} on {len(waited)} nodes"
@@ -97,10 +96,10 @@ class Watch:
 
 
 def progress_line(text: str) -> str:
-    """Return the line of Ansible's output that carries a progress."""
+    """Return the line of Ansible's output for a progress text."""
     return _PROGRESS + text
 
 
 def progress_of(line: str) -> str:
-    """Return the progress that such a line carries, empty for another one."""
+    """Return the progress text of such a line; empty for another line."""
     return line.removeprefix(_PROGRESS).strip() if line.startswith(_PROGRESS) else ""

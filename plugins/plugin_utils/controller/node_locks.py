@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The locks of a run on its nodes: which run wants them, who else holds one, and taking or releasing many.
+"""Take and release the locks of a run on its nodes.
 
-A lock is taken by the call that looks at a node, where that finds work, and released by the last one.
+`node_facts` takes a node's lock when it finds work there, and the last call of the run releases it.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ _LIMIT_S = 60.0
 
 
 def of_run(variables: Mapping[str, Any], cluster: str) -> dict[str, Any]:
-    """Return which run wants the locks of a cluster, as node_lock.ARGUMENTS has it; empty where none may.
+    """Return this run as the holder of a cluster's locks, as in node_lock.ARGUMENTS; empty if it takes none.
 
-    A run that does not hold the lock beside its inventory changes nothing.
+    A run that does not hold the lock next to its inventory changes nothing.
 
     Args:
         variables: of a host.
@@ -47,7 +47,7 @@ def of_run(variables: Mapping[str, Any], cluster: str) -> dict[str, Any]:
 
 
 def ended(holder: Mapping[str, Any]) -> bool:
-    """Whether the run that holds a lock can be seen from here, and has ended."""
+    """Return whether the run that holds a lock was on this machine and has ended."""
     leader = Leader.read(holder["leader"])
     return leader is not None and not leader.elsewhere and not leader.alive
 
@@ -56,16 +56,16 @@ class NodeLocks:
     """Takes and releases the locks of a run on many nodes, in threads.
 
     Args:
-        action: the action whose task does it.
+        action: the action of the task.
         variables: of that task.
-        wanted: which run wants them, as of_run() returns it.
-        connections: names of the connection plugins that work in threads. A node with another one is left
+        wanted: what of_run() returned.
+        connections: names of the connection plugins that work in threads; nodes with another one are left
             out.
-        root: whether root takes them whatever `rdm_become` says.
-        config_dir: directory of the cluster's files on the nodes, to see where they come from.
+        root: whether to become root whatever `rdm_become` says.
+        config_dir: directory of the cluster's files on the nodes, to find out their origin.
 
     Attributes:
-        authorities: node -> fingerprint of the authority of its cluster, where it has one.
+        authorities: node -> fingerprint of its cluster's ssh authority, if it has one.
     """
 
     def __init__(
@@ -84,30 +84,30 @@ class NodeLocks:
         self.authorities: dict[str, str] = {}
 
     def gather(self, nodes: Iterable[str]) -> None:
-        """Read whose cluster is on the nodes, and take no lock."""
+        """Read the origin of the nodes' clusters, without taking locks."""
         self._note(self._call(nodes, {"state": "seen", "config_dir": self._config_dir}))
 
     def take(
         self, nodes: Iterable[str], holders: Mapping[str, Mapping[str, Any]] | None = None
     ) -> dict[str, dict[str, Any]]:
-        """Take the locks, also of runs that have ended; return for each node who else holds it.
+        """Take the locks, even from runs that have ended; return the other holder of each node's lock.
 
         Args:
-            nodes: whose locks; those that do not answer are left out of what is returned.
-            holders: who holds them, where that is known already.
+            nodes: the nodes; those that do not answer are left out of the result.
+            holders: node -> the holder of its lock, if that is known already.
         """
         found = {} if holders else self._take(nodes, ())
-        # A lock that was taken before the facts were gathered is this run's own.
+        # This run took its own locks when it gathered facts.
         others = {
             node: holder for node, holder in (holders or {}).items() if holder["run"] != self._wanted["run"]
         }
         found.update((node, dict(holder)) for node, holder in others.items())
         over = {node: holder["run"] for node, holder in found.items() if holder and ended(holder)}
-        # A run that has ended blocks nobody, even if its lock cannot be read now.
+        # A run that has ended blocks no other, even if its lock cannot be taken now.
         return {**found, **{node: {} for node in over}, **(self._take(over, over.values()) if over else {})}
 
     def release(self, nodes: Iterable[str]) -> None:
-        """Release the locks. Of a node that does not answer, it lapses by itself."""
+        """Release the locks; the lock of a node that does not answer expires."""
         self._call(nodes, {"state": "free"})
 
     def _take(self, nodes: Iterable[str], over: Iterable[str]) -> dict[str, dict[str, Any]]:
@@ -129,7 +129,7 @@ class NodeLocks:
         self, nodes: Iterable[str], options: Mapping[str, Any]
     ) -> Iterator[tuple[str, Callable[[], Any]]]:
         for node in nodes if self._executor else ():
-            # Whatever goes wrong here, the run goes on without a lock.
+            # If this fails, the run continues without the lock.
             with contextlib.suppress(Exception):
                 assert self._executor is not None
                 yield node, self._executor.call(self._executor.host(node), "rdm.provision.node_lock", options)

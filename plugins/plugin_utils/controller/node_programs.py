@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The programs of rdm_sriov/, packed here for the modules that put them on nodes."""
+"""Pack the programs of rdm_sriov/ for the modules that install them on nodes."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ _DIRECTORY = Path(__file__).parents[3]
 
 
 def program(name: str) -> bytes:
-    """Return a program of rdm_sriov/ with all that it imports.
+    """Return a program of rdm_sriov/ with all its imports, as a zipapp.
 
     Args:
         name: the module with its `main`.
 
     Raises:
-        ImportError: something that it imports does not exist.
+        ImportError: one of its imports does not exist.
     """
     return packed_program(_DIRECTORY, _MAIN.format(COLLECTION, name))
 
 
 def program_argument(name: str) -> str:
-    """Return :func:`program` as the argument of a module."""
+    """Return :func:`program` in the form of a module's argument."""
     return to_argument(program(name))
 
 
 @functools.cache
 def program_digest(name: str) -> str:
-    """Return what :func:`program` is known by on nodes."""
+    """Return the digest of :func:`program`."""
     return digest(program(name))
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""One file on its way to many nodes: the first gets it, and the others fetch it from one another.
+"""Transfer a file to many nodes: the first node gets it, and the others fetch it from each other.
 
-What runs on the nodes is plugins/modules/image_peer.py.
+The nodes run plugins/modules/image_peer.py.
 """
 
 from __future__ import annotations
@@ -39,23 +39,23 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.controller.thread_po
 MODULE = "rdm.provision.image_peer"
 CALL_S = 60.0
 _READ_S = 3600.0
-"""Seconds in which a source has read its archive."""
+"""Timeout in seconds for a source to read its archive."""
 _POLL_S = 1.0
 _LEASE_S = 30.0
 
 
 class Transfer:
-    """One file on its way to the nodes that lack it.
+    """The transfer of one file to the nodes that lack it.
 
     Args:
-        action: whose screen shows how far it is.
-        executor: reaches the nodes.
+        action: the action that displays the progress.
+        executor: runs modules on the nodes.
         options: `network`, `port`, `bandwidth`, `cluster` and `cache_dir`, as the module
             image_distribution documents them.
         variables: of the task.
         item: `path` of the file, `remote_src` and `sha256`, as in `images_list`.
-        hosts: those that lack it -> its `size`, and `present_members` that are not sent.
-        index: of a file on the controller; None for an archive, which is read for it.
+        hosts: node that lacks the file -> its `size`, and `present_members`, which are not sent.
+        index: the index of a file on the controller; None to read it from an archive.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class Transfer:
         }
 
     def run(self, result: dict[str, Any]) -> None:
-        """See it through, and add to `result` what became of it on each node."""
+        """Run the transfer to its end, and add each node's outcome to `result`."""
         first, *others = self._hosts
         upload: _Upload | None = None
         try:
@@ -149,7 +149,7 @@ class Transfer:
                 or end.get("error")
                 or unreached.get(name, "has not got all of it")
             )
-            # What has arrived there, which a later run goes on with.
+            # A later run resumes from the part that has arrived.
             left = {"left": end["path"]} if "path" in end else {}
             self._note(result, name, {"problem": f"{self._name} did not reach {name}, which {why}", **left})
         for name, why in problems.items():
@@ -158,7 +158,7 @@ class Transfer:
             self._warn(f"{name} {why} while {self._name} went from node to node; the others did without it")
 
     def _start_upload(self, first: str) -> tuple[PieceList, _Upload]:
-        """Read the archive, which is here, and begin to copy it to the node that will serve it."""
+        """Read the archive on the controller, and start to copy it to the node that will serve it."""
         cache_dir = self._options["cache_dir"] or default_cache_dir()
         index = self._index or cached_index(self._path, self._sha256, cache_dir)
         pieces = read_pieces(self._path, index)
@@ -167,7 +167,7 @@ class Transfer:
         return pieces, _Upload(copy, send, index.to_json())
 
     def _end_upload(self, first: str, upload: _Upload, result: dict[str, Any]) -> None:
-        """Wait until the copy is there; its node loads it from there, whoever else has got it."""
+        """Wait for the end of the copy; its node loads it even if no other node got it."""
         upload.join()
         broken = {"problem": f"{self._name} did not reach {first}: {upload.broken}"}
         result["indexes"][self._name] = upload.index
@@ -175,11 +175,11 @@ class Transfer:
         self._note(result, first, {**copy, **broken} if upload.broken else copy)
 
     def _key(self, name: str) -> str:
-        """Return what a node's files for this archive are called: nodes may share a home directory."""
+        """Return the name of a node's files for this archive; nodes that share a home need different ones."""
         return hashlib.sha256("\0".join([*self._words, name]).encode()).hexdigest()[:32]
 
     def _presence(self, first: str, at: list[str]) -> Callable[[], None]:
-        """Return what shows the source, now and then, that the controller is still there."""
+        """Return a function that renews the source's lease from time to time."""
         last = time.monotonic()
 
         def show() -> None:
@@ -194,13 +194,13 @@ class Transfer:
     def _watch(
         self, first: str, at: list[str], watch: Watch, result: dict[str, Any], upload: _Upload | None
     ) -> str:
-        """Wait until all have it; return why it ended before that."""
+        """Wait until all nodes have the file or are given up; return why the transfer ended earlier."""
         heard = time.monotonic()
         while not (upload and upload.broken):
             try:
                 report = self._call(first, {"state": "reported", "source": at})
             except _Problem as error:
-                # One failed call is no reason to give up on all nodes.
+                # One failed call is no reason to give up all nodes.
                 if isinstance(error, _Unreached) and time.monotonic() - heard < _LEASE_S:
                     time.sleep(_POLL_S)
                     continue
@@ -228,17 +228,17 @@ class Transfer:
         timeout: float = CALL_S,
         meanwhile: Callable[[], None] = lambda: None,
     ) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
-        """Return what the module returned on each host, and why it did not on others.
+        """Return the module's result on each host, and why it failed on the others.
 
         Args:
-            arguments: host -> the module's.
-            timeout: seconds for each.
-            meanwhile: called again and again until all have ended.
+            arguments: host -> the module's arguments.
+            timeout: seconds for each call.
+            meanwhile: called repeatedly until all calls have ended.
 
         Raises:
-            AnsibleActionFail: the run has been killed, and its worker is left.
+            AnsibleActionFail: the run has been killed, and only this worker is left.
         """
-        # The nodes' processes end by themselves. By now they may be those of the next run.
+        # Do not stop the nodes' processes: they end by themselves, and may belong to the next run by now.
         if os.getppid() != self._run:
             raise AnsibleActionFail("the run has been killed")
         whole = {name: {**self._common, "key": self._key(name), **own} for name, own in arguments.items()}
@@ -252,7 +252,7 @@ class Transfer:
 
 
 class _Problem(Exception):  # noqa: N818  # its text is shown
-    """A node refused a call, or could not carry it out."""
+    """A call failed on a node."""
 
 
 class _Unreached(_Problem):
@@ -260,12 +260,12 @@ class _Unreached(_Problem):
 
 
 class _Upload:
-    """An archive on its way from here to the node that will serve it.
+    """The copy of an archive from the controller to the node that will serve it.
 
     Attributes:
-        path: where it goes on the node.
-        index: what is in it.
-        broken: why it did not arrive.
+        path: its path on the node.
+        index: the archive's index.
+        broken: why the copy failed; empty if it did not.
     """
 
     def __init__(self, path: str, send: Callable[[], Any], index: dict[str, Any]) -> None:
@@ -277,7 +277,7 @@ class _Upload:
         self._thread.start()
 
     def join(self) -> None:
-        """Wait until it is there, or is broken."""
+        """Wait until the copy has ended."""
         self._thread.join()
 
     def _run(self) -> None:
@@ -295,15 +295,15 @@ def call_all(
     timeout: float = CALL_S,
     meanwhile: Callable[[], None] = lambda: None,
 ) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
-    """Return what a module returned on each host, and why it did not on others.
+    """Return a module's result on each host, and why it failed on the others.
 
     Args:
-        executor: reaches the hosts.
+        executor: runs modules on the hosts.
         module: its name.
-        arguments: host -> the module's.
-        threads: calls at a time.
-        timeout: seconds for each.
-        meanwhile: called again and again until all have ended.
+        arguments: host -> the module's arguments.
+        threads: the most calls at the same time.
+        timeout: seconds for each call.
+        meanwhile: called repeatedly until all calls have ended.
     """
     problems: dict[str, str] = {}
 

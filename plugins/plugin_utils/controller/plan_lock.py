@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""One process at a time plans."""
+"""The lock of the plan file: one process at a time plans."""
 
 from __future__ import annotations
 
@@ -19,14 +19,15 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.host_varia
 )
 
 PLANNING_S = 60.0
-"""How long to wait for another process that plans, in seconds."""
+"""Seconds to wait for another process that plans."""
 
 
 @contextlib.contextmanager
 def alone(reader: HostVariables, writes: bool) -> Iterator[None]:
-    """Let one process at a time read the plan file, decide, and write it: two would give one address twice.
+    """Let one process at a time read the plan file, plan, and write it: two could assign one address twice.
 
-    Refused when another one takes too long.
+    Raises:
+        PreconditionFailed: another process holds the lock for too long.
     """
     with contextlib.ExitStack() as stack:
         path = reader.real_plan_file() if writes else None
@@ -39,5 +40,5 @@ def alone(reader: HostVariables, writes: bool) -> Iterator[None]:
                     [Problem(None, str(path), reason, "try again when that has ended")]
                 ) from None
             except OSError:
-                pass  # then it cannot be written either, which is reported later
+                pass  # the plan cannot be written either, which is reported later
         yield

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""How far a task is that queries many hosts, as lines of Ansible's own output.
+"""Progress of a task that queries many hosts, as lines of Ansible's output.
 
-Ansible itself reports a task when it has ended. A line goes the way of every other event: through
-ansible-runner to the program that shows the run.
+Ansible reports a task only when it has ended. Lines reach the program that shows the run like every other
+event, through ansible-runner.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 
 EVERY_S = 0.5
-"""Seconds between two lines: each is an event, and costs about 2 ms of a processor."""
+"""Seconds between two lines: each is an event, and costs about 2 ms of CPU time."""
 _ANSWERED = "answered: "
 
 
@@ -20,7 +20,7 @@ class Progress:
 
     Args:
         display: prints a line.
-        own: the task's own host, which Ansible reports itself.
+        own: the task's host, which Ansible itself reports.
     """
 
     def __init__(self, display: Callable[[str], None], own: str) -> None:
@@ -30,14 +30,14 @@ class Progress:
         self._next = 0.0
 
     def add(self, name: str) -> None:
-        """Note a host, and print it with those before it when it is time to."""
+        """Add a host, and print the pending hosts if it is time."""
         if name != self._own:
             self._names.append(name)
         if time.monotonic() >= self._next:
             self.flush()
 
     def flush(self) -> None:
-        """Print the hosts that are not printed yet."""
+        """Print the pending hosts."""
         if self._names:
             self._display(_ANSWERED + ", ".join(self._names))
             self._names.clear()
@@ -45,5 +45,5 @@ class Progress:
 
 
 def hosts_answered(line: str) -> list[str]:
-    """Return the hosts of such a line, none of another."""
+    """Return the hosts of such a line; none for another line."""
     return line.removeprefix(_ANSWERED).split(", ") if line.startswith(_ANSWERED) else []

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""How a query of all hosts ended: whose answer is taken, and who is left to an ordinary task."""
+"""Sort the results of a query of all hosts: answers, unreachable hosts, and hosts for an ordinary task."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from ansible.errors import AnsibleConnectionFailure
 from ansible_collections.rdm.provision.plugins.plugin_utils.controller.thread_pool import Outcome
 
 INTERPRETER = "discovered_interpreter_python"
-"""The fact in which Ansible keeps the Python that it found on a host."""
+"""The fact with the Python interpreter that Ansible discovered on a host."""
 
 _INTERNAL = ("invocation", "ansible_facts")
 
 
 class QueryResults(NamedTuple):
-    """What became of it.
+    """The results by host.
 
     Attributes:
         answers: host -> what the module returned.
-        lost: host -> why it could not be reached, in the words of the connection plugin.
-        others: host -> why it is left to an ordinary task.
-        interpreters: host -> the Python that Ansible found there, where it had to look for one.
+        lost: host -> why it could not be reached, in the connection plugin's words.
+        others: host -> why it needs an ordinary task.
+        interpreters: host -> the Python interpreter, if Ansible had to discover it.
     """
 
     answers: dict[str, dict[str, Any]]
@@ -31,13 +31,13 @@ class QueryResults(NamedTuple):
     interpreters: dict[str, str]
 
     def plays(self, hosts: Sequence[str]) -> dict[str, list[str]]:
-        """Return the hosts of the plays that see to those who gave no answer.
+        """Return the hosts of the plays for hosts without an answer.
 
-        Where there is one, a host that was reached is added at the end: when all hosts of a play are lost,
-        Ansible ends the whole run.
+        Each play ends with one host that was reached, if there is one: Ansible ends the whole run when all
+        hosts of a play are unreachable.
 
         Args:
-            hosts: all that were queried; the plays have theirs in this order.
+            hosts: all queried hosts, in the order for the plays.
         """
         plays = {}
         for play, chosen in (("lost", self.lost), ("others", self.others)):
@@ -52,14 +52,14 @@ class QueryResults(NamedTuple):
 def sort(
     outcomes: Iterable[Outcome], timeout: float, report_done: Callable[[str], None] = lambda _name: None
 ) -> QueryResults:
-    """Sort how the calls ended.
+    """Sort the outcomes of the calls.
 
-    Only what is beyond doubt is taken: an answer without anything to tell beside it, or that a host cannot be
-    reached. For the rest Ansible itself is to find the words.
+    Only clean answers and unreachable hosts are accepted; for all others an ordinary task lets Ansible
+    report.
 
     Args:
-        outcomes: of the calls, as they come.
-        timeout: seconds that each call had.
+        outcomes: of the calls, as they end.
+        timeout: the timeout of each call in seconds.
         report_done: called with the name of each host that has answered.
     """
     results = QueryResults({}, {}, {}, {})
@@ -88,19 +88,19 @@ def sort(
 
 
 def _is_clean(value: Mapping[str, Any]) -> bool:
-    """Whether a module did well, and has nothing to say that Ansible shows by itself."""
+    """Return whether a module succeeded, without anything that Ansible would display."""
     bad = ("failed", "changed", "skipped", "warnings", "deprecations", "exception")
     return not any(value.get(key) for key in bad)
 
 
 def _shared(value: Any, known: dict[str, str]) -> Any:
-    """Return an answer in which each string that is known is the known one.
+    """Return an answer with equal strings replaced by one object.
 
-    Nodes say the same in the same words, and Ansible keeps every answer for as long as it runs.
+    Nodes mostly return the same strings, and Ansible keeps every answer until it ends.
     """
     if isinstance(value, dict):
         return {_shared(key, known): _shared(one, known) for key, one in value.items()}
     if isinstance(value, list):
         return [_shared(one, known) for one in value]
-    # Ansible's string classes carry more than their text.
+    # Instances of Ansible's string classes have more than their text.
     return known.setdefault(value, value) if type(value) is str else value

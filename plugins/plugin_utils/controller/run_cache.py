@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What one task of a run keeps for a later one: Ansible runs each in a process of its own.
+"""Pass a value from one task of a run to a later one; Ansible runs each in its own process.
 
-It lies in Ansible's temporary directory of this run, which nobody else can read, until the later task takes
-it. A registered result would do for text, but goes to every callback and to the screen.
+The value is kept in Ansible's temporary directory of this run, which no other user can read, until the later
+task takes it. A registered result would go to every callback and to the screen.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ansible import constants
 
 
 def keep(name: str, value: Any) -> None:
-    """Keep a value. Where that is not possible, there is none to take, and it is worked out anew."""
+    """Keep a value, if possible; otherwise the later task finds none and computes it again."""
     with contextlib.suppress(OSError, pickle.PicklingError, TypeError, AttributeError):
         file = os.open(_path(name), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with os.fdopen(file, "wb") as stream:
@@ -25,7 +25,7 @@ def keep(name: str, value: Any) -> None:
 
 
 def take(name: str) -> Any:
-    """Return the value that was kept, and remove it; None where there is none."""
+    """Return the value that was kept, and remove it; None if there is none."""
     path = _path(name)
     try:
         data = path.read_bytes()

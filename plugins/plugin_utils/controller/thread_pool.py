@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Many calls at the same time, in a bounded number of threads, each with a bound on its time."""
+"""Run many calls in a bounded number of threads, each with a timeout."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 GRACE_S = 1.0
-"""Seconds that a call has to end when the programs that it waits for were ended, before it is given up."""
+"""Seconds that a call may take to return after its child processes were ended, before it is abandoned."""
 _POLL_S = 0.2
 
 Call = Callable[[], Any]
@@ -27,7 +27,7 @@ class Outcome(NamedTuple):
     Attributes:
         name: of the call.
         value: what it returned.
-        error: what it raised instead, TimeoutError where it took too long.
+        error: what it raised instead; TimeoutError if it took too long.
     """
 
     name: str
@@ -44,7 +44,7 @@ class _Running:
         self.late = False
         self._call = call
         self._done = done
-        # A daemon thread, so that a call that never ends does not keep the process alive.
+        # A daemon thread: a call that never ends must not keep the process alive.
         self._thread = threading.Thread(target=contextvars.copy_context().run, args=(self._run,), daemon=True)
         self._thread.start()
 
@@ -56,7 +56,7 @@ class _Running:
         self._done.put((self, outcome))
 
     def end(self) -> None:
-        """End the programs that the thread has started and waits for."""
+        """End the child processes that the thread has started."""
         children = Path(f"/proc/self/task/{self._thread.native_id}/children")
         with contextlib.suppress(OSError):
             for pid in children.read_text().split():
@@ -67,13 +67,13 @@ class _Running:
 def run_all(
     calls: Iterable[tuple[str, Call]], threads: int, timeout: float, idle: Callable[[], None] = lambda: None
 ) -> Iterator[Outcome]:
-    """Yield how each call ended, as they end.
+    """Yield the outcome of each call, as they end.
 
     Args:
-        calls: with their names; each is taken when a thread is free.
-        threads: how many at the same time.
-        timeout: seconds for each. Of a call that takes longer, the programs that it waits for are ended;
-            where that does not end it, it is given up, and its thread left to itself.
+        calls: names and calls; each is taken when a thread is free.
+        threads: the most calls at the same time.
+        timeout: seconds for each call. If a call takes longer, its child processes are ended; if it still
+            does not return, it is abandoned with its thread.
         idle: called whenever no call has ended for a fifth of a second.
     """
     done: queue.SimpleQueue[tuple[_Running, Outcome]] = queue.SimpleQueue()
@@ -101,5 +101,5 @@ def run_all(
                 yield Outcome(one.name, None, TimeoutError())
             else:
                 one.late = True
-                # Repeated each time, since it may have started a program just now.
+                # Repeated, since it may have started another process in the meantime.
                 one.end()

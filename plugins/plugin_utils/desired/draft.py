@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The draft of a run: what the inventory and the plan file alone decide, before any node is queried."""
+"""The draft of a run: the plan from the inventory and the plan file alone, before any node is queried."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ from ansible_collections.rdm.provision.rdm_sriov.state import Network
 
 
 class Draft(NamedTuple):
-    """What the inventory alone decides.
+    """The plan from the inventory alone.
 
     Attributes:
-        plan: the plan, with defaults for what is wrong; None where there can be none.
-        previous: the plan file's.
-        images: of each node.
+        plan: the plan, with defaults for invalid values; None if no plan is possible.
+        previous: the address plan in the plan file.
+        images: the images of each node.
         problems: what is wrong with the inventory.
-        warnings: what is odd about it.
+        warnings: what is suspicious in it.
     """
 
     plan: ClusterPlan | None
@@ -77,7 +77,7 @@ class Draft(NamedTuple):
         return self.plan
 
     def result(self) -> dict[str, Any]:
-        """Return what the action `plan` returns of the cluster, before any node was queried.
+        """Return the cluster's part of what the action `plan` returns, before any node was queried.
 
         Raises:
             PreconditionFailed: something is wrong with the inventory.
@@ -86,19 +86,19 @@ class Draft(NamedTuple):
 
     @property
     def saved(self) -> bool:
-        """Whether the plan file says the same."""
+        """Whether the plan file has the same address plan."""
         text, plan = address_plan.format_plan, self.checked_plan.addresses
         return self.previous is not None and text(self.previous) == text(plan)
 
     def states(
         self, reader: HostVariables, nodes: Iterable[str], doubtful: frozenset[str | None] = frozenset()
     ) -> dict[str, DesiredState]:
-        """Return what nodes should have.
+        """Return the desired state of nodes.
 
         Args:
             reader: the variables.
-            nodes: which.
-            doubtful: the nodes with a problem, of which only the engine is decided; with None, all of them.
+            nodes: the nodes.
+            doubtful: nodes with a problem: only their engine is decided; None in it means all nodes.
         """
         if self.plan is None:
             return {}
@@ -118,16 +118,16 @@ class Draft(NamedTuple):
 def draft_plan(
     reader: HostVariables, release: list[str], unseen: Sequence[Problem] = (), keys: bool = False
 ) -> Draft:
-    """Validate the inventory and plan by it alone.
+    """Validate the inventory, and plan from it alone.
 
     Args:
         reader: the variables.
-        release: removed nodes whose addresses may be given away again.
-        unseen: the problems with variables that the reader does not have.
-        keys: the controller must have the ssh keys that the plan before knows.
+        release: removed nodes whose addresses may be reused.
+        unseen: problems with variables that the reader does not see.
+        keys: whether the controller must have the ssh keys that the plan file records.
 
     Raises:
-        PreconditionFailed: variables are encrypted and cannot be read.
+        PreconditionFailed: encrypted variables cannot be decrypted.
     """
     if found := undecryptable({host: reader.written(host) for host in reader.hosts}):
         raise PreconditionFailed(found)
@@ -156,7 +156,7 @@ def draft_plan(
 def _read_plan(
     reader: HostVariables, release: list[str], keys: bool, problems: list[Problem]
 ) -> tuple[AddressPlan | None, AddressPlan | None]:
-    """Return the plan file's plan, and the one to plan from; add what is wrong with it to `problems`."""
+    """Return the plan file's plan, and the plan to start from; add what is wrong with it to `problems`."""
     previous = base = None
     if reader.hosts:
         try:
@@ -178,7 +178,7 @@ def _read_plan(
 
 
 def _release(previous: AddressPlan | None, names: list[str], hosts: list[str]) -> AddressPlan:
-    """Return the plan before without what removed nodes hold; PreconditionFailed when they hold nothing."""
+    """Return the plan without the reservations of removed nodes; PreconditionFailed if they have none."""
     if previous is None:
         reason, hint = "has no reserved address", f"there is no {PLAN_FILE} yet"
         raise PreconditionFailed([Problem(None, name, reason, hint) for name in names])
@@ -186,7 +186,7 @@ def _release(previous: AddressPlan | None, names: list[str], hosts: list[str]) -
 
 
 def _with_functions(reader: HostVariables, plan: ClusterPlan, problems: list[Problem]) -> ClusterPlan:
-    """Return the plan with the virtual functions, and add to the problems what is wrong with them."""
+    """Return the plan with the VFs, and add what is wrong with them to `problems`."""
     functions: dict[str, vf_plan.Functions] = {}
     for host in plan.addresses.nodes:
         try:
@@ -204,7 +204,7 @@ def _with_functions(reader: HostVariables, plan: ClusterPlan, problems: list[Pro
 
 
 def _sriov_network(reader: HostVariables, host: str) -> Network:
-    """Return the network that the plugin is to make, one without containers where its options are wrong."""
+    """Return the network that the plugin will create; a dummy one if its options are invalid."""
     try:
         return wanted_network(network_options(reader.node(host)))
     except (ValueError, FunctionProblem):
@@ -235,7 +235,7 @@ def _rail_subnets(reader: HostVariables, plan: ClusterPlan) -> tuple[list[IPv4Ne
 def _state(
     reader: HostVariables, entry: PlanEntry, plan: ClusterPlan, image_listed: bool, trusted: bool
 ) -> DesiredState:
-    """Return what one node of the cluster should have; see :func:`desired_state`."""
+    """Return the desired state of one node; see :func:`desired_state`."""
     node, mine = entry.node, plan.inventory.nodes[entry.node]
     variables = reader.node(node)
     if trusted:
@@ -257,7 +257,7 @@ def _state(
 def result_of(
     plan: ClusterPlan, previous: AddressPlan | None, images: Mapping[str, Images]
 ) -> dict[str, Any]:
-    """Return the plan as plugins/modules/plan.py documents it, as far as the inventory decides it."""
+    """Return the plan as plugins/modules/plan.py documents it, without the nodes' observed state."""
     addresses, inventory = plan.addresses, plan.inventory
     notes = address_plan.notes(addresses, previous, inventory.pins)
     nodes = {

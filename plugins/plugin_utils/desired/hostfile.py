@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The hostfile, as a node should have it."""
+"""The desired hostfile of a node."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.node_varia
 
 
 def desired_hostfile(variables: NodeVariables, entry: PlanEntry) -> OwnedFiles:
-    """Return the hostfile.
+    """Return the desired hostfile of a node.
 
     Args:
-        variables: the node's.
-        entry: what the plan says of it.
+        variables: the node's variables.
+        entry: its part of the plan.
 
     Raises:
-        ValueError: the lines are missing.
+        ValueError: the hostfile's content is missing.
     """
     directory = _directory(variables, entry)
     content = needed("hostfile_content", variables, entry.hostfile)
@@ -33,7 +33,7 @@ def desired_hostfile(variables: NodeVariables, entry: PlanEntry) -> OwnedFiles:
 
 
 def absent_hostfile(variables: NodeVariables, entry: PlanEntry) -> OwnedFiles:
-    """Return how it is taken away."""
+    """Return the files to remove."""
     directory = _directory(variables, entry)
     return OwnedFiles(
         owner_marker=owner_marker(directory, variables),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The images that a node should have."""
+"""The desired images of a node."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.node_varia
 
 
 class DesiredImages(NamedTuple):
-    """What the role images leaves in a node's engine.
+    """Desired state of the role images.
 
     Attributes:
-        images: those that are listed for the node, with what the list says of each.
-        plugin: that of the SR-IOV plugin, where it has one that no list brings.
-        cache_dir: where the node remembers what is in archives.
-        archives: path, size and time of the archives that are on the controller.
-        mirrors: the registry mirrors that the engine is pointed at.
+        images: the entries of the node's list of images.
+        plugin: an entry for the SR-IOV plugin's image, if it has one that is not listed.
+        cache_dir: where the node caches the contents of archives.
+        archives: path, size and time of the archives on the controller.
+        mirrors: the registry mirrors to configure in the engine.
     """
 
     images: list[dict[str, Any]]
@@ -34,11 +34,11 @@ class DesiredImages(NamedTuple):
 
 
 def desired_images(variables: NodeVariables, entry: PlanEntry) -> DesiredImages:
-    """Return the images that a node should have.
+    """Return the desired images of a node.
 
     Args:
-        variables: the node's.
-        entry: what is known of it besides.
+        variables: the node's variables.
+        entry: its part of the plan.
     """
     images = listed_images(variables)
     names = {image.get("name") for image in images}
@@ -55,21 +55,21 @@ def desired_images(variables: NodeVariables, entry: PlanEntry) -> DesiredImages:
 
 
 def listed_images(variables: NodeVariables) -> list[dict[str, Any]]:
-    """Return the images of a node's list, or else of its accelerator's; with what is set of each."""
+    """Return the entries of a node's list of images, or else of its accelerator's; only set values."""
     profiles = variables.value("images_profiles") or {}
     listed = variables.value("images_list") or profiles.get(variables.text("rdm_accelerator") or "cpu") or []
     return [_set(image) for image in listed]
 
 
 def archives(images: Iterable[Mapping[str, Any]], on_the_node: bool) -> Iterator[str]:
-    """Yield the paths of image archives, those on the node or those on the controller."""
+    """Yield the paths of the image archives on the node, or of those on the controller."""
     for image in images:
         if image.get("source") == "archive" and bool(image.get("remote_src", True)) is on_the_node:
             yield str(image["path"])
 
 
 def archives_here(images: Iterable[Mapping[str, Any]], inventory_dir: str) -> Iterator[tuple[Any, ...]]:
-    """Yield path, size and time of the archives on the controller, where one is there."""
+    """Yield path, size and time of each archive on the controller; (path, None) if it does not exist."""
     for path in archives(images, on_the_node=False):
         try:
             now = os.stat(os.path.join(inventory_dir, os.path.expanduser(path)))
@@ -80,7 +80,7 @@ def archives_here(images: Iterable[Mapping[str, Any]], inventory_dir: str) -> It
 
 
 def _set(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what is set: argument_specs give what is not the value None."""
+    """Return the values that are set: argument_specs set the others to None."""
     return {
         str(name): _set(value) if isinstance(value, Mapping) else value
         for name, value in values.items()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""MY_IP and the addresses of all nodes, as a node should have them."""
+"""The desired files of a node with MY_IP and with the addresses of all nodes."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.node_varia
 
 
 def desired_my_ip(variables: NodeVariables, entry: PlanEntry) -> OwnedFiles:
-    """Return the files with MY_IP, and what exports it in every kind of shell.
+    """Return the files with MY_IP, and the blocks that export it in every kind of shell.
 
     Args:
-        variables: the node's.
-        entry: what the plan says of it.
+        variables: the node's variables.
+        entry: its part of the plan.
 
     Raises:
-        ValueError: an address is missing, or is none.
+        ValueError: an address is missing or invalid.
     """
     my_ip = needed("my_ip_address", variables, entry.my_ip)
     directory, system = _directory(variables), _system(variables)
@@ -53,7 +53,7 @@ def desired_my_ip(variables: NodeVariables, entry: PlanEntry) -> OwnedFiles:
 
 
 def absent_my_ip(variables: NodeVariables, _entry: PlanEntry) -> OwnedFiles:
-    """Return how the same is taken away."""
+    """Return the files and blocks to remove."""
     directory = _directory(variables)
     return OwnedFiles(
         owner_marker=owner_marker(directory, variables),
@@ -71,7 +71,7 @@ def absent_my_ip(variables: NodeVariables, _entry: PlanEntry) -> OwnedFiles:
 
 
 def _directory(variables: NodeVariables) -> str:
-    # Unexpanded, since blocks in a home that nodes share must be the same on all of them.
+    # Not expanded: in a home directory that nodes share, the blocks must be the same for all of them.
     return variables.text("my_ip_config_dir") or cluster_directory(variables, PlanEntry(""))
 
 

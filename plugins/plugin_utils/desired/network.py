@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The container networks that a node should have."""
+"""The desired container networks of a node."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ class DockerNetwork(NamedTuple):
     """One Docker network.
 
     Attributes:
-        name: on the node.
+        name: its name.
         subnet: in CIDR notation.
-        gateway: an address of it.
-        options: the driver's.
+        gateway: an address of the subnet.
+        options: the driver's options.
     """
 
     name: str
@@ -31,12 +31,12 @@ class DockerNetwork(NamedTuple):
 
 
 class DesiredNetwork(NamedTuple):
-    """What the role network leaves on a node.
+    """Desired state of the role network.
 
     Attributes:
         cluster: the cluster that owns the networks.
-        driver: of all of them.
-        networks: the one with MY_IP, and after it those of further rails.
+        driver: of all networks.
+        networks: the network with MY_IP, then those of further rails.
     """
 
     cluster: str
@@ -45,11 +45,11 @@ class DesiredNetwork(NamedTuple):
 
 
 def desired_network(variables: NodeVariables, entry: PlanEntry) -> DesiredNetwork:
-    """Return the networks that a node should have.
+    """Return the desired networks of a node.
 
     Args:
-        variables: the node's.
-        entry: what the plan says of it. Without a plan the variables say it all, and there is one network.
+        variables: the node's variables.
+        entry: its part of the plan. Without a plan, the variables describe the only network.
 
     Raises:
         ValueError: the variables contradict each other, or subnet or gateway is missing.
@@ -78,12 +78,12 @@ def network_options(variables: NodeVariables, parent: str = "", rail: int = 0) -
     """Return the options of a network's driver.
 
     Args:
-        variables: the node's.
-        parent: the interface below the network of a further rail.
-        rail: which one that is; 0 for the first.
+        variables: the node's variables.
+        parent: the interface of a further rail; empty for the first.
+        rail: the rail's index; 0 for the first.
 
     Raises:
-        ValueError: they make no sense together.
+        ValueError: the options contradict each other.
     """
     driver = variables.text("network_driver")
     prefix, pkey = variables.text("network_prefix"), variables.text("network_pkey")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Files of the cluster on a node, as the module `rdm.provision.node_files` takes them."""
+"""Files of the cluster on a node, in the options of the module `rdm.provision.node_files`."""
 
 from __future__ import annotations
 
@@ -35,15 +35,14 @@ def owner_marker(directory: str, variables: NodeVariables) -> dict[str, str]:
 
 
 def absent(*paths: str) -> list[dict[str, Any]]:
-    """Return files or directories that are to be taken away."""
+    """Return entries that remove files or directories."""
     return [{"path": path, "state": "absent"} for path in paths]
 
 
 def cluster_directory(variables: NodeVariables, entry: PlanEntry) -> str:
     """Return the directory for the cluster's files on a node.
 
-    Once facts are gathered, that is a path. Otherwise it may begin with `~`, and have `%n` for the name
-    of the host.
+    With facts it is a path; without, it may begin with `~`, and contain `%n` for the name of the host.
     """
     given = str(entry.observed.get("config_dir") or "") or variables.text("rdm_config_dir")
     return given or (CONFIG_DIR if variables.true("rdm_become", otherwise=True) else f"~/{USER_CONFIG_DIR}")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What the plan says of one node, for what the node should have."""
+"""One node's part of the plan, from which its desired state is made."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _OF_ALL = ("subnet", "gateway", "master_addr", "address_map", "hostfile")
 
 
 class PlanEntry(NamedTuple):
-    """One node's part of what `rdm.provision.plan` returns; empty where a role is used without a plan.
+    """One node's part of what `rdm.provision.plan` returns; empty if a role is used without a plan.
 
     Attributes:
         node: inventory name.
@@ -22,15 +22,15 @@ class PlanEntry(NamedTuple):
         gateway: of the container network.
         rails: the subnets of the networks of further rails.
         my_ip: the node's address on the container network.
-        master_addr: the master's.
-        address_map: the file with the addresses of all nodes.
-        hostfile: DeepSpeed's.
-        image: what the training container runs.
-        vf_mac: the first of the MACs of its virtual functions; empty where the cluster has none.
-        archives: path, size and time of the image archives that are on the controller.
-        observed: what the plan says of the node with its facts, as C(nodes) of the action documents it.
+        master_addr: the master's address there.
+        address_map: text of the file with the addresses of all nodes.
+        hostfile: text of DeepSpeed's hostfile.
+        image: image of the training container.
+        vf_mac: first MAC of the node's VFs; empty if the cluster has none.
+        archives: path, size and time of the image archives on the controller.
+        observed: the node's entry in C(nodes) of the action, which has more once its facts are known.
         engine: the facts of the node's engine.
-        keys: what the node has of the cluster's ssh keys, by file name. `node_facts` compares them.
+        keys: text of the node's ssh key files, by file name; `node_facts` compares them.
     """
 
     node: str
@@ -68,7 +68,7 @@ class PlanEntry(NamedTuple):
         )
 
     def for_digest(self) -> PlanEntry:
-        """Return the same without facts, and with digests in place of long texts."""
+        """Return the entry without facts and keys, and with digests instead of long texts."""
         return self._replace(
             observed={},
             engine={},
@@ -79,10 +79,10 @@ class PlanEntry(NamedTuple):
 
 
 def needed(variable: str, variables: NodeVariables, planned: str) -> str:
-    """Return a variable's value, else what is planned.
+    """Return a variable's value, else the planned value.
 
     Raises:
-        ValueError: there is neither.
+        ValueError: both are empty.
     """
     value = variables.text(variable) or planned
     if not value:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The ssh keys of the cluster that is planned: those that are there, or made with the plan."""
+"""The ssh keys of the planned cluster: read from the controller, or made with the plan."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.ssh import cluster_k
 
 
 class Origin(NamedTuple):
-    """What this inventory knows of the cluster, to compare with what a node carries of one of that name.
+    """What this inventory knows of the cluster, to compare with what a node has of a cluster of that name.
 
     Attributes:
         authority: fingerprint of the key that signs its containers' host keys; empty before it is made.
-        new_keys: whether the user wants other keys than before.
+        new_keys: whether the user wants new keys.
         planned: whether there was an address plan before this run.
-        before: the node's address in it; empty for a node that it does not have.
-        replaced: fingerprints of the authorities that the cluster had before.
+        before: the node's address in that plan; empty for a new node.
+        replaced: fingerprints of the cluster's former authorities.
     """
 
     authority: str
@@ -36,12 +36,12 @@ class Origin(NamedTuple):
 
 
 def key_problems(reader: HostVariables, previous: AddressPlan | None, plan_file: str) -> list[Problem]:
-    """Return why the controller's keys are not those of the cluster; nothing when new ones are wanted.
+    """Return why the controller's keys are not those of the cluster; nothing if new ones are wanted.
 
     Args:
         reader: the variables.
-        previous: what the plan file holds.
-        plan_file: its path.
+        previous: the address plan in the plan file.
+        plan_file: the path of the plan file.
     """
     directories = {host: _directory(reader, host) for host in reader.hosts}
     first = next(iter(directories.values()))
@@ -59,12 +59,12 @@ def key_problems(reader: HostVariables, previous: AddressPlan | None, plan_file:
 
 
 def keys_of(reader: HostVariables, cluster: str, writes: bool) -> cluster_keys.Keys | None:
-    """Return the cluster's keys, made where they are missing or new ones are wanted; None for none.
+    """Return the cluster's keys; make them if they are missing or new ones are wanted.
 
     Args:
         reader: the variables.
         cluster: name of the cluster.
-        writes: whether to make keys. If not, there are none where some would have been made.
+        writes: whether to make keys; if not, None is returned instead.
 
     Raises:
         PreconditionFailed: they cannot be made.
@@ -83,14 +83,14 @@ def keys_of(reader: HostVariables, cluster: str, writes: bool) -> cluster_keys.K
 
 
 def origins(reader: HostVariables, previous: AddressPlan | None) -> dict[str, Origin]:
-    """Return for each node what this inventory knows of the cluster.
+    """Return what this inventory knows of the cluster, for each node.
 
     Args:
         reader: the variables.
-        previous: what the plan file holds.
+        previous: the address plan in the plan file.
 
     Raises:
-        PreconditionFailed: a key that is there cannot be used.
+        PreconditionFailed: an existing key cannot be used.
     """
     renewed = _wants_new(reader)
     keys = None if renewed else cluster_keys.read(_directory(reader, reader.hosts[0]))
@@ -106,13 +106,13 @@ def origins(reader: HostVariables, previous: AddressPlan | None) -> dict[str, Or
 def replaced_authorities(
     reader: HostVariables, previous: AddressPlan | None, keys: cluster_keys.Keys, carried: Iterable[str]
 ) -> tuple[str, ...]:
-    """Return the fingerprints of the authorities that the cluster had before, the oldest first.
+    """Return the fingerprints of the cluster's former authorities, the oldest first.
 
     Args:
         reader: the variables.
-        previous: what the plan file holds.
+        previous: the address plan in the plan file.
         keys: the cluster's keys.
-        carried: fingerprints of the authorities that nodes have now, which count where new keys are wanted.
+        carried: fingerprints of the authorities that nodes have now; they count if new keys are wanted.
     """
     found = list(previous.replaced) if previous else []
     found.append(previous.keys.get(cluster_keys.AUTHORITY, "") if previous else "")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The SR-IOV network plugin and the virtual functions (VFs) that a node should have."""
+"""The desired SR-IOV network plugin and virtual functions (VFs) of a node."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.node_varia
 
 
 class _Places(NamedTuple):
-    """Where `rdm-sriov` is on a node. Tests have it elsewhere, by variables such as `__sriov_program`."""
+    """Paths of `rdm-sriov` on a node. Tests change them with variables such as `__sriov_program`."""
 
     program: str
     unit: str
@@ -29,20 +29,20 @@ _USUAL = _Places(PROGRAM, "/etc/systemd/system/rdm-sriov.service", STATE)
 
 
 class PluginContainer(NamedTuple):
-    """How a container runs the plugin, as community.docker.docker_container takes it.
+    """The plugin's container, in the options of community.docker.docker_container.
 
     Attributes:
-        image: what it runs; empty where the user has to say so.
-        command: what it runs of it; empty for the image's own.
-        privileged: whether it has all rights on the node. Ours needs no more than the node's links.
-        capabilities: those that it has besides the engine's.
+        image: its image; empty if the user must name one.
+        command: its command; empty for the image's default.
+        privileged: whether it has all rights on the node; ours only configures the node's links.
+        capabilities: capabilities in addition to the engine's default.
         security_opts: its security options.
-        volumes: what it sees of the node.
-        read_only: whether it writes to its volumes only.
+        volumes: its mounts.
+        read_only: whether it can write only to its volumes.
         env: its environment.
         pid_mode: its PID namespace.
         userns_mode: its user namespace.
-        restart_policy: when the engine starts it again.
+        restart_policy: when the engine restarts it.
     """
 
     image: str
@@ -59,20 +59,20 @@ class PluginContainer(NamedTuple):
 
 
 class DesiredVfs(NamedTuple):
-    """Virtual functions, as the module `rdm.provision.sriov_vf` takes them.
+    """VFs, in the options of the module `rdm.provision.sriov_vf`.
 
     Attributes:
-        parents: the physical functions that have some.
-        number: how many each has; 0 where none are wanted.
-        first_mac: of the node; MACs and GUIDs are made from it.
-        addresses: MACs or GUIDs that the user gives them.
+        parents: the PFs that have VFs.
+        number: VFs per PF; 0 for none.
+        first_mac: of the node; MACs and GUIDs are derived from it.
+        addresses: the user's MACs or GUIDs for VFs.
         policy: of InfiniBand VFs.
-        vlan: of Ethernet VFs; this and the rest are None to leave it as it is.
+        vlan: of Ethernet VFs; this and the next two are None to leave the setting unchanged.
         trust: of Ethernet VFs.
         spoof_check: of Ethernet VFs.
-        firmware: how many the firmware is set to allow; 0 where it is not touched.
-        kernel_parameters: whether the kernel's command line switches the IOMMU on.
-        boot_program: digest of the program that makes them again at boot; empty without VFs.
+        firmware: number of VFs that the firmware is set to allow; 0 to leave it unchanged.
+        kernel_parameters: whether the kernel's command line enables the IOMMU.
+        boot_program: digest of the program that recreates the VFs at boot; empty without VFs.
     """
 
     parents: list[str]
@@ -89,23 +89,23 @@ class DesiredVfs(NamedTuple):
 
 
 class DesiredSriov(NamedTuple):
-    """What the role sriov leaves on a node.
+    """Desired state of the role sriov.
 
     Attributes:
-        enabled: whether the node needs the plugin from this role.
+        enabled: whether this role installs the plugin on the node.
         cluster: the cluster that owns it.
         plugin: `rdm-sriov` or `upstream`.
         run_as: what starts `rdm-sriov`: `auto`, `unit` or `container`.
-        socket: where it answers.
-        driver: the name that the socket gives the network driver.
-        program: where `rdm-sriov` is on the node.
+        socket: the plugin's socket.
+        driver: the network driver's name, from the socket's.
+        program: path of `rdm-sriov` on the node.
         program_digest: of `rdm-sriov`; empty for another plugin.
         unit: its systemd unit.
-        directory: where it remembers its networks.
-        engine: the engine's socket, where the user names it.
+        directory: where it keeps its state.
+        engine: the engine's socket; empty if the user does not set it.
         container_name: name of its container.
-        container: how a container runs it.
-        vfs: the virtual functions.
+        container: options of its container.
+        vfs: the VFs.
     """
 
     enabled: bool
@@ -125,11 +125,11 @@ class DesiredSriov(NamedTuple):
 
 
 def desired_sriov(variables: NodeVariables, entry: PlanEntry) -> DesiredSriov:
-    """Return the plugin and the VFs that a node should have.
+    """Return the desired plugin and VFs of a node.
 
     Args:
-        variables: the node's.
-        entry: what the plan says of it.
+        variables: the node's variables.
+        entry: its part of the plan.
     """
     plugin, socket = variables.text("sriov_plugin"), variables.text("sriov_socket")
     places = _Places(

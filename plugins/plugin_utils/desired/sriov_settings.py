@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a node's variables say of the interfaces below its network, and of making them ready for VFs."""
+"""A node's settings of the interfaces of its networks, and of their preparation for VFs."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.node_varia
 OWN, UPSTREAM = "rdm-sriov", "upstream"
 UPSTREAM_IMAGE = "rdma/sriov-plugin:latest"
 DRIVERS_ON_A_PARENT = {"sriov", "macvlan", "ipvlan"}
-"""The network drivers whose network lies on an interface of the node."""
+"""The network drivers whose networks use an interface of the node."""
 
 
 class SriovSettings(NamedTuple):
-    """What is wanted of a node's parent interfaces.
+    """Settings of the interfaces that a node's container networks use.
 
     Attributes:
-        parents: names of the interfaces that the container network lies on.
-        vfs: how many VFs each has to offer; 0 where the network needs none.
-        firmware_vfs: how many the firmware may be set to allow, 0 where it is left alone.
-        kernel_parameters: whether the kernel's command line may be changed.
-        reboot_ok: whether the node may be rebooted for these.
-        socket: at which the network plugin is to answer; empty where none is wanted.
-        run_as: who starts the network plugin: `unit`, `container`, or `auto`.
-        function_devices: whether the container gets the RDMA devices of just the function that it gets.
-        stand_in: whether a program of the user's own is the network plugin, of which nothing is known.
+        parents: names of the interfaces.
+        vfs: how many VFs each must offer; 0 if the network needs none.
+        firmware_vfs: how many VFs the run may set the firmware to allow; 0 to leave it unchanged.
+        kernel_parameters: whether the run may change the kernel's command line.
+        reboot_ok: whether the run may reboot the node for these.
+        socket: the network plugin's socket; empty for no plugin.
+        run_as: what starts the network plugin: `unit`, `container`, or `auto`.
+        function_devices: whether the container gets only the RDMA devices of its VF.
+        stand_in: whether the network plugin is an unknown program of the user's.
     """
 
     parents: tuple[str, ...] = ()
@@ -45,7 +45,7 @@ class SriovSettings(NamedTuple):
 
 
 def sriov_settings(variables: NodeVariables) -> SriovSettings:
-    """Return what a node's variables say; nothing that is not a number or a name is taken for one."""
+    """Return a node's settings; values of a wrong type are ignored."""
     driver = variables.text("network_driver")
     if driver not in DRIVERS_ON_A_PARENT:
         return SriovSettings()
@@ -65,21 +65,21 @@ def sriov_settings(variables: NodeVariables) -> SriovSettings:
 
 
 def plugin_of(variables: NodeVariables) -> str:
-    """Return the SR-IOV network plugin that a node is to have; empty for none."""
+    """Return the desired SR-IOV network plugin of a node; empty for none."""
     enabled = variables.true("sriov_enabled", otherwise=variables.text("network_driver") == "sriov")
     return variables.text("sriov_plugin") if enabled and variables.text("sriov_state") != "absent" else ""
 
 
 def vf_parents(variables: NodeVariables) -> list[str]:
-    """Return the interfaces, or PCI addresses, of the physical functions that are to have VFs."""
+    """Return the interfaces, or PCI addresses, of the PFs that should have VFs."""
     named = variables.value("sriov_vf_pfs")
-    # The default is a template, which says the same as the following lines.
+    # The default is a template that means the same as _below_networks().
     return [str(name) for name in named] if isinstance(named, list) else _below_networks(variables)
 
 
 def _below_networks(variables: NodeVariables) -> list[str]:
     rails = variables.value("container_rails")
-    # A pool of several physical functions is one text.
+    # A pool of several PFs is one comma-separated text.
     pool = [name.strip() for name in variables.text("network_parent").split(",")]
     names = [*pool, *(rails if isinstance(rails, (list, tuple)) else ())]
     return list(dict.fromkeys(str(name) for name in names if name))

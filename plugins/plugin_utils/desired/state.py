@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What one node should have: for each role a part of its own, made from the node's variables and the plan.
+"""The desired state of one node: a part for each role, made from the node's variables and the plan.
 
-A role's YAML gets its part from the lookup `rdm.provision.desired`, with a plan or without one. Checks
-compare the parts with what was gathered from the node. The state file on the node keeps each part's digest.
-So a role has work where its part is another than at the last good run, and an edit of the collection that
-leaves the part as it was makes no work.
+A role's YAML gets its part from the lookup `rdm.provision.desired`, with or without a plan. Checks compare
+the parts with what was gathered from the node. The node's state file keeps the digest of each part, so a role
+has work only if its part differs from that of the last good run; other edits of the collection make no work.
 """
 
 from __future__ import annotations
@@ -59,10 +58,10 @@ class Part(NamedTuple):
     """How a role's part of the desired state is made.
 
     Attributes:
-        make: makes it; ValueError where the variables make no sense.
-        absent: makes what takes it away again, where that is a list of files.
-        version: to be raised when the role leaves something else on a node for the same part, as after a
-            change of one of its tasks or modules: then every node has work once.
+        make: returns the part; ValueError if the variables contradict each other.
+        absent: returns the list of files that removes it, if a list suffices.
+        version: raise it when a change of the role's tasks or modules leaves something else on a node for the
+            same part; then every node has work once.
     """
 
     make: Make
@@ -86,7 +85,7 @@ class Attachment(NamedTuple):
 
     Attributes:
         network: the network.
-        interface: the node's interface below it; the inventory has a pool of several as one text.
+        interface: the node's interface that it uses; a pool of several is one comma-separated text.
         my_ip: the node's address on it.
     """
 
@@ -96,15 +95,15 @@ class Attachment(NamedTuple):
 
 
 class RunOptions(NamedTuple):
-    """How a run may get a node to its desired state; none of it says where that ends.
+    """How a run may reach the desired state; not part of that state.
 
     Attributes:
-        install_engine: whether a missing engine is installed.
+        install_engine: whether to install a missing engine.
         replace_network: whether an existing network may be recreated.
-        protect_jobs: refuse what would end a training job.
-        memlock_required: refuse when containers cannot lock all memory.
-        min_free_bytes: space that images need; 0 for no check.
-        repair_strays: whether lines of others that give shells another MY_IP are commented out.
+        protect_jobs: whether to refuse what would end a running job.
+        memlock_required: whether to refuse if containers cannot lock all memory.
+        min_free_bytes: free space that images need; 0 for no check.
+        repair_strays: whether to comment out others' lines that set another MY_IP in shells.
     """
 
     install_engine: bool = False
@@ -116,26 +115,26 @@ class RunOptions(NamedTuple):
 
 
 class DesiredState(NamedTuple):
-    """What one node should have.
+    """The desired state of one node.
 
     Attributes:
         node: inventory name.
         cluster: the cluster's name.
         accelerator: `rocm`, `cuda` or `cpu`.
         slots: processes of a job on the node.
-        become: whether root works there.
+        become: whether tasks run as root there.
         my_ip: the node's address on the container network.
-        parts: role -> its part. Where variables make no sense, only the engine's is sure to be there.
-        undecided: the roles whose parts depend on what is not known before they run.
-        interfaces: those below the container networks.
-        chosen: what the user gives the container of its devices, its requests to device drivers, and its
-            groups; the rest follows from the node's facts.
-        image_listed: whether images_list brings the container's image; otherwise the node must have it.
-        sriov: what is wanted of the interfaces below the networks.
-        plugin: the SR-IOV network plugin, `rdm-sriov` or `upstream`; empty where none is needed.
-        functions: what is wanted of the node's physical functions.
-        run: how a run may get there.
-        origin: where the cluster was made; None where its keys are not checked.
+        parts: role -> its part. With invalid variables, only the engine's part is certain to be there.
+        undecided: the roles whose parts are not fully known before they run.
+        interfaces: the interfaces of the container networks.
+        chosen: which of devices, device_requests and groups the user sets for the container; the others
+            follow from the node's facts.
+        image_listed: whether images_list provides the container's image; otherwise the node must have it.
+        sriov: settings of the interfaces of the networks.
+        plugin: the SR-IOV network plugin, `rdm-sriov` or `upstream`; empty for none.
+        functions: the desired VFs of the node's PFs.
+        run: how a run may reach this state.
+        origin: what this inventory knows of the cluster; None if its keys are not checked.
         others: MY_IP -> node, of all nodes.
     """
 
@@ -177,12 +176,12 @@ class DesiredState(NamedTuple):
 
     @property
     def network_driver(self) -> str:
-        """The driver of these; empty where the variables make no sense."""
+        """Their driver; empty if the variables are invalid."""
         return self.network.driver if "network" in self.parts else ""
 
     @property
     def attachments(self) -> list[Attachment]:
-        """The node's container networks with what they join; the first is that of MY_IP."""
+        """The node's container networks with interface and address; the first is that of MY_IP."""
         rails = self.container.rails
         return [
             Attachment(network, interface, rails.get(network.name, self.my_ip))
@@ -191,50 +190,50 @@ class DesiredState(NamedTuple):
 
     @property
     def below_first(self) -> list[str]:
-        """The interfaces below the first network."""
+        """The interfaces of the first network."""
         first = self.interfaces[0]
         return [name.strip() for name in first.split(",")] if self.network_driver == "sriov" else [first]
 
     @property
     def below_all(self) -> list[str]:
-        """The interfaces below all networks."""
+        """The interfaces of all networks."""
         return [*self.below_first, *self.interfaces[1:]]
 
     def parent_variable(self, interface: str) -> str:
-        """Return the variable in which the user names an interface."""
+        """Return the variable in which the user named an interface."""
         if interface in self.below_first:
             return "network_parent"
         return "container_rails" if interface in self.interfaces else "sriov_vf_pfs"
 
     @property
     def own_devices(self) -> bool:
-        """Whether the user says which devices the container gets, and how."""
+        """Whether the user chooses the container's devices."""
         return not self.chosen.isdisjoint(("devices", "device_requests"))
 
     @property
     def reserves_vf(self) -> bool:
-        """Whether the network plugin hands out VFs before a container is made."""
+        """Whether the network plugin assigns VFs before a container is created."""
         return self.network_driver == "sriov" and self.plugin == OWN
 
     @property
     def function_devices(self) -> bool:
-        """Whether the container gets the RDMA devices of just its VF, where the plugin reserves that."""
+        """Whether the container gets only the RDMA devices of its VF, if the plugin reserves one."""
         return self.container.devices_of != "all" and "devices" not in self.chosen
 
     @property
     def wire_addresses(self) -> dict[str, str]:
-        """The node's address on the wire of each interface on which it can be probed."""
+        """Interface -> the node's address there, for the interfaces on which ARP can probe it."""
         if self.network_driver not in DRIVERS_ON_A_PARENT:
             return {}
         return {
             one.network.options.get("parent") or one.interface.partition(",")[0].strip(): one.my_ip
             for one in self.attachments
-            # These options put VFs on another wire than their PF.
+            # These options put VFs on another link than their PF.
             if self.network_driver != "sriov" or not {"vlan", "pkey"} & set(one.network.options)
         }
 
     def digests(self, roles: Iterable[str]) -> dict[str, str]:
-        """Return the digest of each role's part; empty where it is not known before the role runs."""
+        """Return the digest of each role's part; empty if it is not known before the role runs."""
         return {
             role: "" if role in self.undecided or role not in self.parts else _digest(role, self.parts[role])
             for role in roles
@@ -244,12 +243,12 @@ class DesiredState(NamedTuple):
 def desired_state(
     variables: NodeVariables, entry: PlanEntry, *, trusted: bool = True, **more: Any
 ) -> DesiredState:
-    """Return what a node should have.
+    """Return the desired state of a node.
 
     Args:
-        variables: the node's; what is not known yet has no value.
-        entry: what the plan says of the node.
-        trusted: whether all variables make sense; if not, only the engine is decided.
+        variables: the node's variables; what is still undefined has no value.
+        entry: its part of the plan.
+        trusted: whether all variables are valid; if not, only the engine is decided.
         more: further attributes of the state.
     """
     parts, undecided = {}, set()
@@ -259,7 +258,7 @@ def desired_state(
         try:
             parts[role] = PARTS[role].make(variables, planned)
         except ValueError:
-            continue  # the role says so, or a check
+            continue  # a check or the role reports it
         if variables.missed or _may_change(parts[role]):
             undecided.add(role)
     state = DesiredState(entry.node, my_ip=entry.my_ip, parts=parts, undecided=frozenset(undecided), **more)
@@ -275,7 +274,7 @@ def desired_state(
 
 
 def _may_change(part: Any) -> bool:
-    """Tell whether a part does not say yet what a role will leave."""
+    """Return whether the result of a role is not known from its part."""
     if isinstance(part, DesiredImages):
         return any(image.get("pull") == "always" for image in part.images)
     return isinstance(part, DesiredContainer) and not part.image
@@ -293,17 +292,17 @@ def _run(variables: NodeVariables) -> RunOptions:
 
 
 def desired(role: str, variables: NodeVariables, entry: PlanEntry, absent: bool = False) -> dict[str, Any]:
-    """Return a role's part of what a node should have, of plain types.
+    """Return a role's part of a node's desired state as plain data.
 
     Args:
         role: a name in PARTS.
-        variables: the node's.
-        entry: what the plan says of the node.
-        absent: return how the part is taken away instead.
+        variables: the node's variables.
+        entry: its part of the plan.
+        absent: return the files to remove instead.
 
     Raises:
-        ValueError: the variables make no sense, or lack what only a plan says.
-        AnsibleError: a variable refers to something that is not known.
+        ValueError: the variables contradict each other, or a value of the plan is missing.
+        AnsibleError: a variable refers to something undefined.
     """
     part = PARTS[role]
     make = part.absent if absent else part.make
@@ -323,7 +322,7 @@ def _digest(role: str, part: Any) -> str:
 
 
 def plain(value: Any) -> Any:
-    """Return a value with dictionaries and lists in place of named and other tuples."""
+    """Return a value with dictionaries and lists instead of named and other tuples."""
     if value is None or isinstance(value, (str, int, float)):
         return value
     if isinstance(value, tuple) and hasattr(value, "_asdict"):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What the state files of the nodes compare: the roles with work to do, their digests, what to observe."""
+"""The inputs of the nodes' state files: digests of the roles' desired state, and what to observe."""
 
 from __future__ import annotations
 
@@ -31,26 +31,26 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.node_varia
 from ansible_collections.rdm.provision.plugins.plugin_utils.ssh import cluster_keys
 
 BARE_ROLES = ("my_ip", "hostfile")
-"""The roles that a bare host needs of those that need no Docker; its environment is made by env_up."""
+"""The roles that a bare host needs; env_up makes its environment."""
 _OWN_CONFIG_DIRS = ("my_ip_config_dir", "container_config_dir", "hostfile_config_dir")
 
 
 class Watched(NamedTuple):
-    """What a node's state file observes besides what carries the cluster's label.
+    """What a node's state file observes in addition to what has the cluster's label.
 
     The option `watch` of plugins/modules/state_file.py.
 
     Attributes:
         cluster: the cluster's name.
-        functions: for each physical function, its interface and what is wanted of it.
+        functions: for each PF its interface, and the settings of its VFs to observe.
         config_dirs: directories with files of the cluster.
-        job_directory: where jobs are.
+        job_directory: the directory of jobs.
         system: whether MY_IP is set for all users.
-        images: names of the images that are used.
+        images: names of the images in use.
         archives: image archives on the node.
         users: users of the engine.
         paths: role -> further paths.
-        plugin: program, state file and socket of the network plugin; empty without ours.
+        plugin: program, state directory and socket of our network plugin; empty for another or none.
     """
 
     cluster: str
@@ -69,17 +69,17 @@ class StateFile(NamedTuple):
     """What a node's state file compares, as plugins/modules/plan.py documents it.
 
     Attributes:
-        inputs: role -> digest of its desired state, for the roles that are wanted.
-        directory: where the file is: beside the files that the container reads.
-        config_dir: where the cluster's files are, as it is written before the node is known.
-        absent: the roles whose traces are taken away.
-        sriov: what to gather of the interfaces below the networks.
-        addresses: the node's address on the wire of each interface.
-        mirrors: the registry mirrors that the engine is to use.
+        inputs: role -> digest of its desired state, for the roles that the node needs.
+        directory: the file's directory, that of the files that the container reads.
+        config_dir: the directory of the cluster's files, not expanded.
+        absent: the roles whose results are removed.
+        sriov: what to gather of the interfaces of the networks.
+        addresses: interface -> the node's address there.
+        mirrors: the registry mirrors that the engine should use.
         bare: whether it is a bare host.
-        repairs: the MY_IP that no line of others may change; empty where such lines stay.
+        repairs: MY_IP, if others' lines that set another one are commented out; else empty.
         watch: what else to observe.
-        key_digests: key of the cluster -> digest; empty for one that is yet to be made.
+        key_digests: file of the cluster's keys -> digest; empty for a key that is not made yet.
     """
 
     inputs: dict[str, str]
@@ -95,7 +95,7 @@ class StateFile(NamedTuple):
     key_digests: dict[str, str]
 
     def with_keys(self, keys: cluster_keys.Keys | None, state: DesiredState) -> StateFile:
-        """Return it with the digests of the cluster's ssh keys; with None they are yet to be made."""
+        """Return it with the digests of the cluster's ssh keys; None means that they are not made yet."""
         digests = key_digests(keys, state.cluster, state.node, state.my_ip)
         return self._replace(key_digests=digests)
 
@@ -107,11 +107,11 @@ class StateFile(NamedTuple):
 def state_files(
     reader: HostVariables, states: Mapping[str, DesiredState], images: Mapping[str, Images]
 ) -> dict[str, StateFile]:
-    """Return what each node's state file compares, with no key made yet.
+    """Return what each node's state file compares, without keys.
 
     Args:
         reader: the variables.
-        states: node -> what it should have.
+        states: node -> its desired state.
         images: node -> its images.
     """
     return {
@@ -121,7 +121,7 @@ def state_files(
 
 
 class _Node:
-    """The variables of one node, as far as its state file is about them."""
+    """Makes the inputs of one node's state file from its variables and its desired state."""
 
     def __init__(self, variables: NodeVariables, state: DesiredState) -> None:
         self.variables = variables
@@ -131,7 +131,7 @@ class _Node:
         self.sriov = state.parts["sriov"].enabled
 
     def state_file(self, images: bool) -> StateFile:
-        """Return what it compares; `images` says whether there is an image to bring."""
+        """Return the inputs; `images` says whether the node needs images."""
         state = self.desired
         return StateFile(
             inputs=state.digests(role for role in WORKERS if self.wants(role, images)),
@@ -151,7 +151,7 @@ class _Node:
         )
 
     def wants(self, role: str, images: bool) -> bool:
-        """Whether a role has anything to see to on this node, as far as the variables tell."""
+        """Return whether the node needs a role, by its variables."""
         if self._state(role) == "absent" or (self.bare and role not in BARE_ROLES):
             return False
         if role == "docker_engine":
@@ -161,7 +161,7 @@ class _Node:
         return self.sriov if role == "sriov" else True
 
     def directory(self) -> str:
-        """Return where the file is: beside the files that the container reads."""
+        """Return the file's directory, that of the files that the container reads."""
         return self.variables.text("container_config_dir") or self.config_dir()
 
     def watch(self) -> Watched:
@@ -194,11 +194,11 @@ class _Node:
         )
 
     def plugin_socket(self) -> str:
-        """Return where the node's network plugin is to answer; empty for none."""
+        """Return the socket of the node's network plugin; empty for none."""
         return self.variables.text("sriov_socket") if self.desired.plugin else ""
 
     def config_dir(self) -> str:
-        """Return where the cluster's files are, as it is written before the node is known."""
+        """Return the directory of the cluster's files, not expanded."""
         given = self.variables.text("rdm_config_dir")
         return given or (CONFIG_DIR if self.desired.become else f"~/{USER_CONFIG_DIR}")
 
@@ -222,7 +222,7 @@ class _Node:
 
 
 def key_digests(keys: cluster_keys.Keys | None, cluster: str, node: str, my_ip: str) -> dict[str, str]:
-    """Return the digest of each file that a node has of the cluster's keys; empty for one yet to be made."""
+    """Return the digest of each key file of a node; empty if the keys are not made yet."""
     if keys is None:
         return dict.fromkeys(cluster_keys.FILES, "")
     return {name: _short(text) for name, text in cluster_keys.of_node(keys, cluster, node, my_ip).items()}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The variables of all hosts, evaluated and checked before anything is planned with them."""
+"""Evaluate and validate the variables of all hosts, before anything is planned with them."""
 
 from __future__ import annotations
 
@@ -59,8 +59,8 @@ class Validated(NamedTuple):
     Attributes:
         cluster: host -> its cluster-wide and connection variables, evaluated.
         images: host -> its images.
-        problems: what is wrong, of all hosts.
-        warnings: what is odd.
+        problems: what is wrong, for all hosts.
+        warnings: what is suspicious.
     """
 
     cluster: Mapping[str, Mapping[str, Any]]
@@ -70,7 +70,7 @@ class Validated(NamedTuple):
 
 
 def validate(reader: HostVariables) -> Validated:
-    """Evaluate and check the variables of all hosts: those of the cluster, then those of the roles."""
+    """Evaluate and validate the variables of all hosts: those of the cluster, then those of the roles."""
     problems: list[Problem] = []
     cluster = {host: _cluster_variables(reader, host, problems) for host in reader.hosts}
     lost, warnings = outside(reader.groups)
@@ -92,7 +92,7 @@ def validate(reader: HostVariables) -> Validated:
             images[host] = _NO_IMAGES
             problems += _bare_host_problems(reader, host, given, cluster[host])
             continue
-        # Values that refer to facts of the node are checked when the facts are known.
+        # Values that refer to facts of the node are validated once the facts are known.
         accelerator = cluster[host].get("rdm_accelerator")
         ready = _IMAGE_VARIABLES.intersection(present) <= set(given) and accelerator in ACCELERATORS
         images[host] = _images(host, accelerator, given) if ready else _NO_IMAGES
@@ -102,7 +102,7 @@ def validate(reader: HostVariables) -> Validated:
         odd += missing_over_ssh(host, typed)
         problems += unpinned(host, _privileged_images(reader, host), given.get("images_list"))
         problems += images[host].problems
-        # The check of the list can name the image; the check of types cannot.
+        # The validation of the list names the image; that of types does not.
         named = any(problem.value.endswith("images_list") for problem in images[host].problems)
         wrong = [one for one in wrong if not (named and one.value == "images_list")]
         problems += wrong or _network_problems(reader, host)
@@ -117,9 +117,9 @@ def validate(reader: HostVariables) -> Validated:
 
 
 def contradictions(reader: HostVariables, addresses: AddressPlan) -> list[Problem]:
-    """Return the variables of roles that say something else than the plan that all roles get.
+    """Return a problem for each role variable that contradicts the plan.
 
-    They are for who uses a role alone. A role would believe them, and the others the plan.
+    These variables are for roles that are used alone. In a run, one role would use them, the others the plan.
     """
     master = next(iter(addresses.nodes), "")
     master_addr = addresses.nodes.get(master, "")
@@ -142,7 +142,7 @@ def contradictions(reader: HostVariables, addresses: AddressPlan) -> list[Proble
 
 
 def _cluster_variables(reader: HostVariables, host: str, problems: list[Problem]) -> dict[str, Any]:
-    """Return a host's cluster-wide and connection variables, and add those that cannot be evaluated."""
+    """Return a host's cluster-wide and connection variables; add a problem for each that is undefined."""
     values = {}
     wanted = (*role_specs.cluster_options(), *CONNECTION_VARIABLES)
     for name in set(reader.variables(host)).intersection(wanted):
@@ -155,7 +155,7 @@ def _cluster_variables(reader: HostVariables, host: str, problems: list[Problem]
 
 
 def _role_variables(reader: HostVariables, host: str, present: Collection[str]) -> dict[str, Any]:
-    """Return the values of a host's role variables; one that a later role knows is checked there."""
+    """Return the values of a host's role variables; those that depend on a later role are checked there."""
     values = {}
     others = {*role_specs.cluster_options(), *REGISTERED}
     for name in present:
@@ -168,7 +168,7 @@ def _role_variables(reader: HostVariables, host: str, present: Collection[str]) 
 
 
 def _typed(host: str, given: Mapping[str, Any]) -> tuple[list[Problem], dict[str, Any]]:
-    """Return the problems with types and choices, and the variables without any."""
+    """Return the problems with types and choices, and the variables without problems."""
     wrong = variable_problems(host, given)
     untyped = {problem.value for problem in wrong}
     return wrong, {name: one for name, one in given.items() if name not in untyped}
@@ -185,7 +185,7 @@ def _network_problems(reader: HostVariables, host: str) -> list[Problem]:
 def _bare_host_problems(
     reader: HostVariables, host: str, given: Mapping[str, Any], cluster: Mapping[str, Any]
 ) -> list[Problem]:
-    """Return what is wrong with the variables of a host that has no containers."""
+    """Return what is wrong with the variables of a bare host."""
     wrong, typed = _typed(host, given)
     wrong += container_problems(host, typed)
     if cluster.get("rdm_accelerator") == "rocm":
@@ -195,7 +195,7 @@ def _bare_host_problems(
 
 
 def _torch_problems(reader: HostVariables, host: str) -> list[Problem]:
-    """Return what is wrong with where a bare host with AMD GPUs gets torch from."""
+    """Return a problem if a bare host with AMD GPUs would get the wrong build of torch."""
     names = [f"python_env_torch{one}" for one in ("", "_backend")]
     if names[1] not in reader.variables(host) or any(reader.node(host).text(name) for name in names):
         return []
@@ -208,13 +208,13 @@ def _images(host: str, accelerator: Any, given: Mapping[str, Any]) -> Images:
     """Return a node's images, and what is wrong with the list of them."""
     profiles = given.get("images_profiles") or role_specs.default("images_profiles")
     if not isinstance(profiles, dict):
-        return _NO_IMAGES  # the check of types reports it
+        return _NO_IMAGES  # the validation of types reports it
     image = str(given.get("container_image") or "")
     return check_images(host, given.get("images_list"), profiles, accelerator, image)
 
 
 def _privileged_images(reader: HostVariables, host: str) -> dict[str, str]:
-    """Return the images that run with all rights on the node, by the variable that names each."""
+    """Return the images that run with full rights on the node, by the variable that names each."""
     variables = reader.node(host)
     if plugin_of(variables) != UPSTREAM or variables.true("sriov_allow_tag"):
         return {}

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The virtual functions (VFs) that the cluster wants, and that no two have one address.
+"""The cluster's desired virtual functions (VFs), with unique addresses.
 
-A cluster's MACs and GUIDs begin with two bytes that the address plan keeps; the rest follows from MY_IP, so
-that they are as unique and as lasting as that (see module_utils/sriov/identity.py). The two bytes are worked
-out from the cluster's name and the nodes with which it first had VFs, so that other clusters have others.
+A cluster's MACs and GUIDs begin with two bytes that the address plan keeps; the rest is derived from MY_IP,
+so they are as unique and as stable as MY_IP (see module_utils/sriov/identity.py). The two bytes are derived
+from the cluster's name and the nodes with which it first had VFs, so that other clusters have other
+addresses.
 """
 
 from __future__ import annotations
@@ -35,18 +36,18 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition 
 from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.node_variables import NodeVariables
 from ansible_collections.rdm.provision.rdm_sriov.state import Network
 
-_DOCKERS = "02:42"  # what Docker's own MACs begin with
+_DOCKERS = "02:42"  # prefix of Docker's own MACs
 
 
 class Functions(NamedTuple):
-    """What the inventory says of a node's VFs.
+    """A node's VFs as the inventory sets them.
 
     Attributes:
-        number: how many VFs each physical function (PF) shall have.
+        number: VFs per physical function (PF).
         parents: the PFs.
         pinned: PF -> MACs or GUIDs of its VFs, in order, normalised.
         policy: of InfiniBand VFs.
-        vlan: of Ethernet VFs; this and the rest are None to leave it as it is.
+        vlan: of Ethernet VFs; this and the rest are None to leave the setting unchanged.
         trust: of Ethernet VFs.
         spoof_check: of Ethernet VFs.
     """
@@ -60,7 +61,7 @@ class Functions(NamedTuple):
     spoof_check: bool | None = None
 
     def wanted(self, first: str) -> list[Wanted]:
-        """Return what is wanted of each PF, from the node's first MAC."""
+        """Return the desired VFs of each PF, with addresses derived from the node's first MAC."""
         return [
             Wanted(
                 parent,
@@ -75,7 +76,7 @@ class Functions(NamedTuple):
         ]
 
     def pins(self) -> Iterator[tuple[str, str]]:
-        """Yield the addresses that are pinned, and the VFs that get them."""
+        """Yield the pinned addresses, and the VFs that get them."""
         for parent, listed in self.pinned.items():
             for number, address in enumerate(listed[: self.number]):
                 yield address, f"VF {number} of {parent}"
@@ -85,15 +86,15 @@ NONE = Functions(0, [])
 
 
 def shown(wanted: Wanted) -> list[str]:
-    """Return what is gathered of each VF of a PF, to detect drift."""
+    """Return the settings of each VF of a PF that are gathered to detect drift."""
     given = {"vlan": wanted.vlan, "trust": wanted.trust, "spoof_check": wanted.spoof_check}
     return ["address", "policy", *(name for name, value in given.items() if value is not None)]
 
 
 def functions_of(variables: NodeVariables) -> Functions:
-    """Return what the inventory says of a node's VFs; ValueError when it makes no sense.
+    """Return a node's VFs as the inventory sets them; ValueError if the settings are invalid.
 
-    Values of another type than they should have count as none: another check reports them.
+    Values of a wrong type are ignored, since another check reports them.
     """
     try:
         number = int(variables.text("sriov_vfs") or 0)
@@ -121,11 +122,11 @@ def functions_of(variables: NodeVariables) -> Functions:
 
 
 def refuse_undone(functions: Functions, network: Network) -> None:
-    """Raise ValueError when rdm-sriov, at each start of a container, undoes what is wanted of its VF.
+    """Raise ValueError if rdm-sriov would undo a setting of a VF at each start of its container.
 
     Args:
-        functions: what is wanted of the node's VFs.
-        network: that of the containers.
+        functions: the node's desired VFs.
+        network: the containers' network.
     """
     if network.mode != "sriov":
         return
@@ -145,20 +146,20 @@ def refuse_undone(functions: Functions, network: Network) -> None:
 def assigned(
     plan: AddressPlan, wanted: Mapping[str, Functions], name: str, ssh: Mapping[str, str]
 ) -> AddressPlan:
-    """Return the plan with the two bytes that MACs and GUIDs begin with, where they are needed.
+    """Return the plan with the first two bytes of MACs and GUIDs, if there are VFs.
 
     Args:
         plan: the address plan.
         wanted: the VFs of each node.
         name: of the cluster.
-        ssh: node -> where it is reached.
+        ssh: node -> its ssh address.
     """
     if plan.vf_prefix or not any(one.number for one in wanted.values()):
         return plan
     output = repr((name, [(node, ssh.get(node, "")) for node in plan.nodes]))
     for attempt in itertools.count():
         drawn = hashlib.sha256(f"{attempt} {output}".encode()).digest()
-        # Locally administered (bit 1), and of one station (bit 0); IEEE 802.
+        # Locally administered (bit 1 set), unicast (bit 0 clear); IEEE 802.
         prefix = f"{drawn[0] & 0xFC | 2:02x}:{drawn[1]:02x}"
         if prefix != _DOCKERS:
             break
@@ -166,16 +167,16 @@ def assigned(
 
 
 def first_of(plan: AddressPlan, node: str) -> str:
-    """Return the first MAC of a node, empty where the cluster has no VFs."""
+    """Return the first MAC of a node; empty if the cluster has no VFs."""
     return first_mac(plan.vf_prefix, to_int(plan.nodes[node])) if plan.vf_prefix else ""
 
 
 def clashes(plan: AddressPlan, wanted: Mapping[str, Functions]) -> list[Problem]:
-    """Return the VFs of different nodes that would get one address.
+    """Return a problem for each VF that would get the address of another VF.
 
     Args:
         plan: the address plan.
-        wanted: the VFs of each node that has some.
+        wanted: the VFs of each node that has VFs.
     """
     problems = []
     holders: dict[int, tuple[str, str]] = {}
@@ -200,11 +201,11 @@ def clashes(plan: AddressPlan, wanted: Mapping[str, Functions]) -> list[Problem]
 def taken(
     plan: AddressPlan, wanted: Mapping[str, Functions], facts: Mapping[str, Mapping[str, Any]]
 ) -> list[Problem]:
-    """Return the addresses of a node's VFs that something else on another node has already.
+    """Return a problem for each VF whose address a device of another node already has.
 
     Args:
         plan: the address plan.
-        wanted: the VFs of each node that has some.
+        wanted: the VFs of each node that has VFs.
         facts: node -> what `node_facts` found there.
     """
     owners = _Owners(plan, wanted)
@@ -222,7 +223,7 @@ def taken(
 
 
 class _Owners:
-    """Tells whose VF has an address by its place."""
+    """Finds the VF that an address belongs to, from the values encoded in the address."""
 
     def __init__(self, plan: AddressPlan, wanted: Mapping[str, Functions]) -> None:
         self._prefix = plan.vf_prefix
@@ -230,7 +231,7 @@ class _Owners:
         self._nodes = {_low(plan.nodes[node]): node for node in wanted}
 
     def by_place(self, address: str) -> tuple[str, str] | None:
-        """Return node and VF."""
+        """Return node and VF; None if it is not an address of this cluster's VFs."""
         place = place_of(address)
         node = self._nodes.get(place.address) if place and place.prefix == self._prefix else None
         if place is None or node is None:
@@ -243,7 +244,7 @@ class _Owners:
 
 
 def _seen(found: Mapping[str, Any], but_vfs: bool) -> Iterator[tuple[str, str]]:
-    """Yield the MACs and GUIDs of a node's devices, and what a person calls these."""
+    """Yield the MACs and GUIDs of a node's devices, each with a description of the device."""
     functions = found.get("sriov") or []
     vfs = [vf for function in functions for vf in function["vfs"]] if but_vfs else []
     ours = {vf[key] for vf in vfs for key in ("pci", "netdev")}
@@ -264,7 +265,7 @@ def _seen(found: Mapping[str, Any], but_vfs: bool) -> Iterator[tuple[str, str]]:
 
 
 def _key(address: str) -> str:
-    """Return the GUID that a MAC would be on InfiniBand, so that both are one."""
+    """Return the GUID of an address, so that a MAC equals its GUID."""
     return guid_of(address) if bytes_of(address) == MAC_BYTES else address
 
 
@@ -291,7 +292,7 @@ def _pinned(value: Any, parents: list[str], number: int) -> dict[str, list[str]]
 
 
 def _said(value: int) -> str:
-    """Return a setting as an inventory has it."""
+    """Return a setting as it is written in an inventory."""
     return str(value).lower()
 
 

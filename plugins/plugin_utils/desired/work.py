@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Which nodes a run works on, and with which roles: those where `node_facts` found something to do."""
+"""Decide which nodes a run changes, and with which roles: those for which `node_facts` found work."""
 
 from __future__ import annotations
 
@@ -7,32 +7,31 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 ROLES = ("docker_engine", "images", "sriov", "network", "my_ip", "container", "hostfile")
-"""The roles that change nodes, in their order."""
+"""The roles that change nodes, in order."""
 
 DEPENDENTS: Mapping[str, Sequence[str]] = {
     "images": ("container",),
     "sriov": ("network", "container"),
     "network": ("container",),
 }
-"""Which roles check again when another one has worked: a container is made of an image, on a network."""
+"""Role -> roles that run after it has work: a container, for one, depends on its image and its network."""
 
 BUNDLED = ("my_ip", "hostfile", "state_file")
-"""What the call that runs a node's container can write in passing; a call of its own is 0.1 CPU s a node."""
+"""What the call that runs a node's container can write too; a separate call costs 0.1 CPU s per node."""
 
 Why = dict[str, list[str]]
-"""Role -> why it has something to do, in sentences."""
+"""Role -> why it has work, in sentences."""
 
 
 class Work(NamedTuple):
-    """What a run is going to do.
+    """The work of a run.
 
     Attributes:
-        why: node -> its roles with work, in their order, and the reasons; nodes without work are left out.
-        bundled: node -> what is written with its container, and in no play of its own.
-        plays: role -> the hosts of its play; also `inspect`, for image archives, `absent`, where something is
-            to be taken away, `state_file` and `verify`. After the nodes with work there is one more, where
-            there is one: when every host of a play has failed, Ansible ends the whole run, and nobody else's
-            work would be done.
+        why: node -> its roles with work, in order, and the reasons; nodes without work are left out.
+        bundled: node -> what is written together with its container, and not in a separate play.
+        plays: role -> the hosts of its play; also `inspect` for image archives, `absent` for removals,
+            `state_file` and `verify`. Each play ends with one host without work, if there is one: Ansible
+            ends the whole run when all hosts of a play have failed.
     """
 
     why: dict[str, Why]
@@ -48,17 +47,16 @@ def decide(
     engineless: Sequence[str] = (),
     bundled: Sequence[str] = (),
 ) -> Work:
-    """Decide who has what to do.
+    """Decide the work of each node.
 
     Args:
-        found: node -> what `node_facts` found, for the nodes that answered.
-        wanted: node -> the roles that are wanted there at all.
-        absent: node -> the roles whose traces are to be taken away there.
-        recheck: let every wanted role check again, whatever was found.
-        engineless: nodes without an engine in a run that changes nothing: what follows the engine cannot even
-            be looked at there.
-        bundled: what may be written with the container. Where a run is to do some parts only, each has to be
-            a task of its own.
+        found: node -> the work that `node_facts` found, for the nodes that answered.
+        wanted: node -> the roles that the node needs.
+        absent: node -> the roles whose results are removed there.
+        recheck: run every needed role, whatever was found.
+        engineless: nodes without an engine in a dry run, where roles after docker_engine cannot check
+            anything.
+        bundled: what may be written with the container; a run of selected parts needs separate tasks.
     """
     why: dict[str, Why] = {}
     for node, reasons in found.items():
@@ -67,7 +65,7 @@ def decide(
             for role in wanted[node]:
                 mine.setdefault(role, ["everything is to be looked at again"])
         for role in ROLES:
-            # An image that no role brings is still what the container is made from.
+            # A container depends on its image even if no role provides it.
             works = role in mine and (role in wanted[node] or role == "images")
             for follower in DEPENDENTS.get(role, ()) if works else ():
                 mine.setdefault(follower, [f"it follows {role}"])
@@ -94,7 +92,7 @@ def decide(
 
 
 def _accompanied(nodes: Sequence[str], all_nodes: Mapping[str, object]) -> list[str]:
-    """Return the hosts of a play: the nodes, and last one that has nothing to do there."""
+    """Return the hosts of a play: the nodes, then one without work in it, if there is one."""
     chosen = set(nodes)
     others = (node for node in all_nodes if node not in chosen)
     return [*nodes, *([one] if nodes and (one := next(others, None)) else [])]
