@@ -1,6 +1,6 @@
 #!/usr/bin/python
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""rdm.provision.container: the training container runs as it should, and nothing of worth ends for that."""
+"""rdm.provision.container: the training container runs with the desired settings, and no job ends for it."""
 
 from __future__ import annotations
 
@@ -199,17 +199,17 @@ ARGUMENT_SPEC: Dict[str, Any] = {
 }
 
 _STARTS = {"make", "replace", "start", "restart"}
-"""The steps by which the container starts."""
+"""The steps that start the container."""
 _PATIENCE = 60.0
-"""Seconds that the engine may be silent, beside those that a container takes to end."""
+"""Seconds that the engine may be silent, besides the container's stop timeout."""
 
 
 def run(module: AnsibleModule) -> Dict[str, Any]:
-    """Look, and do what is to be done.
+    """Bring the container into its desired state.
 
     Raises:
-        DockerProblem, NotReady, PluginProblem, Problem, RdmaProblem, Refused: it is not as it should be; the
-            text says why.
+        DockerProblem, NotReady, PluginProblem, PreconditionFailed, Problem, RdmaProblem: it failed; the text
+            says why.
         OSError: a file cannot be written.
     """
     wanted = dict(module.params["desired"], **module.params)
@@ -227,7 +227,7 @@ def run(module: AnsibleModule) -> Dict[str, Any]:
     before = settings_of(found) if found else {}
     wanted["functions"] = functions.settings(found, before.get("functions") or {}, check)
     image = wanted["image_comes"] if check else ""
-    # A mount shows the directory that was there when the container started.
+    # A running container still mounts a directory that was replaced.
     restart = bool(files.made) or functions.incomplete
     todo = steps(api, wanted, found, restart, wanted["recreate"], image)
     named, names = _names(wanted, found if not _STARTS.intersection(todo.todo) else None)
@@ -268,10 +268,10 @@ def run(module: AnsibleModule) -> Dict[str, Any]:
 
 
 def _names(wanted: Dict[str, Any], running: Optional[Dict[str, Any]]) -> Tuple[Optional[str], Optional[str]]:
-    """Return the names of nodes that a container has, and those that it shall have.
+    """Return the names of nodes in a container, and the desired ones.
 
-    None for the first where only root could tell. Both are None where it does not go on as it is, since a
-    container gets them when it starts.
+    The first is None if only root may read it. Both are None if the container starts in this call, since it
+    gets the names then.
     """
     clients = [item["ssh_client_config"] for item in wanted["files"] if item["ssh_client_config"]]
     if running is None or not clients:
@@ -280,11 +280,11 @@ def _names(wanted: Dict[str, Any], running: Optional[Dict[str, Any]]) -> Tuple[O
 
 
 def _renew(lock: Dict[str, Any]) -> None:
-    """Renew the lock of the run; Refused where another one has it by now."""
+    """Renew the run's lock; raise PreconditionFailed if another run has taken it."""
     try:
         holder = node_lock.take(lock)
     except OSError:
-        return  # the facts have reported that
+        return  # node_facts has reported it
     if holder:
         leader = holder["leader"]
         raise PreconditionFailed(

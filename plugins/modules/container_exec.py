@@ -100,7 +100,7 @@ ARGUMENT_SPEC: dict[str, Any] = {
     "stdin": {"type": "str"},
 }
 
-# What the engine writes if it could not start the command.
+# The engine's message if it could not start the command.
 _NOT_STARTED = re.compile(
     r"OCI runtime exec failed: .*?(?:exec: )?(\"[^\"]*\": .+?)(?:: unknown)?\s*", re.DOTALL
 )
@@ -111,7 +111,7 @@ def find_container(api: DockerAPI, cluster: str) -> dict[str, Any]:
 
     Raises:
         ValueError: there is none, or it does not run; the text is one sentence.
-        DockerProblem: the engine cannot be asked.
+        DockerProblem: the engine failed.
     """
     found = api.get("/containers/json", all=True, filters={"label": label_filter(cluster, "container")})
     if not found:

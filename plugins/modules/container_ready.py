@@ -1,6 +1,6 @@
 #!/usr/bin/python
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Wait until what runs in a container has come up, or say why it has not."""
+"""Wait until a container is ready, or report why it is not."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ ARGUMENT_SPEC: Dict[str, Any] = {
 
 
 def main() -> None:
-    """Refuse, or wait."""
+    """Run the module."""
     module = AnsibleModule(argument_spec=ARGUMENT_SPEC, supports_check_mode=True)
     params = module.params
     began = time.monotonic()

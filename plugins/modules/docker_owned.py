@@ -1,6 +1,6 @@
 #!/usr/bin/python
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Take away what a cluster has made in a node's Docker Engine, and nothing else."""
+"""Remove what a cluster has created in a node's Docker Engine, and nothing else."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ _PATIENCE = 60.0  # seconds
 
 
 def remove_containers(api: DockerAPI, params: Dict[str, Any], check: bool) -> List[str]:
-    """Remove the cluster's containers of the role; return their names, and what went with them."""
+    """Remove the cluster's containers of the role; return their names, and what was removed with them."""
     filters = {"label": label_filter(params["cluster"], params["role"])}
     found = api.get("/containers/json", all=True, filters=filters)
     if found and params["driver"]:
@@ -151,7 +151,7 @@ def remove_containers(api: DockerAPI, params: Dict[str, Any], check: bool) -> Li
 
 
 def _former_files(containers: List[Dict[str, Any]], params: Dict[str, Any], check: bool) -> List[str]:
-    """Remove the cluster's files that containers have read elsewhere than they are now; return the paths."""
+    """Remove the cluster's files from former directories that containers mount; return the paths."""
     now = os.path.realpath(local_path(params["config_dir"]))
     paths: List[str] = []
     for directory in sorted({directory_of(one) for one in containers}) if params["config_dir"] else ():
@@ -172,7 +172,7 @@ def remove_networks(api: DockerAPI, params: Dict[str, Any], check: bool) -> List
         users = api.get("/containers/json", all=True, filters={"network": [network["Id"]]})
         allowed = [user for user in users if is_ours(user.get("Labels"), params["cluster"], "container")]
         foreign = [user for user in users if user not in allowed]
-        # Without disconnect, our containers are gone by now, except in check mode.
+        # Without disconnect, our containers were removed before, except in check mode.
         if not params["disconnect"] and not check and not foreign:
             foreign = allowed
         if foreign:
@@ -195,7 +195,7 @@ def remove_networks(api: DockerAPI, params: Dict[str, Any], check: bool) -> List
 
 
 def wake_plugin(api: DockerAPI, cluster: str, socket: str = "") -> None:
-    """Start the cluster's network plugin if it has stopped, and wait until it answers, but not for long."""
+    """Start the cluster's network plugin if it has stopped, and wait a short time until it answers."""
     unit = installation.facts()
     if unit["unit"] and unit["cluster"] == cluster and not unit["running"]:
         with contextlib.suppress(installation.InstallationProblem):
@@ -210,7 +210,7 @@ def wake_plugin(api: DockerAPI, cluster: str, socket: str = "") -> None:
         try:
             api.post("/containers/{0}/start".format(plugin["Id"]))
         except DockerError:
-            return  # it goes without, in the engine's own time
+            return  # the removal works without it, but takes the engine's timeout
     deadline = time.monotonic() + _WAKE_TIMEOUT
     while any(plugin_answers(one) for one in sockets) and time.monotonic() < deadline:
         time.sleep(_POLL)
@@ -220,12 +220,12 @@ def _end(api: DockerAPI, containers: List[Dict[str, Any]], stop_timeout: int) ->
     """Stop and remove containers."""
     for container in containers:
         _gone(api.post, "/containers/{0}/stop".format(container["Id"]), t=stop_timeout)
-        # v: with the anonymous volumes that the image made, which nobody else can know.
+        # v: with anonymous volumes of the image, which nobody else uses.
         _gone(api.delete, "/containers/{0}".format(container["Id"]), force=True, v=True)
 
 
 def _gone(request: Any, path: str, **query: Any) -> None:
-    """Make a request whose aim is reached as well when the thing has gone meanwhile."""
+    """Make a request that also succeeds if its object is gone already."""
     try:
         request(path, **query)
     except DockerError as error:
@@ -235,12 +235,12 @@ def _gone(request: Any, path: str, **query: Any) -> None:
 
 
 def main() -> None:
-    """Find by label, refuse or remove."""
+    """Run the module."""
     module = AnsibleModule(argument_spec=ARGUMENT_SPEC, supports_check_mode=True)
     remove = remove_networks if module.params["role"] == "network" else remove_containers
     removed: List[str] = []
     try:
-        # The engine is silent while it waits for a container to end.
+        # The engine is silent while it waits for a container to stop.
         api = DockerAPI(timeout=_PATIENCE + module.params["stop_timeout"])
         try:
             if not module.check_mode and module.params["role"] != "plugin":

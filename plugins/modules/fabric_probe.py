@@ -1,6 +1,6 @@
 #!/usr/bin/python
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Measure from a node's container how all other containers of the cluster answer over the fabric."""
+"""Measure from a node's container the round-trip times to the cluster's other containers on the fabric."""
 
 from __future__ import annotations
 
@@ -205,10 +205,10 @@ def main() -> None:
 
 
 def checked(parameters: dict[str, Any]) -> dict[str, str]:
-    """Return MY_IP by name of the nodes to measure, this one among them.
+    """Return MY_IP by name of the nodes to measure, including this one.
 
     Raises:
-        ValueError: with what is wrong with an option.
+        ValueError: an option is wrong; the text says why.
     """
     nodes = parse_nodes(parameters["nodes"])
     if not nodes:
@@ -222,18 +222,18 @@ def checked(parameters: dict[str, Any]) -> dict[str, str]:
 
 
 def all_rails(parameters: dict[str, Any], nodes: dict[str, str]) -> dict[str, Any]:
-    """Return what the container of this node measured, on one rail after the other; or why it did not.
+    """Return the measurements of this node's container, rail by rail; or why there are none.
 
     Args:
         parameters: the options of this module.
-        nodes: MY_IP by name, in the order of ranks.
+        nodes: MY_IP by name, in rank order.
 
     Raises:
-        ValueError: a subnet is none.
+        ValueError: a rail's subnet is not a subnet.
     """
     subnets = [IPv4Network(subnet) for subnet in parameters["rails"].values()]
     found = [_measured(parameters, nodes)]
-    # If no container runs, the other rails would only repeat that. A running one may lack one address.
+    # If no container runs, the other rails would fail in the same way. A running one may lack one address.
     for subnet in subnets[1:] if found[0]["container_state"] == "running" else ():
         there = {name: in_subnet(address, subnets[0], subnet) for name, address in nodes.items()}
         found.append(_measured({**parameters, "ssh": False}, there))
@@ -248,11 +248,11 @@ def _measured(parameters: dict[str, Any], nodes: dict[str, str]) -> dict[str, An
 
 
 def measure(parameters: dict[str, Any], nodes: dict[str, str]) -> dict[str, Any]:
-    """Return what the container of this node measured on one rail.
+    """Return the measurements of this node's container on one rail.
 
     Args:
         parameters: the options of this module.
-        nodes: the addresses there by name, in the order of ranks.
+        nodes: the addresses on that rail by name, in rank order.
 
     Raises:
         NotMeasuredError: with the reason.
@@ -260,7 +260,7 @@ def measure(parameters: dict[str, Any], nodes: dict[str, str]) -> dict[str, Any]
     node, container = parameters["node"], parameters["container"]
     names = list(nodes)
     rank = names.index(node)
-    # Each node starts with its successor, so that no node is queried by all the others at once.
+    # Each node starts with its successor, so that the nodes do not all query the same one at once.
     peers = names[rank + 1 :] + names[:rank]
     login = {nodes[name]: name for name in [node, *peers[:1]]} if parameters["ssh"] else {}
     settings = {

@@ -1,6 +1,6 @@
 #!/usr/bin/python
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a build of torch has to fit on a node."""
+"""Report what a torch build must match on a node: the GPUs' driver or architectures."""
 
 from __future__ import annotations
 

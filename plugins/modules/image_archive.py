@@ -231,13 +231,13 @@ ARGUMENT_SPEC: dict[str, Any] = {
 }
 
 NO_IMAGE = "absent"
-# What an engine says of each image of an archive.
+# The engine's message for each loaded image.
 _LOADED = re.compile(r"Loaded image(?: ID)?: (\S+)")
 PUT_IT_THERE = "put it there, or set remote_src: false to take it from the controller"
 
 
 class Images:
-    """The images of one archive, and what the engine has of them.
+    """The images of one archive, compared with the engine's.
 
     Raises:
         ArchiveProblem: the archive is not usable.
@@ -269,7 +269,7 @@ class Images:
         self.tags: dict[str, str] = {}
 
     def inspect(self) -> dict[str, Any]:
-        """Return what `present` would find to do."""
+        """Return what `present` would change."""
         wrong, missing = self._lacking()
         return {
             **inspection(self.path),
@@ -324,7 +324,7 @@ class Images:
             forget_index(self.path, self.cache_dir)
 
     def result(self) -> dict[str, Any]:
-        """Return what the module tells."""
+        """Return the module's result."""
         return {
             "changed": bool(self.actions),
             "actions": self.actions,
@@ -387,7 +387,7 @@ class Images:
         return found is not None and same_image(image, found)
 
     def _find(self, image: Image) -> str | None:
-        """Return the Id that the image has in the engine, under whatever name."""
+        """Return the image's ID in the engine, under any of its names."""
         tags = next(tags for other, tags in self.wanted if other is image)
         for name in [*tags, *image.ids]:
             found = self._inspect(name)
@@ -403,7 +403,7 @@ class Images:
             self.actions.append("tag {0}".format(tag))
 
     def _check_room(self) -> None:
-        """Refuse when the image certainly does not fit where the engine stores images."""
+        """Raise ArchiveProblem if the image cannot fit into the engine's image directory."""
         info = self.api.get("/info")
         root = image_dir(info)
         if not os.path.isdir(root):
@@ -435,13 +435,13 @@ class Images:
             try:
                 self._send(source, index, skipped)
             except DockerError:
-                pass  # somebody removed a layer meanwhile: all of it, then
+                pass  # a layer was removed meanwhile, so load the whole archive
             else:
                 return
         self._send(source, index, frozenset())
 
     def _send(self, source: str, index: ArchiveIndex, skipped: frozenset[str]) -> None:
-        """Let the engine load an archive, without the members that it does not need."""
+        """Load an archive into the engine, without the members that it does not need."""
         try:
             with contextlib.closing(load_chunks(source, index, skipped)) as chunks:
                 progress = self.api.post_stream(
@@ -471,7 +471,7 @@ class Images:
             raise
 
     def _take_back(self) -> None:
-        """Remove what was loaded and is another image; a name that was another's is so again."""
+        """Remove wrong images that were loaded, and restore the names that they took."""
         were = {**self.tags, **self.before}
         for name in dict.fromkeys([*self.loaded, *self.before]):
             now, was = self._id(name), were.get(name, NO_IMAGE)
@@ -518,7 +518,7 @@ def main() -> None:
 
 
 def _give_up(module: AnsibleModule, problem: str, hint: str) -> None:
-    """Fail, or for an inspection tell what is wrong."""
+    """Fail, or report the problem as the result of an inspection."""
     if module.params["state"] == "inspected":
         module.exit_json(**inspection(module.params["path"], problem, hint), **echo(module))
     module.fail_json(msg=sentence(problem, hint), actions=[], copy_needed=False)

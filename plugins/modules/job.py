@@ -336,11 +336,11 @@ ARGUMENT_SPEC: Dict[str, Any] = {
 }
 
 VERSION = 1
-"""Of what the agent is asked and answers."""
+"""The version of the agent's protocol."""
 
 _OF_ONE_JOB = ("past", "state", "stop", "logs", "sections", "report")
 _SUBMITTED = "slurm.json"
-"""A job that was submitted to Slurm has this file in its directory."""
+"""The file in the directory of a job that was submitted to Slurm."""
 _NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,62}")
 
 
@@ -351,7 +351,7 @@ def _request(options: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def check(agent: Agent, options: Dict[str, Any]) -> Dict[str, Any]:
-    """Say what stands in the way of a job."""
+    """Return the problems that keep a job from starting."""
     answer = agent.ask("check", [], _request(options), refused=True)
     return {key: answer[key] for key in ("problems", "facts", "offer") if key in answer}
 
@@ -365,12 +365,12 @@ def start(agent: Agent, options: Dict[str, Any]) -> Dict[str, Any]:
     """Start a job."""
     answer = agent.ask("start", [], _request(options))
     result = {"changed": bool(answer.get("started"))}
-    # The other nodes know only their own part.
+    # Other nodes know only their own part of the job.
     return dict(result, job=answer["job"]) if options["node"] == options["plan"]["master"] else result
 
 
 def past(directory: str, place: Dict[str, Any]) -> Dict[str, Any]:
-    """Say how a job ran last, as its directory has it."""
+    """Return how a job ran last, from its directory."""
     file = os.path.join(directory, "job.json")
     try:
         with open(file, encoding="utf-8") as opened:
@@ -386,7 +386,7 @@ def past(directory: str, place: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def state(agent: Agent, options: Dict[str, Any]) -> Dict[str, Any]:
-    """Say how a job is."""
+    """Return the state of a job."""
     words = [options["name"]] + (["--wait", str(options["wait"])] if options["wait"] else [])
     return _described(agent.ask("state", words)["job"])
 
@@ -399,7 +399,7 @@ def stop(agent: Agent, options: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def logs(agent: Agent, options: Dict[str, Any]) -> Dict[str, Any]:
-    """Return what a job wrote."""
+    """Return a job's output."""
     words = [options["name"], "--stream", options["stream"]]
     if options["offset"] is None:
         words += ["--tail", str(options["tail"])]
@@ -408,7 +408,7 @@ def logs(agent: Agent, options: Dict[str, Any]) -> Dict[str, Any]:
     if options["wait"]:
         words += ["--wait", str(options["wait"])]
     if options["grep"]:
-        # As one argument, since the value may begin with a dash.
+        # One argument, since the value may begin with a dash.
         words += ["--grep=" + options["grep"]]
     if options["rank"] is not None:
         words += ["--rank", str(options["rank"])]
@@ -419,29 +419,29 @@ def logs(agent: Agent, options: Dict[str, Any]) -> Dict[str, Any]:
         result.update(untold=answer["untold"])
     rank, ranks = options["rank"], answer.get("ranks")
     if rank is not None and ranks and rank >= ranks and not answer.get("text") and not answer.get("parts"):
-        # Another node may have such lines from a time with more ranks.
+        # Another node may have lines of this rank, from when the job had more ranks.
         result.update(ranks=ranks, ended=True)
     return result
 
 
 def sections(agent: Agent, options: Dict[str, Any]) -> Dict[str, Any]:
-    """Return what a job's logs say, section by section."""
+    """Return a job's logs by section."""
     return {"sections": agent.ask("sections", [options["name"]])["sections"]}
 
 
 def report(agent: Agent, options: Dict[str, Any]) -> Dict[str, Any]:
-    """Return what a job's files tell a report."""
+    """Return the data for a job's report."""
     return {"report": agent.ask("report", [options["name"]])["report"]}
 
 
 def remove(agent: Agent, names: List[str], dry_run: bool) -> Dict[str, Any]:
-    """Take the directories of jobs away, and what a removal that was killed has left."""
+    """Remove the directories of jobs, and the rest of a killed removal."""
     answer = agent.ask("remove", names + (["--look"] if dry_run else []))
     return {"removed": answer["removed"], "kept": answer["kept"], "changed": bool(answer["removed"])}
 
 
 def jobs(agent: Agent, _options: Dict[str, Any]) -> Dict[str, Any]:
-    """Say how all jobs are."""
+    """Return the state of all jobs."""
     return {"jobs": agent.ask("list", [])["jobs"]}
 
 
@@ -470,7 +470,7 @@ _VERBS: Dict[str, Callable[[Agent, Dict[str, Any]], Dict[str, Any]]] = {
 
 
 def problem(options: Dict[str, Any]) -> Optional[str]:
-    """Return what is missing or wrong among the options, as one sentence; None when nothing is."""
+    """Return what is missing or wrong in the options, as one sentence; None if nothing is."""
     if options["verb"] in ("check", "config", "start"):
         return None if options["plan"] else "plan is missing: what is the job to be?"
     if options["verb"] in _OF_ONE_JOB and not _NAME.fullmatch(options["name"]):
@@ -480,7 +480,7 @@ def problem(options: Dict[str, Any]) -> Optional[str]:
 
 
 def run(module: AnsibleModule) -> Dict[str, Any]:
-    """Ask the agent and return the module's result."""
+    """Query the agent and return the module's result."""
     options = module.params
     verb = options["verb"]
     wrong = problem(options)
@@ -526,7 +526,7 @@ def run(module: AnsibleModule) -> Dict[str, Any]:
 
 
 def _is_here(directory: str, name: str, place: Dict[str, Any]) -> bool:
-    """Return whether the node has a job: one that does not take part in it has no directory of it."""
+    """Return whether the node takes part in a job: else it has no directory of the job."""
     found = os.path.join(directory, name)
     return os.path.isdir(found) and os.path.isfile(os.path.join(found, _SUBMITTED)) == bool(
         place.get("slurm")
@@ -534,7 +534,7 @@ def _is_here(directory: str, name: str, place: Dict[str, Any]) -> bool:
 
 
 def _near(directory: str, name: str) -> List[str]:
-    """Return the jobs that may have been meant; beside jobs lies what else is in their directory."""
+    """Return jobs with a similar name. The directory may contain other entries, too."""
     try:
         neighbours = [one for one in os.listdir(directory) if _NAME.fullmatch(one) and one != name]
     except OSError:
@@ -552,13 +552,13 @@ def _half_removed(directory: str) -> bool:
 
 
 def _none(verb: str, output: str) -> Dict[str, Any]:
-    """Return the result when the agent cannot be asked."""
+    """Return the result if the agent cannot be run."""
     if verb == "check":
         return {"changed": False, "problems": [output]}
     if verb == "running":
         return {"changed": False, "running": []}
     if verb == "past":
-        # The job's check reports why it cannot go on there.
+        # The job's check will report why it cannot continue there.
         return {"changed": False, "known": False, "msg": output}
     return {"failed": True, "msg": output}
 

@@ -1,6 +1,6 @@
 #!/usr/bin/python
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""rdm.provision.job_data: a directory of data is where the jobs of a node find it."""
+"""rdm.provision.job_data: a data directory is where the jobs of a node read it."""
 
 from __future__ import annotations
 
@@ -110,17 +110,17 @@ _READ_SIZE = 1 << 20
 
 
 class InTheWay(Exception):  # noqa: N818  # one sentence for fail_json
-    """What keeps a file from its place; the text is one sentence."""
+    """A file cannot be put in place; the text is one sentence."""
 
 
 def open_folder(root: str, parts: List[str], make: bool) -> Optional[int]:
-    """Return a descriptor of a directory below the root, None where there is none.
+    """Return a descriptor of a directory below the root; None if it does not exist.
 
-    Each part is opened relative to the one before and never through a link, so that nobody who writes there
-    can lead this elsewhere, not even in this moment.
+    Each part is opened relative to the previous one and never through a link, so that nobody who can write
+    there can redirect it, not even during this call.
 
     Raises:
-        InTheWay: something else than a directory has the name.
+        InTheWay: the path has something other than a directory.
     """
     folder = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
     for number, part in enumerate(parts):
@@ -145,12 +145,12 @@ def open_folder(root: str, parts: List[str], make: bool) -> Optional[int]:
 
 
 def compare(root: str, sizes: Dict[str, int], by_size: bool = False) -> Tuple[List[str], Dict[str, str]]:
-    """Return which files are missing or have another size, and the digests of the others.
+    """Return the files that are missing or have another size, and the digests of the others.
 
     Args:
         root: the jobs' directory.
         sizes: path of each file -> its bytes.
-        by_size: read none, and return no digest.
+        by_size: whether to compare only sizes, without digests.
     """
     needed: List[str] = []
     digests: Dict[str, str] = {}
@@ -166,17 +166,16 @@ def compare(root: str, sizes: Dict[str, int], by_size: bool = False) -> Tuple[Li
 
 
 def place(root: str, path: str, copy: str, wanted: str = "") -> None:
-    """Put a copy in its place, in one step.
+    """Move a copy to its place atomically.
 
     Args:
         root: the jobs' directory.
         path: the file's path below `data`.
-        copy: where it lies now.
-        wanted: its SHA-256 digest; empty: it is not compared.
+        copy: its current path.
+        wanted: its SHA-256 digest; empty to skip the check.
 
     Raises:
-        InTheWay: a directory has its name, or something else that of a directory above; or the copy is of
-            another file.
+        InTheWay: its path is a directory, a parent is not one, or the digest differs.
         OSError: it cannot be written.
     """
     *above, name = [FOLDER, *path.split("/")]
@@ -208,7 +207,7 @@ def place(root: str, path: str, copy: str, wanted: str = "") -> None:
 
 
 def _open(root: str, path: str, size: int) -> Optional[IO[bytes]]:
-    """Open a regular file of this size; None where there is none."""
+    """Open a regular file of this size; None if there is none."""
     *above, name = [FOLDER, *path.split("/")]
     folder = open_folder(root, above, make=False)
     if folder is None:
@@ -227,7 +226,7 @@ def _open(root: str, path: str, size: int) -> Optional[IO[bytes]]:
 
 
 def digest(stream: Any) -> str:
-    """Return the SHA-256 digest of what a stream holds."""
+    """Return the SHA-256 digest of a stream."""
     state = hashlib.sha256()
     for piece in iter(lambda: stream.read(_READ_SIZE), b""):
         state.update(piece)
@@ -235,7 +234,7 @@ def digest(stream: Any) -> str:
 
 
 def main() -> None:
-    """Compare, or put one file in its place."""
+    """Run the module."""
     module = AnsibleModule(argument_spec=ARGUMENT_SPEC, supports_check_mode=True)
     params = module.params
     result: Dict[str, Any] = {"changed": False, "copied": [], **echo(module)}

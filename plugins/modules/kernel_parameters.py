@@ -76,29 +76,29 @@ ARGUMENT_SPEC: Dict[str, Any] = {
     "root": {"type": "path", "default": "/"},
 }
 DROP_IN = "etc/default/grub.d/rdm.cfg"
-# It becomes part of a file that a shell reads.
+# A shell reads it as part of a file.
 _PARAMETER = re.compile(r"[A-Za-z0-9_.-]+(=[A-Za-z0-9_.,:-]+)?$")
 _UPDATE_S = 300.0
 
 
 def drop_in(parameters: List[str]) -> str:
-    """Return what GRUB's configuration gets."""
+    """Return the text of GRUB's drop-in."""
     line = 'GRUB_CMDLINE_LINUX="$GRUB_CMDLINE_LINUX {0}"'.format(" ".join(parameters))
     return "# Written by rdm.provision.kernel_parameters.\n{0}\n".format(line)
 
 
 def grubby_lacks(information: str, parameters: List[str]) -> List[str]:
-    """Return the parameters that an entry of the boot menu lacks, by what `grubby --info=ALL` prints."""
+    """Return the parameters that a boot entry lacks, from the output of `grubby --info=ALL`."""
     lines = re.findall(r'^args="(.*)"$', information, re.MULTILINE)
     missing = {one for line in lines for one in iommu.lacking(parameters, line.split())}
     return [one for one in parameters if one in missing]
 
 
 def with_grub(path: str, update: str, parameters: List[str], check: bool) -> Dict[str, Any]:
-    """See to it that GRUB's drop-in has the parameters; return what changed.
+    """Ensure that GRUB's drop-in has the parameters; return what changed.
 
     Raises:
-        ProgramProblem: GRUB does not take it; the file is as it was.
+        ProgramProblem: GRUB rejects it; the file is unchanged.
         OSError: it cannot be written.
     """
     before, after = read_text(path), drop_in(parameters)
@@ -118,7 +118,7 @@ def with_grub(path: str, update: str, parameters: List[str], check: bool) -> Dic
 
 
 def with_grubby(program: str, parameters: List[str], check: bool) -> Dict[str, Any]:
-    """See to it that all entries of the boot menu have the parameters; return what changed.
+    """Ensure that all boot entries have the parameters; return what changed.
 
     Raises:
         ProgramProblem: grubby fails.

@@ -1,6 +1,6 @@
 #!/usr/bin/python
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Make a lab on this machine, or take it away."""
+"""Create a lab on this machine, or remove it."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 #!/usr/bin/python
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What launchers find on a host: which pdsh and Open MPI."""
+"""Report which pdsh and Open MPI a host has for launchers."""
 
 from __future__ import annotations
 

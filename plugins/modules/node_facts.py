@@ -432,17 +432,17 @@ ARGUMENT_SPEC = {
 
 
 class Findings(list):  # type: ignore[type-arg]  # a subscripted list needs Python 3.9
-    """What is wrong on the node or could not be read."""
+    """Problems of the node, and what could not be read."""
 
     def add(self, level: str, what: str, text: str) -> None:
         """Add one finding: level error or warning, a short key, one sentence."""
         self.append({"level": level, "what": what, "text": text})
 
     def guard(self, what: str, read: Callable[..., Any], *arguments: Any, otherwise: Any) -> Any:
-        """Return what a reader returns; when it fails, note that and return `otherwise`.
+        """Return the result of a reader; if it fails, add a finding and return `otherwise`.
 
-        The readers treat what they expect to be missing as empty. This is for the rest: one odd file must
-        not hide all that is known about the node.
+        Readers treat files that may be missing as empty. This handles all other errors: one odd file must not
+        hide all other facts of the node.
         """
         try:
             return read(*arguments)
@@ -528,7 +528,7 @@ def node_facts(
 
 
 def _mirrors(found: dict[str, Any], wanted: list[str], compares: bool) -> dict[str, str]:
-    """Return why mirrors cannot be used; an engine that does not use one gives the images work."""
+    """Return why mirrors cannot be used. If the engine lacks one, the role images has work."""
     used = (found["docker"] or {}).get("registry_mirrors", wanted)
     lacking = [url for url in wanted if url.rstrip("/") not in used]
     if compares and lacking:
@@ -540,7 +540,7 @@ def _mirrors(found: dict[str, Any], wanted: list[str], compares: bool) -> dict[s
 
 
 def _in_use(found: dict[str, Any], addresses: dict[str, str], sysfs_root: str) -> list[dict[str, str]]:
-    """Return who else has the addresses; the wire is not asked for nothing, since that takes a second."""
+    """Return which hosts already have the addresses. Probe only if needed, since it takes a second."""
     if not {"network", "container"}.intersection(found["work"]):
         return []
     containers = (found["docker"] or {}).get("containers") or []
@@ -551,7 +551,7 @@ def _in_use(found: dict[str, Any], addresses: dict[str, str], sysfs_root: str) -
 
 
 def _lock(findings: Findings, wanted: dict[str, Any] | None, takes: bool, cluster: str) -> dict[str, Any]:
-    """Take the lock where the run is going to change the node, or see who holds it."""
+    """Take the lock if the run is going to change the node, else return its holder."""
     holder: node_lock.Holder = {}
     locked = False
     if wanted and takes:
@@ -569,7 +569,7 @@ def _lock(findings: Findings, wanted: dict[str, Any] | None, takes: bool, cluste
 def _work(
     found: dict[str, Any], directory: str, inputs: dict[str, str], keys: dict[str, str], sysfs_root: str
 ) -> dict[str, list[str]]:
-    """Return which roles have something to do, and why."""
+    """Return which roles have work, and why."""
     kept = state_file.read(directory) if inputs else {}
     seen = None
     if kept and found["docker"]:
@@ -577,7 +577,7 @@ def _work(
             api = DockerAPI(found["docker"]["socket"])
             seen = state_file.observe(kept["watch"], found["hardware"], api, sysfs_root)
         except DockerProblem:
-            pass  # it went away in this moment: then there is work
+            pass  # it has just stopped, so there is work
     work = state_file.to_do(kept, inputs, keys, seen)
     if inputs and not (found["docker"] and found["python_requests"]):
         work.setdefault("docker_engine", ["the engine, or the library to ask it, is not ready"])
@@ -630,7 +630,7 @@ def _docker(findings: Findings, socket: str, login_user: str, node: str) -> dict
     except DockerProblem as problem:
         state, error = "stopped", str(problem)
     except Exception as problem:
-        # The engine's answer does not follow its API.
+        # The engine's answer does not conform to its API.
         state, error = (
             "stopped",
             "Docker Engine at {0} cannot be read: {1!r}".format(socket or DEFAULT_SOCKET, problem),
@@ -696,10 +696,10 @@ def _hardware(findings: Findings, sysfs_root: str, dev_root: str) -> dict[str, A
 
 
 def _hardware_digest(found: dict[str, Any], function_devices: bool) -> str:
-    """Return the digest of what containers get, without the VFs' RDMA devices where they are seen with them.
+    """Return the digest of the hardware that containers get, without VFs' RDMA devices if VFs are watched.
 
-    In rdma's mode exclusive the node does not show those that a container has, and in any mode a run that
-    makes VFs finds them only afterwards.
+    In RDMA's mode exclusive the node does not show the devices in a container, and in any mode a run that
+    creates VFs finds their devices only afterwards.
     """
     if function_devices:
         lasting = [device for device in found["infiniband"] if not device["virtual"]]
@@ -712,7 +712,7 @@ def _parents(
 ) -> dict[str, Any]:
     places: dict[str, int] = {}
     for place, named in enumerate(wanted.get("parents") or []):
-        # A function may be named twice, by interface and by PCI address; the plan refuses that.
+        # The plan refuses a function that is named twice, by interface and by PCI address.
         places.setdefault(functions.device_of(named, sysfs_root)[0], place)
     parents = []
     for name, place in places.items():
@@ -731,7 +731,7 @@ def _parents(
     return {
         "rdma": pf.rdma(sysfs_root) if infiniband else {},
         "parents": parents,
-        # This may be why a wanted one is missing.
+        # A missing driver may be why a parent is missing.
         "driverless": findings.guard("driverless", pf.driverless, sysfs_root, otherwise=[])
         if "" in places
         else [],

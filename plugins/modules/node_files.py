@@ -1,6 +1,6 @@
 #!/usr/bin/python
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Write, and take away again, a set of small files in one call."""
+"""Write or remove a set of small files in one call."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ ARGUMENT_SPEC: Dict[str, Any] = {
 
 
 def main() -> None:
-    """Plan, then apply unless in check mode."""
+    """Run the module."""
     module = AnsibleModule(argument_spec=ARGUMENT_SPEC, supports_check_mode=True)
     try:
         marker = module.params["owner_marker"]

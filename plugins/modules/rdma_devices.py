@@ -82,16 +82,16 @@ ARGUMENT_SPEC: Dict[str, Any] = {
 
 
 def find(name: str, must: Any = None, root: str = "/sys", dev_root: str = "/dev") -> Dict[str, Any]:
-    """Return what the module answers.
+    """Return the module's result.
 
     Args:
         name: an interface or a PCI address.
-        must: whether it must have an RDMA device; None for where the node itself says so.
+        must: whether it must have an RDMA device; None: only if its type or its PF implies it.
         root: where sysfs is.
         dev_root: where the device nodes are.
 
     Raises:
-        RdmaProblem: there is no such function, or its devices are not to be told or to be used.
+        RdmaProblem: there is no such function, or its devices cannot be found out or used.
     """
     what = rdma.function(name, root)
     why = rdma.expected(what, root) or ("it is required" if must else "")

@@ -175,10 +175,10 @@ _GATHER_S = 20.0
 
 
 def given(container: Dict[str, Any]) -> Tuple[List[str], bool]:
-    """Return the RDMA character devices that a container was given, and whether it was given all.
+    """Return the RDMA character devices that a container was given, and whether it has all of the node's.
 
     Args:
-        container: what the engine says of it.
+        container: the engine's description.
     """
     host = container.get("HostConfig") or {}
     paths = [str(device.get("PathInContainer") or "") for device in host.get("Devices") or []]
@@ -189,11 +189,11 @@ def given(container: Dict[str, Any]) -> Tuple[List[str], bool]:
 
 
 def gather(docker: DockerAPI, options: Dict[str, Any]) -> Dict[str, Any]:
-    """Return what the container can use and what it was given.
+    """Return the RDMA devices that the container can use, and those that it was given.
 
     Raises:
-        NotMeasuredError: with the reason; one is that there is no such rail, or no such address on it.
-        DockerProblem: the engine cannot be asked.
+        NotMeasuredError: with the reason, such as an unknown rail, or no address on it.
+        DockerProblem: the engine failed.
     """
     container = options["container"]
     container_program.running(docker, container)
@@ -227,7 +227,7 @@ def start(docker: DockerAPI, options: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def collect(docker: DockerAPI, options: Dict[str, Any]) -> Dict[str, Any]:
-    """Return what this node's part has come to.
+    """Return the results of this node's part.
 
     Raises:
         NotMeasuredError: with the reason.

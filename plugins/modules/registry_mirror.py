@@ -1,6 +1,6 @@
 #!/usr/bin/python
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""rdm.provision.registry_mirror: the Docker Engine asks mirrors for the images of Docker Hub."""
+"""rdm.provision.registry_mirror: the Docker Engine uses mirrors for images of Docker Hub."""
 
 from __future__ import annotations
 

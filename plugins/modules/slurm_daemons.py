@@ -1,6 +1,6 @@
 #!/usr/bin/python
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Bring Slurm's daemons on a host to their configuration, or stop them."""
+"""Bring Slurm's daemons on a host into their desired state, or stop them."""
 
 from __future__ import annotations
 

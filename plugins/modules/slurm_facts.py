@@ -1,6 +1,6 @@
 #!/usr/bin/python
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Read what a host has that matters to Slurm, in one call."""
+"""Gather a host's facts for Slurm in one call."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 #!/usr/bin/python
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Ask slurmctld for its nodes and its queue, or wait until all nodes can take jobs."""
+"""Query slurmctld's nodes and queue, or wait until all nodes can run jobs."""
 
 from __future__ import annotations
 

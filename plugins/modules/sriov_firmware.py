@@ -1,6 +1,6 @@
 #!/usr/bin/python
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Switch SR-IOV on in the firmware of network adapters."""
+"""Enable SR-IOV in the firmware of network adapters."""
 
 from __future__ import annotations
 
@@ -80,10 +80,10 @@ ARGUMENT_SPEC: Dict[str, Any] = {
 
 
 def adapters(parents: List[str], root: str) -> List[Dict[str, Any]]:
-    """Return the adapters below these interfaces that have such a firmware, each with its settings.
+    """Return the interfaces' adapters with such a firmware, each with its settings.
 
     Raises:
-        ProgramProblem: an interface is not there, or its firmware cannot be read.
+        ProgramProblem: there is no such interface, or its firmware cannot be read.
     """
     found = []
     for name in parents:

@@ -1,6 +1,6 @@
 #!/usr/bin/python
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Install the network plugin rdm-sriov on a node, or take it away."""
+"""Install the network plugin rdm-sriov on a node, or remove it."""
 
 from __future__ import annotations
 
@@ -158,12 +158,12 @@ ARGUMENT_SPEC: Dict[str, Any] = {
 
 
 def install(params: Dict[str, Any], place: Place, check: bool) -> Dict[str, Any]:
-    """Write what differs and start what does not run; return the module's result.
+    """Write changed files and start the plugin if needed; return the module's result.
 
     Raises:
-        InstallationProblem: something stands in the way.
-        NotReady: somebody else serves the socket.
-        PluginProblem: a network of the cluster cannot be made known to it again.
+        InstallationProblem: the plugin cannot be installed.
+        NotReady: something else serves the socket.
+        PluginProblem: a network of the cluster cannot be restored.
         OSError: it cannot be written.
     """
     run_as = params["run_as"]
@@ -177,7 +177,7 @@ def install(params: Dict[str, Any], place: Place, check: bool) -> Dict[str, Any]
         command = [sys.executable, place.program, "--socket", place.socket, "--state", place.state]
         command += ["--engine", socket_path(params["engine"])]
         text = unit.unit(params["cluster"], command, os.path.basename(place.state))
-        # By now a container of the cluster has made room, or in check mode would have.
+        # A plugin in a container of the cluster was removed before, or in check mode would have been.
         if not installation.active() and someone_listens(place.socket):
             api = DockerAPI(params["engine"])
             if not (check and _has_container(api, params["cluster"])):
@@ -219,12 +219,12 @@ def install(params: Dict[str, Any], place: Place, check: bool) -> Dict[str, Any]
 
 
 def _has_container(api: DockerAPI, cluster: str) -> bool:
-    """Return whether a container of the cluster's runs a plugin."""
+    """Return whether a plugin runs in a container of the cluster."""
     return bool(api.get("/containers/json", filters={"label": label_filter(cluster, "plugin")}))
 
 
 def _teach(params: Dict[str, Any], place: Place, check: bool) -> networks.Taught:
-    """Tell the plugin what it lacks; nothing where no engine is up, from which it will ask it itself."""
+    """Restore the plugin's networks. Without an engine, the plugin will query the engine later."""
     try:
         return networks.teach(DockerAPI(params["engine"]), place.socket, params["cluster"], check)
     except DockerUnavailable:
@@ -232,12 +232,12 @@ def _teach(params: Dict[str, Any], place: Place, check: bool) -> networks.Taught
 
 
 def remove(params: Dict[str, Any], place: Place, check: bool) -> Dict[str, Any]:
-    """Take everything away; return the module's result.
+    """Remove the plugin; return the module's result.
 
     Raises:
-        DockerProblem: the engine cannot say whether a network needs it.
-        PreconditionFailed: a network does.
-        InstallationProblem: systemd refuses.
+        DockerProblem: the engine failed.
+        PreconditionFailed: a network needs the plugin.
+        InstallationProblem: systemctl failed.
     """
     try:
         installation.refuse_foreign(place, params["cluster"])
@@ -287,7 +287,7 @@ def _text(path: str) -> str:
 
 
 def main() -> None:
-    """Install or remove."""
+    """Run the module."""
     module = AnsibleModule(argument_spec=ARGUMENT_SPEC, supports_check_mode=True)
     params = module.params
     place = Place(params["program"], params["unit"], params["socket"], params["state_directory"])

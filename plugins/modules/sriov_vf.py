@@ -1,6 +1,6 @@
 #!/usr/bin/python
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Make the virtual functions of network cards, configure them, and have them restored at boot."""
+"""Create and configure the virtual functions of network cards, and restore them at boot."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ ARGUMENT_SPEC: Dict[str, Any] = {
 
 
 class Change:
-    """All that one call does, worked out before the first change.
+    """All changes of one call, planned before the first one is made.
 
     Args:
         module: with the parameters.
@@ -206,7 +206,7 @@ class Change:
 
     @property
     def note(self) -> str:
-        """What keeps the VFs from coming back by themselves."""
+        """Why the VFs will not be restored at boot."""
         if self._systemd or not self._files:
             return ""
         return "systemd does not run here: let what starts the node run {0} before the Docker Engine".format(
@@ -220,17 +220,17 @@ class Change:
 
     @property
     def enables(self) -> bool:
-        """Whether systemd is to be told to start the unit."""
+        """Whether the unit has to be enabled."""
         return bool(self._files) and self._systemd and not os.path.lexists(kept_vfs.enabled_link())
 
     @property
     def changes(self) -> bool:
-        """Whether anything is to be done."""
+        """Whether anything changes."""
         work = any(next_steps(found, one) for found, one in self.pairs)
         return work or bool(self.stale or self._gone) or self.enables
 
     def diff(self) -> List[Dict[str, str]]:
-        """Return one difference for each PF and each file."""
+        """Return one diff per PF and file."""
         shown = []
         for found, one in self.pairs:
             now = described(found)
@@ -246,9 +246,9 @@ class Change:
         return [one for one in shown if one["before"] != one["after"]]
 
     def apply(self) -> List[Physical]:
-        """Do it; return the PFs as they are then.
+        """Make the changes; return the PFs afterwards.
 
-        What is wanted is written first: whatever ends this in between, the next one knows whose the VFs are.
+        The record is written first, so that after an interruption the next call knows who owns the VFs.
         """
         stale = self.stale
         for path in stale:
@@ -266,14 +266,14 @@ class Change:
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(path)
             for directory in (kept_vfs.DIRECTORY, os.path.dirname(kept_vfs.PROGRAM)):
-                with contextlib.suppress(OSError):  # others may have something there
+                with contextlib.suppress(OSError):  # others may have files there
                     os.rmdir(directory)
             if self._systemd:
                 self._systemctl("daemon-reload")
         return [self._kernel.read(found.pci) for found, _ in self.pairs]
 
     def _read(self) -> kept_vfs.Kept:
-        """Return what the node keeps; nothing, where that cannot be read any more."""
+        """Return the node's record; an empty one if it cannot be read."""
         try:
             return kept_vfs.read(kept_vfs.DIRECTORY)
         except VfProblem as problem:
@@ -282,13 +282,13 @@ class Change:
             return kept_vfs.NOTHING
 
     def _give_back(self, functions: Sequence[kept_vfs.Function]) -> Tuple[kept_vfs.Function, ...]:
-        """Plan to take away the VFs that were made here; return the PFs of which somebody has one."""
+        """Plan to remove the VFs that we created; return the PFs that keep VFs which are in use."""
         stays = []
         for one in functions:
             try:
                 found = self._kernel.read(one.pci)
             except VfProblem:
-                continue  # the card is gone, and its VFs with it
+                continue  # the card and its VFs are gone
             if not one.made or not found.number:
                 continue
             holders = [
@@ -314,10 +314,10 @@ class Change:
 
 
 def wanted_of(params: Dict[str, Any]) -> List[Wanted]:
-    """Return what is wanted of each PF.
+    """Return the desired state of each PF.
 
     Raises:
-        VfProblem: the parameters make no sense.
+        VfProblem: the parameters are wrong.
     """
     if params["number"] < 1 or not params["parents"]:
         raise VfProblem(
@@ -377,10 +377,10 @@ def _content(path: str) -> bytes:
 
 
 def run(module: AnsibleModule, kernel: Kernel) -> Dict[str, Any]:
-    """Return the result.
+    """Return the module's result.
 
     Raises:
-        VfProblem: it cannot be done; unless the kernel refuses something, nothing has been.
+        VfProblem: it failed. Nothing was changed, unless the kernel refused a change.
     """
     change = Change(module, kernel)
     result: Dict[str, Any] = {"changed": change.changes, "kept": change.kept, "note": change.note}

@@ -1,6 +1,6 @@
 #!/usr/bin/python
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Log in from a host to the others of its cluster."""
+"""Check that a host can log in to the others of its cluster over ssh."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 #!/usr/bin/python
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Keep on a node what its last good run left, so that the next one can compare."""
+"""Write the state file of a node, with which the next run compares."""
 
 from __future__ import annotations
 
