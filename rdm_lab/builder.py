@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Containers of this machine's engine in which images are made, with this machine's package sources."""
+"""Containers in this machine's engine that build images, with this machine's package sources."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from docker import APIClient
 BUILDER_LABEL = "rdm.provision.lab.builder"
 LIMIT_S = 1800
 AT = "/build"
-"""Where a builder sees what it is given."""
+"""Where a builder has its binds."""
 
 _CERTIFICATES = (
     "/etc/ssl/certs/ca-certificates.crt",
@@ -26,17 +26,17 @@ _CERTIFICATES = (
 
 
 def certificates() -> str:
-    """Return the file with the certificates that this machine trusts, or nothing."""
+    """Return the file of this machine's trusted certificates, or nothing."""
     return next(filter(os.path.isfile, _CERTIFICATES), "")
 
 
 def given(path: str, name: str) -> str:
-    """Return the bind with which a builder sees a file or directory of this machine as AT/NAME."""
+    """Return the bind that shows a builder a file or directory of this machine as AT/NAME."""
     return f"{path}:{AT}/{name}:ro"
 
 
 def text_file(work: Path, name: str, text: str) -> str:
-    """Write a file, and return the bind with which a builder sees it."""
+    """Write a file, and return the bind that shows it to a builder."""
     (work / name).write_text(text, encoding="utf-8")
     (work / name).chmod(0o644)
     return given(str(work / name), name)
@@ -47,7 +47,7 @@ def apt_conf(options: list[str], certificates: str) -> str:
 
     Args:
         options: of this machine, such as a proxy.
-        certificates: the file that the builder sees as AT/certificates.pem; may be empty.
+        certificates: the file that the builder has as AT/certificates.pem; may be empty.
     """
     trusted = [f'Acquire::https::CAInfo "{AT}/certificates.pem";'] if certificates else []
     return "\n".join([*options, *trusted, ""])
@@ -55,7 +55,7 @@ def apt_conf(options: list[str], certificates: str) -> str:
 
 @contextmanager
 def builder(engine: APIClient, image: str, binds: list[str], environment: dict[str, str]) -> Iterator[str]:
-    """A container to work in, on this machine's network; its id. It goes away with its user."""
+    """Yield the id of a container to work in, on this machine's network; remove it afterwards."""
     settings = {**environment, "APT_CONFIG": f"{AT}/apt.conf"}
     settings.update({name: value for name, value in os.environ.items() if name.lower().endswith("_proxy")})
     body = {
@@ -78,6 +78,6 @@ def sweep_builders(engine: APIClient) -> None:
     """Remove the containers of builds that were killed."""
     for found in engine.containers(all=True, filters={"label": [BUILDER_LABEL]}):
         labels = found["Labels"]
-        # A lab's node has the label of the builder in which its image was made.
+        # A lab's node inherits the builder's label from its image.
         if LABEL not in labels and not Path(f"/proc/{labels[BUILDER_LABEL]}").exists():
             removed(partial(engine.remove_container, found["Id"], force=True))

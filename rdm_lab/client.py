@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""This machine's engine through the Docker SDK: how to reach it, and what takes more than one call."""
+"""This machine's engine through the Docker SDK: the connection, and what takes more than one call."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class EngineProblem(LabProblem):
 
 
 class ExecResult(NamedTuple):
-    """How a command in a container ended, and what it wrote."""
+    """Exit status and output of a command in a container."""
 
     exit_code: int
     stdout: bytes
@@ -37,7 +37,7 @@ class ExecResult(NamedTuple):
 
     @property
     def output(self) -> str:
-        """All that it wrote."""
+        """Standard output and standard error."""
         return (self.stdout + self.stderr).decode("utf-8", "replace").strip()
 
 
@@ -46,24 +46,24 @@ def connect(socket: str = "", timeout: float = 300) -> APIClient:
 
     Args:
         socket: path or unix:// address; empty means DOCKER_HOST, else Docker's default.
-        timeout: seconds that the engine may stay silent. It answers a removal when the container is gone: on
-            a busy machine after minutes.
+        timeout: seconds that the engine may stay silent. It answers a removal only when the container is
+            gone, which takes minutes on a busy machine.
 
     Raises:
-        EngineProblem: none answers.
+        EngineProblem: no engine answers.
     """
     with clear():
-        # The SDK's message is that of its HTTP library.
+        # Our client has clear errors; the SDK passes on those of its HTTP library.
         DockerAPI(socket).version()
         return APIClient(base_url=f"unix://{socket_path(socket)}", version="auto", timeout=timeout)
 
 
 @contextmanager
 def clear() -> Iterator[None]:
-    """Let what the engine refuses, or that it does not answer, be one sentence.
+    """Turn the engine's errors into one sentence.
 
     Raises:
-        EngineProblem: it refuses, or does not answer.
+        EngineProblem: the engine refuses, or does not answer.
     """
     try:
         yield
@@ -80,7 +80,7 @@ def clear() -> Iterator[None]:
 def exec_run(engine: APIClient, container: str, argv: list[str]) -> ExecResult:
     """Run a command in a running container, without a terminal, and wait for its end.
 
-    The engine cannot end a command that it has started: one that may hang has a limit of its own.
+    The engine cannot end a started command: one that may hang needs its own timeout.
 
     Args:
         engine: of the container.
@@ -88,7 +88,7 @@ def exec_run(engine: APIClient, container: str, argv: list[str]) -> ExecResult:
         argv: the command and its arguments; no shell is involved.
 
     Raises:
-        APIError: no such container, or it does not run.
+        APIError: there is no such container, or it does not run.
     """
     made = engine.exec_create(container, argv)["Id"]
     stdout, stderr = engine.exec_start(made, demux=True)
@@ -102,7 +102,7 @@ def exec_run(engine: APIClient, container: str, argv: list[str]) -> ExecResult:
 
 
 def removed(remove: Callable[[], object]) -> bool:
-    """Remove an object of the engine; return whether it can be gone: False when something uses it."""
+    """Remove an object of the engine; return False if it is still in use."""
     try:
         remove()
     except APIError as error:
@@ -113,7 +113,7 @@ def removed(remove: Callable[[], object]) -> bool:
 
 
 def image_id(engine: APIClient, name: str) -> str:
-    """Return the id of an image of the engine; empty when it has none of this name."""
+    """Return the id of an image in the engine; empty if there is none of this name."""
     try:
         return str(engine.inspect_image(name)["Id"])
     except ImageNotFound:
@@ -123,7 +123,7 @@ def image_id(engine: APIClient, name: str) -> str:
 def import_root(
     engine: APIClient, rootfs: Path, repository: str, tag: str, labels: Mapping[str, str]
 ) -> None:
-    """Make an image of the engine from a root file system.
+    """Make an image in the engine from a root file system.
 
     Args:
         engine: this machine's.
@@ -133,7 +133,7 @@ def import_root(
         labels: of the image.
 
     Raises:
-        LabProblem: the engine cannot read it.
+        LabProblem: the engine cannot read the tar.
     """
     with rootfs.open("rb") as file:
         said = engine.import_image_from_data(

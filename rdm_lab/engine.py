@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A lab as it is in this machine's Docker Engine: make it, look at it, break it, mend it, take it away."""
+"""A lab in this machine's Docker Engine: make, inspect, break, repair and remove it."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ _Result = TypeVar("_Result")
 
 
 class NodeState(NamedTuple):
-    """A node as it is now.
+    """A node's state.
 
     Attributes:
         name: n1, n2, ...
         address: on the management network.
-        state: "running", or Docker's word for what it is instead ("exited").
+        state: Docker's word: "running", or such as "exited".
         cable: "plugged", "cut" (the switch's port is down) or "unplugged" (there is none).
-        engine: "ready", or why not; empty when the node does not run.
+        engine: "ready", or why not; empty if the node does not run.
     """
 
     name: str
@@ -64,10 +64,10 @@ class LabEngine:
         self.docker = docker
         self.name = spec.checked_name(name)
 
-    # ---- looking
+    # ---- inspect
 
     def containers(self) -> dict[str, dict[str, Any]]:
-        """Return the lab's containers, as the engine lists them, by the part of the name after the lab's."""
+        """Return the lab's containers, as the engine lists them, by their name without the lab's."""
         found = self.docker.containers(all=True, filters=self._mine)
         prefix = spec.object_name(self.name, "")
         return {one["Names"][0].lstrip("/")[len(prefix) + 1 :]: one for one in found if one.get("Names")}
@@ -105,7 +105,7 @@ class LabEngine:
         return str(network["IPAM"]["Config"][0]["Subnet"]) if network else ""
 
     def directory(self) -> str:
-        """Return the directory of the lab's inventory as it was made, or nothing."""
+        """Return the directory of the inventory that the lab was made with, or nothing."""
         return str((self.network().get("Labels") or {}).get(spec.DIRECTORY_LABEL, ""))
 
     def ports(self) -> dict[str, bool]:
@@ -113,11 +113,11 @@ class LabEngine:
         try:
             told = self._exec("switch", ["ip", "-json", "link", "show", "type", "veth"])
         except APIError:
-            return {}  # no switch, or it does not run
+            return {}  # there is no switch, or it does not run
         return {one["ifname"]: "UP" in one["flags"] for one in json.loads(told or "[]")}
 
     def status(self) -> list[NodeState]:
-        """Return how every node is."""
+        """Return the state of every node."""
         nodes = self.nodes()
         ports = self.ports() if nodes else {}
 
@@ -137,10 +137,10 @@ class LabEngine:
 
         return parallel(state, nodes)
 
-    # ---- making
+    # ---- make
 
     def wanted_network(self, directory: str, check: bool = False) -> str:
-        """Make the management network where there is none; return its subnet.
+        """Make the management network if there is none; return its subnet.
 
         Raises:
             LabProblem: no subnet is free.
@@ -156,7 +156,7 @@ class LabEngine:
                 self.docker.create_network(**spec.network_body(self.name, candidate, directory))
                 subnet = candidate
             except APIError as error:
-                # Another lab was faster, or a range is in use that the routes do not show.
+                # Another lab was faster, or a range without a route is in use.
                 if len(refused) >= ATTEMPTS or "overlap" not in error.explanation:
                     raise
                 refused.append(candidate)
@@ -180,7 +180,7 @@ class LabEngine:
         parallel(make, bodies)
 
     def start_nodes(self, nodes: Iterable[str]) -> None:
-        """Start nodes that are off, several at once; their cables are still to be plugged in."""
+        """Start nodes that are off, several at once, without their cables."""
         parallel(self._start, nodes)
 
     def remove_switch(self) -> None:
@@ -188,7 +188,7 @@ class LabEngine:
         self._remove_container(self._object("switch"))
 
     def plug(self, nodes: Iterable[str]) -> None:
-        """Plug the cables of nodes into the switch, anew where there is one."""
+        """Plug the cables of nodes into the switch, replacing those that are plugged in."""
         cables = []
         for node in nodes:
             pid = self.docker.inspect_container(self._object(node))["State"]["Pid"]
@@ -202,7 +202,7 @@ class LabEngine:
         """Wait until nodes have ssh, cable and engine.
 
         Raises:
-            LabProblem: one does not get ready in time.
+            LabProblem: a node does not get ready in time.
         """
 
         def problem(node: str) -> str:
@@ -217,7 +217,7 @@ class LabEngine:
         """Return what runs the instructions of a node that is a virtual machine: "kvm" or "tcg"."""
         return self._exec(node, ["rdm-lab", "accelerator"]).strip()
 
-    # ---- breaking and mending
+    # ---- break and repair
 
     def stop(self, node: str) -> bool:
         """Pull a node's power plug; return whether it ran."""
@@ -231,8 +231,8 @@ class LabEngine:
         """Switch a node on, plug its cable in and wait until it is ready; return whether it was off.
 
         Args:
-            node: which.
-            timeout: seconds within which it has to be ready; None for what its kind takes.
+            node: its name.
+            timeout: seconds within which it has to be ready; the default depends on its hardware.
         """
         found = self.node(node)
         off = found["State"] != "running"
@@ -247,12 +247,12 @@ class LabEngine:
         return bool(off)
 
     def set_cable(self, node: str, up: bool) -> bool:
-        """Cut a running node off the fabric, or heal its cables; return whether that changed something.
+        """Cut a running node off the fabric, or repair its cables; return whether that changed something.
 
         Raises:
             LabProblem: the node does not run, and so has no cable.
         """
-        # The kernel removes the cable of a stopped node with some delay.
+        # The kernel removes the cable of a stopped node after a delay.
         runs = self.node(node)["State"] == "running"
         ports = self.ports()
         mine = spec.ports_of(node, ports)
@@ -266,7 +266,7 @@ class LabEngine:
             self._exec("switch", ["ip", "link", "set", port, "up" if up else "down"])
         return bool(wrong)
 
-    # ---- taking away
+    # ---- remove
 
     def remove_nodes(self, nodes: Iterable[str]) -> None:
         """Remove nodes and their volumes."""
@@ -278,7 +278,7 @@ class LabEngine:
         parallel(remove, nodes)
 
     def leftovers(self) -> list[str]:
-        """Return the names of all that the engine has of this lab."""
+        """Return the names of the lab's objects in the engine."""
         volumes = self.docker.volumes(filters=self._mine).get("Volumes") or []
         return [
             *(f"container {name}" for name in self.containers()),
@@ -287,14 +287,14 @@ class LabEngine:
         ]
 
     def remove(self) -> None:
-        """Remove all that the engine has of this lab.
+        """Remove the lab's objects from the engine.
 
         Raises:
-            LabProblem: something stays.
+            LabProblem: an object cannot be removed.
         """
         deadline = time.monotonic() + REMOVAL_TIMEOUT_S
         while True:
-            # By label, and repeated until nothing is found: a start may have been interrupted just now.
+            # By label, and repeated until none is found: an interrupted start may still make some.
             found = self.docker.containers(all=True, filters=self._mine)
             parallel(self._remove_container, [one["Id"] for one in found])
             for one in self.docker.volumes(filters=self._mine).get("Volumes") or []:
@@ -309,7 +309,7 @@ class LabEngine:
                 raise LabProblem(f"lab {self.name!r} could not be removed completely: {', '.join(left)} stay")
             time.sleep(POLL_S)
 
-    # ---- inside
+    # ---- private
 
     @property
     def _mine(self) -> dict[str, list[str]]:
@@ -330,7 +330,7 @@ class LabEngine:
         return done.stdout.decode("utf-8", "replace")
 
     def _unready(self, node: str, timeout: float) -> str:
-        """Return what a node still lacks after the timeout, or nothing."""
+        """Wait for a node; return what it lacks after the timeout, or nothing."""
         try:
             done = exec_run(self.docker, self._object(node), ["rdm-lab", "wait", f"{timeout:g}"])
         except APIError:
@@ -349,7 +349,7 @@ class LabEngine:
     def _start(self, part: str) -> None:
         self.docker.start(self._object(part))
 
-    # The caller checks again what is gone, going, or still in use.
+    # The caller checks again for objects that are being removed or in use.
 
     def _remove_container(self, name: str) -> None:
         with contextlib.suppress(APIError):
@@ -380,7 +380,7 @@ def without_unknown_capability(body: dict[str, Any], error: APIError) -> dict[st
     """Return the container's specification without the capability that the engine does not know.
 
     Raises:
-        APIError: the refusal is about something else.
+        APIError: the error has another cause.
     """
     capabilities = body["HostConfig"].get("CapAdd") or []
     known = [name for name in capabilities if f"CAP_{name}" not in error.explanation.upper()]
@@ -390,12 +390,12 @@ def without_unknown_capability(body: dict[str, Any], error: APIError) -> dict[st
 
 
 def bounding_capabilities(engine_socket: str) -> spec.Capabilities:
-    """Return the capabilities that bound the engine: those of the process at the other end of its socket."""
+    """Return the engine's bounding set of capabilities, from the process at the other end of its socket."""
     last = int(Path("/proc/sys/kernel/cap_last_cap").read_text(encoding="ascii"))
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.connect(engine_socket)
         peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-    pid = struct.unpack("3i", peer)[0] or os.getpid()  # 0: a process outside of our namespace
+    pid = struct.unpack("3i", peer)[0] or os.getpid()  # 0: a process outside our PID namespace
     return spec.capabilities(Path(f"/proc/{pid}/status").read_text(encoding="utf-8"), last)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a build of images takes from this machine, its package sources, and where it puts what it makes."""
+"""This machine's package sources for builds of images, and the directories of what is built."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pathlib import Path
 
 
 def release() -> dict[str, str]:
-    """Return what /etc/os-release says."""
+    """Return the fields of /etc/os-release."""
     try:
         text = Path("/etc/os-release").read_text(encoding="utf-8")
     except OSError:
@@ -25,7 +25,7 @@ def release() -> dict[str, str]:
 
 
 def source_files() -> dict[str, str]:
-    """Return the machine's package sources, file by file."""
+    """Return the machine's package sources: file -> text."""
     found = ["/etc/apt/sources.list", *sorted(glob.glob("/etc/apt/sources.list.d/*"))]
     return {
         name: Path(name).read_text(encoding="utf-8", errors="replace")
@@ -41,16 +41,16 @@ def proxy_options() -> list[str]:
     return [line for line in done.stdout.splitlines() if line.startswith(wanted)]
 
 
-# --- what is made ----------------------------------------------------------------------------------------
+# --- directories -----------------------------------------------------------------------------------------
 
 
 @contextmanager
 def new_directory(target: Path) -> Iterator[Path]:
-    """A directory that takes the place of another one when it is complete."""
+    """Yield a new directory, which replaces another one when it is complete."""
     new = target.with_name(f"{target.name}.new")
     shutil.rmtree(str(new), ignore_errors=True)
     new.mkdir(parents=True)
-    # The nodes read it as another user.
+    # Nodes read it as another user.
     new.chmod(0o755)
     yield new
     shutil.rmtree(str(target), ignore_errors=True)

@@ -45,14 +45,14 @@ from docker.errors import DockerException
 from requests.exceptions import RequestException
 
 PULL_TIMEOUT_S = 10
-"""For how long a registry may stay silent before packages are used."""
+"""Seconds that a registry may stay silent before packages are used."""
 
 
 # --- the cache -------------------------------------------------------------------------------------------
 
 
 def cache_directory(given: str) -> Path:
-    """Return the cache directory, which need not exist."""
+    """Return the path of the cache directory, which may not exist yet."""
     if given:
         return Path(given).expanduser() / "lab"
     home = os.environ.get("XDG_CACHE_HOME", "")
@@ -61,24 +61,24 @@ def cache_directory(given: str) -> Path:
 
 @contextmanager
 def locked(cache: Path) -> Iterator[None]:
-    """Let only one process of this user make or remove images at a time; the lock dies with its holder."""
+    """Let one process of this user at a time make or remove images; the lock ends with its holder."""
     cache.mkdir(parents=True, exist_ok=True)
     with (cache / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
 
-# --- making them -----------------------------------------------------------------------------------------
+# --- make ------------------------------------------------------------------------------------------------
 
 
 class Part(Protocol):
-    """Something that a lab is made from."""
+    """Something that a lab is made from, such as an image."""
 
     def present(self) -> bool:
         """Whether nothing has to be made."""
 
     def make(self) -> None:
-        """Make it, and forget what it supersedes."""
+        """Make it, and remove what it supersedes."""
 
 
 class Images:
@@ -103,7 +103,7 @@ class Images:
         )
 
     def make(self) -> None:
-        """Make all of them, from where they can be had, and forget those of earlier recipes."""
+        """Make all of them, from a registry or packages, and remove those of earlier recipes."""
         refused = self._pull() if self.source != "packages" else "it is not asked"
         if not refused:
             self._from_registry()
@@ -119,7 +119,7 @@ class Images:
         used = {mount.get("Source") for some in mounts for mount in some}
         for image in self.engine.images(filters={"label": [recipe.RECIPE_LABEL]}):
             version = str((image.get("Labels") or {}).get(recipe.RECIPE_LABEL, ""))
-            # A lab of virtual machines has the archives, and another image.
+            # A lab of virtual machines uses the archives, and another image.
             if version == self.version or str(self.cache / version) in used:
                 continue
             tags = [tag for tag in image.get("RepoTags") or [] if "<none>" not in tag]
@@ -127,7 +127,7 @@ class Images:
                 shutil.rmtree(str(self.cache / version), ignore_errors=True)
 
     def _pull(self) -> str:
-        """Pull the base image unless it is there; return why that is impossible, or nothing."""
+        """Pull the base image unless the engine has it; return why that fails, or nothing."""
         if image_id(self.engine, self.base):
             return ""
         name, _, tag = self.base.rpartition(":")
@@ -219,7 +219,7 @@ class TrainingImage:
         return self.archive.is_file()
 
     def make(self) -> None:
-        """Make the archive; only the upper layer when an earlier archive has the lower ones."""
+        """Make the archive; only its upper layer if an earlier archive has the lower ones."""
         archives = self.images.archives
         with work_directory() as work:
             layers, created = lab_trainer.archive_layers(archives / recipe.CPU_ARCHIVE, work)
@@ -262,11 +262,11 @@ def save(engine: APIClient, name: str, target: Path) -> None:
             file.write(block)
 
 
-# --- taking them away ------------------------------------------------------------------------------------
+# --- remove ----------------------------------------------------------------------------------------------
 
 
 def remove(engine: APIClient, cache: Path, check: bool) -> bool:
-    """Remove the images of every recipe and the cache; return whether there was something to remove."""
+    """Remove the images of every recipe and the cache; return whether there were any."""
     found = [
         image
         for label in (SlurmImage.label, PodmanImage.label, recipe.RECIPE_LABEL, MACHINE_LABEL)
@@ -294,7 +294,7 @@ def remove(engine: APIClient, cache: Path, check: bool) -> bool:
     return True
 
 
-# --- the whole of it -------------------------------------------------------------------------------------
+# --- everything that a lab needs -------------------------------------------------------------------------
 
 
 class Wanted(NamedTuple):
@@ -302,9 +302,9 @@ class Wanted(NamedTuple):
 
     Attributes:
         parts: images, archives and disks, each after those that it is made from.
-        names: what they are called: the images `node_image` and `machine_image`, the directories `archives`
-            and `machine`; in `archives` the file `train_archive` and the directory `packages`, of whose torch
-            `torch` is the requirement. Only those that this lab has.
+        names: the images `node_image` and `machine_image`, the directories `archives` and `machine`; in
+            `archives` the file `train_archive` and the directory `packages`, whose torch has the requirement
+            `torch`. Only those that this lab has.
     """
 
     parts: list[Part]
@@ -312,18 +312,18 @@ class Wanted(NamedTuple):
 
     @property
     def missing(self) -> list[Part]:
-        """The parts that are still to be made."""
+        """The parts that do not exist yet."""
         return [part for part in self.parts if not part.present()]
 
     def lacks_mmdebstrap(self) -> bool:
-        """Whether a root file system has to be made, and what makes it is not there."""
+        """Whether a root file system has to be made without mmdebstrap on this machine."""
         made = any(isinstance(part, Images | Machines) for part in self.missing)
         return made and shutil.which("mmdebstrap") is None
 
     def make(self, cache: Path) -> bool:
-        """Make what is missing; return whether there was something."""
+        """Make the missing parts; return whether there were any."""
         with locked(cache):
-            # Another process may just have made them.
+            # Another process may have made them meanwhile.
             missing = self.missing
             for part in missing:
                 part.make()
@@ -348,7 +348,7 @@ def wanted(engine: APIClient, desired: Mapping[str, Any], collection: Path, cach
     images = Images(engine, files, cache, desired["lab_image_base"], desired["lab_image_source"])
     names = {"node_image": images.node_image, "archives": str(images.archives)}
     parts: list[Part] = [images]
-    # Slurm's jobs run on the nodes themselves.
+    # Slurm's jobs run on the nodes themselves, and need no training image.
     if desired["lab_trainer"] and not slurm:
         training = TrainingImage(images, trainer, extras)
         names["train_archive"] = training.archive.name

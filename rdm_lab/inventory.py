@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The inventory of a lab, and the files with which ssh reaches its nodes. Pure decisions."""
+"""The inventory of a lab, and ssh's files for its nodes. Pure decisions."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from ansible_collections.rdm.provision.rdm_lab.trainer import TRAIN_IMAGE
 VIRTUAL_FUNCTIONS = 7  # as many as the card of a virtual machine has
 USER = "rdm"
 SSH_ARGS = "-o ControlMaster=auto -o ControlPersist=5m -o ServerAliveInterval=10 -o ServerAliveCountMax=12"
-"""As everywhere, but for the last: nodes of one busy machine may be silent for more than half a minute. What
-uses a shared connection that is given up then ends with 255, and without a word."""
+"""As elsewhere, except for ServerAliveCountMax: nodes of a busy machine may be silent for more than half a
+minute. When ssh gives a shared connection up, its users end with 255 and no message."""
 SLURM_TYPES = {"hgx": "hgx", "gpu2": "a10"}
-"""Partition -> type of its GPUs: the first node alone is in the one, the others are in the other."""
+"""Partition -> type of its GPUs. The first node is in the first partition, all others in the second."""
 
 
 def cluster_inventory(
@@ -48,12 +48,12 @@ def cluster_inventory(
 
     Args:
         lab: its name.
-        addresses: node -> management address; the first one is the master.
+        addresses: node -> management address; the first node is the master.
         driver: of the container network.
         control_path: the directory of ssh's shared connections.
-        train_archive: of the training image, which the containers run then; empty for the CPU image.
+        train_archive: the archive of the training image for the containers; empty for the CPU image.
         machines: the nodes are virtual machines, with virtual functions and all rights of a host.
-        rails: how many interfaces of a node are plugged in: ib0, ib1 and so on.
+        rails: how many fabric interfaces a node has: ib0, ib1 and so on.
         podman: the nodes' engine is Podman.
     """
     image, archive = (TRAIN_IMAGE, train_archive) if train_archive else (CPU_IMAGE, CPU_ARCHIVE)
@@ -94,19 +94,19 @@ def cluster_inventory(
         )
     else:
         variables["container_memlock_required"] = False
-        # All nodes share this machine, which may be busy, so a slow login is no fault.
+        # All nodes share this machine, which may be busy: a slow login is not a fault.
         variables.update({"ansible_timeout": 60, "verify_deadline": 30.0})
     if driver == "sriov" and not machines:
         images.append(_archive(SRIOV_IMAGE, SRIOV_ARCHIVE))
         variables.update(
             {
                 "sriov_image": SRIOV_IMAGE,
-                # With stand-ins for the virtual functions.
+                # The stand-ins for virtual functions.
                 "sriov_command": ["/usr/local/bin/sriov-plugin"],
             }
         )
     variables["images_list"] = images
-    # Not under `all`: that would give the control machine, too, the nodes' user and key.
+    # Not under `all`, which would give the nodes' user and key to the control machine, too.
     return {
         "cluster": {
             "children": {
@@ -119,13 +119,13 @@ def cluster_inventory(
 
 
 class NodePackages(NamedTuple):
-    """The packages that the nodes make a Python environment of.
+    """The packages for the nodes' Python environment.
 
     Attributes:
         name: of their directory.
-        archives: where that lies on this machine.
-        torch: the requirement of the torch among them.
-        extras: what else than a training they are for.
+        archives: its parent on this machine.
+        torch: the requirement of their torch.
+        extras: what they support besides training.
     """
 
     name: str
@@ -134,7 +134,7 @@ class NodePackages(NamedTuple):
     extras: Sequence[str] = ()
 
     def variables(self) -> dict[str, Any]:
-        """Return what has the nodes take them, and ask no index."""
+        """Return the variables that make nodes install them without an index."""
         return {
             "python_env_torch": self.torch,
             "python_env_torch_backend": "",
@@ -146,21 +146,21 @@ class NodePackages(NamedTuple):
 
 
 def slurm_inventory(made: dict[str, Any], packages: NodePackages | None = None) -> dict[str, Any]:
-    """Return the inventory of a lab whose nodes are a Slurm cluster: two partitions, and who is in them.
+    """Return the inventory of a lab whose nodes are a Slurm cluster of two partitions.
 
     Jobs run on the nodes themselves, in an environment that `env up` makes in the shared directory.
 
-    Its hardware is a stand-in: device files without GPUs behind them, and more cores and memory than there
-    are, so that jobs of the size that is usual on such nodes are accepted.
+    The hardware is a stand-in: device files without GPUs, and more cores and memory than there are, so that
+    Slurm accepts jobs of the usual size.
 
     Args:
         made: the inventory of the lab, as :func:`cluster_inventory` returns it.
-        packages: what the environment is made of; None for what the indexes have.
+        packages: the environment's packages; None to use the indexes.
     """
     children = made["cluster"]["children"]
     for group in ("master", "workers"):
         for variables in children[group]["hosts"].values():
-            # The fabric belongs to containers; Slurm's jobs use the network of its daemons.
+            # The fabric is for containers; Slurm's jobs use the network of its daemons.
             variables["my_ip"] = variables["ansible_host"]
     master = next(iter(children["master"]["hosts"].values()))
     subnet = ipaddress.ip_network(f"{master['my_ip']}/{SUBNET_PREFIX}", strict=False)
@@ -176,7 +176,7 @@ def slurm_inventory(made: dict[str, Any], packages: NodePackages | None = None) 
         "rdm_runtime": "host",
         "rdm_become": False,
         "rdm_subnet": str(subnet),
-        # The distribution packages venv separately, and the nodes lack it.
+        # Debian packages venv separately, and the nodes lack it.
         "python_env_method": "uv",
         **(packages.variables() if packages is not None else {}),
         "job_directory": f"{SHARED_AT}/jobs",
@@ -189,10 +189,10 @@ def slurm_inventory(made: dict[str, Any], packages: NodePackages | None = None) 
         "slurm_cpus": 16,
         "slurm_memory": 16000,
         "slurm_options": {
-            # Both are for hardware that differs from the configuration.
+            # Both accept hardware that differs from the configuration.
             "SlurmdParameters": "config_overrides",
             "DefMemPerCPU": 100,
-            # Sooner than on a cluster whose nodes may really be away for a while.
+            # Earlier than on a real cluster, whose nodes may be away for a while.
             "AuthInfo": "cred_expire=5",
             "SlurmdTimeout": 10,
             "SchedulerParameters": "bf_interval=5,sched_interval=5,bf_resolution=60,bf_hetjob_immediate",
@@ -211,7 +211,7 @@ def known_hosts(addresses: Mapping[str, str], keys: Mapping[str, str]) -> str:
 
 
 def ssh_config(addresses: Mapping[str, str], directory: str) -> str:
-    """Return a configuration with which `ssh -F FILE n1` works, also for people."""
+    """Return a configuration for `ssh -F FILE n1`, for Ansible and people."""
     files = f"{directory}/{FILES_AT}"
     hosts = [section(f"Host {node}", [f"HostName {address}"]) for node, address in addresses.items()]
     settings = [

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Make a lab on this machine, or take it away: its files, its objects in the engine, and who makes them."""
+"""Make or remove a lab on this machine: its files, its objects in the engine, and its processes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from ansible_collections.rdm.provision.rdm_lab.spec import LabProblem
 from ansible_collections.rdm.provision.rdm_lab.vm import machine
 from ansible_collections.rdm.provision.rdm_lab.work import sweep
 
-# In the environment of all that `lab up` starts, so that `lab down` can end what an interrupted run left.
+# In the environment of all processes of `lab up`, so that `lab down` can end those of an interrupted run.
 MARKER = "RDM_LAB_UP"
 END_TIMEOUT_S = 60.0
 POLL_S = 0.05
@@ -41,18 +41,18 @@ HEADER = "# Written by rdm-provision lab up; goes away with the lab.\n"
 
 
 class Files:
-    """The inventory directory of a lab and what lies in it."""
+    """The inventory directory of a lab and its files."""
 
     def __init__(self, name: str, directory: Path) -> None:
         self.name = name
         self.directory = directory
         self.own = directory / spec.FILES_AT
         where = hashlib.sha256(f"{name}\0{directory}".encode()).hexdigest()[:12]
-        # Short, because the path of a unix socket has at most 107 bytes.
+        # Short, because the path of a Unix socket has at most 107 bytes.
         self.control_path = Path(tempfile.gettempdir()) / f"rdm-lab-{os.geteuid()}-{where}"
 
     def check_free(self) -> None:
-        """Refuse a directory that is somebody else's."""
+        """Refuse a directory that is not this lab's."""
         if self.own.is_dir() or not self.directory.exists():
             return
         if not self.directory.is_dir() or any(self.directory.iterdir()):
@@ -62,7 +62,7 @@ class Files:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Let only one process make this lab at a time; the lock dies with its holder."""
+        """Let one process at a time make this lab; the lock ends with its holder."""
         self.own.mkdir(parents=True, exist_ok=True)
         for path in (self.own.parent, self.own):
             path.chmod(0o700)
@@ -78,7 +78,7 @@ class Files:
             yield
 
     def makers(self) -> list[int]:
-        """Return the process that is making this lab, if there is one."""
+        """Return the process that makes this lab at the moment, if there is one."""
         try:
             with (self.own / "lock").open() as lock:
                 fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -96,7 +96,7 @@ class Files:
         return {node for node in nodes if not all((self.own / node / name).is_file() for name in names)}
 
     def make_keys(self, nodes: set[str]) -> None:
-        """Make the keys of nodes, and the key of the user who logs in to them."""
+        """Make the keys of nodes, and the key for logging in to them."""
         if not nodes:
             return
         key = self.own / "id_ed25519"
@@ -142,18 +142,18 @@ class Files:
         }
 
     def differing(self, texts: Mapping[Path, str]) -> list[Path]:
-        """Return the files that are not as they should be."""
+        """Return the files whose content differs."""
         return [path for path, text in texts.items() if read(path) != text]
 
     def make_control_path(self) -> None:
-        """Make the directory of ssh's shared connections, which nobody else may own."""
+        """Make the directory of ssh's shared connections, or refuse one that another user owns."""
         self.control_path.mkdir(mode=0o700, exist_ok=True)
         found = self.control_path.lstat()
         if found.st_uid != os.geteuid() or found.st_mode & 0o077 or self.control_path.is_symlink():
             raise LabProblem(f"{self.control_path} is not private: remove it")
 
     def close_connections(self) -> None:
-        """End ssh's shared connections to the nodes, which would stay for minutes."""
+        """End ssh's shared connections to the nodes, which would last for minutes."""
         if not self.control_path.is_dir() or self.control_path.is_symlink():
             return
         for path in self.control_path.iterdir():
@@ -167,7 +167,7 @@ class Files:
         shutil.rmtree(str(self.control_path), ignore_errors=True)
 
     def remove(self) -> None:
-        """Remove the directory and what was made above it."""
+        """Remove the directory, and a parent `inventory` that is then empty."""
         if self.own.is_dir():
             shutil.rmtree(str(self.directory))
             if self.directory.parent.name == "inventory" and not any(self.directory.parent.iterdir()):
@@ -180,12 +180,12 @@ class Files:
 
 
 def read(path: Path) -> str:
-    """Return a file's text; nothing when there is no file."""
+    """Return a file's text; empty if there is no file."""
     return path.read_text(encoding="utf-8") if path.is_file() else ""
 
 
 def generate_key(path: Path, comment: str) -> None:
-    """Make an ssh key pair, anew when half of one is there."""
+    """Make an ssh key pair; replace one of which half is missing."""
     for old in (path, path.with_name(path.name + ".pub")):
         if old.exists():
             old.unlink()
@@ -204,7 +204,7 @@ def generate_key(path: Path, comment: str) -> None:
 
 
 def marker(name: str) -> str:
-    """Return what the environment of everything that starts this lab holds."""
+    """Return the environment variable of all processes that start this lab."""
     return f"{MARKER}={os.environ.get('DOCKER_HOST', '')}/{name}"
 
 
@@ -219,17 +219,17 @@ def marked_processes(name: str) -> list[int]:
             if wanted in (entry / "environ").read_bytes().split(b"\0"):
                 found.append(int(entry.name))
         except OSError:
-            continue  # it has ended, or is another user's
+            continue  # it has ended, or belongs to another user
     return found
 
 
 def starting(name: str, places: Iterable[Files]) -> set[int]:
-    """Return the processes that start this lab: of a run of ours, or of ansible-playbook alone."""
+    """Return the processes that start this lab, whether of rdm-provision or of ansible-playbook alone."""
     return {*marked_processes(name), *(pid for files in places for pid in files.makers())}
 
 
 def end_interrupted_start(name: str, places: Iterable[Files]) -> bool:
-    """End what an interrupted start of this lab left running; return whether there was something."""
+    """End the processes of an interrupted start of this lab; return whether there were any."""
     deadline = time.monotonic() + END_TIMEOUT_S
     found = starting(name, places)
     had = bool(found)
@@ -252,13 +252,13 @@ def end_interrupted_start(name: str, places: Iterable[Files]) -> bool:
 
 
 class Change:
-    """What is done, or in check mode would be done."""
+    """What was done, or in check mode would be done."""
 
     def __init__(self) -> None:
         self.actions: list[str] = []
 
     def note(self, what: str, nodes: list[str]) -> list[str]:
-        """Note an action about nodes; return the nodes."""
+        """Record an action on nodes; return the nodes."""
         if nodes:
             self.actions.append(f"{what} {', '.join(nodes)}")
         return nodes
@@ -272,7 +272,7 @@ def present(
     Args:
         engine: of this machine.
         desired: the variables of the role lab.
-        made: what it is made from, as `names` of :class:`rdm_lab.images.Wanted`.
+        made: what it is made from, see `names` of :class:`rdm_lab.images.Wanted`.
         directory: of its inventory.
         check: change nothing.
     """
@@ -301,7 +301,7 @@ def node_bodies(
     files: Files,
     addresses: Mapping[str, str],
 ) -> dict[str, dict[str, Any]]:
-    """Return what makes each node."""
+    """Return the specification of each node's container."""
     info = engine.docker.info()
     common: dict[str, Any] = {
         "lab": engine.name,
@@ -366,7 +366,7 @@ def _present(
     if not switch_runs:
         change.actions.append("make the switch")
     if desired["lab_hardware"] == "vm":
-        # Running nodes have their memory already; recreated ones give theirs back first.
+        # Running nodes have their memory already; recreated ones free theirs first.
         meminfo = Path("/proc/meminfo").read_text(encoding="ascii")
         running = [node for node in (*beyond, *changed) if found[node]["State"] == "running"]
         freed = sum(machine.MEMORY_NEEDED_MIB for node in running if machine.is_machine(found[node]))
@@ -422,7 +422,7 @@ def _present(
 
 
 def absent(engine: LabEngine, directory: Path, check: bool) -> dict[str, Any]:
-    """Take the lab away, whose inventory is in the directory if it is in no other; return the result."""
+    """Remove the lab, and its inventory from `directory` and where it was made; return the result."""
     directories = {directory, *(Path(path).absolute() for path in [engine.directory()] if path)}
     actions = [f"remove {what}" for what in engine.leftovers()]
     places = [Files(engine.name, directory) for directory in sorted(directories)]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Images of lab nodes that are the node image with further packages of the distribution: Podman, Slurm."""
+"""Images of lab nodes that add packages of the distribution to the node image: Podman, Slurm."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ FORMAT = 1
 
 
 def version(node_image: str, contents: Iterable[bytes], packages: tuple[str, ...]) -> str:
-    """Return 12 hex digits that change when the image would be made differently.
+    """Return 12 hex digits that change if the image would be made differently.
 
     Args:
-        node_image: the name of the node image, which has its own version in it.
+        node_image: the name of the node image, which includes its version.
         contents: of the layer's files.
         packages: what is installed.
     """
@@ -44,20 +44,20 @@ def version(node_image: str, contents: Iterable[bytes], packages: tuple[str, ...
 
 
 class NodeLayer:
-    """The image, made or not; each kind says what is in it.
+    """The image, whether it exists or not; subclasses say what is in it.
 
     Attributes:
         repository: its name without the version.
-        label: of the image, with its version.
-        what: whose packages these are, for messages.
-        script: that installs them, one of the files.
-        files: what the image is made with.
+        label: its label with the version.
+        what: the software, for messages.
+        script: which of the files installs the packages.
+        files: the files for making it.
         packages: what is installed.
 
     Args:
-        engine: of this machine's engine.
-        node_image: what it is made from, by name.
-        directory: that has the files.
+        engine: this machine's engine.
+        node_image: the name of the image below.
+        directory: the directory of the files.
     """
 
     repository: ClassVar[str]
@@ -84,10 +84,10 @@ class NodeLayer:
         return bool(image_id(self.engine, self.name))
 
     def make(self) -> None:
-        """Make it, and forget those of earlier recipes that no lab uses.
+        """Make it, and remove those of earlier recipes that no lab uses.
 
         Raises:
-            LabProblem: the packages could not be installed; the last words are in it.
+            LabProblem: the packages could not be installed; it has the last lines of output.
         """
         trusted = certificates()
         argv = ["sh", f"{AT}/lab/{self.script}", *self.packages]
@@ -123,7 +123,7 @@ class PodmanImage(NodeLayer):
     what = "Podman's"
     script = "podman-layer.sh"
     files = (script, "podman-node", "podman-runtime")
-    # The role docker_engine installs the same, and runc comes with the node image's Docker Engine.
+    # As the role docker_engine installs them. runc comes with the node image's Docker Engine.
     packages = ("podman", "netavark", "aardvark-dns", "catatonit")
 
 
@@ -135,7 +135,7 @@ class SlurmImage(NodeLayer):
     what = "Slurm's"
     script = "slurm-layer.sh"
     files = (script, "slurm-node")
-    # For the controller, too: any node may be it, and there is only one layer.
+    # With those of the controller: any node may be it, and there is only one layer.
     packages = (
         "mariadb-server",
         "munge",

@@ -28,15 +28,15 @@ FORMAT = 1
 
 
 class Packages:
-    """The packages, downloaded or not.
+    """The packages, whether they are downloaded or not.
 
     Args:
-        engine: of this machine's engine.
-        node_image: of the nodes that install them, by name.
+        engine: this machine's engine.
+        node_image: the name of the image of the nodes that install them.
         files: the directory with SCRIPT.
         trainer: the directory `trainer` of the project.
-        archives: the directory that the nodes see.
-        extras: what else than a training they are for; see EXTRAS in lab/trainer.py.
+        archives: a directory that the nodes can read.
+        extras: what they support besides training; see EXTRAS in trainer.py.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Packages:
 
     @property
     def torch(self) -> str:
-        """The requirement of the torch among them."""
+        """The requirement of their torch."""
         (pin,) = [line.strip() for line in self.pins.splitlines() if line.startswith("torch==")]
         return pin + "+cpu"
 
@@ -73,7 +73,7 @@ class Packages:
         """Download them, and remove those that nobody needs any more.
 
         Raises:
-            LabProblem: one cannot be had; pip's last words are in it.
+            LabProblem: a package cannot be downloaded; it has pip's last lines.
         """
         with work_directory() as work:
             output = work / "out"

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What the lab's images are made of, and in which form: decisions and formats, without touching an engine.
+"""Contents and formats of the lab's images. Decisions only: no engine is touched.
 
-There are three images. The CPU image is what the cluster under test runs its containers from; the SR-IOV
-plugin's is the same with one file more, the plugin with stand-ins for virtual functions; both reach the lab
-nodes as archives. The node image is what the nodes themselves are made from, and stays in this machine's
-engine.
+There are three images. The cluster's containers run from the CPU image. The SR-IOV plugin's image is the same
+with one more file, the plugin with stand-ins for virtual functions. Both reach the lab nodes as archives. The
+nodes themselves run from the node image, which stays in this machine's engine.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ CPU_PACKAGES = (
     "python3",
 )
 NODE_PACKAGES = ("docker.io", "iptables", "kmod", "python3-requests", "sudo", "zstd")
-# A lab does not need them, and they are a third of the image.
+# A third of the image that labs do not need.
 LEFT_OUT = (
     "/usr/share/doc/*",
     "/usr/share/info/*",
@@ -51,7 +50,7 @@ LEFT_OUT = (
     "/usr/share/zoneinfo/*",
     "/usr/lib/*/gconv/*",
 )
-# What strip.sh removes, and what the kernel mounts.
+# What strip.sh removes, and the kernel's mounts.
 NOT_IN_ARCHIVE = (
     "dev/*",
     "etc/ssh/ssh_host_*",
@@ -78,8 +77,8 @@ class Layer(NamedTuple):
     Attributes:
         path: the file with the tar.
         digest: of the tar, in hexadecimal.
-        offset: where in the file it begins.
-        size: its bytes; -1 means the whole file.
+        offset: where the tar begins in the file, in bytes.
+        size: of the tar, in bytes; -1 means the whole file.
     """
 
     path: Path
@@ -89,7 +88,7 @@ class Layer(NamedTuple):
 
 
 def file_content(files: Path, name: str) -> bytes:
-    """Return one of ``FILES``; the network plugin as a program, with what it is made of.
+    """Return the content of one of ``FILES``; the network plugin is packed with its imports.
 
     Args:
         files: the directory with ``FILES``, in the collection.
@@ -100,7 +99,7 @@ def file_content(files: Path, name: str) -> bytes:
 
 
 def recipe_version(files: Path, base: str) -> str:
-    """Return 12 hex digits that change when the images would be made differently.
+    """Return 12 hex digits that change if the images would be made differently.
 
     Args:
         files: the directory with ``FILES``.
@@ -120,7 +119,7 @@ def recipe_version(files: Path, base: str) -> str:
 def apt_sources(texts: Mapping[str, str], suite: str) -> list[str]:
     """Return the machine's own package sources of one release, as one-line entries.
 
-    Sources of other releases and of third parties are left out: their packages are not wanted.
+    Sources of other releases and of third parties are left out.
 
     Args:
         texts: file name -> content, of sources.list and sources.list.d.
@@ -206,7 +205,7 @@ def mmdebstrap_command(
 
 
 def _inside(script: Path) -> str:
-    """Return the hook that runs a script inside the root file system."""
+    """Return mmdebstrap's hook that runs a script inside the root file system."""
     return f'chroot "$1" /bin/sh <{_quoted([str(script)])}'
 
 
@@ -260,7 +259,7 @@ def build_context(files: Path, base: str) -> bytes:
 
 
 def plugin_layer(files: Path, target: Path) -> Layer:
-    """Write the layer that makes the stand-in plugin's image out of the CPU image."""
+    """Write the layer that turns the CPU image into the stand-in plugin's image."""
     with tarfile.open(str(target), "w") as tar:
         add_file(tar, "usr/local/bin/sriov-plugin", file_content(files, PLUGIN), 0o755)
     return measured(target)
@@ -288,10 +287,10 @@ def write_archive(
     """Write an image archive as `docker save` does, in constant memory.
 
     Args:
-        target: where it goes.
+        target: the file.
         name: the image's name with tag.
         layers: from the bottom up.
-        command: what a container of it runs by default.
+        command: the default command of its containers.
         created: the image's time stamp, RFC 3339.
         environment: of its containers, NAME=VALUE each.
     """
@@ -326,7 +325,7 @@ def write_archive(
 
 
 def add_file(tar: tarfile.TarFile, name: str, content: bytes, mode: int) -> None:
-    """Add a file of root's to a tar."""
+    """Add a file owned by root to a tar."""
     entry = tarfile.TarInfo(name)
     entry.size = len(content)
     entry.mode = mode

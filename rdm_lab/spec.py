@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """What a lab consists of: names, container specifications and addresses. Pure decisions.
 
-Everything of a lab is an object of this machine's Docker Engine with one label, so that whoever may use the
-engine may make a lab, and a lab can be taken away completely at any moment by looking for the label.
+A lab consists of objects in this machine's Docker Engine with one label. So whoever may use the engine may
+make a lab, and a lab can be removed completely at any moment by its label.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SPEC_LABEL = "rdm.provision.lab.spec"
 MAX_NODES = 100
 MAX_RAILS = 8
 PODMAN = "podman"
-"""The engine of nodes that are containers, where it is not this release's Docker Engine."""
+"""The other engine of nodes that are containers, instead of this release's Docker Engine."""
 PODMAN_DRIVERS = ("macvlan", "bridge")
 SUBNET_PREFIX = 24
 FIRST_HOST = 10  # node n1 has the 11th address of the management network
@@ -37,7 +37,7 @@ FILES_AT = ".rdm/lab"  # below the inventory
 HOST_KEY = "ssh_host_ed25519_key"
 SHARED_AT = "/shared"
 SLURM_GPUS = 4
-"""Of each node of a Slurm lab: device files that stand in for GPUs."""
+"""Device files that stand in for GPUs, per node of a Slurm lab."""
 
 # In the order of their bits; linux/capability.h.
 # fmt: off
@@ -53,15 +53,15 @@ CAPABILITIES = (
 
 
 class LabProblem(Exception):  # noqa: N818  # one sentence for the user
-    """Why a lab cannot be as asked; its text is one sentence."""
+    """Why a lab cannot be made as requested, in one sentence."""
 
 
 class Capabilities(NamedTuple):
     """What a lab node may be given.
 
     Attributes:
-        names: as Docker calls them.
-        complete: nothing that this kernel knows is missing, so that --privileged works.
+        names: Docker's names.
+        complete: they are all that this kernel has, so that --privileged works.
     """
 
     names: tuple[str, ...]
@@ -70,7 +70,7 @@ class Capabilities(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Node:
-    """One node of a lab: what is the same whenever it is asked for.
+    """One node of a lab.
 
     Attributes:
         lab: its lab's name.
@@ -155,7 +155,7 @@ def checked_podman(engine: str, driver: str, slurm: bool) -> bool:
     """Return whether the nodes' engine is Podman.
 
     Raises:
-        LabProblem: it is, and does not go with the rest.
+        LabProblem: it is, and the other settings do not allow it.
     """
     if engine == PODMAN and slurm:
         raise LabProblem("nodes with --slurm run no containers: leave --engine podman out")
@@ -172,13 +172,13 @@ def port(node: str) -> str:
 
 
 def ports_of(node: str, ports: Iterable[str]) -> list[str]:
-    """Return those of the switch's ports that are a node's, of all rails."""
+    """Return a node's ports among those of the switch, of all rails."""
     first = port(node)
     return [name for name in ports if name == first or name.startswith(first + "r")]
 
 
 def is_plugged(node: str, ports: Iterable[str], rails: int) -> bool:
-    """Whether a node has its cables on all rails: one that was just being plugged in may have some."""
+    """Whether a node's cables are plugged in on all rails; after an interruption, only some may be."""
     return len(ports_of(node, ports)) >= rails
 
 
@@ -195,11 +195,11 @@ def management_subnet(routes: str, networks: Iterable[Mapping[str, Any]], refuse
 
     Args:
         routes: the text of /proc/net/route.
-        networks: the engine's networks, as its API gives them.
+        networks: the engine's networks, as its API returns them.
         refused: subnets that the engine has refused.
 
     Raises:
-        LabProblem: there is none.
+        LabProblem: no subnet is free.
     """
     used: set[str] = set(refused)
     used.update(route["destination"] for route in routes_without_ip(routes))
@@ -223,10 +223,10 @@ def node_address(subnet: str, node: str) -> str:
 
 
 def capabilities(status: str, last: int) -> Capabilities:
-    """Return what a node may be given.
+    """Return the capabilities that a node may be given.
 
     Args:
-        status: the text of /proc/PID/status of a process that bounds the engine.
+        status: the text of /proc/PID/status of a process with the engine's bounding set.
         last: the number in /proc/sys/kernel/cap_last_cap.
     """
     match = re.search(r"^CapBnd:\s*([0-9a-f]+)$", status, re.MULTILINE)
@@ -236,12 +236,12 @@ def capabilities(status: str, last: int) -> Capabilities:
 
 
 def labels(lab: str, **more: str) -> dict[str, str]:
-    """Return the labels of a lab's object; `more` are further ones below the lab's label."""
+    """Return the labels of a lab's object; the names in `more` are prefixed with the lab's label."""
     return {LABEL: lab, **{f"{LABEL}.{key}": value for key, value in more.items()}}
 
 
 def network_body(lab: str, subnet: str, directory: str) -> dict[str, Any]:
-    """Return what makes the management network."""
+    """Return the specification of the management network."""
     gateway = str(ipaddress.IPv4Network(subnet)[1])
     return {
         "name": object_name(lab),
@@ -252,22 +252,22 @@ def network_body(lab: str, subnet: str, directory: str) -> dict[str, Any]:
 
 
 def volume_body(lab: str, node: str) -> dict[str, Any]:
-    """Return what makes the volume of a node's own engine."""
+    """Return the specification of the volume for a node's own engine."""
     return {"name": object_name(lab, node), "labels": labels(lab, node=node)}
 
 
 def shared_volume_body(lab: str) -> dict[str, Any]:
-    """Return what makes the volume that the nodes of a Slurm lab share."""
+    """Return the specification of the volume that the nodes of a Slurm lab share."""
     return {"name": object_name(lab, "shared"), "labels": labels(lab)}
 
 
 def rails_environment(rails: int) -> dict[str, Any]:
-    """Return what tells the program of a switch, or of a virtual machine, that there are several rails."""
+    """Return the environment that tells a switch or a virtual machine's container the number of rails."""
     return {"Env": [f"RDM_LAB_RAILS={rails}"]} if rails > 1 else {}
 
 
 def switch_body(lab: str, image: str, rails: int = 1) -> dict[str, Any]:
-    """Return what makes the switch: it sees the processes of the nodes to reach their network namespaces."""
+    """Return the specification of the switch, which reaches network namespaces by the nodes' processes."""
     return stamped(
         {
             **rails_environment(rails),
@@ -289,14 +289,14 @@ def switch_body(lab: str, image: str, rails: int = 1) -> dict[str, Any]:
 def container_body(
     node: Node, command: list[str], state_at: str, host: dict[str, Any], *binds: str, **more: str
 ) -> dict[str, Any]:
-    """Return what makes a node's container.
+    """Return the specification of a node's container.
 
     Args:
         node: the node.
         command: what runs in it.
-        state_at: where it sees its volume.
-        host: what its kind needs of this machine besides.
-        binds: what it sees besides archives and keys.
+        state_at: the mount point of its volume.
+        host: further keys of HostConfig for its kind.
+        binds: binds besides archives and keys.
         more: labels of its kind.
     """
     own = [
@@ -315,11 +315,11 @@ def container_body(
             "Init": True,
             "LogConfig": {"Type": "json-file", "Config": {"max-size": "1m"}},
             "Binds": [*own, *binds],
-            # With cgroupfs all containers of an engine together weigh as much as one process of this machine.
+            # With cgroupfs, all containers of an engine together would get the CPU share of one process.
             **({"CgroupParent": "/"} if node.cgroup_driver == "cgroupfs" else {}),
             **host,
         },
-        # The nodes resolve each other's names, like the hosts of a site.
+        # Nodes resolve each other's names, like the hosts of a site.
         "NetworkingConfig": {
             "EndpointsConfig": {
                 node.network: {"IPAMConfig": {"IPv4Address": node.address}, "Aliases": [node.name]}
@@ -329,10 +329,10 @@ def container_body(
 
 
 def node_body(node: NodeSpec) -> dict[str, Any]:
-    """Return what makes a node: a container that is as much of a host as this machine allows."""
+    """Return the specification of a node's container, as much of a host as this machine allows."""
     host: dict[str, Any] = {
         "Tmpfs": {"/run": "exec,mode=755", "/tmp": "exec,mode=1777"},  # noqa: S108  # the node's own
-        "ShmSize": 2 << 30,  # as a machine has; Docker gives 64 MB
+        "ShmSize": 2 << 30,  # as on a machine; Docker's default is 64 MB
         "CgroupnsMode": "private",
     }
     binds = []
@@ -341,7 +341,7 @@ def node_body(node: NodeSpec) -> dict[str, Any]:
     else:
         host["CapAdd"] = list(node.capabilities.names)
         host["SecurityOpt"] = ["seccomp=unconfined", "apparmor=unconfined", "label=disable"]
-        # What the docker command calls systempaths=unconfined.
+        # systempaths=unconfined of the docker command.
         host["MaskedPaths"] = []
         host["ReadonlyPaths"] = []
         host["DeviceCgroupRules"] = ["a *:* rwm"]
@@ -358,19 +358,19 @@ def node_body(node: NodeSpec) -> dict[str, Any]:
 
 
 def stamped(body: dict[str, Any]) -> dict[str, Any]:
-    """Label a container with a digest of its specification, to see later whether it has changed."""
+    """Label a container with a digest of its specification, to detect changes later."""
     digest = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()[:16]
     return {**body, "Labels": {**body["Labels"], SPEC_LABEL: digest}}
 
 
-# --- what is to be done ---------------------------------------------------------------------------------
+# --- changes --------------------------------------------------------------------------------------------
 
 
 def stale(found: Mapping[str, Any] | None, body: Mapping[str, Any]) -> bool:
-    """Whether a container that exists was made from another specification.
+    """Whether an existing container was made from another specification.
 
     Args:
         found: the container as /containers/json lists it, or None.
-        body: what would make it now.
+        body: its specification now.
     """
     return found is not None and (found.get("Labels") or {}).get(SPEC_LABEL) != body["Labels"][SPEC_LABEL]

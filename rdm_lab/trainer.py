@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What the lab's training image is made of: decisions and formats, without touching an engine.
+"""Contents and formats of the lab's training image. Decisions only: no engine is touched.
 
-It is the lab's CPU image with two layers more. The lower one holds torch and all that a training needs, made
-by the scripts that the Dockerfiles in trainer/images run. The upper one holds the trainer's own sources: a
-change of them makes only that one anew.
+It is the lab's CPU image with two more layers. The lower one has torch and everything else that training
+needs, made by the scripts that the Dockerfiles in trainer/images run. The upper one has the trainer's own
+sources: a change of them rebuilds only this one.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SCRIPT = "trainer-layer.sh"
 FORMAT = 1
 
 EXTRAS = ("finetune",)
-"""What the environment can have beside what a training needs."""
+"""What the environment can have besides what training needs."""
 
 # Below the directory `trainer`.
 _INSTALLATION = ("images/install.sh", "images/python.sh", "images/packages")
@@ -60,7 +60,7 @@ _LISTS = ("extra-index-url", "find-links", "trusted-host")
 
 
 class Versions(NamedTuple):
-    """What a training image is made of, 8 hexadecimal digits each."""
+    """The versions of a training image's parts, 8 hexadecimal digits each."""
 
     installation: str
     sources: str
@@ -72,7 +72,7 @@ class Versions(NamedTuple):
 
 
 def lists(extras: Iterable[str] = ()) -> list[str]:
-    """Return the files with the packages of an environment, below the directory `trainer`.
+    """Return the requirements files of an environment, relative to the directory `trainer`.
 
     Args:
         extras: of :data:`EXTRAS`.
@@ -81,7 +81,7 @@ def lists(extras: Iterable[str] = ()) -> list[str]:
 
 
 def versions(trainer: Path, files: Path, base: str, extras: Iterable[str] = ()) -> Versions:
-    """Return what the training image would be made of now.
+    """Return the current versions of the training image's parts.
 
     Args:
         trainer: the directory `trainer` of the project.
@@ -103,7 +103,7 @@ def _digest(digest: Any, trainer: Path, names: Iterable[str]) -> None:
 
 
 def _files(trainer: Path, names: Iterable[str]) -> list[Path]:
-    """Return the files below a directory, without what Python keeps beside them."""
+    """Return the files under a directory, without Python's caches."""
     found: list[Path] = []
     for name in names:
         top = trainer / name
@@ -112,7 +112,7 @@ def _files(trainer: Path, names: Iterable[str]) -> list[Path]:
 
 
 def with_same_installation(archives: Iterable[Path], wanted: Versions) -> list[Path]:
-    """Return the archives whose lower layers can be taken over, newest first."""
+    """Return the archives whose lower layers can be reused, newest first."""
     found = []
     for path in archives:
         match = _NAME.fullmatch(path.name)
@@ -122,7 +122,7 @@ def with_same_installation(archives: Iterable[Path], wanted: Versions) -> list[P
 
 
 def superseded(archives: Iterable[Path]) -> list[Path]:
-    """Return the archives that nobody needs any more: all but the newest ones, which labs may still use."""
+    """Return the archives to remove: all but the newest ones, which labs may still use."""
     found = [path for path in archives if _NAME.fullmatch(path.name)]
     return sorted(found, key=lambda path: path.stat().st_mtime, reverse=True)[_KEPT:]
 
@@ -139,7 +139,7 @@ def source_layer(trainer: Path, target: Path) -> Layer:
 
 
 def archive_layers(archive: Path, work: Path) -> tuple[list[Layer], str]:
-    """Return the layers of an archive's image from the bottom up, where they lie, and its time stamp.
+    """Return the layers of an archive's image from the bottom up, in place, and its time stamp.
 
     Args:
         archive: a plain archive of one image.
@@ -160,7 +160,7 @@ def archive_layers(archive: Path, work: Path) -> tuple[list[Layer], str]:
 
 def _json(tar: tarfile.TarFile, name: str) -> Any:
     file = tar.extractfile(name)
-    assert file is not None  # a regular file, as the format has it
+    assert file is not None  # the format has a regular file here
     return json.load(file)
 
 
@@ -185,9 +185,9 @@ def _uncompressed(layer: Layer, work: Path) -> Layer:
 
 
 def pip_settings(listing: str) -> dict[str, str]:
-    """Return where pip takes packages from, as `pip config list` prints it: option -> value.
+    """Return pip's settings about package sources in the output of `pip config list`: option -> value.
 
-    What stands in the environment is stronger than files, and the section of a command than the global one.
+    The environment overrides files, and the section of a command overrides the global one.
     """
     ranks = {"global": 0, "install": 1, ":env:": 2}
     found: dict[str, tuple[int, str]] = {}
@@ -204,7 +204,7 @@ def pip_settings(listing: str) -> dict[str, str]:
 def local_directories(settings: Mapping[str, str]) -> list[str]:
     """Return the directories of this machine that pip takes packages from.
 
-    The pages of an index on the disk refer to files beside the index, so what is above it counts.
+    An index on the disk refers to files beside it, so its parent directory is returned.
     """
     found = []
     for option in ("extra-index-url", "find-links", "index-url"):
@@ -225,7 +225,7 @@ def pip_conf(settings: Mapping[str, str], certificates: str) -> str:
 
     Args:
         settings: of pip_settings.
-        certificates: where the file of trusted certificates is for the reader; may be empty.
+        certificates: the builder's path of the file of trusted certificates; may be empty.
     """
     lines = ["[global]"]
     for name, value in settings.items():

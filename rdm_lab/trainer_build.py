@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Makes the layer with torch in a container of this machine's engine, with this machine's package sources."""
+"""Build the layer with torch in a container of this machine's engine, with this machine's package sources."""
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ def install_layer(
     apt_options: list[str],
     extras: Sequence[str] = (),
 ) -> recipe.Layer:
-    """Make the layer that turns the CPU image into one that trains.
+    """Make the layer that turns the CPU image into the training image.
 
     Args:
-        engine: of this machine's engine.
+        engine: this machine's engine.
         trainer: the directory `trainer` of the project.
-        files: the directory with lab_trainer.SCRIPT.
+        files: the directory with SCRIPT of trainer.py.
         base: the archive of the CPU image.
         work: a directory that the engine can mount.
         apt_options: options of apt, such as a proxy.
-        extras: of :data:`lab_trainer.EXTRAS`.
+        extras: of EXTRAS in trainer.py.
 
     Raises:
-        LabProblem: the installation failed; its last words are in it.
+        LabProblem: the installation failed; it has the last lines of output.
     """
     output = work / "out"
     output.mkdir()
@@ -64,7 +64,7 @@ def install_layer(
 def package_sources(
     work: Path, trainer: Path, files: Path, apt_options: list[str]
 ) -> tuple[list[str], dict[str, str], list[str]]:
-    """Return what lets a builder take packages from where this machine does.
+    """Return what gives a builder this machine's package sources.
 
     Args:
         work: a directory that the engine can mount.
@@ -73,7 +73,7 @@ def package_sources(
         apt_options: options of apt, such as a proxy.
 
     Returns:
-        Binds, the environment, and the directories of this machine that are among the binds.
+        Binds, the environment, and this machine's package directories among the binds.
     """
     settings = lab_trainer.pip_settings(_pip("config", "list"))
     binds = [given(str(trainer.resolve()), "trainer"), given(str(files.resolve()), "lab")]
@@ -84,7 +84,7 @@ def package_sources(
         binds.append(given(trusted, "certificates.pem"))
     cache = _pip("cache", "dir").strip()
     if cache and os.path.isdir(cache) and os.stat(cache).st_uid == 0:
-        # Packages that the checkout's own environment has downloaded are used again.
+        # Reuse packages that the checkout's own environment has downloaded.
         binds.append(f"{cache}:{AT}/pip-cache")
     else:
         cache = ""
@@ -101,7 +101,7 @@ def package_sources(
 
 @contextmanager
 def _base_image(engine: APIClient, archive: Path) -> Iterator[str]:
-    """The CPU image in the engine, for the time of a build if it is not there anyway."""
+    """Yield the CPU image in the engine; remove it after the build if it was not there before."""
     before = image_id(engine, recipe.CPU_IMAGE)
     with archive.open("rb") as file:
         said = [line["error"] for line in engine.load_image(file, quiet=True) if "error" in line]
@@ -116,7 +116,7 @@ def _base_image(engine: APIClient, archive: Path) -> Iterator[str]:
 
 
 def _pip(*argv: str) -> str:
-    """Return what this machine's pip says; nothing where there is none."""
+    """Return the output of this machine's pip; empty if there is none."""
     done = subprocess.run(
         [sys.executable, "-m", "pip", "--disable-pip-version-check", *argv],
         stdin=subprocess.DEVNULL,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Programs and working directories of a build that leave nothing behind when they are interrupted."""
+"""Programs and working directories of builds, which leave nothing behind when they are interrupted."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ PR_SET_PDEATHSIG = 1
 
 @contextmanager
 def unwinding() -> Iterator[None]:
-    """Let the first SIGINT or SIGTERM unwind what is done within, and none disturb that.
+    """Unwind the block at the first SIGINT or SIGTERM, and ignore later ones meanwhile.
 
-    On a busy machine ansible-playbook's workers get both at once when it is interrupted.
+    On a busy machine, the workers of an interrupted ansible-playbook get both at once.
     """
 
     def unwind(number: int, _frame: Any) -> None:
         for one in (signal.SIGINT, signal.SIGTERM):
             signal.signal(one, signal.SIG_IGN)
-        if os.getpgrp() == os.getpid():  # an Ansible worker: its programs would write on while it cleans up
+        if os.getpgrp() == os.getpid():  # an Ansible worker: its programs would write while it cleans up
             os.killpg(0, number)
         raise KeyboardInterrupt
 
@@ -46,10 +46,10 @@ def unwinding() -> Iterator[None]:
 
 @contextmanager
 def work_directory() -> Iterator[Path]:
-    """A directory for the time of a build; those that interrupted builds left behind are removed first."""
+    """Yield a directory for a build; first remove those that interrupted builds left."""
     sweep()
     work = Path(tempfile.mkdtemp(prefix=WORK_PREFIX))
-    # Without root, mmdebstrap works as another user id and must be able to pass through.
+    # Without root, mmdebstrap works as another user and must reach its files in here.
     work.chmod(0o711)
     with (work / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -74,7 +74,7 @@ def sweep() -> None:
 
 
 def remove_tree(path: Path) -> None:
-    """Remove a directory, also where mmdebstrap left files of a mapped user."""
+    """Remove a directory, even if mmdebstrap left files of a mapped user."""
     try:
         shutil.rmtree(str(path))
     except PermissionError:
@@ -83,10 +83,10 @@ def remove_tree(path: Path) -> None:
 
 
 def run(argv: list[str], **env: str) -> None:
-    """Run a program that ends when this process does; its last words are the problem when it fails.
+    """Run a program that ends with this process; if it fails, the error has its last lines of output.
 
-    What root mounts there is mounted for the program alone. It is gone with the program, however that ends,
-    and whoever removes its directory meets no /proc of this machine in it.
+    As root, it runs in a mount namespace of its own. Its mounts end with it, however it ends, so removing
+    its directory never touches this machine's /proc.
     """
     private_mounts = ["unshare", "--mount"] if os.geteuid() == 0 else []
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Makes what a lab's virtual machines run from: disk, kernel and initrd, and the container's image."""
+"""Build disk, kernel and initrd of a lab's virtual machines, and their container's image."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ansible_collections.rdm.provision.rdm_lab.work import run, work_directory
 from docker import APIClient
 
 PREFIX = "machine-"
-# What makes them, by package.
+# The programs that build them, by package.
 NEEDED = {
     "mmdebstrap": "/usr/bin/mmdebstrap",
     "e2fsprogs": "/sbin/mke2fs",
@@ -34,9 +34,9 @@ class Machines:
     """The disk with one engine and one kernel, and the image, of one recipe.
 
     Args:
-        engine: of this machine's engine.
+        engine: this machine's engine.
         files: the directory with the lab's files.
-        cache: where the disk is kept.
+        cache: the directory of the disks.
         made_of: the machines' engine and kernel.
     """
 
@@ -55,10 +55,10 @@ class Machines:
         return self.directory.is_dir() and bool(image_id(self.engine, self.image))
 
     def make(self) -> None:
-        """Make what is missing, and forget what it supersedes.
+        """Make what is missing, and remove what it supersedes.
 
         Raises:
-            LabProblem: it cannot be made; the program's last words are in it.
+            LabProblem: a program failed; it has the last lines of output.
         """
         lacking = [package for package, path in NEEDED.items() if not os.path.exists(path)]
         if lacking:
@@ -101,7 +101,7 @@ class Machines:
         tar, disk = output / "guest.tar", output / recipe.DISK
         command = recipe.guest_command(self.made_of, packages, files, boot, tar, proxy_options())
         run(command, TMPDIR=str(output))
-        # Files of many users, which without root need a user namespace.
+        # Files of several users, which need a user namespace without root.
         mapped = [] if os.geteuid() == 0 else ["mmdebstrap", "--unshare-helper"]
         for command in recipe.disk_commands(tar, root, disk):
             run([*mapped, *command])

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A lab node that is a virtual machine: what runs it, and how large it is. Pure decisions.
+"""A lab node that is a virtual machine: its command line, container and memory. Pure decisions.
 
-The machine runs in a container of its own, which has the node's name, address and place on the switch, as a
-node that is a container itself has. So a lab is made, looked at, broken and taken away in one way, whatever
-its nodes are: no process of it runs outside of the engine, and what belongs to it has the lab's label.
+The machine runs in a container of its own with the node's name, address and port on the switch, like a node
+that is a container itself. So all labs are made, inspected, broken and removed in one way: no process runs
+outside the engine, and every object has the lab's label.
 
-Within the container QEMU passes ssh on, and a bridge connects the machine's network card with ib0, a second
-one with ib1 where there are two rails, and so on. A card is the emulation of an Intel 82576, which has
-virtual functions that the machine's kernel really makes.
+In the container, QEMU forwards ssh, and a bridge connects the machine's network card with ib0; with more
+rails, another connects the next card with ib1, and so on. A card is an emulated Intel 82576, whose virtual
+functions are real to the machine's kernel.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ STATE_AT = "/var/lib/machine"
 DRIVER = "sriov"  # of the container network
 
 MEMORY_MIB = 1024
-# With what QEMU needs besides; measured as up to 1.3 GiB resident.
+# With QEMU's own memory; measured as up to 1.3 GiB resident.
 MEMORY_NEEDED_MIB = 1536
 MEMORY_KEPT_MIB = 1024
 CAPABILITIES = ("NET_ADMIN",)
 TUN = "/dev/net/tun"
 KVM = "/dev/kvm"
-BOOT_TIMEOUT_S = 900.0  # a minute of one core where there is no KVM, and several machines on few cores
+BOOT_TIMEOUT_S = 900.0  # without KVM, a boot takes a minute of one core, and machines share few cores
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,8 +41,8 @@ class MachineSpec(spec.Node):
 
     Attributes:
         machine: the directory of disk, kernel and initrd.
-        kvm: this machine has a device of that name, which may or may not work.
-        rails: how many cards it has, each on a switch of its own.
+        kvm: this machine has /dev/kvm, which may not work.
+        rails: the number of its cards, each on a switch of its own.
     """
 
     machine: str
@@ -51,11 +51,11 @@ class MachineSpec(spec.Node):
 
 
 def checked_request(driver: str, trainer: bool, source: str = "packages") -> None:
-    """Refuse what no lab of virtual machines can be.
+    """Refuse settings that labs of virtual machines do not have.
 
     Args:
         driver: of the container network.
-        trainer: the training image was asked for.
+        trainer: the training image is wanted.
         source: where images come from.
 
     Raises:
@@ -81,8 +81,8 @@ def checked_memory(new: int, available_mib: int) -> None:
     """Refuse more machines than the memory holds.
 
     Args:
-        new: how many are to be started.
-        available_mib: what is free.
+        new: how many to start.
+        available_mib: free memory.
 
     Raises:
         LabProblem: they do not fit.
@@ -97,7 +97,7 @@ def checked_memory(new: int, available_mib: int) -> None:
 
 
 def available_memory(meminfo: str) -> int:
-    """Return the MiB that programs can still have; `meminfo` is the text of /proc/meminfo."""
+    """Return the available memory, in MiB; `meminfo` is the text of /proc/meminfo."""
     for line in meminfo.splitlines():
         if line.startswith("MemAvailable:"):
             return int(line.split()[1]) // 1024
@@ -105,7 +105,7 @@ def available_memory(meminfo: str) -> int:
 
 
 def mac_address(lab: str, node: str, rail: int = 0) -> str:
-    """Return the address of a node's physical function: its own, and the same whenever the node is made.
+    """Return the hardware address of a node's physical function, the same whenever the node is made.
 
     Args:
         lab: its lab's name.
@@ -113,7 +113,7 @@ def mac_address(lab: str, node: str, rail: int = 0) -> str:
         rail: which of its cards.
     """
     digest = hashlib.sha256("\0".join((lab, node, *([str(rail)] if rail else []))).encode()).digest()
-    # Locally administered; the last byte leaves room for those that a driver may count upwards.
+    # Locally administered; the last byte leaves room for addresses that a driver derives by counting up.
     return ":".join(f"{byte:02x}" for byte in (0x52, *digest[:4], digest[4] & 0xF0))
 
 
@@ -130,8 +130,8 @@ def kernel_command_line(lab: str, node: str) -> str:
             "console=ttyS0",
             "quiet",
             "net.ifnames=0",
-            "mitigations=off",  # nobody attacks it, and without KVM they cost twice
-            # A machine that waits for its processor seems to have a bad clock; others cost 20 us per read.
+            "mitigations=off",  # nobody attacks it, and without KVM they cost twice as much
+            # While it waits for a core, the TSC looks unreliable; other clocks cost 20 us per read.
             "tsc=reliable",
             "cryptomgr.notests",
             "panic=10",
@@ -142,7 +142,7 @@ def kernel_command_line(lab: str, node: str) -> str:
 
 
 def qemu_command(machine: MachineSpec) -> list[str]:
-    """Return the command line of QEMU, to which the container adds what it runs instructions with."""
+    """Return the command line of QEMU, to which the container's program adds the accelerator."""
     shares = {"images": spec.IMAGES_AT, "keys": spec.KEYS_AT}
     shared: list[str] = []
     for name, path in shares.items():
@@ -157,7 +157,7 @@ def qemu_command(machine: MachineSpec) -> list[str]:
         mac = mac_address(machine.lab, machine.name, rail)
         cards += [
             *("-netdev", f"tap,id=fabric{rail},ifname=tap{rail},script=no,downscript=no"),
-            # In the first slots, so that the cards' buses are 1, 2... and guest.sh can name them by that.
+            # In the first slots, so that the cards' buses are 1, 2..., by which guest.sh names them.
             *("-device", f"pcie-root-port,id=port{rail},chassis={rail + 1},addr={rail + 1:x}"),
             *("-device", f"igb,netdev=fabric{rail},bus=port{rail},romfile=,mac={mac}"),
         ]
@@ -175,7 +175,7 @@ def qemu_command(machine: MachineSpec) -> list[str]:
         *("-kernel", f"{MACHINE_AT}/{KERNEL}"),
         *("-initrd", f"{MACHINE_AT}/{INITRD}"),
         *("-append", kernel_command_line(machine.lab, machine.name)),
-        # The guest's flushes are honoured, since a node's power may be cut at any moment.
+        # Flushes reach the disk, since a node's power may be cut at any moment.
         *cards,
         *("-drive", f"file={STATE_AT}/disk.qcow2,format=qcow2,if=none,id=disk,cache=writeback"),
         *("-device", "virtio-blk-pci,drive=disk"),
@@ -191,7 +191,7 @@ def qemu_command(machine: MachineSpec) -> list[str]:
 
 
 def machine_body(machine: MachineSpec) -> dict[str, Any]:
-    """Return what makes the container that a machine runs in."""
+    """Return the specification of the container that a machine runs in."""
     devices = [TUN, *([KVM] if machine.kvm else [])]
     host = {
         "CapAdd": list(CAPABILITIES),

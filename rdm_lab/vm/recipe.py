@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """What a lab's virtual machines are made of. Pure decisions.
 
-There are two root file systems, both of one release of Debian, whatever this machine has: the machines' own,
-which becomes their disk, and that of the containers that they run in, with QEMU. The release is one whose
-QEMU has a network card with virtual functions (since version 8) and whose kernel has the drivers for it.
-The machines' Docker Engine and their kernel may come from other releases; all else is still the same.
+There are two root file systems, both of one release of Debian, whatever this machine runs: the machines' own,
+which becomes their disk, and that of their containers, with QEMU. The release's QEMU has a network card with
+virtual functions (since version 8), and its kernel has the card's drivers. Only the machines' Docker Engine
+and kernel may come from other releases.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Engine(NamedTuple):
 
     Attributes:
         release: the release of Debian that has it.
-        packages: what to install of it.
+        packages: what to install from there.
     """
 
     release: str
@@ -76,24 +76,24 @@ class Engine(NamedTuple):
 
 
 ENGINES = {
-    # Without a parser this one starts no container where the kernel has AppArmor; it has its own client.
+    # Where the kernel has AppArmor, it starts no container without a parser. It has its own client.
     "20.10": Engine("bookworm", ("apparmor", "docker.io")),
     "26.1": Engine(SUITE, ("docker-cli", "docker.io")),
-    # Whatever Debian has last: 28.5 when this was written.
+    # Debian's newest: 28.5 when this was written.
     "newest": Engine("sid", ("docker-cli", "docker.io")),
 }
 DEFAULT_ENGINE = "26.1"
 # Each with the release of Debian that has it.
 KERNELS = {
     "6.12": SUITE,
-    # Whatever the backports have last: 7.3 when this was written. Its soft RoCE knows network namespaces.
+    # The newest of the backports: 7.3 when this was written. Its soft RoCE knows network namespaces.
     "newest": f"{SUITE}-backports",
 }
 DEFAULT_KERNEL = "6.12"
 
 
 class Choice(NamedTuple):
-    """In what the disks of one recipe differ.
+    """How the disks of one recipe differ.
 
     Attributes:
         engine: one of `ENGINES`.
@@ -112,10 +112,10 @@ def checked_architecture(machine: str) -> None:
     """Refuse a machine that cannot have such nodes.
 
     Args:
-        machine: as `uname -m` says it.
+        machine: as `uname -m` prints it.
 
     Raises:
-        LabProblem: its packages are for another processor than the nodes have.
+        LabProblem: its packages are for another processor than the nodes'.
     """
     if machine != "x86_64":
         raise LabProblem(
@@ -125,14 +125,14 @@ def checked_architecture(machine: str) -> None:
 
 
 def checked_engine(engine: str, machines: bool) -> str:
-    """Return the engine that the machines have; the default one where none was asked for.
+    """Return the machines' engine.
 
     Args:
-        engine: one of `ENGINES`, or nothing.
+        engine: one of `ENGINES`; empty for the default.
         machines: the nodes are virtual machines.
 
     Raises:
-        LabProblem: there is no such engine, or nodes that are containers were asked to have it.
+        LabProblem: there is no such engine, or the nodes are containers, which have none of these.
     """
     if engine == PODMAN and not machines:
         return engine
@@ -147,14 +147,14 @@ def checked_engine(engine: str, machines: bool) -> str:
 
 
 def checked_kernel(kernel: str, machines: bool) -> str:
-    """Return the kernel that the machines have; the default one where none was asked for.
+    """Return the machines' kernel.
 
     Args:
-        kernel: one of `KERNELS`, or nothing.
+        kernel: one of `KERNELS`; empty for the default.
         machines: the nodes are virtual machines.
 
     Raises:
-        LabProblem: there is no such kernel, or nodes that are containers were asked to have it.
+        LabProblem: there is no such kernel, or the nodes are containers, which have this machine's.
     """
     if kernel and not machines:
         raise LabProblem(
@@ -167,7 +167,7 @@ def checked_kernel(kernel: str, machines: bool) -> str:
 
 
 def version(files: Path) -> str:
-    """Return 12 hex digits that change when the machines would be made differently.
+    """Return 12 hex digits that change if the machines would be made differently.
 
     Args:
         files: the directory with the lab's files.
@@ -188,13 +188,13 @@ def version(files: Path) -> str:
 
 
 def sources(own: Iterable[str], distribution: str, suite: str) -> list[str]:
-    """Return the package sources of the machines' release, from where this machine takes its own.
+    """Return the package sources of the machines' release, from the mirrors of this machine.
 
-    None means the default of mmdebstrap.
+    An empty list means mmdebstrap's default.
 
     Args:
         own: this machine's sources of its release, one-line entries.
-        distribution: of this machine, as /etc/os-release calls it. Another one has no packages of Debian's.
+        distribution: of this machine, as /etc/os-release names it. Only Debian's mirrors have the packages.
         suite: this machine's release.
     """
     if distribution != "debian" or not suite:
@@ -209,9 +209,9 @@ def container_command(
     """Return the command that makes the root file system of the container.
 
     Args:
-        packages: the sources.
+        packages: the package sources.
         program: what the container runs.
-        target: the tar that it makes.
+        target: the tar to make.
         options: of apt, such as a proxy.
     """
     hooks = [
@@ -227,10 +227,10 @@ def guest_command(
 
     Args:
         made_of: engine and kernel.
-        packages: the sources.
+        packages: the package sources.
         files: the directory with the lab's files.
-        boot: the directory that gets kernel and initrd.
-        target: the tar that it makes.
+        boot: the directory for kernel and initrd.
+        target: the tar to make.
         options: of apt, such as a proxy.
     """
     engine = ENGINES[made_of.engine]
@@ -270,10 +270,10 @@ def _mmdebstrap(
 
 
 def disk_commands(root_tar: Path, root: Path, disk: Path) -> list[list[str]]:
-    """Return the commands that make the disk of the root file system.
+    """Return the commands that turn a root file system into a disk.
 
     Args:
-        root_tar: the file system.
+        root_tar: the tar of the file system.
         root: a directory to unpack it in.
         disk: the file to make.
     """
