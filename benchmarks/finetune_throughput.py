@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""How fast `rdm-trainer finetune` is, beside trl's trainer in a short script that plain torchrun starts.
+"""Compare the speed of `rdm-trainer finetune` with trl's trainer in a short script that torchrun starts.
 
 Run `python benchmarks/finetune_throughput.py` where `rdm-trainer[finetune]` is installed; it prints a table
 for docs/performance.md. Both tune all weights of a model of Qwen3-0.6B's shape with random weights, on the
-same rows, with DeepSpeed's ZeRO-2. Rounds of both alternate; a round's figure is that of its steps after the
-first ones, and the figures are medians over the rounds. `--quick` is for a look whether everything works: a
-tiny model, on a CPU too.
+same rows, with DeepSpeed's ZeRO-2. Their rounds alternate. A round is measured after its first steps, and the
+figures are medians over the rounds. `--quick` is a smoke test: a tiny model, also on a CPU.
 """
 
 from __future__ import annotations
@@ -98,7 +97,7 @@ def main() -> None:
 
 
 def make_model(work: Path, given: argparse.Namespace) -> None:
-    """Write a model and rows that are all as long as a sequence may be."""
+    """Write a model, and rows of the maximum sequence length."""
     import torch
     from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 
@@ -119,14 +118,14 @@ def make_model(work: Path, given: argparse.Namespace) -> None:
     count = given.steps * given.micro_batch * given.devices
     rows = ""
     for number, row in enumerate(tiny.rows(count)):
-        # The tokenizer makes a token of four characters at most of these.
+        # The tokenizer's tokens have at most four of these characters.
         answer = " ".join(f"{number} and {step}" for step in range(given.length))
         rows += json.dumps({"prompt": row["prompt"], "completion": f" {answer}"}) + "\n"
     (work / "rows.jsonl").write_text(rows)
 
 
 def ours(work: Path, given: argparse.Namespace, number: int) -> float:
-    """Return the tokens of a second of one round of `rdm-trainer finetune`."""
+    """Return the tokens per second of a round of `rdm-trainer finetune`."""
     config = work / "config.yaml"
     config.write_text(
         textwrap.dedent(f"""
@@ -151,7 +150,7 @@ def ours(work: Path, given: argparse.Namespace, number: int) -> float:
 
 
 def plain(work: Path, given: argparse.Namespace, number: int) -> float:
-    """Return the tokens of a second of one round of the script."""
+    """Return the tokens per second of a round of the script."""
     from rdm_core import config as configuration
     from rdm_core.config.finetune import FinetuneConfig
     from rdm_trainer.finetune.deepspeed_json import deepspeed_json
@@ -194,14 +193,14 @@ def plain(work: Path, given: argparse.Namespace, number: int) -> float:
 
 
 def precision() -> str:
-    """Return what both compute in: bf16 on a GPU."""
+    """Return the precision of both: bf16 on a GPU."""
     import torch
 
     return "bf16" if torch.cuda.is_available() else "fp32"
 
 
 def start(given: argparse.Namespace, words: list[str]) -> None:
-    """Start one process for each device, and wait for their end."""
+    """Start a process for each device, and wait for their end."""
     torchrun = ["-m", "torch.distributed.run", f"--nproc-per-node={given.devices}", "--standalone"]
     command = [sys.executable, *torchrun, *words]
     paths = [str(ROOT / "trainer"), *filter(None, [os.environ.get("PYTHONPATH")])]
@@ -220,7 +219,7 @@ def start(given: argparse.Namespace, words: list[str]) -> None:
 
 
 def rate(metrics: Path) -> float:
-    """Return tokens of a second, from the lines that a round wrote."""
+    """Return the tokens per second, from the metrics of a round."""
     lines: list[dict[str, Any]] = [json.loads(line) for line in metrics.read_text().splitlines()]
     steps = [line for line in lines if "num_tokens" in line and line["iteration"] >= UNCOUNTED_STEPS]
     return float((steps[-1]["num_tokens"] - steps[0]["num_tokens"]) / (steps[-1]["time"] - steps[0]["time"]))

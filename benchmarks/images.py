@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""How long an image archive takes to many nodes, and what leaves its source, by the ways that it may take.
+"""Measure how long the distribution of an image archive takes, and how much its source sends.
 
 Run `.venv/bin/python benchmarks/images.py` as root; it prints tables for docs/images.md. Nodes are network
-namespaces on one switch whose links traffic control caps, and run the product's own peers, one process each.
-What is measured is the transfer, not the load. `--aria2c` and `--udpcast` name programs to measure beside it.
+namespaces on one switch, whose links are limited by traffic control. Each runs the product's own peer as a
+process. The transfer is measured, not the load. `--aria2c` and `--udpcast` name programs to compare with.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ NEVER_S = 900.0
 
 
 class Way(NamedTuple):
-    """One measurement: `peers`, `direct`, `aria2` or `udpcast`, on so many nodes.
+    """One measurement.
 
     Attributes:
-        name: of the way.
-        nodes: how many.
-        present: the share of the archive that they have.
-        killed: whether a further node is killed at about half of it.
+        name: `peers`, `direct`, `aria2` or `udpcast`.
+        nodes: the number of nodes.
+        present: the share of the archive that they have already.
+        killed: whether one more node is killed at about half of the transfer.
     """
 
     name: str
@@ -77,7 +77,7 @@ def main() -> None:
 
 
 def measure(options: argparse.Namespace) -> None:
-    """Run all ways one after the other, and print what each took."""
+    """Run all measurements one after the other, and print the results."""
     with tempfile.TemporaryDirectory(prefix=PREFIX) as name:
         directory = Path(name)
         archive = directory / "archive"
@@ -109,7 +109,7 @@ def measure(options: argparse.Namespace) -> None:
 
 
 def run(way: Way, archive: Path, directory: Path, options: argparse.Namespace) -> tuple[float, int]:
-    """Return the seconds until the last node has all, and the bytes that have left the source."""
+    """Return the seconds until the last node has everything, and the bytes that the source sent."""
     count = way.nodes + way.killed
     with network(count, options.rate):
         for old in directory.glob("n*"):
@@ -125,7 +125,7 @@ def run(way: Way, archive: Path, directory: Path, options: argparse.Namespace) -
                 (directory / f"n{number}").mkdir()
                 nodes.append(start(number, node_command(way, number, archive, directory, options)))
             processes += nodes
-            # The start of Python processes is not part of the measurement.
+            # The start of Python is not measured.
             for node in nodes if way.name in ("peers", "direct") else ():
                 wait_for_line(node)
             before, began = sent_bytes(), time.monotonic()
@@ -147,7 +147,7 @@ def run(way: Way, archive: Path, directory: Path, options: argparse.Namespace) -
 
 
 def source_command(way: Way, archive: Path, directory: Path, options: argparse.Namespace) -> list[str]:
-    """Return what the source runs."""
+    """Return the command of the source."""
     if way.name == "aria2":
         torrent = directory / "archive.torrent"
         torrent.write_bytes(torrent_of(archive))
@@ -167,7 +167,7 @@ def source_command(way: Way, archive: Path, directory: Path, options: argparse.N
 def node_command(
     way: Way, number: int, archive: Path, directory: Path, options: argparse.Namespace
 ) -> list[str]:
-    """Return what a node runs, which prints a line when it has all."""
+    """Return the command of a node, which prints a line when it has everything."""
     own = directory / f"n{number}"
     if way.name == "aria2":
         # The hook prints the line.
@@ -183,12 +183,12 @@ def node_command(
 
 
 def me(*words: str) -> list[str]:
-    """Return how this program is started in a namespace."""
+    """Return the command that starts this program in a namespace."""
     return [sys.executable, __file__, "--as", *words]
 
 
 def aria2(options: argparse.Namespace) -> list[str]:
-    """Return aria2c as it finds peers by multicast alone: it brings no tracker."""
+    """Return the command of aria2c without a tracker: it finds peers by multicast."""
     words = [
         "--bt-enable-lpd=true",
         "--enable-dht=false",
@@ -206,7 +206,7 @@ def aria2(options: argparse.Namespace) -> list[str]:
 
 
 def torrent_of(archive: Path) -> bytes:
-    """Return a torrent of an archive, with pieces as the product has them."""
+    """Return a torrent of an archive, with pieces of the product's size."""
     data = archive.read_bytes()
     length = 1 << 20
     hashes = b"".join(
@@ -222,7 +222,7 @@ def torrent_of(archive: Path) -> bytes:
 
 @contextlib.contextmanager
 def network(nodes: int, rate: float) -> Iterator[None]:
-    """Make a switch, a source and nodes, whose links have a rate in Mb/s each way."""
+    """Make a switch, a source and nodes; `rate` is that of their links in Mb/s each way."""
     names = [PREFIX, *(f"{PREFIX}{number}" for number in range(nodes + 1))]
     try:
         for name in names:
@@ -252,7 +252,7 @@ def ip(*words: str) -> None:
 
 
 def start(number: int, command: Sequence[str]) -> subprocess.Popen[str]:
-    """Start a program in the namespace of a node, 0 for the source."""
+    """Start a program in the namespace of a node; 0 is the source."""
     inside = ["nsenter", f"--net=/run/netns/{PREFIX}{number}", *command]
     quiet = subprocess.DEVNULL
     return subprocess.Popen(inside, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=quiet, text=True)
@@ -269,7 +269,7 @@ def wait_for_line(process: subprocess.Popen[str]) -> None:
 
 
 def sent_bytes() -> int:
-    """Return the bytes that have left the source's link."""
+    """Return the bytes that the source's link has sent."""
     read = "cat /proc/net/dev"
     inside = ["nsenter", f"--net=/run/netns/{PREFIX}0", *read.split()]
     text = subprocess.run(inside, check=True, capture_output=True, text=True).stdout
@@ -281,7 +281,7 @@ def sent_bytes() -> int:
 
 
 def take_part(part: str, way: str, *rest: str) -> None:
-    """Be the source or a node."""
+    """Run as the source or a node."""
     parts: dict[tuple[str, str], Callable[..., None]] = {
         ("source", "peers"): peers_source,
         ("node", "peers"): peers_node,
@@ -292,7 +292,7 @@ def take_part(part: str, way: str, *rest: str) -> None:
 
 
 def pieces_of(archive: str, present: str) -> tuple[Any, tuple[str, ...]]:
-    """Return the pieces of an archive, and what a node has of it."""
+    """Return the pieces of an archive, and the layers that a node already has."""
     environment.make_importable()
     from ansible_collections.rdm.provision.plugins.module_utils.images.archive_images import ArchiveIndex
     from ansible_collections.rdm.provision.plugins.module_utils.images.pieces import read_pieces
@@ -305,7 +305,7 @@ def pieces_of(archive: str, present: str) -> tuple[Any, tuple[str, ...]]:
 
 
 def peers_source(archive: str, present: str) -> None:
-    """Serve an archive as a source."""
+    """Serve an archive as the source."""
     pieces, _left_out = pieces_of(archive, present)
     from ansible_collections.rdm.provision.plugins.module_utils.images.peer import Peer, Settings
 
@@ -317,7 +317,7 @@ def peers_source(archive: str, present: str) -> None:
 
 def peers_node(number: str, path: str, archive: str, present: str) -> None:
     """Fetch an archive as a node."""
-    pieces, left_out = pieces_of(archive, present)  # for its digest alone
+    pieces, left_out = pieces_of(archive, present)  # only for its digest
     from ansible_collections.rdm.provision.plugins.module_utils.images.peer import Peer, Settings
 
     address = f"10.77.0.{int(number) + 1}"
@@ -346,7 +346,7 @@ class _Whole(socketserver.BaseRequestHandler):
 
 
 def direct_source(archive: str, _present: str) -> None:
-    """Send all of an archive to whoever comes."""
+    """Send the whole archive to every node that connects."""
     _Whole.archive = archive
     with socketserver.ThreadingTCPServer((SOURCE, PORT), _Whole) as server:
         print("ready", flush=True)
@@ -354,7 +354,7 @@ def direct_source(archive: str, _present: str) -> None:
 
 
 def direct_node(_number: str, path: str, _archive: str, _present: str) -> None:
-    """Receive all of an archive."""
+    """Receive the whole archive."""
     wait_for_go()
     with socket.create_connection((SOURCE, PORT)) as connection, Path(path).open("wb") as file:
         while data := connection.recv(1 << 18):
@@ -379,9 +379,9 @@ def simulated(
 ) -> tuple[int, int]:
     """Return the steps until all nodes have all pieces, and the pieces that the source has sent.
 
-    In a step, the time of one piece on one link, everybody sends at most one piece and receives at most one.
-    Who asks whom is as the product has it: the source gives what it has not sent yet to the first nodes that
-    lack something; the others choose among the pieces of a few neighbours, who change every other step.
+    In a step, the time of one piece on one link, each sends at most one piece and receives at most one. Peers
+    are chosen as in the product: the source gives what it has not sent yet to the first nodes that lack
+    something; the others choose among the pieces of a few neighbours, which change every other step.
     """
     chance = random.Random(seed)  # noqa: S311
     full = (1 << pieces) - 1
@@ -414,7 +414,7 @@ def simulated(
 
 
 def _one_of(bits: int, pieces: int, chance: random.Random) -> int:
-    """Return one of the bits that are set."""
+    """Return one of the set bits."""
     begin = chance.randrange(pieces)
     later = bits >> begin << begin
     chosen = later or bits

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""How fast the index maps of a T5 and of a mixture are made, beside Megatron's helper and plain Python.
+"""Compare the speed of building index maps of T5 and of mixtures with Megatron's helper and plain Python.
 
 Run `trainer/.venv/bin/python benchmarks/index_maps.py`; it prints a table for docs/performance.md. All ways
-must make the same map, on one core. Times are CPU times of the process, which tell more than wall times on a
-machine that does other work too; the best of several rounds, which take turns. Plain Python is a loop over
-the samples, which finds a sample's end by bisection: what rdm-trainer did before its loops were compiled.
-What compiling takes, once in a process that makes a map, is told below.
+must make the same map, on one core. Times are CPU times of the process, which vary less than wall times on a
+busy machine; the best of several alternating rounds. Plain Python is a loop over the samples that finds a
+sample's end by bisection, as rdm-trainer did before its loops were compiled. The time to compile, once per
+process that makes a map, is printed below the table.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ NO_BOUND = 2**31 - 2
 
 
 def corpus(documents: int) -> tuple[Any, Any]:
-    """Return tokens of sentences, and where each document begins."""
+    """Return the lengths of sentences in tokens, and where each document begins."""
     random = np.random.default_rng(0)
     ends = np.concatenate(([0], np.cumsum(random.integers(1, 60, documents))))
     return random.integers(5, 60, ends[-1]).astype(np.int32), ends
 
 
 def plain_t5(sizes: Any, ends: Any, samples: int) -> Any:
-    """Make a T5's map with one turn of a loop per sample."""
+    """Make the map of a T5 with a loop over the samples."""
     drawn = mt19937(SEED).randint(0, 2**32, size=2 * samples, dtype=np.uint32).astype(np.int64)
     ratio = round(1 / SHORT)
     targets = iter(np.where(drawn % ratio == 0, 2 + drawn % (LENGTH - 1), LENGTH).tolist())
@@ -70,7 +70,7 @@ def plain_t5(sizes: Any, ends: Any, samples: int) -> Any:
 
 
 def plain_blend(weights: list[float], size: int) -> Any:
-    """Blend with one turn of a loop per sample."""
+    """Make the map of a mixture with a loop over the samples."""
     share, counts = np.array(weights), np.zeros(len(weights))
     chosen = np.empty(size, np.int16)
     for sample in range(size):
@@ -81,7 +81,7 @@ def plain_blend(weights: list[float], size: int) -> Any:
 
 
 def fastest(ways: dict[str, Callable[[], Any]], rounds: int) -> dict[str, float]:
-    """Return the CPU seconds of each way; all must make the same."""
+    """Return the CPU seconds of each way; all must return the same."""
     best: dict[str, float] = {}
     for _ in range(rounds):
         made = {}

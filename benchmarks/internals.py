@@ -1,11 +1,11 @@
-"""What each of the places buys that reach into Ansible, in CPU time of all processes of a run.
+"""Measure the CPU time that each use of Ansible's internals saves, over all processes of a run.
 
 Run `python benchmarks/internals.py`. The nodes are simulated as in `benchmarks/scale.py`. Each round makes
-every run with all of the places, and once without each, so that other work on the machine meets all of them;
-the least CPU time of all rounds counts. A ratio below 1 is what a place saves: 0.85 is 15 %.
+every run with all of them, and once without each, so that other work on the machine affects all alike. The
+least CPU time of all rounds counts. A ratio of 0.85 means that one saves 15 %.
 
-* `plan`: plan the addresses, the shortest run there is;
-* `second`: a run that has nothing to do;
+* `plan`: plan the addresses, the shortest run;
+* `second`: a run without work;
 * `first`: the first run, which does everything on every node.
 """
 
@@ -32,7 +32,7 @@ PLACES = (*(name.rpartition(".")[2] for name in CALLBACKS.split(",")), THREADS)
 
 
 def first(cluster: Cluster, *options: str) -> Figures:
-    """Make all nodes fresh, and run."""
+    """Reset all nodes, and run."""
     cluster.reset()
     return cluster.playbook("site", *options)
 
@@ -46,7 +46,7 @@ RUNS: dict[str, Callable[..., Figures]] = {
 
 @contextlib.contextmanager
 def without(place: str) -> Iterator[list[str]]:
-    """Switch a place off, none for an empty name; gives options for ansible-playbook."""
+    """Switch one of them off, none for an empty name; yield options for ansible-playbook."""
     os.environ[ENABLED] = ",".join(name for name in CALLBACKS.split(",") if not name.endswith(f".{place}"))
     try:
         yield ["-e", '{"preflight_threaded_connections": []}'] if place == THREADS else []

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""How well the planner predicts steps of layouts, micro-batches and models that were not measured before.
+"""Measure how well the planner predicts layouts, micro-batches and models that were not profiled.
 
 Run `python benchmarks/layout_accuracy.py --output DIR` where `rdm_trainer` can be imported. It profiles the
-layers of a GPT on this host's first device, two or four (`rdm-trainer profile`, micro-batches 1, 2, 4 and 8,
+layers of a GPT on one, two or four devices of this host (`rdm-trainer profile`, micro-batches 1, 2, 4 and 8,
 models of 2 and of 6 blocks), predicts steps of other models, micro-batches, global batches and layouts from
-that, takes those steps with the trainer's engine, and compares. The shape is that of Llama 7B's blocks, 4,096
-wide on 2,048 tokens: with narrower ones a GPU waits for its processor, whose times vary more than the errors
-that are looked for. A step's time is the median over rounds, without the first steps. `--smoke` is for a look
-whether everything works: a small shape, on a CPU too.
+that, runs those steps with the trainer's engine, and compares. The shape is that of Llama 7B's blocks, 4,096
+wide on 2,048 tokens: with narrower ones a GPU waits for the CPU, whose times vary more than the errors to be
+measured. A step's time is the median over rounds, without the first steps. `--smoke` is a smoke test: a small
+shape, also on a CPU.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ WARM_UP, ROUNDS = 3, 5
 
 @dataclass(frozen=True)
 class Combination:
-    """What a step is taken of.
+    """What is trained.
 
     Args:
-        layout: Of LAYOUTS.
+        layout: Name in LAYOUTS.
         layers: Blocks of the model.
-        micro_batch: Samples.
-        micro_batches: Of a step, for each replica.
-        checkpointing: Activations are computed again.
+        micro_batch: Samples in a micro-batch.
+        micro_batches: Micro-batches of a step, for each replica.
+        checkpointing: Activations are recomputed.
     """
 
     layout: str
@@ -111,7 +111,7 @@ FOUR = [
     Combination("PP 2 DP 2", 8, 4, 6),
     Combination("PP 2 DP 2", 8, 2, 12),
 ]
-"""Every layout of four devices, on a host that has them."""
+"""Every layout of four devices."""
 SMOKE = [Combination("one", 3, 1, 2), Combination("one", 4, 3, 2, True), Combination("one", 6, 2, 2)]
 
 
@@ -145,7 +145,7 @@ def configuration(combination: Combination, engine: str, *, smoke: bool) -> Any:
 
 
 def measure(combinations: Sequence[Combination], engine_name: str, *, smoke: bool) -> list[list[float]]:
-    """Return the seconds of some steps of each combination, which all have one layout, in this rank."""
+    """Return this rank's seconds of some steps of each combination; all have the same layout."""
     import torch
     import torch.distributed as dist
 
@@ -192,7 +192,7 @@ def measure(combinations: Sequence[Combination], engine_name: str, *, smoke: boo
 
 
 def predict(profile: Any, combination: Combination, engine: str, *, smoke: bool) -> Any:
-    """Return what the planner says of a combination."""
+    """Return the planner's prediction for a combination."""
     from rdm_planner.job import Job, TrainerModel
     from rdm_planner.layouts import Layout
     from rdm_planner.nodes import NodeKind
@@ -222,13 +222,13 @@ def launch(ranks: int, arguments: Sequence[str]) -> None:
 
 
 def devices() -> int:
-    """Return how many GPUs there are, without a context of our own on the first."""
+    """Return the number of GPUs, without a context on the first."""
     program = "import torch; print(torch.cuda.device_count())"
     return int(subprocess.run([sys.executable, "-c", program], check=True, capture_output=True).stdout)
 
 
 def summary(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return how far the predictions are from what was measured."""
+    """Return the errors of the predictions."""
     from rdm_planner.tune.validation import compared
 
     errors = [abs(result["predicted"] / result["measured"] - 1) for result in results]
@@ -255,7 +255,7 @@ def table(results: Sequence[dict[str, Any]]) -> str:
 
 
 def main() -> int:
-    """Measure what the command line asks for; return an exit code."""
+    """Measure as the command line says; return an exit code."""
     parser = argparse.ArgumentParser(description=str(__doc__).split("\n", 1)[0])
     parser.add_argument("--output", type=Path, help="write the profile and all results into this directory")
     parser.add_argument("--profile", type=Path, help="predict from this one instead of measuring one")

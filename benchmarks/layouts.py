@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""How fast layouts are searched, and how much better exact cuts are than FASOP's heuristic.
+"""Measure how fast layouts are searched, and how much better exact cuts are than FASOP's heuristic.
 
 Run `python benchmarks/layouts.py`; it prints four tables. Times are CPU seconds of one process. `heuristic`
-evaluates every layout as FASOP does, on every placement that it tries; `best` and `best ten` search the exact
-optimum within memory and leave out what cannot win. `upstream` is what FASOP's program took elsewhere
-(1/100 of it is the aim). The second table searches a GPT of 175 billion parameters on nodes of two kinds, as
-`rdm-trainer tune` does, and grows the cluster. The third compares the orders of nodes that are tried with
-all distinct ones. Quality is measured on every layout, without regard to
-memory, as FASOP's heuristic has none: a cut is proved when no other can be faster.
+evaluates every layout as FASOP does, on every placement that it tries. `best` and `best ten` search the exact
+optimum within memory and skip what cannot win. `upstream` is the time of FASOP's program on another machine
+(1/100 of it is the aim). The second table searches a GPT of 175 billion parameters on growing clusters of two
+kinds of nodes, as `rdm-trainer tune` does. The third compares the orders of nodes that are tried with all
+distinct ones. Quality is measured on every layout without a limit of memory, which FASOP's heuristic does not
+know: a cut is proved if no other can be faster.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def models(case: str, *, within_memory: bool) -> list[FasopModel]:
 
 
 def cpu_seconds(work: Callable[[], object]) -> float:
-    """Return what a call takes."""
+    """Return the CPU seconds of a call."""
     begin = time.process_time()
     work()
     return time.process_time() - begin
@@ -81,7 +81,7 @@ def speed(case: str) -> list[str]:
 
 
 def scale(nodes: int) -> list[str]:
-    """Return a row of the second table: half of the nodes are of each kind."""
+    """Return a row of the second table, with half of the nodes of each kind."""
     tried = tried_orders(halves(KINDS, nodes))
     found, seconds = searched("gpt-1.3b", GPT_175B, tried)
     best = f"{found.best[0].seconds:.2f}" if found.best else "fits nowhere"
@@ -89,7 +89,7 @@ def scale(nodes: int) -> list[str]:
 
 
 def every_order(name: str, nodes: int) -> Iterable[list[str]]:
-    """Yield two rows of the third table: the orders that are tried, and all."""
+    """Yield two rows of the third table: for the orders that are tried, and for all."""
     given = halves(UNLIKE, nodes)
     rotated = [(*given[at:], *given[:at]) for at in range(nodes)]
     for tried in rotated, list(orders(given)):
@@ -104,7 +104,7 @@ def halves(kinds: Sequence[NodeKind], nodes: int) -> list[NodeKind]:
 
 
 def searched(name: str, overrides: list[str], tried: list[tuple[NodeKind, ...]]) -> tuple[Found, float]:
-    """Return what is found on some orders of nodes, and the CPU seconds of it."""
+    """Return the result of a search over some orders of nodes, and its CPU seconds."""
     config = configuration.load(ROOT / "trainer" / "configs" / f"{name}.yaml", overrides)
     begin = time.process_time()
     job = Job(config, published_peaks(config, tried[0], PEAKS, 0.5), engine_step)

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Two models and a training loop in plain PyTorch, as little as there can be: what ours is compared with.
+"""Two models and a minimal training loop in plain PyTorch, the baseline of our trainer.
 
-The loop holds weights, gradients and optimiser states in bf16 alone unless it is asked for fp32 master
-weights, which move more bytes; the model is compiled as one graph; cuDNN's attention is preferred where it is
-the fastest; the batches lie on the device before the clock starts; and the device is never asked for a number
-while it trains.
+The loop holds weights, gradients and optimiser states in bf16 only, unless fp32 master weights are wanted,
+which move more bytes. The model is compiled as one graph; cuDNN's attention is preferred where it is fastest;
+the batches are on the device before the clock starts; and nothing is copied from the device while it trains.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ __all__ = ["PlainGPT", "PlainLlama", "PlainLoop"]
 
 
 def attention_kernels(device: torch.device) -> AbstractContextManager[None]:
-    """Prefer cuDNN's attention on NVIDIA GPUs from Hopper on; PyTorch by itself takes flash attention."""
+    """Prefer cuDNN's attention on NVIDIA GPUs from Hopper on; PyTorch's default is flash attention."""
     if device.type != "cuda" or torch.version.hip or torch.cuda.get_device_capability(device) < (9, 0):
         return nullcontext()
     order = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]
@@ -31,7 +30,7 @@ def attention_kernels(device: torch.device) -> AbstractContextManager[None]:
 
 
 class Block(nn.Module):
-    """One transformer block with the normalisation first."""
+    """A transformer block with pre-normalisation."""
 
     def __init__(self, hidden: int, heads: int) -> None:
         super().__init__()
@@ -117,7 +116,7 @@ class LlamaBlock(nn.Module):
 
 
 class PlainLlama(nn.Module):
-    """A Llama with a head of its own.
+    """A Llama with untied embeddings.
 
     Args:
         layers: number of blocks.
@@ -163,10 +162,10 @@ class PlainLoop:
 
     Args:
         model: the model, in the precision and on the device of the training.
-        batches: micro-batches (tokens, labels) on the device, used again and again.
+        batches: micro-batches (tokens, labels) on the device, used in turn.
         accumulation: micro-batches in a step.
         compiled: compile the model as one graph.
-        masters: hold weights and optimiser states in fp32 beside the weights in bf16.
+        masters: keep weights and optimiser states in fp32 as well as the weights in bf16.
     """
 
     def __init__(

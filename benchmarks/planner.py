@@ -1,7 +1,7 @@
-"""How long the address plan takes, from ten nodes to as many as a /16 holds.
+"""Measure the time of the address plan, from ten nodes to as many as a /16 holds.
 
-Run `python benchmarks/planner.py`; it prints a table for docs/performance.md. Times are the best of three,
-and ratios compare with the row above: a plan that is linear in the nodes grows as they do.
+Run `python benchmarks/planner.py`; it prints a table for docs/performance.md. Times are the best of three.
+Ratios compare with the row above: a time that is linear in the nodes grows as they do.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def best_of(work: Callable[[], object]) -> float:
 
 
 def node_facts(rank: int) -> dict[str, Any]:
-    """Return what a node in the middle of a data centre reports, as far as collisions go."""
+    """Return the facts about collisions of a typical node in a data centre."""
     high, low = divmod(rank, 256)
     addresses = {"eth0": f"10.1.{high}.{low}/16", "ib0": f"10.2.{high}.{low}/16", "docker0": "172.17.0.1/16"}
     return {
@@ -79,7 +79,7 @@ def measure(count: int) -> dict[str, float]:
     plan = address_plan.make_plan(hosts)
     text = address_plan.format_plan(plan)
     facts = {name: node_facts(rank) for rank, name in enumerate(hosts)}
-    # One node of two hundred goes, as many come, and the inventory is written in another order.
+    # One node in two hundred leaves, as many come, and the inventory has another order.
     changed = [
         *reversed(hosts[: -(count // 200 + 1)]),
         *(f"fresh{number}" for number in range(count // 200 + 1)),

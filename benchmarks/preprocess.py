@@ -1,16 +1,15 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""How fast text becomes tokens, beside Hugging Face's tokenizer called document by document.
+"""Compare the speed of `rdm-trainer preprocess` with Hugging Face's tokenizer called for each document.
 
-Run `trainer/.venv/bin/python benchmarks/preprocess.py`; it prints a table for docs/performance.md. Both ways
-read the same JSON lines, use the same GPT-2 vocabulary and as many processes, and must write the same bytes.
-The other way is that of Megatron's own tool: a pool of processes, each with a tokenizer of the tokenizers
-library, which gets one document at a time (in chunks of 25), and a parent that writes the tokens as they
-come. Times are of the whole work, from start to the finished files; the best of several rounds, which take
-turns. CPU times are those of all processes together, and tell more than wall times on a machine that does
-other work too.
+Run `trainer/.venv/bin/python benchmarks/preprocess.py`; it prints a table for docs/performance.md. Both read
+the same JSON lines, use the same GPT-2 vocabulary and number of processes, and must write the same bytes.
+The other is the design of Megatron's own tool: a pool of processes, each with a tokenizer of the tokenizers
+library that gets one document at a time (in chunks of 25), and a parent that writes the tokens as they come.
+Times are from start to the finished files; the best of several alternating rounds. CPU times are of all
+processes together, and vary less than wall times on a busy machine.
 
-The text is Shakespeare's and Milton's works, which are fetched, and the Python files of this environment,
-which make it long enough for the beginning not to count.
+The text is Shakespeare's and Milton's works, which are downloaded, and the Python files of this environment,
+which make it long enough that starting does not count.
 """
 
 from __future__ import annotations
@@ -80,7 +79,7 @@ def ours(text: Path, prefix: Path, tokenizer: TokenizerConfig, workers: int) -> 
 
 
 def python_files(limit: int) -> Iterator[str]:
-    """Documents from the Python files of this environment, each content once, up to so many characters."""
+    """Yield documents from this environment's Python files, each content once, up to `limit` characters."""
     seen: set[bytes] = set()
     document, total = "", 0
     for root in (Path(json.__file__).parents[1], Path(sys.prefix)):
@@ -104,7 +103,7 @@ def python_files(limit: int) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class Result:
-    """One way's work on one text: seconds of the clock and of processors, tokens, digests of the files."""
+    """A measurement: wall and CPU seconds, tokens, and digests of the files."""
 
     wall: float
     cpu: float
@@ -118,7 +117,7 @@ def measure(
     tokenizer: TokenizerConfig,
     workers: int,
 ) -> Result:
-    """Let one way do its work once."""
+    """Run one of the two once."""
     with tempfile.TemporaryDirectory(dir=text.parent) as folder:
         prefix = Path(folder) / "out_text_document"
         before, begun = sum(os.times()[:4]), time.perf_counter()

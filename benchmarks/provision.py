@@ -1,4 +1,4 @@
-"""What it costs to bring a cluster up: the original's way, the same through pdsh, and ours.
+"""Measure the cost of bringing a cluster up: the original document's way, the same through pdsh, and ours.
 
 Run `python benchmarks/provision.py` as root, or as a user of the docker group, on a quiet machine. For each
 number of nodes it builds a lab and measures on it, from clean nodes:
@@ -6,14 +6,14 @@ number of nodes it builds a lab and measures on it, from clean nodes:
 * the original's way: one ssh after the other with its raw commands (load the image, create the network, start
   the container), node after node;
 * the same raw commands through pdsh, on all nodes at once;
-* our first run, our second run (nothing to do), and our check of the finished cluster (`--check --diff`).
+* our first run, our second run (without work), and our check of the finished cluster (`--check --diff`).
 
-All load the same image archive, which every node sees as on a shared file system. The raw commands do less
-than a run of ours: no check, no plan, no MY_IP in the shells, no keys, no hostfile, no verification.
+All load the same image archive, which every node has as on a shared file system. The raw commands do less
+than our run: no check, no plan, no MY_IP in the shells, no keys, no hostfile, no verification.
 
-Printed are wall time and the CPU time of this machine's processes (ssh, pdsh, ansible-playbook). In a lab the
-nodes share this machine's cores, so the work on the nodes is in the wall time of every way, and in the CPU
-time of none. Connections are cold in every measurement.
+It prints wall time and the CPU time of this machine's processes (ssh, pdsh, ansible-playbook). In a lab the
+nodes share this machine's cores: their work is in the wall time of every way, and in the CPU time of none.
+Connections are cold in every measurement.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ BIN = Path(sys.executable).parent
 DICTIONARY = "/srv/nodes"
 MODULE_RUN = "Using module file "
 
-# On a node, all that any of the ways can have left.
+# Removes from a node what any of the ways can have left.
 RESET = f"""
 docker ps -aq | xargs -r docker rm -f
 docker network prune -f
@@ -56,7 +56,7 @@ rm -rf {DICTIONARY} /var/cache/rdm
 
 @dataclass(frozen=True)
 class Cost:
-    """What one way took, in seconds."""
+    """The cost of one way, in seconds."""
 
     wall: float
     cpu: float
@@ -72,7 +72,7 @@ class Cluster:
 
     @property
     def inventory(self) -> Path:
-        """Where the lab writes its inventory."""
+        """The directory of the lab's inventory."""
         return ROOT / "inventory" / self.name
 
     @property
@@ -81,7 +81,7 @@ class Cluster:
         return list(self.variables)
 
     def up(self) -> None:
-        """Build the lab, or grow the one that is there."""
+        """Build the lab, or grow the existing one."""
         run([*self._lab("up"), "-e", f"lab_nodes={self.count}"])
         listing = json.loads(run([BIN / "ansible-inventory", "-i", self.inventory, "--list"]))
         names = [*listing["master"]["hosts"], *listing["workers"]["hosts"]]
@@ -96,12 +96,12 @@ class Cluster:
         return [BIN / "ansible-playbook", ROOT / "playbooks" / f"lab_{verb}.yml", "-e", variables]
 
     def each(self, work: Callable[[str], object]) -> None:
-        """Do something for all nodes at once."""
+        """Call a function for all nodes at once."""
         with ThreadPoolExecutor(len(self.nodes)) as pool:
             list(pool.map(work, self.nodes))
 
     def on(self, node: str, script: str) -> str:
-        """Run a script on a node, past ssh; not part of any measurement."""
+        """Run a script on a node without ssh; this is never measured."""
         return run(["docker", "exec", f"rdm-lab-{self.name}-{node}", "sh", "-c", script])
 
     @property
@@ -113,7 +113,7 @@ class Cluster:
         return found
 
     def reset(self) -> None:
-        """Take away all that any of the ways has left, on the nodes and beside the inventory."""
+        """Remove what any of the ways has left, on the nodes and beside the inventory."""
         self.playbook("clean")
         self.each(lambda node: self.on(node, RESET))
         shutil.rmtree(self.inventory / ".rdm" / "ssh", ignore_errors=True)
@@ -122,7 +122,7 @@ class Cluster:
     # ---- the original's way
 
     def raw_steps(self) -> list[str]:
-        """The commands of the original document, in its order, as a person types them for any node."""
+        """The commands of the original document, in its order, the same for every node."""
         network = "docker network create -d macvlan --subnet=192.169.16.0/24 -o parent=ib0 ibnet"
         container = (
             f"docker run -d --name rdm --cap-add=SYS_PTRACE --ipc=host --net=ibnet "
@@ -137,17 +137,17 @@ class Cluster:
 
     @property
     def ssh_options(self) -> list[str]:
-        """The options with which ssh reaches any node, each time over a connection of its own."""
+        """The options of ssh for any node, each time over a new connection."""
         return ["-F", str(self.inventory / ".rdm" / "lab" / "ssh_config"), "-o", "ControlPath=none"]
 
     def one_after_the_other(self) -> None:
-        """Each step on each node, one ssh at a time."""
+        """Run each step on each node, one ssh at a time."""
         for step in self.raw_steps():
             for node in self.nodes:
                 run(["ssh", *self.ssh_options, node, step])
 
     def through_pdsh(self) -> None:
-        """Each step on all nodes at once."""
+        """Run each step on all nodes at once."""
         user = self.variables[self.nodes[0]]["ansible_user"]
         argv = ["pdsh", "-S", "-R", "ssh", "-f", str(self.count), "-l", user, "-w", ",".join(self.nodes)]
         for step in self.raw_steps():
@@ -156,7 +156,7 @@ class Cluster:
     # ---- our way
 
     def playbook(self, name: str, *options: str) -> str:
-        """Run a playbook of the collection over fresh connections; return what it printed."""
+        """Run a playbook of the collection over new connections; return its output."""
         with tempfile.TemporaryDirectory(prefix="rdm-bench-") as sockets:
             argv = [BIN / "ansible-playbook", ROOT / "playbooks" / f"{name}.yml", "-i", self.inventory]
             fresh = json.dumps({"ansible_control_path_dir": sockets})
@@ -168,12 +168,12 @@ class Cluster:
                     subprocess.run(end, check=False, capture_output=True)
 
     def module_executions(self) -> float:
-        """How many modules a run that changes nothing executes on each node."""
+        """Return how many modules a run that changes nothing executes on each node."""
         return self.playbook("site", "-vvv").count(MODULE_RUN) / self.count
 
 
 def run(argv: Sequence[object], **env: str) -> str:
-    """Run a program; return what it printed, or stop the benchmark with it when it fails."""
+    """Run a program; return its output, or stop the benchmark with it if it fails."""
     words = [str(word) for word in argv]
     done = subprocess.run(
         words,
@@ -189,7 +189,7 @@ def run(argv: Sequence[object], **env: str) -> str:
 
 
 def cost(work: Callable[[], object]) -> Cost:
-    """Measure one piece of work: wall time, and CPU time of the processes that it started and waited for."""
+    """Measure a call: wall time, and CPU time of the processes that it started and waited for."""
 
     def used() -> float:
         usage = resource.getrusage(resource.RUSAGE_CHILDREN)

@@ -1,13 +1,13 @@
-"""How fast logs are read, beside `wc -l` and `grep -c` over the same files in the same run.
+"""Compare the speed of reading logs with `wc -l` and `grep -c` on the same files in the same run.
 
-Run `python benchmarks/read_logs.py`; it prints a table for docs/performance.md. The files are made here, of
-lines as programs write them: a job that says much between its steps, one with the timers of all ranks, one
-with nothing to read, training lines alone, and what Megatron-LM's --timing-log-option all and minmax write
-with every step: ranks' times without moments, of 32 and of 512 ranks, and tables of the shortest and the
-longest time; and lines of other trainers. `--only` measures some of them. Their pages are in memory for all
-three programs, the rounds alternate, and the figures are the best of them. `MB/s` is by the clock, with as
-many processes as the reader takes; the others are per CPU second, so that others on the machine count less.
-`peak` is the largest resident memory of a reading process.
+Run `python benchmarks/read_logs.py`; it prints a table for docs/performance.md. It makes files of lines as
+programs write them: a job with much output between its steps, one with the timers of all ranks, one with
+nothing to read, and only training lines; what Megatron-LM's --timing-log-option all and minmax write with
+every step (times of 32 and of 512 ranks without their start, and tables of minimum and maximum); and lines of
+other trainers. `--only` selects some. The files are in the page cache for all three programs, rounds
+alternate, and the figures are the best of them. `MB/s` is by wall time, with as many processes as the reader
+uses; the others are per CPU second, so that other work on the machine counts less. `peak` is the largest
+resident memory of a reading process.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def talk(number: int) -> str:
 
 
 def timers(number: int) -> str:
-    """Return timers of all ranks as FASOP's fork writes them, with the moments of each micro-batch."""
+    """Return timers of all ranks as FASOP's fork writes them, with start times of each micro-batch."""
     lines = ["times across ranks (ms):\n"]
     for name in ("forward-compute", "backward-compute", "optimizer"):
         lines.append(f"  {name}:\n")
@@ -130,7 +130,7 @@ def torchtitan(number: int) -> str:
 
 
 def with_a_bar(number: int) -> str:
-    """Return a step as Hugging Face's Trainer writes it, behind tqdm's bar."""
+    """Return a step as Hugging Face's Trainer writes it, after tqdm's bar."""
     said = {"loss": 2 + 8 / (1 + number), "grad_norm": 1.25, "learning_rate": 2e-05, "epoch": number / 1000}
     bar = f"\r  0%|{' ' * 10}| {number}/99999999 [00:17<01:06,  1.{number % 97:02d}s/it]"
     return f"{bar}{said}\n"
@@ -159,7 +159,7 @@ def make(path: Path, kind: Callable[[int], str], size: int) -> None:
 
 
 def seconds(command: list[str]) -> tuple[float, float, str]:
-    """Run a program and return the CPU seconds and the seconds that it took, and what it printed."""
+    """Run a program; return its CPU seconds, wall seconds and output."""
     began = time.monotonic()
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
@@ -169,7 +169,7 @@ def seconds(command: list[str]) -> tuple[float, float, str]:
 
 
 def measure(path: Path, rounds: int) -> list[str]:
-    """Return a file's cells: speeds in MB/s, ratios of times, and the reader's memory."""
+    """Return a file's row: speeds in MB/s, ratios of times, and the reader's memory."""
     commands = {
         "ours": [sys.executable, "-c", READER, str(ROOT / "trainer"), str(path)],
         "wc": ["wc", "-l", str(path)],

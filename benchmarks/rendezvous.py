@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""How long the members of a rendezvous take to find each other on one machine, and to end together.
+"""Measure how long the members of a rendezvous on one machine take to find each other, and to end together.
 
 Run `trainer/.venv/bin/python benchmarks/rendezvous.py`; it prints a table for docs/performance.md. Launcher
 and workers run the product's own code over TCP, from the connection to the end of the job. The launcher is
-this process; the workers are threads of processes forked from it, fifty in each, since a thousand Pythons
-would measure how fast a machine starts Pythons. All come at once, before the launcher listens. The command
-that they run does nothing.
+this process. The workers are threads of forked processes, fifty in each, since a thousand Python processes
+would measure how fast a machine starts Python. All come at once, before the launcher listens. Their command
+does nothing.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def show(line: str) -> None:
 
 
 class Nothing(Command):
-    """A command that has ended."""
+    """A command that has already ended."""
 
     def __init__(self) -> None:
         self.code = 0
@@ -50,7 +50,7 @@ class Nothing(Command):
         return self.code
 
     def stop(self) -> None:
-        """It has."""
+        """Do nothing."""
 
     def errors(self) -> list[str]:
         """Return nothing."""
@@ -58,12 +58,12 @@ class Nothing(Command):
 
 
 def member(number: int) -> Member:
-    """Return a member as its program describes it."""
+    """Return the description of a member."""
     return Member(f"node{number}", f"node{number}", f"10.0.{number // 250}.{1 + number % 250}", 8, "cuda GPU")
 
 
 def take_part(number: int, port: int, begins: list[float], ends: list[float]) -> None:
-    """Be a worker, and note when it starts its command, and when it knows that the job has ended."""
+    """Run a worker; record when it starts its command, and when it knows that the job has ended."""
     client = ControlClient("127.0.0.1", port, f"node{number}#{secrets.token_hex(8)}", SECRET)
     worker = Worker(client, member(number), show)
     started = worker.gather(TIMEOUT_S, "the launcher", lambda: False)
@@ -76,7 +76,7 @@ def take_part(number: int, port: int, begins: list[float], ends: list[float]) ->
 
 
 def take_parts(numbers: range, port: int, results: Any) -> None:
-    """Be some workers, and send their times and this process' CPU seconds."""
+    """Run some workers, and send their times and this process's CPU seconds."""
     # Waiting threads would wake every 5 ms.
     sys.setswitchinterval(1)
     begins: list[float] = []
@@ -91,7 +91,7 @@ def take_parts(numbers: range, port: int, results: Any) -> None:
 
 
 def measure(count: int) -> tuple[float, float, float, float]:
-    """Return what it took: seconds to start and to end, CPU seconds of the launcher and of one worker."""
+    """Return the seconds to start and to end, and the CPU seconds of the launcher and of a worker."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     context = multiprocessing.get_context("fork")

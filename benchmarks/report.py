@@ -1,8 +1,8 @@
-"""How long the report of a large job takes, and how much memory.
+"""Measure the time and the memory of the report of a large job.
 
-Run `python benchmarks/report.py`; it prints a row for docs/performance.md. The files are made here: a node's
-milestones, memory of its ranks and warnings, GPU records of a day of both kinds at one a minute, and the
-training lines of all steps on the last node. CPU seconds are shown, too: others on the machine count less.
+Run `python benchmarks/report.py`; it prints a row for docs/performance.md. It makes the files: each node's
+milestones, memory of its ranks, warnings, and a day of GPU records of both kinds, one a minute; and the
+training lines of all steps on the last node. It shows CPU seconds, too, which vary less on a busy machine.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def gpu_records(node: int, records: int = RECORDS) -> str:
 
 
 def gpu_stream(node: int, records: int = RECORDS) -> str:
-    """Return the same as an agent writes it for programs."""
+    """Return the same in the agent's machine-readable form."""
     lines = []
     for n in range(9):
         devices = [
@@ -63,7 +63,7 @@ def gpu_stream(node: int, records: int = RECORDS) -> str:
 
 
 def make(folder: Path, nodes: int, steps: int, *, streams: bool = True, records: int = RECORDS) -> int:
-    """Write the files of a job; return how many bytes they have."""
+    """Write the files of a job; return their size in bytes."""
     for node in range(nodes):
         name = f"n{node:04d}"
         lines = [

@@ -1,27 +1,26 @@
-"""What a run costs on the controller with many nodes, of which none exists.
+"""Measure the cost of a run on the controller, with many simulated nodes.
 
-Run `python benchmarks/scale.py`. The nodes are simulated by a connection plugin: it takes the module and its
-parameters out of what Ansible sends, and answers from a small file that each node has, in the form and size
-of a lab node's answers, within half a millisecond. Everything else is as always: the playbook, the forks, the
-actions on the controller. Neither ssh nor the work on the nodes is in these figures: a cold ssh connection
-costs 0.09 CPU s more, a warm one 0.005.
+Run `python benchmarks/scale.py`. A connection plugin simulates the nodes: it takes the module and its
+parameters from what Ansible sends, and answers from a small file for each node, in the form and size of a lab
+node's answers, within half a millisecond. Everything else is real: the playbook, the forks, the actions on
+the controller. Neither ssh nor the work on the nodes is in these figures: a cold ssh connection takes 0.09
+CPU s more, a warm one 0.005.
 
-Measured, in this order, from fresh nodes:
+It measures, in this order, from fresh nodes:
 
 * `inventory`, `plan`: `ansible-inventory --list`, and `rdm-provision plan`, which reads the same;
 * `floor`: a play whose only task is `ping`, the least that one module call can cost;
 * `first`: the first run, which does everything on every node;
-* `second`: the second, which has nothing to do;
+* `second`: the second run, which has no work;
 * `one`: a run after the container of one node was removed by hand;
 * `unreachable`: a run while 1 % of the nodes (at least one) refuse the connection;
 * `up`, `up-again`: the first and the second run through `rdm-provision up`, on fresh nodes again.
 
-What comes after a first run can be measured without it, as with `--sizes 1000 --ways second,one,up-again`:
-then the nodes are given what a first run left on two others.
+What follows a first run can be measured without it, as with `--sizes 1000 --ways second,one,up-again`: then
+the nodes get the state that a first run left on two others.
 
-Printed are wall time, CPU time of all processes, module calls, skipped tasks and bytes sent per node, the
-peak memory of the main processes (Ansible's, before it that of `rdm-provision`), and the size of
-`result.json`.
+It prints wall time, CPU time of all processes, module calls, skipped tasks and bytes sent per node, the peak
+memory of the main processes (`rdm-provision` and Ansible), and the size of `result.json`.
 """
 
 from __future__ import annotations
@@ -61,7 +60,7 @@ RECAP = re.compile(
 )
 POLL_S = 0.05
 SOME_UNREACHABLE = 4
-"""What ansible-playbook ends with when nodes were unreachable, and nothing else was wrong."""
+"""Exit status of ansible-playbook if nodes were unreachable and nothing else failed."""
 
 
 @dataclass(frozen=True)
@@ -69,11 +68,11 @@ class Ran:
     """A program that has ended.
 
     Attributes:
-        status: what it ended with.
-        output: what it printed.
-        wall: seconds.
-        cpu: seconds, user and system, of all its processes.
-        memory: peak resident bytes of each main process: the program's own, and of what it started itself.
+        status: its exit status.
+        output: its output.
+        wall: wall time in seconds.
+        cpu: user and system time of all its processes, in seconds.
+        memory: peak resident bytes of each main process: the program itself, and its ansible-playbook.
     """
 
     status: int
@@ -85,14 +84,14 @@ class Ran:
 
 @dataclass(frozen=True)
 class Figures(Ran):
-    """What one run cost.
+    """The cost of one run.
 
     Attributes:
         calls: commands that reached a node, by module.
-        sent: bytes to the nodes.
+        sent: bytes sent to the nodes.
         changed: nodes on which something was changed.
         skipped: skipped tasks of all nodes together.
-        unreachable: nodes that were.
+        unreachable: nodes that were unreachable.
     """
 
     calls: Counter[str]
@@ -102,7 +101,7 @@ class Figures(Ran):
     unreachable: list[str]
 
     def expect(self, status: int) -> Figures:
-        """Return these figures, or stop the benchmark when the program ended with another exit status."""
+        """Return these figures, or stop the benchmark if the exit status is another."""
         if self.status != status:
             said = self.output.partition("PLAY RECAP")[0]
             sys.exit(f"it ended with {self.status} instead of {status}:\n{said[-4000:]}")
@@ -113,13 +112,13 @@ class Cluster:
     """Simulated nodes in a directory, with their inventory.
 
     Args:
-        directory: where all of it is.
-        count: how many nodes.
+        directory: for all files.
+        count: the number of nodes.
         latency: of each command, in seconds.
     """
 
     def __init__(self, directory: Path, count: int, latency: float = 0.0) -> None:
-        """Make it."""
+        """Make the nodes and the inventory."""
         self.directory = directory
         self.nodes = [f"n{number}" for number in range(1, count + 1)]
         self.state = directory / "state"
@@ -133,10 +132,10 @@ class Cluster:
         master = {self.nodes[0]: addresses.pop(self.nodes[0])}
         variables = {
             "ansible_connection": "simulated",
-            # ansible.cfg says so of ssh only.
+            # ansible.cfg sets it for ssh only.
             "ansible_pipelining": True,
             "ansible_python_interpreter": "/usr/bin/python3",
-            # Its nodes answer in threads as well as those of ssh.
+            # The thread pool may query these nodes like those of ssh.
             "preflight_threaded_connections": ["simulated"],
             "simulated_directory": str(self.state),
             "simulated_latency": latency,
@@ -152,14 +151,14 @@ class Cluster:
         (directory / "ping.yml").write_text(json.dumps(FLOOR), encoding="utf-8")
 
     def reset(self) -> None:
-        """Make all nodes fresh again, and forget the plan."""
+        """Reset all nodes, and remove the plan."""
         shutil.rmtree(self.state, ignore_errors=True)
         self.state.mkdir()
         shutil.rmtree(self.inventory / ".rdm", ignore_errors=True)
         (self.inventory / PLAN_FILE).unlink(missing_ok=True)
 
     def settle(self, model: Cluster) -> None:
-        """Bring all nodes where a first run brought the model's, without one, and plan their addresses."""
+        """Give all nodes the state after a first run, from the model's nodes, and plan their addresses."""
         self.reset()
         self.playbook("plan", "-e", "plan_write=true").expect(0)
         plan = address_plan.read_plan(str(self.inventory / PLAN_FILE))
@@ -177,7 +176,7 @@ class Cluster:
             address_plan.write_plan(str(self.inventory / PLAN_FILE), plan._replace(keys=theirs.keys))
 
     def remove_container(self, name: str) -> None:
-        """Remove the container of a node, as somebody does by hand."""
+        """Remove the container of a node, as if by hand."""
         node = Node(self.state, name)
         node.kind("containers").clear()
         node.save()
@@ -192,13 +191,13 @@ class Cluster:
         path.write_text(json.dumps(inventory, indent=1), encoding="utf-8")
 
     def break_node(self, name: str, how: str) -> None:
-        """Let a node fail every module (``broken``), or never answer what a thread asks (``hanging``)."""
+        """Make a node fail every module (``broken``), or never answer the thread pool (``hanging``)."""
         node = Node(self.state, name)
         node.state[how] = True
         node.save()
 
     def unreachable(self, names: Sequence[str], unreachable: bool) -> None:
-        """Let nodes not answer any more, or again."""
+        """Make nodes unreachable, or reachable again."""
         for name in names:
             node = Node(self.state, name)
             node.state["unreachable"] = unreachable
@@ -223,12 +222,12 @@ class Cluster:
 
     @property
     def newest_result(self) -> Path:
-        """The newest `result.json` of `rdm-provision`."""
+        """Return the newest `result.json` of `rdm-provision`."""
         return max((self.inventory / ".rdm" / "runs").glob("*/result.json"))
 
     @property
     def result_bytes(self) -> int:
-        """Its size."""
+        """Return its size."""
         return self.newest_result.stat().st_size
 
     def run(self, argv: Sequence[object]) -> Figures:
@@ -282,7 +281,7 @@ def _cpu() -> float:
 
 
 def _main_processes(pid: int) -> Iterator[int]:
-    """Yield a process, and the ansible-playbook that it started when it is not one itself."""
+    """Yield a process, and the ansible-playbook that it started if it is not one itself."""
     yield pid
     if not _is_ansible(pid):
         yield from (child for child in _children(pid) if _is_ansible(child))
@@ -304,7 +303,7 @@ def _children(pid: int) -> list[int]:
 
 
 def _peak(pid: int) -> int:
-    """Return the most memory that a process has had resident so far, in bytes; 0 when it has ended."""
+    """Return a process's peak resident memory so far, in bytes; 0 if it has ended."""
     try:
         status = Path(f"/proc/{pid}/status").read_text()
     except OSError:
@@ -319,7 +318,7 @@ def _nothing(_cluster: Cluster) -> None:
 
 @dataclass(frozen=True)
 class Way:
-    """One measurement: how it is called in the table, what precedes it and is not measured, and what is."""
+    """One measurement: its name in the table, what precedes it unmeasured, and what is measured."""
 
     title: str
     run: Callable[[Cluster], Figures]
@@ -359,12 +358,12 @@ WAYS = {
 
 
 def measure(cluster: Cluster, ways: Sequence[str], model: Callable[[], Cluster]) -> Iterator[list[str]]:
-    """Yield a row of the table for each way, or stop the benchmark when a run does not end as it should.
+    """Yield a row of the table for each way, or stop the benchmark if a run does not end as it should.
 
     Args:
-        cluster: what is measured.
-        ways: what is done to it, one after the other.
-        model: gives a cluster after its first run; asked for one when a way follows what is not measured.
+        cluster: the cluster.
+        ways: the measurements, one after the other.
+        model: returns a cluster after its first run; called if the first run is not measured.
     """
     count = len(cluster.nodes)
     settled = ""
@@ -427,7 +426,7 @@ def sizes(text: str) -> list[int]:
     """Return the numbers of a list with commas.
 
     Raises:
-        argparse.ArgumentTypeError: one is no number above 1.
+        argparse.ArgumentTypeError: one is not a number above 1.
     """
     numbers = text.split(",")
     if wrong := [one for one in numbers if not one.isdecimal() or int(one) < 2]:

@@ -1,18 +1,16 @@
-"""What the network plugin rdm-sriov takes, and whether it loses virtual functions.
+"""Measure the network plugin rdm-sriov, and whether it loses virtual functions.
 
     python benchmarks/sriov_plugin.py [--rounds 10] [--containers 100]
 
-Prints the time of CreateEndpoint and Join together over the plugin's socket, with 7 and with 128 VFs in a
-tree of files in place of sysfs, until all are handed out: of InfiniBand, which needs no command, and of
-Ethernet, for which `ip` sets and shows what a VF may do. A script stands in for `ip`: what is measured is
-starting it twice and reading what it shows of all VFs, not the card. The CPU time is of both sides and of
-what they start, for one container, in the round that took the least: unlike the other times a busy machine
-hardly changes it.
+It prints the time of CreateEndpoint and Join together over the plugin's socket, until all VFs are handed out:
+with 7 and with 128 VFs in a tree of files instead of sysfs; for InfiniBand, which needs no command, and for
+Ethernet, for which `ip` sets and shows the rights of a VF. A script stands in for `ip`: the figure has two of
+its starts and reading its output about all VFs, not the card. The CPU time is of both sides and their
+children, per container, in the fastest round: unlike the other times, it hardly changes on a busy machine.
 
-Then it starts and removes containers under a real Docker Engine of its own, as root, seven at a time on
-seven macvlan links in place of VFs, and counts after each round the functions that are not free. With
---rounds 0 that is left out. It ends with status 1 when functions are lost, or one takes more than 50 ms of
-CPU time.
+Then it starts and removes containers under a real Docker Engine of its own, as root, seven at a time on seven
+macvlan links instead of VFs, and counts the functions that are not free after each round. --rounds 0 leaves
+that out. It exits with 1 if functions are lost, or one takes more than 50 ms of CPU time.
 """
 
 from __future__ import annotations
@@ -55,11 +53,11 @@ class Tree(Functions):
     """Functions in a tree of files."""
 
     def up(self, interface: str) -> None:
-        """A file cannot be switched on."""
+        """Do nothing: a file cannot be switched on."""
 
 
 def tree(root: Path, count: int, kind: int) -> None:
-    """Make what sysfs shows of a physical function with VFs, ETHERNET or INFINIBAND."""
+    """Make sysfs's files of a physical function with VFs, ETHERNET or INFINIBAND."""
     devices = root / "bus/pci/devices"
     parent = devices / "0000:3b:00.0"
     virtual = [(f"ibv{one}", devices / f"0000:3b:{1 + one // 8:02x}.{one % 8}") for one in range(count)]
@@ -78,7 +76,7 @@ def tree(root: Path, count: int, kind: int) -> None:
 
 @contextlib.contextmanager
 def uncollected() -> Iterator[None]:
-    """Collect no garbage meanwhile, which would be that of all else this process has done."""
+    """Collect no garbage in the block: it would be that of everything else in this process."""
     gc.collect()
     gc.disable()
     try:
@@ -89,7 +87,7 @@ def uncollected() -> Iterator[None]:
 
 @contextlib.contextmanager
 def command_ip(directory: Path, count: int) -> Iterator[None]:
-    """Let a script be the command ip, to which a card with VFs has been told no address of theirs."""
+    """Let a script stand in for the command ip, on a card whose VFs have no addresses."""
     shown = [{"vf": number, "address": "00:00:00:00:00:00", "link_state": "auto"} for number in range(count)]
     (directory / "shown").write_text(json.dumps([{"ifname": PARENT, "vfinfo_list": shown}]))
     script = directory / "ip"
@@ -104,21 +102,21 @@ def command_ip(directory: Path, count: int) -> Iterator[None]:
 
 
 def cpu_ms() -> float:
-    """Return the CPU time, in ms, of this process and of those that it has waited for."""
+    """Return the CPU time of this process and of children that it has waited for, in ms."""
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return 1000 * sum(one.ru_utime + one.ru_stime for one in used)
 
 
 def latency(count: int, kind: int, rounds: int = 20) -> tuple[float, float, float]:
-    """Return the median, the largest and the CPU time, in ms, of CreateEndpoint and Join together.
+    """Return the median, the maximum and the CPU time, in ms, of CreateEndpoint and Join together.
 
-    The CPU time is the mean of the round that took the least, without what collecting garbage costs: the
-    plugin that runs on a node collects its own.
+    The CPU time is the mean of the fastest round, without garbage collection: on a node, the plugin has only
+    its own garbage.
 
     Args:
-        count: of VFs; all are handed out in each round.
+        count: the number of VFs; all are handed out in each round.
         kind: ETHERNET or INFINIBAND.
-        rounds: how often; fewer where there are many VFs.
+        rounds: the number of rounds; fewer if there are many VFs.
     """
     taken, cpu = [], []
     with (
@@ -160,7 +158,7 @@ def latency(count: int, kind: int, rounds: int = 20) -> tuple[float, float, floa
 def leaks(rounds: int, containers: int) -> tuple[list[int], float]:
     """Return how many functions are not free after each round of containers, and the seconds of all rounds.
 
-    The last number is of those that no container can get in the end.
+    The last number counts those that no container can get at the end.
     """
     from tests.integration.sriov_node import FUNCTIONS, sriov_node
 
@@ -178,14 +176,14 @@ def leaks(rounds: int, containers: int) -> tuple[list[int], float]:
         seconds = time.monotonic() - began
         started = []
         for number in range(FUNCTIONS):
-            with contextlib.suppress(RuntimeError):  # there is no function for it
+            with contextlib.suppress(RuntimeError):  # no function is left for it
                 started.append(node.run(f"last{number}"))
         node.remove(*(f"last{number}" for number in range(FUNCTIONS)))
     return [*held, FUNCTIONS - len(started)], seconds
 
 
 def main() -> int:
-    """Measure and print; return 1 when functions were lost, or the plugin takes too much."""
+    """Measure and print; return 1 if functions were lost, or the plugin takes too much CPU time."""
     parser = argparse.ArgumentParser(description="Measure the network plugin rdm-sriov.")
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--containers", type=int, default=100)

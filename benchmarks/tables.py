@@ -9,8 +9,8 @@ def markdown(rows: Sequence[Sequence[str]], words: int = 1) -> str:
     """Return rows as a Markdown table.
 
     Args:
-        rows: of as many cells each; the first is the heading.
-        words: how many columns hold words and stand to the left; the others hold numbers.
+        rows: with the same number of cells; the first is the heading.
+        words: the number of columns on the left with words; the others have numbers.
     """
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
 

@@ -1,18 +1,17 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""How fast the trainer trains, beside a minimal plain PyTorch loop of the same shape in the same run.
+"""Compare the trainer's speed with a minimal plain PyTorch loop of the same shape in the same run.
 
 Run `python benchmarks/train_throughput.py` where `rdm_trainer` is installed; it prints tables for
-docs/performance.md. On one device, rounds of our steps and of the plain loop's alternate in one process, so
-that both meet the same clocks and the same neighbours; the figures are medians over the rounds. With two,
-four or eight devices, data, tensor and pipeline parallelism and their products follow, each with as many
-tokens per step and device as one device had, and are compared with our own and the plain loop's figures on
-one. `--engine deepspeed,native` measures both engines, one after the other, each beside a plain loop of its
-own.
+docs/performance.md. On one device, rounds of our steps and the plain loop's alternate in one process, so that
+both have the same clocks and the same load; the figures are medians over the rounds. With two, four or eight
+devices, data, tensor and pipeline parallelism and their products follow, each with the same number of tokens
+per step and device, and are compared with our figures and the plain loop's on one device.
+`--engine deepspeed,native` measures both engines, one after the other, each with a plain loop of its own.
 
 `--set parallel.virtual_pipeline=2` interleaves the pipelines of the native engine.
 
-MFU counts 6N + 12·L·h·s FLOPs for each token (N: all parameters, the tied embedding once), against the peak
-that is given or known. `--quick` is for a look whether everything works: small shapes, on a CPU too.
+MFU counts 6N + 12·L·h·s FLOPs per token (N: all parameters, the tied embedding once), against the given or
+known peak. `--quick` is a smoke test: small shapes, also on a CPU.
 """
 
 from __future__ import annotations
@@ -43,14 +42,14 @@ LEG_TIMEOUT_S = 900.0
 
 @dataclass(frozen=True)
 class Shape:
-    """A model and how one device trains it: a GPT, or a Llama where it has groups."""
+    """A model and how one device trains it: a GPT, or a Llama if it has groups."""
 
     layers: int
     hidden: int
     heads: int
     sequence: int
     micro_batch: int
-    stages: tuple[str, ...]  # blocks of each stage; the last one's head weighs as much as some blocks
+    stages: tuple[str, ...]  # blocks of each stage; the head on the last takes as long as some blocks
     vocabulary: int = 50257
     groups: int | None = None
     ffn: int | None = None
@@ -61,7 +60,7 @@ class Shape:
         return -(-self.vocabulary // 128) * 128
 
     def partition(self, stages: int) -> str:
-        """Where so many stages, or chunks of stages, are cut."""
+        """Return the blocks of each stage, or of each chunk of the stages."""
         known = {len(cut.split("-")): cut for cut in self.stages}
         return known.get(stages, "even")
 
@@ -70,7 +69,7 @@ SHAPES = {
     "GPT-345M": Shape(24, 1024, 16, 1024, 32, ("14-10", "7-7-7-3")),
     "GPT-2 XL 1.5B": Shape(48, 1600, 25, 1024, 16, ("25-23",)),
     "GPT-1.3B": Shape(24, 2048, 16, 2048, 8, ("13-11", "7-6-6-5", "4-3-3-3-3-3-3-2")),
-    # As many of its blocks as one device holds beside the plain loop; its head weighs as much as 2.4 of them.
+    # As many blocks as fit on one device with the plain loop's; its head takes as long as 2.4 blocks.
     "Llama-3 8B x 6": Shape(6, 4096, 32, 4096, 2, ("4-2", "2-2-2-0"), vocabulary=128256, groups=8, ffn=14336),
 }
 QUICK = {
@@ -81,23 +80,23 @@ QUICK = {
 
 @dataclass(frozen=True)
 class Layout:
-    """How one engine is spread, and how a device's share of the batch is cut into micro-batches."""
+    """How a model is parallelised, and how a device's share of the batch is split into micro-batches."""
 
     name: str
     tensor: int = 1
     pipeline: int = 1
     data: int = 1
-    larger: int = 1  # times the micro-batch of one device
-    smaller: int = 1  # parts of it, with as many times more of them
+    larger: int = 1  # factor of the micro-batch of one device
+    smaller: int = 1  # divisor of it; there are as many times more micro-batches
 
     @property
     def world(self) -> int:
-        """Processes, one for each device."""
+        """The number of processes, one for each device."""
         return self.tensor * self.pipeline * self.data
 
 
-# A tensor-parallel device does half of each micro-batch, so it takes larger ones; a pipeline takes smaller
-# and more ones, because its devices idle for (stages - 1) of (micro-batches + stages - 1) slots.
+# With tensor parallelism a device computes half of each micro-batch, so it gets larger ones. A pipeline gets
+# smaller and more ones, because its devices idle for (stages - 1) of (micro-batches + stages - 1) slots.
 LAYOUTS = {
     layout.name: layout
     for layout in (
@@ -123,7 +122,7 @@ LAYOUTS = {
 
 @dataclass(frozen=True)
 class Leg:
-    """What one set of processes measures."""
+    """A measurement, by one set of processes."""
 
     shape_name: str
     shape: Shape
@@ -142,7 +141,7 @@ class Leg:
 
     @property
     def virtual_pipeline(self) -> int:
-        """Chunks of each stage; one GPU has no stages, whatever `--set` says for the others."""
+        """Chunks of each stage; 1 without a pipeline, whatever `--set` says."""
         return int(self.overrides.get("parallel.virtual_pipeline", 1)) if self.layout.pipeline > 1 else 1
 
     @property
@@ -211,12 +210,12 @@ class Leg:
 
 
 # ------------------------------------------------------------------------------------------
-# In the processes that measure
+# In the measuring processes
 # ------------------------------------------------------------------------------------------
 
 
 def measure(leg: Leg) -> dict[str, Any]:
-    """Measure a leg in this process, one of its layout's, and return what rank 0 reports."""
+    """Measure a leg in this process, one of its ranks, and return the report of rank 0."""
     import torch
 
     accelerated = torch.cuda.is_available()
@@ -273,7 +272,7 @@ def measure(leg: Leg) -> dict[str, Any]:
 
 
 def our_engine(leg: Leg, device: Any) -> tuple[Callable[[], object], Iterator[Any], Callable[[], float]]:
-    """Return a step of our engine, a second reader's micro-batches of the same data, and the last loss."""
+    """Return our engine's step, an iterator of micro-batches of the same data, and the last loss."""
     import torch.distributed as dist
 
     from rdm_core import config as configuration
@@ -303,14 +302,14 @@ def our_engine(leg: Leg, device: Any) -> tuple[Callable[[], object], Iterator[An
     last: list[Any] = []
 
     def step() -> None:
-        # As in the training loop, the loss stays on the device until a line is logged.
+        # As in training, the loss stays on the device until a line is logged.
         last[:] = [engine.train_step(data)]
 
     return step, micro_batches(), lambda: float(last[0].loss)
 
 
 def plain_loop(leg: Leg, device: Any, batches: Iterator[Any]) -> Any:
-    """Return the plain loop on a device, with a few of the micro-batches that ours trains on."""
+    """Return the plain loop on a device, with a few micro-batches of our engine's."""
     import torch
 
     from benchmarks.plain_loop import PlainGPT, PlainLlama, PlainLoop
@@ -331,7 +330,7 @@ def plain_loop(leg: Leg, device: Any, batches: Iterator[Any]) -> Any:
 
 
 def profile(leg: Leg, ways: dict[str, Callable[[], object]]) -> None:
-    """Write a table of what a step of each way costs on the device into the directory that the leg names."""
+    """Write a table of each step's kernels on the device to the leg's directory."""
     import torch
     from torch.profiler import ProfilerActivity
 
@@ -354,12 +353,12 @@ def profile(leg: Leg, ways: dict[str, Callable[[], object]]) -> None:
 
 
 # ------------------------------------------------------------------------------------------
-# In the process that requests measurements
+# In the parent process
 # ------------------------------------------------------------------------------------------
 
 
 def run_leg(leg: Leg, directory: Path) -> dict[str, Any]:
-    """Start a leg's processes and return what rank 0 reports, or why there is nothing."""
+    """Start a leg's processes and return the report of rank 0, or why there is none."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]
@@ -381,7 +380,7 @@ def run_leg(leg: Leg, directory: Path) -> dict[str, Any]:
                 )
             )
         deadline = time.monotonic() + LEG_TIMEOUT_S
-        # If a rank fails, the others would wait for it, so all are ended.
+        # If a rank fails, end the others, which would wait for it.
         while any(process.poll() is None for process in processes):
             if any(process.poll() for process in processes) or time.monotonic() > deadline:
                 break
@@ -399,7 +398,7 @@ def run_leg(leg: Leg, directory: Path) -> dict[str, Any]:
 
 
 def machine() -> dict[str, Any]:
-    """Return what the measurements ran on."""
+    """Return the machine's devices and versions."""
     from importlib.metadata import version
 
     import torch
@@ -415,7 +414,7 @@ def machine() -> dict[str, Any]:
 
 
 def machine_in_a_process() -> dict[str, Any]:
-    """Return the same without a device context of our own, which would take memory on the first device."""
+    """Return the same without a device context, which would take memory on the first device."""
     output = subprocess.run(
         [sys.executable, __file__, "--machine"], check=True, capture_output=True, text=True
     ).stdout
@@ -493,7 +492,7 @@ def tables(results: list[dict[str, Any]], peak_tflops: float) -> str:
 
 
 def arguments() -> argparse.Namespace:
-    """Return the command line's."""
+    """Return the options of the command line."""
     parser = argparse.ArgumentParser(description=str(__doc__).split("\n", 1)[0])
     parser.add_argument("--shapes", help="names, separated by commas; all")
     parser.add_argument("--layouts", default=",".join(LAYOUTS), help="of those with as many devices; all")
@@ -519,7 +518,7 @@ def arguments() -> argparse.Namespace:
 
 
 def legs(args: argparse.Namespace, devices: int) -> Iterator[Leg]:
-    """Yield the legs that are asked for, as far as the devices suffice."""
+    """Yield the wanted legs for which there are enough devices."""
     shapes = QUICK if args.quick else SHAPES
     names = args.shapes.split(",") if args.shapes else list(shapes)
     overrides = {key: json.loads(value) for key, _, value in (entry.partition("=") for entry in args.set)}
@@ -560,7 +559,7 @@ def legs(args: argparse.Namespace, devices: int) -> Iterator[Leg]:
 
 
 def main() -> int:
-    """Measure what the command line asks for; return an exit code."""
+    """Measure as the command line says; return an exit code."""
     args = arguments()
     if args.machine:
         print(json.dumps(machine()))

@@ -1,9 +1,9 @@
-"""What the verdict on a job of 1,000 nodes with eight ranks each costs its master's agent, and who asks it.
+"""Measure the cost of the verdict on a job of 1,000 nodes with eight ranks each, for agent and reader.
 
 Run `trainer/.venv/bin/python benchmarks/watch_jobs.py`. The nodes' reports are made here, as agents send them
-once a second, and come through 1,000 real connections of `rdm_job.control` from a process that stands in for
-the nodes. In CPU seconds, the best of five: to hear all of them, to judge, and to write the state; and for
-the reader, `rdm-trainer job state` on the master, a process of its own, which reads the state and prints it.
+once a second, and come over 1,000 real connections of `rdm_job.control` from a process that stands in for
+the nodes. It prints CPU seconds, the best of five: of the master's agent, to receive all reports, to evaluate
+them and to write the state; and of the reader, `rdm-trainer job state` on the master, a process of its own.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def report(node: int) -> dict[str, Any]:
 
 
 def stand_in(port: int, reports: Mapping[str, dict[str, Any]]) -> None:
-    """Be all nodes: each connects, and sends its report whenever the master says something."""
+    """Stand in for all nodes: each connects, and answers every message of the master with its report."""
     clients = {name: ControlClient("127.0.0.1", port, name, KEY) for name in reports}
     while True:
         for name, client in clients.items():
@@ -93,7 +93,7 @@ def stand_in(port: int, reports: Mapping[str, dict[str, Any]]) -> None:
 
 
 def hear(server: ControlServer) -> dict[str, dict[str, Any]]:
-    """Return a report of every node, as the master's agent hears them."""
+    """Receive a report of every node, as the master's agent does."""
     server.send({"go": True})
     heard: dict[str, dict[str, Any]] = {}
     while len(heard) < NODES:
@@ -102,7 +102,7 @@ def hear(server: ControlServer) -> dict[str, dict[str, Any]]:
 
 
 def connected(reports: Mapping[str, dict[str, Any]]) -> tuple[ControlServer, multiprocessing.Process]:
-    """Return the master's side of connections with all nodes, and the process that stands in for these."""
+    """Return the master's side of the connections, and the process that stands in for the nodes."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(most, 4 * NODES), most))
     server = ControlServer("127.0.0.1", PORT, KEY, NODES)
@@ -114,13 +114,13 @@ def connected(reports: Mapping[str, dict[str, Any]]) -> tuple[ControlServer, mul
 
 
 def spent() -> float:
-    """Return the CPU seconds of this process and of its children that have ended."""
+    """Return the CPU seconds of this process and of its ended children."""
     children = resource.getrusage(resource.RUSAGE_CHILDREN)
     return time.process_time() + children.ru_utime + children.ru_stime
 
 
 def best(work: Callable[[], object]) -> float:
-    """Return the CPU seconds of the best of some rounds."""
+    """Return the least CPU seconds of some rounds."""
     times = []
     for _ in range(ROUNDS):
         began = spent()
@@ -130,7 +130,7 @@ def best(work: Callable[[], object]) -> float:
 
 
 def asked_for(jobs: str) -> None:
-    """Ask for the state of the job as the master of a cluster is asked for it."""
+    """Query the state of the job, as `rdm-provision jobs` does on the master."""
     command = [sys.executable, "-m", "rdm_trainer", "job", "state", "gpt"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "trainer"), "RDM_JOBS": jobs, "RDM_PLACE": "host"}
     answer = json.loads(subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True).stdout)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""How much memory `rdm-trainer export` takes, beside the size of the weights that it writes.
+"""Compare the memory of `rdm-trainer export` with the size of the weights that it writes.
 
-Run `python benchmarks/weights_memory.py`; it prints a table for docs/models.md. A Llama of random weights
-goes from Hugging Face's format to Megatron's and back, each time in a process of its own whose memory is
-sampled. What it has for itself (anonymous pages) is counted apart from pages of files, which the kernel takes
-back when it needs them. `--layers 2 --hidden 256` shows quickly whether everything works.
+Run `python benchmarks/weights_memory.py`; it prints a table for docs/models.md. A Llama with random weights
+is converted from Hugging Face's format to Megatron's and back, each time in a process of its own, whose
+memory is sampled. Anonymous pages are counted separately from pages of files, which the kernel can reclaim.
+`--layers 2 --hidden 256` is a smoke test.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ class Drawn:
 
 
 def peaks(work: Callable[[], object]) -> tuple[int, int]:
-    """Do something in a process of its own.
+    """Call a function in a process of its own.
 
     Returns:
-        The most that it had at once, bytes: pages of its own, and all that was resident.
+        The process's peak memory in bytes: anonymous pages, and all resident pages.
     """
     process = multiprocessing.get_context("fork").Process(target=work)
     process.start()

@@ -1,4 +1,4 @@
-"""Write each role's defaults/main.yml from its argument_specs, so that a default is said once."""
+"""Write each role's defaults/main.yml from its argument_specs, the only source of defaults."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 class Dumper(yaml.SafeDumper):
-    """Writes text in double quotes where it needs quotes, and folds what is long."""
+    """Writes text in double quotes if it needs quotes, and folds long text."""
 
     def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:  # noqa: ARG002
         """Indent the items of a list."""
@@ -33,14 +33,14 @@ Dumper.add_representer(str, represent_text)
 
 
 def reading_former(former: str, default: Any) -> str:
-    """Return a default that is the value of the variable's former name where that is set."""
+    """Return a default that reads the variable's former name first."""
     template = isinstance(default, str) and "{{" in default
     otherwise = default.strip(" {}\n") if template else json.dumps(default).replace('"', "'")
     return f"{{{{ {former} | default({otherwise}) }}}}"
 
 
 def defaults(role: Path) -> str:
-    """Return the text of a role's file."""
+    """Return the text of a role's defaults/main.yml."""
     environment.make_importable()
     from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.renamed_variables import NEW_NAMES
 

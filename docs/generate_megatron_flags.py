@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 # ruff: noqa: E501  # cells of a table
-"""Write the second part of docs/megatron-flags.md: what Megatron's other flags are for, and what to do instead.
+"""Write the second part of docs/megatron-flags.md: Megatron's other flags, and what to do instead.
 
 ``megatron_flags.txt`` has the flags. The first part of the page, written by hand, maps those that have a key.
 """
@@ -23,9 +23,9 @@ with its own flags: `launcher.program: [pretrain_gpt.py, --num-layers, "24", …
 """
 MISSING = "Not here; run Megatron itself through `launcher.program`."
 
-# What flags are for, what to do instead, and the flags as regular expressions; the first that matches is taken.
+# Purpose, what to do instead, and the flags as a regular expression. The first rule that matches counts.
 RULES: tuple[tuple[str, str, str], ...] = (
-    # What is always so.
+    # Always so.
     (
         "attention kernels",
         "Leave out: torch's `scaled_dot_product_attention` uses the fastest kernel.",
@@ -362,25 +362,25 @@ RULES: tuple[tuple[str, str, str], ...] = (
 
 
 def flags() -> dict[str, bool]:
-    """The flags, and whether Megatron-DeepSpeed alone has it."""
+    """Return the flags, and whether only Megatron-DeepSpeed has each."""
     theirs, ds = FLAGS.read_text(encoding="utf-8").split("\n\n")
     lists = [[line for line in part.splitlines() if line.startswith("--")] for part in (theirs, ds)]
     return dict.fromkeys(lists[0], False) | {flag: True for flag in lists[1] if flag not in lists[0]}
 
 
 def mapped(page: str) -> set[str]:
-    """The flags that the hand-written part of a page gives a key for."""
+    """Return the flags with a key in the hand-written part of the page."""
     return set(re.findall(r"--[A-Za-z0-9_-]+", page.partition(TITLE)[0]))
 
 
 def rule_of(flag: str) -> int | None:
-    """Which of the rules a flag falls under."""
+    """Return the index of the first rule that matches a flag."""
     name = flag.removeprefix("--")
     return next((n for n, (_, _, pattern) in enumerate(RULES) if re.fullmatch(pattern, name)), None)
 
 
 def page(before: str) -> str:
-    """Return the whole page, its hand-written part taken from the page as it was."""
+    """Return the whole page, with the hand-written part of the page before."""
     names = flags()
     rows = ["| for | instead | flags |", "|---|---|---|"]
     for number, (what, instead, _) in enumerate(RULES):

@@ -1,7 +1,7 @@
-"""Write docs/development/test-times.md from what the suites that ran here last have measured.
+"""Write docs/development/test-times.md from the last runs of the suites here.
 
 Each `make suite-NAME`, and so `make test`, leaves pytest's JUnit report in .artifacts/times/. A suite without
-a report keeps the section that it has.
+a report keeps its section.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parent.parent
 REPORTS = ROOT / ".artifacts" / "times"
 PAGE = ROOT / "docs" / "development" / "test-times.md"
 SHOWN_S = 5
-"""Seconds from which on a file has a row of its own."""
+"""A file that takes this many seconds or more has its own row."""
 INTRODUCTION = """# Test times
 
 How long each suite and each file of tests took, in seconds of wall time. A fixture counts for the test that
@@ -33,13 +33,13 @@ def section(name: str, report: str, cores: int | None = os.cpu_count()) -> str:
     Args:
         name: The suite, as in `make suite-NAME`.
         report: Its JUnit report.
-        cores: Of the machine that ran it.
+        cores: The cores of the machine that ran it.
     """
     suite = ElementTree.fromstring(report).find("testsuite")  # noqa: S314 (pytest on this machine wrote it)
     assert suite is not None, "pytest has written no suite"
     files: dict[str, list[float]] = defaultdict(list)
     for case in suite.iter("testcase"):
-        # The class name is the module's, and then the class' where there is one.
+        # The class name is the module, followed by the class if there is one.
         module = re.sub(r"\.[A-Z].*", "", case.get("classname", "")).replace(".", "/")
         files[f"{module}.py"].append(float(case.get("time", 0)))
     rows = sorted(files.items(), key=lambda row: (-sum(row[1]), row[0]))
@@ -69,7 +69,7 @@ def page(before: str, reports: dict[str, str]) -> str:
     """Return the page.
 
     Args:
-        before: The page as it was; suites without a report keep their sections.
+        before: The current page; suites without a report keep their sections.
         reports: JUnit reports, by suite.
     """
     found = re.finditer(r"^## (\S+)\n(?:(?!## ).*\n?)*", before, re.MULTILINE)

@@ -52,7 +52,7 @@ WORDS = {"int": "integer", "float": "number", "str": "text", "bool": "true or fa
 
 
 def meanings(cls: type[Any]) -> dict[str, str]:
-    """The text below each field of a dataclass, and of those that it extends."""
+    """Return the docstring below each field of a dataclass and of its bases."""
     found = {}
     for owner in filter(dataclasses.is_dataclass, reversed(cls.__mro__)):
         body = ast.parse(textwrap.dedent(inspect.getsource(owner))).body[0]
@@ -66,7 +66,7 @@ def meanings(cls: type[Any]) -> dict[str, str]:
 
 
 def kind(hint: Any) -> str:
-    """A type in words: ``integer, at least 1``."""
+    """Return a type in words: ``integer, at least 1``."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin is typing.Annotated:
         inner, bounds = kind(arguments[0]), arguments[1]
@@ -89,7 +89,7 @@ def kind(hint: Any) -> str:
 
 
 def default(field: dataclasses.Field[Any]) -> str:
-    """A field's default as YAML; nothing where it depends on other keys."""
+    """Return a field's default as YAML; empty if it depends on other keys."""
     value = field.default
     if value is dataclasses.MISSING:
         return "required" if field.default_factory is dataclasses.MISSING else "`{}`"
@@ -101,12 +101,12 @@ def default(field: dataclasses.Field[Any]) -> str:
 
 
 def cell(text: str) -> str:
-    """Return a text as it may stand in a table."""
+    """Return a text for a cell of a table."""
     return text.replace("|", "\\|")
 
 
 def table(cls: type[Any], prefix: str) -> str:
-    """The keys of a section."""
+    """Return the table of a section's keys."""
     hints = typing.get_type_hints(cls, include_extras=True)
     texts = meanings(cls)
     lines = ["| key | value | default | meaning |", "|---|---|---|---|"]
@@ -120,7 +120,7 @@ def table(cls: type[Any], prefix: str) -> str:
 
 
 def own_table(cls: type[job.JobConfig]) -> str:
-    """The keys of a workload that not every job has."""
+    """Return the table of the keys that only this workload has."""
     common = {f"| `{field.name}` " for field in dataclasses.fields(job.JobConfig)}
     lines = table(cls, "").splitlines()
     return "\n".join(line for line in lines if not line.startswith(tuple(common))) + "\n"
@@ -153,7 +153,7 @@ def page() -> str:
 
 
 def finetune_page() -> str:
-    """Return the page of fine-tunings; what they share with a training is on that page."""
+    """Return the page of fine-tuning; for the launcher's keys it refers to the page of training."""
     config = finetune.FinetuneConfig
     parts = [FINETUNE_HEAD, f"## The job itself\n\n{table(config, '')}"]
     hints = typing.get_type_hints(config)

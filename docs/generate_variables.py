@@ -35,7 +35,7 @@ The variables that start with `rdm_`, and `my_ip`, belong to the cluster and are
 
 
 def sentence(description: str | list[str]) -> str:
-    """A description as one table cell."""
+    """Return a description as one table cell."""
     text = description if isinstance(description, str) else " ".join(description)
     return " ".join(text.split()).replace("|", "\\|")
 
@@ -52,14 +52,14 @@ def default(option: dict[str, Any]) -> str:
 
 
 def kind(option: dict[str, Any]) -> str:
-    """Return what values an option has."""
+    """Return the values that an option takes."""
     if "choices" in option:
         return ", ".join(f"`{choice}`" for choice in option["choices"])
     return f"{option['type']} of {option['elements']}" if "elements" in option else str(option["type"])
 
 
 def rows(options: dict[str, dict[str, Any]], prefix: str = "") -> list[str]:
-    """Table rows of the options and, below each, of its suboptions."""
+    """Return table rows of the options and, below each, of its suboptions."""
     lines = []
     for name, option in options.items():
         lines.append(

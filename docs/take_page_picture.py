@@ -1,10 +1,10 @@
-"""Write the picture of a report's page.
+"""Take a picture of a report's page.
 
 ::
 
     cd trainer && .venv/bin/python ../docs/take_page_picture.py OUT.png
 
-The job is made by the program that makes the jobs of the page's tests.
+The job comes from the program that makes the jobs of the page's tests.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SIZE = {"width": 1200, "height": 1000}
 
 
 def take(page: Path, target: Path) -> None:
-    """Write what a browser shows of a page."""
+    """Write a browser's picture of a page."""
     with sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
         tab = browser.new_page(viewport=SIZE)  # type: ignore[arg-type]

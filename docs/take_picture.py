@@ -1,4 +1,4 @@
-"""Write what a command leaves on a terminal as an SVG.
+"""Write the output of a command on a terminal as an SVG.
 
 ::
 
@@ -20,7 +20,7 @@ WIDTH = 110
 
 
 def screen(argv: list[str]) -> str:
-    """Return what the command printed, colours included, without the lines that live progress drew over."""
+    """Return the command's output with its colours, without lines that live progress overwrote."""
     os.environ.update(COLUMNS=str(WIDTH), LINES="60", TERM="xterm-256color")
     kept = bytearray()
 

@@ -1,1 +1,1 @@
-"""Nodes that exist only as a small file each, for measuring what Ansible costs on the controller."""
+"""Nodes that are only a small file each, to measure Ansible's cost on the controller."""

@@ -1,7 +1,7 @@
-"""What a simulated node answers: a table of modules, each a function of the node's state and its parameters.
+"""The answers of a simulated node: modules, each a function of the node's state and the parameters.
 
-The answers have the form and the size of those that a lab node gave (`recorded.json`). A node's state is one
-small file, so that what one module changes the next one finds, in this run and in later ones.
+The answers have the form and the size of a lab node's (`recorded.json`). A node's state is a small file, so
+that later modules, also of later runs, see what one has changed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.constants import LAB
 RECORDED = Path(__file__).with_name("recorded.json").read_text(encoding="utf-8")
 IMAGE = "sha256:a62d3a95a3563d03dfdfa938be2d7d2068b642a53e8278208bec7e774729ecd9"
 CALLS = "calls"
-"""The file in the nodes' directory that has one line for each command: node, module, bytes there and back."""
+"""The file in the nodes' directory with a line per command: node, module, bytes there and back."""
 
 _CALL = b"\n    _ansiballz_main(\n"
 _NO_LOG = "VALUE_SPECIFIED_IN_NO_LOG_PARAMETER"
@@ -34,12 +34,12 @@ Parameters = Mapping[str, Any]
 
 
 def module_call(payload: bytes) -> tuple[str, dict[str, Any]]:
-    """Return the module's full name and its parameters out of what Ansible pipes into Python on a node.
+    """Return the module's full name and parameters from what Ansible pipes into Python on a node.
 
     Raises:
-        ValueError: it is nothing that Ansible sends.
+        ValueError: Ansible sends no such thing.
     """
-    # The arguments of its last line, one a line.
+    # The arguments of its last line, one per line.
     fields = dict(
         line.split(b"=", 1) for line in payload[payload.rindex(_CALL) :].split(b"\n") if b"=" in line
     )
@@ -50,7 +50,7 @@ def module_call(payload: bytes) -> tuple[str, dict[str, Any]]:
 
 
 def digest(value: Any) -> str:
-    """Return what tells two values apart."""
+    """Return a digest of a value."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
@@ -64,7 +64,7 @@ class Node:
     """
 
     def __init__(self, directory: str | Path, name: str, address: str = "") -> None:
-        """Read the file of a node in a directory; a node without one is as a fresh lab node."""
+        """Read a node's file in a directory; a node without a file is like a fresh lab node."""
         self.name = name
         self.address = address
         self._calls = Path(directory, CALLS)
@@ -88,12 +88,12 @@ class Node:
             self._text = text
 
     def count(self, module: str, sent: int, answered: int) -> None:
-        """Note one command: its module, and the bytes to the node and back."""
+        """Record a command: its module, and the bytes to the node and back."""
         with self._calls.open("ab", buffering=0) as file:
             file.write(f"{self.name} {module} {sent} {answered}\n".encode())
 
     def answer(self, module: str, parameters: Parameters) -> Result:
-        """Return what a module would return here, and keep what it would change."""
+        """Return what a module would return here, and store what it would change."""
         if self.state.get("broken"):
             return {"failed": True, "msg": f"{self.name} is simulated to be broken"}
         if module not in MODULES:
@@ -104,12 +104,12 @@ class Node:
         return {"changed": False, "invocation": echo(parameters), **result}
 
     def kind(self, name: str) -> dict[str, Any]:
-        """Return a part of the state, to be changed."""
+        """Return a part of the state, to change it."""
         part: dict[str, Any] = self.state.setdefault(name, {})
         return part
 
     def move(self, my_ip: str, subnet: str, gateway: str) -> None:
-        """Give a node that is done another address, and a state file that holds whatever its inputs are."""
+        """Give a finished node another address, and a state file that fits any inputs."""
         self.state["my_ip"] = my_ip
         for network in self.kind("networks").values():
             network["facts"]["subnets"] = [{"subnet": subnet, "gateway": gateway}]
@@ -128,7 +128,7 @@ def given(parameters: Parameters) -> dict[str, Any]:
 
 
 def echo(parameters: Parameters, others: Parameters | None = None) -> dict[str, Any]:
-    """Return the ``invocation`` of a result: the parameters, and others that the module has."""
+    """Return the ``invocation`` of a result: the parameters, and further ones of the module."""
     return {"module_args": {**(others or {}), **_without_secrets(given(parameters))}}
 
 
@@ -191,27 +191,27 @@ def state_file(node: Node, parameters: Parameters) -> Result:
 
 
 def _observed(node: Node) -> dict[str, str]:
-    """Return a digest of what each role has left; of the files, all that is told is that they are there."""
+    """Return a digest of what each role has left; for files, only that they exist."""
     left = {"images": "images", "network": "networks", "container": "containers"}
     return {role: digest(node.kind(kind)) for role, kind in left.items()}
 
 
 def _work(node: Node, inputs: Mapping[str, str]) -> dict[str, list[str]]:
-    """Return which roles have something to do, and why."""
+    """Return which roles have work, and why."""
     kept = node.state.get("state_file")
     if kept is None:
         return {role: ["nothing is known of an earlier run"] for role in inputs}
     found = _observed(node)
     work = {role: [f"{role} has changed"] for role in found if found[role] != kept["found"][role]}
     for role, wanted in inputs.items():
-        # A state file without inputs is one that holds whatever they are.
+        # A state file without inputs fits any.
         if kept["inputs"] is not None and kept["inputs"].get(role) != wanted:
             work.setdefault(role, []).append("its variables, the plan or this program are others")
     return {role: why for role, why in work.items() if role in inputs}
 
 
 def image_archive(node: Node, parameters: Parameters) -> Result:
-    """`rdm.provision.image_archive`, of an archive that lies on the node."""
+    """`rdm.provision.image_archive`, for an archive on the node."""
     name, path, images = parameters["name"], parameters["path"], node.kind("images")
     missing = name not in images
     found = [{"digest": IMAGE, "tags": [name]}]
@@ -256,7 +256,7 @@ def image_archive(node: Node, parameters: Parameters) -> Result:
 
 
 def docker_network(node: Node, parameters: Parameters) -> Result:
-    """`community.docker.docker_network`, which knows no difference but that between all and nothing."""
+    """`community.docker.docker_network`, which only knows whether the network exists."""
     recorded, networks, name = node.recorded(), node.kind("networks"), parameters["name"]
     missing = name not in networks
     pools = parameters["ipam_config"]
@@ -356,20 +356,20 @@ def node_files(node: Node, parameters: Parameters) -> Result:
 
 
 def _shown(one: Mapping[str, Any]) -> str:
-    """Return what a difference shows of a file or a block."""
+    """Return the text that a diff shows of a file or a block."""
     if one.get("ssh_client_config"):
         return ssh_client_config(**{"port": 22, "directory": "/etc/rdm/ssh", **one["ssh_client_config"]})
     return str(one.get("content") or "(a secret)\n")
 
 
 def _difference(path: str, before: str, after: str) -> dict[str, str]:
-    """Return what the module returns: of a long file, such as one with a line a node, its beginning."""
+    """Return a diff as the module does: of a long file, such as one with a line per node, its beginning."""
     shown = difference(path, before, after)
     return shown if len(before) + len(after) <= SHOWN_WHOLE else {"prepared": prepared(**shown)}
 
 
 def fabric_probe(node: Node, parameters: Parameters) -> Result:
-    """`rdm.provision.fabric_probe`: every container that is asked answers after 80 to 120 µs."""
+    """`rdm.provision.fabric_probe`: every container answers after 80 to 120 µs."""
     names = [line.split()[0] for line in parameters["nodes"].splitlines()]
     rank = names.index(node.name)
     peers = names[rank + 1 :] + names[:rank]
@@ -404,4 +404,4 @@ MODULES: dict[str, Callable[[Node, Parameters], Result]] = {
     "rdm.provision.node_files": node_files,
     "rdm.provision.state_file": state_file,
 }
-"""What each module answers, by its full name."""
+"""The modules by full name."""

@@ -1,4 +1,4 @@
-"""A connection to a node that exists only as a file: what is sent is counted, parsed and answered."""
+"""A connection to a simulated node: it counts, parses and answers what Ansible sends."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class Connection(ConnectionBase):
         return 0, answer, b""
 
     def put_file(self, in_path: str, out_path: str) -> None:  # noqa: ARG002  # Ansible's signature
-        """Refuse: with pipelining nothing is copied."""
+        """Refuse: with pipelining, nothing is copied."""
         raise AnsibleConnectionFailure(f"{in_path} is copied, which no simulated node expects")
 
     def fetch_file(self, in_path: str, out_path: str) -> Any:  # noqa: ARG002
