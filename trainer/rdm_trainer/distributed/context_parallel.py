@@ -78,11 +78,14 @@ class SequencePart:
             value: Of all tokens.
         """
         size = query.shape[1] // 2
-        ends = [(index + 1) * size for index in self.chunks]
         return [
-            (chunk, key[:, :end], value[:, :end])
-            for chunk, end in zip(query.split(size, dim=1), ends, strict=True)
+            (chunk, key[:, : before + size], value[:, : before + size])
+            for chunk, before in zip(query.split(size, dim=1), self.before(query), strict=True)
         ]
+
+    def before(self, own: torch.Tensor) -> list[int]:
+        """Return how many tokens of the sequence precede each chunk of [batch, own tokens, ...]."""
+        return [index * (own.shape[1] // 2) for index in self.chunks]
 
     def place(self, index: int) -> int:
         """Return where a chunk of the sequence lies among those of the ranks, one rank after the other."""

@@ -20,6 +20,7 @@ from torch.nn import functional
 
 from rdm_core.config import Config
 from rdm_core.model_spec import ModelSpec
+from rdm_trainer.distributed.context_attention import context_attention, kernel_for
 from rdm_trainer.distributed.context_parallel import SequencePart
 from rdm_trainer.distributed.parameters import Placement, parameter
 from rdm_trainer.distributed.tensor_parallel.layers import (
@@ -322,7 +323,7 @@ class SelfAttention(_Attention):
         if self.past is not None:
             key, value = self.past.extended(self, key, value)
         if self.part is not None:
-            key, value = self.part.gathered(torch.stack((key, value), dim=2)).unbind(dim=2)
+            key, value = self.part.gathered(torch.cat((key, value))).chunk(2)
         keys = key.shape[1]
         if table is not None:
             bias = score_bias(table, query.shape[1], keys, self.relative_max_distance, causal=causal)
@@ -335,6 +336,9 @@ class SelfAttention(_Attention):
         if starts is None and window is None:
             if self.part is None:
                 return self.attend(query, key, value, mask, causal)
+            kernel = kernel_for(query.device, query.dtype, self.head_size)
+            if kernel is not None and not (self.dropout and self.training):
+                return context_attention(query, key, value, self.part, kernel, self.scale).flatten(2)
             chunks = self.part.seen(query, key, value)
             return torch.cat([self.attend(*chunk, causal=True) for chunk in chunks], dim=1)
         tokens = query.shape[1]

@@ -1,0 +1,223 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Causal attention of a rank's two chunks of each sequence, in blocks that fused kernels compute.
+
+A token sees all chunks before its own, and its own chunk up to itself. The first is a block without a mask,
+the second one with a square causal mask, and every fused kernel has both forms. The blocks of a query are
+merged by the log-sum-exp of their scores. Given the merged output and log-sum-exp, a kernel's backward pass
+computes what a block adds to the gradients of the whole.
+
+Source: Liu et al., "Ring Attention with Blockwise Transformers" (2023); Dubey et al., "The Llama 3 Herd of
+Models" (2024), section 3.3.2.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+
+from rdm_trainer.distributed.context_parallel import SequencePart
+
+__all__ = ["Kernel", "choose_kernel", "context_attention", "kernel_for", "merged"]
+
+Kernel = Literal["cudnn", "flash", "cpu"]
+
+
+def choose_kernel(
+    accelerator: str, capability: tuple[int, int], dtype: torch.dtype, head_size: int
+) -> Kernel | None:
+    """Return the fused kernel for a kind of device; None where none returns a log-sum-exp.
+
+    Args:
+        accelerator: ``cpu``, ``cuda`` or ``rocm``.
+        capability: Compute capability of a CUDA device.
+        dtype: Of queries, keys and values.
+        head_size: Features of a head.
+    """
+    if accelerator == "cpu":
+        return "cpu"
+    is_half = dtype in (torch.float16, torch.bfloat16)
+    if accelerator != "cuda" or capability < (8, 0) or not is_half or head_size % 8 or head_size > 256:
+        return None
+    # cuDNN is the faster one from Hopper on. Beyond 128 features, what it supports differs by its version.
+    return "cudnn" if capability >= (9, 0) and head_size <= 128 else "flash"
+
+
+@torch.compiler.assume_constant_result
+def kernel_for(device: torch.device, dtype: torch.dtype, head_size: int) -> Kernel | None:
+    """Return the fused kernel for this machine's device, as :func:`choose_kernel` does."""
+    if device.type != "cuda":
+        return choose_kernel(device.type, (0, 0), dtype, head_size)
+    if torch.version.hip is not None:
+        return choose_kernel("rocm", (0, 0), dtype, head_size)
+    return choose_kernel("cuda", torch.cuda.get_device_capability(device), dtype, head_size)
+
+
+def context_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    part: SequencePart,
+    kernel: Kernel,
+    scale: float | None = None,
+) -> torch.Tensor:
+    """Return causal attention of a rank's tokens, [batch, own tokens, heads, head size].
+
+    Args:
+        query: Of the rank's tokens, [batch, own tokens, heads, head size].
+        key: Of all tokens, [batch, tokens, key-value heads, head size].
+        value: Of the keys' shape.
+        part: What the rank has of each sequence.
+        kernel: Computes the blocks.
+        scale: Factor on the scores; one through the root of the head size by default.
+    """
+    mixed: torch.Tensor = _ContextAttention.apply(query, key, value, part, kernel, scale)
+    return mixed
+
+
+def merged(
+    one: tuple[torch.Tensor, torch.Tensor], other: tuple[torch.Tensor, torch.Tensor]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the attention to the keys of two blocks.
+
+    Args:
+        one: The output to the keys of a block, [batch, tokens, heads, head size], and the log-sum-exp of its
+            scores in fp32, [batch, heads, tokens] or [batch, heads, tokens, 1].
+        other: The same, to other keys.
+    """
+    weight = torch.sigmoid(other[1] - one[1]).flatten(2).transpose(1, 2)[..., None]
+    # The weights are fp32, and so are the products and their sum.
+    output = torch.addcmul(one[0] * (1 - weight), other[0], weight)
+    return output.to(one[0].dtype), torch.logaddexp(one[1], other[1])
+
+
+class _ContextAttention(torch.autograd.Function):
+    """Three blocks: both chunks to themselves, and each chunk to all chunks before it."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        part: SequencePart,
+        kernel: Kernel,
+        scale: float | None,
+    ) -> torch.Tensor:
+        ctx.part, ctx.kernel, ctx.scale = part, kernel, scale
+        # A copy, so that the projection that the query is a view of need not be kept.
+        query = query.contiguous()
+        own = [_as_batch(one) for one in (query, part.own(key), part.own(value))]
+        outputs, sums = (one.unflatten(0, (-1, 2)) for one in _forward(kernel, scale, True, *own))
+        blocks = []
+        for index, (chunk, before) in enumerate(zip(query.chunk(2, dim=1), part.before(query), strict=True)):
+            block = outputs[:, index], sums[:, index]
+            if before:
+                block = merged(
+                    block, _forward(kernel, scale, False, chunk, key[:, :before], value[:, :before])
+                )
+            blocks.append(block)
+        output, log_sum_exp = (torch.stack(both, dim=1) for both in zip(*blocks, strict=True))
+        output = output.flatten(1, 2)
+        ctx.save_for_backward(query, key, value, output, log_sum_exp)
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        query, key, value, output, log_sum_exp = ctx.saved_tensors
+        part, kernel, scale = ctx.part, ctx.kernel, ctx.scale
+        gradient = gradients[0].contiguous()
+        own = [_as_batch(one) for one in (gradient, query, output, part.own(key), part.own(value))]
+        of_query, *of_own = (
+            one.unflatten(0, (-1, 2))
+            for one in _backward(kernel, scale, True, log_sum_exp.flatten(0, 1), *own)
+        )
+        # At most two blocks add to a key's gradient, so its own precision is enough for the sum.
+        of_all = torch.zeros_like(key), torch.zeros_like(value)
+        size = query.shape[1] // 2
+        for index, before in enumerate(part.before(query)):
+            for whole, added in zip(of_all, of_own, strict=True):
+                whole[:, before : before + size] += added[:, index]
+            if before:
+                block = [one.chunk(2, dim=1)[index] for one in (gradient, query, output)]
+                block += [key[:, :before], value[:, :before]]
+                of_chunk, *of_seen = _backward(kernel, scale, False, log_sum_exp[:, index], *block)
+                of_query[:, index] += of_chunk
+                for whole, added in zip(of_all, of_seen, strict=True):
+                    whole[:, :before] += added
+        return of_query.flatten(1, 2), *of_all, None, None, None
+
+
+def _as_batch(chunks: torch.Tensor) -> torch.Tensor:
+    """Return a rank's two chunks [batch, own tokens, ...] as [2 x batch, tokens of a chunk, ...]."""
+    batch: torch.Tensor = chunks.unflatten(1, (2, -1)).flatten(0, 1)
+    return batch
+
+
+def _heads_first(tensor: torch.Tensor) -> torch.Tensor:
+    # cuDNN's backward pass takes the output's layout for the query's, and each gradient's for its input's.
+    return tensor.contiguous().transpose(1, 2)
+
+
+def _forward(
+    kernel: Kernel,
+    scale: float | None,
+    causal: bool,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return a block's output [batch, tokens, heads, head size] and its log-sum-exp as the kernel has it."""
+    inputs = [_heads_first(one) for one in (query, key, value)]
+    aten = torch.ops.aten
+    if kernel == "cudnn":
+        found = aten._scaled_dot_product_cudnn_attention(*inputs, None, True, 0.0, causal, scale=scale)
+    elif kernel == "flash":
+        found = aten._scaled_dot_product_flash_attention(*inputs, 0.0, causal, scale=scale)
+    else:
+        found = aten._scaled_dot_product_flash_attention_for_cpu(*inputs, 0.0, causal, scale=scale)
+    return found[0].transpose(1, 2), found[1]
+
+
+def _backward(
+    kernel: Kernel,
+    scale: float | None,
+    causal: bool,
+    log_sum_exp: torch.Tensor,
+    gradient: torch.Tensor,
+    query: torch.Tensor,
+    output: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+) -> list[torch.Tensor]:
+    """Return what a block adds to the gradients of its query, key and value, each of its shape.
+
+    Args:
+        kernel: The one of the forward pass.
+        scale: As in the forward pass.
+        causal: Masked.
+        log_sum_exp: Merged, of the shape that the kernel returned.
+        gradient: Of the merged output.
+        query: [batch, tokens, heads, head size].
+        output: Merged, of the query's shape.
+        key: [batch, keys, key-value heads, head size].
+        value: Of the keys' shape.
+    """
+    inputs = [_heads_first(one) for one in (gradient, query, key, value, output)]
+    tokens, keys, sums = query.shape[1], key.shape[1], log_sum_exp.contiguous()
+    aten = torch.ops.aten
+    if kernel == "cpu":
+        backward = aten._scaled_dot_product_flash_attention_for_cpu_backward
+        found = backward(*inputs, sums, 0.0, causal, scale=scale)
+    else:
+        # The state of the random numbers, which a kernel reads only for dropout.
+        seed = offset = query.new_empty((), dtype=torch.int64)
+        if kernel == "cudnn":
+            backward = aten._scaled_dot_product_cudnn_attention_backward
+            mask_and_lengths = None, None, None, tokens, keys
+            found = backward(*inputs, sums, seed, offset, *mask_and_lengths, 0.0, causal, scale=scale)
+        else:
+            backward = aten._scaled_dot_product_flash_attention_backward
+            lengths = None, None, tokens, keys
+            found = backward(*inputs, sums, *lengths, 0.0, causal, seed, offset, scale=scale)
+    return [one.transpose(1, 2) for one in found]

@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Attention in blocks: equal to that of the whole sequence, and computed by few calls of fused kernels."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from rdm_trainer.distributed.context_attention import (
+    Kernel,
+    choose_kernel,
+    context_attention,
+    kernel_for,
+    merged,
+)
+from rdm_trainer.distributed.context_parallel import SequencePart
+from tests.context import all_ranks, make_problem, one_rank
+
+
+@pytest.mark.parametrize("scale", [None, 0.7])
+@pytest.mark.parametrize("heads", [(4, 4), (6, 2), (3, 1)], ids="{0[0]} to {0[1]}".format)
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_output_and_gradients_are_those_of_the_whole(
+    ranks: int, heads: tuple[int, int], scale: float | None
+) -> None:
+    problem = make_problem(8 * 3 * ranks, heads)
+    found, expected = all_ranks(problem, ranks, "cpu", scale), one_rank(problem, scale)
+    for ours, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_bf16_is_as_exact_as_one_kernel(ranks: int) -> None:
+    problem = make_problem(128, (6, 2), dtype=torch.bfloat16)
+    exact = one_rank(problem.to(torch.float64))
+    found, expected = all_ranks(problem, ranks, "cpu"), one_rank(problem)
+    for ours, theirs, true in zip(found, expected, exact, strict=True):
+        # The ranks' outputs and gradients are rounded once more, when blocks and ranks are added.
+        assert (ours - true).norm() <= 2 * (theirs - true).norm()
+        assert (ours - true).norm() <= 0.01 * true.norm()
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_gradients_are_those_of_small_differences(rank: int) -> None:
+    query, key, value, _ = make_problem(8, (2, 1), head_size=4, dtype=torch.float64)
+    part = SequencePart(rank, 2, None)
+    own = part.own(query).detach().requires_grad_()
+    assert torch.autograd.gradcheck(
+        lambda query, key, value: context_attention(query, key, value, part, "cpu"),
+        (own, key, value),
+        fast_mode=True,
+    )
+
+
+@given(
+    sizes=st.lists(st.integers(1, 5), min_size=1, max_size=6),
+    magnitude=st.sampled_from([1e-3, 1.0, 30.0]),
+    trailing=st.booleans(),
+    seed=st.integers(0, 1000),
+)
+def test_any_split_of_keys_merges_to_the_whole(
+    sizes: list[int], magnitude: float, trailing: bool, seed: int
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    scores = magnitude * torch.randn(2, 3, 4, sum(sizes), generator=generator)
+    values = torch.randn(2, 3, sum(sizes), 5, generator=generator)
+
+    def attended(scores: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        # A kernel's log-sum-exp has one more dimension, or none.
+        sums = scores.logsumexp(dim=-1, keepdim=trailing)
+        return (scores.softmax(dim=-1) @ values).transpose(1, 2), sums
+
+    blocks = zip(scores.split(sizes, dim=-1), values.split(sizes, dim=2), strict=True)
+    found = attended(*next(blocks))
+    for block in blocks:
+        found = merged(found, attended(*block))
+    for ours, whole in zip(found, attended(scores, values), strict=True):
+        torch.testing.assert_close(ours, whole, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("accelerator", "capability", "dtype", "head_size", "expected"),
+    [
+        ("cpu", (0, 0), torch.float32, 8, "cpu"),
+        ("cpu", (0, 0), torch.bfloat16, 100, "cpu"),
+        ("cuda", (9, 0), torch.bfloat16, 128, "cudnn"),
+        ("cuda", (10, 0), torch.float16, 64, "cudnn"),
+        ("cuda", (9, 0), torch.bfloat16, 256, "flash"),
+        ("cuda", (8, 0), torch.bfloat16, 128, "flash"),
+        ("cuda", (9, 0), torch.bfloat16, 264, None),
+        ("cuda", (9, 0), torch.bfloat16, 100, None),
+        ("cuda", (9, 0), torch.float32, 128, None),
+        ("cuda", (7, 5), torch.float16, 128, None),
+        ("rocm", (0, 0), torch.bfloat16, 128, None),
+    ],
+)
+def test_the_kernel_depends_on_device_precision_and_head_size(
+    accelerator: str, capability: tuple[int, int], dtype: torch.dtype, head_size: int, expected: Kernel | None
+) -> None:
+    assert choose_kernel(accelerator, capability, dtype, head_size) == expected
+
+
+def test_this_device_has_a_kernel() -> None:
+    assert kernel_for(torch.device("cpu"), torch.float32, 8) == "cpu"
+
+
+class Calls(TorchDispatchMode):
+    """Notes the attention kernels that are called, with the queries and keys of each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.forward: list[tuple[torch.Size, torch.Size]] = []
+        self.backward: list[tuple[torch.Size, torch.Size]] = []
+        self.are_dense = True
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__
+        if name.startswith("_scaled_dot_product"):
+            is_backward = name.endswith("backward")
+            query, key = args[1:3] if is_backward else args[:2]
+            (self.backward if is_backward else self.forward).append((query.shape, key.shape))
+            tensors = [one for one in args if isinstance(one, torch.Tensor) and one.dim() == 4]
+            # A log-sum-exp has its last dimension last in memory, too.
+            self.are_dense &= all(
+                one.is_contiguous() if one.shape[-1] == 1 else one.transpose(1, 2).is_contiguous()
+                for one in tensors
+            )
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("kernel", ["cpu", "flash", "cudnn"])
+@pytest.mark.parametrize("rank", [0, 2])
+def test_a_rank_calls_a_kernel_three_times_at_most(kernel: Kernel, rank: int) -> None:
+    # Without a GPU, torch checks arguments and shapes of its kernels.
+    device = "cpu" if kernel == "cpu" else "meta"
+    query, key, value, gradient = make_problem(64, (6, 2), dtype=torch.bfloat16, device=device)
+    part = SequencePart(rank, 4, None)
+    # A layer's queries are a view of what it projects.
+    own = torch.stack([part.own(query)] * 2, dim=3)[:, :, :, 0]
+    with Calls() as calls:
+        mixed = context_attention(own, key, value, part, kernel)
+        found = torch.autograd.grad(mixed, (own, key, value), part.own(gradient))
+    assert mixed.shape == own.shape
+    assert [one.shape for one in found] == [own.shape, key.shape, value.shape]
+    both = ((4, 6, 8, 8), (4, 2, 8, 8))
+    before = [((2, 6, 8, 8), (2, 2, 8 * index, 8)) for index in part.chunks if index]
+    assert calls.forward == calls.backward == [both, *before]
+    assert calls.are_dense
+
+
+@pytest.mark.parametrize("kernel", ["flash", "cudnn"])
+def test_the_compiler_makes_one_graph_of_the_kernels_of_gpus(kernel: Kernel) -> None:
+    query, key, value, gradient = make_problem(32, (4, 2), dtype=torch.bfloat16, device="meta")
+    part = SequencePart(1, 2, None)
+    own = part.own(query)
+    compiled = torch.compile(context_attention, backend="aot_eager", fullgraph=True)
+    mixed = compiled(own, key, value, part, kernel)
+    found = torch.autograd.grad(mixed, (own, key, value), part.own(gradient))
+    assert mixed.shape == own.shape
+    assert [one.shape for one in found] == [own.shape, key.shape, value.shape]
