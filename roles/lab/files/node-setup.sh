@@ -1,13 +1,13 @@
 #!/bin/sh
 # SPDX-License-Identifier: GPL-3.0-or-later
-# Runs inside the node image while it is built: users and sshd as on a freshly installed host.
+# Runs in the node image while it is built: sets up users and sshd as on a freshly installed host.
 set -eu
 
 groupadd --force --system docker
 useradd --create-home --shell /bin/bash --groups docker,sudo rdm
 useradd --create-home --shell /bin/bash --groups docker plain
 
-# No password at all is not the same as a locked account: keys must still work.
+# These accounts have no password, but are not locked: keys must work.
 usermod --password '*' root
 usermod --password '*' rdm
 usermod --password '*' plain
@@ -24,7 +24,7 @@ KbdInteractiveAuthentication no
 UseDNS no
 MaxStartups 100
 CONFIG
-# A container may not write the audit session's user.
+# A container may not set the audit login UID.
 sed -i 's/^session *required *pam_loginuid.so/session optional pam_loginuid.so/' /etc/pam.d/sshd
 # Messages of the day cost time at every login.
 sed -i '/pam_motd/d' /etc/pam.d/sshd

@@ -1,7 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: GPL-3.0-or-later
 # Runs in a container of the lab's node image: downloads the packages of the trainer's environment for its Python, with
-# torch's CPU build and those of the EXTRAS, into /build/out. Indexes, proxies and certificates are pip's own configuration.
+# torch's CPU build and the EXTRAS, into /build/out. pip's configuration sets indexes, proxies and certificates.
 set -eu
 export DEBIAN_FRONTEND=noninteractive
 apt-get update -qq
@@ -13,9 +13,9 @@ pins=$lists/runtime.txt
 torch=$(grep '^torch==' "$pins")+cpu
 
 download="$pip download --no-deps --dest /build/out"
-# The local version names the CPU build. pip finds it where its configuration says, or at PyTorch.
+# The local version selects the CPU build, from the configured index or else from PyTorch's.
 $download "$torch" 2>/dev/null || $download --index-url https://download.pytorch.org/whl/cpu "$torch"
-# What is published as source only is asked for its name and version with what is pinned here.
+# pip runs the build of source packages to learn their metadata, so the pinned build tool must be installed.
 $pip install --no-deps "$(grep '^setuptools==' "$pins")"
 {
   grep -v '^torch==' "$pins"

@@ -1,11 +1,11 @@
 #!/bin/sh
 # SPDX-License-Identifier: GPL-3.0-or-later
-# Runs in a container of the node image, which becomes the image of nodes whose engine is Podman.
+# Runs in a container of the node image: makes it the image of nodes with Podman.
 # Usage: podman-layer.sh PACKAGE...
 set -eu
 export DEBIAN_FRONTEND=noninteractive
 
-# Nothing may be started here.
+# Packages must not start services here.
 printf '#!/bin/sh\nexit 101\n' >/usr/sbin/policy-rc.d
 chmod 0755 /usr/sbin/policy-rc.d
 apt-get update -qq

@@ -1,14 +1,14 @@
 #!/bin/sh
 # SPDX-License-Identifier: GPL-3.0-or-later
-# Runs in a container of the lab's CPU image: installs what makes a training image of it, as the Dockerfiles do, and
-# writes all that is new or changed to /build/out/layer.tar.
+# Runs in a container of the lab's CPU image: installs the trainer as the Dockerfiles do, and writes all new and changed
+# files to /build/out/layer.tar.
 #
-#   trainer-layer.sh MOUNT...   the mounts of the container, which are no part of the layer
+#   trainer-layer.sh MOUNT...   the container's mounts, which are not part of the layer
 #
-# EXTRAS in the environment is that of install.sh.
+# The environment variable EXTRAS is install.sh's.
 set -eu
 
-# Before the stamp: it is taken away again.
+# Before the stamp, since it is removed again.
 export DEBIAN_FRONTEND=noninteractive
 apt-get update -qq
 apt-get install -qq --yes --no-install-recommends binutils >/dev/null
@@ -18,7 +18,7 @@ touch "$stamp"
 sh /build/trainer/images/install.sh system
 sh /build/trainer/images/install.sh python cpu
 
-# What nobody needs to train on CPUs: what torch brings for building extensions, tests of packages, symbols, documents.
+# Not needed to train on CPUs: torch's files for building extensions, tests of packages, symbols, documents.
 cd "$(/opt/rdm/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
 rm -rf torch/test torch/include torch/share pandas/tests pyarrow/include pyarrow/tests
 find torch/bin -type f ! -name torch_shm_manager -delete
@@ -37,8 +37,8 @@ excludes=
 for path in $unwanted "$@"; do
   excludes="$excludes ! -path $path ! -path $path/*"
 done
-# By the time of change, which a package cannot set: its files have the times of their making.
-# shellcheck disable=SC2086  # a word each
+# By ctime, since packages set their files' mtime.
+# shellcheck disable=SC2086  # words
 find . -xdev -cnewer "$stamp" $(echo "$excludes" | sed 's| /| ./|g') -print0 | LC_ALL=C sort -z \
   | tar --create --file=/build/out/layer.tar --null --no-recursion --numeric-owner --files-from=-
 chmod 0644 /build/out/layer.tar

@@ -1,7 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: GPL-3.0-or-later
-# Runs inside a machine's root file system while it is built: installs the packages of a Docker Engine, from whichever
-# release of Debian has it. Arguments: the machine's release, the engine's, the packages.
+# Runs in a machine's root file system while it is built: installs the packages of a Docker Engine, from the release of
+# Debian that has it. Arguments: the machine's release, the engine's, the packages.
 set -eu
 own=$1
 release=$2
@@ -10,10 +10,10 @@ other=/etc/apt/sources.list.d/engine.list
 valid=true
 if [ "$release" != "$own" ]; then
   sed -n "s/ $own / $release /p" /etc/apt/sources.list >"$other"
-  # A release that is still made may be without a new signature for some days.
+  # The signature of a release in development may be out of date for some days.
   valid=false
 fi
 apt-get update -qq -o Acquire::Check-Valid-Until="$valid"
 DEBIAN_FRONTEND=noninteractive apt-get install -qq --yes --no-install-recommends --target-release="$release" "$@" >/dev/null
-# The kernel, and all else, is not of that release.
+# The kernel and all other packages come from the machine's release.
 rm -f "$other"

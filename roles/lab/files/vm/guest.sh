@@ -1,12 +1,12 @@
 #!/bin/sh
 # SPDX-License-Identifier: GPL-3.0-or-later
-# Runs inside a machine's root file system while it is built: its kernel, its initrd, and what makes it a lab node.
+# Runs in a machine's root file system while it is built: installs its kernel and initrd, and makes it a lab node.
 # Arguments: the machine's release, the kernel's.
 set -eu
 own=$1
 kernels=$2
 
-# --- the kernel: what a real server's distribution has, less the drivers of what no machine here has ---
+# --- the kernel: the distribution's, without drivers for hardware that no machine has ---
 
 other=/etc/apt/sources.list.d/kernel.list
 if [ "$kernels" != "$own" ]; then
@@ -18,7 +18,7 @@ package=$(apt-cache depends --option APT::Default-Release="$kernels" linux-image
 work=$(mktemp -d)
 cd "$work"
 chmod 755 "$work"
-# Newer kernels come in parts.
+# Newer kernels consist of several packages.
 parts=$(apt-cache depends "$package" | sed -n 's/^ *Depends: \(linux-\(base\|binary\|modules\)-[0-9].*\)$/\1/p')
 # shellcheck disable=SC2086  # words
 apt-get download -qq "$package" $parts
@@ -36,9 +36,9 @@ done
 find "$modules/drivers/net/ethernet" -mindepth 1 -maxdepth 1 -not -name intel -not -name mellanox -exec rm -rf {} +
 find "$modules/fs" -mindepth 1 -maxdepth 1 -type d -not -name 9p -not -name autofs -not -name ext4 -not -name fuse \
   -not -name jbd2 -not -name netfs -not -name overlayfs -exec rm -rf {} +
-# udev loads them for a processor that has their instructions, which translated take minutes to test themselves.
+# udev would load these for a processor with their instructions. Translated, their self-tests take minutes.
 find "$modules/arch/x86" -name '*.ko.xz' -not -name 'crc32c-intel*' -delete
-# Unpacked once, here, and not at each boot, translated.
+# Unpack them once, instead of at each boot with translated code.
 find "$modules" -name '*.ko.xz' -exec xz --decompress {} +
 mkdir -p /usr/lib/modules
 cp -r "kernel/usr/lib/modules/$release" /usr/lib/modules/
@@ -71,7 +71,7 @@ rm -rf "$work"
 
 # --- a node of the lab ---
 
-# Everything of it comes from the two directories that the machine is given: nothing here differs between nodes.
+# The image is the same for all nodes. What differs is in the two shared directories.
 mkdir -p /srv/rdm/images /srv/rdm/lab
 cat >/etc/fstab <<'FSTAB'
 rdm-images /srv/rdm/images 9p trans=virtio,version=9p2000.L,msize=512000,cache=loose,ro,nofail 0 0
@@ -105,8 +105,8 @@ RestartSec=1
 [Install]
 WantedBy=multi-user.target
 UNIT
-# Physical functions have the names that the fabric's interfaces have on every lab node; their virtual functions do not.
-# A card is the only device of its bus, and the root ports' buses are numbered in their order.
+# Physical functions, but not virtual ones, get the names of the fabric interfaces on all lab nodes. Each card is the
+# only device on its bus, and the root ports' buses are numbered in order.
 for rail in 0 1 2 3 4 5 6 7; do
   cat >"/etc/systemd/network/10-fabric-$rail.link" <<LINK
 [Match]
@@ -117,7 +117,7 @@ Path=pci-0000:0$((rail + 1)):00.0
 Name=ib$rail
 LINK
 done
-# Wherever else the only card may be.
+# A single card, at any other PCI address.
 cat >/etc/systemd/network/11-fabric.link <<'LINK'
 [Match]
 Driver=igb
@@ -144,11 +144,11 @@ NETWORK
 echo 'nameserver 10.0.2.3' >/etc/resolv.conf
 echo 'localhost' >/etc/hostname
 printf '127.0.0.1 localhost\n::1 localhost\n' >/etc/hosts
-# Each machine is given its own; with one in the image, no boot is a first boot.
+# The machine gets its own ID at boot. With one in the image, systemd does not run its first-boot steps.
 systemd-machine-id-setup
 
 systemctl enable --quiet docker.service rdm-lab-keys.service rdm-lab-report.service ssh.service systemd-networkd.service
-# What failed is to be seen from outside, too; the journal itself is not worth a disk.
+# Show errors on the console, and keep the journal off the disk.
 rm -rf /var/log/journal
 mkdir -p /etc/systemd/journald.conf.d
 cat >/etc/systemd/journald.conf.d/rdm-lab.conf <<'JOURNAL'
@@ -158,14 +158,14 @@ ForwardToConsole=yes
 MaxLevelConsole=err
 JOURNAL
 
-# With less, containerd alone fails at a first boot where every instruction is translated on a busy machine.
+# With translated code on a busy machine, containerd needs this long at its first start.
 mkdir -p /etc/systemd/system.conf.d
 cat >/etc/systemd/system.conf.d/rdm-lab.conf <<'MANAGER'
 [Manager]
 DefaultTimeoutStartSec=600
 MANAGER
 
-# All that is there when udev starts would be looked at again, terminals first; this is what needs a driver or a name.
+# By default udev handles all existing devices, terminals first. Only these need a driver or a name.
 mkdir -p /etc/systemd/system/systemd-udev-trigger.service.d
 cat >/etc/systemd/system/systemd-udev-trigger.service.d/rdm-lab.conf <<'TRIGGER'
 [Service]
@@ -174,7 +174,7 @@ ExecStart=udevadm trigger --action=add --subsystem-match=block --subsystem-match
   --subsystem-match=pci --subsystem-match=virtio --subsystem-match=virtio-ports
 TRIGGER
 
-# What the engine does not ask of containerd.
+# Disable plugins of containerd that the engine does not use.
 cat >/etc/containerd/config.toml <<'CONTAINERD'
 version = 2
 disabled_plugins = [
@@ -190,19 +190,19 @@ disabled_plugins = [
 ]
 CONTAINERD
 
-# Each of these takes seconds where every instruction is translated, and does nothing for a lab.
+# Each of these takes seconds with translated code, and a lab does not need it.
 systemctl mask --quiet apt-daily.timer apt-daily-upgrade.timer dev-hugepages.mount dpkg-db-backup.timer \
   e2scrub_all.timer e2scrub_reap.service fstrim.timer getty-static.service getty@tty1.service modprobe@.service \
   serial-getty@ttyS0.service sys-fs-fuse-connections.mount sys-kernel-config.mount sys-kernel-debug.mount \
   sys-kernel-tracing.mount systemd-binfmt.service systemd-network-generator.service \
   systemd-networkd-persistent-storage.service systemd-networkd-wait-online.service systemd-pstore.service \
   systemd-random-seed.service systemd-remount-fs.service systemd-udev-load-credentials.service
-# No sockets of other hypervisors; in their place it would complain at every boot.
+# This generator is for other hypervisors, and would log an error at every boot.
 mkdir -p /etc/systemd/system-generators
 ln -s /dev/null /etc/systemd/system-generators/systemd-ssh-generator
-# Or every login complains that it is missing.
+# If it is missing, every login logs an error.
 touch /etc/default/locale
-# All of /usr is new, and what follows from it has been made.
+# Keep systemd from updating caches for the new /usr at boot.
 journalctl --update-catalog
 ldconfig
 touch /etc/.updated /var/.updated
