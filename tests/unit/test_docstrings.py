@@ -23,6 +23,7 @@ WORDS = {
     "GUID",
     "IDS",
     "MAC",
+    "MTU",
     "MY_IP",
     "NAME",
     "NODE",
@@ -30,6 +31,7 @@ WORDS = {
     "QOS",
     "RDMA",
     "TIME",
+    "URL",
     "VF",
     "VLAN",
 }

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What somebody's program wrote → what a terminal may get of it."""
+"""Remove from other programs' output what a terminal would interpret."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import re
 __all__ = ["printable"]
 
 _UNSAFE = re.compile(
-    # Whole sequences first, so that nothing of them is left: colours and moves; titles and the clipboard.
+    # Whole sequences first, so that nothing of them is left: colours, moves; titles, clipboard.
     r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]"
     r"|(?:\x1b[\]PX^_]|[\x90\x98\x9d-\x9f])[^\x07\x1b\x9c\n]*(?:\x07|\x1b\\|\x9c)"
     r"|\x1b[ -/]*[0-~]|[\x00-\x08\x0b-\x1f\x7f-\x9f]"
@@ -16,7 +16,7 @@ _UNSAFE = re.compile(
 
 
 def printable(text: str) -> str:
-    r"""Return a text without what a terminal would obey, which is all control characters but tab and newline.
+    r"""Return a text without control characters, except tab and newline.
 
     >>> printable("\x1b]0;title\x07\x1b[31mred\x1b[0m\tfield\n")
     'red\tfield\n'
