@@ -52,7 +52,7 @@ def install_layer(
     output.mkdir()
     binds, environment, directories = package_sources(work, trainer, files, apt_options)
     binds.append(f"{output}:{AT}/out")
-    environment["`EXTRAS`"] = " ".join(extras)
+    environment["EXTRAS"] = " ".join(extras)
     argv = ["sh", f"{AT}/lab/{lab_trainer.SCRIPT}", *directories]
     with _base_image(engine, base) as image, builder(engine, image, binds, environment) as container:
         done = exec_run(engine, container, argv)
