@@ -72,11 +72,13 @@ def test_a_job_that_runs_stands_in_the_way(monkeypatch: pytest.MonkeyPatch) -> N
     assert engine.argv[-3:] == ["10.0.0.1", "/", "1"]
 
 
-def test_on_a_further_rail_it_looks_for_the_address_there() -> None:
+def test_on_a_further_rail_the_address_of_that_rail_is_probed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rdma_probe, "find_running", lambda *_: ["tiny-1"])
     rails = {"ib0": "10.0.0.0/24", "ib1": "10.0.1.0/24"}
     engine: Any = Engine({"problem": "", "device": "mlx5_2"})
-    rdma_probe.gather(engine, options(rails=rails, rail="ib1"))
+    found = rdma_probe.gather(engine, options(rails=rails, rail="ib1"))
     assert engine.argv[-3:] == ["10.0.1.1", "/", "2"]
+    assert found["reason"] == "the job tiny-1 runs: stop it first, or wait for its end"
     with pytest.raises(NotMeasuredError, match="there is no rail ib7: choose one of ib0, ib1"):
         rdma_probe.gather(engine, options(rails=rails, rail="ib7"))
 
