@@ -47,7 +47,7 @@ def report(node: int) -> dict[str, Any]:
             "group": f"stage {node % 8}",
             "iteration": 400,
             "waits": True,
-            "own_s": 1 + rank % 7 / 100,
+            "compute_s": 1 + rank % 7 / 100,
             "before_s": 1.0,
             "nan_at": None,
             "retries": 0,
@@ -132,7 +132,12 @@ def best(work: Callable[[], object]) -> float:
 def asked_for(jobs: str) -> None:
     """Query the state of the job, as `rdm-provision jobs` does on the master."""
     command = [sys.executable, "-m", "rdm_trainer", "job", "state", "gpt"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "trainer"), "RDM_JOBS": jobs, "RDM_PLACE": "host"}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT / "trainer"),
+        "RDM_JOBS": jobs,
+        "RDM_EXECUTION_ENVIRONMENT": "host",
+    }
     answer = json.loads(subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True).stdout)
     assert len(answer["job"]["nodes"]) == NODES, answer
 

@@ -212,7 +212,7 @@ ranks:
   description: How many ranks the job has. No more is then to come of O(rank) here.
   returned: for V(logs), when O(rank) is none of them, and the log has no line of it
   type: int
-untold:
+notice:
   description: Why the log has no line of O(rank), which writes into it. One sentence.
   returned: for V(logs), when nothing there says which rank wrote a line
   type: str
@@ -415,8 +415,10 @@ def logs(agent: Agent, options: Dict[str, Any]) -> Dict[str, Any]:
     answer = agent.ask("logs", words)
     shown = ("text", "parts", "offset", "ended")
     result = {"stream": options["stream"], **{key: answer[key] for key in shown if key in answer}}
-    if answer.get("untold"):
-        result.update(untold=answer["untold"])
+    # An agent of an older release says untold.
+    notice = answer.get("notice") or answer.get("untold")
+    if notice:
+        result.update(notice=notice)
     rank, ranks = options["rank"], answer.get("ranks")
     if rank is not None and ranks and rank >= ranks and not answer.get("text") and not answer.get("parts"):
         # Another node may have lines of this rank, from when the job had more ranks.

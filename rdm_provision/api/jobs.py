@@ -391,10 +391,10 @@ class JobVerbs:
         found = [int(one.get("ranks") or 0) for results in told for one in results if one.get("known")]
         return max(found) if found and all(found) else 0
 
-    def untold_ranks(self, result: RunResult) -> tuple[str, ...]:
+    def rank_notices(self, result: RunResult) -> tuple[str, ...]:
         """Return why there is no line of the rank that :meth:`logs` wanted, a sentence for each log."""
         told = result.returned.get(JOB_MODULE, {}).values()
-        return tuple(str(one["untold"]) for results in told for one in results if one.get("untold"))
+        return tuple(str(one["notice"]) for results in told for one in results if one.get("notice"))
 
     def near_jobs(self, result: RunResult) -> tuple[str, ...]:
         """Return jobs spelt nearly like the one that no node knew."""

@@ -371,7 +371,7 @@ run_options = _with(_INVENTORY, _LIMIT, _TAGS, *_RUN, _SHOW, _VERBOSE)
 """The options of a verb that runs a playbook of several parts."""
 
 
-def untold_options(which: str) -> Callable[[Command], Command]:
+def log_directory_options(which: str) -> Callable[[Command], Command]:
     """Return a decorator that adds the options for what a verdict needs beyond the logs of a directory.
 
     Args:

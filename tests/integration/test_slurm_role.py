@@ -138,7 +138,7 @@ class User:
             f"--chdir={self.home}",
             f"HOME={self.home}",
             f"RDM_JOBS={self.home}/jobs",
-            "RDM_PLACE=host",
+            "RDM_EXECUTION_ENVIRONMENT=host",
         )
         return self.host.run("setpriv", *self.rights(), *own, *argv, stdin=stdin)
 

@@ -19,10 +19,20 @@ from typing import Any
 
 from rdm_core.atomic_file import write_atomically
 
-__all__ = ["NODE_VARIABLE", "PACE_VARIABLE", "Pace", "read", "shape", "starved"]
+__all__ = [
+    "FORMER_VARIABLE",
+    "HEARTBEAT_VARIABLE",
+    "NODE_VARIABLE",
+    "HeartbeatWriter",
+    "read",
+    "shape",
+    "starved",
+]
 
-PACE_VARIABLE = "RDM_PACE"
-"""Names the record in the environment of a job's processes; the mark lies beside it."""
+HEARTBEAT_VARIABLE = "RDM_HEARTBEAT"
+"""Names the record in the environment of a job's processes; the mark lies in the same directory."""
+FORMER_VARIABLE = "RDM_PACE"
+"""Its name before 0.6, for programs that read it; set for this release, too."""
 NODE_VARIABLE = "RDM_NODE"
 """Names the node, in the environment of a job's agent there and of what that starts."""
 _MARK = struct.Struct("<qd")
@@ -30,15 +40,15 @@ _MARK = struct.Struct("<qd")
 _EACH_S = 1.0
 
 
-class Pace:
+class HeartbeatWriter:
     """A rank's mark and record. Without a place for them, it does nothing.
 
     Args:
-        path: The record's; None takes ``$RDM_PACE``.
+        path: The record's; None takes ``$RDM_HEARTBEAT``.
     """
 
     def __init__(self, path: Path | None = None) -> None:
-        given = path or os.environ.get(PACE_VARIABLE)
+        given = path or os.environ.get(HEARTBEAT_VARIABLE)
         self._path = Path(given) if given else None
         self._mark: mmap.mmap | None = None
         self._iteration = 0
@@ -81,7 +91,7 @@ class Pace:
         return self._path is not None and time.monotonic() - self._written >= _EACH_S
 
     def write(self, **record: Any) -> None:
-        """Replace the record; see ``rdm_log.peers.RankPace`` for what is in it.
+        """Replace the record; see ``rdm_log.peers.RankHeartbeat`` for what is in it.
 
         What the rank waited for others and for a processor in a step is added, unless the record has it.
         """
@@ -107,6 +117,10 @@ class Pace:
     def _set(self, since: float) -> None:
         if self._mark is not None:
             _MARK.pack_into(self._mark, 0, self._iteration, since)
+
+
+Pace = HeartbeatWriter
+"""Its former name, for this release."""
 
 
 def starved() -> float:
@@ -161,6 +175,8 @@ def read(path: Path) -> tuple[dict[str, Any], int, float]:
     with contextlib.suppress(OSError, ValueError):
         found = json.loads(path.read_text())
         record = found if isinstance(found, dict) else {}
+        if "own_s" in record:  # its former name
+            record["compute_s"] = record.pop("own_s")
     return record, iteration, since
 
 

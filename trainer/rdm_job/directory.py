@@ -17,6 +17,7 @@ from typing import Any
 from rdm_core.atomic_file import write_atomically
 from rdm_core.data_place import JOBS
 from rdm_core.errors import TrainerError
+from rdm_core.execution_environment import is_bare_host
 from rdm_core.heartbeat import NODE_VARIABLE
 from rdm_job import processes
 from rdm_job.agent_lock import AgentLock, holder
@@ -45,7 +46,7 @@ def jobs_root() -> Path:
 
 def here() -> str:
     """Return what the job runs in, for sentences: the container or the host."""
-    return "host" if os.environ.get("RDM_PLACE") == "host" else "container"
+    return "host" if is_bare_host() else "container"
 
 
 def this_node(request: Request) -> str:
@@ -233,9 +234,9 @@ class JobDirectory:
                 found.append(json.loads(path.read_text()))
         return sorted(found, key=lambda record: int(record["rank"]))
 
-    def pace(self, rank: int) -> Path:
+    def heartbeat(self, rank: int) -> Path:
         """Return where a process of this node tells how it gets on; see ``rdm_core.heartbeat``."""
-        return self._own_ranks / f"{rank}.pace"
+        return self._own_ranks / f"{rank}.heartbeat"
 
     def forget_ranks(self) -> None:
         """Remove what this node's processes of an earlier attempt have told of themselves."""

@@ -16,7 +16,7 @@ from rdm_job.info import asked as asked_of
 from rdm_job.protocol import Request, State
 from rdm_log import peers
 from rdm_log.errors import Finding
-from rdm_log.peers import RankPace
+from rdm_log.peers import RankHeartbeat
 from rdm_log.signs import Sign
 from rdm_log.verdict import DONE, Observed, evaluate
 
@@ -86,7 +86,7 @@ class Health:
     def _evaluate(self, state: State, reports: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
         watches = {node: report["watch"] for node, report in reports.items() if report.get("watch")}
         now = time.monotonic()
-        ranks = [RankPace.of(node, one) for node, watch in watches.items() for one in watch["ranks"]]
+        ranks = [RankHeartbeat.of(node, one) for node, watch in watches.items() for one in watch["ranks"]]
         top = max((one.iteration for one in ranks), default=-1)
         if top != self._steps:
             self._steps, self._moved = top, now
@@ -142,7 +142,7 @@ def newest_progress(state: State, reports: Mapping[str, Mapping[str, Any]]) -> d
 def observed(
     state: State,
     watches: Mapping[str, Mapping[str, Any]],
-    ranks: Sequence[RankPace],
+    ranks: Sequence[RankHeartbeat],
     config: JobConfig,
     *,
     asked: Mapping[str, str],

@@ -127,7 +127,7 @@ def allow_files(wanted: int | None = None) -> None:
 
 def usage(processes: Iterable[int]) -> dict[int, tuple[float, int]]:
     """Return what processes have used: {process: (CPU seconds, resident bytes)}."""
-    return {process: (stat.own_s, stat.resident) for process, stat in _stats(processes)}
+    return {process: (stat.cpu_s, stat.resident) for process, stat in _stats(processes)}
 
 
 def usage_with_children(processes: Iterable[int]) -> dict[int, tuple[float, int]]:
@@ -149,7 +149,7 @@ def usage_with_children(processes: Iterable[int]) -> dict[int, tuple[float, int]
             tree += below.get(one, ())
         stats = [every[one] for one in tree]
         found[process] = (
-            sum(stat.own_s + stat.waited_s for stat in stats),
+            sum(stat.cpu_s + stat.waited_s for stat in stats),
             sum(stat.resident for stat in stats),
         )
     return found
@@ -159,7 +159,7 @@ class _Stat(NamedTuple):
     """What proc(5) says of a process; times in CPU seconds, memory in bytes."""
 
     parent: int
-    own_s: float
+    cpu_s: float
     waited_s: float
     resident: int
 

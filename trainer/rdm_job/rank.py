@@ -25,7 +25,7 @@ from typing import Any
 from rdm_core import config as configuration
 from rdm_core.config import LauncherConfig, workload_of
 from rdm_core.errors import FAILED, TrainerError
-from rdm_core.heartbeat import PACE_VARIABLE
+from rdm_core.heartbeat import FORMER_VARIABLE, HEARTBEAT_VARIABLE
 from rdm_job import processes
 from rdm_job.culprit import LINES, why_it_ended
 from rdm_job.directory import NODE_VARIABLE, JobDirectory
@@ -102,7 +102,7 @@ def main(arguments: Sequence[str]) -> int:
         "time": time.time(),
     }
     directory.write_rank(rank, record)
-    os.environ[PACE_VARIABLE] = str(directory.pace(rank))
+    os.environ[HEARTBEAT_VARIABLE] = os.environ[FORMER_VARIABLE] = str(directory.heartbeat(rank))
     threading.Thread(target=_end_with_agent, args=(directory,), daemon=True).start()
     code, error, lines = _outcome(lambda: _work(directory, arguments))
     state = "done" if code == 0 else "failed"

@@ -293,7 +293,7 @@ def _ranks_instead(job: JobDirectory, rank: int | None, paths: Mapping[str, Path
 
     Returns:
         As ``ranks`` how many the job has, where the rank is none of them: one that went on with fewer has the
-        lines of those that it had before. As ``untold`` a sentence, where the rank writes into one of the
+        lines of those that it had before. As ``notice`` a sentence, where the rank writes into one of the
         logs, and nothing there tells its lines from others'. Nothing where there are such lines.
     """
     nodes = job.stored().nodes
@@ -306,7 +306,7 @@ def _ranks_instead(job: JobDirectory, rank: int | None, paths: Mapping[str, Path
     if writes not in paths or not end_of(paths[writes]):
         return {}
     return {
-        "untold": f"No line on {writes} says that rank {rank} wrote it. With logging.mark_ranks each line of "
+        "notice": f"No line on {writes} says that rank {rank} wrote it. With logging.mark_ranks each line of "
         f"the next job does; or the program begins its lines as [rank{rank}]: does, by the variable RANK."
     }
 

@@ -50,7 +50,7 @@ _AT_ONCE = 256 * 1024
 _BEHIND = 64 * 1024 * 1024
 """Who is so far behind goes on at the end."""
 _TOLD = 8
-_PACES = 64
+_HEARTBEATS = 64
 _LATELY = 8
 """So many of a rank's records are remembered, and so many are lately."""
 _TIMES = 4096
@@ -112,7 +112,7 @@ class Watch:
         self._phase = ""
         self._moved = time.monotonic()
         self._begun_at = time.time()
-        self._paces: dict[int, deque[dict[str, Any]]] = {}
+        self._heartbeats: dict[int, deque[dict[str, Any]]] = {}
         self._before: dict[int, Mapping[str, float]] = {}
         # All agents are there when an attempt begins. What nodes that share a disk write must fit together.
         slots = {node.name: node.slots for node in self._request.nodes}
@@ -280,7 +280,7 @@ class Watch:
         said: dict[str, set[str]] = {}
         for one in ranks:
             rank = int(one["rank"])
-            if rank not in self._shapes and (shape := heartbeat.shape(self._directory.pace(rank))):
+            if rank not in self._shapes and (shape := heartbeat.shape(self._directory.heartbeat(rank))):
                 self._shapes[rank] = shape
             world = {"WORLD_SIZE": str(one["world"])} if one.get("world") else {}
             for key, value in {**self._shapes.get(rank, {}), **world}.items():
@@ -303,39 +303,41 @@ class Watch:
         ]
 
     def _rank(self, rank: int, process: int) -> dict[str, Any] | None:
-        """Return a rank's pace, as ``peers.RankPace`` has it; None of a program that tells none."""
+        """Return a rank's heartbeat, as ``peers.RankHeartbeat`` has it; None where it writes none."""
         try:
-            record, iteration, since = heartbeat.read(self._directory.pace(rank))
+            record, iteration, since = heartbeat.read(self._directory.heartbeat(rank))
         except OSError:
             return None
-        paces = self._paces.setdefault(rank, deque(maxlen=_PACES))
-        is_of_attempt = record.get("own_s") is not None and record["time"] >= self._begun_at
-        if is_of_attempt and (not paces or paces[-1]["time"] != record["time"]):
-            paces.append(record)
+        heartbeats = self._heartbeats.setdefault(rank, deque(maxlen=_HEARTBEATS))
+        is_of_attempt = record.get("compute_s") is not None and record["time"] >= self._begun_at
+        if is_of_attempt and (not heartbeats or heartbeats[-1]["time"] != record["time"]):
+            heartbeats.append(record)
         return {
             "rank": rank,
             "group": record.get("group", ""),
             "iteration": iteration,
             # One that is stopped, or hangs in a file system, comes to nobody.
             "waits": bool(since) and processes.condition(process) not in "TtD",
-            **self._pace_of(rank, peers.usual(list(paces))),
+            **self._usual_of(rank, peers.usual(list(heartbeats))),
             "nan_at": record.get("nan_at"),
-            "retries": sum(one.get("retries") or 0 for one in list(paces)[-_LATELY:]),
+            "retries": sum(one.get("retries") or 0 for one in list(heartbeats)[-_LATELY:]),
         }
 
-    def _pace_of(self, rank: int, usual: Mapping[str, float]) -> dict[str, float]:
+    def _usual_of(self, rank: int, usual: Mapping[str, float]) -> dict[str, float]:
         if not usual:
             return {}
         before = self._before.setdefault(rank, usual)
-        return {**usual, "before_s": before["own_s"], "before_waited_s": before["waited_s"]}
+        return {**usual, "before_s": before["compute_s"], "before_waited_s": before["waited_s"]}
 
     def _signs(self, progress: Mapping[str, Any], ranks: Sequence[Mapping[str, Any]]) -> list[signs.Sign]:
         interval, step_s = self._interval, 0.0
         if self._plain is not None:
             step_s = (self._plain["step_ms"]["median"] or 0.0) / 1000
-        elif paces := [one for of_rank in self._paces.values() for one in of_rank]:
-            # Without lines of steps here: a rank's step is its own time and what it waits for others.
-            step_s = statistics.median(float(one["own_s"]) + (one.get("waited_s") or 0.0) for one in paces)
+        elif heartbeats := [one for of_rank in self._heartbeats.values() for one in of_rank]:
+            # Without lines of steps here: a rank's step is its compute time and what it waits for others.
+            step_s = statistics.median(
+                float(one["compute_s"]) + (one.get("waited_s") or 0.0) for one in heartbeats
+            )
         done = progress.get("iteration") or max((one["iteration"] - 1 for one in ranks), default=0)
         left = interval - max(0, int(done)) % interval if interval else 0
         return self._slow() + signs.of_node(

@@ -16,29 +16,29 @@ from typing import Any
 
 from rdm_log.signs import Sign
 
-__all__ = ["RankPace", "first_nan", "holding", "limit_of", "slow", "strained", "usual"]
+__all__ = ["RankHeartbeat", "first_nan", "holding", "limit_of", "slow", "strained", "usual"]
 
 _MANY = 8
 _SLOWER = {True: 1.3, False: 1.5}
-"""A rank is slow when its own time is so many times its peers', of many or of few…"""
+"""A rank is slow when its compute time is so many times its peers', of many or of few…"""
 _BEYOND = 6.0
 """… and so many standard deviations beyond them…"""
 _AWAITED = 0.5
 """… and its peers wait longer than it does, by this share at least of what it takes more."""
 _GROWN = 1.6
-"""Without peers, when its own time is so many times what it was, and most other ranks' has not grown so."""
+"""Without peers, when its compute time is so many times what it was, and most others' has not grown so."""
 _LEAST_S = 0.002
 """Differences below this are noise."""
 _RECORDS = 8
 _SURE_S = 15.0
-"""A rank's pace is that of so many records at least, over so many seconds at least…"""
+"""A rank's usual times are those of so many records at least, over so many seconds at least…"""
 _WARM = 2
 """… without its first ones."""
 _TOLD = 8
 
 
 @dataclass(frozen=True)
-class RankPace:
+class RankHeartbeat:
     """How a rank gets on.
 
     Attributes:
@@ -47,11 +47,11 @@ class RankPace:
         group: Ranks with the same work have the same: a stage of the pipeline.
         iteration: Steps that it has begun.
         waits: It waits for other ranks at this moment; None when that is not known.
-        own_s: Its own time of a step, without waiting for others: the median of its last records.
+        compute_s: Its compute time of a step, without waiting for others: the median of its last records.
         least_s: The least of them, without waiting for a processor either: it takes that long in any case.
         waited_s: What it waits for others in a step: the median.
         starved_s: What it waits for a processor in a step, because others use it: the median.
-        before_s: What its own time usually was at its beginning.
+        before_s: What its compute time usually was at its beginning.
         before_waited_s: What it waited then.
         nan_at: The first step with a loss of its own that was no number.
         retries: How often its GPU's memory was full, so that the cache had to be given back, lately.
@@ -62,7 +62,7 @@ class RankPace:
     group: str = ""
     iteration: int = 0
     waits: bool | None = None
-    own_s: float | None = None
+    compute_s: float | None = None
     least_s: float | None = None
     waited_s: float = 0.0
     starved_s: float = 0.0
@@ -72,17 +72,19 @@ class RankPace:
     retries: int = 0
 
     @classmethod
-    def of(cls, node: str, data: Mapping[str, Any]) -> RankPace:
-        """Return what an agent's report tells of one of its ranks."""
-        return cls(node=node, **data)
+    def of(cls, node: str, data: Mapping[str, Any]) -> RankHeartbeat:
+        """Return what an agent reports of one of its ranks; one of an older release says ``own_s``."""
+        return cls(
+            node=node, **{"compute_s" if key == "own_s" else key: value for key, value in data.items()}
+        )
 
 
 def usual(records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Return what a rank takes in a step, of ``RankPace``; nothing while that is not known for sure.
+    """Return what a rank takes in a step, of ``RankHeartbeat``; nothing while that is not known for sure.
 
     Args:
         records: What it wrote, the oldest first: ``time`` in s, and of a step on average since the record
-            before ``own_s``, ``waited_s`` (0 when absent) and ``starved_s`` (the same).
+            before ``compute_s``, ``waited_s`` (0 when absent) and ``starved_s`` (the same).
     """
     for begin in range(len(records) - _RECORDS, _WARM - 1, -1):
         if records[-1]["time"] - records[begin - 1]["time"] >= _SURE_S:
@@ -90,17 +92,17 @@ def usual(records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
             break
     else:
         return {}
-    own_s, waited_s, starved_s = (
+    compute_s, waited_s, starved_s = (
         statistics.median(float(one.get(key) or 0.0) for one in window)
-        for key in ("own_s", "waited_s", "starved_s")
+        for key in ("compute_s", "waited_s", "starved_s")
     )
     # Somebody else's work on a node makes some records slow, and a fault all of them.
-    least_s = min(max(0.0, one["own_s"] - (one.get("starved_s") or 0.0)) for one in window)
-    return {"own_s": own_s, "least_s": least_s, "waited_s": waited_s, "starved_s": starved_s}
+    least_s = min(max(0.0, one["compute_s"] - (one.get("starved_s") or 0.0)) for one in window)
+    return {"compute_s": compute_s, "least_s": least_s, "waited_s": waited_s, "starved_s": starved_s}
 
 
 def slow(
-    ranks: Iterable[RankPace],
+    ranks: Iterable[RankHeartbeat],
     held_back: Mapping[str, str] | None = None,
     quotas: Mapping[str, float] | None = None,
 ) -> list[Sign]:
@@ -116,10 +118,10 @@ def slow(
         held_back: What limits a node, by node; see ``signs.held_back``.
         quotas: How many processors the job may use on a node, of those that have such a limit.
     """
-    groups: dict[str, list[RankPace]] = {}
+    groups: dict[str, list[RankHeartbeat]] = {}
     everyone = list(ranks)
     for one in everyone:
-        if one.own_s is not None:
+        if one.compute_s is not None:
             groups.setdefault(one.group, []).append(one)
     counts = collections.Counter(one.node for one in everyone)
     shares = {node: quota / max(1, counts[node]) for node, quota in (quotas or {}).items()}
@@ -127,12 +129,12 @@ def slow(
     crowded: list[_Found] = []
     for group in groups.values():
         if len(group) > 1:
-            times = [one.own_s or 0.0 for one in group]
+            times = [one.compute_s or 0.0 for one in group]
             # Of two ranks the faster one is how fast it goes, and the other one's waiting what it costs.
             typical, limit = limit_of(times)
             waiting = statistics.median_high([one.waited_s for one in group])
             for one in group:
-                time, least = one.own_s or 0.0, one.least_s or 0.0
+                time, least = one.compute_s or 0.0, one.least_s or 0.0
                 seconds = least if least > limit else time
                 if seconds > limit and waiting - one.waited_s >= _AWAITED * (seconds - typical):
                     entry = _Found(one, seconds / max(typical, 1e-9), f"its peers take {_time(typical)}")
@@ -145,7 +147,10 @@ def slow(
 
 
 def _has_less(
-    one: RankPace, group: Sequence[RankPace], everyone: Sequence[RankPace], shares: Mapping[str, float]
+    one: RankHeartbeat,
+    group: Sequence[RankHeartbeat],
+    everyone: Sequence[RankHeartbeat],
+    shares: Mapping[str, float],
 ) -> bool:
     """Return whether a rank may use less of the processors than its peers on other nodes.
 
@@ -187,13 +192,13 @@ class _Found:
         has_less: It may use less of the processors than they may.
     """
 
-    rank: RankPace
+    rank: RankHeartbeat
     times: float
     than: str
     has_less: bool = True
 
 
-def _grown(lonely: Sequence[RankPace]) -> Iterator[_Found]:
+def _grown(lonely: Sequence[RankHeartbeat]) -> Iterator[_Found]:
     """Yield those without peers that take longer than they did, where others wait longer than they did."""
     grown = [one for one in lonely if _growth(one) > _GROWN]
     if len(grown) > len(lonely) / 2:
@@ -204,7 +209,7 @@ def _grown(lonely: Sequence[RankPace]) -> Iterator[_Found]:
             yield _Found(one, _growth(one), f"it took {_time(one.before_s or 0.0)} before")
 
 
-def _growth(one: RankPace) -> float:
+def _growth(one: RankHeartbeat) -> float:
     if one.least_s is None or not one.before_s or one.least_s - one.before_s < _LEAST_S:
         return 1.0
     return one.least_s / one.before_s
@@ -221,7 +226,7 @@ def _crowded(found: Sequence[_Found], held_back: Mapping[str, str]) -> list[Sign
     signs = []
     for node, entry in list(worst.items())[-_TOLD:]:
         limit = held_back.get(node, "")
-        starved_s = min(entry.rank.starved_s, entry.rank.own_s or 0.0)
+        starved_s = min(entry.rank.starved_s, entry.rank.compute_s or 0.0)
         is_note = not limit or not entry.has_less
         why = f"Others use the processors of {node}"
         if limit:
@@ -230,7 +235,7 @@ def _crowded(found: Sequence[_Found], held_back: Mapping[str, str]) -> list[Sign
         signs.append(
             Sign(
                 "busy" if is_note else "processors",
-                f"{why}: rank {entry.rank.rank} takes {_time(entry.rank.own_s or 0.0)} of its own in a "
+                f"{why}: rank {entry.rank.rank} takes {_time(entry.rank.compute_s or 0.0)} of its own in a "
                 f"step, {_time(starved_s)} of it waiting for a processor; {entry.than}.",
                 node,
                 entry.rank.rank,
@@ -240,7 +245,7 @@ def _crowded(found: Sequence[_Found], held_back: Mapping[str, str]) -> list[Sign
     return signs
 
 
-def _told(found: Sequence[_Found], everyone: Sequence[RankPace]) -> list[Sign]:
+def _told(found: Sequence[_Found], everyone: Sequence[RankHeartbeat]) -> list[Sign]:
     of_node = collections.Counter(one.node for one in everyone)
     by_node: dict[str, list[_Found]] = {}
     for entry in found:
@@ -265,7 +270,7 @@ def _told(found: Sequence[_Found], everyone: Sequence[RankPace]) -> list[Sign]:
     return [sign for _, sign in signs[:_TOLD]]
 
 
-def holding(ranks: Iterable[RankPace]) -> list[RankPace]:
+def holding(ranks: Iterable[RankHeartbeat]) -> list[RankHeartbeat]:
     """Return the ranks that the others wait for, when nothing gets on: few that do not wait themselves.
 
     Empty where that cannot be told: nobody waits, or all do.
@@ -278,7 +283,7 @@ def holding(ranks: Iterable[RankPace]) -> list[RankPace]:
     return [one for one in busy if one.iteration == behind]
 
 
-def first_nan(ranks: Iterable[RankPace]) -> list[Sign]:
+def first_nan(ranks: Iterable[RankHeartbeat]) -> list[Sign]:
     """Return whose loss was no number first; nothing when all were at once, or none was."""
     everyone = list(ranks)
     hit = [one for one in everyone if one.nan_at is not None]
@@ -300,7 +305,7 @@ def first_nan(ranks: Iterable[RankPace]) -> list[Sign]:
     ]
 
 
-def strained(ranks: Iterable[RankPace]) -> list[Sign]:
+def strained(ranks: Iterable[RankHeartbeat]) -> list[Sign]:
     """Return whose GPU's memory is at its limit: full memory costs a step much time, and more fails it."""
     return [
         Sign(

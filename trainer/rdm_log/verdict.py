@@ -19,7 +19,7 @@ from rdm_log import states
 from rdm_log.durations import duration
 from rdm_log.errors import Finding
 from rdm_log.lines import DONE
-from rdm_log.peers import RankPace
+from rdm_log.peers import RankHeartbeat
 from rdm_log.signs import Sign
 
 __all__ = ["DONE", "EXIT_CODES", "Observed", "Verdict", "Word", "evaluate"]
@@ -110,7 +110,7 @@ class Observed:
     sees_steps: bool = False
     vocabulary: int | None = None
     signs: Sequence[Sign] = ()
-    holding: Sequence[RankPace] = ()
+    holding: Sequence[RankHeartbeat] = ()
     silent_since: str = ""
     watched: Verdict | None = None
 

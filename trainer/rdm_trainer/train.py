@@ -22,11 +22,12 @@ import torch.distributed as dist
 
 from rdm_core.config import Config
 from rdm_core.errors import DONE, FAILED, STOPPED, TrainerError
-from rdm_core.heartbeat import NODE_VARIABLE, Pace
+from rdm_core.heartbeat import NODE_VARIABLE, HeartbeatWriter
 from rdm_core.progress import Progress
 from rdm_trainer import metrics, process
 from rdm_trainer.checkpoint.files import CHECKPOINTS, scan
 from rdm_trainer.checkpoint.store import Checkpoints
+from rdm_trainer.compute_time import ComputeTime
 from rdm_trainer.data import loaders
 from rdm_trainer.data.index_maps.maker import MapMaker
 from rdm_trainer.data.order import Order
@@ -36,7 +37,6 @@ from rdm_trainer.distributed.pipeline_parallel.pipeline import Fill
 from rdm_trainer.engines import create
 from rdm_trainer.engines.engine import StepResult
 from rdm_trainer.optim.schedule import LearningRate, WeightDecay
-from rdm_trainer.own_time import OwnTime
 from rdm_trainer.profiler import Profiler
 from rdm_trainer.prometheus import telling
 from rdm_trainer.step_trace import StepTrace
@@ -161,20 +161,20 @@ class Training:
         self._progress = Progress(job_dir / "progress.json", config.train_iterations)
         self._note(phase="starting")
         self._milestone("after megatron is initialized")
-        self._own_time = OwnTime(Pace(), process.device())
+        self._compute_time = ComputeTime(HeartbeatWriter(), process.device())
         self.topology = create.create_topology(config)
         self.engine = create.create(
             config,
             self.topology,
             fill=self._first_weights(),
-            on_loss=lambda loss: self._own_time.note_loss(loss),
+            on_loss=lambda loss: self._compute_time.note_loss(loss),
         )
         # Each process says where it is: what a launcher was told is not what it has done.
         mine = (self.topology.pipeline_rank, self.engine.blocks, os.environ.get(NODE_VARIABLE, ""))
         built = self._collective.gather(mine)
         stages = {stage: blocks for stage, blocks, _ in built}
         nodes = len({node for *_, node in built})
-        self._own_time.pace.built({**self.engine.shape, **_layers(stages), "NNODES": nodes})
+        self._compute_time.heartbeat.built({**self.engine.shape, **_layers(stages), "NNODES": nodes})
         self._schedule = LearningRate.of(config)
         self._weight_decay = WeightDecay.of(config)
         self._milestone("after model, optimizer, and learning rate scheduler are built")
@@ -401,7 +401,7 @@ class Training:
             moved = self.iteration - self._skipped
             self.engine.set_weight_decay(self._weight_decay.after(moved, self._moved_samples))
         interval = self.config.logging.interval
-        self._own_time.begin(
+        self._compute_time.begin(
             self.iteration + 1, measured=interval > 0 and (self.iteration + 1) % interval == 0
         )
         try:
@@ -412,7 +412,7 @@ class Training:
                 f"The training data ends after {self.consumed_samples} samples, before iteration "
                 f"{self._last_iteration}; train for fewer, or set data.sampler to cyclic."
             ) from None
-        self._own_time.end()
+        self._compute_time.end()
         skipped = self._result.skipped
         self._sums.add(self._result, batch)
         self.iteration += 1
@@ -431,10 +431,10 @@ class Training:
 
     def _log(self) -> None:
         """Write the line of the steps since the last one. The device is waited for here, and only here."""
-        with self._own_time.waiting():
+        with self._compute_time.waiting():
             loss, nan = self._sums.read()
             others = self._sums.other_losses()
-        self._own_time.tell(self.engine.work)
+        self._compute_time.tell(self.engine.work)
         seconds = (time.monotonic() - self._sums.begin) / self._sums.steps
         batch = self._sums.samples / self._sums.steps
         step = metrics.Step(
@@ -540,7 +540,7 @@ class Training:
         self._trace.close()
         self._loaders.close()
         self._tracker.close()
-        self._own_time.close()
+        self._compute_time.close()
         self.engine.close()
 
 

@@ -122,7 +122,8 @@ class Host(NamedTuple):
             "VIRTUAL_ENV": self.environment,
             "MY_IP": self.my_ip,
             "RDM_JOBS": self.directory,
-            "RDM_PLACE": "host",
+            "RDM_EXECUTION_ENVIRONMENT": "host",
+            "RDM_PLACE": "host",  # for a trainer of 0.5 or older
         }
         return dict(inherited, **own, **({"RDM_CLUSTER_KEY": self.key} if self.key else {}))
 

@@ -19,8 +19,8 @@ from rdm_provision.cli.common import (
     emit_json,
     is_here,
     limited_run_options,
+    log_directory_options,
     unknown_job,
-    untold_options,
 )
 from rdm_provision.cli.render.commands import inventory_flag
 from rdm_provision.cli.render.printable import printable
@@ -56,7 +56,7 @@ Examples:
 @click.argument("job", required=False, default="", metavar="[JOB]")
 @click.option("-w", "--watch", is_flag=True, help="Watch the job until it has ended.")
 @click.option("--verdict", is_flag=True, help="Say only whether it is well, and exit with 0, 1 or 4.")
-@untold_options("With --verdict of a directory or log")
+@log_directory_options("With --verdict of a directory or log")
 @click.option("--sections", is_flag=True, help="Show the ends of its logs, and the times of its steps.")
 @click.option(
     "--prune", "older", default="", metavar="OLDER", help="Remove jobs that ended so long ago: 30d, 12h."

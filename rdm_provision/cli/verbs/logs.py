@@ -103,7 +103,7 @@ def logs(
         for name, text in texts.items():
             job_view.lines(name, text, list(texts))
     if not any(texts.values()):
-        for sentence in cluster.untold_ranks(result):
+        for sentence in cluster.rank_notices(result):
             view.err().print(sentence, markup=False, highlight=False)
     if result.cancelled and follow:
         return 0

@@ -14,8 +14,8 @@ from rdm_provision.cli.common import (
     emit_json,
     is_here,
     limited_run_options,
+    log_directory_options,
     unknown_job,
-    untold_options,
 )
 from rdm_provision.cli.render.printable import printable
 from rdm_provision.wording import names
@@ -43,7 +43,7 @@ Examples:
     type=click.Path(path_type=Path, dir_okay=False),
     help="The page.  [default: NAME.html here, comparison.html of several]",
 )
-@untold_options("Of one PATH")
+@log_directory_options("Of one PATH")
 @limited_run_options
 def report(
     options: Options, targets: tuple[str, ...], output: Path | None, state: str, conf: Path | None

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from rdm_trainer.own_time import waiting
+from rdm_trainer.compute_time import waiting
 
 __all__ = ["CHUNK", "Collective", "Flags"]
 

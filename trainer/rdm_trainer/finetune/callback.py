@@ -18,9 +18,9 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from rdm_core.config.finetune import FinetuneConfig
 from rdm_core.progress import Progress
 from rdm_trainer import metrics
+from rdm_trainer.compute_time import ComputeTime
 from rdm_trainer.distributed.collective import Collective, Flags
 from rdm_trainer.finetune.checkpoints import Checkpoints
-from rdm_trainer.own_time import OwnTime
 from rdm_trainer.process import Stop
 from rdm_trainer.writers import Writers
 
@@ -37,7 +37,7 @@ class Reporter(TrainerCallback):
         job_dir: The job's directory.
         collective: All ranks.
         checkpoints: Those of the job.
-        own_time: The rank's.
+        compute_time: The rank's.
         progress: The job's.
         stop: Says that a signal has asked for an end.
         write: Takes the log's lines.
@@ -51,14 +51,14 @@ class Reporter(TrainerCallback):
         *,
         collective: Collective,
         checkpoints: Checkpoints,
-        own_time: OwnTime,
+        compute_time: ComputeTime,
         progress: Progress,
         stop: Stop,
         write: Callable[[str], None],
         answer: Callable[[], list[str]],
     ) -> None:
         self._config, self._job_dir = config, job_dir
-        self._checkpoints, self._own_time, self._progress = checkpoints, own_time, progress
+        self._checkpoints, self._compute_time, self._progress = checkpoints, compute_time, progress
         self._stop, self._write, self._answer = stop, write, answer
         self._flags = Flags(collective, 1)
         self._world = collective.size
@@ -88,13 +88,13 @@ class Reporter(TrainerCallback):
         """Set the mark that says how far this rank is."""
         interval = self._config.logging.interval
         step = state.global_step + 1
-        self._own_time.begin(step, measured=interval > 0 and step % interval == 0)
+        self._compute_time.begin(step, measured=interval > 0 and step % interval == 0)
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Decide with the others what comes after this step."""
-        self._own_time.end()
+        self._compute_time.end()
         is_over = state.global_step >= state.max_steps
         (stopped,) = self._flags.exchange([self._stop.received is not None])
         exits = self._config.checkpoint.exit_interval
@@ -158,10 +158,10 @@ class Reporter(TrainerCallback):
     def close(self) -> None:
         """Write what is left."""
         self._writers.close()
-        self._own_time.close()
+        self._compute_time.close()
 
     def _step(self, state: TrainerState, logs: Mapping[str, Any]) -> None:
-        self._own_time.tell("")
+        self._compute_time.tell("")
         now = time.monotonic()
         steps = max(1, state.global_step - self._logged)
         seconds = (now - self._began) / steps

@@ -4,10 +4,10 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import sys
 
 from rdm_core.errors import TrainerError
+from rdm_core.execution_environment import is_bare_host
 
 __all__ = ["require_packages"]
 
@@ -32,6 +32,6 @@ def _remedy() -> str:
     """Return what brings them to where this runs."""
     if sys.prefix == _IMAGE:
         return "build the training image with --build-arg EXTRAS=finetune, or the lab with --extra finetune"
-    if os.environ.get("RDM_PLACE") == "host":
+    if is_bare_host():
         return "set python_env_extras: [finetune] in the inventory, and run rdm-provision env up"
     return "pip install 'rdm-trainer[finetune]'"

@@ -26,9 +26,10 @@ from trl.models.utils import unwrap_model_for_generation
 
 from rdm_core.config.finetune import FinetuneConfig
 from rdm_core.errors import DONE, STOPPED
-from rdm_core.heartbeat import Pace
+from rdm_core.heartbeat import HeartbeatWriter
 from rdm_core.progress import Progress
 from rdm_trainer import metrics, process
+from rdm_trainer.compute_time import ComputeTime
 from rdm_trainer.distributed.collective import Collective
 from rdm_trainer.distributed.leaders import find_leaders
 from rdm_trainer.engines.deepspeed.topology import without_compiler
@@ -36,7 +37,6 @@ from rdm_trainer.finetune import files, models
 from rdm_trainer.finetune.callback import Reporter
 from rdm_trainer.finetune.checkpoints import Checkpoints
 from rdm_trainer.finetune.deepspeed_json import deepspeed_json
-from rdm_trainer.own_time import OwnTime
 
 __all__ = ["ADAPTER", "MODEL", "run"]
 
@@ -105,23 +105,23 @@ class _Finetuning:
             },
         )
         self._resumed = self._checkpoints.newest()
-        own_time = OwnTime(Pace(), process.device())
+        compute_time = ComputeTime(HeartbeatWriter(), process.device())
         self._reporter = Reporter(
             config,
             job_dir,
             collective=collective,
             checkpoints=self._checkpoints,
-            own_time=own_time,
+            compute_time=compute_time,
             progress=self._progress,
             stop=stop,
             write=_print,
             answer=self._answers,
         )
-        self._trainer = self._make(is_shared, own_time)
+        self._trainer = self._make(is_shared, compute_time)
         self._trainer.remove_callback(PrinterCallback)
         self._trainer.add_callback(self._reporter)
 
-    def _make(self, is_shared: bool, own_time: OwnTime) -> Any:
+    def _make(self, is_shared: bool, compute_time: ComputeTime) -> Any:
         config = self._config
         arguments = _arguments(config, self._collective.size, self._checkpoints.directory, is_shared)
         data = config.data
@@ -153,7 +153,7 @@ class _Finetuning:
         @functools.wraps(computed)
         def noted(*args: Any, **kwargs: Any) -> Any:
             loss = computed(*args, **kwargs)
-            own_time.note_loss(loss[0] if isinstance(loss, tuple) else loss)
+            compute_time.note_loss(loss[0] if isinstance(loss, tuple) else loss)
             return loss
 
         trainer.compute_loss = noted

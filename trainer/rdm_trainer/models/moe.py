@@ -20,6 +20,7 @@ from torch import nn
 from torch.nn import functional
 
 from rdm_core.model_spec import ModelSpec
+from rdm_trainer.compute_time import waiting
 from rdm_trainer.distributed.parameters import Placement, parameter
 from rdm_trainer.distributed.tensor_parallel.layers import (
     VocabParallelEmbedding,
@@ -28,7 +29,6 @@ from rdm_trainer.distributed.tensor_parallel.layers import (
 )
 from rdm_trainer.distributed.topology import Topology
 from rdm_trainer.models.transformer import Block, Norm, activated, residual_std
-from rdm_trainer.own_time import waiting
 
 __all__ = [
     "DocumentMoEBlock",

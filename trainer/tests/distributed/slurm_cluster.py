@@ -200,7 +200,7 @@ class Slurm:
             **{name: value for name, value in os.environ.items() if not name.startswith(others)},
             "SLURM_CONF": str(folder / "slurm.conf"),
             "RDM_JOBS": str(self.jobs),
-            "RDM_PLACE": "host",
+            "RDM_EXECUTION_ENVIRONMENT": "host",
             # As for users without rights: root may lack some that apptainer would give to its processes.
             "APPTAINER_USERNS": "1",
         }

@@ -102,7 +102,7 @@ def test_a_ranks_lines_are_told_apart_when_its_program_or_the_job_does_what_logs
             wait_until(
                 f"{line} of rank {rank} is told apart",
                 functools.partial(nodes.ask, node, *words),
-                lambda told: (told["text"], told.get("untold")) == (f"{line}\n", None),
+                lambda told: (told["text"], told.get("notice")) == (f"{line}\n", None),
             )
 
         mark = "[rank{}]: " if is_marked else ""
@@ -111,7 +111,7 @@ def test_a_ranks_lines_are_told_apart_when_its_program_or_the_job_does_what_logs
             has("n1", 1, "[rank1]: rank 1 of 3 at 127.0.0.1")
         else:
             found = nodes.ask("n1", "logs", job, "--rank", "1")
-            assert "With logging.mark_ranks each line of the next job does" in found["untold"]
+            assert "With logging.mark_ranks each line of the next job does" in found["notice"]
         has("n1", 1, "[rank1]: here", "err")
 
 

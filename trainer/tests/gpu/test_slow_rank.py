@@ -11,7 +11,7 @@ from typing import Any
 
 from rdm_core import config as configuration
 from rdm_core import heartbeat
-from rdm_log.peers import RankPace, slow, usual
+from rdm_log.peers import RankHeartbeat, slow, usual
 from tests.gpu import processes
 
 SLEEP_S = 0.2
@@ -40,10 +40,10 @@ def _train(folder: str) -> list[dict[str, Any]]:
     from rdm_trainer.train import Training
 
     rank = dist.get_rank()
-    file = Path(folder) / f"{rank}.pace"
+    file = Path(folder) / f"{rank}.heartbeat"
     given = Path(folder) / f"{rank}.json"
     given.write_text(json.dumps(TINY))
-    os.environ[heartbeat.PACE_VARIABLE] = str(file)
+    os.environ[heartbeat.HEARTBEAT_VARIABLE] = str(file)
     os.environ[heartbeat.NODE_VARIABLE] = f"n{rank}"
     heartbeat._EACH_S = 0.0
     training = Training(configuration.load(given), Path(folder) / "job", write=lambda line: None)
@@ -71,11 +71,11 @@ def test_a_slow_kernel_is_its_rank_s_own_time_and_its_peer_waits(tmp_path: Path)
     paces = [usual([{**one, "time": 4.0 * number} for number, one in enumerate(records)]) for records in told]
     victim, culprit = paces
     assert culprit["least_s"] >= SLEEP_S
-    assert victim["own_s"] < culprit["own_s"] - SLEEP_S / 2
+    assert victim["compute_s"] < culprit["compute_s"] - SLEEP_S / 2
     assert victim["waited_s"] >= SLEEP_S / 2
     assert culprit["waited_s"] < victim["waited_s"] - SLEEP_S / 2
     ranks = [
-        RankPace.of(f"n{rank}", {"rank": rank, "group": told[rank][-1]["group"], **one})
+        RankHeartbeat.of(f"n{rank}", {"rank": rank, "group": told[rank][-1]["group"], **one})
         for rank, one in enumerate(paces)
     ]
     (sign,) = slow(ranks)

@@ -209,8 +209,8 @@ def test_a_log_is_read_from_its_end_and_then_from_where_it_was_left(agent: Any) 
 
 
 def test_that_nothing_tells_a_rank_s_lines_is_handed_on(agent: Any) -> None:
-    agent.says(text="", offset=7, ended=False, untold="No line on n1 says so.")
-    assert run("logs", agent, name="tiny-1", rank=1)["untold"] == "No line on n1 says so."
+    agent.says(text="", offset=7, ended=False, notice="No line on n1 says so.")
+    assert run("logs", agent, name="tiny-1", rank=1)["notice"] == "No line on n1 says so."
 
 
 def test_nothing_is_awaited_of_a_rank_that_the_job_does_not_have(agent: Any) -> None:

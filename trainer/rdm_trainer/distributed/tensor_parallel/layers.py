@@ -16,10 +16,10 @@ import torch.distributed._functional_collectives
 from torch import nn
 from torch.nn import functional
 
+from rdm_trainer.compute_time import waiting
 from rdm_trainer.distributed.parameters import Placement, parameter
 from rdm_trainer.distributed.tensor_parallel.cross_entropy import linear_cross_entropy
 from rdm_trainer.distributed.topology import Topology
-from rdm_trainer.own_time import waiting
 
 __all__ = [
     "ColumnParallelLinear",

@@ -22,6 +22,7 @@ from torch import nn
 
 from rdm_core.config import Config
 from rdm_trainer import models
+from rdm_trainer.compute_time import waiting
 from rdm_trainer.distributed.parameters import placement_of
 from rdm_trainer.distributed.pipeline_parallel.pipeline import Fill
 from rdm_trainer.distributed.topology import Topology, quiet
@@ -30,7 +31,6 @@ from rdm_trainer.engines.deepspeed.distributed_optimizer import DistributedOptim
 from rdm_trainer.engines.deepspeed.pipeline import PipelineModel
 from rdm_trainer.engines.deepspeed.states import DeepSpeedStates
 from rdm_trainer.engines.engine import DTYPES, Batch, Engine, StepResult, Watcher, adamw
-from rdm_trainer.own_time import waiting
 
 __all__ = ["DeepSpeedEngine"]
 

@@ -20,7 +20,7 @@ is_rank = "-m" in sys.orig_argv and sys.orig_argv[sys.orig_argv.index("-m") + 1]
 
 if "PLANTED" in os.environ and is_rank:
     from rdm_job.environment import adopt_launcher_environment
-    from rdm_trainer import own_time
+    from rdm_trainer import compute_time
     from rdm_trainer.engines.deepspeed.engine import DeepSpeedEngine
 
     adopt_launcher_environment(os.environ)
@@ -48,7 +48,7 @@ if "PLANTED" in os.environ and is_rank:
         if len(taken) * MIB64 < planted(f"grow.{rank}"):
             taken.append(b"\1" * MIB64)
         result = step(self, batches)
-        with own_time.waiting():
+        with compute_time.waiting():
             time.sleep(planted("pause"))
         return result
 

@@ -159,7 +159,7 @@ def test_missing_packages_are_named_with_what_brings_them_here(
     prefix: str, place: str, remedy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "prefix", prefix)
-    monkeypatch.setenv("RDM_PLACE", place)
+    monkeypatch.setenv("RDM_EXECUTION_ENVIRONMENT", place)
     with pytest.raises(TrainerError) as caught:
         require_packages()
     assert str(caught.value) == f"finetune needs trl, which is not installed: {remedy}."

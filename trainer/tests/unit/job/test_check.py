@@ -113,7 +113,7 @@ def test_a_launcher_whose_program_is_missing_says_where_it_comes_from(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, remedy: str
 ) -> None:
     monkeypatch.setenv("RDM_JOBS", str(tmp_path))
-    monkeypatch.setenv("RDM_PLACE", place)
+    monkeypatch.setenv("RDM_PLACE", place)  # the former name, from an older control machine
     monkeypatch.setenv("PATH", str(tmp_path))
     (tmp_path / "ssh").touch(mode=0o755)
     text = CONFIG.replace("LAYERS", "2").replace("KIND", "mpirun").replace("TRACKERS", "")

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from rdm_core.cost import flops
-from rdm_core.heartbeat import Pace
+from rdm_core.heartbeat import HeartbeatWriter
 from rdm_core.progress import POINTS
 from rdm_job import health as health_module
 from rdm_job import thinning
@@ -54,7 +54,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def rank(number: int, **more: Any) -> dict[str, Any]:
-    told = {"rank": number, "group": "stage 0", "iteration": 40, "waits": False, "own_s": 0.5}
+    told = {"rank": number, "group": "stage 0", "iteration": 40, "waits": False, "compute_s": 0.5}
     return {**told, "least_s": 0.5, "waited_s": 0.1, "before_s": 0.5, "nan_at": None, "retries": 0, **more}
 
 
@@ -115,7 +115,7 @@ def test_a_healthy_job(tmp_path: Path, clock: Clock) -> None:
 
 
 SLOW: dict[str, Any] = {
-    "r3": {"own_s": 1.5, "least_s": 1.4},
+    "r3": {"compute_s": 1.5, "least_s": 1.4},
     **{f"r{n}": {"waited_s": 1.1} for n in range(3)},
 }
 
@@ -130,7 +130,7 @@ def test_that_others_use_a_node_is_told_after_a_while_and_makes_no_job_suspect(
     tmp_path: Path, clock: Clock
 ) -> None:
     health = Health(REQUEST, config(tmp_path))
-    ranks: dict[str, Any] = {**SLOW, "r3": {"own_s": 1.5, "least_s": 0.5, "starved_s": 0.9}}
+    ranks: dict[str, Any] = {**SLOW, "r3": {"compute_s": 1.5, "least_s": 0.5, "starved_s": 0.9}}
     busy = reports(**ranks)
     assert len(health.verdict(STATE, busy)["evidence"]) == 1
     clock.now += 50
@@ -450,15 +450,21 @@ def test_an_agent_sees_how_its_ranks_get_on(tmp_path: Path, job: JobDirectory) -
     record = {"rank": 1, "pid": os.getpid(), "state": "running", "world": 4}
     watch.update([record])
     assert watch.report()["ranks"] == []
-    pace = Pace(job.pace(1))
+    writer = HeartbeatWriter(job.heartbeat(1))
     began = time.time()
 
-    def told(step: int, own_s: float) -> dict[str, Any]:
-        pace.step(step)
+    def told(step: int, compute_s: float) -> dict[str, Any]:
+        writer.step(step)
         waits = {"waited_s": 0.2, "starved_s": 0.1}
-        (tmp_path / "gpt/ranks/n1/1.pace").write_text(
+        (tmp_path / "gpt/ranks/n1/1.heartbeat").write_text(
             json.dumps(
-                {"time": began + 1.1 * step, "group": "stage 0", "own_s": own_s, "retries": 1, **waits}
+                {
+                    "time": began + 1.1 * step,
+                    "group": "stage 0",
+                    "compute_s": compute_s,
+                    "retries": 1,
+                    **waits,
+                }
             )
         )
         watch.update([record])
@@ -467,24 +473,24 @@ def test_an_agent_sees_how_its_ranks_get_on(tmp_path: Path, job: JobDirectory) -
 
     # The first two warm up, and less than 15 s are too few.
     for step in range(1, 16):
-        assert "own_s" not in told(step, 9.0 if step < 3 else 0.5)
+        assert "compute_s" not in told(step, 9.0 if step < 3 else 0.5)
     found = told(16, 0.5)
-    assert (found["own_s"], found["least_s"], found["waited_s"]) == (0.5, pytest.approx(0.4), 0.2)
+    assert (found["compute_s"], found["least_s"], found["waited_s"]) == (0.5, pytest.approx(0.4), 0.2)
     # One record of many names nobody, and fifteen seconds of them do.
-    assert told(17, 4.0)["own_s"] == 0.5
+    assert told(17, 4.0)["compute_s"] == 0.5
     for step in range(18, 30):
         assert told(step, 4.0)["least_s"] == pytest.approx(0.4)
     for step in range(30, 32):
         found = told(step, 4.0)
-    assert (found["own_s"], found["least_s"], found["before_s"]) == (4.0, pytest.approx(3.9), 0.5)
-    with pace.waiting():
+    assert (found["compute_s"], found["least_s"], found["before_s"]) == (4.0, pytest.approx(3.9), 0.5)
+    with writer.waiting():
         watch.update([record])
         (found,) = watch.report()["ranks"]
         assert (found["rank"], found["iteration"], found["waits"]) == (1, 31, True)
         assert (found["group"], found["retries"]) == ("stage 0", 8)
     watch.update([record])
     assert not watch.report()["ranks"][0]["waits"]
-    assert pace.waited > 0
+    assert writer.waited > 0
     assert watch.report()["arguments"] == {"WORLD_SIZE": "4"}
 
 
@@ -505,10 +511,10 @@ def test_the_time_to_the_next_checkpoint_counts_what_a_rank_waits(
 ) -> None:
     """A node without lines of steps, 25 of 40 steps of 1.1 s before the next checkpoint."""
     watch = Watch(job, REQUEST, config(tmp_path, checkpoint={"interval": 40}))
-    pace = Pace(job.pace(1))
-    pace.step(176)
-    record = {"time": time.time(), "group": "stage 0", "own_s": 0.5, "waited_s": 0.6}
-    job.pace(1).write_text(json.dumps(record))
+    writer = HeartbeatWriter(job.heartbeat(1))
+    writer.step(176)
+    record = {"time": time.time(), "group": "stage 0", "compute_s": 0.5, "waited_s": 0.6}
+    job.heartbeat(1).write_text(json.dumps(record))
     asked: list[float | None] = []
 
     def of_node(*_: object, checkpoint_s: float | None, **__: object) -> list[signs.Sign]:

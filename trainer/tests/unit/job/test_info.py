@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rdm_core.heartbeat import Pace
+from rdm_core.heartbeat import HeartbeatWriter
 from rdm_job.directory import JobDirectory
 from rdm_job.health import Health
 from rdm_job.info import asked
@@ -116,9 +116,9 @@ def test_a_node_that_has_built_something_else_is_named(tmp_path: Path, job: JobD
 
     assert evidence() == ["It has not come to a step yet."]
     right = {key: value for key, value in asked(REQUEST, settings).items() if key != "WORLD_SIZE"}
-    Pace(job.pace(0)).built(right)
+    HeartbeatWriter(job.heartbeat(0)).built(right)
     assert evidence() == ["It has not come to a step yet."]
-    Pace(job.pace(1)).built({**right, "NUM_LAYERS": 3, "PARTITION": "2-1"})
+    HeartbeatWriter(job.heartbeat(1)).built({**right, "NUM_LAYERS": 3, "PARTITION": "2-1"})
     assert evidence() == [
         "PARTITION is 2-1, 3-1 on n1, and 3-1 was asked for.",
         "NUM_LAYERS is 3, 4 on n1, and 4 was asked for.",
@@ -126,7 +126,7 @@ def test_a_node_that_has_built_something_else_is_named(tmp_path: Path, job: JobD
     # A launcher may have started all processes on one node.
     for rank in (0, 1):
         watch.begin()
-        Pace(job.pace(rank)).built({**right, "NNODES": 1})
+        HeartbeatWriter(job.heartbeat(rank)).built({**right, "NNODES": 1})
     assert evidence() == ["NNODES is 1 on n1, and 2 was asked for."]
     # Another attempt tells it anew.
     job.forget_ranks()

@@ -58,16 +58,16 @@ def test_a_rank_that_is_alone_on_its_node_wrote_all_of_its_log(job: JobDirectory
 
 
 def test_who_wants_a_rank_that_nothing_marks_is_told_what_would(job: JobDirectory) -> None:
-    assert "untold" not in verbs.logs("gpt", rank=1), "nothing is written yet"
+    assert "notice" not in verbs.logs("gpt", rank=1), "nothing is written yet"
     job.log("n1", "out").write_text("a line\n")
-    assert verbs.logs("gpt", rank=1)["untold"] == (
+    assert verbs.logs("gpt", rank=1)["notice"] == (
         "No line on n1 says that rank 1 wrote it. With logging.mark_ranks each line of the next job does; or "
         "the program begins its lines as [rank1]: does, by the variable RANK."
     )
     # Another node's log has its lines.
-    assert "untold" not in verbs.logs("gpt", rank=3)
+    assert "notice" not in verbs.logs("gpt", rank=3)
     job.log("n1", "out").write_text("[rank1]: a line\n")
-    assert "untold" not in verbs.logs("gpt", rank=1, grep="nothing")
+    assert "notice" not in verbs.logs("gpt", rank=1, grep="nothing")
 
 
 @pytest.mark.parametrize("through_slurm", [False, True])
@@ -108,7 +108,7 @@ def test_lines_of_deepspeeds_launcher_have_the_nodes_address(job: JobDirectory) 
     job.log("n1", "out").write_text("10.0.0.1: plain\n10.0.0.2: [rank1]: hi\n10.0.0.2: plain\n")
     told = verbs.logs("gpt", rank=1)
     assert told["text"] == "10.0.0.2: [rank1]: hi\n10.0.0.2: plain\n"
-    assert "untold" not in told
+    assert "notice" not in told
 
 
 def test_torchruns_numbers_begin_at_the_first_rank_of_the_node(job: JobDirectory) -> None:

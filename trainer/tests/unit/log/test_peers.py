@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rdm_log.peers import RankPace, first_nan, holding, slow, strained, usual
+from rdm_log.peers import RankHeartbeat, first_nan, holding, slow, strained, usual
 
 EACH = 8
 SECONDS = 24
@@ -20,7 +20,7 @@ Work = Callable[[int, random.Random], tuple[float, float]]
 """What a rank takes in a step at some moment, and how much of it it waits for a processor."""
 
 
-def job(count: int, stages: int, seed: int, work: Work) -> list[RankPace]:
+def job(count: int, stages: int, seed: int, work: Work) -> list[RankHeartbeat]:
     """Return the ranks of a synchronous training, eight on a node, whose stages have different work.
 
     In each second all of them take as long as the slowest one: what is not their own, they wait.
@@ -33,10 +33,10 @@ def job(count: int, stages: int, seed: int, work: Work) -> list[RankPace]:
         for rank, time in enumerate(own):
             starved = now[rank][1] * time
             records[rank].append(
-                {"time": second, "own_s": time, "waited_s": max(own) - time + 0.01, "starved_s": starved}
+                {"time": second, "compute_s": time, "waited_s": max(own) - time + 0.01, "starved_s": starved}
             )
     return [
-        RankPace.of(
+        RankHeartbeat.of(
             f"n{rank // EACH}", {"rank": rank, "group": f"stage {rank * stages // count}", **usual(told)}
         )
         for rank, told in enumerate(records)
@@ -52,7 +52,7 @@ def pareto(unit: float, shape: float) -> Work:
     return lambda rank, drawn: (unit * drawn.paretovariate(shape), 0.0)
 
 
-def named(ranks: list[RankPace]) -> set[tuple[str, int | None]]:
+def named(ranks: list[RankHeartbeat]) -> set[tuple[str, int | None]]:
     return {(sign.node, sign.rank) for sign in slow(ranks) if not sign.is_note}
 
 
@@ -163,18 +163,18 @@ def test_where_each_node_has_a_stage_of_its_own_the_same_quota_everywhere_suspec
 
 def test_who_is_slow_and_nobody_waits_for_is_not_named() -> None:
     ranks = job(8, 1, 5, noise(0.02))
-    ranks[2] = replace(ranks[2], own_s=2.0, least_s=2.0)
+    ranks[2] = replace(ranks[2], compute_s=2.0, least_s=2.0)
     assert slow(ranks) == []
 
 
 def test_what_is_short_or_little_is_not_known_for_sure() -> None:
-    records = [{"time": 1.0 * n, "own_s": 0.5} for n in range(40)]
+    records = [{"time": 1.0 * n, "compute_s": 0.5} for n in range(40)]
     assert usual(records[:16]) == {}
-    assert usual(records[:17])["own_s"] == 0.5
+    assert usual(records[:17])["compute_s"] == 0.5
     # Long steps: eight of them.
-    long = [{"time": 60.0 * n, "own_s": 50.0} for n in range(40)]
+    long = [{"time": 60.0 * n, "compute_s": 50.0} for n in range(40)]
     assert usual(long[:9]) == {}
-    assert usual(long[:10])["own_s"] == 50.0
+    assert usual(long[:10])["compute_s"] == 50.0
 
 
 def test_a_slow_node_is_named_once() -> None:
@@ -187,44 +187,53 @@ def test_a_slow_node_is_named_once() -> None:
 
 
 def test_of_two_ranks_the_slower_one_is_named() -> None:
-    victim = RankPace(0, "n1", "s", own_s=0.4, least_s=0.4, waited_s=0.5)
-    culprit = RankPace(1, "n2", "s", own_s=0.9, least_s=0.9, waited_s=0.0)
+    victim = RankHeartbeat(0, "n1", "s", compute_s=0.4, least_s=0.4, waited_s=0.5)
+    culprit = RankHeartbeat(1, "n2", "s", compute_s=0.9, least_s=0.9, waited_s=0.0)
     (sign,) = slow([victim, culprit])
     assert (
         sign.text == "Rank 1 on n2 is slow: 900 ms of its own in a step, its peers take 400 ms (2.2 times)."
     )
-    assert slow([RankPace(0, "n1"), culprit]) == []
+    assert slow([RankHeartbeat(0, "n1"), culprit]) == []
 
 
 def test_a_stage_alone_is_compared_with_what_it_was() -> None:
     stages = [
-        RankPace(
-            n, f"n{n}", f"stage {n}", own_s=t, least_s=t, before_s=t, waited_s=1 - t, before_waited_s=1 - t
+        RankHeartbeat(
+            n,
+            f"n{n}",
+            f"stage {n}",
+            compute_s=t,
+            least_s=t,
+            before_s=t,
+            waited_s=1 - t,
+            before_waited_s=1 - t,
         )
         for n, t in enumerate((0.4, 0.3, 0.3, 0.5))
     ]
     assert slow(stages) == []
     slower = [replace(one, waited_s=one.waited_s + 0.6) for one in stages]
-    slower[2] = replace(stages[2], own_s=0.9, least_s=0.9)
+    slower[2] = replace(stages[2], compute_s=0.9, least_s=0.9)
     (sign,) = slow(slower)
     assert (sign.node, sign.rank) == ("n2", 2)
     # Nobody waits for it; and longer sequences, or a slower data set, slow all of them.
     assert slow([*stages[:2], slower[2], stages[3]]) == []
-    assert slow([replace(one, own_s=0.9, least_s=0.9) for one in stages]) == []
+    assert slow([replace(one, compute_s=0.9, least_s=0.9) for one in stages]) == []
 
 
 def test_of_stages_with_the_same_layers_one_that_was_slow_from_its_start_is_named() -> None:
     work = ("stage 0", "2 Block", "2 Block", "2 Block", "stage 4")
     takes = (0.9, 0.4, 0.8, 0.4, 0.3)
     (sign,) = slow(
-        RankPace(n, f"n{n}", group, own_s=t, least_s=t, before_s=t, waited_s=1 - t, before_waited_s=1 - t)
+        RankHeartbeat(
+            n, f"n{n}", group, compute_s=t, least_s=t, before_s=t, waited_s=1 - t, before_waited_s=1 - t
+        )
         for n, (group, t) in enumerate(zip(work, takes, strict=True))
     )
     assert (sign.node, sign.rank) == ("n2", 2)
 
 
 def test_who_does_not_wait_holds_the_others_up() -> None:
-    ranks = [RankPace(n, f"n{n}", iteration=41, waits=n != 2) for n in range(4)]
+    ranks = [RankHeartbeat(n, f"n{n}", iteration=41, waits=n != 2) for n in range(4)]
     assert [one.rank for one in holding(ranks)] == [2]
     assert holding([replace(one, waits=True) for one in ranks]) == []
     assert holding([replace(one, waits=False) for one in ranks]) == []
@@ -232,7 +241,7 @@ def test_who_does_not_wait_holds_the_others_up() -> None:
 
 
 def test_the_first_loss_that_is_no_number_is_named() -> None:
-    ranks = [RankPace(n, f"n{n}", "stage 1", nan_at=None if n == 0 else 12) for n in range(4)]
+    ranks = [RankHeartbeat(n, f"n{n}", "stage 1", nan_at=None if n == 0 else 12) for n in range(4)]
     assert first_nan(ranks[:1]) == []
     ranks[3] = replace(ranks[3], nan_at=11)
     (sign,) = first_nan(ranks)
@@ -241,5 +250,5 @@ def test_the_first_loss_that_is_no_number_is_named() -> None:
 
 
 def test_full_memory_is_named() -> None:
-    (sign,) = strained([RankPace(0, "n1"), RankPace(1, "n2", retries=3)])
+    (sign,) = strained([RankHeartbeat(0, "n1"), RankHeartbeat(1, "n2", retries=3)])
     assert (sign.node, sign.rank) == ("n2", 1)

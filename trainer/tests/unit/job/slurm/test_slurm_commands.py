@@ -185,7 +185,7 @@ def test_a_host_without_slurm_and_without_the_jobs_program_is_named(
     stand_in: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RDM_JOBS", str(tmp_path))
-    monkeypatch.setenv("RDM_PLACE", "host")
+    monkeypatch.setenv("RDM_EXECUTION_ENVIRONMENT", "host")
     config = configuration.from_dict({"launcher": {"kind": "slurm", "program": ["/nowhere/x.py"]}})
     request = Request("gpt", "login1", (Node("login1", "127.0.0.1", 1),), config=json.dumps({"name": "gpt"}))
     assert verbs.check(request, config)["problems"] == [

@@ -294,7 +294,7 @@ def task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> JobDirectory:
     job.write_resolved("{launcher: {kind: slurm, max_restarts: 1, slurm: {interface: lo}}}")
     job.write_state(State("gpt", "queued", master="n1"))
     told = {"SLURM_PROCID": "0", "SLURM_NTASKS": "1", "SLURMD_NODENAME": "n1", "RDM_SLURM_RUN": "7.0"}
-    for name in (*told, "RDM_NODE", "RDM_CLUSTER_KEY", "RDM_JOBS", "RDM_PLACE"):
+    for name in (*told, "RDM_NODE", "RDM_CLUSTER_KEY", "RDM_JOBS", "RDM_EXECUTION_ENVIRONMENT"):
         monkeypatch.setenv(name, told.get(name, ""))
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     return job

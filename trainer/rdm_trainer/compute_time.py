@@ -18,16 +18,16 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from rdm_core.heartbeat import Pace
+from rdm_core.heartbeat import HeartbeatWriter
 
-__all__ = ["OwnTime", "waiting"]
+__all__ = ["ComputeTime", "waiting"]
 
 _COLLECTIVES = (
     *("all_reduce", "all_gather", "all_gather_into_tensor", "reduce_scatter", "reduce_scatter_tensor"),
     *("broadcast", "reduce", "send", "recv", "barrier", "all_to_all", "all_to_all_single", "gather"),
     *("scatter", "monitored_barrier"),
 )
-_current: OwnTime | None = None
+_current: ComputeTime | None = None
 
 
 @contextlib.contextmanager
@@ -40,20 +40,20 @@ def waiting() -> Iterator[None]:
         yield
 
 
-class OwnTime:
-    """A rank's own time of its steps. One of a process counts at a time; it watches torch's collectives.
+class ComputeTime:
+    """A rank's compute time of its steps. One of a process counts at a time; it watches torch's collectives.
 
     Args:
-        pace: Where it is told.
+        heartbeat: Where it is reported.
         device: Where the steps are computed.
     """
 
-    def __init__(self, pace: Pace, device: torch.device) -> None:
-        self.pace = pace
+    def __init__(self, heartbeat: HeartbeatWriter, device: torch.device) -> None:
+        self.heartbeat = heartbeat
         self._on_gpu = device.type == "cuda"
         self._is_measured = False
         self._steps = 0
-        self._own_s = 0.0
+        self._compute_s = 0.0
         self._began = 0.0
         self._waited = 0.0
         self._ends: list[tuple[Any, Any]] = []
@@ -84,12 +84,12 @@ class OwnTime:
             iteration: Its number.
             measured: It is measured: on a GPU only such a step costs anything.
         """
-        self.pace.step(iteration)
+        self.heartbeat.step(iteration)
         self._loss_iteration = iteration
         self._is_measured = measured or not self._on_gpu
         if self._on_gpu and self._is_measured:
             self._ends.append((_event(), None))
-        self._began, self._waited = time.perf_counter(), self.pace.waited
+        self._began, self._waited = time.perf_counter(), self.heartbeat.waited
 
     def end(self) -> None:
         """End a step, without waiting for the device."""
@@ -97,14 +97,14 @@ class OwnTime:
             self._ends[-1] = (self._ends[-1][0], _event())
         elif not self._on_gpu:
             self._steps += 1
-            self._own_s += time.perf_counter() - self._began - (self.pace.waited - self._waited)
+            self._compute_s += time.perf_counter() - self._began - (self.heartbeat.waited - self._waited)
         self._is_measured = False
 
     def waiting(self) -> contextlib.AbstractContextManager[None]:
         """Count what is done meanwhile as waiting."""
         if self._on_gpu and self._is_measured and torch.cuda.current_stream() == torch.cuda.default_stream():
             return self._between_events()
-        return self.pace.waiting()
+        return self.heartbeat.waiting()
 
     def note_loss(self, loss: torch.Tensor) -> None:
         """Keep the first step in which a loss of this rank's own was no number, without waiting for it."""
@@ -118,28 +118,28 @@ class OwnTime:
         Args:
             group: What ranks with the same work have in common.
         """
-        if not self.pace.is_due:
+        if not self.heartbeat.is_due:
             return
         waited: dict[str, float] = {}
         if self._on_gpu:
             for begin, end in self._ends:
-                self._own_s += begin.elapsed_time(end) / 1000.0
+                self._compute_s += begin.elapsed_time(end) / 1000.0
             seconds = sum(begin.elapsed_time(end) for begin, end in self._waits) / 1000.0
-            self._own_s -= seconds
+            self._compute_s -= seconds
             self._steps += len(self._ends)
             # What the host waited says nothing here: it runs ahead of the device.
             waited = {"waited_s": seconds / max(1, self._steps)}
             self._ends, self._waits = [], []
         nan_at = int(self._nan_at)
-        self.pace.write(
+        self.heartbeat.write(
             group=group,
             steps=self._steps,
-            own_s=self._own_s / self._steps if self._steps else None,
+            compute_s=self._compute_s / self._steps if self._steps else None,
             nan_at=nan_at if nan_at >= 0 else None,
             retries=self._more_retries(),
             **waited,
         )
-        self._steps, self._own_s = 0, 0.0
+        self._steps, self._compute_s = 0, 0.0
 
     def _more_retries(self) -> int:
         if not self._on_gpu:
@@ -150,7 +150,7 @@ class OwnTime:
     @contextlib.contextmanager
     def _between_events(self) -> Iterator[None]:
         begin = _event()
-        with self.pace.waiting():
+        with self.heartbeat.waiting():
             yield
         self._waits.append((begin, _event()))
 

@@ -17,8 +17,8 @@ import torch.distributed as dist
 
 from rdm_core import config as configuration
 from rdm_core import heartbeat
-from rdm_core.heartbeat import Pace
-from rdm_trainer.own_time import OwnTime
+from rdm_core.heartbeat import HeartbeatWriter
+from rdm_trainer.compute_time import ComputeTime
 from rdm_trainer.train import Training
 from tests.distributed import processes
 
@@ -46,7 +46,7 @@ def train(folder: str, parallel: dict[str, Any]) -> dict[str, Any]:
     rank = dist.get_rank()
     path = Path(folder) / f"{rank}.json"
     path.write_text(json.dumps({**TINY, "parallel": parallel}))
-    os.environ[heartbeat.PACE_VARIABLE] = str(Path(folder) / f"{rank}.pace")
+    os.environ[heartbeat.HEARTBEAT_VARIABLE] = str(Path(folder) / f"{rank}.heartbeat")
     # Two stages on two nodes; replicas, and those who share tensors, on one.
     os.environ[heartbeat.NODE_VARIABLE] = f"n{rank}" if "pipeline" in parallel else "n0"
     heartbeat._EACH_S = 0.0
@@ -57,21 +57,21 @@ def train(folder: str, parallel: dict[str, Any]) -> dict[str, Any]:
 
     def slow(batches: Any) -> Any:
         with contextlib.suppress(OSError):
-            told.append(heartbeat.read(Path(folder) / f"{rank}.pace")[0].get("own_s"))
+            told.append(heartbeat.read(Path(folder) / f"{rank}.heartbeat")[0].get("compute_s"))
         if rank == 1:
             time.sleep(SLEEP_S)
             if training.iteration == 2:
-                training._own_time.note_loss(nan)
+                training._compute_time.note_loss(nan)
         return step(batches)
 
     training.engine.train_step = slow  # type: ignore[method-assign]
     training.run()
     training.close()
-    record, iteration, waits = heartbeat.read(Path(folder) / f"{rank}.pace")
+    record, iteration, waits = heartbeat.read(Path(folder) / f"{rank}.heartbeat")
     assert (iteration, waits) == (4, 0.0)
     # Others may use the processors in one step or another.
-    shape = heartbeat.shape(Path(folder) / f"{rank}.pace")
-    return {**record, "own_s": min([*filter(None, told), record["own_s"]]), "shape": shape}
+    shape = heartbeat.shape(Path(folder) / f"{rank}.heartbeat")
+    return {**record, "compute_s": min([*filter(None, told), record["compute_s"]]), "shape": shape}
 
 
 # Each of them also tells what was built.
@@ -85,8 +85,8 @@ def test_the_culprit_s_own_time_is_long_and_its_victim_s_is_not(
 ) -> None:
     (tmp_path / "job").mkdir()
     victim, culprit = processes.run(2, train, str(tmp_path), parallel)
-    assert culprit["own_s"] >= SLEEP_S
-    assert victim["own_s"] < culprit["own_s"] - SLEEP_S / 2
+    assert culprit["compute_s"] >= SLEEP_S
+    assert victim["compute_s"] < culprit["compute_s"] - SLEEP_S / 2
     assert (victim["nan_at"], culprit["nan_at"]) == (None, 3)
     assert (victim["group"] == culprit["group"]) == ("pipeline" not in parallel)
     tensor, pipeline = parallel.get("tensor", 1), parallel.get("pipeline", 1)
@@ -108,20 +108,23 @@ def test_the_culprit_s_own_time_is_long_and_its_victim_s_is_not(
 
 
 def test_the_mark_says_that_a_rank_waits(tmp_path: Path) -> None:
-    pace = Pace(tmp_path / "ranks/n1/0.pace")
-    own = OwnTime(pace, torch.device("cpu"))
+    writer = HeartbeatWriter(tmp_path / "ranks/n1/0.heartbeat")
+    own = ComputeTime(writer, torch.device("cpu"))
     own.begin(7, measured=True)
     with own.waiting(), own.waiting():
-        _, iteration, since = heartbeat.read(tmp_path / "ranks/n1/0.pace")
+        _, iteration, since = heartbeat.read(tmp_path / "ranks/n1/0.heartbeat")
         assert iteration == 7
         assert since == pytest.approx(time.time(), abs=60)
     own.end()
     own.tell("stage 0")
-    record, _, since = heartbeat.read(tmp_path / "ranks/n1/0.pace")
+    record, _, since = heartbeat.read(tmp_path / "ranks/n1/0.heartbeat")
     assert since == 0.0
-    assert record["own_s"] >= 0
+    assert record["compute_s"] >= 0
     own.close()
-    # Outside of a job nobody asks.
-    Pace().write(own_s=1.0)
+    # A program that knows the former name is still understood.
+    writer.write(own_s=2.0)
+    assert heartbeat.read(tmp_path / "ranks/n1/0.heartbeat")[0]["compute_s"] == 2.0
+    # Outside of a job nobody reads it.
+    HeartbeatWriter().write(compute_s=1.0)
     with pytest.raises(OSError, match="mark"):
-        heartbeat.read(tmp_path / "absent.pace")
+        heartbeat.read(tmp_path / "absent.heartbeat")
