@@ -18,6 +18,7 @@ __all__ = [
     "Step",
     "datetime_line",
     "memory_line",
+    "start_line",
     "training_line",
     "validation_lines",
 ]
@@ -102,6 +103,12 @@ def memory_line(
         f" | reserved: {reserved / mebibyte}"
         f" | max reserved: {most_reserved / mebibyte}"
     )
+
+
+def start_line(stages: Mapping[str, float]) -> str:
+    """Return the line about the start, which is ours: its seconds until the first step is done, by stage."""
+    each = ", ".join(f"{stage} {seconds:.1f}" for stage, seconds in stages.items())
+    return f"started in {sum(stages.values()):.1f} s: {each}"
 
 
 def datetime_line(milestone: str, now: datetime.datetime) -> str:

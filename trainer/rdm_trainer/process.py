@@ -9,6 +9,7 @@ import fcntl
 import os
 import resource
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ import torch.distributed as dist
 
 from rdm_core.errors import TrainerError
 
-__all__ = ["Stop", "alone", "device", "join", "memory"]
+__all__ = ["Start", "Stop", "alone", "device", "join", "memory"]
 
 # SIGUSR1 is what batch systems send before the time is up.
 _SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
@@ -115,6 +116,31 @@ def _require_device(precision: str, backend: str) -> None:
         )
     if backend == "nccl" and name == "cpu":
         raise TrainerError("launcher.backend is nccl, but this node has no GPU; use auto or gloo.")
+
+
+class Start:
+    """What a start spends its time on.
+
+    Args:
+        began: When it began, on the monotonic clock; by default when the process did.
+
+    Attributes:
+        stages: Seconds by name, in the order of their ends.
+    """
+
+    def __init__(self, began: float | None = None) -> None:
+        self.began = time.monotonic() - _age() if began is None else began
+        self.stages: dict[str, float] = {}
+
+    def end(self, stage: str) -> None:
+        """End a stage; the next one begins."""
+        self.stages[stage] = time.monotonic() - self.began - sum(self.stages.values())
+
+
+def _age() -> float:
+    """Return the seconds since this process was started."""
+    ticks = int(Path("/proc/self/stat").read_bytes().rpartition(b")")[2].split()[19])
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
 
 
 class Stop:

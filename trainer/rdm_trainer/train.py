@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """The training of one rank, from process groups to the last checkpoint.
 
-The loop never waits for the device between log lines: losses are added up where they are computed.
+The loop never waits for the device between log lines, except once after the first step: losses are added up
+where they are computed.
 """
 
 from __future__ import annotations
@@ -60,12 +61,13 @@ def run(config: Config, job_dir: Path) -> int:
     Raises:
         TrainerError: The user can mend it; among others, that the last step could not be saved.
     """
-    started = time.monotonic()
+    start = process.Start()
+    start.end("imports")
     timeout = datetime.timedelta(minutes=config.launcher.distributed_timeout_minutes)
     with process.alone(job_dir):
         process.join(config.optimisation.precision, config.launcher.backend, timeout)
         with process.Stop() as stop:
-            training = Training(config, job_dir, stop=stop, started=started)
+            training = Training(config, job_dir, stop=stop, start=start)
             training.run()
         # Only in order: after an error the others may not come, and the launcher ends them.
         training.close()
@@ -136,7 +138,7 @@ class Training:
         config: The job, checked.
         job_dir: Where checkpoints, TensorBoard's events and progress go.
         stop: Its attribute ``received`` says that a signal asked for an end.
-        started: When the process began, on the monotonic clock; ``exit_duration_minutes`` counts from there.
+        start: The process's; it begins here by default. ``exit_duration_minutes`` counts from its beginning.
         write: Takes the log's lines; standard output by default.
     """
 
@@ -146,13 +148,13 @@ class Training:
         job_dir: Path,
         *,
         stop: Any = None,
-        started: float | None = None,
+        start: process.Start | None = None,
         write: Callable[[str], None] | None = None,
     ) -> None:
         self.config, self.job_dir = config, job_dir
         self._plain = config.to_dict()
         self._stop = stop
-        self._started = time.monotonic() if started is None else started
+        self._start = start or process.Start(time.monotonic())
         self._write = write or _print
         self._is_first = dist.get_rank() == 0
         self._is_last = dist.get_rank() == dist.get_world_size() - 1
@@ -163,6 +165,7 @@ class Training:
         self._milestone("after megatron is initialized")
         self._compute_time = ComputeTime(HeartbeatWriter(), process.device())
         self.topology = create.create_topology(config)
+        self._start.end("process groups")
         self.engine = create.create(
             config,
             self.topology,
@@ -178,6 +181,7 @@ class Training:
         self._schedule = LearningRate.of(config)
         self._weight_decay = WeightDecay.of(config)
         self._milestone("after model, optimizer, and learning rate scheduler are built")
+        self._start.end("model")
         self.iteration = 0
         self.consumed_samples = 0
         self._moved_samples = 0
@@ -195,8 +199,11 @@ class Training:
         self._last_iteration = config.train_iterations
         self._order = Order.of(config)
         self._resume()
+        if self.iteration:
+            self._start.end("checkpoint")
         self._loaders = self._open_data()
         self._milestone("after dataloaders are built")
+        self._start.end("data")
         self._say("done with setup ...")
         self._tracker = Tracker(
             config, job_dir if self._is_first else None, world_size=self.topology.world_size
@@ -210,6 +217,7 @@ class Training:
             sees_collectives=not config.optimisation.compile,
         )
         self._profiler = Profiler(config, self.engine, self.topology.rank, job_dir)
+        self._start.end("trackers")
         self._sums = _Sums(self.engine.device)
         self._memory_told = False
         self.reason = "the training is done"
@@ -346,6 +354,8 @@ class Training:
             self._tell_that_nothing_is_left()
         while self._steps_left():
             self._step(batches)
+            if "first step" not in self._start.stages:
+                self._report_start()
             if self._is_due(self.config.logging.interval):
                 self._log()
             if self._is_due(self.config.logging.eval_interval):
@@ -389,6 +399,13 @@ class Training:
             f"nothing is left to train: the checkpoint has reached {reached}, and optimisation.{wanted}; "
             "give more to train on"
         )
+
+    def _report_start(self) -> None:
+        if self._is_first:
+            with self._own_time.waiting():
+                _ = self._result.loss
+        self._start.end("first step")
+        self._say(metrics.start_line(self._start.stages))
 
     def _is_due(self, interval: int) -> bool:
         return interval > 0 and self.iteration % interval == 0
@@ -512,7 +529,7 @@ class Training:
     def _ends(self, flags: Flags) -> bool:
         """Ask the others whether anyone wants to end, and commit a checkpoint that all have written."""
         settings = self.config.checkpoint
-        minutes = (time.monotonic() - self._started) / 60
+        minutes = (time.monotonic() - self._start.began) / 60
         pending = self.checkpoints.pending
         agreed = flags.exchange(
             [

@@ -8,7 +8,12 @@ one process and any number of them begin with the same numbers.
 
 from __future__ import annotations
 
+import functools
 import hashlib
+import math
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import torch
@@ -90,34 +95,61 @@ def initialise(module: nn.Module, prefix: str, seed: int) -> None:
         prefix: What precedes their names in the whole model, as ``3.`` or ``tied_modules.embed.``.
         seed: The job's seed.
     """
+    draws: list[Callable[[], None]] = []
     for name, weight in module.named_parameters():
-        _fill(weight.data, placement_of(weight), f"{prefix}{name}", seed)
+        draws += _draws(weight.data, placement_of(weight), f"{prefix}{name}", seed)
+    with ThreadPoolExecutor(_threads()) as pool:
+        # torch draws without Python's lock.
+        for _ in pool.map(lambda draw: draw(), draws):
+            pass
 
 
-def _fill(local: torch.Tensor, placement: Placement, name: str, seed: int) -> None:
+def _threads() -> int:
+    """Return how many of this process's cores are for each of the node's ranks."""
+    return max(1, len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+
+
+def _draws(local: torch.Tensor, placement: Placement, name: str, seed: int) -> Iterator[Callable[[], None]]:
+    """Fill a parameter that has no distribution; of others, yield what draws each block that it needs."""
     if placement.std is None:
         local.fill_(placement.constant)
         return
-    rows, row = placement.shape[0], max(1, _elements(placement.shape[1:]))
+    row = max(1, math.prod(placement.shape[1:]))
     # A block's size must follow from the tensor's row alone: vocabularies are padded to different heights.
     block = max(1, _BLOCK_ELEMENTS // row)
     local_rows = local.shape[0]
     first = placement.index * local_rows if placement.dimension == 0 else 0
     for number in range(first // block, -(-(first + local_rows) // block)):
-        start, stop = number * block, min((number + 1) * block, rows)
-        generator = torch.Generator().manual_seed(seed_of(seed, name, number))
-        # Always the whole block: a shorter draw would not be the beginning of a longer one.
-        drawn = torch.empty(block, row).normal_(0.0, placement.std, generator=generator)
-        low, high = max(start, first), min(stop, first + local_rows)
-        part = drawn[low - start : high - start].view(-1, *placement.shape[1:])
-        if placement.dimension not in (None, 0):
-            assert placement.dimension is not None
-            part = part.chunk(placement.parts, dim=placement.dimension)[placement.index]
-        local[low - first : high - first].copy_(part)
+        low, high = max(number * block, first), min((number + 1) * block, first + local_rows)
+        yield functools.partial(
+            _draw,
+            local[low - first : high - first],
+            placement,
+            seed_of(seed, name, number),
+            (block, row),
+            low - number * block,
+        )
 
 
-def _elements(shape: tuple[int, ...]) -> int:
-    count = 1
-    for size in shape:
-        count *= size
-    return count
+def _draw(local: torch.Tensor, placement: Placement, seed: int, block: tuple[int, int], skipped: int) -> None:
+    """Draw a block, and keep what belongs to some rows of a rank's part.
+
+    Args:
+        local: These rows.
+        placement: The parameter's.
+        seed: The block's.
+        block: Rows and elements of a row of the whole tensor.
+        skipped: Rows of the block before these.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    assert placement.std is not None
+    if local.numel() == block[0] * block[1]:
+        local.normal_(0.0, placement.std, generator=generator)
+        return
+    # Always the whole block: a shorter draw would not be the beginning of a longer one.
+    drawn = torch.empty(block).normal_(0.0, placement.std, generator=generator)
+    part = drawn[skipped : skipped + len(local)].view(-1, *placement.shape[1:])
+    if placement.dimension not in (None, 0):
+        assert placement.dimension is not None
+        part = part.chunk(placement.parts, dim=placement.dimension)[placement.index]
+    local.copy_(part)

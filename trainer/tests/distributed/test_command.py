@@ -140,6 +140,8 @@ def test_the_log_is_megatrons(stopped: tuple[Path, list[str], int]) -> None:
         r"\[after dataloaders are built\] datetime: " + DATETIME,
         r"done with setup \.\.\.",
         r"\[before the start of training step\] datetime: " + DATETIME,
+        r"started in [\d.]+ s: imports [\d.]+, process groups [\d.]+, model [\d.]+, data [\d.]+,"
+        r" trackers [\d.]+, first step [\d.]+",
         r" iteration        5/  100000 \| .*",
         r"\[Rank 0\] \(after 5 iterations\) memory \(MB\) \| allocated: [\d.]+ \| max allocated: [\d.]+"
         r" \| reserved: [\d.]+ \| max reserved: [\d.]+",

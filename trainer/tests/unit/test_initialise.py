@@ -3,14 +3,21 @@
 
 from __future__ import annotations
 
+import hashlib
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from rdm_core.config import Config, ModelConfig
+from rdm_trainer import models
 from rdm_trainer.distributed import parameters as subject
 from rdm_trainer.distributed.parameters import Placement, initialise, parameter, seed_of
+from rdm_trainer.distributed.topology import Topology
+
+DRAWN = "cf0c92f05b72abfe76a98b6dbfecebf06afbf3d2121db8f11a8548240d69c8fa"
 
 
 class Holder(nn.Module):
@@ -51,6 +58,27 @@ def test_padding_a_vocabulary_further_leaves_its_tokens_alone(rows: int, more: i
         patch.setattr(subject, "_BLOCK_ELEMENTS", 35)
         short, long = drawn(Placement((rows, 5), std=1.0)), drawn(Placement((rows + more, 5), std=1.0))
     assert torch.equal(short, long[:rows])
+
+
+@pytest.mark.parametrize("threads", [1, 5])
+def test_any_number_of_threads_draws_what_earlier_releases_drew(
+    threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(subject, "_BLOCK_ELEMENTS", 100)
+    monkeypatch.setattr(subject, "_threads", lambda: threads)
+    model = ModelConfig(layers=2, hidden_size=16, attention_heads=4, seq_length=8, vocab_size=50)
+    weights = dict(models.build(Config(model=model), Topology.single()).named_parameters())
+    # Processors differ in the last bits.
+    rounded = [(weights[name].detach() * 100).round().to(torch.int8) for name in sorted(weights)]
+    digest = hashlib.sha256(b"".join(one.numpy().tobytes() for one in rounded))
+    assert digest.hexdigest() == DRAWN
+
+
+def test_blocks_of_threads_are_bit_identical(monkeypatch: pytest.MonkeyPatch) -> None:
+    placement = Placement((3000, 1000), 1, 1, 2, std=1.0)
+    many = drawn(placement)
+    monkeypatch.setattr(subject, "_threads", lambda: 1)
+    assert torch.equal(drawn(placement), many)
 
 
 def test_parameters_differ_by_name_and_seed() -> None:

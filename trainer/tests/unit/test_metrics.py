@@ -6,15 +6,18 @@ from __future__ import annotations
 import datetime
 import math
 import re
+import time
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rdm_log import lines
-from rdm_trainer import metrics
+from rdm_log.errors import findings
+from rdm_trainer import metrics, process
 from rdm_trainer.metrics import Step
 
+IMPORTED = time.monotonic()
 # From a published run of Megatron-LM.
 KNOWN = (
     " iteration       30/      50 | consumed samples:         1920 | elapsed time per iteration (ms): 1423.8"
@@ -111,6 +114,24 @@ def test_milestones_and_memory_to_the_character() -> None:
         "[Rank 24] (after 20 iterations) memory (MB) | allocated: 3035.1025390625"
         " | max allocated: 3869.296875 | reserved: 4020.0 | max reserved: 4020.0"
     )
+
+
+def test_the_line_about_the_start() -> None:
+    stages = {"imports": 3.14, "process groups": 0.5, "model": 2.0, "first step": 5.0}
+    line = metrics.start_line(stages)
+    assert line == "started in 10.6 s: imports 3.1, process groups 0.5, model 2.0, first step 5.0"
+    assert lines.parse(line.encode()) == []
+    assert findings([line]) == []
+
+
+def test_stages_follow_on_each_other_from_when_the_process_began() -> None:
+    start = process.Start()
+    assert start.began < IMPORTED
+    start.end("imports")
+    start.end("model")
+    assert list(start.stages) == ["imports", "model"]
+    assert start.stages["imports"] >= start.stages["model"] >= 0
+    assert sum(start.stages.values()) == pytest.approx(time.monotonic() - start.began, abs=1)
 
 
 def test_validation_lines() -> None:
