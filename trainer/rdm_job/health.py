@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from rdm_core.config import Config, JobConfig, workload_of
-from rdm_job.info import asked as asked_of
+from rdm_job.info import requested as requested_of
 from rdm_job.protocol import Request, State
 from rdm_log import peers
 from rdm_log.errors import Finding
@@ -38,7 +38,7 @@ class Health:
 
     def __init__(self, request: Request, config: JobConfig) -> None:
         self._config = config
-        self._asked = asked_of(request, config)
+        self._requested = requested_of(request, config)
         self._word = ""
         self._since = 0.0
         self._not_evaluated = ""
@@ -98,7 +98,7 @@ class Health:
             watches,
             ranks,
             self._config,
-            asked=self._asked,
+            requested=self._requested,
             running_s=now - self._began,
             step_s=now - self._moved if ranks else None,
             first_nan=self._first_nan,
@@ -145,7 +145,7 @@ def observed(
     ranks: Sequence[RankHeartbeat],
     config: JobConfig,
     *,
-    asked: Mapping[str, str],
+    requested: Mapping[str, str],
     running_s: float,
     step_s: float | None,
     first_nan: Sequence[Sign] = (),
@@ -158,7 +158,7 @@ def observed(
         watches: What each node saw; see ``Watch.report``.
         ranks: All of them.
         config: Of the job.
-        asked: What its processes are to say of themselves; see ``info.asked``.
+        requested: What its processes are to say of themselves; see ``info.requested``.
         running_s: Since the attempt began.
         step_s: Since any rank has begun a step; None where ranks do not say it.
         first_nan: Whose loss was no number first.
@@ -186,8 +186,8 @@ def observed(
         failure=Sign("failure", state.reason or last.reason, last.node, last.rank) if last else None,
         runs=[run] if run else [],
         findings=findings,
-        asked=asked,
-        told={node: watch["arguments"] for node, watch in watches.items()},
+        requested=requested,
+        reported={node: watch["arguments"] for node, watch in watches.items()},
         versions={node: watch["versions"] for node, watch in watches.items()},
         gpu_processes={node: watch["gpu_processes"] for node, watch in watches.items()},
         seconds_running=running_s,

@@ -16,7 +16,7 @@ from rdm_core.partition import explicit
 from rdm_job.protocol import Request
 from rdm_log.heads import ARGUMENT_OF
 
-__all__ = ["ARGUMENTS", "asked", "job_info"]
+__all__ = ["ARGUMENTS", "job_info", "requested"]
 
 ARGUMENTS = (
     *ARGUMENT_OF.values(),
@@ -69,7 +69,7 @@ def _blocks_of_stages(parallel: ParallelConfig) -> str:
     return "-".join(str(sum(counts[stage::stages])) for stage in range(stages))
 
 
-def asked(request: Request, config: JobConfig) -> dict[str, str]:
+def requested(request: Request, config: JobConfig) -> dict[str, str]:
     """Return what the processes of a job are to say of themselves, all nodes the same.
 
     Of another program's arguments, those count that it was given, and what follows from them and the nodes.

@@ -48,10 +48,12 @@ _SILENT_S = 86400.0
 _LIVE_S = 300.0
 """A state that is older than this is nobody's word on a job that runs."""
 _PLAIN = (
-    *("state", "reason", "asked", "told", "gpu_processes", "seconds_since_step", "vocabulary"),
+    *("state", "reason", "requested", "reported", "gpu_processes", "seconds_since_step", "vocabulary"),
     "silent_since",
 )
 """What is known of a job and is plain data already."""
+_FORMER = {"requested": "asked", "reported": "told"}
+"""What nodes with a trainer of 0.5 or older call it."""
 
 _HEADS = 8
 """The heads of so many logs are read in any case: the first process', which says most, is among them."""
@@ -137,11 +139,11 @@ def observe(
             *_all_mixed(_mixed(logs, whole), whole),
         ],
         # What a script says that it runs is asked of the program that it starts.
-        asked={
+        requested={
             **{ARGUMENT_OF[key]: value for key, value in info.items() if key in ARGUMENT_OF},
             **wanted,
         },
-        told={node: told} if told else {},
+        reported={node: told} if told else {},
         gpu_processes=_processes(of_nodes(".gpu")),
         seconds_since_step=None if is_silent or run is None else waited,
         # It may save or evaluate, and most programs do not say it.
@@ -187,8 +189,8 @@ def merged(parts: Sequence[Observed]) -> Observed:
         reason=stated.reason,
         tells_phases=False,
         findings=[finding for one in parts for finding in one.findings],
-        asked={key: value for one in parts for key, value in one.asked.items()},
-        told={node: told for one in parts for node, told in one.told.items()},
+        requested={key: value for one in parts for key, value in one.requested.items()},
+        reported={node: info for one in parts for node, info in one.reported.items()},
         gpu_processes={node: count for one in parts for node, count in one.gpu_processes.items()},
         seconds_since_step=min(waited, default=None),
         vocabulary=next((one.vocabulary for one in parts if one.vocabulary is not None), None),
@@ -212,7 +214,7 @@ def to_json(seen: Observed) -> dict[str, Any]:
 def of_json(data: Mapping[str, Any]) -> Observed:
     """Return what ``to_json`` made plain data of."""
     return Observed(
-        **{key: data[key] for key in _PLAIN},
+        **{key: data[key] if key in data else data[_FORMER[key]] for key in _PLAIN},
         tells_phases=False,
         findings=[Finding.of(one) for one in data["findings"]],
         signs=[Sign.of(one) for one in data["signs"]],

@@ -75,8 +75,8 @@ class Observed:
         failure: The same, with the node and rank that it names.
         runs: Its runs, as ``Summary.runs`` has them; the last one counts.
         findings: What is wrong by what it wrote, mostly on standard error, since its newest run began.
-        asked: Its configuration, by the names of the job info; see ``sections``.
-        told: The same, as the job itself wrote it, by the node that wrote it ("" where that is not known).
+        requested: Its configuration, by the names of the job info; see ``sections``.
+        reported: The same, as the job itself wrote it, by the node that wrote it ("" where that is unknown).
         versions: Of packages that must be equal on all nodes, by node.
         gpu_processes: Processes on its GPUs, by node ("" where that is not known); None of one that does not
             tell.
@@ -98,8 +98,8 @@ class Observed:
     failure: Sign | None = None
     runs: Sequence[Mapping[str, Any]] = ()
     findings: Sequence[Finding] = ()
-    asked: Mapping[str, str] = field(default_factory=dict)
-    told: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    requested: Mapping[str, str] = field(default_factory=dict)
+    reported: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     versions: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     gpu_processes: Mapping[str, int | None] = field(default_factory=dict)
     seconds_running: float | None = None
@@ -122,7 +122,7 @@ class Observed:
     @property
     def tells_nothing(self) -> bool:
         """There may be files, but nothing of a training is in them, and nobody says that it runs."""
-        known = (self.state, self.reason, self.watched, self.told, self.runs)
+        known = (self.state, self.reason, self.watched, self.reported, self.runs)
         counted = any(count is not None for count in self.gpu_processes.values())
         if any(known) or counted or any(not one.is_note for one in self.signs):
             return False
@@ -342,16 +342,16 @@ def _errors(findings: Sequence[Finding]) -> Iterator[Sign]:
 
 def _differences(seen: Observed) -> Iterator[Sign]:
     """Yield how what runs differs from what was asked for, and nodes from each other."""
-    for key, asked in seen.asked.items():
+    for key, requested in seen.requested.items():
         others: dict[str, list[str]] = {}
-        for node, told in seen.told.items():
-            if not _same(told.get(key, asked), asked):
-                others.setdefault(told[key], []).append(node)
-        for told_value, nodes in others.items():
+        for node, reported in seen.reported.items():
+            if not _same(reported.get(key, requested), requested):
+                others.setdefault(reported[key], []).append(node)
+        for value, nodes in others.items():
             where = f" on {_names(nodes)}" if any(nodes) else ""
             # What all nodes say is no single one's fault.
-            culprit = nodes[0] if len(nodes) < len(seen.told) else ""
-            text = f"{key} is {told_value}{where}, and {asked} was asked for."
+            culprit = nodes[0] if len(nodes) < len(seen.reported) else ""
+            text = f"{key} is {value}{where}, and {requested} was asked for."
             yield Sign("configuration", text, culprit)
     packages = {package for versions in seen.versions.values() for package in versions}
     for package in sorted(packages):
@@ -373,12 +373,12 @@ def _names(nodes: Sequence[str]) -> str:
     return ", ".join(nodes[:_NAMED]) + f" and {len(nodes) - _NAMED} more" * (len(nodes) > _NAMED)
 
 
-def _same(told: str, asked: str) -> bool:
+def _same(reported: str, requested: str) -> bool:
     """Whether two values are the same, also when they are written in other ways: 1e-4 and 0.0001."""
-    if told == asked:
+    if reported == requested:
         return True
     try:
-        return float(told) == float(asked)
+        return float(reported) == float(requested)
     except ValueError:
         return False
 

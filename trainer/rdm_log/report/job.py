@@ -147,7 +147,7 @@ def collect(path: Path, *, name: str = "", node: str = "", state: str = "", conf
     kept = read_json(path / "state.json") if whole else {}
     devices = _devices(folder, node) if whole else {}
     seen = observe(path, now=time.time(), node=node, runs=told, state=state, conf=conf)
-    says = next(iter(seen.told.values()), {})
+    says = next(iter(seen.reported.values()), {})
     timeline = _timeline(path if whole else None, outputs, told, says, node)
     if seen.tells_nothing and not (devices or timeline or kept):
         summarise(outputs)  # says what is missing

@@ -10,7 +10,7 @@ import pytest
 from rdm_core.heartbeat import HeartbeatWriter
 from rdm_job.directory import JobDirectory
 from rdm_job.health import Health
-from rdm_job.info import asked
+from rdm_job.info import requested
 from rdm_job.watch import Watch
 from tests.unit.job.two_nodes import REQUEST, STATE, config
 
@@ -37,7 +37,7 @@ SAID = (
 
 
 def test_of_our_trainer_its_layout_and_model_are_asked_for(tmp_path: Path) -> None:
-    found = asked(REQUEST, config(tmp_path, **OURS))
+    found = requested(REQUEST, config(tmp_path, **OURS))
     assert found == {
         "NNODES": "2",
         "WORLD_SIZE": "4",
@@ -52,14 +52,16 @@ def test_of_our_trainer_its_layout_and_model_are_asked_for(tmp_path: Path) -> No
     }
     # Numbers of chunks, of which each stage has two.
     chunks = {"pipeline": 2, "virtual_pipeline": 2, "partition": "1-0-2-1"}
-    interleaved = asked(REQUEST, config(tmp_path, **{**OURS, "parallel": chunks, "engine": "native"}))
+    interleaved = requested(REQUEST, config(tmp_path, **{**OURS, "parallel": chunks, "engine": "native"}))
     assert interleaved["PARTITION"] == "3-1"
     even = {**OURS, "parallel": {"pipeline": 2}}
-    assert "PARTITION" not in asked(REQUEST, config(tmp_path, **even))
+    assert "PARTITION" not in requested(REQUEST, config(tmp_path, **even))
 
 
 def test_of_another_program_its_arguments_are_and_what_follows_from_them(tmp_path: Path) -> None:
-    found = asked(REQUEST, config(tmp_path, launcher={"program": PROGRAM, "env": {"MODEL": "xl", "X": "1"}}))
+    found = requested(
+        REQUEST, config(tmp_path, launcher={"program": PROGRAM, "env": {"MODEL": "xl", "X": "1"}})
+    )
     assert found == {
         **{"NNODES": "2", "WORLD_SIZE": "4", "world_size": "4", "MODEL": "xl"},
         **{"num_layers": "48", "NUM_LAYERS": "48", "hidden_size": "1600", "HIDDEN_SIZE": "1600"},
@@ -68,7 +70,7 @@ def test_of_another_program_its_arguments_are_and_what_follows_from_them(tmp_pat
         **{"data_parallel_size": "2", "DP_SIZE": "2"},
     }
     odd = ["train.py", "--tensor-model-parallel-size", "$TP"]
-    assert "DP_SIZE" not in asked(REQUEST, config(tmp_path, launcher={"program": odd}))
+    assert "DP_SIZE" not in requested(REQUEST, config(tmp_path, launcher={"program": odd}))
 
 
 @pytest.mark.parametrize(
@@ -88,12 +90,12 @@ def test_replicas_are_asked_for_only_where_the_options_say_how_many(
 ) -> None:
     """Of 4 processes. Options that are not known may share the work, too; forks clip what 4 cannot have."""
     program = ["pretrain_gpt.py", "--num-layers", "4", *options.split()]
-    found = asked(REQUEST, config(tmp_path, launcher={"program": program}))
+    found = requested(REQUEST, config(tmp_path, launcher={"program": program}))
     assert (found.get("data_parallel_size"), found.get("DP_SIZE")) == (replicas, replicas)
 
 
 def test_of_a_script_with_options_inside_no_replicas_are_asked_for(tmp_path: Path) -> None:
-    found = asked(REQUEST, config(tmp_path, launcher={"program": ["bash", "pretrain.sh"]}))
+    found = requested(REQUEST, config(tmp_path, launcher={"program": ["bash", "pretrain.sh"]}))
     assert found == {"world_size": "4", "WORLD_SIZE": "4", "NNODES": "2"}
 
 
@@ -115,7 +117,7 @@ def test_a_node_that_has_built_something_else_is_named(tmp_path: Path, job: JobD
         return found
 
     assert evidence() == ["It has not come to a step yet."]
-    right = {key: value for key, value in asked(REQUEST, settings).items() if key != "WORLD_SIZE"}
+    right = {key: value for key, value in requested(REQUEST, settings).items() if key != "WORLD_SIZE"}
     HeartbeatWriter(job.heartbeat(0)).built(right)
     assert evidence() == ["It has not come to a step yet."]
     HeartbeatWriter(job.heartbeat(1)).built({**right, "NUM_LAYERS": 3, "PARTITION": "2-1"})

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from rdm_log import heads
 from rdm_log.errors import findings
 from rdm_log.lines import Step
-from rdm_log.observe import check_state, observe
+from rdm_log.observe import check_state, observe, of_json, to_json
 from rdm_log.report.job import collect
 from rdm_log.runs import runs
 from rdm_log.signs import Device, Sample, Sign
@@ -49,8 +49,8 @@ def run(
 HEALTHY = Observed(
     state="running",
     runs=(run(),),
-    asked={"NNODES": "8", "PARTITION": "0-11-8-8-8-8-5-0"},
-    told={"n2": {"NNODES": "8", "PARTITION": "0-11-8-8-8-8-5-0", "PROFILE": "false"}},
+    requested={"NNODES": "8", "PARTITION": "0-11-8-8-8-8-5-0"},
+    reported={"n2": {"NNODES": "8", "PARTITION": "0-11-8-8-8-8-5-0", "PROFILE": "false"}},
     versions={"n1": {"torch": "2.11"}, "n2": {"torch": "2.11"}},
     gpu_processes={"n1": 16, "n2": 16},
     seconds_running=3000,
@@ -107,7 +107,7 @@ def test_healthy() -> None:
         ({"seconds_since_step": 75, "phase": "saving"}, "healthy", ""),
         ({"seconds_since_step": 7200, "phase": "saving"}, "stalled", "No step for 7200 s"),
         (
-            {"told": {"": {"PARTITION": "6-6-6-6"}}},
+            {"reported": {"": {"PARTITION": "6-6-6-6"}}},
             "suspect",
             "PARTITION is 6-6-6-6, and 0-11-8-8-8-8-5-0 was asked",
         ),
@@ -284,7 +284,7 @@ def test_what_was_asked_for_counts_also_when_a_job_is_done() -> None:
     broken = findings(["ValueError: no"])
     told = evaluate(replace(done, signs=[slow], findings=broken))
     assert (told.word, len(told.evidence)) == ("finished", 2)
-    other = evaluate(replace(done, told={"": {"PARTITION": "6-6-6-6"}}, findings=broken))
+    other = evaluate(replace(done, reported={"": {"PARTITION": "6-6-6-6"}}, findings=broken))
     assert (other.word, other.reason) == (
         "suspect",
         "PARTITION is 6-6-6-6, and 0-11-8-8-8-8-5-0 was asked for.",
@@ -294,7 +294,7 @@ def test_what_was_asked_for_counts_also_when_a_job_is_done() -> None:
     assert [one.rank for one in evaluate(replace(done, signs=[first])).culprits] == [3]
     # Who watched it before it said so had not looked at that.
     watched = evaluate(done)
-    again = evaluate(replace(done, watched=watched, told={"": {"PARTITION": "6-6-6-6"}}))
+    again = evaluate(replace(done, watched=watched, reported={"": {"PARTITION": "6-6-6-6"}}))
     assert (again.word, again.evidence[1:]) == ("suspect", watched.evidence)
 
 
@@ -558,8 +558,15 @@ def test_of_many_logs_each_head_is_read_once_at_most_and_those_of_most_never(
         return heads.head(path)
 
     monkeypatch.setattr("rdm_log.observe.head", head)
-    assert observe(tmp_path, now=0.0).told[""]["NODE_RANK"] == "1"
+    assert observe(tmp_path, now=0.0).reported[""]["NODE_RANK"] == "1"
     assert read == [f"n{number:02d}.out" for number in range(8)]
+
+
+def test_what_a_node_with_an_older_trainer_observed_is_understood() -> None:
+    plain = to_json(HEALTHY)
+    former = {{"requested": "asked", "reported": "told"}.get(key, key): value for key, value in plain.items()}
+    assert of_json(former) == of_json(plain)
+    assert of_json(former).requested == HEALTHY.requested
 
 
 def test_what_each_node_of_others_logs_shows_is_said_of_that_node(tmp_path: Path) -> None:
