@@ -33,7 +33,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / ".collections"), str(ROOT)]
 
-from ansible_collections.rdm.provision.plugins.module_utils.docker.plugin_client import GENERIC, ask  # noqa: E402
+from ansible_collections.rdm.provision.plugins.module_utils.docker.plugin_client import (  # noqa: E402
+    GENERIC,
+    call_plugin,
+)
 from ansible_collections.rdm.provision.rdm_sriov.driver import Driver  # noqa: E402
 from ansible_collections.rdm.provision.rdm_sriov.functions import (  # noqa: E402
     ETHERNET,
@@ -134,22 +137,24 @@ def latency(count: int, kind: int, rounds: int = 20) -> tuple[float, float, floa
             "Options": {GENERIC: {"netdevice": PARENT}},
             "IPv4Data": [{"Pool": "10.0.0.0/8"}],
         }
-        ask(path, "NetworkDriver.CreateNetwork", request)
+        call_plugin(path, "NetworkDriver.CreateNetwork", request)
         for _ in range(min(rounds, 256 // count)):
             before = cpu_ms()
             for number in range(count):
                 end = {"NetworkID": "n", "EndpointID": f"e{number}"}
                 began = time.perf_counter()
-                ask(
+                call_plugin(
                     path,
                     "NetworkDriver.CreateEndpoint",
                     {**end, "Interface": {"Address": f"10.0.0.{number}/8"}},
                 )
-                ask(path, "NetworkDriver.Join", end)
+                call_plugin(path, "NetworkDriver.Join", end)
                 taken.append((time.perf_counter() - began) * 1000)
             cpu.append((cpu_ms() - before) / count)
             for number in range(count):
-                ask(path, "NetworkDriver.DeleteEndpoint", {"NetworkID": "n", "EndpointID": f"e{number}"})
+                call_plugin(
+                    path, "NetworkDriver.DeleteEndpoint", {"NetworkID": "n", "EndpointID": f"e{number}"}
+                )
         server.shutdown()
         server.server_close()
     return statistics.median(taken), max(taken), min(cpu)

@@ -97,7 +97,7 @@ class Driver:
             "NetworkDriver.EndpointOperInfo": self._info,
             "NetworkDriver.Join": self._join,
             RESERVE: self._reserve,
-            INFO: self._tell,
+            INFO: self._describe,
         }
         # The link returns when the sandbox releases it, after Leave.
         for name in ("Leave", "DiscoverNew", "DiscoverDelete"):
@@ -122,7 +122,7 @@ class Driver:
         with self._lock, self._state.change(written=call not in _RELEASES):
             return self._calls[call](request)
 
-    def _tell(self, _request: Answer) -> Answer:
+    def _describe(self, _request: Answer) -> Answer:
         return {
             "Program": self._program,
             "Networks": sorted(self._state.networks),

@@ -86,7 +86,7 @@ def main(
         return 1
     threading.Thread(target=server.serve_forever, daemon=True).start()
     say(READY)
-    tell_systemd()
+    notify_systemd()
     stop.wait()
     server.shutdown()
     server.server_close()
@@ -118,7 +118,7 @@ def digest_of(path: str) -> str:
         return ""
 
 
-def tell_systemd() -> None:
+def notify_systemd() -> None:
     """Notify systemd that the socket answers, so that it starts the engine (sd_notify(3))."""
     address = os.environ.get("NOTIFY_SOCKET", "")
     if address:

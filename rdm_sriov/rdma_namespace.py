@@ -34,7 +34,7 @@ from ansible_collections.rdm.provision.rdm_sriov.functions import (
 
 """The command that leaves the mode exclusive."""
 _CLASS = "class/infiniband"
-_PATIENCE_S = 60.0
+_TIMEOUT_S = 60.0
 _LOOK_EVERY_S = 0.01
 
 
@@ -111,12 +111,12 @@ class RdmaNamespaces:
             threading.Thread(target=self._follow, args=(device, namespace), daemon=True).start()
 
     def _follow(self, device: str, namespace: str) -> None:
-        until = time.monotonic() + _PATIENCE_S
+        until = time.monotonic() + _TIMEOUT_S
         while not _is_namespace(namespace):
             if time.monotonic() > until:
                 self._warn(
                     "the RDMA device {0} stays here: within {1:g} s there was no namespace {2}".format(
-                        device, _PATIENCE_S, namespace
+                        device, _TIMEOUT_S, namespace
                     )
                 )
                 return

@@ -200,7 +200,7 @@ ARGUMENT_SPEC: Dict[str, Any] = {
 
 _STARTS = {"make", "replace", "start", "restart"}
 """The steps that start the container."""
-_PATIENCE = 60.0
+_TIMEOUT = 60.0
 """Seconds that the engine may be silent, besides the container's stop timeout."""
 
 
@@ -221,7 +221,7 @@ def run(module: AnsibleModule) -> Dict[str, Any]:
         _renew(wanted["lock"])
     files = Plan(with_owner_marker(wanted, wanted["owner_markers"]))
     paths = files.changes()
-    api = DockerAPI(timeout=_PATIENCE + wanted["stop_timeout"])
+    api = DockerAPI(timeout=_TIMEOUT + wanted["stop_timeout"])
     found, gone = leftovers_of(api, name, wanted["cluster"], check)
     functions = Functions(api, wanted["plugin_socket"], ends(wanted), wanted["rdma"])
     before = settings_of(found) if found else {}

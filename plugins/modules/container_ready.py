@@ -108,7 +108,7 @@ def main() -> None:
     module = AnsibleModule(argument_spec=ARGUMENT_SPEC, supports_check_mode=True)
     params = module.params
     began = time.monotonic()
-    taught = networks.Taught([], [])
+    restored = networks.Restored([], [])
     try:
         api = DockerAPI()
         if params["state"] == "unclaimed":
@@ -117,13 +117,13 @@ def main() -> None:
             if not module.check_mode:
                 wait_ready(api, params["name"], params["socket"], params["ready_line"], params["timeout"])
             if params["socket"]:
-                taught = networks.teach(api, params["socket"], params["cluster"], module.check_mode)
+                restored = networks.restore(api, params["socket"], params["cluster"], module.check_mode)
     except (DockerProblem, NotReady, PluginProblem) as problem:
         module.fail_json(msg=str(problem))
-    for warning in taught.warnings:
+    for warning in restored.warnings:
         module.warn(warning)
     waited = round(time.monotonic() - began, 3)
-    module.exit_json(changed=bool(taught.names), waited=waited, taught=taught.names)
+    module.exit_json(changed=bool(restored.names), waited=waited, taught=restored.names)
 
 
 if __name__ == "__main__":

@@ -134,7 +134,7 @@ ARGUMENT_SPEC: Dict[str, Any] = {
 
 _WAKE_TIMEOUT = 10.0  # seconds
 _POLL = 0.1  # seconds
-_PATIENCE = 60.0  # seconds
+_TIMEOUT = 60.0  # seconds
 
 
 def remove_containers(api: DockerAPI, params: Dict[str, Any], check: bool) -> List[str]:
@@ -241,7 +241,7 @@ def main() -> None:
     removed: List[str] = []
     try:
         # The engine is silent while it waits for a container to stop.
-        api = DockerAPI(timeout=_PATIENCE + module.params["stop_timeout"])
+        api = DockerAPI(timeout=_TIMEOUT + module.params["stop_timeout"])
         try:
             if not module.check_mode and module.params["role"] != "plugin":
                 wake_plugin(api, module.params["cluster"], module.params["socket"])

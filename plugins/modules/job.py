@@ -352,7 +352,7 @@ def _request(options: Dict[str, Any]) -> Dict[str, Any]:
 
 def check(agent: Agent, options: Dict[str, Any]) -> Dict[str, Any]:
     """Return the problems that keep a job from starting."""
-    answer = agent.ask("check", [], _request(options), refused=True)
+    answer = agent.call("check", [], _request(options), refused=True)
     return {key: answer[key] for key in ("problems", "facts", "offer") if key in answer}
 
 
@@ -363,7 +363,7 @@ def config(agent: Agent, options: Dict[str, Any]) -> Dict[str, Any]:
 
 def start(agent: Agent, options: Dict[str, Any]) -> Dict[str, Any]:
     """Start a job."""
-    answer = agent.ask("start", [], _request(options))
+    answer = agent.call("start", [], _request(options))
     result = {"changed": bool(answer.get("started"))}
     # Other nodes know only their own part of the job.
     return dict(result, job=answer["job"]) if options["node"] == options["plan"]["master"] else result
@@ -388,13 +388,13 @@ def past(directory: str, place: Dict[str, Any]) -> Dict[str, Any]:
 def state(agent: Agent, options: Dict[str, Any]) -> Dict[str, Any]:
     """Return the state of a job."""
     words = [options["name"]] + (["--wait", str(options["wait"])] if options["wait"] else [])
-    return _described(agent.ask("state", words)["job"])
+    return _described(agent.call("state", words)["job"])
 
 
 def stop(agent: Agent, options: Dict[str, Any]) -> Dict[str, Any]:
     """End a job's processes on this node."""
     words = [options["name"], "--timeout", str(options["timeout"])] + (["--now"] if options["now"] else [])
-    answer = agent.ask("stop", words)
+    answer = agent.call("stop", words)
     return dict(_described(answer["job"]), changed=bool(answer.get("stopped")))
 
 
@@ -412,7 +412,7 @@ def logs(agent: Agent, options: Dict[str, Any]) -> Dict[str, Any]:
         words += ["--grep=" + options["grep"]]
     if options["rank"] is not None:
         words += ["--rank", str(options["rank"])]
-    answer = agent.ask("logs", words)
+    answer = agent.call("logs", words)
     shown = ("text", "parts", "offset", "ended")
     result = {"stream": options["stream"], **{key: answer[key] for key in shown if key in answer}}
     # An agent of an older release says untold.
@@ -428,23 +428,23 @@ def logs(agent: Agent, options: Dict[str, Any]) -> Dict[str, Any]:
 
 def sections(agent: Agent, options: Dict[str, Any]) -> Dict[str, Any]:
     """Return a job's logs by section."""
-    return {"sections": agent.ask("sections", [options["name"]])["sections"]}
+    return {"sections": agent.call("sections", [options["name"]])["sections"]}
 
 
 def report(agent: Agent, options: Dict[str, Any]) -> Dict[str, Any]:
     """Return the data for a job's report."""
-    return {"report": agent.ask("report", [options["name"]])["report"]}
+    return {"report": agent.call("report", [options["name"]])["report"]}
 
 
 def remove(agent: Agent, names: List[str], dry_run: bool) -> Dict[str, Any]:
     """Remove the directories of jobs, and the rest of a killed removal."""
-    answer = agent.ask("remove", names + (["--look"] if dry_run else []))
+    answer = agent.call("remove", names + (["--look"] if dry_run else []))
     return {"removed": answer["removed"], "kept": answer["kept"], "changed": bool(answer["removed"])}
 
 
 def jobs(agent: Agent, _options: Dict[str, Any]) -> Dict[str, Any]:
     """Return the state of all jobs."""
-    return {"jobs": agent.ask("list", [])["jobs"]}
+    return {"jobs": agent.call("list", [])["jobs"]}
 
 
 def _described(job: Dict[str, Any]) -> Dict[str, Any]:

@@ -140,7 +140,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.docker.plugin_client
 from ansible_collections.rdm.provision.plugins.module_utils.network_plugin import installation, networks, unit
 from ansible_collections.rdm.provision.plugins.module_utils.network_plugin.installation import (
     InstallationProblem,
-    Place,
+    Paths,
 )
 
 ARGUMENT_SPEC: Dict[str, Any] = {
@@ -157,7 +157,7 @@ ARGUMENT_SPEC: Dict[str, Any] = {
 }
 
 
-def install(params: Dict[str, Any], place: Place, check: bool) -> Dict[str, Any]:
+def install(params: Dict[str, Any], paths: Paths, check: bool) -> Dict[str, Any]:
     """Write changed files and start the plugin if needed; return the module's result.
 
     Raises:
@@ -169,51 +169,51 @@ def install(params: Dict[str, Any], place: Place, check: bool) -> Dict[str, Any]
     run_as = params["run_as"]
     if run_as == "auto":
         run_as = "unit" if systemd_runs() else "container"
-    installation.refuse_foreign(place, params["cluster"])
+    installation.refuse_foreign(paths, params["cluster"])
     content = from_argument(params["packed"])
     wanted = digest(content)
     text = None
     if run_as == "unit":
-        command = [sys.executable, place.program, "--socket", place.socket, "--state", place.state]
+        command = [sys.executable, paths.program, "--socket", paths.socket, "--state", paths.state]
         command += ["--engine", socket_path(params["engine"])]
-        text = unit.unit(params["cluster"], command, os.path.basename(place.state))
+        text = unit.unit(params["cluster"], command, os.path.basename(paths.state))
         # A plugin in a container of the cluster was removed before, or in check mode would have been.
-        if not installation.active() and someone_listens(place.socket):
+        if not installation.active() and someone_listens(paths.socket):
             api = DockerAPI(params["engine"])
             if not (check and _has_container(api, params["cluster"])):
-                refuse_served(api, place.socket)
-    old = {"program": _shown(place.program), "unit": _text(place.unit)}
-    new_program = installation.differs(place.program, content)
-    new_unit = installation.differs(place.unit, text.encode() if text else None)
-    enable = text is not None and not installation.enabled(place.unit)
-    start = text is not None and (new_unit or installation.running(place.socket) != wanted)
+                refuse_served(api, paths.socket)
+    old = {"program": _shown(paths.program), "unit": _text(paths.unit)}
+    new_program = installation.differs(paths.program, content)
+    new_unit = installation.differs(paths.unit, text.encode() if text else None)
+    enable = text is not None and not installation.enabled(paths.unit)
+    start = text is not None and (new_unit or installation.running(paths.socket) != wanted)
     if not check:
         if new_program:
-            write_whole(place.program, content, 0o755)
+            write_whole(paths.program, content, 0o755)
         if new_unit and text is None:
             installation.control("disable", "--now", unit.NAME)
-            os.unlink(place.unit)
+            os.unlink(paths.unit)
         elif new_unit and text is not None:
-            write_whole(place.unit, text.encode(), 0o644)
+            write_whole(paths.unit, text.encode(), 0o644)
         if new_unit:
             installation.control("daemon-reload")
         if enable:
             installation.control("enable", unit.NAME)
         if start:
             installation.control("restart", unit.NAME)
-            installation.wait(place, wanted, params["timeout"])
-    taught = _teach(params, place, check) if text is not None else networks.Taught([], [])
+            installation.wait(paths, wanted, params["timeout"])
+    restored = _restore(params, paths, check) if text is not None else networks.Restored([], [])
     return {
-        "changed": bool(new_program or new_unit or enable or start or taught.names),
+        "changed": bool(new_program or new_unit or enable or start or restored.names),
         "run_as": run_as,
         "digest": wanted,
         "restarted": start,
-        "taught": taught.names,
-        "warnings": taught.warnings,
+        "taught": restored.names,
+        "warnings": restored.warnings,
         "removed": [],
         "diff": [
-            difference(place.program, old["program"], "program {0}\n".format(wanted)),
-            difference(place.unit, old["unit"], text or ""),
+            difference(paths.program, old["program"], "program {0}\n".format(wanted)),
+            difference(paths.unit, old["unit"], text or ""),
         ],
     }
 
@@ -223,15 +223,15 @@ def _has_container(api: DockerAPI, cluster: str) -> bool:
     return bool(api.get("/containers/json", filters={"label": label_filter(cluster, "plugin")}))
 
 
-def _teach(params: Dict[str, Any], place: Place, check: bool) -> networks.Taught:
+def _restore(params: Dict[str, Any], paths: Paths, check: bool) -> networks.Restored:
     """Restore the plugin's networks. Without an engine, the plugin will query the engine later."""
     try:
-        return networks.teach(DockerAPI(params["engine"]), place.socket, params["cluster"], check)
+        return networks.restore(DockerAPI(params["engine"]), paths.socket, params["cluster"], check)
     except DockerUnavailable:
-        return networks.Taught([], [])
+        return networks.Restored([], [])
 
 
-def remove(params: Dict[str, Any], place: Place, check: bool) -> Dict[str, Any]:
+def remove(params: Dict[str, Any], paths: Paths, check: bool) -> Dict[str, Any]:
     """Remove the plugin; return the module's result.
 
     Raises:
@@ -240,23 +240,23 @@ def remove(params: Dict[str, Any], place: Place, check: bool) -> Dict[str, Any]:
         InstallationProblem: systemctl failed.
     """
     try:
-        installation.refuse_foreign(place, params["cluster"])
-        gone = installation.installed(place)
+        installation.refuse_foreign(paths, params["cluster"])
+        gone = installation.installed(paths)
     except InstallationProblem:
         gone = []  # another cluster's
     if gone:
         api = DockerAPI(params["engine"])
         try:
-            driver = os.path.basename(place.socket).rpartition(".")[0]
-            refuse_while_needed(api, driver, params["cluster"], "the plugin " + place.program, check)
+            driver = os.path.basename(paths.socket).rpartition(".")[0]
+            refuse_while_needed(api, driver, params["cluster"], "the plugin " + paths.program, check)
         except DockerUnavailable:
             if not no_engine_here(api):
                 raise
     if gone and not check:
-        if os.path.lexists(place.unit):
+        if os.path.lexists(paths.unit):
             installation.control("disable", "--now", unit.NAME)
-        gone = installation.remove(place)
-        if place.unit in gone:
+        gone = installation.remove(paths)
+        if paths.unit in gone:
             installation.control("daemon-reload")
     return {
         "changed": bool(gone),
@@ -290,10 +290,10 @@ def main() -> None:
     """Run the module."""
     module = AnsibleModule(argument_spec=ARGUMENT_SPEC, supports_check_mode=True)
     params = module.params
-    place = Place(params["program"], params["unit"], params["socket"], params["state_directory"])
+    paths = Paths(params["program"], params["unit"], params["socket"], params["state_directory"])
     act = install if params["state"] == "present" else remove
     try:
-        result = act(params, place, module.check_mode)
+        result = act(params, paths, module.check_mode)
     except (DockerProblem, InstallationProblem, NotReady, PluginProblem, PreconditionFailed) as problem:
         module.fail_json(msg=str(problem), **echo(module))
     except OSError as error:

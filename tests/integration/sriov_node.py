@@ -14,7 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from ansible_collections.rdm.provision.plugins.module_utils.docker.api import DockerAPI
-from ansible_collections.rdm.provision.plugins.module_utils.docker.plugin_client import FUNCTION, RESERVE, ask
+from ansible_collections.rdm.provision.plugins.module_utils.docker.plugin_client import (
+    FUNCTION,
+    RESERVE,
+    call_plugin,
+)
 from ansible_collections.rdm.provision.rdm_lab.recipe import PLUGIN, file_content
 from ansible_collections.rdm.provision.rdm_sriov.plugin import READY
 
@@ -142,7 +146,7 @@ class Node:
         """Reserve a function for an address; return what the plugin says of it."""
         network = self.docker("network", "inspect", "--format", "{{.Id}}", NETWORK)
         request = {"NetworkID": network, "Address": f"{address}/24"}
-        found: dict[str, Any] = ask(str(self.socket), RESERVE, request, HANGS_S)["Function"]
+        found: dict[str, Any] = call_plugin(str(self.socket), RESERVE, request, HANGS_S)["Function"]
         return found
 
     def speaks(self, api: str) -> bool:

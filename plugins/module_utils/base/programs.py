@@ -49,6 +49,6 @@ def run_program(command: List[str], seconds: float) -> str:
     if done.returncode != 0:
         # Programs report errors on either stream.
         streams = (done.stderr.decode("utf-8", "replace").strip(), output.strip())
-        told = "; ".join(text.splitlines()[-1].strip() for text in streams if text)
-        raise ProgramProblem("{0}: {1}".format(name, told or "status {0}".format(done.returncode)))
+        message = "; ".join(text.splitlines()[-1].strip() for text in streams if text)
+        raise ProgramProblem("{0}: {1}".format(name, message or "status {0}".format(done.returncode)))
     return output

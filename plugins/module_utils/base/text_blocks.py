@@ -33,10 +33,10 @@ def put_block(data: bytes | None, name: str, content: str, at_start: bool = Fals
     Raises:
         BlockError: an unusable name or content, or a marker without its partner.
     """
-    place = _find(data, name) if data is not None else None
-    if data is not None and place is not None:
-        unended = _had_no_newline(data, place)
-        return data[: place[0]] + _render(name, content, unended) + data[place[1] + 1 :]
+    span = _find(data, name) if data is not None else None
+    if data is not None and span is not None:
+        unended = _had_no_newline(data, span)
+        return data[: span[0]] + _render(name, content, unended) + data[span[1] + 1 :]
     if data is None or (at_start and data):
         return _render(name, content) + (data or b"")
     if data.endswith(b"\n"):
@@ -50,11 +50,11 @@ def drop_block(data: bytes, name: str) -> bytes | None:
     Raises:
         BlockError: an unusable name, or a marker without its partner.
     """
-    place = _find(data, name)
-    if place is None:
+    span = _find(data, name)
+    if span is None:
         return data
-    before, after = data[: place[0]], data[place[1] + 1 :]
-    if not after and _had_no_newline(data, place) and not _ends_unended(before):
+    before, after = data[: span[0]], data[span[1] + 1 :]
+    if not after and _had_no_newline(data, span) and not _ends_unended(before):
         return before[:-1]
     return before + after or None
 
@@ -65,8 +65,8 @@ def read_block(data: bytes, name: str) -> bytes | None:
     Raises:
         BlockError: an unusable name, or a marker without its partner.
     """
-    place = _find(data, name)
-    return None if place is None else data[place[0] : place[1]]
+    span = _find(data, name)
+    return None if span is None else data[span[0] : span[1]]
 
 
 def _markers(name: str) -> tuple[bytes, bytes]:
@@ -87,12 +87,12 @@ def _render(name: str, content: str, unended: bool = False) -> bytes:
     return begin + b"\n" + body + (_NO_NEWLINE if unended else b"") + end + b"\n"
 
 
-def _had_no_newline(data: bytes, place: tuple[int, int]) -> bool:
+def _had_no_newline(data: bytes, span: tuple[int, int]) -> bool:
     """Whether the file had no newline at its end before the block was added.
 
     Up to version 0.6 the END line of such a block had none.
     """
-    return place[1] == len(data) or _ends_unended(data[place[0] : place[1] + 1])
+    return span[1] == len(data) or _ends_unended(data[span[0] : span[1] + 1])
 
 
 def _ends_unended(data: bytes) -> bool:

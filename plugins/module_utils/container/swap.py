@@ -275,8 +275,8 @@ class Change:
         self._api.post("/containers/{0}/start".format(container))
 
     def _wait(self) -> None:
-        line, patience = self._wanted["ready_line"], self._wanted["ready_timeout"]
-        wait_ready(self._api, self._name, "", line, patience)
+        line, timeout = self._wanted["ready_line"], self._wanted["ready_timeout"]
+        wait_ready(self._api, self._name, "", line, timeout)
         self._functions.confirm(inspect(self._api, "containers", self._name))
 
     def _protect_jobs(self, found: Container, fate: str) -> None:

@@ -23,7 +23,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.docker.plugin_client
     FUNCTION,
     RESERVE,
     PluginProblem,
-    ask,
+    call_plugin,
 )
 from ansible_collections.rdm.provision.plugins.module_utils.hardware import rdma
 from ansible_collections.rdm.provision.plugins.module_utils.hardware.rdma import SHARED
@@ -38,7 +38,7 @@ address), without empty ones."""
 _PCI = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]$")
 _ETHERNET = re.compile(r"[0-9a-f]{2}(:[0-9a-f]{2}){5}$")
 _RANDOM = "1"  # NET_ADDR_RANDOM of linux/netdevice.h
-_PATIENCE = 30.0  # seconds, for a plugin that serves many at once
+_TIMEOUT = 30.0  # seconds, for a plugin that serves many at once
 _MOVES_S = 30.0  # for an RDMA device to move, after its container has started
 
 
@@ -71,7 +71,7 @@ def held(socket: str, found: Optional[Mapping[str, Any]], network: str) -> str:
         return ""
     body = {"NetworkID": end["NetworkID"], "EndpointID": end["EndpointID"]}
     try:
-        value = ask(socket, "NetworkDriver.EndpointOperInfo", body).get("Value")
+        value = call_plugin(socket, "NetworkDriver.EndpointOperInfo", body).get("Value")
     except PluginProblem:
         return ""
     return str((value if isinstance(value, dict) else {}).get(FUNCTION) or "")
@@ -236,7 +236,7 @@ class Functions:
         if known is None:
             raise PluginProblem("there is no network {0} to reserve a function on".format(network))
         body = {"NetworkID": known["Id"], "Address": _with_prefix(known, address)}
-        given = ask(self._socket, RESERVE, body, _PATIENCE).get("Function")
+        given = call_plugin(self._socket, RESERVE, body, _TIMEOUT).get("Function")
         if not isinstance(given, dict):
             raise PluginProblem("{0} reserves no function: {1!r}".format(self._socket, given))
         key = str(given.get("pci") or given.get("parent") or "")

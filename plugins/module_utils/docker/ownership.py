@@ -21,7 +21,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.docker.engine_facts 
 from ansible_collections.rdm.provision.plugins.module_utils.docker.plugin_client import (
     CAPABILITIES,
     PluginProblem,
-    ask,
+    call_plugin,
 )
 from ansible_collections.rdm.provision.plugins.module_utils.docker.podman import serving
 
@@ -119,7 +119,7 @@ def plugin_answers(path: str) -> str:
         path: the plugin's unix socket.
     """
     try:
-        found = ask(path, CAPABILITIES, {}, _PLUGIN_TIMEOUT)
+        found = call_plugin(path, CAPABILITIES, {}, _PLUGIN_TIMEOUT)
     except PluginProblem as problem:
         return str(problem)
     return "" if "Scope" in found else "{0} answers, but it is not a network driver's".format(path)

@@ -32,7 +32,7 @@ class PluginProblem(Exception):  # noqa: N818  # most are the node's state, not 
     """The plugin does not answer, or refuses; the text is one sentence."""
 
 
-def ask(path: str, call: str, request: Mapping[str, Any], timeout: float = 30.0) -> Dict[str, Any]:
+def call_plugin(path: str, call: str, request: Mapping[str, Any], timeout: float = 30.0) -> Dict[str, Any]:
     """Return a plugin's answer to one call.
 
     Args:

@@ -178,11 +178,11 @@ def _attached(found: Mapping[str, Any], labelled: Mapping[str, Any]) -> dict[str
 
     Here Podman reports a network's name as its id.
     """
-    asked = (_requested(labelled) or {}).get("addresses") or {}
+    requested = (_requested(labelled) or {}).get("addresses") or {}
     settings = dict(found.get("NetworkSettings") or {})
     ends = {}
     for name, end in (settings.get("Networks") or {}).items():
-        address = (end or {}).get("IPAddress") or asked.get(name, "")
+        address = (end or {}).get("IPAddress") or requested.get(name, "")
         ends[name] = dict(end or {}, NetworkID="", IPAMConfig={"IPv4Address": address} if address else None)
     settings["Networks"] = ends
     return dict(found, NetworkSettings=settings)

@@ -206,7 +206,7 @@ class Tcp:
         peer.heard.set()
 
 
-class Claims:
+class ConflictDetector:
     """Detects whether another host has our address, with the ARP probe of RFC 5227.
 
     Raises:
@@ -416,9 +416,9 @@ async def measure(settings: Settings) -> dict[str, Any]:
     source = settings.source
     result: dict[str, Any] = {"problem": "", "method": "icmp", "note": "", "link": link_of(source)}
     result["login"] = {}
-    claims = None
+    detector = None
     with contextlib.suppress(OSError):
-        claims = Claims(result["link"]["name"], source)
+        detector = ConflictDetector(result["link"]["name"], source)
     try:
         prober: Icmp | Tcp = Icmp(source, peers)
     except PermissionError:
@@ -441,7 +441,7 @@ async def measure(settings: Settings) -> dict[str, Any]:
     for task in done:
         task.result()  # raise an error of our own
     result.update(
-        also=claims.other if claims else "",
+        also=detector.other if detector else "",
         rtt_us=[round(statistics.median(peer.rtts), 1) if peer.rtts else None for peer in peers],
         min_us=[round(min(peer.rtts), 1) if peer.rtts else None for peer in peers],
         sent=[peer.sent for peer in peers],

@@ -130,7 +130,7 @@ def rate_of(text: str) -> Optional[float]:
     return float(found.group(1)) if found else None
 
 
-def look(address: str, root: str = "/", rails: str = "1") -> Dict[str, Any]:
+def gather(address: str, root: str = "/", rails: str = "1") -> Dict[str, Any]:
     """Return the result: see the top of this file."""
     opened = usable(root)
     devices = sorted({owner for path, owner in opened.items() if owner and "/uverbs" in path})
@@ -183,7 +183,7 @@ def look(address: str, root: str = "/", rails: str = "1") -> Dict[str, Any]:
 
 def main(arguments: List[str]) -> None:
     """Print the result."""
-    json.dump(look(*arguments), sys.stdout, separators=(",", ":"))
+    json.dump(gather(*arguments), sys.stdout, separators=(",", ":"))
 
 
 if __name__ == "__main__":

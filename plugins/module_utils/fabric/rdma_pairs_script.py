@@ -558,10 +558,10 @@ def options(settings: Settings, program: str, found: Sequence[Optional[float]]) 
 def row_below(text: str, header: str) -> Optional[Tuple[str, List[str]]]:
     """Return the first group of a table's header, and the numbers in the line below it."""
     lines = text.splitlines()
-    for place, line in enumerate(lines[:-1]):
+    for number, line in enumerate(lines[:-1]):
         found = re.search(header, line)
         if found:
-            fields = lines[place + 1].split()
+            fields = lines[number + 1].split()
             number = all(re.match(r"^\d+(\.\d+)?$", field) for field in fields)
             return (found.group(1), fields) if number else None
     return None

@@ -114,8 +114,8 @@ def subnet_manager(device: str, port: int) -> Dict[str, str]:
         printed = run_program([path, "-C", device, "-P", str(port), "-t", "500"], _ANSWER_S)
     except ProgramProblem as problem:
         # The port was opened, but the query got no answer. Other errors do not concern the manager.
-        asked = "failed: query" in str(problem)
-        return {"answer": "no" if asked else "unknown", "text": str(problem)}
+        queried = "failed: query" in str(problem)
+        return {"answer": "no" if queried else "unknown", "text": str(problem)}
     return {"answer": "yes", "text": printed.strip().splitlines()[-1] if printed.strip() else ""}
 
 

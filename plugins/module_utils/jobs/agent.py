@@ -38,7 +38,7 @@ class Agent:
         self._place = place
         self._timeout = timeout
 
-    def ask(
+    def call(
         self, verb: str, words: List[str], request: Optional[Dict[str, Any]] = None, refused: bool = False
     ) -> Dict[str, Any]:
         """Run a verb of the agent and return its answer.

@@ -85,7 +85,7 @@ def unreachable(peers: Sequence[Tuple[str, str]], ssh: Sequence[str] = ("ssh",))
     """
     options = ("-o", "BatchMode=yes", "-o", "ConnectTimeout={0}".format(_SECONDS))
 
-    def ask(peer: Tuple[str, str]) -> str:
+    def log_in(peer: Tuple[str, str]) -> str:
         try:
             done = subprocess.run(
                 [*ssh, *options, peer[1], "true"],
@@ -105,5 +105,5 @@ def unreachable(peers: Sequence[Tuple[str, str]], ssh: Sequence[str] = ("ssh",))
         )
 
     with ThreadPoolExecutor(_AT_ONCE) as pool:
-        answers = list(pool.map(ask, peers))
+        answers = list(pool.map(log_in, peers))
     return {name: output for (name, _), output in zip(peers, answers) if output}

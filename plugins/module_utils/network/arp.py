@@ -47,7 +47,7 @@ def in_use(addresses: Mapping[str, str], sysfs_root: str = "/sys") -> List[Dict[
         for until in (AGAIN_S, LIMIT_S):
             for name in wires:
                 if name not in found:
-                    wires[name].ask()
+                    wires[name].probe()
             while True:
                 silent = {wire.socket: wire for name, wire in wires.items() if name not in found}
                 left = began + until - time.monotonic()
@@ -134,7 +134,7 @@ class _Wire:
         self.socket.close()
         self._sends.close()
 
-    def ask(self) -> None:
+    def probe(self) -> None:
         """Send a probe; on a link that is down it is lost."""
         with contextlib.suppress(OSError):
             self._sends.send(self._frame)

@@ -18,7 +18,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.base.zip_program imp
 from ansible_collections.rdm.provision.plugins.module_utils.docker.plugin_client import (
     INFO,
     PluginProblem,
-    ask,
+    call_plugin,
     someone_listens,
 )
 from ansible_collections.rdm.provision.plugins.module_utils.network_plugin import unit
@@ -37,7 +37,7 @@ class InstallationProblem(Exception):  # noqa: N818  # one sentence for fail_jso
     """The plugin cannot be installed or removed; the text is one sentence."""
 
 
-class Place(NamedTuple):
+class Paths(NamedTuple):
     """The paths of an installation.
 
     Attributes:
@@ -88,7 +88,7 @@ def _server(socket: str, text: str) -> str:
 def running(socket: str) -> str:
     """Return the digest of our program that answers at a socket; "" if none does."""
     try:
-        return str(ask(socket, INFO, {}).get("Program") or "")
+        return str(call_plugin(socket, INFO, {}).get("Program") or "")
     except PluginProblem:
         return ""
 
@@ -105,17 +105,17 @@ def observe(watch: Mapping[str, str]) -> Dict[str, str]:
     """Return a plugin's observed state, as text that is equal if nothing has changed.
 
     Args:
-        watch: `program`, `socket` and `state`, as in :class:`Place`; empty if none of ours is desired.
+        watch: `program`, `socket` and `state`, as in :class:`Paths`; empty if none of ours is desired.
     """
     if not watch:
         return {}
-    place = Place(watch["program"], unit.PATH, watch["socket"], watch["state"])
+    paths = Paths(watch["program"], unit.PATH, watch["socket"], watch["state"])
     return {
-        place.program: _digest(place.program),
-        place.unit: _digest(place.unit),
-        "the unit " + unit.NAME: "enabled" if enabled(place.unit) else "not enabled",
-        "the plugin at " + place.socket: _served(place.socket),
-        os.path.join(place.state, "state.json"): _there(os.path.join(place.state, "state.json")),
+        paths.program: _digest(paths.program),
+        paths.unit: _digest(paths.unit),
+        "the unit " + unit.NAME: "enabled" if enabled(paths.unit) else "not enabled",
+        "the plugin at " + paths.socket: _served(paths.socket),
+        os.path.join(paths.state, "state.json"): _there(os.path.join(paths.state, "state.json")),
     }
 
 
@@ -126,16 +126,16 @@ def enabled(path: str) -> bool:
     return all(map(os.path.lexists, links))
 
 
-def refuse_foreign(place: Place, cluster: str) -> None:
+def refuse_foreign(paths: Paths, cluster: str) -> None:
     """Raise when the unit is not the cluster's."""
-    text = _text(place.unit)
+    text = _text(paths.unit)
     if text is None:
         return
     owner = unit.cluster_of(text)
     if owner != cluster:
         raise InstallationProblem(
             "{0} is {1}: {2}".format(
-                place.unit,
+                paths.unit,
                 "of the cluster " + owner if owner else "not ours",
                 "leave the plugin to it (sriov_enabled: false)" if owner else "move it away",
             )
@@ -169,11 +169,11 @@ def control(*words: str) -> None:
         )
 
 
-def wait(place: Place, wanted: str, timeout: float) -> None:
+def wait(paths: Paths, wanted: str, timeout: float) -> None:
     """Wait until the desired program answers.
 
     Args:
-        place: its paths.
+        paths: of the installation.
         wanted: its digest.
         timeout: seconds.
 
@@ -181,34 +181,34 @@ def wait(place: Place, wanted: str, timeout: float) -> None:
         InstallationProblem: it does not.
     """
     deadline = time.monotonic() + timeout
-    while running(place.socket) != wanted:
+    while running(paths.socket) != wanted:
         if time.monotonic() > deadline:
             raise InstallationProblem(
                 "{0} does not answer at {1} after {2:g} s{3}".format(
-                    unit.NAME, place.socket, timeout, _words()
+                    unit.NAME, paths.socket, timeout, _words()
                 )
             )
         time.sleep(_POLL)
 
 
-def remove(place: Place) -> List[str]:
+def remove(paths: Paths) -> List[str]:
     """Remove the plugin's files and its state; return the removed paths."""
-    gone = installed(place)
+    gone = installed(paths)
     for path in gone:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)
-    for directory in (os.path.dirname(place.program), place.state):
+    for directory in (os.path.dirname(paths.program), paths.state):
         with contextlib.suppress(OSError):  # not empty, or not there
             os.rmdir(directory)
     return gone
 
 
-def installed(place: Place) -> List[str]:
+def installed(paths: Paths) -> List[str]:
     """Return the existing files of the plugin."""
-    names = os.listdir(place.state) if os.path.isdir(place.state) else []
+    names = os.listdir(paths.state) if os.path.isdir(paths.state) else []
     unfinished = sorted(name for name in names if name.startswith(TEMPORARY))
-    kept = [os.path.join(place.state, name) for name in [*_KEPT, *unfinished]]
-    return [path for path in [place.unit, place.program, *kept] if os.path.lexists(path)]
+    kept = [os.path.join(paths.state, name) for name in [*_KEPT, *unfinished]]
+    return [path for path in [paths.unit, paths.program, *kept] if os.path.lexists(path)]
 
 
 def _systemctl(*words: str) -> "subprocess.CompletedProcess[str]":

@@ -18,14 +18,14 @@ from ansible_collections.rdm.provision.plugins.module_utils.docker.plugin_client
     GENERIC,
     INFO,
     PluginProblem,
-    ask,
+    call_plugin,
 )
 
-_PATIENCE = 30.0  # seconds, for a plugin that serves many at once
+_TIMEOUT = 30.0  # seconds, for a plugin that serves many at once
 
 
-class Taught(NamedTuple):
-    """The result of :func:`teach`.
+class Restored(NamedTuple):
+    """The result of :func:`restore`.
 
     Attributes:
         names: the restored networks.
@@ -49,7 +49,7 @@ def lacking(api: DockerAPI, socket: str) -> List[Dict[str, Any]]:
         DockerProblem: the engine does not answer.
     """
     try:
-        known = ask(socket, INFO, {}).get("Networks")
+        known = call_plugin(socket, INFO, {}).get("Networks")
     except PluginProblem:
         return []
     if not isinstance(known, list):
@@ -59,7 +59,7 @@ def lacking(api: DockerAPI, socket: str) -> List[Dict[str, Any]]:
     return sorted((one for one in found if one["Id"] not in known), key=lambda one: str(one["Name"]))
 
 
-def teach(api: DockerAPI, socket: str, cluster: str, check: bool = False) -> Taught:
+def restore(api: DockerAPI, socket: str, cluster: str, check: bool = False) -> Restored:
     """Create the lost networks in the plugin again, with the engine's own request.
 
     Args:
@@ -73,8 +73,8 @@ def teach(api: DockerAPI, socket: str, cluster: str, check: bool = False) -> Tau
         DockerProblem: the engine does not answer.
     """
     if check:
-        return Taught([one["Name"] for one in lacking(api, socket)], [])
-    taught = Taught([], [])
+        return Restored([one["Name"] for one in lacking(api, socket)], [])
+    restored = Restored([], [])
     for one in lacking(api, socket):
         network = api.get("/networks/{0}".format(one["Id"]))
         pools = (network.get("IPAM") or {}).get("Config") or []
@@ -84,14 +84,14 @@ def teach(api: DockerAPI, socket: str, cluster: str, check: bool = False) -> Tau
             "IPv4Data": [{"Pool": pool["Subnet"]} for pool in pools if ":" not in pool["Subnet"]],
         }
         try:
-            ask(socket, CREATE_NETWORK, request, _PATIENCE)
+            call_plugin(socket, CREATE_NETWORK, request, _TIMEOUT)
         except PluginProblem as problem:
             sentence = "the network {0} cannot be made known to the plugin again: {1}".format(
                 network["Name"], problem
             )
             if is_ours(network.get("Labels"), cluster):
                 raise PluginProblem(sentence) from problem
-            taught.warnings.append(sentence)
+            restored.warnings.append(sentence)
         else:
-            taught.names.append(network["Name"])
-    return taught
+            restored.names.append(network["Name"])
+    return restored

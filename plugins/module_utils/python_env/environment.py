@@ -341,10 +341,10 @@ def _remove_tree(place: str) -> None:
                 os.unlink(entry.path)
         os.rmdir(place)
     except OSError as error:
-        told = (
+        message = (
             "{0} cannot be removed: {1}: remove what another user has written there, and run the same again"
         )
-        raise EnvironmentProblem(told.format(place, _why(error))) from None
+        raise EnvironmentProblem(message.format(place, _why(error))) from None
 
 
 def require_unused(directory: str, cluster: str) -> None:
@@ -352,11 +352,11 @@ def require_unused(directory: str, cluster: str) -> None:
     for place in mine(directory, cluster):
         process = in_use(place)
         if process:
-            told = (
+            message = (
                 "{0} is in use by process {1}: stop the job first (rdm-provision stop JOB; "
                 "rdm-provision jobs lists them)"
             )
-            raise EnvironmentInUse(told.format(place, process), process)
+            raise EnvironmentInUse(message.format(place, process), process)
 
 
 def _needed(pythons: str) -> bool:
@@ -458,8 +458,8 @@ def _fill(place: str, wanted: Wanted, sources: Sources, wheel: str, uv: str) -> 
     os.unlink(first)
     # Its digest was verified before.
     run_program([*install, "--no-index", wheel], "install the trainer", variables)
-    asked = [python, "-c", "import platform; print(platform.python_version())"]
-    output = {"python": run_program(asked, "start", variables).strip()}
+    command = [python, "-c", "import platform; print(platform.python_version())"]
+    output = {"python": run_program(command, "start", variables).strip()}
     if wanted.apex:
         output["lost"] = apex.install(
             [*install, *where],

@@ -24,7 +24,7 @@ MARK = ".rdm-provision"
 # Before and after Megatron-LM's core.
 SOURCES = ("megatron/data/helpers.cpp", "megatron/core/datasets/helpers.cpp")
 # torch contains pybind11's headers.
-_ASK = """\
+_QUERY = """\
 import importlib.util, json, os, sysconfig
 found = [importlib.util.find_spec(name) for name in ("pybind11", "torch")]
 print(json.dumps({
@@ -83,7 +83,9 @@ def plan(checkout: str, environment: str) -> Build:
     python = os.path.join(environment, "bin", "python")
     if not os.access(python, os.X_OK):
         raise EnvironmentProblem("there is no environment at {0} to build for".format(environment))
-    output = json.loads(run_program([python, "-I", "-c", _ASK], "say where its headers are", _environment()))
+    output = json.loads(
+        run_program([python, "-I", "-c", _QUERY], "say where its headers are", _environment())
+    )
     if not output["pybind11"]:
         raise EnvironmentProblem("{0} has neither pybind11 nor torch, which brings it".format(environment))
     target = source[: -len(".cpp")] + output["suffix"]

@@ -141,16 +141,16 @@ def answers(name: str, address: str = "") -> bool:
         except OSError:
             return False
         return True
-    asked: Dict[str, List[str]] = {
+    queries: Dict[str, List[str]] = {
         "munge": [find_program("munge"), "-n"],
         "mariadb": [find_program("mariadb", "mysql"), "--batch", "--execute=SELECT 1"],
         "slurmdbd": [find_program("sacctmgr"), "--noheader", "show", "cluster"],
         "slurmctld": [find_program("scontrol"), "ping"],
     }
-    if name not in asked:
+    if name not in queries:
         return True
     try:
-        output = run_program(asked[name], RUN_S)
+        output = run_program(queries[name], RUN_S)
     except ProgramProblem:
         return False
     return name != "slurmctld" or "UP" in output

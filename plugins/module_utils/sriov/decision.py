@@ -277,7 +277,7 @@ def _wrong_settings(found: Physical, wanted: Wanted) -> Iterator[str]:
     if long and not found.infiniband:
         yield "{0} is Ethernet, and {1} is a GUID: give its VFs MACs".format(found.name, long)
     if found.infiniband:
-        asked = [
+        requested = [
             what
             for what, value in (
                 ("VLAN", wanted.vlan),
@@ -286,9 +286,9 @@ def _wrong_settings(found: Physical, wanted: Wanted) -> Iterator[str]:
             )
             if value is not None
         ]
-        if asked:
+        if requested:
             yield "{0} is InfiniBand, whose VFs have no {1}: leave it out".format(
-                found.name, " or ".join(asked)
+                found.name, " or ".join(requested)
             )
         mute = [vf for vf in found.there if not vf.policy and not vf.address]
         if mute and (wanted.policy or wanted.addresses):
@@ -339,10 +339,14 @@ def _differences(found: Physical, vf: Virtual, wanted: Wanted) -> Iterator[Diffe
             ("trust", "trust", _on(vf.trust), _on(wanted.trust), False),
             ("spoof check", "spoofchk", _on(vf.spoof_check), _on(wanted.spoof_check), False),
         )
-        for what, word, is_now, asked, rebind in settings:
-            if asked and asked != is_now:
+        for what, word, is_now, requested, rebind in settings:
+            if requested and requested != is_now:
                 yield Difference(
-                    what, is_now or "unknown", asked, (_ip_step(found, vf, what, word, asked),), rebind
+                    what,
+                    is_now or "unknown",
+                    requested,
+                    (_ip_step(found, vf, what, word, requested),),
+                    rebind,
                 )
         if vf.interface and address and address == vf.address != vf.mac:
             yield Difference("MAC", "{0} in its driver".format(vf.mac or "none"), address, (), True)

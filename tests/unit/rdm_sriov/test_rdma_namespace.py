@@ -118,7 +118,7 @@ def test_a_device_waits_for_a_namespace_that_the_engine_makes_later(node: Node) 
 
 
 def test_a_namespace_that_is_never_made_is_said(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rdma_namespace, "_PATIENCE_S", 0.1)
+    monkeypatch.setattr(rdma_namespace, "_TIMEOUT_S", 0.1)
     node.namespaces.lend("ib0.0", True, str(node.root / "never"))
     assert wait_until(lambda: bool(node.said), 240)
     assert "the RDMA device mlx5_0 stays here: within 0.1 s there was no namespace" in node.said[0]

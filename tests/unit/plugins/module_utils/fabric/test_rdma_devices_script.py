@@ -42,8 +42,8 @@ class Container:
             write(self.root / f"dev/infiniband/umad{number}", "")
         return port
 
-    def look(self, rails: str = "1") -> dict[str, object]:
-        return script.look(ADDRESS, str(self.root), rails)
+    def gather(self, rails: str = "1") -> dict[str, object]:
+        return script.gather(ADDRESS, str(self.root), rails)
 
 
 @pytest.fixture
@@ -62,7 +62,7 @@ def test_of_all_that_sysfs_shows_only_what_can_be_opened_is_usable(container: Co
     container.device(0, given=False)
     container.device(2)
     write(container.root / "dev/infiniband/rdma_cm", "")
-    found = container.look()
+    found = container.gather()
     assert found["problem"] == ""
     assert found["usable"] == {
         "/dev/infiniband/rdma_cm": "",
@@ -78,7 +78,7 @@ def test_the_gid_table_says_which_device_and_which_index(container: Container) -
     assert mine == "0000:0000:0000:0000:0000:ffff:c0a9:1065"
     container.device(1, gids={0: (LINK_LOCAL, "IB/RoCE v1"), 3: (script.gid_of("10.0.0.1"), "RoCE v2")})
     container.device(4, gids={0: (LINK_LOCAL, "RoCE v2"), 2: (mine, "IB/RoCE v1"), 3: (mine, "RoCE v2")})
-    found = container.look()
+    found = container.gather()
     assert (found["device"], found["gid_index"]) == ("mlx5_4", 3)
 
 
@@ -88,38 +88,38 @@ def test_ipoib_has_the_guid_in_its_hardware_address(container: Container) -> Non
     write(port / "gids/0", "fe80:0000:0000:0000:0011:2233:4455:6677")
     address = "00:00:10:29:fe:80:00:00:00:00:00:00:00:11:22:33:44:55:66:77"
     write(container.root / "sys/class/net/eth0/address", address)
-    assert container.look()["device"] == "mlx5_2"
+    assert container.gather()["device"] == "mlx5_2"
 
 
 def test_the_device_may_be_below_the_interface(container: Container) -> None:
     container.device(1)
     container.device(2)
     (container.root / "sys/class/net/eth0/device/infiniband/mlx5_1").mkdir(parents=True)
-    assert container.look()["device"] == "mlx5_1"
+    assert container.gather()["device"] == "mlx5_1"
 
 
 def test_the_only_device_is_not_taken_for_that_of_each_rail(container: Container) -> None:
     container.device(1)
-    assert container.look()["device"] == "mlx5_1"
-    assert container.look("2")["problem"] == f"none of its RDMA devices mlx5_1 has the address {ADDRESS}"
+    assert container.gather()["device"] == "mlx5_1"
+    assert container.gather("2")["problem"] == f"none of its RDMA devices mlx5_1 has the address {ADDRESS}"
 
 
 def test_a_device_whose_interface_is_elsewhere_is_foreign(container: Container) -> None:
     container.device(1)
     container.device(2)
     (container.root / "sys/class/infiniband/mlx5_2/device/net/eth2").rmdir()
-    found = container.look()
+    found = container.gather()
     assert found["foreign"] == ["mlx5_2"]
     assert found["problem"] == f"none of its RDMA devices mlx5_1, mlx5_2 has the address {ADDRESS}"
 
 
 def test_each_problem_is_one_sentence(container: Container, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert container.look()["problem"] == "it has no RDMA device: the node shows none"
+    assert container.gather()["problem"] == "it has no RDMA device: the node shows none"
     port = container.device(0, given=False)
-    assert container.look()["problem"] == "it has no RDMA device: none of mlx5_0 can be opened"
+    assert container.gather()["problem"] == "it has no RDMA device: none of mlx5_0 can be opened"
     write(container.root / "dev/infiniband/uverbs0", "")
     write(port / "state", "2: INIT")
-    assert container.look()["problem"] == "port 1 of mlx5_0 is INIT, not ACTIVE"
+    assert container.gather()["problem"] == "port 1 of mlx5_0 is INIT, not ACTIVE"
     monkeypatch.setenv("PATH", "/nonexistent")
     said = "its image has no ib_write_bw: add the package perftest to the image"
-    assert container.look()["problem"] == said
+    assert container.gather()["problem"] == said

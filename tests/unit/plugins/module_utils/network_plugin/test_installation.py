@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from ansible_collections.rdm.provision.plugins.module_utils.network_plugin.installation import (
     InstallationProblem,
-    Place,
+    Paths,
     control,
     remove,
 )
@@ -35,9 +35,9 @@ def test_its_own_last_words_are_said_and_not_systemds(
 
 
 def test_what_a_write_that_was_killed_left_goes_with_the_rest(tmp_path: Path) -> None:
-    place = Place(*(str(tmp_path / name) for name in ("lib/program", "unit", "socket", "state")))
+    paths = Paths(*(str(tmp_path / name) for name in ("lib/program", "unit", "socket", "state")))
     for name in ("lib/program", "state/state.json", "state/.rdm-provision-x1"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
-    assert len(remove(place)) == 3
+    assert len(remove(paths)) == 3
     assert list(tmp_path.iterdir()) == []

@@ -12,7 +12,10 @@ import pytest
 from ansible_collections.rdm.provision.plugins.module_utils.base.zip_program import digest
 from ansible_collections.rdm.provision.plugins.module_utils.constants import LABEL_CLUSTER
 from ansible_collections.rdm.provision.plugins.module_utils.docker.api import DockerUnavailable
-from ansible_collections.rdm.provision.plugins.module_utils.docker.plugin_client import PluginProblem, ask
+from ansible_collections.rdm.provision.plugins.module_utils.docker.plugin_client import (
+    PluginProblem,
+    call_plugin,
+)
 from ansible_collections.rdm.provision.plugins.module_utils.network_plugin import installation, networks, unit
 from ansible_collections.rdm.provision.plugins.module_utils.state import state_file
 from ansible_collections.rdm.provision.plugins.modules import container_ready, node_facts, sriov_plugin
@@ -124,28 +127,28 @@ def names(engine: Engine, plugin: Plugin) -> list[str]:
     return [one["Name"] for one in networks.lacking(engine, plugin.socket)]  # type: ignore[arg-type]
 
 
-def teach(engine: Engine, plugin: Plugin) -> networks.Taught:
-    return networks.teach(engine, plugin.socket, "rdm")  # type: ignore[arg-type]
+def restore(engine: Engine, plugin: Plugin) -> networks.Restored:
+    return networks.restore(engine, plugin.socket, "rdm")  # type: ignore[arg-type]
 
 
 def test_what_it_lacks_it_is_told_as_it_was(plugin: Plugin, engine: Engine) -> None:
     body = {"NetworkID": "ibnet" * 8, "EndpointID": "e", "Interface": {"Address": "192.169.16.100/24"}}
     with pytest.raises(PluginProblem, match="unknown here and the engine does not say what it was"):
-        ask(plugin.socket, "NetworkDriver.CreateEndpoint", body)
+        call_plugin(plugin.socket, "NetworkDriver.CreateEndpoint", body)
     assert names(engine, plugin) == ["ibnet"]
-    assert teach(engine, plugin) == (["ibnet"], [])
+    assert restore(engine, plugin) == (["ibnet"], [])
     [network] = plugin.state.networks.values()
     assert (network.parents, network.vlan, network.privileged) == (("ib0",), 7, True)
     assert names(engine, plugin) == []
-    assert teach(engine, plugin) == ([], [])
-    ask(plugin.socket, "NetworkDriver.CreateEndpoint", body)
+    assert restore(engine, plugin) == ([], [])
+    call_plugin(plugin.socket, "NetworkDriver.CreateEndpoint", body)
 
 
 def test_one_of_ours_that_cannot_be_is_refused_and_one_of_others_is_told(
     plugin: Plugin, engine: Engine
 ) -> None:
     engine.network("theirs", labels={}, netdevice="gone0")
-    assert teach(engine, plugin) == (
+    assert restore(engine, plugin) == (
         ["ibnet"],
         [
             "the network theirs cannot be made known to the plugin again: "
@@ -154,7 +157,7 @@ def test_one_of_ours_that_cannot_be_is_refused_and_one_of_others_is_told(
     )
     engine.network("mine", netdevice="gone0")
     with pytest.raises(PluginProblem, match="the network mine cannot be made known"):
-        teach(engine, plugin)
+        restore(engine, plugin)
 
 
 def test_the_look_finds_what_the_plugin_lacks_and_that_it_is_dead(plugin: Plugin, engine: Engine) -> None:
@@ -175,7 +178,7 @@ def test_the_look_finds_what_the_plugin_lacks_and_that_it_is_dead(plugin: Plugin
         now = state_file.observe(watch, "", engine)  # type: ignore[arg-type]
         return state_file.drift(right, now).get("sriov", [])
 
-    teach(engine, plugin)
+    restore(engine, plugin)
     right = state_file.observe(watch, "", engine)  # type: ignore[arg-type]
     assert drift() == []
     plugin.state.networks.clear()
