@@ -170,9 +170,10 @@ RULES: tuple[tuple[str, str, str], ...] = (
     ),
     # Layout.
     (
-        "sequence parallelism, other forms of context parallelism",
-        "Not here: take `parallel.context`, checkpoint activations, or " + MISSING.removeprefix("Not here; "),
-        r"sequence-parallel|(hierarchical-|hybrid-)context-parallel.*|ds-sequence-parallel.*|force-ds-sequence-parallel"
+        "other forms of sequence and context parallelism",
+        "Not here: take `parallel.sequence_parallel`, `parallel.context`, checkpoint activations, or "
+        + MISSING.removeprefix("Not here; "),
+        r"(hierarchical-|hybrid-)context-parallel.*|ds-sequence-parallel.*|force-ds-sequence-parallel"
         r"|max-seqlen-per-dp-cp-rank|cp-comm-type|mlp-chunks-.*",
     ),
     (

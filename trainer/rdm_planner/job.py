@@ -61,6 +61,7 @@ def with_layout(config: Config, layout: Layout, cut: Sequence[int] | None = None
         parallel=dataclasses.replace(
             config.parallel,
             tensor=layout.tensor,
+            sequence_parallel=config.parallel.sequence_parallel and layout.tensor > 1,
             pipeline=layout.pipeline,
             data=data,
             expert=layout.expert,
@@ -418,9 +419,9 @@ class _Shaped:
         return held.own[end] - held.own[begin] - tied - experts, experts
 
     def activation_bits(self) -> float:
-        """Return what a stage hands to the next for a micro-batch."""
+        """Return what a rank of a stage hands to the next for a micro-batch."""
         model = self.job.model
-        tokens = self.job.spec.tokens_per_sample
+        tokens = self.job.spec.tokens_per_sample / self.job.parallel.token_shards
         return self.layout.micro_batch * tokens * model.hidden_size * _width(self.job) * _BITS
 
     def memory(self, stage: int, begin: int, end: int) -> int:

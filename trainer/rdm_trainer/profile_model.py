@@ -120,7 +120,13 @@ def measure(
 def _shared(config: Config, tensor: int) -> Config:
     """Return the job with so many tensor ranks and no pipeline."""
     parallel = dataclasses.replace(
-        config.parallel, tensor=tensor, pipeline=1, virtual_pipeline=1, expert=1, context=1
+        config.parallel,
+        tensor=tensor,
+        sequence_parallel=False,
+        pipeline=1,
+        virtual_pipeline=1,
+        expert=1,
+        context=1,
     )
     return dataclasses.replace(config, parallel=parallel)
 
@@ -190,6 +196,7 @@ def _job(config: Config, topology: Topology, count: tuple[int, int], saved: Any)
         parallel=replace(
             config.parallel,
             tensor=topology.tensor,
+            sequence_parallel=False,
             pipeline=1,
             virtual_pipeline=1,
             expert=1,

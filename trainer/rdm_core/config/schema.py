@@ -189,6 +189,10 @@ class ParallelConfig:
 
     tensor: Positive = 1
     """Ranks that share each layer."""
+    sequence_parallel: bool = False
+    """Each tensor rank computes norms, dropout and residual sums for its part of the tokens, not for all of
+    them: that takes less memory for activations, and is slower by some percent. It needs `engine: native`,
+    and `model.seq_length` in multiples of `tensor * context`."""
     pipeline: Positive = 1
     """Stages that the layers are cut into."""
     virtual_pipeline: Positive = 1
@@ -225,6 +229,11 @@ class ParallelConfig:
     def ranks_of_replica(self) -> int:
         """How many ranks take a micro-batch together."""
         return self.tensor * self.context * self.pipeline
+
+    @property
+    def token_shards(self) -> int:
+        """Tensor ranks that share a sample's tokens between the tensor-parallel parts."""
+        return self.tensor if self.sequence_parallel else 1
 
     def recomputed(self, blocks: int) -> int:
         """Return how many of a stage's blocks compute their activations again.

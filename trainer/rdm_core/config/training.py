@@ -23,6 +23,7 @@ def check(config: Config, world_size: int | None = None) -> Iterator[str]:
         _attention,
         _experts,
         _context,
+        _sequence_parallel,
         _positions,
         _t5,
         _bert,
@@ -158,6 +159,39 @@ def _context(config: Config) -> Iterator[str]:
             f"parallel.context {ranks} needs optimisation.calculate_per_token_loss where data.eod_mask_loss "
             "leaves the parts of a sample different numbers of tokens; set it to true."
         )
+
+
+def _sequence_parallel(config: Config) -> Iterator[str]:
+    model, parallel = config.model, config.parallel
+    if not parallel.sequence_parallel:
+        return
+    if config.engine != "native":
+        yield (
+            f"parallel.sequence_parallel needs the native engine, but engine is {config.engine}; set engine "
+            "to native, or sequence_parallel to false."
+        )
+    if parallel.tensor == 1:
+        yield (
+            "parallel.sequence_parallel shares tokens between tensor ranks, but parallel.tensor is 1; take a "
+            "larger one, or set sequence_parallel to false."
+        )
+    if model.experts:
+        yield (
+            "parallel.sequence_parallel is not combined with model.experts, whose router takes all tokens; "
+            "set it to false."
+        )
+    shards, ranks = parallel.token_shards * parallel.context, f"parallel.tensor {parallel.tensor}"
+    if parallel.context > 1:
+        ranks += f" x parallel.context {parallel.context} = {shards}"
+    lengths = {"seq_length": model.seq_length}
+    if model.kind == "t5":
+        lengths["decoder_seq_length"] = model.decoder_length
+    for key, length in lengths.items():
+        if length % shards:
+            yield (
+                f"model.{key} {length} is not a multiple of {ranks}, and with parallel.sequence_parallel "
+                "these ranks have equal parts of the tokens; change one."
+            )
 
 
 def _sharing_replicas(expert: int, data: int) -> Iterator[str]:

@@ -277,7 +277,7 @@ def _activations(config: Config, layers: list[LayerSize], in_flight: int) -> int
     """Return the bytes that a stage keeps between forward and backward passes."""
     spec, parallel = config.spec, config.parallel
     samples = config.optimisation.micro_batch_size
-    line = spec.hidden_size * _width(config)
+    line = spec.hidden_size * _width(config) // parallel.token_shards
     kept = 0
     blocks = [layer.name for layer in layers if layer.name.endswith("Block")]
     whole = [_block_activations(config, name) for name in blocks]
@@ -287,6 +287,8 @@ def _activations(config: Config, layers: list[LayerSize], in_flight: int) -> int
             # An embedding's output, a layer norm's or the head's input.
             # A BERT's last norm also keeps the inputs of the layer and the norm behind it.
             lines = 4 if layer.name == "FinalNorm" and spec.kind == "bert" else 1
+            # The head gathers the tokens that tensor ranks share.
+            lines *= parallel.token_shards if layer.name == "Head" else 1
             kept += _tokens(config, layer.name) * line * lines
     interval = parallel.activation_checkpointing_interval
     kept += sum(_tokens(config, name) * line for name in blocks[:recomputed:interval])
@@ -312,7 +314,8 @@ def _block_activations(config: Config, name: str) -> int:
     """Return the bytes that one block keeps for one sample, without checkpointing.
 
     Inputs of the layer norms and of the matrix products, queries, keys, values, the attention's output with
-    one fp32 number per head, and both sides of the activation function; with dropout a byte per element.
+    one fp32 number per head, and both sides of the activation function; with dropout a byte per element. With
+    sequence parallelism, tensor ranks share the first two as well, and dropout's bytes.
     """
     spec, tensor = config.spec, config.parallel.tensor
     width = _width(config)
@@ -321,7 +324,8 @@ def _block_activations(config: Config, name: str) -> int:
         size * width for size in (spec.hidden_size, spec.attention_size, spec.key_value_size)
     )
     sides = (3 if spec.ffn == "gated" else 2) * spec.ffn_size * width
-    dropout = spec.hidden_size if spec.hidden_dropout else 0
+    hidden //= config.parallel.token_shards
+    dropout = (spec.hidden_size if spec.hidden_dropout else 0) // config.parallel.token_shards
     per_head = 4 * spec.heads
     shared *= spec.ranks_of_key_value_head(tensor)
     attention = 2 * hidden + (2 * inner + 2 * shared + per_head) // tensor + dropout

@@ -297,6 +297,8 @@ def _row(
         overrides.append(f"launcher.nodes={len(estimate.nodes)}")
     if job.launcher.devices_per_node is not None:
         overrides.append(f"launcher.devices_per_node={gpus}")
+    if tuned.parallel.sequence_parallel != job.parallel.sequence_parallel:
+        overrides.append("parallel.sequence_parallel=false")
     if tuned.parallel.partition != job.parallel.partition:
         overrides.append(f"parallel.partition={tuned.parallel.partition}")
     if placed and len(set(estimate.nodes)) > 1:

@@ -119,7 +119,8 @@ def _facts(job: Config, report: Report, accelerator: Accelerator | None) -> Iter
     cut = f", partition {parallel.partition}" if report.pipeline > 1 else ""
     context = f" x context {report.context}" if report.context > 1 else ""
     virtual = f" ({parallel.virtual_pipeline} chunks each)" if parallel.virtual_pipeline > 1 else ""
-    axes = f"tensor {report.tensor}{context} x pipeline {report.pipeline}{virtual} x data {report.data}"
+    tensor = f"{report.tensor}{' (sequence parallel)' if parallel.sequence_parallel else ''}"
+    axes = f"tensor {tensor}{context} x pipeline {report.pipeline}{virtual} x data {report.data}"
     plural = "s" if report.world_size > 1 else ""
     yield (
         "layout",

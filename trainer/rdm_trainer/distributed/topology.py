@@ -83,6 +83,7 @@ class Topology:
         model_group: The ranks of the tensor and the expert axis, which share the experts.
         replica_group: Those that have the same of everything.
         key_value_group: The tensor ranks that share a head of keys and values, if there are fewer heads.
+        sequence_parallel: Between the tensor-parallel layers, each tensor rank has its part of the tokens.
 
     The groups are ``None`` in a topology made without process groups; ``grid`` is DeepSpeed's
     ``PipelineParallelGrid`` (its model-parallel unit), whose groups these are, where its engine runs.
@@ -106,11 +107,19 @@ class Topology:
     model_group: Any = None
     replica_group: Any = None
     key_value_group: Any = None
+    sequence_parallel: bool = False
     grid: Any = None
 
     @classmethod
     def create(
-        cls, tensor: int, pipeline: int, expert: int = 1, context: int = 1, *, sharing: int = 1
+        cls,
+        tensor: int,
+        pipeline: int,
+        expert: int = 1,
+        context: int = 1,
+        *,
+        sharing: int = 1,
+        sequence_parallel: bool = False,
     ) -> Topology:
         """Spread the initialised world over axes, on every rank.
 
@@ -120,6 +129,7 @@ class Topology:
             expert: Data-parallel ranks that share the experts.
             context: Ranks that share each sample.
             sharing: Tensor ranks that share a head of keys and values.
+            sequence_parallel: Tensor ranks share the tokens between the tensor-parallel layers.
 
         Raises:
             TrainerError: The world cannot be divided like that.
@@ -166,6 +176,7 @@ class Topology:
             model_group=groups["model"],
             replica_group=groups["replica"],
             key_value_group=key_value_group(sharing),
+            sequence_parallel=sequence_parallel,
         )
 
     @classmethod

@@ -28,7 +28,9 @@ def create_topology(config: Config) -> Topology:
     axes = (parallel.tensor, parallel.pipeline, parallel.expert)
     sharing = config.spec.ranks_of_key_value_head(parallel.tensor)
     if config.engine == "native":
-        return Topology.create(*axes, parallel.context, sharing=sharing)
+        return Topology.create(
+            *axes, parallel.context, sharing=sharing, sequence_parallel=parallel.sequence_parallel
+        )
     if importlib.util.find_spec("deepspeed") is None:
         raise TrainerError(
             "engine is deepspeed, but DeepSpeed is not installed here; install it, or set engine to native."

@@ -329,8 +329,11 @@ class Engine(abc.ABC):
 
     def _seed_dropout(self) -> None:
         # From the step, not from the last state: a resumed run drops what an unbroken one would. The ranks of
-        # a tensor group share it, because what is whole on each must be dropped alike.
-        place = (self.topology.pipeline_rank, self.topology.data_rank)
+        # a tensor group share it, because what is whole on each must be dropped alike; with sequence
+        # parallelism nothing is.
+        topology = self.topology
+        shard = (topology.tensor_rank,) if topology.sequence_parallel else ()
+        place = (topology.pipeline_rank, topology.data_rank, *shard)
         torch.manual_seed(seed_of(self.config.optimisation.seed, "dropout", self.steps, *place))
 
 

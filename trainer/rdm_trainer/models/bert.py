@@ -62,7 +62,7 @@ def layers(config: Config, topology: Topology, device: torch.device | None = Non
     """Return the model's layers: tokens int64 [batch, sequence] go in, the head makes logits or the loss."""
     spec = config.spec
     rotary = RotaryPositions(spec, device) if spec.is_rotary else None
-    positions: Callable[[], nn.Module] = partial(PositionEmbedding, spec)
+    positions: Callable[[], nn.Module] = partial(PositionEmbedding, spec, topology)
     if rotary is not None:
         positions = partial(nn.Dropout, spec.hidden_dropout)
     embedding = word_embedding(VocabParallelEmbedding, config, topology)

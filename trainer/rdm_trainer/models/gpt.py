@@ -11,7 +11,6 @@ from torch import nn
 
 from rdm_core.config import Config
 from rdm_core.model_spec import ModelSpec
-from rdm_trainer.distributed.context_parallel import SequencePart
 from rdm_trainer.distributed.pipeline_parallel.pipeline import Layer
 from rdm_trainer.distributed.tensor_parallel.layers import VocabParallelEmbedding
 from rdm_trainer.distributed.topology import Topology
@@ -48,8 +47,8 @@ class DocumentEmbedding(VocabParallelEmbedding):
 class DocumentPositions(PositionEmbedding):
     """Learned positions, which may begin anew in each document."""
 
-    def __init__(self, spec: ModelSpec, part: SequencePart | None, *, resets: bool) -> None:
-        super().__init__(spec, part)
+    def __init__(self, spec: ModelSpec, topology: Topology, *, resets: bool) -> None:
+        super().__init__(spec, topology)
         self.resets = resets
 
     def forward(self, inputs: Pair) -> Pair:  # type: ignore[override]
@@ -93,7 +92,6 @@ def layers(config: Config, topology: Topology, device: torch.device | None = Non
     """
     spec, data = config.spec, config.data
     rotary = None if spec.positions else RotaryPositions(spec, device)
-    part = SequencePart.of(topology)
     kind: Callable[..., VocabParallelEmbedding]
     positions: Callable[[], nn.Module]
     block: Callable[..., nn.Module]
@@ -104,7 +102,7 @@ def layers(config: Config, topology: Topology, device: torch.device | None = Non
             kind, block = partial(DocumentMoEEmbedding, spec), DocumentMoEBlock
             norm = partial(DocumentMoENorm, spec)
         embedding = word_embedding(kind, config, topology)
-        positions = partial(DocumentPositions, spec, part, resets=data.reset_position_ids)
+        positions = partial(DocumentPositions, spec, topology, resets=data.reset_position_ids)
         if rotary is not None:
             positions = partial(DocumentDropout, spec.hidden_dropout)
         block = partial(block, apart=data.reset_attention_mask, resets=data.reset_position_ids)
@@ -114,7 +112,7 @@ def layers(config: Config, topology: Topology, device: torch.device | None = Non
         if spec.experts:
             embedding = word_embedding(partial(MoEEmbedding, spec), config, topology)
             block, norm = MoEBlock, partial(MoENorm, spec)
-        positions = partial(PositionEmbedding, spec, part)
+        positions = partial(PositionEmbedding, spec, topology)
         if rotary is not None:
             positions = partial(nn.Dropout, spec.hidden_dropout)
     tied = "embed" if spec.tied_embeddings else None

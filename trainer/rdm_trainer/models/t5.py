@@ -152,7 +152,7 @@ def layers(config: Config, topology: Topology, padding: int) -> list[Layer]:
     """Return the layers: (encoder tokens, decoder tokens) go in, the head makes logits or the loss."""
     spec = config.spec
     embedding = word_embedding(Embedding, config, topology)
-    positions: Callable[[], nn.Module] = partial(SharedPositions, spec)
+    positions: Callable[[], nn.Module] = partial(SharedPositions, spec, topology)
     # Learned positions are both stacks', while each has a table of its own.
     shared: str | None = "positions"
     if spec.relative_buckets:

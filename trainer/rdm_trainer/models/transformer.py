@@ -27,7 +27,7 @@ from rdm_trainer.distributed.tensor_parallel.layers import (
     ColumnParallelLinear,
     RowParallelLinear,
     VocabParallelEmbedding,
-    gathered_features,
+    gathered,
     shared_tensor,
 )
 from rdm_trainer.distributed.topology import Topology
@@ -112,12 +112,15 @@ class PositionEmbedding(nn.Module):
 
     Args:
         spec: The model.
-        part: What this rank has of each sequence; None: all of it.
+        topology: This rank's place, which says what it has of each sequence.
     """
 
-    def __init__(self, spec: ModelSpec, part: SequencePart | None = None) -> None:
+    def __init__(self, spec: ModelSpec, topology: Topology) -> None:
         super().__init__()
-        self.part = part
+        self.part = SequencePart.of(topology)
+        self.shard, self.shards = (
+            (topology.tensor_rank, topology.tensor) if topology.sequence_parallel else (0, 1)
+        )
         self.weight = parameter(Placement((spec.positions, spec.hidden_size), std=spec.init_std))
         self.dropout = spec.hidden_dropout
         self.past: Past | None = None
@@ -129,22 +132,24 @@ class PositionEmbedding(nn.Module):
             hidden_states: Of the tokens.
             starts: Where positions start again at 0, int64 [batch, sequence].
         """
-        places = _positions(hidden_states, self.past, starts, self.part)
-        return functional.dropout(hidden_states + self.weight[places], self.dropout, self.training)
+        tokens = hidden_states.shape[1] * self.shards
+        places = _positions(tokens, hidden_states.device, self.past, starts, self.part)
+        rows = self.weight[places].chunk(self.shards, dim=-2)[self.shard]
+        return functional.dropout(hidden_states + rows, self.dropout, self.training)
 
 
 def _positions(
-    hidden_states: torch.Tensor,
+    tokens: int,
+    device: torch.device,
     past: Past | None,
     starts: torch.Tensor | None,
     part: SequencePart | None,
 ) -> slice | torch.Tensor:
-    """Return the positions of [batch, sequence, ...], behind a past or counted in each document."""
-    first, length = past.length if past is not None else 0, hidden_states.shape[1]
+    """Return the positions of so many tokens, behind a past or counted in each document."""
     if part is None and starts is None:
-        return slice(first, first + length)
-    device = hidden_states.device
-    places = torch.arange(length, device=device) if part is None else part.places(length, device)
+        first = past.length if past is not None else 0
+        return slice(first, first + tokens)
+    places = torch.arange(tokens, device=device) if part is None else part.places(tokens, device)
     return places if starts is None else places - starts
 
 
@@ -159,7 +164,9 @@ class _Attention(nn.Module):
         self.head_size = spec.head_size
         self.scale = spec.softmax_scale
         self.dropout = spec.attention_dropout
-        self.tensor_rank = topology.tensor_rank if topology.tensor > 1 else None
+        # With sequence parallelism, nothing is whole on each rank, and all draw differently anyway.
+        shares_state = topology.tensor > 1 and not topology.sequence_parallel
+        self.tensor_rank = topology.tensor_rank if shares_state else None
         self.out_proj = RowParallelLinear(
             spec.attention_size, spec.hidden_size, topology, residual_std(spec), bias=spec.has_biases
         )
@@ -287,7 +294,8 @@ class SelfAttention(_Attention):
             spec.init_std,
             bias=spec.has_qkv_biases,
         )
-        group = topology.tensor_group if topology.tensor > 1 else None
+        # With sequence parallelism, the engine sums these weights' gradients with the others that are whole.
+        group = topology.tensor_group if topology.tensor > 1 and not topology.sequence_parallel else None
         self.q_norm = HeadNorm(spec, group) if spec.qk_norm else None
         self.k_norm = HeadNorm(spec, group) if spec.qk_norm else None
         self.past: Past | None = None
@@ -352,7 +360,7 @@ class SelfAttention(_Attention):
         """Return queries, keys and values of [batch, sequence, hidden], as :meth:`attend` takes them."""
         mixed = self.qkv_proj(hidden_states)
         if self.sharing > 1:
-            whole = gathered_features(mixed, self.key_value_group).unflatten(-1, (-1, self.head_size))
+            whole = gathered(mixed, self.key_value_group, 2).unflatten(-1, (-1, self.head_size))
             queries = whole[..., self.first_query : self.first_query + self.group_size, :]
             # A copy, so that the rest need not be kept.
             mixed = torch.cat((queries, whole[..., -2:, :]), dim=-2).flatten(-2)
@@ -365,7 +373,7 @@ class SelfAttention(_Attention):
         if self.q_norm is not None and self.k_norm is not None:
             query, key = self.q_norm(query), self.k_norm(key)
         if self.rotary is not None:
-            places = _positions(hidden_states, self.past, starts, self.part)
+            places = _positions(query.shape[1], query.device, self.past, starts, self.part)
             query, key = self.rotary.rotate(query, places), self.rotary.rotate(key, places)
         return query, key, value
 

@@ -19,6 +19,8 @@ JOBS = {
 }
 CONTEXT = {"engine": "native", "parallel.tensor": 1, "parallel.context": 2}
 JOBS["gpt context fp32"] = configure(JOBS["gpt fp32"], CONTEXT)
+SHARDED = {"engine": "native", "parallel.sequence_parallel": True}
+JOBS["gpt sequence parallel fp32"] = configure(JOBS["gpt fp32"], SHARDED)
 
 
 def as_one_graph(jobs: Mapping[str, Config]) -> dict[str, Any]:
@@ -40,7 +42,7 @@ def as_one_graph(jobs: Mapping[str, Config]) -> dict[str, Any]:
     "names",
     [
         # Both models and both precisions; a compilation takes ten seconds of a processor.
-        ("gpt bf16", "t5 fp32", "gpt context fp32"),
+        ("gpt bf16", "t5 fp32", "gpt context fp32", "gpt sequence parallel fp32"),
         pytest.param(("gpt fp32", "t5 bf16"), marks=pytest.mark.long),
     ],
     ids=" and ".join,

@@ -59,6 +59,18 @@ CASES = [
         {**NATIVE, **parallel(expert=2, tensor=2)},
     ),
     Case("context", QWEN, {**NATIVE, **parallel(context=2, pipeline=2)}, {**NATIVE, **parallel(context=4)}),
+    Case(
+        "sequence-parallel",
+        QWEN,
+        {**NATIVE, **parallel(tensor=2, sequence_parallel=True)},
+        {**NATIVE, **parallel(tensor=2)},
+    ),
+    Case(
+        "to-sequence-parallel",
+        GPT,
+        {**NATIVE, **parallel(tensor=2)},
+        {**NATIVE, **parallel(tensor=2, pipeline=2, sequence_parallel=True)},
+    ),
     Case("to-native", GPT, parallel(tensor=2), {**NATIVE, **parallel(pipeline=2)}),
     Case("from-native", GPT, INTERLEAVED, parallel(tensor=2, zero_stage=2)),
 ]

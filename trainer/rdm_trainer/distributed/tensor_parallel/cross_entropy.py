@@ -34,6 +34,7 @@ def linear_cross_entropy(
     first: int = 0,
     valid: int | None = None,
     group: Any = None,
+    sums_gradient: bool = True,
     compiled: bool = False,
     chunk_elements: int | None = None,
 ) -> torch.Tensor:
@@ -48,6 +49,7 @@ def linear_cross_entropy(
         first: The token of this rank's first row.
         valid: Rows that are tokens; those after them are padding. All of them by default.
         group: The tensor ranks; ``None`` when the vocabulary is whole.
+        sums_gradient: Sum the states' gradient over the tensor ranks; else each has what its rows add to it.
         compiled: Run the element-wise parts through ``torch.compile``.
         chunk_elements: Logits that may exist at once; as many as are fast by default.
 
@@ -64,6 +66,7 @@ def linear_cross_entropy(
             first,
             weight.shape[0] if valid is None else valid,
             group,
+            sums_gradient,
             compiled,
             chunk_elements,
             torch.is_grad_enabled(),
@@ -155,9 +158,9 @@ class _LinearCrossEntropy(torch.autograd.Function):
         labels: torch.Tensor,
         mask: torch.Tensor,
         count: torch.Tensor,
-        options: tuple[int, int, Any, bool, int | None, bool],
+        options: tuple[int, int, Any, bool, bool, int | None, bool],
     ) -> torch.Tensor:
-        first, valid, group, compiled, chunk_elements, training = options
+        first, valid, group, sums_gradient, compiled, chunk_elements, training = options
         reduce = _compiled(_reduce) if compiled else _reduce
         gradient_of = _compiled(_gradient) if compiled else _gradient
         tokens = hidden_states.shape[0]
@@ -186,7 +189,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
             # The next chunk's logits take their memory.
             del gradient, update, states
         if states_gradient is not None:
-            if group is not None:
+            if group is not None and sums_gradient:
                 dist.all_reduce(states_gradient, group=group)
             ctx.save_for_backward(states_gradient, weight_gradient, count, shrink)
             ctx.weight_type = weight.dtype

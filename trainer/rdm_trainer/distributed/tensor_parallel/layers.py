@@ -4,6 +4,10 @@
 Source: Shoeybi et al., "Megatron-LM" (arXiv 1909.08053), section 3: a matrix product divided by columns and
 then one by rows needs one sum over the ranks in each direction. A column-parallel layer sums the gradient of
 its input, a row-parallel one its output; what lies between stays divided.
+
+With sequence parallelism, the states outside of these pairs, [batch, tokens, hidden], are sharded by tokens:
+a column-parallel layer gathers its input, and a row-parallel one scatters its output's sum. Source:
+Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models" (2022), section 4.2.
 """
 
 from __future__ import annotations
@@ -25,10 +29,14 @@ __all__ = [
     "ColumnParallelLinear",
     "RowParallelLinear",
     "VocabParallelEmbedding",
-    "gathered_features",
+    "gathered",
     "shared_tensor",
     "summed_output",
 ]
+
+
+# Of states [batch, tokens, hidden].
+_TOKENS = 1
 
 
 def begin_sum(tensor: torch.Tensor, group: Any) -> torch.Tensor:
@@ -66,40 +74,75 @@ def end_collective(pending: torch.Tensor) -> torch.Tensor:
     return done
 
 
+def end_gather(pending: torch.Tensor, group: Any, dimension: int) -> torch.Tensor:
+    """Wait for :func:`begin_gather`, and put the ranks' parts after each other in a dimension from 0."""
+    parts: torch.Tensor = end_collective(pending).unflatten(0, (group.size(), -1))
+    return parts.movedim(0, dimension).flatten(dimension, dimension + 1)
+
+
+def begin_scatter_of(whole: torch.Tensor, group: Any, dimension: int) -> torch.Tensor:
+    """Begin to give each rank its part of the ranks' sum, in a dimension from 0."""
+    parts = whole.unflatten(dimension, (group.size(), -1)).movedim(dimension, 0)
+    return begin_scatter(parts.flatten(0, 1), group)
+
+
 class _LinearSumGradient(torch.autograd.Function):
-    """Linear layer whose input's gradient is summed over the ranks while its weight's is computed."""
+    """Linear layer whose input's gradient is summed over the ranks while its weight's is computed.
+
+    Of sharded tokens it keeps only this rank's, and gathers the others' again while the input's gradient is
+    computed.
+    """
 
     @staticmethod
     def forward(
-        ctx: Any, hidden_states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, group: Any
+        ctx: Any,
+        hidden_states: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        group: Any,
+        sequence_parallel: bool,
     ) -> torch.Tensor:
         ctx.save_for_backward(hidden_states, weight)
-        ctx.group = group
+        ctx.group, ctx.sequence_parallel = group, sequence_parallel
+        if sequence_parallel:
+            hidden_states = end_gather(begin_gather(hidden_states, group), group, _TOKENS)
         return functional.linear(hidden_states, weight, bias)
 
     @staticmethod
     def backward(
         ctx: Any, *gradients: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, None]:
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, None, None]:
         hidden_states, weight = ctx.saved_tensors
         gradient = gradients[0]
-        pending = begin_sum(gradient @ weight, ctx.group)
+        if ctx.sequence_parallel:
+            gathering = begin_gather(hidden_states, ctx.group)
+            input_gradient = gradient @ weight
+            hidden_states = end_gather(gathering, ctx.group, _TOKENS)
+            pending = begin_scatter_of(input_gradient, ctx.group, _TOKENS)
+        else:
+            pending = begin_sum(gradient @ weight, ctx.group)
         rows = gradient.flatten(0, -2)
         weight_gradient = rows.t() @ hidden_states.flatten(0, -2)
         bias_gradient = rows.sum(dim=0) if ctx.needs_input_grad[2] else None
-        return end_collective(pending), weight_gradient, bias_gradient, None
+        return end_collective(pending), weight_gradient, bias_gradient, None, None
 
 
 class _BeginSum(torch.autograd.Function):
-    """Begin a sum over the ranks; the gradient is every rank's."""
+    """Begin a sum over the ranks, whose gradient every rank has; or of it, this rank's tokens."""
 
     @staticmethod
-    def forward(_ctx: Any, tensor: torch.Tensor, group: Any) -> torch.Tensor:
+    def forward(ctx: Any, tensor: torch.Tensor, group: Any, sequence_parallel: bool) -> torch.Tensor:
+        ctx.group, ctx.sequence_parallel = group, sequence_parallel
+        if sequence_parallel:
+            return begin_scatter_of(tensor, group, _TOKENS)
         return begin_sum(tensor, group)
 
     @staticmethod
-    def backward(_ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return gradients[0], None
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        gradient = gradients[0]
+        if ctx.sequence_parallel:
+            gradient = end_gather(begin_gather(gradient, ctx.group), ctx.group, _TOKENS)
+        return gradient, None, None
 
 
 class _EndSum(torch.autograd.Function):
@@ -140,35 +183,40 @@ def shared_tensor(tensor: torch.Tensor, group: Any) -> torch.Tensor:
     return shared
 
 
-class _GatherFeatures(torch.autograd.Function):
-    """Put the ranks' features beside each other; what each rank's use adds to their gradients is summed."""
+class _Gather(torch.autograd.Function):
+    """Put the ranks' parts after each other; what each rank's use adds to their gradients is summed."""
 
     @staticmethod
-    def forward(ctx: Any, part: torch.Tensor, group: Any) -> torch.Tensor:
-        ctx.group = group
-        parts: torch.Tensor = end_collective(begin_gather(part, group)).unflatten(0, (group.size(), -1))
-        return parts.movedim(0, -2).flatten(-2)
+    def forward(ctx: Any, part: torch.Tensor, group: Any, dimension: int) -> torch.Tensor:
+        ctx.group, ctx.dimension = group, dimension
+        return end_gather(begin_gather(part, group), group, dimension)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
-        parts = gradients[0].unflatten(-1, (ctx.group.size(), -1)).movedim(-2, 0).flatten(0, 1)
-        return end_collective(begin_scatter(parts, ctx.group)), None
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        return end_collective(begin_scatter_of(gradients[0], ctx.group, ctx.dimension)), None, None
 
 
-def gathered_features(part: torch.Tensor, group: Any) -> torch.Tensor:
-    """Return the features [..., features] of all ranks of a group, in their order, on each of them.
+def gathered(part: torch.Tensor, group: Any, dimension: int) -> torch.Tensor:
+    """Return the parts of all ranks of a group, in their order, on each of them.
 
     Args:
-        part: This rank's features.
+        part: This rank's part.
         group: Its ranks, each of which uses what it needs of the whole.
+        dimension: In which the parts come after each other, from 0.
     """
-    whole: torch.Tensor = _GatherFeatures.apply(part, group)
+    whole: torch.Tensor = _Gather.apply(part, group, dimension)
     return whole
 
 
-def summed_output(part: torch.Tensor, group: Any) -> torch.Tensor:
-    """Return the sum over the tensor ranks, whose gradient each rank has whole."""
-    summed: torch.Tensor = _EndSum.apply(_BeginSum.apply(part, group))
+def summed_output(part: torch.Tensor, group: Any, *, sequence_parallel: bool = False) -> torch.Tensor:
+    """Return the sum over the tensor ranks, whose gradient each rank has whole.
+
+    Args:
+        part: This rank's summand; with sequence parallelism [batch, tokens, hidden].
+        group: The tensor ranks.
+        sequence_parallel: Return only this rank's tokens of the sum, and take the gradient of only these.
+    """
+    summed: torch.Tensor = _EndSum.apply(_BeginSum.apply(part, group, sequence_parallel))
     return summed
 
 
@@ -203,6 +251,7 @@ class ColumnParallelLinear(nn.Module):
         )
         self.bias = parameter(Placement((*several, outputs), divided, rank, ranks)) if bias else None
         self.group = topology.tensor_group if topology.tensor > 1 else None
+        self.sequence_parallel = topology.sequence_parallel
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """Map [..., inputs] to this rank's [..., outputs / tensor], or [..., stacked x outputs / tensor]."""
@@ -210,7 +259,9 @@ class ColumnParallelLinear(nn.Module):
         bias = None if self.bias is None else self.bias.flatten()
         if self.group is None:
             return functional.linear(hidden_states, weight, bias)
-        output: torch.Tensor = _LinearSumGradient.apply(hidden_states, weight, bias, self.group)
+        output: torch.Tensor = _LinearSumGradient.apply(
+            hidden_states, weight, bias, self.group, self.sequence_parallel
+        )
         return output
 
 
@@ -234,6 +285,7 @@ class RowParallelLinear(nn.Module):
         )
         self.bias = parameter(Placement((outputs,))) if bias else None
         self.group = topology.tensor_group if topology.tensor > 1 else None
+        self.sequence_parallel = topology.sequence_parallel
 
     def forward(
         self, hidden_states: torch.Tensor, step: Literal["begin", "end"] | None = None
@@ -248,7 +300,8 @@ class RowParallelLinear(nn.Module):
         if self.group is None:
             return functional.linear(hidden_states, self.weight, self.bias)
         if step != "end":
-            hidden_states = _BeginSum.apply(functional.linear(hidden_states, self.weight), self.group)
+            part = functional.linear(hidden_states, self.weight)
+            hidden_states = _BeginSum.apply(part, self.group, self.sequence_parallel)
         if step != "begin":
             hidden_states = _EndSum.apply(hidden_states)
             if self.bias is not None:
@@ -294,6 +347,7 @@ class VocabParallelEmbedding(nn.Module):
             )
         )
         self.group = topology.tensor_group if topology.tensor > 1 else None
+        self.sequence_parallel = topology.sequence_parallel
         self.first = topology.tensor_rank * (padded // topology.tensor)
         self.valid = max(0, min(padded // topology.tensor, vocabulary - self.first))
         self.vocabulary = vocabulary
@@ -310,6 +364,8 @@ class VocabParallelEmbedding(nn.Module):
         """
         if not inputs.is_floating_point():
             return self._look_up(inputs)
+        if self.sequence_parallel:
+            inputs = gathered(inputs, self.group, _TOKENS)
         return self.logits(inputs) if labels is None else self.loss(inputs, labels)
 
     @torch.no_grad()
@@ -335,6 +391,8 @@ class VocabParallelEmbedding(nn.Module):
             first=self.first,
             valid=self.valid,
             group=self.group,
+            # With sequence parallelism, the gather of the states sums it on the way back.
+            sums_gradient=not self.sequence_parallel,
             compiled=self.compiled,
         )
 
@@ -344,4 +402,5 @@ class VocabParallelEmbedding(nn.Module):
         local = tokens - self.first
         outside = (local < 0) | (local >= self.weight.shape[0])
         rows = functional.embedding(local.masked_fill(outside, 0), self.weight)
-        return summed_output(rows.masked_fill(outside.unsqueeze(-1), 0.0), self.group)
+        own = rows.masked_fill(outside.unsqueeze(-1), 0.0)
+        return summed_output(own, self.group, sequence_parallel=self.sequence_parallel)

@@ -11,7 +11,7 @@ Source: Rajbhandari et al., "ZeRO" (2020), stage 1.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -150,7 +150,13 @@ class ShardedAdamW:
                 "step": torch.zeros((), device=device),
                 **{state: torch.zeros_like(bucket.master) for state in STATES[1:]},
             }
-        self._counted = [piece for bucket in self.buckets for piece in self._counted_pieces(bucket)]
+        self._counted = list(self._pieces(self.is_counted))
+        # With sequence parallelism, a tensor rank computed these gradients from its tokens alone.
+        self._partial = list(
+            self._pieces(lambda _, weight: placement_of(weight).dimension is None)
+            if topology.sequence_parallel
+            else ()
+        )
         self._reducing, self._next = False, 0
         self._gathering: dict[_Bucket, Any] = {}
         self._hooks = [weight.register_post_accumulate_grad_hook(self._take) for weight in self._bucket_of]
@@ -221,7 +227,7 @@ class ShardedAdamW:
 
     @torch.no_grad()
     def reduce(self) -> None:
-        """Finish the sums over replicas, and over the stages that share weights."""
+        """Finish the sums over replicas, over tensor ranks, and over the stages that share weights."""
         # Of layers that no forward pass came to.
         while self._gathering:
             self._gathering.popitem()[1].wait()
@@ -233,9 +239,18 @@ class ShardedAdamW:
         self._next = len(self.buckets)
         for bucket in self.buckets:
             self._finish(bucket)
+        self._sum_over_tensor_ranks()
+        for bucket in self.buckets:
             ranks = self._shared.get(bucket.weights[0][0])
             if ranks is not None:
                 self._sum_over_stages(bucket.own_gradients, ranks)
+
+    def _sum_over_tensor_ranks(self) -> None:
+        """Add, in one message, the gradients that each tensor rank has of its tokens."""
+        if self._partial:
+            total = torch.cat(self._partial)
+            dist.all_reduce(total, group=self._topology.tensor_group)
+            torch._foreach_copy_(self._partial, total.split([len(piece) for piece in self._partial]))
 
     def _sum_over_stages(self, gradient: torch.Tensor, ranks: Sequence[int]) -> None:
         """Add the gradients of the same weights on other stages, in one order on all of them."""
@@ -252,12 +267,13 @@ class ShardedAdamW:
             work.wait()
         gradient.copy_(sum((parts[other] for other in ranks[1:]), parts[ranks[0]]))
 
-    def _counted_pieces(self, bucket: _Bucket) -> Iterator[torch.Tensor]:
-        """Yield views of this replica's gradients that this rank counts in the norm of all."""
-        for name, weight in bucket.weights:
-            low, high = bucket.overlap(weight)
-            if low < high and self.is_counted(name, weight):
-                yield bucket.gradients[low:high]
+    def _pieces(self, chosen: Callable[[str, nn.Parameter], bool]) -> Iterator[torch.Tensor]:
+        """Yield views of this replica's gradients of some weights."""
+        for bucket in self.buckets:
+            for name, weight in bucket.weights:
+                low, high = bucket.overlap(weight)
+                if low < high and chosen(name, weight):
+                    yield bucket.gradients[low:high]
 
     def is_counted(self, name: str, weight: nn.Parameter) -> bool:
         """Each of the whole model's weights counts once, on one stage and one tensor rank of a replica."""

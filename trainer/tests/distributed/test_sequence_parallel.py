@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Sequence parallelism computes what tensor parallelism without it does, on a part of the tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import torch
+
+from rdm_core.config import Config
+from rdm_core.cost.dry_run import dry_run
+from rdm_trainer import models
+from rdm_trainer.engines import create
+from rdm_trainer.models.transformer import Norm, PositionEmbedding
+from tests.distributed import processes, training
+from tests.distributed.training import BERT, GPT, QWEN, T5, configure
+
+# An epsilon that keeps AdamW from making steps of rounding errors: the gradient of a key's bias is 0.
+TENSOR = {"engine": "native", "parallel.tensor": 2, "optimisation.adam_epsilon": 1e-3}
+FOUR = {**TENSOR, "parallel.tensor": 4}
+FULL = {"parallel.activation_checkpointing": "full"}
+PIPELINE = {**TENSOR, "parallel.pipeline": 2}
+ONE_SAMPLE = {"optimisation.micro_batch_size": 1}
+DOCUMENTS = {"data.reset_attention_mask": True, "data.reset_position_ids": True, "model.sliding_window": 4}
+RELATIVE = {"model.position_embedding": "relative", "model.relative_attention_num_buckets": 8}
+JOBS: dict[int, dict[str, Config]] = {
+    2: {
+        "gpt": configure(GPT, TENSOR),
+        "gpt, checkpointing": configure(GPT, {**TENSOR, **FULL, **ONE_SAMPLE}),
+        "gpt, documents": configure(GPT, {**TENSOR, **DOCUMENTS}),
+        "llama": configure(QWEN, {**TENSOR, **FULL}),
+        "bert": configure(BERT, TENSOR),
+        "t5": configure(T5, TENSOR),
+        "t5, relative": configure(T5, {**TENSOR, **RELATIVE, **FULL}),
+    },
+    4: {
+        "gpt, tp 4": configure(GPT, {**FOUR, **FULL}),
+        "llama, tp 4, shared heads": configure(QWEN, {**FOUR, "model.query_groups": 2}),
+        "gpt, pp 2": configure(GPT, {**PIPELINE, **FULL}),
+        "llama, interleaved": configure(QWEN, {**PIPELINE, "parallel.virtual_pipeline": 2}),
+        "llama, dp 2": configure(QWEN, TENSOR),
+        "gpt, cp 2": configure(GPT, {**TENSOR, "parallel.context": 2}),
+        "t5, pp 2": configure(T5, PIPELINE),
+    },
+}
+SHARDED = {"parallel.sequence_parallel": True}
+
+
+def trained(config: Config) -> tuple[list[float], dict[str, torch.Tensor], set[int]]:
+    """Train three steps; return losses and gradients' norms, this rank's weights, and tokens of its norms."""
+    topology = create.create_topology(config)
+    engine: Any = create.create(config, topology)
+    tokens: set[int] = set()
+    for module in engine.module.modules():
+        if isinstance(module, Norm):
+            module.register_forward_hook(lambda _, __, states: tokens.add(_states(states).shape[1]))
+    data = training.batches(config, topology, 3)
+    figures = []
+    for _ in range(3):
+        step = engine.train_step(data)
+        figures += [step.loss, step.grad_norm]
+    figures.append(engine.evaluate(training.batches(config, topology, 1)))
+    weights = {name: weight.detach().clone() for name, weight in engine.module.named_parameters()}
+    engine.close()
+    return figures, weights, tokens
+
+
+def _states(outputs: Any) -> torch.Tensor:
+    return outputs if isinstance(outputs, torch.Tensor) else next(o for o in outputs if o.is_floating_point())
+
+
+def differences(jobs: Mapping[str, Config]) -> dict[str, dict[str, Any]]:
+    """Train each job with and without; return the largest differences, and the tokens of norms of both."""
+    found = {}
+    for name, job in jobs.items():
+        (figures, weights, tokens), (expected, wanted, whole) = (
+            trained(configure(job, {"parallel.sequence_parallel": shards})) for shards in (True, False)
+        )
+        found[name] = {
+            "figures": max(abs(mine - theirs) for mine, theirs in zip(figures, expected, strict=True)),
+            "weights": {key: float((weights[key] - wanted[key]).abs().max()) for key in wanted},
+            "tokens": (tokens, whole),
+        }
+    return found
+
+
+@pytest.fixture(scope="module")
+def compared() -> dict[str, list[dict[str, Any]]]:
+    """What every rank found of each job."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for world, jobs in JOBS.items():
+        for answer in processes.run(world, differences, jobs):
+            for name, one in answer.items():
+                found.setdefault(name, []).append(one)
+    return found
+
+
+@pytest.mark.parametrize(("world", "name"), [(world, name) for world, jobs in JOBS.items() for name in jobs])
+def test_losses_and_weights_are_those_without_it(
+    compared: dict[str, list[dict[str, Any]]], world: int, name: str
+) -> None:
+    tensor = JOBS[world][name].parallel.tensor
+    for rank in compared[name]:
+        assert rank["figures"] < 1e-6
+        assert max(rank["weights"].values()) < 1e-6, rank["weights"]
+        shards, whole = rank["tokens"]
+        assert shards == {tokens // tensor for tokens in whole}
+
+
+def dropped(job: Config) -> tuple[list[float], list[bool]]:
+    """Train; return the losses, and what this rank drops first."""
+    topology = create.create_topology(job)
+    engine: Any = create.create(job, topology)
+    zeros: list[list[bool]] = []
+    for module in engine.module.modules():
+        if isinstance(module, PositionEmbedding):
+            module.register_forward_hook(lambda _, __, states: zeros.append((states == 0).flatten().tolist()))
+    data = training.batches(job, topology, 3)
+    losses = [engine.train_step(data).loss for _ in range(3)]
+    engine.close()
+    return losses, zeros[0]
+
+
+def all_dropped(jobs: Mapping[str, Config]) -> dict[str, tuple[list[float], list[bool]]]:
+    return {name: dropped(job) for name, job in jobs.items()}
+
+
+def test_each_rank_drops_other_features_and_checkpointing_repeats_them() -> None:
+    job = configure(GPT, {**TENSOR, **SHARDED, "model.hidden_dropout": 0.2, "model.attention_dropout": 0.2})
+    jobs = {"first": job, "again": job, "checkpointing": configure(job, FULL)}
+    one, other = processes.run(2, all_dropped, jobs)
+    zeros = one["first"][1]
+    assert 0.1 < sum(zeros) / len(zeros) < 0.3
+    assert zeros != other["first"][1]
+    assert one["first"][0] == other["first"][0] == one["again"][0]
+    assert one["checkpointing"][0] == pytest.approx(one["first"][0], abs=1e-5)
+
+
+def kept(jobs: Mapping[str, Config]) -> dict[str, int]:
+    """Return the bytes that a forward pass of each job keeps for the backward pass, weights left out."""
+    found = {}
+    for name, job in jobs.items():
+        topology = create.create_topology(job)
+        model = models.build(job, topology)
+        weights = {weight.untyped_storage().data_ptr() for weight in model.parameters()}
+        storages: dict[int, torch.UntypedStorage] = {}
+
+        def keep(tensor: torch.Tensor) -> torch.Tensor:
+            storage = tensor.untyped_storage()
+            storages[storage.data_ptr()] = storage  # noqa: B023
+            return tensor
+
+        inputs, labels = next(training.batches(job, topology, 1))
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            model(inputs, labels)
+        found[name] = sum(one.nbytes() for pointer, one in storages.items() if pointer not in weights)
+    return found
+
+
+def test_a_rank_keeps_less_by_what_the_dry_run_says() -> None:
+    plain = configure(GPT, {**FOUR, **ONE_SAMPLE, "model.hidden_size": 64, "model.seq_length": 64})
+    jobs = {"whole": plain, "shared": configure(plain, SHARDED)}
+    said = {name: dry_run(job, 4).peak.memory.activations for name, job in jobs.items()}
+    assert said["shared"] < 0.6 * said["whole"]
+    for rank in processes.run(4, kept, jobs):
+        assert rank["whole"] - rank["shared"] == pytest.approx(said["whole"] - said["shared"], rel=0.1)
