@@ -374,51 +374,49 @@ def curve(counts: Sequence[int], pieces: int = 256) -> str:
     return markdown(rows, 0)
 
 
-def simulated(
-    nodes: int, pieces: int, neighbours: int = 6, direct: int = 8, seed: int = 1
-) -> tuple[int, int]:
+def simulated(nodes: int, pieces: int, turn: int = 16, seed: int = 1) -> tuple[int, int]:
     """Return the steps until all nodes have all pieces, and the pieces that the source has sent.
 
-    In a step, the time of one piece on one link, each sends at most one piece and receives at most one. Peers
-    are chosen as in the product: the source gives what it has not sent yet to the first nodes that lack
-    something; the others choose among the pieces of a few neighbours, which change every other step.
+    In a step, the time of one piece on one link, each sends at most one piece and receives at most one.
+    Who fetches what from whom is decided by the product's own functions.
+
+    Args:
+        nodes: how many.
+        pieces: of the archive.
+        turn: steps after which nodes get other neighbours.
+        seed: of what is left to chance.
     """
+    environment.make_importable()
+    from ansible_collections.rdm.provision.plugins.module_utils.images.peer import DIRECT
+    from ansible_collections.rdm.provision.plugins.module_utils.images.peer_schedule import neighbours, rarest
+
     chance = random.Random(seed)  # noqa: S311
     full = (1 << pieces) - 1
     have = [0] * nodes
-    lacking = set(range(nodes))
+    names = [str(number) for number in range(nodes)]
+    lacking = list(range(nodes))
     sent = step = 0
     while lacking:
+        if step % turn == 0:
+            others = [[int(name) for name in neighbours(names, own, step // turn)] for own in names]
         step += 1
         before = list(have)
         busy: set[int] = set()
-        order = sorted(lacking)
-        receives = order[:direct]
         fed = -1
         if sent < pieces:
-            fed = chance.choice(receives)
+            fed = chance.choice(lacking[:DIRECT])
             have[fed] |= 1 << sent
             sent += 1
-        chance.shuffle(order)
-        for node in order:
+        for node in chance.sample(lacking, len(lacking)):
             if node == fed:
                 continue
-            for other in (chance.randrange(nodes) for _neighbour in range(neighbours)):
-                useful = before[other] & ~have[node]
-                if useful and other not in busy:
-                    busy.add(other)
-                    have[node] |= _one_of(useful, pieces, chance)
-                    break
-        lacking = {node for node in lacking if have[node] != full}
+            free = [other for other in others[node] if other not in busy]
+            number = rarest(full & ~have[node], [before[other] for other in free], chance)
+            if number is not None:
+                busy.add(chance.choice([other for other in free if before[other] >> number & 1]))
+                have[node] |= 1 << number
+        lacking = [node for node in lacking if have[node] != full]
     return step, sent
-
-
-def _one_of(bits: int, pieces: int, chance: random.Random) -> int:
-    """Return one of the set bits."""
-    begin = chance.randrange(pieces)
-    later = bits >> begin << begin
-    chosen = later or bits
-    return chosen & -chosen
 
 
 if __name__ == "__main__":

@@ -7,8 +7,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ansible import constants
 from ansible.errors import AnsibleActionFail
-from ansible_collections.rdm.provision.plugins.action.job_data import MODULE, files
+from ansible_collections.rdm.provision.plugins.action.job_data import (
+    MODULE,
+    files,
+    remember_digest,
+)
 from ansible_collections.rdm.provision.plugins.module_utils.images.archive_images import ArchiveIndex
 from ansible_collections.rdm.provision.plugins.module_utils.images.pieces import NOTED
 from ansible_collections.rdm.provision.plugins.modules.data_distribution import DOCUMENTATION
@@ -68,7 +73,10 @@ class ActionModule(Decision):
         index = ArchiveIndex("none", file.stat().st_size, "", 0, False, [])
         item = {"path": str(file), "remote_src": False}
         found: dict[str, Any] = {"nodes": {}, "indexes": {}, "sent": {}}
-        Transfer(self, executor, options, variables, item, lacking, index).run(found)
+        transfer = Transfer(self, executor, options, variables, item, lacking, index)
+        transfer.run(found)
+        if transfer.sha256:
+            remember_digest(file, Path(constants.DEFAULT_LOCAL_TMP), transfer.sha256)
         result["sent"].update(found["sent"])
         broken = {}
         for name, ends in found["nodes"].items():

@@ -22,6 +22,9 @@ from ansible_collections.rdm.provision.plugins.module_utils.images.archive_image
     sentence,
 )
 from ansible_collections.rdm.provision.plugins.module_utils.images.pieces import NOTED
+from ansible_collections.rdm.provision.plugins.plugin_utils.ansible_internals.upload_directory import (
+    upload_directory,
+)
 
 MODULE = "rdm.provision.image_archive"
 PUT_IT_THERE = "put it there, or correct its path"
@@ -125,7 +128,7 @@ class ActionModule(ActionBase):
             return str(shell.join_path(shell.tmpdir, "image-archive"))
         node = f"{task_vars.get('inventory_hostname')}\0{path}"
         name = "rdm-image-" + hashlib.sha256(node.encode()).hexdigest()[:16]
-        return str(shell.join_path(os.path.dirname(shell.tmpdir.rstrip("/")), name))
+        return str(shell.join_path(upload_directory(self), name))
 
 
 def _on_the_controller(problem: str, path: str) -> str:

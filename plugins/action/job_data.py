@@ -121,10 +121,24 @@ def others(source: Path, digests: dict[str, str], run: Path) -> Iterator[str]:
             yield path
 
 
+def remember_digest(path: Path, run: Path, known: str) -> None:
+    """Record a file's digest, so that no process of the run reads the file for it.
+
+    Args:
+        path: of the file.
+        run: as for `others`.
+        known: its digest.
+    """
+    _record(path, run).write_text(known)
+
+
+def _record(path: Path, run: Path) -> Path:
+    return run / f"rdm-data-{hashlib.sha256(os.fsencode(path.absolute())).hexdigest()[:32]}"
+
+
 def _digest_once(path: Path, run: Path) -> str:
     """Return the digest of a file; only the first process of a run reads the file, the others wait."""
-    known = run / f"rdm-data-{hashlib.sha256(os.fsencode(path)).hexdigest()[:32]}"
-    with known.open("a+") as record:
+    with _record(path, run).open("a+") as record:
         fcntl.flock(record, fcntl.LOCK_EX)
         record.seek(0)
         if not (found := record.read()):

@@ -148,6 +148,7 @@ import json
 import os
 import signal
 import socket
+import stat
 import time
 from typing import Any, Callable, Dict, Tuple
 
@@ -212,13 +213,20 @@ def base_path(params: Dict[str, Any]) -> str:
     directory = os.path.join(above, "peers")
     for made in (above, directory):
         os.makedirs(made, mode=0o700, exist_ok=True)
+    now = os.lstat(directory)
+    if not stat.S_ISDIR(now.st_mode) or now.st_uid != os.geteuid() or now.st_mode & 0o022:
+        raise CannotTakePart(
+            "{0} must be a directory that only its user {1} can write to: remove it".format(
+                directory, os.geteuid()
+            )
+        )
     return os.path.join(directory, params["key"])
 
 
 def source(params: Dict[str, Any]) -> Dict[str, Any]:
     """Serve an archive that is here, or that is being written here."""
     base = base_path(params)
-    end_other(base)
+    end_other(base).close()
     growing = params["pieces"] is not None
     index: Dict[str, Any] = {}
     if growing:
@@ -254,7 +262,7 @@ def joined(params: Dict[str, Any]) -> Dict[str, Any]:
     # The source must still be this run's before another run's process here is ended.
     ask_source(params, "/")
     base = base_path(params)
-    end_other(base)
+    end_other(base).close()
     forget_old(os.path.dirname(base))
     host, port = params["source"]
     at = (host, int(port))
@@ -310,12 +318,12 @@ def stopped(params: Dict[str, Any]) -> Dict[str, Any]:
     result: Dict[str, Any] = {"complete": False, "error": "it has not taken part"}
     if held_by(base)[1] not in ("", run_name(params)):
         return {**result, "error": _TAKEN_OVER}
-    end_other(base, run_name(params))
-    with contextlib.suppress(OSError, ValueError), open(base + ".result", encoding="utf-8") as file:
-        result.update(json.load(file))
-    for path in (base + ".result", base + ".lock"):
-        with contextlib.suppress(OSError):
-            os.unlink(path)
+    with end_other(base, run_name(params)):
+        with contextlib.suppress(OSError, ValueError), open(base + ".result", encoding="utf-8") as file:
+            result.update(json.load(file))
+        for path in (base + ".result", base + ".lock"):
+            with contextlib.suppress(OSError):
+                os.unlink(path)
     return {**result, "path": base + ".tar"}
 
 
@@ -402,6 +410,8 @@ def _be_daemon(base: str, run: str, make: Callable[[], Peer], write_end: int) ->
         problem = {"problem": str(error)}
     except OSError as error:
         problem = {"problem": error.strerror or str(error)}
+    except OverflowError as error:  # a port
+        problem = {"problem": str(error)}
     if problem:
         if lock is not None:
             with contextlib.suppress(OSError):
@@ -409,7 +419,7 @@ def _be_daemon(base: str, run: str, make: Callable[[], Peer], write_end: int) ->
         os.write(write_end, json.dumps(problem).encode())
         return
     signal.alarm(0)
-    signal.signal(signal.SIGTERM, lambda _number, _frame: peer.ended.set())
+    signal.signal(signal.SIGTERM, lambda _number, _frame: peer.end())
     os.write(write_end, json.dumps({"port": peer.port}).encode())
     os.close(write_end)
     peer.run()
@@ -418,8 +428,8 @@ def _be_daemon(base: str, run: str, make: Callable[[], Peer], write_end: int) ->
         json.dump(result, file)
 
 
-def end_other(base: str, only: str = "") -> None:
-    """End the process that a run has left here, which then has kept its pieces.
+def end_other(base: str, only: str = "") -> Any:
+    """End the process that a run has left here, which then has kept its pieces; return the lock that it held.
 
     Args:
         base: beginning of the names of its files.
@@ -434,8 +444,7 @@ def end_other(base: str, only: str = "") -> None:
     while time.monotonic() < until + _KILLED_S:
         lock = held(base)
         if lock is not None:
-            lock.close()
-            return
+            return lock
         text, run = held_by(base)
         if only and run not in ("", only):
             raise CannotTakePart(_TAKEN_OVER)

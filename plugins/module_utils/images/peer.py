@@ -5,8 +5,9 @@ One of them is the source: it has the archive, sends each piece once, and knows 
 fetch from one another what the source has sent; it is asked again only for what nobody else gives.
 Everything that is received is compared with digests that came from the controller.
 
-Requests are HTTP with the run's token: ``/pieces`` (the list), ``/piece/N``, ``/have`` (which pieces), and at
-the source ``/next`` (a piece that nobody has), ``/announce`` (who takes part, how far it is) and ``/status``.
+Requests are HTTP with the run's token: ``/pieces`` (the list), ``/piece/N``, ``/have`` (which pieces, again
+and again), and at the source ``/next`` (a piece that nobody has), ``/announce`` (who takes part, how far it
+is) and ``/status``.
 
 This runs on nodes (Python 3.8 or newer, standard library).
 """
@@ -18,6 +19,7 @@ import errno
 import hmac
 import http.client
 import http.server
+import io
 import json
 import random
 import socket
@@ -25,8 +27,14 @@ import socketserver
 import statistics
 import threading
 import time
-from typing import Any, Dict, List, NamedTuple, Optional, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Set, Tuple
 
+from ansible_collections.rdm.provision.plugins.module_utils.images.peer_schedule import (
+    TURN_S,
+    any_of,
+    neighbours,
+    rarest,
+)
 from ansible_collections.rdm.provision.plugins.module_utils.images.pieces import (
     PieceFile,
     PieceList,
@@ -36,31 +44,35 @@ from ansible_collections.rdm.provision.plugins.module_utils.images.pieces import
 )
 
 _CHANCE = random.Random()  # noqa: S311  # who asks whom is no secret
-NEIGHBOURS = 6
-"""Others that a node fetches from at a time."""
-DIRECT = 8
+DIRECT = 4
 """Nodes that fetch from the source; what they have reaches the others."""
 _FETCHES = 4
+_FETCHES_OF_ONE = 2
 _DIRECT_FETCHES = 2
-_UPLOADS = 2 * DIRECT
+_UPLOADS = 3
+"""Pieces that are sent at a time: with few, each is soon there and goes on."""
 _CONNECTIONS = 64
+"""Each of a node's neighbours takes up to three, and there are those of two turns."""
 _QUIET_S = 3.0
-"""A connection on which nothing comes for so long is given up."""
+"""A connection on which nothing comes for so long is given up; so is one whose request takes so long."""
 _SLOWEST = 6
 """A piece that takes so many times the usual is fetched from another."""
+_SLOWEST_RATE = 256 * 1024
+"""Bytes a second that are slow whatever is usual."""
 _STRIKES = 3
 """Failures in a row after which a neighbour is named."""
 _STUCK_S = 1.0
-_WATCH_S = 0.4
-"""Between two questions of what a neighbour has; pieces that come from it tell that, too."""
+_NEWS_S = 0.05
+"""Between two reports of which pieces a node has."""
+_TICK_S = 0.5
 _BODY_MAX = 1 << 20
 _LIST_MAX = 1 << 24
-_HAVE_MAX = 1 << 14
+_HAVE_MAX = 1 << 16
 _CHUNK = 1 << 18
 _ANNOUNCED = {
     "name": str,
     "port": int,
-    "have": int,
+    "have": str,
     "wanted": int,
     "done": bool,
     "error": str,
@@ -111,6 +123,18 @@ class _Neighbour:
         self.strikes = 0
         self.not_before = 0.0
         self.dropped = False
+        self.current = True
+
+
+class _Fetch:
+    """A piece on its way here."""
+
+    def __init__(self, one: _Neighbour, number: Optional[int] = None) -> None:
+        self.one = one
+        self.number = number
+        self.began = time.monotonic()
+        self.connection: Optional[http.client.HTTPConnection] = None
+        self.cut = False
 
 
 class _Uploads:
@@ -119,6 +143,8 @@ class _Uploads:
     def __init__(self, bandwidth: float) -> None:
         self.slots = threading.BoundedSemaphore(_UPLOADS)
         self.sent = 0
+        # So short that none of those who share the bandwidth takes a piece for one that does not come.
+        self.chunk = max(1, min(_CHUNK, int(bandwidth / 4))) if bandwidth else _CHUNK
         self._bandwidth = bandwidth
         self._lock = threading.Lock()
         self._free = 0.0
@@ -137,54 +163,75 @@ class _Uploads:
 class _Members:
     """Who takes part, at the source."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, pieces: PieceList) -> None:
         self.known: Dict[str, Dict[str, Any]] = {}
-        self.heard = time.monotonic()
+        self.began = self.heard = time.monotonic()
         self.finish = False
-        self.sends: Dict[int, int] = {}
         self.lock = threading.Lock()
-        self._lease_s = settings.lease_s
+        self._sent_to: Dict[int, str] = {}
+        self._all = pieces.wanted()
 
-    def announce(self, address: str, said: Dict[str, Any]) -> Dict[str, Any]:
+    @property
+    def every_s(self) -> float:
+        """Seconds between two announcements of a node: the source takes some 400 a second."""
+        return min(5.0, max(0.5, len(self.known) / 400))
+
+    def announce(self, address: str, announced: Dict[str, Any]) -> Dict[str, Any]:
         """Note how far a node is, and return whom it may ask.
 
         Raises:
             KeyError, TypeError, ValueError: it is not what a node announces; nothing is noted.
         """
-        said = {key: kind(said[key]) for key, kind in _ANNOUNCED.items()}
-        now = time.monotonic()
+        announced = {key: kind(announced[key]) for key, kind in _ANNOUNCED.items()}
+        announced.update(address=address, at=time.monotonic(), have=int(announced["have"], 16) & self._all)
+        name = announced["name"]
         with self.lock:
-            first = self.known.get(said["name"], {}).get("direct")
-            self.known[said["name"]] = {**said, "address": address, "at": now, "direct": first}
-            alive = [one for one in self.known.values() if now - one["at"] < self._lease_s / 2]
-            direct = [one for one in alive if not one["done"]][:DIRECT]
-            for one in alive:
-                one["direct"] = one in direct
-            others = [
-                one for one in alive if one["name"] != said["name"] and one["have"] and not one["error"]
-            ]
-            chosen = _CHANCE.sample(others, min(NEIGHBOURS, len(others)))
+            self.known[name] = announced
+            alive = self._alive()
+            turn = int((time.monotonic() - self.began) / max(TURN_S, self.every_s))
+            chosen = [self.known[other] for other in neighbours(list(alive), name, turn)]
+            fetching = [other for other, one in alive.items() if not one["done"]]
             return {
                 "neighbours": [[one["name"], one["address"], one["port"]] for one in chosen],
-                "direct": self.known[said["name"]]["direct"],
+                "direct": name in fetching[:DIRECT] and bool(self._unsent(alive)),
                 "finish": self.finish,
-                "every_s": max(0.5, len(self.known) / 400),
+                "every_s": self.every_s,
             }
 
-    def next_piece(self, have: int, available: int) -> Optional[int]:
-        """Return a piece that nobody was sent yet and the asking node lacks, and note that it is sent."""
+    def _alive(self) -> Dict[str, Dict[str, Any]]:
+        """Return the nodes that go on: what others have got is sent again."""
+        since = time.monotonic() - 2 - 3 * self.every_s
+        return {name: one for name, one in self.known.items() if one["at"] > since and not one["error"]}
+
+    def _unsent(self, alive: Dict[str, Dict[str, Any]]) -> int:
+        """Return the pieces that none of these nodes was sent, and that no two of them have otherwise.
+
+        What a single one announces may be a lie that all would wait for.
+        """
+        have = twice = 0
+        for one in alive.values():
+            twice |= have & one["have"]
+            have |= one["have"]
+        left = self._all & ~twice
+        for number, name in self._sent_to.items():
+            if name in alive:
+                left &= ~(1 << number)
+        return left
+
+    def next_piece(self, name: str, have: int, available: int) -> Optional[int]:
+        """Return a piece that the asking node lacks as others do, and note that it is sent."""
         with self.lock:
-            fresh = [number for number in numbers(available & ~have) if not self.sends.get(number)]
+            fresh = numbers(self._unsent(self._alive()) & available & ~have)
             if not fresh:
                 return None
             number = _CHANCE.choice(fresh[: 4 * DIRECT])
-            self.sends[number] = 1
+            self._sent_to[number] = name
             return number
 
     def take_back(self, number: int) -> None:
         """Note that a piece did not arrive."""
         with self.lock:
-            self.sends[number] = 0
+            self._sent_to.pop(number, None)
 
     def status(self) -> Dict[str, Any]:
         """Return how far each is, and what they say of one another; the controller is still there."""
@@ -192,7 +239,8 @@ class _Members:
         with self.lock:
             return {
                 name: {
-                    **{key: one[key] for key in ("have", "wanted", "done", "error", "trouble", "fetched")},
+                    **{key: one[key] for key in ("wanted", "done", "error", "trouble", "fetched")},
+                    "have": count(one["have"]),
                     "silent_s": round(now - one["at"], 1),
                 }
                 for name, one in self.known.items()
@@ -231,10 +279,13 @@ class Peer:
         self.fetched = 0
         self._uploads = _Uploads(settings.bandwidth)
         self._neighbours: Dict[str, _Neighbour] = {}
-        self._in_flight: Dict[int, float] = {}
-        self._times: List[float] = [_QUIET_S]
+        self._liars: Set[str] = set()
+        self._fetches: List[_Fetch] = []
+        self._times: List[float] = []
         self._news = threading.Condition()
         self._direct = False
+        self._every_s = 0.5
+        self._source = _Neighbour("the source", *settings.source) if settings.source else None
         self._thread = threading.local()
         self._moved = time.monotonic()
         self._growing = growing
@@ -252,7 +303,7 @@ class Peer:
         self.pieces = pieces
         self.wanted = pieces.wanted(left_out)
         self.file = PieceFile(path, pieces, growing or settings.source is None)
-        self.members = _Members(settings) if settings.source is None else None
+        self.members = _Members(pieces) if settings.source is None else None
         if self.members is not None and not growing:
             self.file.have = pieces.wanted()
         try:
@@ -264,6 +315,10 @@ class Peer:
         self.port: int = self._server.server_address[1]
 
     # ---- what it does
+
+    def end(self) -> None:
+        """Let `run` end; a signal may call this at any time, and then the main thread may hold the lock."""
+        _thread(self.ended.set)
 
     def run(self) -> None:
         """Serve and fetch until the source says that all have what they need, or nobody is heard any more."""
@@ -309,29 +364,29 @@ class Peer:
         for _number in range(_DIRECT_FETCHES):
             _thread(self._work_direct)
         heard = noted = time.monotonic()
+        announced = 0.0
         while not self.ended.is_set() and time.monotonic() - heard < self.settings.lease_s:
-            every_s = 0.5
-            try:
-                answer = self._announce()
-            except (OSError, ValueError, http.client.HTTPException, Busy):
-                pass
-            else:
-                heard = time.monotonic()
-                every_s = answer["every_s"]
-                self._direct = answer["direct"]
-                self._meet(answer["neighbours"])
-                if answer["finish"]:
-                    return
+            if time.monotonic() - announced >= self._every_s:
+                announced = time.monotonic()
+                with contextlib.suppress(OSError, ValueError, http.client.HTTPException, Busy):
+                    answer = self._announce()
+                    heard = time.monotonic()
+                    self._every_s = answer["every_s"]
+                    self._direct = answer["direct"]
+                    self._meet(answer["neighbours"])
+                    if answer["finish"]:
+                        return
             if time.monotonic() - noted > 5:
                 noted = time.monotonic()
                 self.file.note()
-            self.ended.wait(every_s)
+            self._cut_slow()
+            self.ended.wait(min(_TICK_S, self._every_s))
 
     def _announce(self) -> Dict[str, Any]:
         said = {
             "name": self.settings.name,
             "port": self.port,
-            "have": count(self.wanted & self.file.have),
+            "have": "{0:x}".format(self.file.have),
             "wanted": count(self.wanted),
             "done": not self.missing,
             "error": self.error,
@@ -342,124 +397,173 @@ class Peer:
         answer: Dict[str, Any] = json.loads(self._ask(self.settings.source, "/announce", json.dumps(said)))
         return answer
 
-    def _meet(self, neighbours: List[List[Any]]) -> None:
-        """Begin to watch those that the source has named."""
+    def _meet(self, chosen: List[List[Any]]) -> None:
+        """Watch the neighbours of this turn, and no longer those of an earlier one."""
         if not self.missing:
             return
-        for name, address, port in neighbours:
-            one = self._neighbours.get(name)
-            if one is None or (one.at != (address, port)):
+        names = [name for name, _address, _port in chosen]
+        for name, one in list(self._neighbours.items()):
+            if name not in names and not one.current and not one.fetches:
+                del self._neighbours[name]
+                one.dropped = True
+            one.current = name in names
+        for name, address, port in chosen:
+            if name in self._liars:
+                continue
+            known = self._neighbours.get(name)
+            if known is None or known.at != (address, port):
+                if known is not None:
+                    known.dropped = True
                 self._neighbours[name] = one = _Neighbour(name, address, port)
                 _thread(self._watch, one)
 
     def _watch(self, one: _Neighbour) -> None:
         """Keep up with what a neighbour has."""
-        while self.missing and not self.ended.is_set() and not one.dropped:
+        failures = 0
+        while self._wants() and not one.dropped:
             try:
-                path = "/have?known={0}".format(count(one.have))
-                one.have = int(self._ask(one.at, path, most=_HAVE_MAX), 16) & self.wanted
+                with self._connection(one.at, "/have") as answer:
+                    while self._wants() and not one.dropped:
+                        line = answer.readline(_HAVE_MAX)
+                        if not line.endswith(b"\n"):
+                            raise http.client.IncompleteRead(line)
+                        before, one.have = one.have, int(line, 16) & self.wanted
+                        failures = 0
+                        if one.have & ~before & self.missing:
+                            with self._news:
+                                self._news.notify_all()
             except (OSError, ValueError, http.client.HTTPException, Busy):
-                self._strike(one, "did not answer")
-                self.ended.wait(min(one.strikes, 5))
-            else:
-                with self._news:
-                    self._news.notify_all()
-                self.ended.wait(_WATCH_S)
+                failures += 1
+                if failures >= _STRIKES and not one.dropped:
+                    self.trouble.setdefault(one.name, "did not answer")
+                self.ended.wait(min(failures, 5))
 
     # ---- fetching
 
+    def _wants(self) -> bool:
+        return bool(self.missing) and not self.ended.is_set() and not self.error
+
     def _work(self) -> None:
-        while self.missing and not self.ended.is_set() and not self.error:
-            choice = self._choose()
-            if choice is None:
-                if not self._ask_source():
-                    with self._news:
-                        self._news.wait(0.1)
-                continue
-            number, one = choice
-            began = time.monotonic()
-            try:
-                data, one.have = self._piece(one.at, "/piece/{0}".format(number), number)
-                self._keep(number, data, began)
-                one.strikes = 0
-            except Busy:
-                one.not_before = time.monotonic() + 0.1
-            except WrongPiece:
-                one.dropped = True
-                self.trouble[one.name] = "sent a piece with another digest"
-            except (OSError, ValueError, http.client.HTTPException) as error:
-                self._strike(one, "was slow" if isinstance(error, socket.timeout) else "broke off")
-            finally:
-                one.fetches -= 1
-                self._in_flight.pop(number, None)
-
-    def _choose(self) -> Optional[Tuple[int, _Neighbour]]:
-        """Return the piece that the fewest neighbours have, and the least busy of those."""
-        now = time.monotonic()
-        usable = [
-            one
-            for one in list(self._neighbours.values())
-            if not one.dropped and one.not_before <= now and one.fetches < 2
-        ]
-        with self._news:
-            missing = self.missing & ~self.file.claimed
-            for number in list(self._in_flight):
-                missing &= ~(1 << number)
-            seen: Dict[int, int] = {}
-            for one in usable:
-                for number in numbers(one.have & missing):
-                    seen[number] = seen.get(number, 0) + 1
-            if not seen:
-                return None
-            number = min(seen, key=lambda number: (seen[number], _CHANCE.random()))
-            having = [one for one in usable if one.have >> number & 1]
-            one = min(having, key=lambda one: (one.fetches, one.strikes, _CHANCE.random()))
-            one.fetches += 1
-            self._in_flight[number] = now
-            return number, one
-
-    def _ask_source(self) -> bool:
-        """Fetch from the source what no neighbour gives, when nothing has come for a while."""
-        with self._news:
-            missing = self.missing & ~self.file.claimed
-            waiting = [number for number in numbers(missing) if number not in self._in_flight]
-            if not waiting or time.monotonic() - self._moved < _STUCK_S * _CHANCE.uniform(1, 2):
-                return False
-            number = _CHANCE.choice(waiting)
-            self._in_flight[number] = self._moved = time.monotonic()
-        try:
-            assert self.settings.source is not None
-            began = time.monotonic()
-            data, _have = self._piece(self.settings.source, "/piece/{0}".format(number), number)
-            self._keep(number, data, began)
-        except (OSError, ValueError, http.client.HTTPException, Busy, WrongPiece):
-            return False
-        finally:
-            self._in_flight.pop(number, None)
-        return True
+        while self._wants():
+            fetch = self._choose() or self._choose_source()
+            if fetch is None:
+                with self._news:
+                    self._news.wait(0.1)
+            else:
+                self._fetch(fetch, "/piece/{0}".format(fetch.number))
 
     def _work_direct(self) -> None:
         """Fetch what nobody has yet, where this node is one of those that do."""
-        while self.missing and not self.ended.is_set() and not self.error:
+        assert self._source is not None
+        while self._wants():
             if not self._direct:
                 self.ended.wait(0.1)
                 continue
-            have = self.file.have | self.file.claimed | ~self.wanted
-            for number in list(self._in_flight):
-                have |= 1 << number
-            assert self.settings.source is not None
-            began = time.monotonic()
-            try:
-                body = "{0:x}".format(have & self.pieces.wanted())
-                data, _have = self._piece(self.settings.source, "/next", None, body)
-                if data:
-                    self._keep(int(self._thread.number), data, began)
-                    continue
-            except (OSError, ValueError, http.client.HTTPException, Busy, WrongPiece):
-                pass
-            self.ended.wait(0.2)
+            with self._news:
+                have = self.file.have | self.file.claimed | ~self.wanted | self._in_flight()
+                fetch = _Fetch(self._source)
+                self._source.fetches += 1
+                self._fetches.append(fetch)
+            body = "{0:x} {1}".format(have & self.pieces.wanted(), self.settings.name)
+            if not self._fetch(fetch, "/next", body):
+                self.ended.wait(0.2)
 
-    def _keep(self, number: int, data: bytes, began: float) -> None:
+    def _in_flight(self, since: float = 0) -> int:
+        """Return the pieces that are on their way, or that were already so long ago, as bits."""
+        bits = 0
+        for fetch in self._fetches:
+            if fetch.number is not None and (not since or fetch.began < since):
+                bits |= 1 << fetch.number
+        return bits
+
+    def _choose(self) -> Optional[_Fetch]:
+        """Begin with a piece that the fewest neighbours have, at the least busy of those."""
+        now = time.monotonic()
+        with self._news:
+            usable = [
+                one
+                for one in self._neighbours.values()
+                if not one.dropped and one.not_before <= now and one.fetches < _FETCHES_OF_ONE
+            ]
+            missing = self.missing & ~self.file.claimed
+            number = rarest(missing & ~self._in_flight(), [one.have for one in usable], _CHANCE)
+            if number is None and self._times:
+                # The last pieces: what takes long at one neighbour may come sooner from another.
+                late = missing & self._in_flight(now - max(0.5, 2 * statistics.median(self._times)))
+                usable = [one for one in usable if not one.fetches]
+                number = rarest(late, [one.have for one in usable], _CHANCE)
+            if number is None:
+                return None
+            having = [one for one in usable if one.have >> number & 1]
+            one = min(having, key=lambda one: (one.fetches, one.strikes, _CHANCE.random()))
+            fetch = _Fetch(one, number)
+            one.fetches += 1
+            self._fetches.append(fetch)
+            return fetch
+
+    def _choose_source(self) -> Optional[_Fetch]:
+        """Begin with what no neighbour gives, when nothing has come for a while."""
+        assert self._source is not None
+        with self._news:
+            waiting = self.missing & ~self.file.claimed & ~self._in_flight()
+            stuck_s = max(_STUCK_S, 2 * self._every_s) * _CHANCE.uniform(1, 2)
+            if not waiting or time.monotonic() - self._moved < stuck_s:
+                return None
+            self._moved = time.monotonic()
+            fetch = _Fetch(self._source, any_of(waiting, _CHANCE))
+            self._source.fetches += 1
+            self._fetches.append(fetch)
+            return fetch
+
+    def _fetch(self, fetch: _Fetch, path: str, body: str = "") -> bool:
+        """Fetch a piece, keep it if it is the right one, and return whether it is."""
+        one = fetch.one
+        try:
+            data = self._piece(fetch, path, body)
+            if data is None:
+                return False
+            assert fetch.number is not None
+            self._keep(fetch.number, data, fetch.began)
+            one.strikes = 0
+            return True
+        except Busy:
+            one.not_before = time.monotonic() + 0.1
+        except WrongPiece:
+            one.strikes += 1
+            if one is not self._source:
+                one.dropped = True
+                self._liars.add(one.name)
+                self.trouble[one.name] = "sent a piece with another digest"
+            elif one.strikes >= _STRIKES:
+                self.error = "its source sends another archive than it had in the beginning"
+        except (OSError, ValueError, http.client.HTTPException) as error:
+            if one is not self._source:
+                slow = fetch.cut or isinstance(error, socket.timeout)
+                self._strike(one, "was slow" if slow else "broke off")
+        finally:
+            with self._news:
+                self._fetches.remove(fetch)
+                one.fetches -= 1
+        return False
+
+    def _cut_slow(self) -> None:
+        """Break off what comes much slower than usual from others, be it data or the head of an answer."""
+        with self._news:
+            fetches = [fetch for fetch in self._fetches if fetch.one is not self._source and not fetch.cut]
+            usual = statistics.median(self._times) if len(self._times) >= _FETCHES else 0
+        now = time.monotonic()
+        for fetch in fetches:
+            slow_s = max(2.0, _SLOWEST * usual) if usual else self.pieces.piece_size / _SLOWEST_RATE + 15
+            if now - fetch.began > slow_s:
+                fetch.cut = True
+                # Where all are slow, that is the usual.
+                self._times = [*self._times[-20:], now - fetch.began]
+                sock = fetch.connection.sock if fetch.connection is not None else None
+                if sock is not None:
+                    with contextlib.suppress(OSError):
+                        sock.shutdown(socket.SHUT_RDWR)
+
+    def _keep(self, number: int, data: bytearray, began: float) -> None:
         try:
             self.file.write(number, data)
         except OSError as error:
@@ -467,7 +571,6 @@ class Peer:
             self.error = "no space left for {0}".format(self.file.path) if full else str(error)
             return
         self._moved = time.monotonic()
-        self.fetched += len(data)
         self._times = [*self._times[-20:], self._moved - began]
         with self._news:
             self._news.notify_all()
@@ -478,77 +581,86 @@ class Peer:
         if one.strikes >= _STRIKES:
             self.trouble.setdefault(one.name, why)
 
-    def _piece(
-        self, at: Tuple[str, int], path: str, number: Optional[int], body: str = ""
-    ) -> Tuple[bytes, int]:
-        """Return a piece and what the other has; socket.timeout when it takes much longer than others did."""
-        limit = time.monotonic() + max(2.0, _SLOWEST * statistics.median(self._times))
-        with self._connection(at, path, body, keep=True) as answer:
+    def _piece(self, fetch: _Fetch, path: str, body: str = "") -> Optional[bytearray]:
+        """Return a piece, None if there is none; `fetch` gets the number of one that the source chose."""
+        with self._connection(fetch.one.at, path, body, fetch) as answer:
             if answer.status == 204:
                 answer.read()
-                return b"", 0
-            have = int(answer.headers.get("X-Have", "0"), 16) & self.wanted
-            if number is None:
-                number = self._thread.number = int(answer.headers.get("X-Piece", "-1"))
+                return None
+            if fetch.number is None:
+                number = int(answer.headers.get("X-Piece", "-1"))
                 if not 0 <= number < len(self.pieces.digests):
                     raise WrongPiece("there is no piece {0}".format(number))
-            length = self.pieces.span(number)[1]
-            exact = answer.headers.get("Content-Length") == str(length)
-            parts: List[bytes] = []
-            while length:
-                part = answer.read1(min(_CHUNK, length))
-                if not part:
-                    raise http.client.IncompleteRead(b"", length)
-                if time.monotonic() > limit and at != self.settings.source:
-                    raise socket.timeout
-                parts.append(part)
-                length -= len(part)
-            if exact:
-                answer.close()  # so that the connection stays: older versions of read1 do not see the end
-            return b"".join(parts), have
+                fetch.number = number
+            length = self.pieces.span(fetch.number)[1]
+            if answer.headers.get("Content-Length") != str(length):
+                raise WrongPiece("a piece has another length")
+            data = bytearray(length)
+            view = memoryview(data)
+            while view:
+                got = answer.readinto(view[:_CHUNK])
+                if not got:
+                    raise http.client.IncompleteRead(b"", len(view))
+                self.fetched += got
+                view = view[got:]
+            return data
 
     def _ask(self, at: Tuple[str, int], path: str, body: str = "", most: int = _BODY_MAX) -> bytes:
         with self._connection(at, path, body) as answer:
             return bytes(answer.read(most))
 
     @contextlib.contextmanager
-    def _connection(self, at: Tuple[str, int], path: str, body: str, keep: bool = False) -> Any:
-        """Yield the answer to a request; a thread keeps the last connection that it wishes to keep."""
+    def _connection(
+        self, at: Tuple[str, int], path: str, body: str = "", fetch: Optional[_Fetch] = None
+    ) -> Any:
+        """Yield the answer to a request; a thread keeps the connection of its last fetch."""
         headers = {"Authorization": "Bearer " + self.settings.token}
-        if not keep:
+        if fetch is None:
             headers["Connection"] = "close"
-        request = ("POST" if body else "GET", path, body or None, headers)
-        connection, answer = self._kept(at, request) if keep else (None, None)
+        request = ("POST" if body else "GET", path, body.encode() or None, headers)
+        connection, answer = self._kept(fetch, request) if fetch is not None else (None, None)
         if connection is None:
             quiet = _QUIET_S if at != self.settings.source else 3 * _QUIET_S
             connection = http.client.HTTPConnection(at[0], at[1], timeout=quiet)
         try:
             if answer is None:
+                if fetch is not None:
+                    fetch.connection = connection
                 connection.request(*request)
                 answer = connection.getresponse()
             if answer.status >= 400:
+                answer.read(_BODY_MAX)
+                if fetch is not None and answer.isclosed():
+                    self._thread.kept = (at, connection)
+                    connection = None
                 raise Busy
             yield answer
-            if keep and answer.isclosed():
+            if fetch is not None and answer.isclosed():
                 self._thread.kept = (at, connection)
                 connection = None
         finally:
             if connection is not None:
                 connection.close()
 
-    def _kept(self, at: Tuple[str, int], request: Tuple[Any, ...]) -> Tuple[Any, Any]:
+    def _kept(self, fetch: _Fetch, request: Tuple[Any, ...]) -> Tuple[Any, Any]:
         """Return this thread's connection and the answer on it, if the other has not closed it meanwhile."""
         kept_at, connection = getattr(self._thread, "kept", (None, None))
         self._thread.kept = (None, None)
         if connection is None:
             return None, None
-        if kept_at == at:
-            try:
+        answer = None
+        try:
+            if kept_at == fetch.one.at:
+                fetch.connection = connection
                 connection.request(*request)
-                return connection, connection.getresponse()
-            except (OSError, http.client.HTTPException):
-                pass
-        connection.close()
+                answer = connection.getresponse()
+                return connection, answer
+        except (ConnectionError, http.client.HTTPException):
+            if fetch.cut:
+                raise
+        finally:
+            if answer is None:
+                connection.close()
         return None, None
 
     # ---- serving
@@ -558,15 +670,15 @@ class Peer:
         what, _, rest = path.lstrip("/").partition("/")
         if what == "pieces":
             request.reply(self._list)
-        elif what.startswith("have"):
-            self._wait_for_more(int(what.partition("=")[2] or 0))
-            request.reply("{0:x}".format(self.file.have).encode())
-        elif what == "piece" and rest.isdigit() and self.file.have >> int(rest) & 1:
+        elif what == "have":
+            self._report_have(request)
+        elif what == "piece" and self.file.have >> int(rest) & 1:
             self._send(request, int(rest))
         elif self.members is None:
             request.reply(b"", 404)
         elif what == "next":
-            number = self.members.next_piece(int(body, 16), self.file.have)
+            have, _, name = body.decode().partition(" ")
+            number = self.members.next_piece(name, int(have, 16), self.file.have)
             if number is None:
                 request.reply(b"", 204)
             elif not self._send(request, number):
@@ -577,31 +689,39 @@ class Peer:
             request.reply(json.dumps(answer).encode())
             if answer["finish"]:
                 self.members.known[said["name"]]["acknowledged"] = True
-        elif what in ("status", "stop"):
+        elif what == "status":
             request.reply(json.dumps({"nodes": self.members.status(), "sent": self._uploads.sent}).encode())
-            if what == "stop":
-                self.ended.set()
         else:
             request.reply(b"", 404)
 
-    def _wait_for_more(self, known: int) -> None:
-        until = time.monotonic() + 1
-        with self._news:
-            while count(self.file.have) <= known and time.monotonic() < until and not self.ended.is_set():
-                self._news.wait(0.2)
+    def _report_have(self, request: _Request) -> None:
+        """Send which pieces are here, in lines: one when there are more, and one each second."""
+        request.close_connection = True
+        request.begin(None)
+        while not self.ended.is_set():
+            have = self.file.have
+            request.wfile.write("{0:x}\n".format(have).encode())
+            with self._news:
+                self._news.wait_for(lambda: self.file.have != have or self.ended.is_set(), 1)  # noqa: B023
+            self.ended.wait(_NEWS_S)
 
     def _send(self, request: _Request, number: int) -> bool:
         """Send a piece, and return whether all of it went."""
-        if not self._uploads.slots.acquire(timeout=0.5 if self.members is None else _QUIET_S):
+        # What nobody else has goes before what a node only thinks that nobody has.
+        wait_s = _QUIET_S if request.path == "/next" else 0.5 if self.members is None else 0.01
+        if not self._uploads.slots.acquire(timeout=wait_s):
             request.reply(b"", 503)
             return False
         try:
-            data = memoryview(self.file.read(number))
-            request.begin(len(data), number, self.file.have)
-            for begin in range(0, len(data), _CHUNK):
-                part = data[begin : begin + _CHUNK]
-                self._uploads.wait(len(part))
-                request.wfile.write(part)
+            begin, length = self.pieces.span(number)
+            request.begin(length, number)
+            chunk = self._uploads.chunk
+            with self.file.opened() as stream:
+                for offset in range(begin, begin + length, chunk):
+                    part = min(chunk, begin + length - offset)
+                    self._uploads.wait(part)
+                    if request.connection.sendfile(stream, offset, part) != part:
+                        raise OSError("the file is shorter than it was")
         except OSError:
             request.close_connection = True
             return False
@@ -617,6 +737,17 @@ class _Request(http.server.BaseHTTPRequestHandler):
     disable_nagle_algorithm = True
     timeout = _QUIET_S
     server: _Server
+
+    def setup(self) -> None:
+        """Read requests in such a way that they come whole within their time."""
+        super().setup()
+        self._source = _InTime(self.connection)
+        self.rfile = io.BufferedReader(self._source)
+
+    def handle_one_request(self) -> None:
+        """Answer the next request."""
+        self._source.until = time.monotonic() + _QUIET_S
+        super().handle_one_request()
 
     def do_GET(self) -> None:
         """Answer it, if it has the run's token."""
@@ -641,13 +772,13 @@ class _Request(http.server.BaseHTTPRequestHandler):
         """Answer it in the same way."""
         self.do_GET()
 
-    def begin(self, length: int, number: Optional[int] = None, have: int = 0, status: int = 200) -> None:
-        """Send the head of an answer; with a piece go its number and which pieces are here."""
+    def begin(self, length: Optional[int], number: Optional[int] = None, status: int = 200) -> None:
+        """Send the head of an answer: its length, None up to the end of the connection; a piece's number."""
         self.send_response_only(status)
-        self.send_header("Content-Length", str(length))
+        if length is not None:
+            self.send_header("Content-Length", str(length))
         if number is not None:
             self.send_header("X-Piece", str(number))
-            self.send_header("X-Have", "{0:x}".format(have))
         self.end_headers()
 
     def reply(self, body: bytes, status: int = 200) -> None:
@@ -659,6 +790,26 @@ class _Request(http.server.BaseHTTPRequestHandler):
         """Write nothing: nobody would read it."""
 
 
+class _InTime(io.RawIOBase):
+    """What a connection brings until a moment, so that nobody holds it with a byte now and then."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.until = 0.0
+        self._connection = connection
+
+    def readable(self) -> bool:
+        """Return that it is."""
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """Read what has come."""
+        self._connection.settimeout(max(0.001, self.until - time.monotonic()))
+        try:
+            return self._connection.recv_into(buffer)
+        finally:
+            self._connection.settimeout(_QUIET_S)
+
+
 class _Server(http.server.ThreadingHTTPServer):
     """Serves so many connections at a time; others wait in the kernel, and are closed if that takes long."""
 
@@ -667,6 +818,7 @@ class _Server(http.server.ThreadingHTTPServer):
 
     def __init__(self, at: Tuple[str, int], peer: Peer) -> None:
         self.peer = peer
+        self.address_family = socket.AF_INET6 if ":" in at[0] else socket.AF_INET
         self._connections = threading.BoundedSemaphore(_CONNECTIONS)
         super().__init__(at, _Request)
 
@@ -698,7 +850,8 @@ def _thread(function: Any, *arguments: Any) -> None:
 
 def local_address(other: Tuple[str, int]) -> str:
     """Return the address that this node has towards another."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+    family = socket.AF_INET6 if ":" in other[0] else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
         probe.connect(other)
         return str(probe.getsockname()[0])
 

@@ -6,6 +6,7 @@ This runs on the controller and on nodes (Python 3.8 or newer).
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import fcntl
 import hashlib
@@ -14,14 +15,15 @@ import os
 import tarfile
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Dict, Iterable, List, NamedTuple, Tuple
+from itertools import islice
+from typing import IO, Any, Dict, Iterable, List, NamedTuple, Tuple, Union
 
 from ansible_collections.rdm.provision.plugins.module_utils.images.archive_images import ArchiveIndex
 from ansible_collections.rdm.provision.plugins.module_utils.images.archive_stream import explained
 
 PIECES = 1024
 """About how many pieces an archive has: enough to be in many hands at once, few enough to keep track of."""
-SMALLEST, LARGEST = 1 << 20, 1 << 25
+SMALLEST, LARGEST = 1 << 19, 1 << 25
 NOTED = ".have"
 """What the name of the file ends with that says which pieces are there."""
 _THREADS = 4
@@ -102,12 +104,13 @@ def piece_size(size: int) -> int:
     return length
 
 
-def read_pieces(path: str, index: ArchiveIndex) -> PieceList:
+def read_pieces(path: str, index: ArchiveIndex, whole: Any = None) -> PieceList:
     """Read an archive once, and return its pieces.
 
     Args:
         path: of the archive.
         index: of the archive.
+        whole: a hash object, which gets all of it; None for none.
 
     Raises:
         ArchiveProblem: it cannot be read.
@@ -115,16 +118,24 @@ def read_pieces(path: str, index: ArchiveIndex) -> PieceList:
     with explained(path), open(path, "rb") as raw:
         pieces = PieceList(index.size, piece_size(index.size), [], _layers(path, index))
 
-        def digest(number: int) -> str:
+        def digest(number: int) -> Tuple[str, bytes]:
             begin, length = pieces.span(number)
             data = os.pread(raw.fileno(), length, begin)
             if len(data) != length:
                 raise EOFError
-            return hashlib.sha256(data).hexdigest()
+            return hashlib.sha256(data).hexdigest(), data if whole is not None else b""
 
+        left = iter(range(-(-pieces.size // pieces.piece_size)))
         with ThreadPoolExecutor(_THREADS) as pool:
-            digests = list(pool.map(digest, range(-(-pieces.size // pieces.piece_size))))
-    return pieces._replace(digests=digests)
+            # Few at a time: they are in memory until their turn has come.
+            running = collections.deque(pool.submit(digest, number) for number in islice(left, _THREADS + 1))
+            while running:
+                one, data = running.popleft().result()
+                running.extend(pool.submit(digest, number) for number in islice(left, 1))
+                pieces.digests.append(one)
+                if whole is not None:
+                    whole.update(data)
+    return pieces
 
 
 def _layers(path: str, index: ArchiveIndex) -> Dict[str, Tuple[int, int]]:
@@ -174,19 +185,21 @@ class PieceFile:
         begin, length = self.pieces.span(number)
         if os.fstat(self._handle).st_size < begin + length:
             return False  # of a file that grows, the next piece is asked for many times a second
-        data = os.pread(self._handle, length, begin)
+        try:
+            data = os.pread(self._handle, length, begin)
+        except OSError:
+            return False  # fetched again, then
         if hashlib.sha256(data).hexdigest() != self.pieces.digests[number]:
             return False
         with self._lock:
             self.have |= 1 << number
         return True
 
-    def read(self, number: int) -> bytes:
-        """Return a piece that is there."""
-        begin, length = self.pieces.span(number)
-        return os.pread(self._handle, length, begin)
+    def opened(self) -> IO[bytes]:
+        """Return the file, with a position of its own, whatever has its name by now."""
+        return open("/proc/self/fd/{0}".format(self._handle), "rb", buffering=0)
 
-    def write(self, number: int, data: bytes) -> None:
+    def write(self, number: int, data: Union[bytes, bytearray]) -> None:
         """Put a piece into the file.
 
         Raises:
@@ -226,13 +239,18 @@ def held(path: str) -> Any:
     Raises:
         OSError: the file system does not lock.
     """
-    file = open(path + ".lock", "a+", encoding="ascii")  # noqa: SIM115
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+    while True:
+        file = open(path + ".lock", "a+", encoding="ascii")  # noqa: SIM115
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.close()
+            return None
+        except OSError as error:
+            file.close()
+            raise OSError(error.errno, error.strerror, file.name) from None
+        # Whoever held it before may have removed it meanwhile, and then another may hold a new one.
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(file.fileno()), os.stat(file.name)):
+                return file
         file.close()
-        return None
-    except OSError as error:
-        file.close()
-        raise OSError(error.errno, error.strerror, file.name) from None
-    return file

@@ -16,6 +16,9 @@ from ansible.template import Templar
 from ansible_collections.rdm.provision.plugins.plugin_utils.ansible_internals.play_variables import (
     variables_in_play,
 )
+from ansible_collections.rdm.provision.plugins.plugin_utils.ansible_internals.upload_directory import (
+    upload_directory,
+)
 
 Result = dict[str, Any]
 
@@ -78,13 +81,14 @@ class RemoteExecutor:
 
         Raises:
             OrdinaryError: the host cannot be reached in a thread.
-            AnsibleError: a variable cannot be evaluated, or the host does not answer.
+            AnsibleError: a variable cannot be evaluated, the host does not answer, or others can write there.
         """
         handler = self._handler(host)
-        shell = handler._connection._shell
         directory = handler._make_tmp_path()
-        handler._remove_tmp_path(directory)
-        remote = str(shell.join_path(os.path.dirname(directory.rstrip("/")), name))
+        try:
+            remote = str(handler._connection._shell.join_path(upload_directory(handler), name))
+        finally:
+            handler._remove_tmp_path(directory)
         return remote, functools.partial(handler._connection.put_file, path, remote)
 
     def _handler(self, host: Host) -> Any:

@@ -14,7 +14,9 @@ SMALLEST = 256 * 1024 * 1024
 SILENT_S = 15.0
 """A node that its source has not heard from for so long is given up."""
 STALLED_S = 60.0
-"""A node that has received nothing for so long is given up."""
+"""A node that has received nothing for so long is given up;"""
+PIECE_S = 600.0
+"""one that receives parts of pieces and no whole one, after this time besides."""
 
 _PROGRESS = "node to node: "
 
@@ -49,6 +51,8 @@ class Watch:
         self.given_up: dict[str, str] = {}
         self.slow: dict[str, str] = {}
         self._moved = dict.fromkeys(nodes, now)
+        self._bytes = dict.fromkeys(self._moved, 0)
+        self._got = dict(self._moved)
         self._have = dict.fromkeys(self._moved, -1)
         self._share = dict.fromkeys(self._moved, 0.0)
         self._done: set[str] = set()
@@ -63,6 +67,8 @@ class Watch:
                 continue
             if one["have"] != self._have[name]:
                 self._have[name], self._moved[name] = one["have"], now
+            if one["fetched"] != self._bytes[name]:
+                self._bytes[name], self._got[name] = one["fetched"], now
             self._share[name] = one["have"] / one["wanted"] if one["wanted"] else 1.0
             for other, why in one["trouble"].items():
                 self.slow.setdefault(other, why)
@@ -73,7 +79,7 @@ class Watch:
                 self.given_up[name] = f"stopped at {self._share[name]:.0%}: {one['error']}"
             elif one["silent_s"] > SILENT_S:
                 self.given_up[name] = f"was no longer heard at {self._share[name]:.0%}"
-            elif now - self._moved[name] > STALLED_S:
+            elif now - max(self._moved[name], min(self._got[name], self._moved[name] + PIECE_S)) > STALLED_S:
                 self.given_up[name] = f"has received nothing for {STALLED_S:.0f} s at {self._share[name]:.0%}"
             else:
                 self.given_up.pop(name, None)

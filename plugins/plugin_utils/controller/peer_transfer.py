@@ -56,6 +56,9 @@ class Transfer:
         item: `path` of the file, `remote_src` and `sha256`, as in `images_list`.
         hosts: node that lacks the file -> its `size`, and `present_members`, which are not sent.
         index: the index of a file on the controller; None to read it from an archive.
+
+    Attributes:
+        sha256: of a file with an index, once it has been read.
     """
 
     def __init__(
@@ -75,6 +78,7 @@ class Transfer:
         self._hosts = hosts
         self._index = index
         self._run = os.getppid()
+        self.sha256 = ""
         self._sha256 = str(item.get("sha256") or "")
         self._name = str(item["path"])
         self._here = not item.get("remote_src", True)
@@ -147,6 +151,7 @@ class Transfer:
                 watch.given_up.get(name)
                 or lost
                 or end.get("error")
+                or end.get("problem")
                 or unreached.get(name, "has not got all of it")
             )
             # A later run resumes from the part that has arrived.
@@ -161,7 +166,9 @@ class Transfer:
         """Read the archive on the controller, and start to copy it to the node that will serve it."""
         cache_dir = self._options["cache_dir"] or default_cache_dir()
         index = self._index or cached_index(self._path, self._sha256, cache_dir)
-        pieces = read_pieces(self._path, index)
+        whole = hashlib.sha256() if self._index else None
+        pieces = read_pieces(self._path, index, whole)
+        self.sha256 = whole.hexdigest() if whole else ""
         host = self._executor.host(first)
         copy, send = self._executor.copy(host, self._path, f"rdm-image-{self._key(first)[:16]}")
         return pieces, _Upload(copy, send, index.to_json())

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from ansible import constants
 from ansible_collections.rdm.provision.plugins.action import data_distribution
 from ansible_collections.rdm.provision.plugins.action.data_distribution import ActionModule
+from ansible_collections.rdm.provision.plugins.action.job_data import others
 from ansible_collections.rdm.provision.plugins.module_utils.images.pieces import NOTED
 from ansible_collections.rdm.provision.plugins.plugin_utils.controller import peer_transfer
 
@@ -55,6 +59,20 @@ def test_a_large_file_goes_from_node_to_node_to_those_that_lack_it(nodes: Nodes,
     assert len(compared) == 4
     assert all(one["sizes"] == {"sets/large": 1000} and one["by_size"] for one in compared), "none is read"
     assert not nodes.warnings
+
+
+def test_a_file_that_was_read_for_its_pieces_is_not_read_for_its_digest(
+    nodes: Nodes, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = os.urandom(3_000_000)
+    (source / "sets" / "large").write_bytes(data)
+    monkeypatch.setattr(constants, "DEFAULT_LOCAL_TMP", str(tmp_path))
+    decide(nodes, source)
+    (source / "sets" / "large").unlink()
+    monkeypatch.chdir(source)
+    own = {"sets/large": hashlib.sha256(data).hexdigest()}
+    assert list(others(Path(), own, tmp_path)) == []
+    assert list(others(Path(), {"sets/large": "another"}, tmp_path)) == ["sets/large"]
 
 
 def test_who_has_not_got_it_is_named_and_keeps_no_half_of_it(nodes: Nodes, source: Path) -> None:

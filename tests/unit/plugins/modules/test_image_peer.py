@@ -104,3 +104,25 @@ def test_a_file_system_that_does_not_lock_is_named(tmp_path: Path, monkeypatch: 
     with pytest.raises(OSError, match="No locks available") as problem:
         image_peer.end_other(base)
     assert problem.value.filename == base + ".lock"
+
+
+@pytest.mark.parametrize("planted", ["a link", "writable by all"])
+def test_a_directory_that_others_can_write_to_is_not_used(tmp_path: Path, planted: str) -> None:
+    (tmp_path / "cache").mkdir()
+    directory = tmp_path / "cache" / "peers"
+    if planted == "a link":
+        (tmp_path / "elsewhere").mkdir()
+        directory.symlink_to(tmp_path / "elsewhere")
+    else:
+        directory.mkdir()
+        directory.chmod(0o777)
+    with pytest.raises(CannotTakePart, match=f"{directory} must be a directory that only its user"):
+        image_peer.base_path(parameters(tmp_path, key="n"))
+
+
+def test_a_port_that_is_none_is_named(tmp_path: Path) -> None:
+    archive = tmp_path / "image.tar"
+    archive.write_bytes(saved(MadeImage([layer("one")], ["test:1"])))
+    there = {"key": "s", "name": "s", "path": str(archive), "network": "127.0.0.0/8", "port": 99999}
+    with pytest.raises(CannotTakePart, match="port must be 0-65535"):
+        image_peer.source(parameters(tmp_path, **there))

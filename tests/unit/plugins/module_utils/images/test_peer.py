@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import http.client
 import json
@@ -30,6 +31,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.images.pieces import
     PieceList,
     WrongPiece,
     count,
+    held,
     numbers,
     piece_size,
     read_pieces,
@@ -38,6 +40,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.images.pieces import
 HOME = "127.0.0.1"
 TOKEN = "of this run"
 MIB = 1 << 20
+PIECE = piece_size(MIB)
 PROCESSES = multiprocessing.get_context("fork")
 
 
@@ -67,7 +70,7 @@ class Swarm:
             for one, value in changes.items():
                 setattr(peers.Peer, one, value)
             peer = Peer(settings, self.pieces.digest, path, pieces)
-            signal.signal(signal.SIGTERM, lambda _number, _frame: peer.ended.set())
+            signal.signal(signal.SIGTERM, lambda _number, _frame: peer.end())
             told.put(peer.port)
             peer.run()
 
@@ -81,7 +84,7 @@ class Swarm:
         answer = connection.getresponse()
         body = answer.read()
         connection.close()
-        return answer.status, json.loads(body) if path in ("/status", "/stop") and body else body
+        return answer.status, json.loads(body) if path == "/status" and body else body
 
     def nodes(self) -> dict[str, Any]:
         return dict(self.ask("/status")[1]["nodes"])
@@ -100,7 +103,8 @@ class Swarm:
         return (self.directory / name).read_bytes() == self.archive.read_bytes()
 
     def end(self) -> None:
-        self.ask("/stop")
+        if self.processes["source"].is_alive():
+            self.processes["source"].terminate()
         for name, process in self.processes.items():
             process.join(15)
             assert not process.is_alive(), f"{name} goes on"
@@ -141,7 +145,7 @@ def test_the_source_sends_it_about_once_and_nothing_listens_afterwards(swarm: Sw
 
 
 def test_a_peer_that_is_killed_or_paused_delays_nobody_and_is_named(tmp_path: Path, archive: Path) -> None:
-    swarm = Swarm(tmp_path, archive, bandwidth=6 * MIB)
+    swarm = Swarm(tmp_path, archive, bandwidth=2 * MIB)
     for name in ("a", "b", "killed", "paused"):
         swarm.join(name)
     swarm.wait(lambda nodes: len(nodes) == 4 and all(one["have"] >= 3 for one in nodes.values()))
@@ -214,7 +218,7 @@ def test_a_source_that_dies_leaves_pieces_with_which_the_next_run_goes_on(
 ) -> None:
     swarm = Swarm(tmp_path, archive, lease_s=2, bandwidth=3 * MIB)
     swarm.join("a")
-    swarm.wait(lambda nodes: bool(nodes) and nodes["a"]["have"] >= 6)
+    swarm.wait(lambda nodes: bool(nodes) and nodes["a"]["have"] >= 12)
     swarm.processes["source"].kill()
     swarm.processes["a"].join(20)
     assert not swarm.processes["a"].is_alive()
@@ -265,7 +269,7 @@ def test_an_archive_that_is_still_being_written_is_served_as_it_grows(tmp_path: 
     threads = [threading.Thread(target=one.run) for one in (source, node)]
     for thread in threads:
         thread.start()
-    wait_for(lambda: count(node.file.have) == 3)
+    wait_for(lambda: count(node.file.have) == 3 * MIB // PIECE)
     growing.write_bytes(data)
     wait_for(lambda: not node.missing)
     source.ended.set()
@@ -280,30 +284,40 @@ def alone(tmp_path: Path, archive: Path) -> Peer:
     return Peer(Settings("source", HOME, 0, TOKEN), pieces.digest, str(archive), pieces)
 
 
+@pytest.mark.parametrize("head", [b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % PIECE, b"HTTP/1.1 200 "])
 def test_a_peer_that_drips_is_left_in_time(
-    tmp_path: Path, archive: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, archive: Path, monkeypatch: pytest.MonkeyPatch, head: bytes
 ) -> None:
     monkeypatch.setattr(peers, "_SLOWEST", 0)
-    source = alone(tmp_path, archive)
+    node = alone(tmp_path, archive)
+    node._times = [0.01] * 4
     with socket.create_server((HOME, 0)) as slow:
 
         def drip() -> None:
             connection, _ = slow.accept()
             with connection, contextlib.suppress(OSError):
                 connection.recv(1000)
-                connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % MIB)
+                connection.sendall(head)
                 while True:
                     connection.sendall(b"x")
                     time.sleep(0.1)
 
         threading.Thread(target=drip, daemon=True).start()
-        began = time.monotonic()
-        with pytest.raises(socket.timeout):
-            source._piece(slow.getsockname(), "/piece/0", 0)
-        assert time.monotonic() - began < 10
+        fetch = peers._Fetch(peers._Neighbour("slow", *slow.getsockname()), 0)
+        node._fetches.append(fetch)
+        fetch.one.fetches = 1
+        thread = threading.Thread(target=node._fetch, args=(fetch, "/piece/0"))
+        thread.start()
+        until = time.monotonic() + 20
+        while thread.is_alive():
+            assert time.monotonic() < until
+            node._cut_slow()
+            time.sleep(0.1)
+        assert fetch.cut
+        assert (fetch.one.strikes, fetch.one.fetches, node._fetches) == (1, 0, [])
 
 
-@pytest.mark.parametrize("number", [b"13", b"-1", b"1000000000000", b"x"])
+@pytest.mark.parametrize("number", [b"25", b"-1", b"1000000000000", b"x"])
 def test_a_piece_that_the_archive_does_not_have_is_not_kept(
     tmp_path: Path, archive: Path, number: bytes
 ) -> None:
@@ -318,12 +332,12 @@ def test_a_piece_that_the_archive_does_not_have_is_not_kept(
 
         threading.Thread(target=answer, daemon=True).start()
         with pytest.raises((WrongPiece, ValueError)):
-            node._piece(liar.getsockname(), "/next", None, "0")
+            node._piece(peers._Fetch(peers._Neighbour("liar", *liar.getsockname())), "/next", "0")
 
 
 def test_what_is_no_announcement_is_not_taken_for_one(tmp_path: Path, archive: Path) -> None:
     source = alone(tmp_path, archive)
-    right = {"name": "a", "port": 1, "have": 0, "wanted": 3, "done": False, "error": "", "trouble": {}}
+    right = {"name": "a", "port": 1, "have": "0", "wanted": 3, "done": False, "error": "", "trouble": {}}
     assert source.members is not None
     for wrong in ({"name": "b"}, {**right, "fetched": "much"}, {**right, "fetched": 0, "trouble": None}):
         with pytest.raises((KeyError, TypeError, ValueError)):
@@ -359,6 +373,123 @@ def test_those_who_hold_connections_without_the_token_do_not_hold_a_peer(
     assert not running.is_alive()
 
 
+def announced(name: str, have: int = 0, **changes: Any) -> dict[str, Any]:
+    given = {"name": name, "port": 1, "have": f"{have:x}", "wanted": 13, "done": False}
+    return {**given, "error": "", "trouble": {}, "fetched": 0, **changes}
+
+
+def test_what_only_a_lost_node_was_sent_is_sent_again(tmp_path: Path, archive: Path) -> None:
+    members = alone(tmp_path, archive).members
+    assert members is not None
+    everything = (1 << 13) - 1
+    members.announce(HOME, announced("liar", everything))
+    members.announce(HOME, announced("resumed", 0b111))
+    for name in ("lost", "full", "a"):
+        members.announce(HOME, announced(name))
+    sent = {members.next_piece(name, 0, everything) for name in ("lost", "full", "a") for _again in range(3)}
+    assert len(sent) == 9
+    assert not sent & {0, 1, 2}, "others have them from an earlier run"
+    assert members.next_piece("a", 0, everything) is not None
+    assert members.next_piece("a", 0, everything) is None
+    members.known["lost"]["at"] -= 10
+    members.announce(HOME, announced("full", error="no space left"))
+    again = {members.next_piece("a", 0, everything) for _again in range(6)}
+    assert len(again) == 6
+    assert again <= sent
+    assert members.next_piece("a", 0, everything) is None
+
+
+def test_nodes_that_cannot_go_on_are_in_nobodys_way(tmp_path: Path, archive: Path) -> None:
+    members = alone(tmp_path, archive).members
+    assert members is not None
+    for number in range(peers.DIRECT):
+        members.announce(HOME, announced(f"full{number}", error="no space left"))
+    answer = members.announce(HOME, announced("a"))
+    assert answer["direct"]
+    assert answer["neighbours"] == []
+
+
+def test_a_signal_ends_a_peer_that_holds_the_lock_of_its_own_end(tmp_path: Path, archive: Path) -> None:
+    source = alone(tmp_path, archive)
+    with source.ended._cond:
+        source.end()
+    assert source.ended.wait(10)
+
+
+def test_what_is_slow_everywhere_is_waited_for_longer(tmp_path: Path, archive: Path) -> None:
+    node = alone(tmp_path, archive)
+    node._times = [0.1] * 20
+    for _again in range(21):
+        fetch = peers._Fetch(peers._Neighbour("a", HOME, 1), 0)
+        fetch.began -= 30
+        node._fetches = [fetch]
+        node._cut_slow()
+    assert not fetch.cut
+
+
+def test_a_request_that_drips_gives_its_place_to_others(
+    tmp_path: Path, archive: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peers, "_CONNECTIONS", 1)
+    monkeypatch.setattr(peers, "_QUIET_S", 1.0)
+    source = alone(tmp_path, archive)
+    running = threading.Thread(target=source.run)
+    running.start()
+    with socket.create_connection((HOME, source.port)) as stranger:
+        stranger.settimeout(20)
+        stranger.sendall(b"GET /sta")
+        until = time.monotonic() + 20
+        with contextlib.suppress(ConnectionError):
+            while time.monotonic() < until:
+                stranger.sendall(b"x")
+                time.sleep(0.1)
+        assert time.monotonic() < until
+    source.end()
+    running.join(10)
+    assert not running.is_alive()
+
+
+def test_a_source_whose_archive_has_changed_is_named(tmp_path: Path, archive: Path) -> None:
+    changed = tmp_path / "changed"
+    changed.write_bytes(archive.read_bytes())
+    source = alone(tmp_path, changed)
+    changed.write_bytes(bytes(12 * MIB + 17))
+    settings = Settings("a", HOME, 0, TOKEN, (HOME, source.port))
+    node = Peer(settings, source.pieces.digest, str(tmp_path / "a"), source.pieces)
+    threads = [threading.Thread(target=one.run) for one in (source, node)]
+    for thread in threads:
+        thread.start()
+    wait_for(lambda: bool(node.error))
+    assert node.error == "its source sends another archive than it had in the beginning"
+    node.end()
+    source.end()
+    for thread in threads:
+        thread.join(10)
+
+
+def test_a_bound_on_bandwidth_keeps_all_who_share_it_in_touch() -> None:
+    for megabits in (0.5, 10, 1000):
+        uploads = peers._Uploads(megabits * 1e6 / 8)
+        assert peers._UPLOADS * uploads.chunk / (megabits * 1e6 / 8) < peers._QUIET_S
+
+
+def test_nodes_may_have_addresses_of_ip_version_6(tmp_path: Path, archive: Path) -> None:
+    pieces = read_pieces(str(archive), ArchiveIndex("gzip", archive.stat().st_size, "", 0, True, []))
+    source = Peer(Settings("source", "::1", 0, TOKEN), pieces.digest, str(archive), pieces)
+    at = ("::1", source.port)
+    node = Peer(
+        Settings("a", peers.local_address(at), 0, TOKEN, at), pieces.digest, str(tmp_path / "a"), pieces
+    )
+    threads = [threading.Thread(target=one.run) for one in (source, node)]
+    for thread in threads:
+        thread.start()
+    wait_for(lambda: not node.missing)
+    source.end()
+    for thread in threads:
+        thread.join(10)
+    assert (tmp_path / "a").read_bytes() == archive.read_bytes()
+
+
 def test_why_a_node_cannot_take_part_is_one_sentence(tmp_path: Path, archive: Path) -> None:
     with socket.create_server((HOME, 0)) as taken:
         port = taken.getsockname()[1]
@@ -381,7 +512,7 @@ def wait_for(condition: Callable[[], bool]) -> None:
 
 def test_pieces_have_a_length_for_their_archive() -> None:
     sizes = (1, 2 << 30, 50 << 30, 1 << 50)
-    assert [piece_size(size) for size in sizes] == [MIB, 2 * MIB, 32 * MIB, 32 * MIB]
+    assert [piece_size(size) for size in sizes] == [PIECE, 2 * MIB, 32 * MIB, 32 * MIB]
 
 
 def test_what_lies_within_a_layer_that_is_there_is_not_wanted() -> None:
@@ -395,6 +526,16 @@ def test_a_list_of_pieces_is_the_one_that_the_controller_knows() -> None:
     assert PieceList.decoded(pieces.encoded(), pieces.digest) == pieces
     with pytest.raises(WrongPiece):
         PieceList.decoded(pieces.encoded() + b" ", pieces.digest)
+
+
+def test_a_file_is_read_once_for_its_pieces_and_its_digest(archive: Path) -> None:
+    data = archive.read_bytes()
+    whole = hashlib.sha256()
+    pieces = read_pieces(str(archive), ArchiveIndex("gzip", len(data), "", 0, True, []), whole)
+    assert whole.digest() == hashlib.sha256(data).digest()
+    parts = [data[begin : begin + length] for begin, length in map(pieces.span, range(len(pieces.digests)))]
+    assert b"".join(parts) == data
+    assert pieces.digests == [hashlib.sha256(part).hexdigest() for part in parts]
 
 
 def test_a_wrong_piece_is_not_kept(tmp_path: Path) -> None:
@@ -416,3 +557,50 @@ def test_a_piece_that_has_not_grown_yet_is_not_hashed(
         assert not file.check(1)
     (tmp_path / "a").write_bytes(b"abc")
     assert file.check(1)
+
+
+def test_a_lock_that_its_holder_has_removed_is_nobodys(tmp_path: Path) -> None:
+    base = str(tmp_path / "a")
+    earlier = held(base)
+    Path(base + ".lock").unlink()
+    later = held(base)
+    earlier.close()
+    assert later is not None
+    assert held(base) is None
+    later.close()
+
+
+def test_a_lock_that_is_removed_while_it_is_taken_is_taken_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base = str(tmp_path / "a")
+    flock = fcntl.flock
+
+    def late(file: Any, how: int) -> None:
+        monkeypatch.setattr(fcntl, "flock", flock)
+        flock(file, how)
+        Path(base + ".lock").unlink()
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    first = held(base)
+    assert held(base) is None, "two would have it"
+    first.close()
+
+
+def test_pieces_that_cannot_be_read_are_fetched_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    digests = [hashlib.sha256(data).hexdigest() for data in (b"ab", b"c")]
+    pieces = PieceList(3, 2, digests, {})
+    first = PieceFile(str(tmp_path / "a"), pieces)
+    first.write(0, b"ab")
+    first.note()
+    again = PieceFile(str(tmp_path / "a"), pieces)
+
+    def broken(*_arguments: Any) -> bytes:
+        raise OSError(5, "Input/output error")
+
+    assert again.claimed == 1
+    monkeypatch.setattr(os, "pread", broken)
+    again.check_claimed()
+    assert (again.claimed, again.have) == (0, 0)

@@ -40,6 +40,7 @@ def report(have: int, **changes: Any) -> dict[str, Any]:
         "error": "",
         "trouble": {},
         "silent_s": 0.0,
+        "fetched": 0,
         **changes,
     }
 
@@ -62,6 +63,20 @@ def test_who_is_given_up_and_why() -> None:
     assert watch.slow == trouble
     assert watch.ended()
     assert watch.text("x.tar") == "x.tar: 100% of 1.0 GiB on 1 nodes, given up: dead, cut, full, never"
+
+
+def test_a_node_on_a_slow_link_receives_something_while_it_has_no_whole_piece() -> None:
+    watch = Watch(["a"], GIB, 0)
+    for second in range(0, 600, 20):
+        watch.add({"a": report(0, fetched=second)}, second)
+        assert not watch.given_up, second
+    watch.add({"a": report(1, fetched=600)}, 600)
+    watch.add({"a": report(1, fetched=600)}, 661)
+    assert watch.given_up == {"a": "has received nothing for 60 s at 1%"}
+    watch = Watch(["a"], GIB, 0)
+    for second in range(0, 700, 20):
+        watch.add({"a": report(0, fetched=second)}, second)
+    assert watch.ended(), "what it receives is never a piece"
 
 
 def test_who_comes_back_is_waited_for() -> None:

@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""A directory on a node for large uploads, in which nobody else can make a file or a link."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from typing import Any
+
+from ansible.errors import AnsibleError
+
+
+def upload_directory(action: Any) -> str:
+    """Return the directory, which is the same in every run: a later one replaces what a killed one has left.
+
+    It lies beside the directory for Ansible's temporary files, where others may be able to write.
+
+    Args:
+        action: whose connection reaches the node, and which has made its temporary directory there.
+
+    Raises:
+        AnsibleError: another user has made it, or can write to it.
+    """
+    above = os.path.dirname(action._connection._shell.tmpdir.rstrip("/"))
+    # `find` follows no link. Who may not enter it can neither read a file in it nor make one.
+    private = " ".join(f"! -perm -{bits}" for bits in ("g+w", "g+x", "o+w", "o+x"))
+    found = action._low_level_execute_command(
+        f'd={shlex.quote(above)}/rdm-uploads-$(id -u); umask 77; mkdir "$d" 2>/dev/null; '
+        f'find "$d" -prune -type d -user "$(id -u)" {private}',
+        sudoable=False,
+    )
+    lines = str(found.get("stdout") or "").splitlines()
+    if not lines:
+        raise AnsibleError(
+            f"{above}/rdm-uploads-UID on the node must be a directory that only its user can enter: "
+            "remove it, or set ansible_remote_tmp to a directory of that user"
+        )
+    return lines[-1].strip()

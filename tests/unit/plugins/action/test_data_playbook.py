@@ -1,0 +1,47 @@
+"""The playbook of `rdm-provision data`, on this machine, without changing anything."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rdm_provision import environment
+from tests.ansible_playbook import ansible_playbook
+from tests.conftest import ROOT
+
+TASK = "Bring large files from node to node"
+
+
+@pytest.mark.parametrize(
+    ("group", "chosen", "runs"),
+    [
+        ("master", "peers", True),
+        ("master", "auto", False),
+        ("master", "", False),  # as it is by default
+        ("login", "peers", False),  # a cluster of Slurm, whose users become root in another way
+    ],
+)
+def test_data_goes_from_node_to_node_only_where_that_was_chosen(
+    tmp_path: Path, group: str, chosen: str, runs: bool
+) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "small").write_bytes(b"small")
+    inventory = tmp_path / "hosts.ini"
+    inventory.write_text(
+        f"[{group}]\nn1 ansible_connection=local\n[all:vars]\nrdm_become=false\n"
+        f"ansible_python_interpreter={sys.executable}\n"
+    )
+    given: dict[str, Any] = {"job_data": str(tmp_path / "data"), "__job_place": {"directory": str(tmp_path)}}
+    if chosen:
+        given["images_distribution"] = chosen
+    # Without a Docker Engine nobody knows where jobs have their files.
+    words = ["--check", "--start-at-task", TASK, "--inventory", str(inventory), "-e", json.dumps(given)]
+    env = {**os.environ, **environment.ansible_environment()}
+    run = ansible_playbook(*words, ROOT / "playbooks" / "job_data.yml", environment=env)
+    task = run.stdout.partition(f"[{TASK}]")[2].partition("TASK [")[0]
+    assert ("skipping: [n1]" in task, "ok: [n1]" in task) == (not runs, runs), run.stdout + run.stderr

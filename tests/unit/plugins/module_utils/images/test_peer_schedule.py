@@ -1,0 +1,46 @@
+"""Who fetches which piece from whom."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+import pytest
+from ansible_collections.rdm.provision.plugins.module_utils.images import peer
+from ansible_collections.rdm.provision.plugins.module_utils.images.peer_schedule import (
+    NEIGHBOURS,
+    neighbours,
+    rarest,
+)
+
+CHANCE = random.Random(1)
+
+
+@pytest.mark.parametrize("size", [2, 5, 200, 1000])
+def test_every_node_has_as_many_that_fetch_from_it_as_it_fetches_from(size: int) -> None:
+    nodes = [f"n{number}" for number in range(size)]
+    of_two_turns: Counter[str] = Counter()
+    for turn in (7, 8):
+        chosen = {own: neighbours(nodes, own, turn) for own in nodes}
+        assert all(own not in theirs for own, theirs in chosen.items())
+        fetching = Counter(other for theirs in chosen.values() for other in set(theirs))
+        assert set(fetching.values()) == {min(NEIGHBOURS, size - 1)}
+        of_two_turns += fetching
+    connections = max(of_two_turns.values()) * (1 + peer._FETCHES_OF_ONE)
+    assert connections <= peer._CONNECTIONS
+
+
+def test_neighbours_are_others_in_the_next_turn() -> None:
+    nodes = [f"n{number}" for number in range(200)]
+    turns = {tuple(neighbours(nodes, "n7", turn)) for turn in range(10)}
+    assert len(turns) == 10
+    assert neighbours(nodes, "unknown", 0) == []
+
+
+def test_the_rarest_of_the_wanted_pieces_is_chosen() -> None:
+    haves = [0b0111, 0b0011, 0b1001, 0b0011]
+    assert {rarest(0b0111, haves, CHANCE) for _again in range(20)} == {2}
+    assert {rarest(0b1111, haves, CHANCE) for _again in range(200)} == {2, 3}
+    assert rarest(0b0011, haves, CHANCE) == 1
+    assert rarest(0b10000, haves, CHANCE) is None
+    assert rarest(0b1, [], CHANCE) is None

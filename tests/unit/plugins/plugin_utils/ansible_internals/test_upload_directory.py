@@ -1,0 +1,67 @@
+"""The directory for uploads, as the shell of a node makes it."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from ansible.errors import AnsibleError
+from ansible_collections.rdm.provision.plugins.plugin_utils.ansible_internals.upload_directory import (
+    upload_directory,
+)
+
+
+def action(tmp_path: Path) -> Any:
+    """Return an action whose node is this machine."""
+
+    def execute(command: str, sudoable: bool) -> dict[str, Any]:
+        assert not sudoable, "the file is sent by the user of ssh"
+        done = subprocess.run(["/bin/sh", "-c", command], capture_output=True, text=True, check=False)
+        return {"stdout": done.stdout}
+
+    shell = SimpleNamespace(tmpdir=f"{tmp_path}/ansible-tmp-1/")
+    return SimpleNamespace(_connection=SimpleNamespace(_shell=shell), _low_level_execute_command=execute)
+
+
+def test_it_is_of_its_user_alone_and_the_same_in_the_next_run(tmp_path: Path) -> None:
+    tmp_path.chmod(0o777)
+    made = upload_directory(action(tmp_path))
+    assert made == f"{tmp_path}/rdm-uploads-{os.geteuid()}"
+    assert stat.S_IMODE(os.lstat(made).st_mode) == 0o700
+    (Path(made) / "left").touch()
+    assert upload_directory(action(tmp_path)) == made
+
+
+def link(path: Path) -> None:
+    (path.parent / "elsewhere").mkdir(mode=0o700)
+    path.symlink_to(path.parent / "elsewhere")
+
+
+def open_to_all(path: Path) -> None:
+    path.mkdir()
+    path.chmod(0o777)
+
+
+def file(path: Path) -> None:
+    path.touch(mode=0o700)
+
+
+def of_another(path: Path) -> None:
+    path.mkdir(mode=0o700)
+    if os.geteuid() == 0:
+        os.chown(path, 12345, -1)
+    else:
+        path.chmod(0o711)
+
+
+@pytest.mark.parametrize("plant", [link, open_to_all, file, of_another])
+def test_what_somebody_has_planted_there_is_not_used(tmp_path: Path, plant: Callable[[Path], None]) -> None:
+    plant(tmp_path / f"rdm-uploads-{os.geteuid()}")
+    with pytest.raises(AnsibleError, match="must be a directory that only its user can enter: remove it"):
+        upload_directory(action(tmp_path))
