@@ -13,8 +13,7 @@ class EngineStep:
     """What an engine sends when, and what of that it hides behind computing. The pipeline's schedule is 1F1B.
 
     Args:
-        hidden_sends: The share of a stage's sends and receives in which it computes, from 0 to 1. Nothing
-            hides those of the first micro-batch's way to the last stage, and of the last one's way back.
+        hidden_sends: The share of a stage's sends and receives in which it computes, from 0 to 1.
         gradient_bytes: Of one gradient on its way to the other replicas.
         reduces_each_micro_batch: Gradients are reduced after each micro-batch, not once in a step.
         shards_optimiser: A replica updates its part of the weights; it gets the sum of that part alone, and

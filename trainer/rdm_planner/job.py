@@ -542,10 +542,9 @@ class TrainerModel:
         """Return what :func:`rdm_planner.partition.best_cut` needs for a layout."""
         shaped = self.job.shaped(layout)
         stages = self._stages(layout)
-        sends, once = self._sends(shaped, stages)
-        schedule = BlockingSends(self._schedule(layout), tuple(sends))
+        schedule = BlockingSends(self._schedule(layout), self._sends(shaped, stages))
         costs = self._afters(shaped, stages)
-        added = self._tied_seconds(shaped, stages) + once
+        added = self._tied_seconds(shaped, stages)
         room = {node.gpu: self.job.times.memory_gib(node.gpu) * GIB for node in self._kinds[0]}
         limits = [min(room[node.gpu] for node in nodes) for nodes in stages]
 
@@ -576,7 +575,7 @@ class TrainerModel:
         works = _works(shaped, self._running(layout, stages), cut)
         alone = _works(shaped, self._running(layout, stages, with_experts=False), cut)
         optimiser = max(_rated(cost.optimiser, work.own) for cost, work in zip(costs, works, strict=True))
-        sends, once = self._sends(shaped, stages)
+        sends = self._sends(shaped, stages)
         busiest = max(range(layout.pipeline), key=lambda stage: times[stage] + sends[stage])
         compute = alone[busiest].both * shaped.micro_batches
         exchange = times[busiest] * shaped.micro_batches - compute
@@ -595,8 +594,8 @@ class TrainerModel:
                 "compute": compute,
                 "expert exchange": exchange,
                 "bubble": ends[0] - compute - exchange - sending,
-                "pipeline sends": sending + once,
-                "data reduction": seconds - ends[0] - once - tied - optimiser,
+                "pipeline sends": sending,
+                "data reduction": seconds - ends[0] - tied - optimiser,
                 "embedding reduction": tied,
                 "optimiser": optimiser,
             },
@@ -697,17 +696,13 @@ class TrainerModel:
         number = {kind: number for number, kind in enumerate(kinds)}
         return kinds, [number[node] for node in self.nodes]
 
-    def _sends(self, shaped: _Shaped, stages: Sequence[Sequence[NodeKind]]) -> tuple[list[float], float]:
-        """Return what each stage adds to a micro-batch, and what they add once to a step.
-
-        A stage sends and receives at each of its borders. What compute hides is still waited for once: on the
-        first micro-batch's way to the last stage, and on the last one's way back.
-        """
+    def _sends(self, shaped: _Shaped, stages: Sequence[Sequence[NodeKind]]) -> tuple[float, ...]:
+        """Return what each stage adds to a micro-batch: it sends and receives at each of its borders."""
         layout, times = shaped.layout, self.job.times
         ranks = layout.tensor * layout.data
         bits = shaped.activation_bits()
         added = [0.0] * layout.pipeline
-        once, hidden = 0.0, shaped.step.hidden_sends
+        waited = 1 - shaped.step.hidden_sends
         known: dict[tuple[int, int, int], float] = {}
         for stage, (here, there) in enumerate(itertools.pairwise(stages)):
             leaving = _leaving(stage, ranks, self.gpus)
@@ -721,11 +716,10 @@ class TrainerModel:
                     for one, other in pairs
                 )
                 # An output one way, a gradient the other.
-                known[key] = 2 * slowest
-            added[stage] += known[key] * (1 - hidden)
-            added[stage + 1] += known[key] * (1 - hidden)
-            once += known[key] * hidden
-        return added, once
+                known[key] = 2 * slowest * waited
+            added[stage] += known[key]
+            added[stage + 1] += known[key]
+        return tuple(added)
 
     def _afters(self, shaped: _Shaped, stages: Sequence[tuple[NodeKind, ...]]) -> list[_After]:
         by_kinds = {id(nodes): nodes for nodes in stages}

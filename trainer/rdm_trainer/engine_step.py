@@ -15,13 +15,12 @@ __all__ = ["engine_step"]
 def engine_step(config: Config) -> EngineStep:
     """Return how a job's engine takes a step: DeepSpeed's, as its configuration is made, or the native one.
 
-    DeepSpeed's pipeline engine waits for every send and receive. The native one computes meanwhile
-    (:mod:`rdm_trainer.engines.native.pipeline`), but 1F1B has no slack: a micro-batch's next pass waits
-    for its way to the neighbour and back, which is half of what blocking messages cost. ZeRO 1 reduces
-    after the last micro-batch, in fp32 unless weights are fp16. ZeRO 2 and 3 reduce every micro-batch's
-    gradients beside its backward pass (``overlap_comm``); 3 gathers the weights for each forward and each
-    backward pass, and prefetches them. The native engine reduces beside the last micro-batch's backward
-    pass, in ``parallel.reduce_dtype``, and gathers the weights beside the next step's first forward pass.
+    DeepSpeed's pipeline engine waits for every send and receive. The native one waits for receives alone,
+    which are half of them (:mod:`rdm_trainer.engines.native.pipeline`). ZeRO 1 reduces after the last
+    micro-batch, in fp32 unless weights are fp16. ZeRO 2 and 3 reduce every micro-batch's gradients beside its
+    backward pass (``overlap_comm``); 3 gathers the weights for each forward and each backward pass, and
+    prefetches them. The native engine reduces beside the last micro-batch's backward pass, in
+    ``parallel.reduce_dtype``, and gathers the weights beside the next step's first forward pass.
 
     Both wait for the rows of tokens that a block's experts exchange (:mod:`rdm_trainer.models.moe`). What the
     ranks of the expert axis have alike, the native engine reduces over all replicas; for DeepSpeed its

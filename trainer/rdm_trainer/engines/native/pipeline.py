@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A stage of a pipeline: its passes, and what it exchanges with its neighbours meanwhile.
+"""A stage of a pipeline: its passes, and what it exchanges with its neighbours.
 
-:mod:`rdm_core.pipeline_schedule` has the order of the passes. While a stage computes one pass, what it needs
-for the next is already received, and what the last ones made is on its way.
+:mod:`rdm_core.pipeline_schedule` has the order of the passes. What a pass needs is received just before it:
+on a GPU, a receive that waits takes multiprocessors from what computes. Sends go on beside the next passes;
+none is waited for within a step, so that stages wait for each other only as the order of the passes says.
 
 ``torch.distributed.pipelining`` was tried first; docs/engines.md says what it showed.
 """
@@ -12,7 +13,6 @@ from __future__ import annotations
 import contextlib
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -61,7 +61,6 @@ class Stage:
         # Of what a chunk receives and of the gradients that it gets; its first micro-batch brings them.
         self._incoming: dict[int, Shapes] = {}
         self._outgoing: dict[int, Shapes] = {}
-        self._coming: tuple[Pass, Tensors, list[dist.Work]] | None = None
 
     def train(self, batches: Iterator[Batch], expect_backward: Callable[[bool], None]) -> torch.Tensor:
         """Let the weights' gradients be those of the mean loss of a step's micro-batches.
@@ -75,9 +74,8 @@ class Stage:
         """
         held: dict[tuple[int, int], tuple[Tensors, Any]] = {}
         total = torch.zeros((), device=self._device)
-        for one, received in self._received(
-            passes(self._stage, self._stages, self._chunks, self.micro_batches)
-        ):
+        for one in passes(self._stage, self._stages, self._chunks, self.micro_batches):
+            received = self._receive(one)
             key = one.chunk, one.micro_batch
             if one.is_forward:
                 for tensor in received:
@@ -107,8 +105,8 @@ class Stage:
     def evaluate(self, batches: Iterator[Batch]) -> torch.Tensor:
         """Return the mean loss of a step's micro-batches where this is the last stage, else 0."""
         total = torch.zeros((), device=self._device)
-        for one, received in self._received(forwards(self._stages, self._chunks, self.micro_batches)):
-            outputs = self._forward(one, received, batches)
+        for one in forwards(self._stages, self._chunks, self.micro_batches):
+            outputs = self._forward(one, self._receive(one), batches)
             if self._is_end(one):
                 total += outputs
         self._finish()
@@ -146,44 +144,19 @@ class Stage:
 
     # The neighbours.
 
-    def _received(self, order: Sequence[Pass]) -> Iterator[tuple[Pass, Tensors]]:
-        """Yield passes with what they need of a neighbour; it is received while the pass before goes on."""
-        for one, following in pairwise([*order, None]):
-            assert one is not None
-            received = self._take(one)
-            if following is not None:
-                self._expect(following)
-            yield one, received
-
-    def _take(self, one: Pass) -> Tensors:
-        """Wait for what a pass needs."""
-        if self._source(one) is None:
-            return ()
-        with self._span("receive", self._named("RecvActivation" if one.is_forward else "RecvGrad", one)):
-            if self._coming is None:
-                if one.is_forward and one.chunk not in self._incoming:
-                    self._incoming[one.chunk] = self._channels[True, False].announced(self._device)
-                self._expect(one)
-            assert self._coming is not None
-            expected, room, works = self._coming
-            assert expected == one
-            self._coming = None
-            for work in works:
-                work.wait()
-        return room
-
-    def _expect(self, one: Pass) -> None:
-        """Begin to receive what a pass needs, where that is known."""
-        channel = self._source(one)
-        shapes = (self._incoming if one.is_forward else self._outgoing).get(one.chunk)
-        if channel is not None and shapes is not None:
-            room = tuple(torch.empty(shape, dtype=dtype, device=self._device) for shape, dtype in shapes)
-            self._coming = one, room, channel.receive(room)
-
-    def _source(self, one: Pass) -> _Channel | None:
-        """Return where what a pass needs comes from; None where that is the data, or its own loss."""
+    def _receive(self, one: Pass) -> Tensors:
+        """Wait for what a pass needs of a neighbour; nothing where that is the data, or its own loss."""
         is_own = self._is_begin(one) if one.is_forward else self._is_end(one)
-        return None if is_own else self._channels[one.is_forward, False]
+        if is_own:
+            return ()
+        channel = self._channels[one.is_forward, False]
+        with self._span("receive", self._named("RecvActivation" if one.is_forward else "RecvGrad", one)):
+            if one.is_forward and one.chunk not in self._incoming:
+                self._incoming[one.chunk] = channel.announced(self._device)
+            shapes = (self._incoming if one.is_forward else self._outgoing)[one.chunk]
+            room = tuple(torch.empty(shape, dtype=dtype, device=self._device) for shape, dtype in shapes)
+            channel.receive(room)
+        return room
 
     def _send(self, one: Pass, tensors: list[torch.Tensor]) -> None:
         is_own = self._is_end(one) if one.is_forward else self._is_begin(one)
@@ -199,8 +172,8 @@ class Stage:
 class _Channel:
     """Messages of one kind from one rank to another; they arrive in the order in which they are sent.
 
-    It has a process group of its own: on a GPU, what waits in a group's stream keeps back all that follows,
-    and a receive begins long before its message is sent.
+    It has a process group of its own: on a GPU, what waits in a group's stream keeps back all that follows. A
+    send waits for its receiver, which may wait for a message the other way first.
 
     Args:
         group: These two ranks.
@@ -217,9 +190,10 @@ class _Channel:
             self._sent.popleft()
         self._sent.append((self._begin(dist.isend, tensors), tensors))
 
-    def receive(self, room: Tensors) -> list[dist.Work]:
-        """Begin to receive."""
-        return self._begin(dist.irecv, room)
+    def receive(self, room: Tensors) -> None:
+        """Wait for a message; on a GPU, what is computed from now on waits."""
+        for work in self._begin(dist.irecv, room):
+            work.wait()
 
     def _begin(self, operation: Any, tensors: Sequence[torch.Tensor]) -> list[dist.Work]:
         works: list[dist.Work] = dist.batch_isend_irecv(
@@ -278,8 +252,7 @@ def _channels(topology: Topology, device: torch.device, chunks: int) -> dict[tup
                 channel.send([one])
                 channel.finish()
             else:
-                for work in channel.receive((one,)):
-                    work.wait()
+                channel.receive((one,))
     return found
 
 
