@@ -402,7 +402,7 @@ class Training:
 
     def _report_start(self) -> None:
         if self._is_first:
-            with self._own_time.waiting():
+            with self._compute_time.waiting():
                 _ = self._result.loss
         self._start.end("first step")
         self._say(metrics.start_line(self._start.stages))
