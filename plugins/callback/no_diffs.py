@@ -9,13 +9,13 @@ from ansible.plugins.callback.default import CallbackTaskResult
 DOCUMENTATION = r"""
 name: no_diffs
 type: stdout
-short_description: Ansible's own output without differences
+short_description: Ansible's default output without diffs
 version_added: 0.1.0
 author: The rdm-provision developers
 description:
-  - Prints what C(ansible.builtin.default) prints, but no differences. With a thousand nodes these are most of
-    a first run's output, and Ansible's one main process compares every file of every node to print them.
-  - C(rdm-provision) sets it unless it is asked for Ansible's own output. It has the differences from the
+  - Prints what C(ansible.builtin.default) prints, without diffs. With a thousand nodes, diffs are most of a
+    first run's output, and Ansible's main process computes them for every file of every node.
+  - C(rdm-provision) enables it unless the user wants Ansible's own output. It takes the diffs from the
     results.
 extends_documentation_fragment:
   - default_callback

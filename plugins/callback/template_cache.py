@@ -14,17 +14,16 @@ from ansible.plugins.callback import CallbackBase
 DOCUMENTATION = r"""
 name: template_cache
 type: aggregate
-short_description: Compile each template once in a run
+short_description: Compile each template once per run
 version_added: 0.1.0
 author: The rdm-provision developers
 description:
-  - Ansible compiles the templates of a task anew for each node, which is a quarter of what a first run costs
-    on the controller. With this callback the first process to meet a template compiles it for all others.
-  - The compiled code lies in the run's directory for temporary files and goes with it. What a template
-    evaluates to is not kept, nor the code of one that may come from something encrypted.
-  - It reaches into ansible-core. With a version in which it does not find its place, templates are compiled
-    as ever.
-  - C(rdm-provision) sets it. For plain C(ansible-playbook), set
+  - Ansible compiles the templates of a task for each node, which is a quarter of a first run's cost on the
+    controller. With this callback, the first process to use a template compiles it for all others.
+  - The compiled code is in the run's temporary directory and is removed with it. Results of templates are not
+    stored, nor is code of templates that may come from something encrypted.
+  - It depends on internals of ansible-core. If a version lacks them, templates are compiled as without it.
+  - C(rdm-provision) enables it. For plain C(ansible-playbook), set
     C(callbacks_enabled=rdm.provision.template_cache).
 requirements:
   - enable in configuration

@@ -26,7 +26,7 @@ attributes:
 attributes:
   check_mode:
     support: full
-    description: Says what would change without changing it.
+    description: Reports what would change without changing it.
   diff_mode:
     support: full
     description: Shows what changes.

@@ -10,7 +10,7 @@ class ModuleDocFragment:
     DOCUMENTATION = r"""
 options:
   directories:
-    description: Directories to make, or to remove when this module made them and nothing else is in them.
+    description: Directories to create, or to remove if this module created them and they are empty.
     type: list
     elements: dict
     default: []
@@ -21,8 +21,8 @@ options:
         required: true
       mode:
         description:
-          - Permissions in octal. They hold whoever made the directory.
-          - Unless given, a directory that this module made has C(0755), and any other is left as it is.
+          - Permissions in octal, also for a directory that existed before.
+          - By default, a directory that this module creates has C(0755), and any other is unchanged.
         type: str
       state:
         description: Whether it is there.
@@ -40,16 +40,16 @@ options:
         type: str
         required: true
       content:
-        description: What the file holds.
+        description: The file's content.
         type: str
       secret_content:
-        description: What the file holds, where nobody may see it in a log or a difference.
+        description: The file's content, hidden in logs and diffs.
         type: str
       ssh_client_config:
         description:
-          - Makes the file an ssh_config, with which root reaches every container of a cluster by name or by
-            MY_IP, with its own key and with the host key checked.
-          - It is worked out on the node, because it is three times as long as what it is made of.
+          - Makes the file an ssh_config with which root reaches every container of a cluster by name or by
+            MY_IP, with its own key, and checks the host key.
+          - The node makes it, because it is three times as long as its input.
         type: dict
         suboptions:
           address_map:
@@ -57,11 +57,11 @@ options:
             type: str
             required: true
           port:
-            description: Where the containers' sshd listens.
+            description: Port of the containers' sshd.
             type: int
             default: 22
           directory:
-            description: Where the keys are, in the container.
+            description: Directory of the keys in the container.
             type: str
             default: /etc/rdm/ssh
       mode:
@@ -74,7 +74,7 @@ options:
         choices: [present, absent]
         default: present
   blocks:
-    description: Marked blocks in files that belong to somebody else.
+    description: Marked blocks in files that belong to others.
     type: list
     elements: dict
     default: []
@@ -84,7 +84,7 @@ options:
         type: str
         required: true
       name:
-        description: Names the block in its marker lines.
+        description: Name of the block in its marker lines.
         type: str
         required: true
       content:
@@ -92,20 +92,20 @@ options:
         type: str
         default: ""
       insert:
-        description: Where a new block goes. One that is there stays where it is.
+        description: Where to insert a new block. An existing one is not moved.
         type: str
         choices: [start, end]
         default: end
       create:
-        description: Whether to make the file when it is missing. If not, a missing file is left alone.
+        description: Whether to create a missing file. If not, it is ignored.
         type: bool
         default: true
       needed_by:
-        description: A block that is to be absent stays while files match this pattern of a shell.
+        description: An absent block is kept while files match this shell pattern.
         type: str
         default: ""
       mode:
-        description: Permissions in octal of a file that is made for the block.
+        description: Permissions in octal of a file that is created for the block.
         type: str
         default: "0644"
       state:
@@ -115,10 +115,9 @@ options:
         default: present
   repairs:
     description:
-      - Variables whose value no line of somebody else's may change, in the files that the shells of the user
-        who logged in read. A line that does becomes a comment, and the file as it was is kept beside it, as
-        C(.bashrc.PID.DATE~).
-      - A line that does more than set the variable is left alone.
+      - Variables that lines of others in the login user's shell files must not set to another value. Such a
+        line is commented out, and a backup of the file is kept as C(.bashrc.PID.DATE~).
+      - A line that does more than set the variable is not changed.
     type: list
     elements: dict
     default: []
@@ -128,11 +127,11 @@ options:
         type: str
         required: true
       value:
-        description: The right one.
+        description: The variable's value.
         type: str
         required: true
       system:
-        description: Whether it is set for all users, or for this one.
+        description: Whether it is set for all users, or for this one only.
         type: bool
         required: true
 """

@@ -6,7 +6,7 @@ from __future__ import annotations
 _LOCK = """
 options:
   lock:
-    description: Which run changes the node, as C(lock) of M(rdm.provision.plan) says.
+    description: The run that changes the node, C(lock) of M(rdm.provision.plan).
     type: dict
     required: {required}
     version_added: 0.2.0
@@ -16,15 +16,15 @@ options:
         type: str
         required: true
       run:
-        description: The run's mark.
+        description: Identifier of the run.
         type: str
         required: true
       home:
-        description: The mark of the inventory from which it works.
+        description: Identifier of its inventory.
         type: str
         required: true
       leader:
-        description: The process that leads it.
+        description: The process that leads the run.
         type: dict
         required: true
 """

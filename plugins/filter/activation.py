@@ -10,12 +10,11 @@ from ansible_collections.rdm.provision.plugins.module_utils.base import shell_fi
 
 DOCUMENTATION = r"""
 name: activation
-short_description: What activates a Python environment in the shells of one user
+short_description: The files that activate a Python environment in the shells of one user
 description:
-  - Returns C(files) and C(blocks) of M(rdm.provision.node_files). Login shells, interactive shells and
-    non-interactive ssh commands of bash, and login shells of sh, then have the environment's programs before
-    others.
-  - A zsh has them where the user has a C(.zshenv), which is not made here.
+  - Returns C(files) and C(blocks) for M(rdm.provision.node_files). They put the environment first on the PATH
+    of bash's login shells, interactive shells and ssh commands, and of sh's login shells.
+  - zsh has it only if the user has a C(.zshenv), which is not created.
 author:
   - The rdm-provision developers
 positional: _input
@@ -25,15 +24,15 @@ options:
     type: str
     required: true
   file:
-    description: The file that activates it.
+    description: The file that activates the environment.
     type: str
     required: true
   cluster:
-    description: Names the blocks, so that several clusters can share a node.
+    description: Name of the cluster, for the blocks' markers.
     type: str
     required: true
   state:
-    description: Whether they are to be there.
+    description: Whether the file and the blocks exist.
     type: str
     choices: [present, absent]
     default: present

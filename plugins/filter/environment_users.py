@@ -11,20 +11,20 @@ from ansible.inventory.manager import split_host_pattern
 
 DOCUMENTATION = r"""
 name: environment_users
-short_description: Why an environment is not taken away, one sentence for each reason
+short_description: Why an environment is not removed, one sentence for each reason
 description:
-  - Names every host on which a job uses the environment, and every host that has not said whether one does.
+  - Names every host on which a job uses the environment, and every host that did not answer.
 author:
   - The rdm-provision developers
 positional: _input
 options:
   _input:
     description: >-
-      By hosts, the last that each has registered of M(rdm.provision.python_env); empty where that is nothing.
+      For each host, its last registered result of M(rdm.provision.python_env); empty if it has none.
     type: dict
     required: true
   limit:
-    description: The run's C(--limit), which a host that cannot be asked is left out of; empty without one.
+    description: The run's C(--limit), for the hint that leaves out hosts without an answer; empty for none.
     type: str
     default: ""
 """

@@ -15,10 +15,10 @@ DOCUMENTATION = r"""
 name: fabric_peers
 short_description: The nodes that one node measures
 description:
-  - Returns the lines of a node and of those that it is to measure, for M(rdm.provision.fabric_probe).
-  - In a small cluster these are all. In a large one each node measures a sample, chosen so that each is also
-    measured by as many others, and always the same for the same cluster.
-  - In a run of a part of a large cluster a node measures the nodes of the run, too.
+  - Returns the lines of a node and of the nodes that it measures, for M(rdm.provision.fabric_probe).
+  - In a small cluster these are all nodes. In a large one each node measures a sample, and is measured by as
+    many others. The same cluster always has the same sample.
+  - In a run of a part of a large cluster, a node also measures a sample of the run's nodes.
 author:
   - The rdm-provision developers
 positional: _input, node, run
@@ -37,11 +37,11 @@ options:
     elements: str
     required: true
   peers:
-    description: How many nodes each measures where there are more than O(above).
+    description: How many nodes each measures if there are more than O(above).
     type: int
     default: 16
   above:
-    description: Up to so many nodes, each measures all others.
+    description: Up to this number of nodes, each measures all others.
     type: int
     default: 256
   all_pairs:
@@ -61,7 +61,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 _value:
-  description: Those lines of the address map, in its order.
+  description: The lines of the address map, in its order.
   type: str
 """
 

@@ -25,13 +25,13 @@ options:
     type: dict
     default: {}
   locks:
-    description: Whether the lock is taken where there is no work, too.
+    description: Whether to take the lock even on nodes without work.
     type: bool
     default: false
 """
 
 EXAMPLES = r"""
-- name: Look at all nodes
+- name: Gather facts of all nodes
   rdm.provision.run_on_all:
     module: rdm.provision.node_facts
     arguments: "{{ preflight_plan.state_files | rdm.provision.gather_arguments }}"

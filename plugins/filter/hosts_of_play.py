@@ -10,15 +10,15 @@ from ansible.errors import AnsibleFilterError
 
 DOCUMENTATION = r"""
 name: hosts_of_play
-short_description: The hosts of a play that depends on what an earlier play has found
+short_description: The hosts of a play, by the work that an earlier play found
 description:
-  - Turns the result of M(rdm.provision.work) into what a play's C(hosts) takes.
+  - Turns the result of M(rdm.provision.work) into the value of a play's C(hosts).
 author:
   - The rdm-provision developers
 positional: _input
 options:
   _input:
-    description: The result of M(rdm.provision.work); undefined where the look has not run.
+    description: The result of M(rdm.provision.work); undefined if no facts were gathered.
     type: dict
     required: true
   part:

@@ -10,10 +10,10 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.jobs.job_directory i
 
 DOCUMENTATION = r"""
 name: job_hosts
-short_description: The hosts that are asked about jobs
+short_description: The hosts to query about jobs
 description:
-  - All nodes, and the host that jobs are submitted to Slurm from, the first of the group C(login). Which of
-    them has a job, they say themselves.
+  - Returns all nodes and the host that submits jobs to Slurm, the first of the group C(login). Each reports
+    whether it has a job.
 author:
   - The rdm-provision developers
 positional: _input
@@ -25,7 +25,7 @@ options:
 """
 
 EXAMPLES = r"""
-- name: Ask about jobs
+- name: Query jobs
   hosts: "{{ groups | rdm.provision.job_hosts }}"
 """
 

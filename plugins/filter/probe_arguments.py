@@ -28,11 +28,11 @@ options:
     elements: str
     required: true
   peers:
-    description: How many nodes each measures where there are more than O(above).
+    description: How many nodes each measures if there are more than O(above).
     type: int
     default: 16
   above:
-    description: Up to so many nodes, each measures all others.
+    description: Up to this number of nodes, each measures all others.
     type: int
     default: 256
   all_pairs:

@@ -25,7 +25,7 @@ options:
 """
 
 EXAMPLES = r"""
-- name: Say which image could not be pulled, and why
+- name: Report which image could not be pulled, and why
   ansible.builtin.fail:
     msg: "{{ pulled | rdm.provision.pull_problems | join('; ') }}"
 """

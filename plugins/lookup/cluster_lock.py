@@ -18,12 +18,12 @@ short_description: Hold the lock of a cluster for as long as ansible-playbook ru
 version_added: 0.1.0
 author: The rdm-provision developers
 description:
-  - For the keyword C(hosts) of a play that changes a cluster. It hands back what it is given, and sees to it
-    that no other run changes the cluster meanwhile. C(rdm-provision) takes the same lock.
-  - C(hosts) is evaluated in the process of ansible-playbook itself, before the play. What tasks do happens in
-    workers, which end with their task.
-  - The lock lies in C(.rdm/) beside each inventory. What a dead run has left is ended first.
-  - Nothing is locked with C(--check), C(--syntax-check) and the listings, nor for hosts that no file names.
+  - For the keyword C(hosts) of a play that changes a cluster. It returns its argument, and keeps other runs
+    from changing the cluster. C(rdm-provision) takes the same lock.
+  - ansible-playbook evaluates C(hosts) in its own process, before the play. Tasks run in workers, which end
+    with their task, so that a task could not hold the lock.
+  - The lock is in C(.rdm/) next to each inventory. Processes that a dead run has left are ended first.
+  - Nothing is locked with C(--check), C(--syntax-check) and the listings, nor without an inventory file.
 options:
   _terms:
     description: The pattern of hosts.
@@ -31,7 +31,7 @@ options:
     elements: str
     required: true
   hold:
-    description: Whether to hold the lock from here on. If false it is given back when this run holds it.
+    description: Whether to hold the lock from here on. If false, the lock is released if this run holds it.
     type: bool
     default: true
 """
@@ -41,7 +41,7 @@ EXAMPLES = r"""
   hosts: "{{ lookup('rdm.provision.cluster_lock', 'master:workers') }}"
   tasks: []
 
-- name: Look on, while others may change it
+- name: Watch, while others may change it
   hosts: "{{ lookup('rdm.provision.cluster_lock', 'master:workers', hold=false) }}"
   tasks: []
 """

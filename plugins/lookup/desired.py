@@ -23,20 +23,20 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.ssh import cluster_k
 
 DOCUMENTATION = r"""
 name: desired
-short_description: What a role should leave on the node
+short_description: A role's part of the node's desired state
 version_added: 0.2.0
 author: The rdm-provision developers
 description:
-  - Works out a role's part of the node's desired state, from the role's variables and from what
-    M(rdm.provision.plan) has registered as C(preflight_plan). Without a plan the variables say it all.
-  - The plan makes the same dictionary to tell whether the role has work on the node.
+  - Makes a role's part of the node's desired state from the role's variables and from C(preflight_plan), the
+    registered result of M(rdm.provision.plan). Without a plan it uses only the variables.
+  - The plan makes the same dictionary to decide whether the role has work on the node.
 options:
   _terms:
     description: Name of the role.
     type: str
     required: true
   state:
-    description: V(absent) returns what the role takes away.
+    description: V(absent) returns what the role removes.
     type: str
     choices: [present, absent]
     default: present

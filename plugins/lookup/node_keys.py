@@ -13,12 +13,12 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.ssh import cluster_k
 
 DOCUMENTATION = r"""
 name: node_keys
-short_description: What a node has of its cluster's ssh keys
+short_description: The ssh key files of a node
 version_added: 0.2.0
 author: The rdm-provision developers
 description:
   - Derives a node's host key and its certificate from the cluster's keys on the controller, and returns the
-    text of each ssh file of the node, by name. It is the same on every machine and in every run.
+    text of each ssh file of the node, by name. The texts are the same on every machine and in every run.
 options:
   _terms:
     description: The directory of the cluster's keys on the controller.
@@ -33,11 +33,11 @@ options:
     type: str
     required: true
   my_ip:
-    description: Its address on the container network, at which ssh believes its host key.
+    description: Its address on the container network, for which its host certificate is valid.
     type: str
     required: true
   missing_ok:
-    description: Return empty texts where the keys are not there yet.
+    description: Return empty texts if the keys do not exist yet.
     type: bool
     default: false
 """

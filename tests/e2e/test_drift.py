@@ -199,7 +199,7 @@ def playbook(right: Lab, *arguments: str) -> tuple[dict[str, str], dict[str, boo
     site = ["ansible-playbook", "rdm.provision.site", "--inventory", str(right.inventory)]
     shown = right.product.run(*site, *arguments, ANSIBLE_STRATEGY="free").stdout
     # Whatever the strategy is set to, the plan is made once.
-    assert shown.count("TASK [rdm.provision.preflight : Check the nodes and keep the plan]") == 1
+    assert shown.count("TASK [rdm.provision.preflight : Check the nodes and write the plan]") == 1
     tasks = dict(text.split("]", 1) for text in shown.split("TASK [rdm.provision.")[1:])
     recap = {line.split()[0]: line for line in shown.splitlines() if "unreachable=" in line}
     assert all("unreachable=0" in line and "failed=0" in line for line in recap.values())

@@ -212,7 +212,7 @@ def test_a_registry_that_does_not_answer(engine: Engine, tmp_path: Path) -> None
             engine, tmp_path, images_list=[{"name": f"{registry}/rdm-test/x:1", "source": "registry"}]
         )
     assert played.status == 2
-    said = played.results["rdm.provision.images : Say which image could not be pulled, and why"]["msg"]
+    said = played.results["rdm.provision.images : Report which image could not be pulled, and why"]["msg"]
     assert said.startswith(f"node1: registry {registry} cannot be reached for {registry}/rdm-test/x:1 (")
     assert said.endswith("let the node reach it, or bring the image as an archive (source: archive).")
 
@@ -251,7 +251,7 @@ def test_bad_archives_are_refused_by_the_plan(engine: Engine, tmp_path: Path) ->
         images_min_free_bytes=2**60,
     )
     assert (played.status, played.changes) == (2, [0])
-    plan = played.results["rdm.provision.preflight : Check the nodes and keep the plan"]
+    plan = played.results["rdm.provision.preflight : Check the nodes and write the plan"]
     assert plan["rdm_refused"] == "nodes"
     disk, *archives = sorted(plan["problems"], key=lambda problem: "tar" in problem["value"])
     assert "free, and images need" in disk["reason"]
@@ -286,7 +286,7 @@ def test_a_disk_without_room_is_refused_by_the_plan(tmp_path: Path) -> None:
             ]
             played = provision(small, tmp_path, images_list=images)
             assert (played.status, played.changes) == (2, [0])
-            [problem] = played.results["rdm.provision.preflight : Check the nodes and keep the plan"][
+            [problem] = played.results["rdm.provision.preflight : Check the nodes and write the plan"][
                 "problems"
             ]
             assert (problem["node"], problem["value"]) == ("node1", f"{disk}/data")
@@ -302,8 +302,8 @@ def test_a_disk_without_room_is_refused_by_the_plan(tmp_path: Path) -> None:
 def test_what_preflight_has_inspected_is_not_inspected_again(engine: Engine, tmp_path: Path) -> None:
     path = put(tmp_path, "image.tar", MadeImage([layer("planned")], ["rdm-test/planned:1"]))
     variables = {"images_list": [{"name": "rdm-test/planned:1", "source": "archive", "path": path}]}
-    plan = "rdm.provision.preflight : Check the nodes and keep the plan"
-    inspections = "rdm.provision.images : Do what preflight has not done"
+    plan = "rdm.provision.preflight : Check the nodes and write the plan"
+    inspections = "rdm.provision.images : Check and inspect what preflight has not"
 
     played = provision(engine, tmp_path, "--check", **variables)
     assert (played.status, played.changes) == (0, [2]), played.output  # the plan file and the image

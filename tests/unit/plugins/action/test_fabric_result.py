@@ -14,7 +14,7 @@ from tests.ansible_playbook import ansible_playbook
 from tests.conftest import COLLECTIONS, ROOT
 
 PLAY = """
-- name: Judge the fabric
+- name: Evaluate the fabric
   hosts: all
   gather_facts: false
   tasks:

@@ -65,7 +65,7 @@ def asked_once(figures: Figures, task: str) -> str:
 def test_nodes_that_are_right_have_no_task_of_their_own(cluster: Cluster) -> None:
     run = cluster.playbook("site", "--forks", "1").expect(0)
     assert run.calls == {"rdm.provision.node_facts": 4, "rdm.provision.fabric_probe": 4}
-    assert "Look at the node]" not in run.output
+    assert "Gather facts of the node]" not in run.output
     assert "Measure how the other containers answer]" not in run.output
     assert run.output.count("[n2]") == run.output.count("n2: ok") == 0
     assert "Every container of this run reaches every other" in run.output
@@ -79,7 +79,7 @@ def test_whoever_only_verifies_or_checks_asks_in_the_same_way(cluster: Cluster) 
     preflight = cluster.playbook("preflight").expect(0)
     assert preflight.calls["rdm.provision.node_facts"] == 4
     assert preflight.changed == []
-    assert "Look at the node]" not in preflight.output
+    assert "Gather facts of the node]" not in preflight.output
     # Both begin with the same look: what it does with nodes that are lost, one of them shows each.
     cluster.unreachable(["n2"], True)
     run = cluster.playbook("verify").expect(SOME_UNREACHABLE)
@@ -95,7 +95,7 @@ def test_without_threads_the_run_is_the_same(cluster: Cluster) -> None:
     run = cluster.playbook("site", *WITHOUT_THREADS).expect(0)
     assert run.calls["rdm.provision.node_facts"] == run.calls["rdm.provision.fabric_probe"] == 4
     assert run.changed == ["n3"]
-    assert asked_once(run, "Look at the node").count("ok: [") == 4
+    assert asked_once(run, "Gather facts of the node").count("ok: [") == 4
 
 
 def test_few_nodes_have_tasks_of_their_own_and_are_in_the_recap(cluster: Cluster) -> None:
@@ -127,7 +127,7 @@ def test_when_no_node_can_be_reached_the_run_is_over(cluster: Cluster) -> None:
     cluster.unreachable(cluster.nodes, True)
     run = cluster.playbook().expect(SOME_UNREACHABLE)
     assert run.unreachable == cluster.nodes
-    assert "Decide who has what to do" not in run.output
+    assert "Decide which roles have work" not in run.output
 
 
 def test_a_node_on_which_the_module_fails_is_told_by_a_task_of_its_own(cluster: Cluster) -> None:

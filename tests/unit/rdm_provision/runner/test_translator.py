@@ -98,7 +98,7 @@ def test_a_task_that_asks_all_nodes_is_told_as_a_task_on_each_that_answers() -> 
     ask = {"host": "a", "task_action": "rdm.provision.run_on_all"}
     started = feed(
         made,
-        task("rdm.provision.preflight", "Look at the nodes", "rdm.provision.run_on_all"),
+        task("rdm.provision.preflight", "Gather facts of the nodes", "rdm.provision.run_on_all"),
         {"event": "runner_on_start", "event_data": ask},
     )
     assert [event.node for event in started if isinstance(event, NodeStarted)] == list(NODES)
@@ -108,7 +108,7 @@ def test_a_task_that_asks_all_nodes_is_told_as_a_task_on_each_that_answers() -> 
     told = feed(made, {"event": "runner_on_ok", "event_data": {**ask, "res": res, "duration": 2}})
     told = [*early, *told]
     assert [(event.node, event.status) for event in told] == [("d", "ok"), ("a", "ok"), ("b", "ok")]
-    assert {(event.phase, event.task) for event in told} == {("preflight", "Look at the nodes")}
+    assert {(event.phase, event.task) for event in told} == {("preflight", "Gather facts of the nodes")}
     result = made.end(0, cancelled=True, record=None)
     assert [name for name, recap in result.nodes.items() if recap.ok] == ["a", "b", "d"]
     assert result.in_progress == ()
@@ -126,7 +126,7 @@ def test_a_task_that_asks_all_nodes_is_in_progress_on_all_until_it_ends() -> Non
     made = translator()
     feed(
         made,
-        task("rdm.provision.preflight", "Look at the nodes", "rdm.provision.run_on_all"),
+        task("rdm.provision.preflight", "Gather facts of the nodes", "rdm.provision.run_on_all"),
         {"event": "runner_on_start", "event_data": {"host": "a", "task_action": "rdm.provision.run_on_all"}},
     )
     cancelled = made.end(1, cancelled=True, record=None)
