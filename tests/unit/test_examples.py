@@ -62,7 +62,7 @@ def test_the_architecture_names_files_modules_and_playbooks_that_exist() -> None
     assert files - there == set()
     for package in ("plugin_utils", "module_utils"):
         rooms = {path.parent.name for path in (ROOT / "plugins" / package).glob("*/*.py")}
-        table = page.partition(f"| room of `plugins/{package}/` |")[2].partition("\n\n")[0]
+        table = page.partition(f"| subpackage of `plugins/{package}/` |")[2].partition("\n\n")[0]
         named = {name for row in table.splitlines()[2:] for name in re.findall(r"`(\w+)`", row.split("|")[1])}
         assert named == rooms
     modules = {path.stem for path in (ROOT / "plugins" / "modules").glob("*.py")} | {"docker_network"}
