@@ -1,4 +1,4 @@
-"""What a node should have, for tests of the checks."""
+"""Desired states of nodes, for tests of the checks."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ ENTRY = PlanEntry(
 
 
 def wanted(entry: PlanEntry = ENTRY, **changes: Any) -> DesiredState:
-    """Return what a node should have.
+    """Return the desired state of a node.
 
     Args:
-        entry: what the plan says of it.
+        entry: its part of the plan.
         changes: variables of the inventory, and attributes of the state, which win. Without the latter,
             nothing is wanted of SR-IOV.
     """

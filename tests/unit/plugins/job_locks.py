@@ -1,4 +1,4 @@
-"""A job that runs, as far as can be seen from outside of its container: a lock that another process holds."""
+"""A running job as seen from outside its container: a lock that another process holds."""
 
 from __future__ import annotations
 

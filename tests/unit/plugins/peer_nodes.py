@@ -1,4 +1,4 @@
-"""Nodes as the controller sees them while a file goes from one to another."""
+"""Nodes as the controller sees them during a transfer from node to node."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ALL = {
 
 
 class Nodes:
-    """What modules return on each node, in place of ssh and of the nodes."""
+    """Returns the modules' results on each node, instead of ssh and nodes."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, dict[str, Any]]] = []
@@ -59,7 +59,7 @@ class Nodes:
         return [arguments["state"] for _name, arguments in self.calls]
 
     def transfer(self, path: Path, remote_src: bool) -> dict[str, Any]:
-        """Bring an archive to all nodes; return the action's result."""
+        """Transfer an archive to all nodes; return the action's result."""
         display = SimpleNamespace(display=lambda *_a, **_k: None, warning=self.warnings.append)
         options = {"network": "", "port": 7077, "bandwidth": 0.0}
         options |= {"cluster": "c", "cache_dir": str(path.parent / "cache")}

@@ -1,4 +1,4 @@
-"""Large files of data on their way to nodes, which no node answers here."""
+"""The transfer of large data files, to nodes that do not answer."""
 
 from __future__ import annotations
 

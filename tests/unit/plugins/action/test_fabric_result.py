@@ -1,4 +1,4 @@
-"""`rdm.provision.fabric_result` as ansible-playbook runs it, on what hosts are said to have measured."""
+"""`rdm.provision.fabric_result` as ansible-playbook runs it, with given measurements."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PLAY = """
 
 
 def measured(*peers: str, up: bool = True, refused_by: str = "") -> dict[str, Any]:
-    """What a node measured; a peer is a line of what the probe returns, and one may refuse a login."""
+    """Return a node's measurement; each peer is a line of the probe's result, and one may refuse a login."""
     return {
         "measured": {
             "measured": True,
@@ -84,10 +84,10 @@ def test_a_run_that_changes_nothing_fails_who_is_off_the_fabric(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("work", "results", "faulty"),
     [
-        # Its container is made anew, or will be by a role that could not look yet.
+        # Its container is recreated, or will be by a role that could not check yet.
         (["my_ip", "container"], {"__container_run": {"changed": True}}, []),
         (["container"], {}, []),
-        # As after an upgrade: all is looked at, and right.
+        # As after an upgrade: all roles check, and find nothing to change.
         (["images", "network", "my_ip", "container"], {"__container_run": {"changed": False}}, ["n3"]),
         (["hostfile"], {"__container_run": {"changed": True}}, ["n3"]),
         (
@@ -108,7 +108,7 @@ def test_only_who_is_about_to_change_is_shown_and_not_failed(
 
 
 def test_what_a_node_that_is_about_to_change_refuses_is_no_fault_of_who_asks_it(tmp_path: Path) -> None:
-    # That n2 answers n1 shows that not n1 is cut off, but n3, whose interface is up.
+    # n2 answers n1, so n3 is cut off and not n1, though its interface is up.
     hosts = {
         "n1": measured("n2 90 80", "n3 -", refused_by="n2"),
         "n2": measured("n3 -", "n1 90 80", refused_by="n2"),

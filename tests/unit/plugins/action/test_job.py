@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a host answers that has two places of jobs."""
+"""The answer of a host with two execution environments of jobs."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Every problem of a job is told at once: those of its plan beside those of its nodes."""
+"""Every problem of a job is reported at once: those of its plan together with those of its nodes."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_what_is_put_off_is_refused_beside_what_the_nodes_say() -> None:
         "'nonsense'",
         "model.layers must be an integer.",
     ]
-    # It is bad input, whatever the nodes say.
+    # It is bad input, whatever the nodes report.
     assert refused["rdm_refused"] == "inventory"
     assert decide([], stage="nodes", job=planned)["rdm_refused"] == "inventory"
 

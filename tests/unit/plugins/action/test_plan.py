@@ -71,7 +71,7 @@ IMAGE = {"name": "training:1", "source": "registry"}
 
 
 class Cluster:
-    """An inventory in a directory of its own, and a playbook beside it."""
+    """An inventory in its own directory, with a playbook."""
 
     def __init__(self, directory: Path) -> None:
         self.home = directory / "inventory"
@@ -83,7 +83,7 @@ class Cluster:
     def write(
         self, master: dict[str, Any], workers: dict[str, Any], variables: dict[str, Any] | None = None
     ) -> None:
-        """Write the inventory; nobody listens at its hosts' addresses."""
+        """Write the inventory; nothing listens at its hosts' addresses."""
         groups = {"master": {"hosts": master}, "workers": {"hosts": workers}}
         common = {"network_driver": "macvlan", "images_list": [IMAGE], **(variables or {})}
         inventory = {"all": {"vars": common, "children": groups}}
@@ -425,7 +425,7 @@ def test_image_of_each_node_is_the_first_of_its_list_unless_another_is_chosen(cl
 
 
 def facts(**changes: Any) -> dict[str, Any]:
-    """A host's variables with facts as if it had been looked at."""
+    """Return a host's variables with facts, as if they had been gathered."""
     return {"known_facts": {"changed": False, "node": report(**changes)}}
 
 
@@ -459,7 +459,7 @@ def test_rails_share_the_places_of_the_plan_which_stays_as_it_is(cluster: Cluste
         }
     ]
     assert "192.169.17" not in cluster.plan_file.read_text()
-    # A rail's interface, and what is in the way of its subnet, are looked for as the first one's are.
+    # A rail's interface and the collisions of its subnet are checked like the first rail's.
     taken = [*two, {"name": "eth0", "addresses": ["192.169.17.9/24"]}]
     cluster.write({"a": facts(interfaces=taken[::2])}, {}, common)
     refused = cluster.run(stage="nodes")[1]
@@ -469,7 +469,7 @@ def test_rails_share_the_places_of_the_plan_which_stays_as_it_is(cluster: Cluste
 
 def test_who_says_which_rdma_devices_a_container_gets(cluster: Cluster) -> None:
     first, last = "/dev/infiniband/uverbs0", "/dev/infiniband/uverbs9"
-    # What a node sets, whether its container gets the devices of its function, and which others.
+    # A node's variables, whether its container gets only its VF's devices, and its other devices.
     cases: dict[str, tuple[dict[str, Any], bool | None, list[str]]] = {
         "nothing": ({}, True, []),
         "every": ({"container_rdma": "all"}, False, [first, last]),
@@ -485,7 +485,7 @@ def test_who_says_which_rdma_devices_a_container_gets(cluster: Cluster) -> None:
     ]
     found = facts(
         infiniband=[{**one, "pci": "", "virtual": False, "ports": []} for one in devices],
-        docker_min_api_version="1.12",  # as upstream's plugin needs it
+        docker_min_api_version="1.12",  # needed by the upstream plugin
     )
     common = {**CPU, "network_driver": "sriov", "sriov_plugin": "rdm-sriov", "sriov_allow_tag": True}
     hosts = {name: {**found, **given} for name, (given, _, _) in cases.items()}
@@ -508,7 +508,7 @@ def test_directory_of_another_cluster_is_refused(cluster: Cluster) -> None:
 
 
 def test_a_cluster_of_the_same_name_from_another_inventory_is_refused(cluster: Cluster) -> None:
-    """Each refusal ends when its hint is followed."""
+    """Following the hint resolves each refusal."""
 
     def carries(my_ip: str, authority: str = "") -> dict[str, Any]:
         return facts(config_owner="rdm", origin={"authority": authority, "my_ip": my_ip})
@@ -517,7 +517,7 @@ def test_a_cluster_of_the_same_name_from_another_inventory_is_refused(cluster: C
         rc, result, _ = cluster.run("-e", "keys=true", *options, stage="nodes")
         return rc, result.get("msg", "")
 
-    # Another inventory, that has b and c, has made both.
+    # Another inventory, with b and c, has made both.
     cluster.write({"b": carries("192.169.16.101", "SHA256:x")}, {"c": carries("192.169.16.102")}, CPU)
     rc, msg = keyed()
     assert (rc, cluster.plan_file.exists()) == (2, False)
@@ -535,7 +535,7 @@ def test_a_cluster_of_the_same_name_from_another_inventory_is_refused(cluster: C
     )
     assert keyed()[0] == 2
     assert keyed("-e", "preflight_new_ssh_keys=true") == (0, "")
-    # b was away when the keys were made, and d belongs to somebody else.
+    # b was down when the keys were made, and d belongs to another cluster.
     workers = {"c": {**carries("192.169.16.102"), **pin}}
     cluster.write({"b": carries("192.169.16.100", "SHA256:x")}, workers, CPU)
     assert keyed() == (0, "")
@@ -779,7 +779,7 @@ def test_keys_are_made_with_the_plan_which_keeps_their_fingerprints(cluster: Clu
     made = keys_of(cluster)
     rc, result, _ = cluster.run(*checked, stage="nodes")
     assert (rc, result["changed"], keys_of(cluster)) == (0, False, made)
-    # Who only reads the plan need not have them.
+    # A run that only reads the plan does not need them.
     (cluster.home / ".rdm" / "ssh" / "host_ca").unlink()
     rc, result, _ = cluster.run()
     assert (rc, result["changed"]) == (0, False)

@@ -34,7 +34,7 @@ REGISTERED = {
 
 
 def spare(directory: Path, *options: str) -> tuple[int, dict[str, Any], list[str]]:
-    """Return the exit status, the result, and the hosts for which the play went on."""
+    """Return the exit status, the result, and the hosts on which the play continued."""
     (directory / "hosts.yml").write_text(yaml.safe_dump({"all": {"hosts": REGISTERED}}, sort_keys=False))
     (directory / "play.yml").write_text(PLAY)
     done = ansible_playbook(

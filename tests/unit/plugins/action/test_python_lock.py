@@ -63,7 +63,7 @@ def decision(folder: Path, *flags: str, play: str = PLAY) -> dict[str, Any]:
 
 
 def refusal(folder: Path, *flags: str) -> tuple[str, dict[str, str]]:
-    """Return who refuses, and the one problem."""
+    """Return the refused stage and the only problem."""
     result = decision(folder, *flags)
     assert "problems" in result, result
     (problem,) = result["problems"]
@@ -84,7 +84,7 @@ def test_a_few_nodes_do_not_rewrite_the_lock_file_of_all(tmp_path: Path) -> None
 
 
 def test_each_node_has_the_lock_file_of_its_own_build_where_it_may(tmp_path: Path) -> None:
-    """With lock files that are there already: what they name is in PyTorch's own indexes."""
+    """With existing lock files, since their packages are only in PyTorch's own indexes."""
     for backend in ("cu118", "cu129"):
         first = python_lock.first_line(python_lock.requirements_of(ROOT / "trainer", ""), PYTHON, backend)
         (tmp_path / python_lock.lock_file(backend)).write_text(f"{first}# {backend}\n")

@@ -1,4 +1,4 @@
-"""`rdma_pairs` takes what the hosts of the play have registered of the rail that it is asked about."""
+"""`rdma_pairs` uses the hosts' registered results of its rail only."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ RAILS = {"ib0": "10.0.0.0/24", "ib1": "10.0.1.0/24"}
 
 
 class HostVars:
-    """What each host has registered."""
+    """The registered results of each host."""
 
     def __init__(self, registered: dict[str, dict[str, Any]]) -> None:
         self.registered = registered
@@ -24,13 +24,13 @@ class HostVars:
 
 
 def of_node(rail: str) -> dict[str, Any]:
-    """Return what is gathered of a node that can measure on a rail."""
+    """Return the facts of a node that can measure on a rail."""
     seen = {"device": f"mlx5_{rail}", "ib_port": 1, "gid_index": 3, "usable": {}, "foreign": []}
     return {"reason": "", "rail": rail, "found": {**seen, "rate_gbit": 200.0}, "given": [], "given_all": True}
 
 
 def result(rail: str, node: str, gbit: float) -> dict[str, Any]:
-    """Return what a node has measured on a rail with all others."""
+    """Return a node's measurements on a rail with all others."""
     pairs = {other: [gbit, gbit, 2.0] for other in NODES if other != node}
     return {"reason": "", "rail": rail, "done": True, "pairs": pairs, "errors": {}}
 
@@ -87,7 +87,7 @@ def test_what_was_measured_on_an_earlier_rail_is_not_told_of_another() -> None:
     }
     [rail] = decide("evaluate", registered)["rdma"]["rails"].values()
     assert rail["nodes"] == ["n1", "n2"]
-    # It went away between that and its measurement.
+    # It became unreachable before its measurement.
     registered["n3"]["found"] = of_node("ib1")
     [rail] = decide("evaluate", registered)["rdma"]["rails"].values()
     assert rail["nodes"] == ["n1", "n2", "n3"]

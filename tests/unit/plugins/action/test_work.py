@@ -1,4 +1,4 @@
-"""What a run writes in one call on simulated nodes, and what has tasks of its own."""
+"""What a run writes in the container's call on simulated nodes, and what it writes in separate tasks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_the_parts_of_a_run_that_tags_choose_are_done_and_nothing_beside_them(tm
     rest = cluster.playbook("site", "--skip-tags", "hostfile").expect(0)
     assert (rest.changed, rest.calls[FILES], rest.calls[CONTAINER]) == (cluster.nodes, 2, 2)
     assert kept() == [False, False]
-    # Else the call that keeps the state file does it.
+    # Otherwise the call that writes the state file releases the node.
     assert [run.calls[LOCK] for run in (chosen, rest)] == [2, 2]
 
     whole = cluster.playbook().expect(0)

@@ -1,4 +1,4 @@
-"""The real ansible-playbook uses packed modules of the last run."""
+"""The real ansible-playbook reuses packed modules of the last run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The processes of the real ansible-playbook share what they compile."""
+"""The processes of the real ansible-playbook share compiled templates."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ echo '{"all": {"hosts": ["a", "b"], "vars": {"whole": "secret {{ 1 + 1 }}"}}, "_
 
 
 def play(folder: Path, *flags: str, inventory: str = "a,b") -> str:
-    """Run a folder's play for two hosts, one after the other, and return what it says."""
+    """Run a directory's play for two hosts, one after the other, and return its output."""
     env = {**os.environ, **environment.ansible_environment(), "ANSIBLE_LOCAL_TEMP": str(folder / "run")}
     argv = [
         environment.program("ansible-playbook"),
@@ -78,7 +78,7 @@ def test_what_was_encrypted_is_not_kept(tmp_path: Path) -> None:
 
 
 def test_what_an_inventory_script_has_printed_is_not_kept(tmp_path: Path) -> None:
-    """It stands in no file, and may be secret; the script's own text is none."""
+    """A script's output comes from no file, and may be secret."""
     (tmp_path / "play.yml").write_text(PRINTED, encoding="utf-8")
     script = tmp_path / "inventory"
     script.write_text(SCRIPT, encoding="utf-8")

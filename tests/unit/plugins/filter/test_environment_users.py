@@ -1,4 +1,4 @@
-"""Why an environment is not taken away: every host is named, and the limit that is told only leaves out."""
+"""Why an environment is not removed: every host is named, and the hint's limit only leaves hosts out."""
 
 from __future__ import annotations
 

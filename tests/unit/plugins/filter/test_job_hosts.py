@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The hosts that are asked about jobs, and which of their places first."""
+"""The hosts to query about jobs, and the order of their execution environments."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NODES = {"master": ["n1"], "workers": ["n2", "n3"]}
         (NODES | {"login": ["front", "front2"]}, "master:workers:front", True),
         ({"login": ["front"]}, "front", False),
         ({"login": ["front"], "master": [], "workers": []}, "front", False),
-        # Ansible then says itself which groups it looked for.
+        # Ansible itself reports the missing groups.
         ({}, "master:workers", False),
     ],
 )

@@ -88,7 +88,7 @@ def wait_until(condition: Callable[[], bool], what: str) -> None:
 
 @pytest.fixture
 def other_run(home: Path) -> Iterator[int]:
-    """Another run, which has the lock and did not start what takes it here; the process that leads it."""
+    """Another run that holds the lock and is not our parent; yields the process that leads it."""
     hold = (
         "import sys; sys.path.insert(0, sys.argv[1])\n"
         "from pathlib import Path\n"
@@ -127,7 +127,7 @@ def test_what_only_looks_goes_on_beside_it(home: Path) -> None:
 @pytest.mark.usefixtures("other_run")
 @pytest.mark.parametrize("playbook", ["status", "exec", "jobs", "logs"])
 def test_what_asks_the_nodes_goes_on_beside_it(home: Path, playbook: str) -> None:
-    """Here no node has anything to answer with; that it is asked is what matters."""
+    """No node can answer here; only the attempt to query matters."""
     variables = {
         "rdm_become": False,
         "rdm_docker_socket": str(home / "none.sock"),
@@ -176,7 +176,7 @@ def test_what_a_killed_ansible_playbook_has_left_is_ended(home: Path, tmp_path: 
     playing = subprocess.Popen(argv(home, book, "-e", f"home={home}"), env=environment())
     wait_until((home / "changing").exists, "the first play runs")
     lock = os.open(home / ".rdm" / "lock", os.O_RDONLY)
-    # Besides the program there is the worker that waits.
+    # The program and its waiting worker.
     wait_until(lambda: len(cluster_lock.having(lock, locked=True)) == 2, "the worker waits")
     playing.kill()
     playing.wait()

@@ -12,7 +12,7 @@ from ansible.module_utils.testing import patch_module_args
 
 
 class Failed(Exception):  # noqa: N818  # it is what the module says, not an error of the test
-    """What the module said with fail_json, and what it handed back beside it."""
+    """The message of fail_json, and the rest of its result."""
 
     def __init__(self, msg: str, result: dict[str, Any]) -> None:
         super().__init__(msg)
@@ -55,7 +55,7 @@ def run_module(
 
 
 def documented_options(source: str | dict[str, Any]) -> dict[str, Any]:
-    """Bring DOCUMENTATION, or an argument_spec, into one form: what can be compared."""
+    """Convert DOCUMENTATION, or an argument_spec, into one form for comparison."""
     if isinstance(source, str):
         return _options(yaml.safe_load(source).get("options") or {}, "suboptions")
     return _options(source, "options")

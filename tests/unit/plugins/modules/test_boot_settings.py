@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from tests.fixtures.sysfs.build import build
 from tests.unit.plugins.modules.running import Failed, run_module
 
-# What mstconfig prints, and does: the settings are in a file beside it, and every call is noted.
+# A stand-in for mstconfig: the settings are in a file next to it, and every call is recorded.
 MSTCONFIG = """#!/usr/bin/python3
 import json, sys
 from pathlib import Path
@@ -46,7 +46,7 @@ for name, (current, after) in settings.items():
 
 
 class Tools:
-    """A directory on the path that has just the stand-ins of a test."""
+    """A directory on the PATH with only the stand-ins of a test."""
 
     def __init__(self, directory: Path, patch: pytest.MonkeyPatch) -> None:
         self.directory = directory
@@ -59,7 +59,7 @@ class Tools:
         (self.directory / name).chmod(0o755)
 
     def firmware(self, sriov: tuple[int, int], vfs: tuple[int, int]) -> None:
-        """Put mstconfig there, for an adapter whose settings are and will be these."""
+        """Put mstconfig there, for an adapter with these current and next settings."""
         self.put("mstconfig", MSTCONFIG)
         (self.directory / "settings").write_text(json.dumps({"SRIOV_EN": sriov, "NUM_OF_VFS": vfs}))
 

@@ -1,4 +1,4 @@
-"""What the module asks of the container, and what it says when there is no answer."""
+"""The module's calls in the container, and its messages when there is no answer."""
 
 from __future__ import annotations
 

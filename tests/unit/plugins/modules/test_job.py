@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The module for jobs: what it asks the agent, and every way in which that can go wrong."""
+"""The module for jobs: its calls of the agent, and every way in which they can fail."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ RUNNING = {"job": "tiny-1", "state": "running", "master": "n1", "reason": ""}
 
 
 class Engine:
-    """An engine with one training container, whose agent answers as it is told."""
+    """An engine with one training container, whose agent gives the set answer."""
 
     def __init__(self, jobs: Path) -> None:
         self.container: dict[str, Any] = {
@@ -65,7 +65,7 @@ class Engine:
 
 
 class Environment:
-    """A virtual environment of the host whose agent answers as it is told."""
+    """A virtual environment of the host, whose agent gives the set answer."""
 
     def __init__(self, home: Path, jobs: Path) -> None:
         self.home = home
@@ -132,13 +132,13 @@ def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Engine:
 @pytest.fixture
 def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Environment:
     (tmp_path / "jobs" / "tiny-1").mkdir(parents=True)
-    monkeypatch.setattr(execution_environment, "DockerAPI", None)  # no engine is asked
+    monkeypatch.setattr(execution_environment, "DockerAPI", None)  # no engine is queried
     return Environment(tmp_path, tmp_path / "jobs")
 
 
 @pytest.fixture(params=["engine", "host"])
 def agent(request: pytest.FixtureRequest) -> Any:
-    """The agent in each place: what is promised of one is promised of all."""
+    """The agent in each execution environment: all make the same promises."""
     return request.getfixturevalue(request.param)
 
 
@@ -219,14 +219,14 @@ def test_nothing_is_awaited_of_a_rank_that_the_job_does_not_have(agent: Any) -> 
     assert (result["ranks"], result["ended"]) == (4, True)
     assert run("logs", agent, name="tiny-1", rank=4)["ranks"] == 4
     assert "ranks" not in run("logs", agent, name="tiny-1", rank=3)
-    # Of a job that Slurm has not begun nobody knows it.
+    # It is unknown for a job that Slurm has not started.
     agent.says(text="", offset="", ended=False)
     assert "ranks" not in run("logs", agent, name="tiny-1", rank=99)
 
 
 @pytest.mark.parametrize("found", [{"text": "[rank20]: a\n"}, {"text": "", "parts": {"n2": "[rank20]: a\n"}}])
 def test_lines_of_a_rank_that_the_job_had_before_are_shown(agent: Any, found: dict[str, Any]) -> None:
-    # An agent of before says the number of ranks in any case.
+    # A former agent always reports the number of ranks.
     agent.says(offset=7, ended=False, ranks=16, **found)
     result = run("logs", agent, name="tiny-1", rank=20)
     assert {key: result.get(key) for key in found} == found
@@ -305,7 +305,7 @@ def test_a_node_without_the_job_has_nothing_to_say_and_is_not_asked(agent: Any) 
 
 def test_a_node_names_the_jobs_that_may_have_been_meant(agent: Any, tmp_path: Path) -> None:
     jobs = next(tmp_path.rglob("tiny-1")).parent
-    # What lies beside jobs is none, however near it is.
+    # Other directories next to jobs are not jobs, whatever their names.
     others: dict[str, list[str]] = {"tniy-2": [], "tniy-3": [], "tniy-4": []}
     for name, files in {"tiny-1": ["job.json"], "gpt-9": ["job.json"], **others}.items():
         (jobs / name).mkdir(exist_ok=True)

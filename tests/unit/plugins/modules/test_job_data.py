@@ -1,4 +1,4 @@
-"""Data goes where jobs find it, and nowhere else, whatever the container's root has left there."""
+"""Data is written where jobs find it, and nowhere else, whatever the container's root left there."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_files_of_the_controller_are_found_once_and_compared_by_content(tmp_path
 def test_a_run_reads_the_files_of_the_controller_once_for_all_nodes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each node has a process of its own, so what one found out is in a file of the run."""
+    """Each node has its own process, so results are shared in a file of the run."""
     read: list[str] = []
 
     def counted(stream: BinaryIO) -> str:

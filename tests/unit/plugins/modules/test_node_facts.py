@@ -1,4 +1,4 @@
-"""node_facts on laid-out nodes, on nothing at all, and where something breaks."""
+"""node_facts on laid-out nodes, on an empty root, and with errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The module that writes the small files: in one step, only what changes, nothing half done."""
+"""The module that writes small files: atomically, and only what changes."""
 
 from __future__ import annotations
 
@@ -243,7 +243,7 @@ def test_a_file_that_belongs_to_somebody_else_is_taken_back(
     (tmp_path / "bashrc").write_text("old\n")
     run(**params)
     me = os.geteuid()
-    # Only root can give files away. To somebody else, ours are another's.
+    # Only root can change owners. For another user, our files belong to somebody else.
     monkeypatch.setattr(os, "geteuid", lambda: me + 1)
     found = run(check=True, diff=True, **params)
     ours = ["etc", "etc/ssh", "etc/nodes", "etc/ssh/key"]

@@ -1,4 +1,4 @@
-"""What a container was given, and what stands in the way of measuring in it."""
+"""The devices that a container was given, and what prevents measurements in it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PART = {"run": "abc", "ports": [20000], "rounds": [["n2", "10.0.0.2", True]] * 9
 
 
 class Engine:
-    """Stands in for the engine: answers `exec` with what it was given, and keeps what is started."""
+    """Stands in for the engine: answers `exec` with the given results, and records what is started."""
 
     def __init__(self, answer: dict[str, Any], **host: Any) -> None:
         self.answer = answer

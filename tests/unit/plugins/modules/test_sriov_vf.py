@@ -29,7 +29,7 @@ PACKED = program_argument("boot")
 
 
 class Node:
-    """A node with cards, and with the places where the module leaves its files."""
+    """A node with cards, and the paths of the module's files."""
 
     def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.kernel = FakeKernel(directory / "node")

@@ -98,7 +98,7 @@ def test_disk_of_a_directory_that_is_not_there_yet(tmp_path: Path) -> None:
 
 
 def test_what_is_reserved_for_root_is_not_free(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of 1000 blocks 100 are unused, and 50 of these are root's: preflight, the load and df say the same."""
+    """Of 1000 blocks 100 are unused, 50 of them for root: preflight, the load and df agree."""
     usage = os.statvfs_result((4096, 4096, 1000, 100, 50, 1, 1, 1, 0, 255))
     monkeypatch.setattr(os, "statvfs", lambda _path: usage)
     assert host.disk("/")["free"] == 50 * 4096
@@ -108,7 +108,7 @@ def test_what_is_reserved_for_root_is_not_free(monkeypatch: pytest.MonkeyPatch) 
     ("blocks", "inodes", "flag", "why"),
     [
         ((100_000, 50_000), (100, 9, 9), 0, ""),
-        ((100_000, 50_000), (0, 0, 0), 0, ""),  # btrfs makes inodes as it needs them
+        ((100_000, 50_000), (0, 0, 0), 0, ""),  # btrfs creates inodes on demand
         ((100_000, 50_000), (100, 9, 9), os.ST_RDONLY, "read-only"),
         ((10, 0), (100, 9, 9), 0, "full"),
         ((100_000, 50_000), (100, 0, 0), 0, "full"),

@@ -1,4 +1,4 @@
-"""What modules repeat of their arguments: nothing, but to -vvv, and no secret."""
+"""Modules repeat their arguments only with -vvv, and never a secret."""
 
 from __future__ import annotations
 

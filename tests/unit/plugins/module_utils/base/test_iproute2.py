@@ -1,4 +1,4 @@
-"""A node without `ip`, or with one that is too old."""
+"""A node without `ip`, or with an old version."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ def test_a_real_shell_has_it(tmp_path: Path, guard: str, shell: list[str]) -> No
 def test_a_shell_of_another_kind_has_it_for_a_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shell: str, file: str, source: str
 ) -> None:
-    """As sshd starts it: `shell -c command`. A home may be shared, and its files be another node's."""
+    """Run `shell -c command`, as sshd does. A shared home may have files of another node."""
     on(monkeypatch, tmp_path, os.uname().nodename)
     path = tmp_path / file
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -117,14 +117,14 @@ def test_a_shell_of_another_kind_has_it_for_a_command(
 
 
 def on(monkeypatch: pytest.MonkeyPatch, home: Path, host: str) -> None:
-    """Be the user of a host whose home is shared."""
+    """Act as a user of a host with a shared home."""
     system = os.uname()
     monkeypatch.setenv("HOME", str(home))
     monkeypatch.setattr(os, "uname", lambda: os.uname_result((system[0], host, *system[2:])))
 
 
 def role(address: str, state: str = "present") -> dict[str, Any]:
-    """What the role my_ip asks of node_files without root."""
+    """Return the arguments of node_files in the role my_ip without root."""
     content = {"content": f"MY_IP={address}\n"} if state == "present" else {}
     variables = {"MY_IP": address} if state == "present" else {}
     return {
@@ -152,7 +152,7 @@ def test_nodes_that_share_a_home_have_each_its_own_my_ip(
         (bin_ / "uname").write_text(f"#!/bin/sh\necho {host}\n")
         (bin_ / "uname").chmod(0o755)
         env = {"HOME": str(tmp_path), "PATH": f"{bin_}:{os.environ['PATH']}"}
-        # A login shell would take another PATH, and uname with it.
+        # A login shell would set another PATH, with another uname.
         for shell in (["bash", "-ic", "printenv MY_IP"], ["sh", "-ec", ". ~/.profile; printenv MY_IP"]):
             said = subprocess.run(shell, env=env, capture_output=True, text=True)
             assert said.stdout.strip() == address, (host, shell, said.stderr)
@@ -169,7 +169,7 @@ def test_nodes_that_share_a_home_have_each_its_own_my_ip(
 
 
 def activated(environment: str, state: str = "present") -> dict[str, Any]:
-    """What the role python_env asks of node_files."""
+    """Return the arguments of node_files in the role python_env."""
     return {
         "owner_marker": {"path": "~/.rdm/%n/cluster", "name": "rdm"},
         "directories": [{"path": "~/.rdm/%n", "state": state}],
@@ -181,7 +181,7 @@ def activated(environment: str, state: str = "present") -> dict[str, Any]:
 def test_an_environment_is_active_in_every_kind_of_shell(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, guard: str
 ) -> None:
-    """Though `.bashrc` puts another Python first, as pyenv's lines do, and ends early, as Debian's does."""
+    """Even if `.bashrc` puts another Python first, as with pyenv, and returns early, as Debian's does."""
     on(monkeypatch, tmp_path, os.uname().nodename)
     for name in ("mine", "pyenv"):
         program = tmp_path / name / "bin" / "python"

@@ -60,7 +60,7 @@ def stray(file: str, line: int, value: str, *shells: str) -> dict[str, Any]:
         ),
         # Only the first of a user's profiles is read.
         ({"/home/u/.bash_profile": "true\n", "/home/u/.profile": "export MY_IP=10.0.0.9\n"}, []),
-        # What ours comes after, now or when it is written.
+        # Our block comes after these, now or once it is written.
         ({"/etc/environment": "MY_IP=10.0.0.9\n"}, []),
         ({"/etc/profile.d/a.sh": "export MY_IP=10.0.0.9\n"}, []),
         ({"/home/u/.bashrc": "# export MY_IP=10.0.0.9\necho $MY_IP\nexport NOT_MY_IP=1\n"}, []),
@@ -87,7 +87,7 @@ def test_zsh_reads_other_files() -> None:
 
 
 def retried(text: str, path: str = "/home/u/.bashrc") -> str:
-    """What a file holds when its strays are repaired; itself where nothing is."""
+    """Return a file's text with its strays repaired."""
     files = {path: text}
     texts = repaired("MY_IP", "192.169.16.100", "/home/u", True, False, lambda one: files.get(one, ""), [])
     assert set(texts) <= {path}

@@ -1,4 +1,4 @@
-"""What the containers' ssh client is told, asked of a real one."""
+"""The configuration of the containers' ssh client, as a real client reads it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ DICTIONARY = "".join(f"node{number} 10.20.{number // 250}.{number % 250 + 1}\n" 
 
 
 def asked(tmp_path: Path, config: str, target: str) -> dict[str, str]:
-    """What `ssh target` would use."""
+    """Return the settings that `ssh target` would use."""
     (tmp_path / "config").write_text(config)
     done = subprocess.run(
         ["ssh", "-F", str(tmp_path / "config"), "-G", target], capture_output=True, text=True, check=True

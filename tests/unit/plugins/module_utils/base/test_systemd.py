@@ -1,4 +1,4 @@
-"""Whether systemd runs is told by what it makes when it starts, and not by its programs."""
+"""Whether systemd runs is decided by what it creates at start, not by its programs."""
 
 from __future__ import annotations
 

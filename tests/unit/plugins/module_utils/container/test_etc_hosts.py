@@ -1,4 +1,4 @@
-"""Names of nodes in a container's /etc/hosts: what the container's script writes is what the module wants."""
+"""Names of nodes in a container's /etc/hosts: the container's script writes what the module expects."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NODES = "n1 10.0.0.1\nN1 10.0.0.2\ngpu-2.site.org 10.0.0.3\n10.0.0.4 10.0.0.4\n"
 
 
 def written(directory: Path, address_map: str) -> str:
-    """What the script makes of the engine's file, or of the one that is there."""
+    """Return what the script makes of the engine's file, or of the existing one."""
     hosts, config = directory / "hosts", directory / "config"
     if not hosts.exists():
         hosts.write_text(ENGINES)

@@ -1,4 +1,4 @@
-"""What the engine is asked for, and when a container is another one than it should be."""
+"""The request to the engine, and when a container differs from the desired one."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ WANTED: dict[str, Any] = {
 
 
 def made(wanted: dict[str, Any], **host: Any) -> dict[str, Any]:
-    """The container as the engine shows it after the request."""
+    """Return the container as the engine shows it after the request."""
     body = request(wanted)
     ends = {
         name: {**end, "NetworkID": "net1"}
@@ -73,7 +73,7 @@ def test_each_rail_answers_for_its_own_addresses_only() -> None:
     assert body["HostConfig"]["Sysctls"]["net.ipv4.conf.all.arp_ignore"] == "1"
     body["NetworkSettings"]["Networks"]["ibnet-1"] = {"IPAMConfig": {"IPv4Address": "10.0.1.100"}}
     assert difference(railed, body).before == {}
-    # As one that an earlier version made.
+    # As an earlier version made it.
     body["HostConfig"]["Sysctls"] = None
     found = difference(railed, body)
     assert (found.recreate_needed, list(found.before)) == (True, ["sysctls"])
@@ -81,7 +81,7 @@ def test_each_rail_answers_for_its_own_addresses_only() -> None:
 
 def test_what_was_asked_for_is_no_difference() -> None:
     assert difference(WANTED, made(WANTED), "sha256:1", {"ibnet": "net1"})[2:] == (False, False, [])
-    # Unset limits are 0, empty or missing, as the engine's version will have it.
+    # Unset limits are 0, empty or missing, depending on the engine's version.
     unset = made(WANTED, Memory=0, PidsLimit=None, CpusetCpus="")
     assert difference(WANTED, unset).before == {}
 

@@ -94,7 +94,7 @@ def function(pci: str, *netdevs: str, virtual: bool = False, number: int = 0) ->
 TWO_ADAPTERS = report(
     infiniband=[
         function("0000:01:00.0", "ib0", number=0),
-        # A VF whose interface has gone into a container.
+        # A VF whose interface is in a container.
         function("0000:01:00.2", virtual=True, number=1),
         function("0000:02:00.0", "ib1", number=2),
         function("0000:02:00.2", "ib1v0", virtual=True, number=3),

@@ -1,4 +1,4 @@
-"""What goes with the function that a container gets, as far as the node can tell it."""
+"""The devices of the VF that a container gets, as far as the node shows them."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ def test_devices_are_those_of_the_function_wherever_its_interface_is(node: Path)
     assert paths(node, Given("0000:41:00.1", "ib1")) == ["uverbs1", "umad1", "issm1", "rdma_cm"]
     assert paths(node, Given("0000:41:00.2")) == ["uverbs2", "umad2", "issm2", "rdma_cm"]
     assert paths(node, Given("0000:01:10.2", "eth3")) == []
-    # A function without a PCI address is found by its interface, as long as that is here.
+    # A function without a PCI address is found by its interface, while that is on the node.
     assert paths(node, Given("eth2", "eth2")) == ["uverbs8", "umad8", "rdma_cm"]
     assert paths(node, Given("eth2")) is None
     assert paths(node, Given("")) is None
 
 
 def exclusive(node: Path) -> Path:
-    """Let rdma keep its devices apart by network namespace; return what says so."""
+    """Put rdma into exclusive mode; return the program that reports it."""
     mode = node / "sys/module/ib_core/parameters/netns_mode"
     mode.parent.mkdir(parents=True)
     mode.write_text("N\n")

@@ -1,4 +1,4 @@
-"""The engine's answers in the plan's words."""
+"""The engine's answers, converted to facts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Containers of the engine's list are read as they come: any field but the id may be missing."""
+"""In the engine's list of containers, any field but the ID may be missing."""
 
 from __future__ import annotations
 

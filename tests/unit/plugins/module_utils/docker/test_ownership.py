@@ -1,4 +1,4 @@
-"""What a container has said since it was started."""
+"""The log of a container since its start."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ NEVER = "0001-01-01T00:00:00Z"
 
 
 class Engine:
-    """Hands out the lines of a log, given as seconds since 1970 and text, from a moment on."""
+    """Returns the lines of a log, given as seconds since 1970 and text, from a time on."""
 
     def __init__(self, *log: tuple[float, str]) -> None:
         self.log = log

@@ -27,7 +27,7 @@ def wanted(**changes: Any) -> dict[str, Any]:
 
 
 def shown(body: dict[str, Any], address: str = "") -> dict[str, Any]:
-    """What Podman shows of a container that was made so: little of what was requested."""
+    """Return what Podman shows of such a container: little of the request."""
     host = body["HostConfig"]
     policy = {"unless-stopped": "always"}.get(host["RestartPolicy"]["Name"], host["RestartPolicy"]["Name"])
     ends = {
@@ -50,7 +50,7 @@ def found(body: dict[str, Any], address: str = "") -> Any:
 @pytest.mark.parametrize("policy", ["unless-stopped", "always", "no"])
 @pytest.mark.parametrize("address", ["192.169.16.100", ""])
 def test_a_container_that_is_as_it_should_be_differs_in_nothing(policy: str, address: str) -> None:
-    """Also one that has stopped, of which Podman shows no address."""
+    """Also a stopped container, whose address Podman does not show."""
     has = found(podman.to_podman("/containers/create", request(wanted(restart_policy=policy))), address)
     differs = difference(wanted(restart_policy=policy), has, "sha256:1", {"ibnet": "f00d"})
     assert (differs.before, differs.recreate_needed, differs.policy) == ({}, False, False)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a node and its control machine tell each other about the fabric."""
+"""The data about the fabric that a node and the controller exchange."""
 
 from __future__ import annotations
 

@@ -154,7 +154,7 @@ def test_an_sshd_of_a_busy_node_may_greet_after_the_patience_and_not_after_the_d
         hangs = measure(peers=["127.0.0.2"], port=port, ssh=[0], timeout=3.0, deadline=5.0)
 
         def greet() -> None:
-            held = [server.accept()[0]]  # of who gave up
+            held = [server.accept()[0]]  # of a client that gave up
             held.append(server.accept()[0])
             gone.wait(4.0)  # longer than the timeout
             for connection in held:

@@ -1,4 +1,4 @@
-"""The nodes' way through the rounds: real processes on the loopback network, perftest by its stand-in."""
+"""The rounds of measurements: real processes on the loopback network, with a stand-in for perftest."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def of_run(run: str) -> set[int]:
 def test_every_pair_is_measured_in_both_directions_and_both_know_it(cluster: Any) -> None:
     nodes = cluster({"n1": "mlx5_0", "n2": "mlx5_slow", "n3": "mlx5_late"})
     nodes.start("n3", "n2")
-    nodes.start("n1")  # whoever comes last
+    nodes.start("n1")  # the last one
     found = nodes.results()
     for one in found.values():
         assert one["done"]
@@ -211,7 +211,7 @@ def test_a_program_that_does_not_answer_once_is_asked_again(monkeypatch: pytest.
 
 def test_nobody_goes_on_longer_than_the_limit(cluster: Any) -> None:
     nodes = cluster({"n1": "mlx5_0", "n2": "mlx5_hang"})
-    # The other one would break off, were its time up before.
+    # The other one would stop if its time were up before.
     nodes.settings["n1"]["limit"] = 2.0
     nodes.start()
     found = nodes.results()

@@ -1,4 +1,4 @@
-"""Which RDMA device belongs to which function, in every way that a driver can say it, and when two differ."""
+"""The RDMA device of each function, for every way in which drivers show it, and when two of them differ."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_a_guid_that_two_have_is_told_with_both(node: Path) -> None:
     with pytest.raises(rdma.RdmaProblem) as caught:
         find(node, "ib1")
     assert "by its PCI function mlx5_1; by the GUID in its address mlx5_1, mlx5_2." in str(caught.value)
-    # As long as the interface is away there is one way, and nothing to compare.
+    # Without the interface there is one source, and nothing to compare.
     assert find(node, "0000:41:00.2")["device"] == "mlx5_2"
 
 
@@ -225,7 +225,7 @@ def test_whatever_the_order_no_two_functions_have_a_device_in_common(
 def test_whatever_guid_is_wrong_nobody_gets_a_device_of_another(
     order: list[int], data: st.DataObject
 ) -> None:
-    """A device with a GUID of another function is found by its PCI function, or the mismatch is told."""
+    """A device with another function's GUID is found by its PCI function, or the mismatch is reported."""
     number = data.draw(st.integers(0, len(order) - 1))
     other = data.draw(st.integers(0, len(order)))  # one more than there are: nobody's
     with tempfile.TemporaryDirectory() as directory:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Names, sameness and the room that images take."""
+"""Names, identity and size of images."""
 
 from __future__ import annotations
 

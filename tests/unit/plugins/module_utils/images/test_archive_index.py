@@ -52,7 +52,7 @@ def test_finds_the_image(
 
 
 def test_a_plain_archive_is_not_read_through(tmp_path: Path, image: MadeImage) -> None:
-    """The layers are holes of 50 GB in the file: whoever read them would not come back."""
+    """The layers are 50 GB holes in the file: reading them would never end."""
     path = tmp_path / "huge.tar"
     with path.open("wb") as file:
         manifest = [{"Config": image.id[7:] + ".json", "RepoTags": ["huge:1"], "Layers": ["huge/layer.tar"]}]

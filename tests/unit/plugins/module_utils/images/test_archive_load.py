@@ -69,7 +69,7 @@ def test_zstd_is_unpacked_and_gzip_is_left_to_the_engine(tmp_path: Path, image: 
 def test_what_is_left_out_is_what_the_engine_has(height: int, others: int, known: int, packing: str) -> None:
     layers = [layer(f"layer{number}", 700 * number) for number in range(height)]
     one = MadeImage(layers, ["one:1"])
-    # Another image of the archive has some of these layers upon something else: there the engine needs them.
+    # Another image of the archive has some of these layers on other ones, so the engine needs them.
     two = MadeImage([layer("else"), *layers[:others]], ["two:1"])
     with tempfile.TemporaryDirectory() as directory:
         path = put(Path(directory), PACKERS[packing](saved(one, two)))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Nodes that pass an archive on: processes of this machine, each with a directory and a port of its own."""
+"""Nodes that pass an archive on: processes of this machine, each with its own directory and port."""
 
 from __future__ import annotations
 
@@ -157,13 +157,13 @@ def test_a_peer_that_is_killed_or_paused_delays_nobody_and_is_named(tmp_path: Pa
     assert nodes["killed"]["silent_s"] > 0
     os.kill(swarm.processes["paused"].pid, signal.SIGCONT)
     swarm.wait_done("paused")
-    # Started again, it goes on with the pieces that it had.
+    # After a restart, it continues with its pieces.
     swarm.end()
     assert all(swarm.has(name) for name in ("a", "b", "paused"))
 
 
 def lies_with(answer: Callable[[Any, Any, int], bool]) -> dict[str, Any]:
-    """Return what makes a peer lie: it has all, and sends something else."""
+    """Return what makes a peer lie: it claims all pieces, and sends other bytes."""
 
     def meet(self: Any, _neighbours: Any) -> None:
         self.file.have = self.wanted
@@ -279,7 +279,7 @@ def test_an_archive_that_is_still_being_written_is_served_as_it_grows(tmp_path: 
 
 
 def alone(tmp_path: Path, archive: Path) -> Peer:
-    """Return a source of which nobody has made use yet."""
+    """Return a source that nobody has used yet."""
     pieces = read_pieces(str(archive), ArchiveIndex("gzip", archive.stat().st_size, "", 0, True, []))
     return Peer(Settings("source", HOME, 0, TOKEN), pieces.digest, str(archive), pieces)
 

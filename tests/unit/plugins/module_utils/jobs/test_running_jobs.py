@@ -1,4 +1,4 @@
-"""Which jobs run, by locks that a process holds, and how the refusal to end them reads."""
+"""Running jobs, by the locks that their processes hold, and the message that refuses to end them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_a_job_runs_as_long_as_its_lock_is_held(tmp_path: Path) -> None:
 
 
 def test_nodes_may_share_the_directory(tmp_path: Path) -> None:
-    # Of agents on other nodes this kernel knows nothing.
+    # This kernel does not know agents on other nodes.
     elsewhere = tmp_path / "locks"
     elsewhere.touch()
     with running_job(tmp_path, "one", "n1"), running_job(tmp_path, "both", "n1"):
@@ -74,7 +74,7 @@ def test_who_only_looks_as_well_is_no_agent(tmp_path: Path) -> None:
 
 
 def test_nothing_is_followed_or_waited_for(tmp_path: Path) -> None:
-    """What is no directory of a job, and what is no regular file, is no lock."""
+    """Only a regular file in a job's directory is a lock."""
     jobs = tmp_path / "jobs"
     for name in ("link", "pipe", "directory", "empty"):
         (jobs / name).mkdir(parents=True)
@@ -98,7 +98,7 @@ def test_a_directory_that_cannot_be_read_has_no_jobs(tmp_path: Path) -> None:
 def test_a_job_on_a_file_system_without_locks_is_seen_by_its_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, problem: int, is_inside: bool
 ) -> None:
-    """Its container may have process numbers of its own, as unshare gives it."""
+    """Its container may have its own process IDs, as with unshare."""
 
     def refuse(*_: Any) -> None:
         raise OSError(problem, os.strerror(problem))

@@ -1,4 +1,4 @@
-"""What is said of a plugin that does not start."""
+"""The message about a plugin that does not start."""
 
 from __future__ import annotations
 

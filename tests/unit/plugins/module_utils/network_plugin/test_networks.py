@@ -1,4 +1,4 @@
-"""A plugin that has lost its state, and no way to the engine, is found and told its networks again."""
+"""A plugin without its state that cannot reach the engine is found, and gets its networks again."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Engine:
 
     def get(self, path: str, **query: Any) -> Any:
         if path == "/networks":
-            # What the list lacks on some engines is taken from the network itself.
+            # Some engines' lists lack fields, which are read from the network itself.
             chosen = query.get("filters", {}).get("driver")
             return [
                 {key: one[key] for key in ("Id", "Name", "Driver", "Labels")}
@@ -91,7 +91,7 @@ class Engine:
 
 
 class Plugin:
-    """A plugin that knows nothing, and has no engine to ask."""
+    """A plugin without state and without an engine to query."""
 
     def __init__(self, directory: Path) -> None:
         self.socket = str(directory / "p.sock")

@@ -145,7 +145,7 @@ def test_a_package_with_another_digest_is_refused_and_nothing_takes_its_place(
     with pytest.raises(EnvironmentProblem, match="could not install the packages: "):
         node.make(forged)
     assert environment.drift(node.directory, node.wanted()) == ""
-    # Half an environment is ours to make anew.
+    # An incomplete environment may be recreated.
     assert not environment.state_of(environment.place_of(node.directory, forged))["whole"]
 
 
@@ -252,7 +252,7 @@ def test_pyenv_takes_the_newest_python_of_a_version_that_it_has(tmp_path: Path) 
 
 
 def test_a_python_that_cannot_be_built_is_the_end_of_its_log(node: Node) -> None:
-    """By a stand-in that says what a real pyenv has said: `make test-long` lets a real one build."""
+    """With a stand-in that prints what a real pyenv printed; `make test-long` runs a real one."""
     pyenv = Path(node.sources.pyenv_root, "bin", "pyenv")
     pyenv.parent.mkdir()
     pyenv.write_text(f"#!/bin/sh\ncat >&2 <<'END'\n{FAILED_BUILD}END\nexit 1\n")
@@ -265,7 +265,7 @@ def test_a_python_that_cannot_be_built_is_the_end_of_its_log(node: Node) -> None
 
 
 def test_nodes_that_share_pyenv_build_one_after_the_other(tmp_path: Path) -> None:
-    """By a stand-in for pyenv, which waits when half of a Python is there, and cannot begin twice."""
+    """With a stand-in for pyenv that waits when a Python is half built, and cannot start twice."""
     pyenv = tmp_path / "bin" / "pyenv"
     pyenv.parent.mkdir()
     place = tmp_path / "versions" / "3.99.1" / "bin"
@@ -289,7 +289,7 @@ def test_nodes_that_share_pyenv_build_one_after_the_other(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("said", "begins", "ends"),
     [
-        # uv's chain of causes, and pip's last word with much after it.
+        # uv's chain of causes, and pip's error with much output after it.
         (["before", "error: no", *["cause"] * 300, "end"], "error: no cause", "cause end"),
         (["before", "ERROR: no", "x" * 2000, "end"], "ERROR: no xxx", "xxx end"),
         (["x" * 2000, "error: no", "end"], "error: no end", "error: no end"),
@@ -446,7 +446,7 @@ def test_pythons_that_uv_installed_go_with_the_last_environment_of_theirs(node: 
 
 
 def test_a_mirror_that_lacks_the_python_for_uv_is_named(node: Node) -> None:
-    """The real uv: it asks the mirror, and nobody else."""
+    """The real uv uses the mirror only."""
     mirror = node.home / "mirror"
     mirror.mkdir()
     node.sources = node.sources._replace(python_mirror=mirror.as_uri())
@@ -503,7 +503,7 @@ def list_pythons(mirror: Path, digest: str) -> Path:
 
 
 class QueryResults(SimpleHTTPRequestHandler):
-    """Serves a directory, and notes what it is asked for."""
+    """Serves a directory, and records the requests."""
 
     paths: ClassVar[list[str]] = []
 
@@ -549,7 +549,7 @@ def test_packages_come_from_a_mirror_that_only_the_proxy_reaches(node: Node, met
 def test_uv_takes_a_python_that_the_node_lacks_from_the_mirror(
     node: Node, python_mirror: Path, served: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The real uv, an archive of this Python, a real server: made, used, and gone with its environment."""
+    """The real uv, an archive of this Python, a real server: made, used, and removed with its environment."""
     monkeypatch.setenv("PATH", "/nowhere")
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     (listed,) = python_mirror.glob("*.json")
@@ -574,7 +574,7 @@ def test_uv_takes_a_python_that_the_node_lacks_from_the_mirror(
 def test_a_python_with_another_digest_is_refused(
     node: Node, python_mirror: Path, tmp_path: Path, own: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By a list of one's own as by uv's, which has no other archives than those of its releases."""
+    """With the user's own list, and with uv's, which has only archives of its releases."""
     monkeypatch.setenv("PATH", "/nowhere")
     mirror = tmp_path / "forged"
     if own:
@@ -598,7 +598,7 @@ def test_a_python_with_another_digest_is_refused(
 
 @pytest.mark.parametrize("method", ["system", "uv"])
 def test_apex_that_cannot_be_built_is_installed_without_its_extensions(node: Node, method: str) -> None:
-    """By a package of the same name, whose build fails as apex's does without nvcc, in real pip and uv."""
+    """With a package of the same name whose build fails like apex's without nvcc, in real pip and uv."""
     source = node.home / "apex"
     made = wheel(node.home / "made", "apex")
     source.mkdir()
@@ -697,7 +697,7 @@ def test_a_relative_path_is_refused(node: Node, option: str, variable: str) -> N
 def test_a_node_that_does_not_make_it_needs_nothing_and_removes_nothing(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As a worker where the environment is shared, which has no Python of its own for it."""
+    """As a worker with a shared environment, without its own Python."""
     from ansible_collections.rdm.provision.plugins.modules import python_env as module
 
     warnings: list[str] = []

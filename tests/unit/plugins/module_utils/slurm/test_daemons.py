@@ -39,10 +39,10 @@ def test_without_slurms_user_there_is_one_sentence(tmp_path: Path, monkeypatch: 
 
 
 class Running:
-    """Services of which each has a process."""
+    """Services, each with a process."""
 
     def pids(self, name: str) -> list[int]:
-        """Return one."""
+        """Return a service's process."""
         del name
         return [1]
 

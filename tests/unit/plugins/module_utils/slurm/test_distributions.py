@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What distributions call the parts of Slurm, and what is asked of their package managers."""
+"""The names of Slurm's parts in distributions, and the queries to their package managers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""MACs and GUIDs: no two the same, and each the same for ever."""
+"""MACs and GUIDs are unique and stable."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From any state of a card to the wanted one, on a kernel that behaves like Linux'."""
+"""From any state of a card to the desired one, on a kernel that behaves like Linux."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def wanted(parent: str, number: int = 4, **more: Any) -> Wanted:
 
 
 def refusal(kernel: FakeKernel, *several: Wanted) -> str:
-    """Return why it is refused, and see to it that nothing has been touched."""
+    """Return why it is refused, and check that nothing was changed."""
     before = list(kernel.log)
     with pytest.raises(VfProblem) as refused:
         evaluate(kernel, several)
@@ -46,7 +46,7 @@ def refusal(kernel: FakeKernel, *several: Wanted) -> str:
     return str(refused.value)
 
 
-# --- what becomes of a card ---
+# --- changes of a card ---
 
 
 @pytest.mark.parametrize("parent", INFINIBAND)
@@ -126,7 +126,7 @@ def test_what_a_kill_has_left_without_drivers_is_mended(kernel: FakeKernel) -> N
 def test_a_driver_that_comes_late_finds_every_address_set(
     kernel: FakeKernel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As udev loads it: the first one that is to be bound waits for it, and it takes all at once."""
+    """As udev loads it: the first bind waits for the driver, which then binds all at once."""
     probe = kernel.probe
 
     def late(pci: str) -> None:
@@ -177,7 +177,7 @@ def test_a_vf_that_was_unplugged_is_named_and_comes_back_with_its_card(kernel: F
     bring(kernel, wanted("ib0"))
     kernel.hold("ib0", 0)
     kernel.unplug("ib0", 2)
-    # Nothing is tried: the kernel would take all away, and make none.
+    # Nothing is tried: the kernel would remove all VFs and create none.
     said = refusal(kernel, wanted("ib0"))
     assert said == (
         "ib0 has lost VF 2, unplugged by itself, and the kernel makes none in its place while it knows the "
@@ -418,7 +418,7 @@ def test_too_few_addresses_are_refused(kernel: FakeKernel) -> None:
     )
 
 
-# --- what goes wrong on the way ---
+# --- failures during a change ---
 
 
 def test_a_setting_without_effect_is_told(kernel: FakeKernel) -> None:

@@ -1,4 +1,4 @@
-"""What a container of before has read goes with it, though the directory is called otherwise now."""
+"""The files of a former container are removed with it, even if the directory has another name now."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The lock of a cluster on a node: who has it, and how long that counts."""
+"""The lock of a cluster on a node: who holds it, and when it expires."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def ended(path: Path, **record: Any) -> None:
-    """Leave the lock as a run that was killed long ago would have, but for these keys."""
+    """Leave the lock of a run that was killed long ago, with these keys changed."""
     took = json.loads(path.read_text()) | {"call": None, "session": None} | record
     path.write_text(json.dumps(took))
     long_ago = time.time() - 2 * node_lock.FRESH_S

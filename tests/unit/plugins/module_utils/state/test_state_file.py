@@ -1,4 +1,4 @@
-"""A state file holds exactly as long as nothing has changed that a role is in charge of."""
+"""A state file is valid exactly as long as nothing has changed that a role manages."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ INPUTS = dict.fromkeys(("images", "network", "my_ip", "container", "hostfile"), 
 
 
 class Engine:
-    """What of an engine's API a state file asks for."""
+    """The parts of an engine's API that a state file queries."""
 
     def __init__(self) -> None:
         self.container: dict[str, Any] = {
@@ -332,7 +332,7 @@ def test_other_inputs_are_work_for_their_role(home: Path, watch: dict[str, Any])
         ("my_ip", "1-b", "other variables or another plan"),
         ("images", "1-b", "other variables or another plan, or other archives"),
         ("my_ip", "2-a", "another version of rdm.provision"),
-        ("network", "1-a", "other variables, another plan or another version"),  # of a release before
+        ("network", "1-a", "other variables, another plan or another version"),  # of the previous release
         ("hostfile", "1-a", "other variables, another plan or another version"),  # it did not work then
     ],
 )

@@ -41,7 +41,7 @@ def sentences(refused: pytest.ExceptionInfo[PreconditionFailed]) -> list[str]:
 
 
 def releasing(before: AddressPlan) -> Callable[..., AddressPlan]:
-    """What runs ``rdm-provision plan --release``, as far as it is about a plan."""
+    """The plan's part of ``rdm-provision plan --release``."""
 
     def run(*words: str) -> AddressPlan:
         options = plan_verb.make_context(words[0], list(words[1:])).params

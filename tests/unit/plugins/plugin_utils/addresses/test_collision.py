@@ -21,7 +21,7 @@ OURS = {"rdm.provision.cluster": "rdm"}
 
 
 def overlaps(found: dict[str, Any], subnet: str = str(SUBNET)) -> str:
-    """The reason that one node gives against the subnet, or nothing."""
+    """Return why one node refuses the subnet, or nothing."""
     problems = collisions(IPv4Network(subnet), {"node1": found}, {"node1": "ibnet"}, "rdm")
     assert len(problems) <= 1
     return problems[0].reason if problems else ""

@@ -1,4 +1,4 @@
-"""Rails share the places of one address plan, and nothing else."""
+"""Rails share the offsets of one address plan, and nothing else."""
 
 from __future__ import annotations
 

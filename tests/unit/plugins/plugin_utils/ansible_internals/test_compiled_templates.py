@@ -1,4 +1,4 @@
-"""Templates are compiled once for all processes of a run, and evaluate to what they always did."""
+"""Templates are compiled once for all processes of a run, and their results do not change."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.ansible_internals.co
 
 @pytest.fixture
 def process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[], list[str]]:
-    """Return what makes this process another one of the run, with the list of what that one compiles."""
+    """Return what makes this process a new one of the run, with the list of what it compiles."""
     methods = {
         name: getattr(AnsibleEnvironment, name) for name in ("compile", "compile_expression", "_compile")
     }
@@ -161,7 +161,7 @@ def test_what_may_be_secret_is_not_kept(
 
 
 def broken(environment: pytest.MonkeyPatch, name: str) -> None:
-    """Take away what another ansible-core does not have."""
+    """Remove what another ansible-core does not have."""
     if name == "_TEMPLATE_OVERRIDE_FIELD_NAMES":
         environment.setattr(compiled_templates, name, ("another_string",))
     elif name == "_TemplateCompileContext":

@@ -1,4 +1,4 @@
-"""Packed modules are used again as long as nothing that they are made from has changed."""
+"""Packed modules are reused as long as their sources have not changed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NAME = "ansible_collections.rdm.provision.plugins.modules.node_facts-ZIP_DEFLATE
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    """A run that has packed a module of ours, one of Ansible's, and has not finished another."""
+    """A run that has packed one module of ours and one of Ansible's, and has not finished a third."""
     run = tmp_path / "run"
     run.mkdir()
     for name in (NAME, f"{NAME}.lock", f"{NAME}-part", "ansible.modules.ping-ZIP_DEFLATED-none"):

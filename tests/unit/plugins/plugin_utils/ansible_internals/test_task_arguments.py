@@ -1,4 +1,4 @@
-"""A task's arguments are forgotten when it has ended, but not while it may run again."""
+"""A task's arguments are dropped when it has ended, but not while it may run again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Nodes that differ from the others are named, alike ones together, and a fleet of equals says nothing."""
+"""Nodes that differ from the others are named, equal ones together; equal nodes give no warning."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_halves_are_told_apart_in_one_sentence(ready: dict[str, Any]) -> None:
 
 
 def renamed(facts: dict[str, Any], name: str) -> dict[str, Any]:
-    """The same node, whose distribution names the interface otherwise."""
+    """The same node, with another name of the interface."""
     facts["parents"][0]["name"] = name
     facts["sriov"][0]["pf"] = name
     facts["infiniband"][0]["netdevs"] = [name]

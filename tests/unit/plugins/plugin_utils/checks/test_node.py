@@ -1,4 +1,4 @@
-"""What stands against the plan on one node: each refusal names the value and what would work."""
+"""The checks of one node: each problem names the value and what would work."""
 
 from __future__ import annotations
 
@@ -394,7 +394,7 @@ def test_the_sentence_of_a_rail_names_the_variable_of_rails(driver: str) -> None
 
 
 def function(**changes: Any) -> dict[str, Any]:
-    """A physical function as `node_facts` reports it."""
+    """Return a PF as `node_facts` reports it."""
     sound = {
         "pf": "ib0",
         "pci": "0000:41:00.0",
@@ -453,7 +453,7 @@ def test_functions_that_cannot_be_made_are_refused(found: list[dict[str, Any]], 
 
 
 def below(**changes: Any) -> dict[str, Any]:
-    """The interface below the network as `node_facts` reports it."""
+    """Return the network's interface as `node_facts` reports it."""
     sound = {
         "name": "ib0",
         "pci": "0000:41:00.0",
@@ -523,7 +523,7 @@ UPSTREAM_RUNS = {
 
 
 def moving(held: int, *containers: dict[str, Any], netdevice: str = "ib0") -> dict[str, Any]:
-    """A node with the upstream plugin, which has given all VFs of ib0 but the last ones to containers."""
+    """A node with the upstream plugin, and containers with all VFs of ib0 but the last ones."""
     vfs = [
         {**VF, "index": one, "pci": f"0000:41:00.{one + 1}", "netdev": "" if one < held else f"ib0v{one}"}
         for one in range(4)
@@ -551,7 +551,7 @@ def test_the_containers_that_a_move_from_upstream_ends_hold_no_functions_against
     ):
         [sentence] = problems(found, **MOVED)
         assert sentence.startswith(stays)
-    # Nothing is taken away where network_replace is not set, and that is told, too.
+    # Nothing is removed unless network_replace is set, and that is reported too.
     refused = problems(moving(1, ours), **{**MOVED, "network_replace": False})
     assert any(line.startswith(stays) for line in refused)
     assert any("set network_replace: true" in line for line in refused)
@@ -618,7 +618,7 @@ def test_memlock_is_refused_or_accepted_without_a_word_as_the_user_says() -> Non
 
 
 def test_shared_memory_that_would_end_nccl_is_refused() -> None:
-    """nccl#606: with 64 MB a training begins, and ends with the first collective."""
+    """nccl#606: with 64 MB a training starts, and fails at the first collective."""
     small = report(shared_memory=64 << 20)
     gpus: dict[str, Any] = {"accelerator": "rocm", "slots": 8}
     words = "has 64.0 MiB, and NCCL or RCCL ends without 1.0 GiB for 8 processes: "
@@ -932,7 +932,7 @@ def test_in_the_mode_exclusive_what_the_plugin_can_move_is_not_refused() -> None
         assert "needs rdm-sriov as a systemd unit: in a container it sees" in words
         assert "set sriov_run_as: unit" in words
     assert refused(systemd=False, run_as="unit") == "", "the module says why there is no unit"
-    # All devices of the node, or those that nobody knows before the start, can follow no container.
+    # All devices of a node, or devices unknown before the start, cannot be moved to a container.
     others: tuple[dict[str, Any], ...] = ({"container_rdma": "all"}, {"plugin": "upstream"})
     for more in others:
         assert "rdm-sriov alone moves one there, its function's" in refused(**more)

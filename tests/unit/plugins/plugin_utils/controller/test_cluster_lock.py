@@ -1,4 +1,4 @@
-"""The lock of a cluster: who has it, and what happens to what a dead run has left."""
+"""The lock of a cluster: who holds it, and how the next run ends processes of a dead one."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def alive(pid: int) -> bool:
 
 
 def wait_until_dead(pid: int) -> None:
-    """What is killed lets go of its lock a moment before it is dead."""
+    """A killed process releases its lock a moment before it is dead."""
     deadline = time.monotonic() + 240
     while alive(pid):
         assert time.monotonic() < deadline, f"process {pid} is still there"

@@ -1,4 +1,4 @@
-"""What all actions that decide on the controller do."""
+"""The base class of actions that decide on the controller."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Which way an archive takes, and what is said of those that it does not reach."""
+"""How an archive is transferred, and the messages about nodes that it does not reach."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who stands in a run's way on its nodes, before any of them is called."""
+"""The other holders of nodes' locks, before any node is called."""
 
 from __future__ import annotations
 

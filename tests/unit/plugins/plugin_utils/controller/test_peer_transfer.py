@@ -1,4 +1,4 @@
-"""One archive on its way to four nodes, as the controller sees it, which no node answers here."""
+"""The transfer of one archive to four nodes, as the controller sees it; no node answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whose answer is taken, who is lost, and who gets a task of his own."""
+"""Which answers are accepted, which hosts are lost, and which get an ordinary task."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls in threads: all are made, no more at a time than allowed, and none holds up the others for ever."""
+"""Calls in threads: all run, never more at once than allowed, and none blocks the others forever."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_programs_of_a_call_that_takes_too_long_are_ended_and_no_others(
     started: dict[str, subprocess.Popen[bytes]] = {}
 
     def wait(name: str, *argv: str) -> int:
-        time.sleep(0.5)  # as on a busy machine: its time is over before there is anything to end
+        time.sleep(0.5)  # as on a busy machine: it times out before it has a child process
         started[name] = subprocess.Popen(argv, stdin=subprocess.PIPE)
         return started[name].wait()
 

@@ -78,7 +78,7 @@ def test_inventory_alone_gives_addresses_and_a_warning_about_the_default_subnet(
     assert plan.addresses.nodes == {"m": "192.169.16.100", "w1": "192.169.16.101", "w2": "192.169.16.102"}
     assert len(plan.warnings) == 1
     assert planned(rdm_subnet="10.9.0.0/24").warnings == []
-    # Whoever has kept that plan has read it.
+    # With a saved plan the user has seen it.
     again, _ = plan_cluster(["m"], ["w1"], dict.fromkeys(HOSTS, CPU), plan.addresses)
     assert again is not None
     assert again.warnings == []
@@ -194,7 +194,7 @@ def test_an_address_that_another_on_the_wire_has_is_refused_unless_it_is_one_of_
     told = "m: 192.169.16.100 is used already on ib0 by 02:42:c0:a9:10:64: set rdm_subnet to a subnet of"
     with pytest.raises(PreconditionFailed, match=told):
         plan_nodes(plan, wants(plan), facts)
-    # The two are about to exchange their addresses.
+    # The two will exchange their addresses.
     facts["w1"] = report(docker_containers=[container("rdm", "rdm", ibnet="192.169.16.100")])
     assert plan_nodes(plan, wants(plan), facts).nodes
     facts["w1"] = report(docker_containers=[container("rdm", "other", ibnet="192.169.16.100")])

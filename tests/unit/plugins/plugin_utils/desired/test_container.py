@@ -1,4 +1,4 @@
-"""The training container that a node should have, and the files that it reads."""
+"""The desired training container of a node, and the files that it reads."""
 
 from __future__ import annotations
 

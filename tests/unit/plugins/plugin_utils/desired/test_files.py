@@ -1,4 +1,4 @@
-"""The files of MY_IP and the hostfile that a node should have, and how they are taken away."""
+"""The desired files of MY_IP and the hostfile of a node, and their removal."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_just_what_was_written_is_taken_away_also_without_a_plan(role: str) -> N
     for kind in ("files", "directories"):
         assert paths(gone, kind) == paths(made(role), kind)
         assert {one["state"] for one in gone[kind]} == {"absent"}
-    # Those that are only made where a shell is there are looked for in any case.
+    # Files that are written only if a shell is installed are always removed.
     assert set(paths(made(role), "blocks")) <= set(paths(gone, "blocks"))
 
 

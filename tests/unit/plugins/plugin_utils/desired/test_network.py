@@ -1,4 +1,4 @@
-"""The container networks that a node should have, with a plan and without one."""
+"""The desired container networks of a node, with and without a plan."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The engine's users, the images and the SR-IOV plugin that a node should have."""
+"""The desired users of the engine, images and SR-IOV plugin of a node."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What variables say of the interfaces below the network, and of making them ready for VFs."""
+"""Settings of the networks' interfaces, and of their preparation for VFs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The keys that a look compares are those that the role container writes."""
+"""The key digests that node_facts compares are those of the files that the role container writes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def keys(tmp_path: Path) -> cluster_keys.Keys:
 
 @pytest.fixture
 def found(tmp_path: Path, keys: cluster_keys.Keys) -> state_file.Found:
-    """What is found on a node, as the role container has left it."""
+    """Return what is found on a node after the role container."""
     directory = tmp_path / "node" / "ssh"
     directory.mkdir(parents=True)
     for name, text in cluster_keys.of_node(keys, *NODE).items():

@@ -1,4 +1,4 @@
-"""Addresses of virtual functions: no two the same in a cluster, each the same while its node is there."""
+"""Addresses of VFs are unique in a cluster, and stable while the node exists."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_a_network_that_is_widened_keeps_them() -> None:
     assert macs(plan).items() <= macs(wide).items()
 
 
-# --- what they begin with ---
+# --- prefix ---
 
 
 def test_other_clusters_have_another_prefix_and_the_plan_keeps_its_own() -> None:
@@ -138,7 +138,7 @@ def test_a_bad_prefix_in_the_plan_file_is_refused(prefix: str) -> None:
         parse_plan(text)
 
 
-# --- two that would be one ---
+# --- duplicates ---
 
 
 def test_addresses_of_which_macs_leave_out_the_difference_are_refused() -> None:

@@ -1,4 +1,4 @@
-"""Who works: those with a reason, those that follow, and one more, so that a failure ends no other's run."""
+"""The nodes with work: those with a reason, dependents, and an extra host, so that a failure ends no play."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Why an image could not be pulled; the messages are what engines and registries really say."""
+"""Why an image could not be pulled, with real messages of engines and registries."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.errors.image_pull im
 
 
 def message(name: str, said: str) -> str:
-    """What community.docker.docker_image_pull makes of the engine's answer."""
+    """Return community.docker.docker_image_pull's message for an answer of the engine."""
     url = "http+docker://localhost/v1.41/images/create?tag=1&fromImage=x"
     return f'Error pulling image {name} - 500 Server Error for {url}: Internal Server Error ("{said}")'
 

@@ -1,4 +1,4 @@
-"""How a refusal reads."""
+"""The message of a precondition failure."""
 
 from __future__ import annotations
 

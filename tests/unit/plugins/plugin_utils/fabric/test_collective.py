@@ -1,4 +1,4 @@
-"""The all-reduce is judged: how fast, who is slow, who failed."""
+"""The evaluation of the all-reduce: how fast, which nodes are slow, which failed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The judgement on the fabric: each fault named once, with its reason, and nothing else."""
+"""The evaluation of the fabric: each fault is named once, with its reason, and nothing else."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def cluster(nodes: list[str], rtt: Rtt = lambda _one, _other: USUAL) -> dict[str
 
 
 def cut(*gone: str) -> Rtt:
-    """Nodes that nobody reaches and that reach nobody."""
+    """Return measurements in which some nodes reach nobody and are reached by nobody."""
     return lambda one, other: None if {one, other} & set(gone) else USUAL
 
 

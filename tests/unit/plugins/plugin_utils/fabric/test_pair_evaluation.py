@@ -1,4 +1,4 @@
-"""Who is at fault: planted slow nodes and links are named, and nobody else, also of a thousand nodes."""
+"""Planted slow nodes and links are named, and no others, even among a thousand nodes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def evaluated(
     cut: Collection[Pair] = (),
     direction: str = "both",
 ) -> Evaluation:
-    """Judge a cluster with planted faults; good links differ by a few percent."""
+    """Evaluate a cluster with planted faults; good links differ by a few percent."""
     noise = random.Random(7)
     bandwidth, latency, failed = {}, {}, {}
     for one, other in (pair for pairs in schedule for pair in pairs):

@@ -1,4 +1,4 @@
-"""Rounds of pairs: every pair once, nobody twice in a round, and as few rounds as there can be."""
+"""Rounds of pairs: every pair once, no node twice in a round, and the fewest rounds possible."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What each node is told to measure, and what the judgement says of devices, nodes and links."""
+"""The measurements of each node, and the evaluation of devices, nodes and links."""
 
 from __future__ import annotations
 

@@ -127,7 +127,7 @@ class Node:
         parent: str = "",
         options: Mapping[str, str] | None = None,
     ) -> tuple[list[str], list[str]]:
-        """Return what is refused and what is warned of."""
+        """Return the problems and the warnings."""
         below = parent or ",".join(wanted.parents)
         more: dict[str, Any] = {"plugin": plugin, "functions": functions, "network_options": options or {}}
         state = desired(node="n1", network_driver=driver, network_parent=below, sriov=wanted, **more)
@@ -196,7 +196,7 @@ def test_a_parent_is_named_by_its_pci_address_too(node: Node) -> None:
     assert node.says(named) == node.says()
     assert node.look(named)["parents"] == node.look()["parents"]
     assert len(node.look(named._replace(parents=("0000:41:00.0", "ib0")))["parents"]) == 1
-    # The layer tells; not the functions, too.
+    # The layer reports it, and the functions do not repeat it.
     wanted = [Wanted("0000:41:00.0", 4)]
     assert len(node.says(named, functions=wanted)[0]) == 1
 

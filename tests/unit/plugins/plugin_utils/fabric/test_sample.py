@@ -1,4 +1,4 @@
-"""Whom each node measures: as many as measure it, well spread, and the same each time."""
+"""The peers of each node: as many as measure it, well spread, and the same each time."""
 
 from __future__ import annotations
 

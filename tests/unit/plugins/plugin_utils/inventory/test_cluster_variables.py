@@ -1,4 +1,4 @@
-"""What the user wrote, checked for all nodes at once."""
+"""The cluster's variables, validated for all nodes at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the engine would refuse half way is refused before, all of it at once, and with what would work."""
+"""What the engine would refuse later is refused before, all at once, with hints."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The variables of the roles, checked before any role begins."""
+"""The variables of the roles, validated before any role starts."""
 
 from __future__ import annotations
 

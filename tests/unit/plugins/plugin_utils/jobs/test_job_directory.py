@@ -1,4 +1,4 @@
-"""Where a node's jobs are, by its variables."""
+"""The directory of a node's jobs, from its variables."""
 
 from __future__ import annotations
 

@@ -95,7 +95,7 @@ def plan(*overrides: str, login: str = "login1") -> list[str]:
 
 def test_a_job_through_slurm_has_the_path_of_its_image() -> None:
     assert plan() == ["launcher.slurm.image=/shared/plain.tar"]
-    # The last word about it counts, and the path stands behind it.
+    # The last override counts, and the path is added after it.
     assert plan("launcher.slurm.image=lab/train:1")[1] == "launcher.slurm.image=/shared/train.tar"
     with pytest.raises(PreconditionFailed, match="not in images_list"):
         plan("launcher.slurm.image=lab/none:9")

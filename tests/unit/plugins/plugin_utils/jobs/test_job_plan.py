@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a job is to be: which nodes, what name, and every reason why not."""
+"""The plan of a job: its nodes, its name, and every problem."""
 
 from __future__ import annotations
 
@@ -88,15 +88,15 @@ def test_whatever_the_configuration_is_called_the_name_can_be_used(name: str, no
 @pytest.mark.parametrize(
     ("before", "overrides", "in_run", "expected"),
     [
-        # As many as it had, those that it had, and others for those that are gone.
+        # As many nodes as before: its former ones, and others instead of those that are gone.
         (["n1", "n2"], [], NAMES, ["n1", "n2"]),
         (["n2", "gone"], [], NAMES, ["n0", "n2"]),
         (["n0", "n1", "n2", "n3", "gone"], [], NAMES, NAMES),
         ([], [], NAMES, NAMES),
-        # In the order that they had; beside one that takes the place of another, in the inventory's.
+        # In their former order; with a replacement among them, in the inventory's order.
         (["n2", "n1"], [], NAMES, ["n2", "n1"]),
         (["n3", "n1", "gone"], [], NAMES, ["n0", "n1", "n3"]),
-        # What the user says now counts.
+        # The user's current choice counts.
         (["n2", "n1"], ["launcher.nodelist=[n0, n1]"], NAMES, ["n0", "n1"]),
         (["n1", "n2"], ["launcher.nodes=1"], NAMES, ["n1"]),
         (["n1", "n2"], ["launcher.nodes=3"], NAMES, ["n0", "n1", "n2"]),
@@ -170,7 +170,7 @@ def test_problems_with_which_nodes_can_be_asked_for_others_are_put_off_when_that
     planned = plan_job(asked, NODES, NAMES, NOW, put_off=True)
     assert [problem.value for problem in planned.problems] == ["'nonsense'", "launcher.kind torchrn"]
     assert planned.as_dict()["problems"][0]["hint"] == "write key.sub=value"
-    # The nodes do not find them again.
+    # The nodes do not report them again.
     assert planned.overrides == ["model.layers=few", "launcher.kind=no_ssh"]
     assert len(planned.nodes) == len(NODES)
 
@@ -223,7 +223,7 @@ def test_a_node_that_was_not_reached_is_a_problem() -> None:
         },
     }
     said = sentences(verdict(plan("n0", "n1", "n2"), answers))
-    # None of Ansible's own words, as everywhere else.
+    # Without Ansible's prefixes, as everywhere else.
     assert said[0].startswith("n1: cannot be reached: connect to host 10.0.0.1 port 22: Connection refused: ")
     assert said[1].startswith("n2: cannot be reached: ")
 
@@ -252,7 +252,7 @@ def test_where_there_is_only_slurm_it_is_the_default_and_chooses_the_nodes() -> 
     plan = plan_job(wanted("name: x", "launcher.nodes=500"), [], ["front"], NOW, FRONT)
     assert [node.name for node in plan.nodes] == ["front"]
     assert (plan.slurm, plan.overrides) == (True, ["launcher.nodes=500", "launcher.kind=slurm"])
-    # A job that goes on has its launcher, and one that names it needs no more.
+    # A resumed job has its launcher, and a job that names one needs no override.
     assert plan_job(wanted("", resume="x"), [], ["front"], NOW, FRONT).overrides == []
     named = wanted("launcher: {kind: slurm}")
     assert plan_job(named, [], ["front"], NOW, FRONT).overrides == []

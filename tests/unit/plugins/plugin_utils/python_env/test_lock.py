@@ -1,4 +1,4 @@
-"""What environments of bare hosts are made of: a lock of packages that are made here, and the real wheel."""
+"""The sources of bare hosts' environments: a lock of packages made here, and the real wheel."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which build of torch fits: what uv itself says of a driver, and whether the nodes agree; without a GPU."""
+"""The build of torch that uv chooses for a driver, and whether the nodes agree; without a GPU."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.python_env.torch_bac
     variable_of,
 )
 
-# Nothing answers there, so that no test downloads: uv then says which index it wanted.
+# Nothing answers there, so no test downloads: uv's error names the index.
 NOWHERE = Sources(proxy="http://127.0.0.1:9")
 
 

@@ -1,4 +1,4 @@
-"""A cluster's Slurm: who does what, what the files say, and what is refused."""
+"""A Slurm cluster: the hosts' roles, the text of the files, and what is refused."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def said(problems: list[Problem]) -> str:
     return "\n".join(f"{problem.node}: {problem.sentence}" for problem in problems)
 
 
-# --- who does what ---------------------------------------------------------------------------------------
+# --- roles of hosts --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -282,7 +282,7 @@ def test_control_groups_of_both_versions_need_their_controllers_and_slurm(
         ([{}, {}], "cgroup/v2"),
         ([{"cgroup": V1}, {"cgroup": V1}], "cgroup/v1"),
         ([{"cgroup": V1}, {}], "autodetect"),
-        # It knows the one version, and no such option.
+        # It has one plugin, and no such option.
         ([{"cgroup": V1, "version": "20.11.4-1"}], ""),
     ],
 )
@@ -331,7 +331,7 @@ def test_what_would_end_a_job_is_refused_with_its_id() -> None:
     assert words.startswith("n3: would have another CPUs, Sockets, CoresPerSocket, ThreadsPerCore while")
     assert "scancel 7" in words
     assert slurm_changes.endangered(old, smaller, []) == []
-    # Another node may change meanwhile.
+    # Another node may change at the same time.
     assert slurm_changes.endangered(old, slurm_conf.slurm_conf(cluster(host("n1", cpus=8))), JOBS) == []
     gone = slurm_conf.slurm_conf(cluster(partitions=(Partition("hgx", tuple(NODES)),)))
     assert "the partition gpu2 would be removed while job 7 is there" in said(
@@ -440,7 +440,7 @@ def test_the_controller_has_the_configuration_and_the_others_ask_it() -> None:
             "content": 'SLURMD_OPTIONS="--conf-server 10.0.0.1:6817"\n',
         }
     ]
-    # Debian's unit wants a file that a node without configuration does not have.
+    # Debian's unit requires a file that a configless node does not have.
     assert "/etc/systemd/system/slurmd.service.d/rdm-provision.conf" in paths(hosts["n2"])
     (dbd,) = hosts["n1"]["private_files"]
     assert dbd["mode"] == "0600"
@@ -464,7 +464,7 @@ def test_a_nodes_health_is_what_it_had() -> None:
         "ports": ["mlx5_0/1"],
         "disks": {"/var/lib/slurm/slurmd": 500},
     }
-    # Device files that the user names may be of another driver, or of none.
+    # Device files that the user names may have another driver, or none.
     named = host("n2", {"health": health}, gpu_devices=["/dev/x0"])
     assert (slurm_plan.health_settings(named)["drivers"], slurm_plan.health_settings(named)["disks"]) == (
         [],
@@ -501,7 +501,7 @@ def test_only_packages_that_are_missing_are_installed() -> None:
     hosts = planned(cluster(host("n2", bare)))
     assert hosts["n1"]["packages"] == []
     assert hosts["n2"]["packages"] == ["deb-munge", "deb-client", "deb-slurmd"]
-    # The package makes its user, and gives it the key that is there.
+    # The package creates its user, which then owns the existing key.
     assert (hosts["n1"]["munge_owner"], hosts["n2"]["munge_owner"]) == ("munge", "")
 
 

@@ -1,4 +1,4 @@
-"""The keys of a cluster, and what each node has of them, asked of OpenSSH's own tools."""
+"""The keys of a cluster and the key files of each node, checked with OpenSSH's own tools."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How bare hosts reach each other: what ssh makes of the configuration, and which keys are believed."""
+"""ssh between bare hosts: how ssh reads the configuration, and which keys are trusted."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ RSA = "ssh-rsa AAAAB3NzaC1yc2EAAAADAQABAAAAAQ=="
 
 
 def settings(config: Path, host: str) -> dict[str, str]:
-    """What ssh itself reads for a host."""
+    """Return the settings that ssh itself reads for a host."""
     done = subprocess.run(
         ["ssh", "-G", "-F", str(config), host], check=True, capture_output=True, text=True, timeout=60
     )
@@ -44,7 +44,7 @@ def test_ssh_reads_the_way_to_a_host_by_name_and_by_address(tmp_path: Path, name
     assert found["serveraliveinterval"] == "15"
     assert "proxyjump" not in found
     assert settings(tmp_path / "config", "gpu1")["user"] == "ops"
-    # Of others it says nothing.
+    # It has no settings for other hosts.
     assert settings(tmp_path / "config", "gpu10")["stricthostkeychecking"] == "ask"
 
 
