@@ -308,7 +308,7 @@ class Driver:
             if not free:
                 raise FunctionProblem(
                     "{0}, whose RDMA devices this container was made with, is another container's now, or "
-                    "gone: rdm-provision up makes the container anew".format(bound)
+                    "gone: rdm-provision up recreates the container".format(bound)
                 )
         if hardware:
             found = [

@@ -104,7 +104,7 @@ def networks_of(engine: str, driver: str) -> Dict[str, Dict[str, str]]:
     try:
         found: List[Dict[str, Any]] = DockerAPI(engine, timeout=_ENGINE_TIMEOUT).get("/networks")
     except DockerProblem as problem:
-        say("the engine could not be asked for its networks: {0}".format(problem))
+        say("the engine's networks cannot be queried: {0}".format(problem))
         return {}
     return {one["Id"]: one.get("Options") or {} for one in found if one.get("Driver") == driver}
 

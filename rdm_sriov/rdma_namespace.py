@@ -140,7 +140,7 @@ class RdmaNamespaces:
                 printed("rdma", ["dev", "set", device, "netns", name])
             except (OSError, FunctionProblem) as problem:
                 raise FunctionProblem(
-                    "the RDMA device {0} cannot move to its container, which the mode exclusive wants: {1}. "
+                    "the RDMA device {0} cannot move to its container, as the mode exclusive requires: {1}. "
                     "Without it: {2}".format(device, problem, SHARED)
                 ) from problem
             finally:
@@ -150,7 +150,7 @@ class RdmaNamespaces:
         if after != before:
             raise FunctionProblem(
                 "the RDMA device {0} is {1} for programs since it moved, and was {2}, which its container "
-                "was made with: start it again, or let rdm-provision up make it anew".format(
+                "was made with: start it again, or let rdm-provision up recreate it".format(
                     device, ", ".join(after) or "nothing", ", ".join(before) or "nothing"
                 )
             )

@@ -208,7 +208,7 @@ def _make_way(path: str) -> None:
         except FileNotFoundError:
             return
         except OSError as error:
-            raise FunctionProblem("nobody can be asked at {0}: {1}".format(path, error)) from error
+            raise FunctionProblem("cannot connect to {0}: {1}".format(path, error)) from error
     raise FunctionProblem(
         "another plugin answers on {0}: two cannot hand out the same functions, so end that one first".format(
             path

@@ -474,7 +474,7 @@ _VERBS: Dict[str, Callable[[Agent, Dict[str, Any]], Dict[str, Any]]] = {
 def problem(options: Dict[str, Any]) -> Optional[str]:
     """Return what is missing or wrong in the options, as one sentence; None if nothing is."""
     if options["verb"] in ("check", "config", "start"):
-        return None if options["plan"] else "plan is missing: what is the job to be?"
+        return None if options["plan"] else "plan is missing: it describes the job"
     if options["verb"] in _OF_ONE_JOB and not _NAME.fullmatch(options["name"]):
         return "{0!r} is no name of a job".format(options["name"])
     wrong = [name for name in options["names"] if not _NAME.fullmatch(name)]

@@ -135,8 +135,8 @@ def open_folder(root: str, parts: List[str], make: bool) -> Optional[int]:
             return None
         except NotADirectoryError:
             raise InTheWay(
-                "{0} is no directory, perhaps a symbolic link: remove it, since anybody who can write there "
-                "may have made it".format(os.path.join(root, *parts[: number + 1]))
+                "{0} is not a directory, perhaps a symbolic link: remove it, since anybody who can write "
+                "there may have made it".format(os.path.join(root, *parts[: number + 1]))
             ) from None
         finally:
             os.close(folder)

@@ -181,8 +181,8 @@ class Change:
         if self._params["state"] == "present":
             if not mine:
                 raise VfProblem(
-                    "the VFs of this node are in the keeping of the cluster {0}: take them from it first "
-                    "(sriov_state: absent there), or delete {1} if it is gone".format(
+                    "the VFs of this node belong to the cluster {0}: remove them there first "
+                    "(sriov_state: absent), or delete {1} if it is gone".format(
                         before.cluster, os.path.join(kept_vfs.DIRECTORY, kept_vfs.FILE_NAME)
                     )
                 )

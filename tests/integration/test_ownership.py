@@ -294,7 +294,7 @@ def test_one_that_ends_is_reported_with_its_last_words(node: Node, policy: str) 
         ["sh", "-c", "echo one; echo 'no such device' >&2; exit 3"],
         HostConfig={"RestartPolicy": {"Name": policy}},
     )
-    with pytest.raises(Failed, match=r"container our ended with status 3; its last words: .*no such device"):
+    with pytest.raises(Failed, match=r"container our ended with status 3; its last output: .*no such device"):
         ready("our", ready_line="Ready", timeout=240)
 
 

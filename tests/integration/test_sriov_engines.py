@@ -97,7 +97,7 @@ def test_a_container_gets_the_function_that_it_asks_for_and_no_other(node: Node,
     names = [f"c{number}" for number in range(FUNCTIONS)]
     for name in names:
         node.run(name)
-    with pytest.raises(RuntimeError, match="is another container's now, or gone: rdm-provision up makes"):
+    with pytest.raises(RuntimeError, match="is another container's now, or gone: rdm-provision up recreates"):
         node.docker("start", "asks")
     node.remove("asks", *names)
     assert node.promised() == {}

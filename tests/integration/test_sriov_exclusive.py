@@ -143,7 +143,7 @@ def test_each_container_has_its_device_in_its_namespace_after_every_start(rdma: 
 def test_a_device_that_cannot_move_is_said(rdma: Rdma) -> None:
     node = rdma.node
     rdma.refusal.write_text("error: Operation not supported\n")
-    said = "cannot move to its container, which the mode exclusive wants: rdma dev set"
+    said = "cannot move to its container, as the mode exclusive requires: rdma dev set"
     if rdma.late:
         node.run("na")
         assert wait_until(lambda: said in rdma.log(), HANGS_S)

@@ -111,7 +111,7 @@ def _find(data: bytes, name: str) -> tuple[int, int] | None:
     if len(begins) != 1 or len(ends) != 1 or begins[0] > ends[0]:
         raise BlockError(
             "block {0!r} has {1} BEGIN and {2} END lines where one of each belongs: "
-            "mend the file by hand".format(name, len(begins), len(ends))
+            "repair the file by hand".format(name, len(begins), len(ends))
         )
     return begins[0], ends[0] + len(end)
 

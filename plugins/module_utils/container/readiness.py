@@ -112,7 +112,7 @@ def _words(api: DockerAPI, container: Optional[Dict[str, Any]]) -> str:
         time.sleep(_POLL)
     if not lines:
         return "; it has written nothing"
-    return "; its last words: " + " | ".join(line.strip() for line in lines)
+    return "; its last output: " + " | ".join(line.strip() for line in lines)
 
 
 def _suspect(api: DockerAPI, socket: str) -> str:

@@ -48,7 +48,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.jobs.running_jobs im
 Container = Dict[str, Any]
 """A container, as inspect() returns it."""
 
-_FATES = {"restart": "restarted", "replace": "made anew"}
+_FATES = {"restart": "restarted", "replace": "recreated"}
 ENDS = tuple(_FATES)
 """The steps that end all processes in the container."""
 
@@ -283,9 +283,9 @@ class Change:
         jobs = jobs_in(found, self._wanted["node"]) if self._wanted["protect_jobs"] else []
         if jobs:
             raise PreconditionFailed(
-                "the container {0} is to be {1}, and since this run has looked the {2} in it: run it again "
-                "when {3} ended, or let the steps since the last checkpoint be lost with "
-                "-e container_protect_jobs=false".format(
+                "the container {0} has to be {1}, but since this run has checked, the {2} in it: run it "
+                "again when {3} ended, or set -e container_protect_jobs=false, which loses the steps since "
+                "the last checkpoint".format(
                     self._name,
                     fate,
                     "jobs {0} have started".format(", ".join(jobs))

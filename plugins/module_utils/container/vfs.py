@@ -207,8 +207,8 @@ class Functions:
             now = self._reserve(network, address).key
             if now != self._keys[network]:
                 raise PluginProblem(
-                    "the function {0}, which {1} was to get on the network {2}, went to another container "
-                    "meanwhile: run it again".format(self._keys[network], address, network)
+                    "the function {0}, which was reserved for {1} on the network {2}, went to another "
+                    "container: run it again".format(self._keys[network], address, network)
                 )
 
     def confirm(self, found: Optional[Mapping[str, Any]]) -> None:
@@ -225,8 +225,8 @@ class Functions:
             has = held(self._socket, found, network)
             if has and has != self._keys[network]:
                 raise PluginProblem(
-                    "the container was to get the function {0} on the network {1} and got {2}: run it "
-                    "again".format(self._keys[network], network, has)
+                    "the container should have got the function {0} on the network {1}, but got {2}: run "
+                    "it again".format(self._keys[network], network, has)
                 )
             if has and self._rdma:
                 _wait_for_devices(has)

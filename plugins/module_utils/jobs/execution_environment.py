@@ -105,7 +105,7 @@ class Host(NamedTuple):
             raise NoAgent("{0} has not ended within {1:.0f} s".format(program, timeout)) from None
         except OSError as error:
             raise NoAgent(
-                "{0} cannot be run: {1}; make the environment anew (rdm-provision env up)".format(
+                "{0} cannot be run: {1}; recreate the environment (rdm-provision env up)".format(
                     program, error.strerror
                 )
             ) from None

@@ -221,7 +221,7 @@ def _words() -> str:
     of_it = "_SYSTEMD_UNIT=" + unit.NAME
     output = _run(["journalctl", of_it, "--lines", str(_LAST_LINES), "--output", "cat"])
     lines = [line.strip() for line in output.stdout.splitlines()] if output.returncode == 0 else []
-    return "; its last words: " + " | ".join(filter(None, lines)) if any(lines) else ""
+    return "; its last output: " + " | ".join(filter(None, lines)) if any(lines) else ""
 
 
 def _run(command: Sequence[str]) -> "subprocess.CompletedProcess[str]":

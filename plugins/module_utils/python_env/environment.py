@@ -189,10 +189,10 @@ def drift(directory: str, wanted: Wanted) -> str:
             )
         )
     if not state.get("whole"):
-        return "it is not whole"
+        return "it is incomplete"
     if not all(os.access(os.path.join(directory, "bin", name), os.X_OK) for name in ("python", PROGRAM)):
         return "its programs are gone"
-    return "" if packages(directory) == state["packages"] else "its packages are others"
+    return "" if packages(directory) == state["packages"] else "its packages differ"
 
 
 def packages(place: str) -> List[str]:
@@ -293,7 +293,7 @@ def make(
     if os.path.lexists(place) and not found:
         raise EnvironmentProblem("{0} is there and was not made by rdm-provision: remove it".format(place))
     if found and (in_use(place) or place in (protect or ())):
-        raise EnvironmentProblem("{0} is in use and has to be made anew: stop its jobs first".format(place))
+        raise EnvironmentProblem("{0} is in use and has to be recreated: stop its jobs first".format(place))
     try:
         shutil.rmtree(place, ignore_errors=True)
         os.makedirs(place, mode=0o755)

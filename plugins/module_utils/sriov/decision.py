@@ -254,7 +254,7 @@ def _unplugged(found: Physical, wanted: Wanted) -> str:
         return ""
     return (
         "{0} has lost VF {1}, unplugged by itself, and the kernel makes none in its place while it knows the "
-        "card: end what uses {0} and its VFs, let the card be found anew (echo 1 > "
+        "card: end what uses {0} and its VFs, make the kernel find the card again (echo 1 > "
         "/sys/{2}/{3}/remove, then echo 1 > /sys/bus/pci/rescan) or restart the node, then run again".format(
             found.name, ", ".join(gone), PCI_DEVICES, found.pci
         )

@@ -93,7 +93,7 @@ def read(directory: str) -> Kept:
         return NOTHING
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise VfProblem(
-            "{0} does not tell any more which VFs were made here ({1})".format(path, error or "cut off")
+            "{0} no longer records which VFs were made here ({1})".format(path, error or "cut off")
         ) from None
 
 

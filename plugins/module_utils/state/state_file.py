@@ -168,7 +168,7 @@ def to_do(
     if not kept:
         return {role: ["nothing is known of an earlier run"] for role in inputs}
     if found is None:
-        return {role: ["the Docker Engine cannot be asked"] for role in inputs}
+        return {role: ["the Docker Engine does not answer"] for role in inputs}
     reasons = {role: why for role, why in drift(kept["found"], found).items() if role in inputs}
     for role, digest in inputs.items():
         if not digest:

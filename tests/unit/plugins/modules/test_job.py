@@ -493,7 +493,7 @@ def test_what_the_host_lacks_is_one_sentence(host: Environment, lost: str, sente
 
 def test_an_environment_that_lost_its_python_is_named(host: Environment) -> None:
     host.program.write_text("#!/nowhere/python\n", encoding="utf-8")
-    with pytest.raises(Failed, match=r"cannot be run: No such file or directory; make the environment anew"):
+    with pytest.raises(Failed, match=r"cannot be run: No such file or directory; recreate the environment"):
         run("list", host)
 
 

@@ -69,7 +69,7 @@ def test_a_link_in_the_place_of_a_directory_is_refused(
     elsewhere.mkdir()
     (jobs / part).parent.mkdir(exist_ok=True)
     (jobs / part).symlink_to(elsewhere)
-    with pytest.raises(Failed, match=rf"{part} is no directory, perhaps a symbolic link: remove it"):
+    with pytest.raises(Failed, match=rf"{part} is not a directory, perhaps a symbolic link: remove it"):
         place(jobs, copy, "sets/text")
     with pytest.raises(Failed, match="remove it"):
         run_module(job_data, {"source": "/x", "directory": str(jobs), "sizes": {"sets/text": 6}})

@@ -169,7 +169,7 @@ def test_bad_input_is_one_sentence_and_nothing_is_done(node: Node, params: dict[
 
 def test_what_another_cluster_keeps_is_not_touched(node: Node) -> None:
     node.run(cluster="theirs")
-    with pytest.raises(Failed, match="are in the keeping of the cluster theirs"):
+    with pytest.raises(Failed, match="belong to the cluster theirs"):
         node.run(cluster="mine")
     assert node.run(state="absent", cluster="mine")["changed"] is False
     assert node.number == 4
@@ -237,7 +237,7 @@ def test_absent_after_a_file_was_cut_off_takes_nothing_that_may_be_others(node: 
     node.run()
     (node.etc / kept_vfs.FILE_NAME).write_text("{")
     (sentence,) = node.run(state="absent")["kept"]
-    assert "does not tell any more which VFs were made here" in sentence
+    assert "no longer records which VFs were made here" in sentence
     assert node.number == 4
 
 

@@ -576,11 +576,11 @@ ON_NODES = {
     ),
     "tests/integration/test_container_functions.py"
     "::test_one_that_was_stopped_does_not_start_with_the_devices_of_another": (
-        "rdm_sriov/driver.py: up makes the container anew",
+        "rdm_sriov/driver.py: up recreates the container",
     ),
     "tests/integration/test_container_functions.py"
     "::test_a_device_that_has_another_name_after_its_move_has_the_container_made_anew": (
-        "rdm_sriov/rdma_namespace.py: up make it anew",
+        "rdm_sriov/rdma_namespace.py: up recreate it",
     ),
     # Addresses of removed nodes are wanted.
     "tests/unit/plugins/plugin_utils/addresses/test_address_plan.py"

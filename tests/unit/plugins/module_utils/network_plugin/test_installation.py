@@ -30,7 +30,7 @@ def test_its_own_last_words_are_said_and_not_systemds(
         (tmp_path / name).write_text(text)
         (tmp_path / name).chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    with pytest.raises(InstallationProblem, match=r"Job failed\.; its last words: ModuleNotFoundError$"):
+    with pytest.raises(InstallationProblem, match=r"Job failed\.; its last output: ModuleNotFoundError$"):
         control("restart", "rdm-sriov.service")
 
 

@@ -181,7 +181,7 @@ def test_what_other_nodes_use_or_may_use_stays_where_they_share_it(node: Node) -
     first = make("1", [])
     second = make("2", [first])
     assert Path(first).exists(), "a job of another node runs from it"
-    with pytest.raises(EnvironmentProblem, match="is in use and has to be made anew: stop its jobs first"):
+    with pytest.raises(EnvironmentProblem, match="is in use and has to be recreated: stop its jobs first"):
         make("1", [first])
     third = make("3", None)
     assert Path(first).exists(), "nobody knows who uses it"
@@ -213,7 +213,7 @@ def test_drift_of_packages_and_programs_is_seen(node: Node) -> None:
     node.make(node.wanted())
     site = next(Path(node.directory, "lib").glob("python*/site-packages"))
     (site / "more-1.0.dist-info").mkdir()
-    assert environment.drift(node.directory, node.wanted()) == "its packages are others"
+    assert environment.drift(node.directory, node.wanted()) == "its packages differ"
     Path(node.directory, "bin", "rdm-trainer").unlink()
     assert environment.drift(node.directory, node.wanted()) == "its programs are gone"
     node.make(node.wanted())

@@ -181,7 +181,7 @@ def test_a_vf_that_was_unplugged_is_named_and_comes_back_with_its_card(kernel: F
     said = refusal(kernel, wanted("ib0"))
     assert said == (
         "ib0 has lost VF 2, unplugged by itself, and the kernel makes none in its place while it knows the "
-        "card: end what uses ib0 and its VFs, let the card be found anew (echo 1 > "
+        "card: end what uses ib0 and its VFs, make the kernel find the card again (echo 1 > "
         "/sys/bus/pci/devices/0000:41:00.0/remove, then echo 1 > /sys/bus/pci/rescan) or restart the node, "
         "then run again"
     )
