@@ -108,8 +108,8 @@ def measure(count: int) -> tuple[float, float, float, float]:
     own = time.process_time() - before
     server.close()
     found = [results.get(timeout=TIMEOUT_S) for _ in parts]
-    begins, ends, spent = zip(*found, strict=True)
-    return max(begins) - began, max(ends) - max(begins), own, sum(spent) / (count - 1)
+    begins, ends, cpu = zip(*found, strict=True)
+    return max(begins) - began, max(ends) - max(begins), own, sum(cpu) / (count - 1)
 
 
 def main() -> None:

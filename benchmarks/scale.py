@@ -103,8 +103,8 @@ class Figures(Ran):
     def expect(self, status: int) -> Figures:
         """Return these figures, or stop the benchmark if the exit status is another."""
         if self.status != status:
-            said = self.output.partition("PLAY RECAP")[0]
-            sys.exit(f"it ended with {self.status} instead of {status}:\n{said[-4000:]}")
+            shown = self.output.partition("PLAY RECAP")[0]
+            sys.exit(f"it ended with {self.status} instead of {status}:\n{shown[-4000:]}")
         return self
 
 
@@ -157,7 +157,7 @@ class Cluster:
         shutil.rmtree(self.inventory / ".rdm", ignore_errors=True)
         (self.inventory / PLAN_FILE).unlink(missing_ok=True)
 
-    def settle(self, model: Cluster) -> None:
+    def start_after_first_run(self, model: Cluster) -> None:
         """Give all nodes the state after a first run, from the model's nodes, and plan their addresses."""
         self.reset()
         self.playbook("plan", "-e", "plan_write=true").expect(0)
@@ -370,7 +370,7 @@ def measure(cluster: Cluster, ways: Sequence[str], model: Callable[[], Cluster])
     for name in ways:
         way = WAYS[name]
         if way.follows and settled not in (way.follows, "all"):
-            cluster.settle(model())
+            cluster.start_after_first_run(model())
             settled = "all"
         elif not way.follows:
             settled = name

@@ -95,10 +95,10 @@ def stand_in(port: int, reports: Mapping[str, dict[str, Any]]) -> None:
 def hear(server: ControlServer) -> dict[str, dict[str, Any]]:
     """Receive a report of every node, as the master's agent does."""
     server.send({"go": True})
-    heard: dict[str, dict[str, Any]] = {}
-    while len(heard) < NODES:
-        heard.update({name: messages[-1] for name, messages in server.receive(1).items()})
-    return heard
+    reports_by_node: dict[str, dict[str, Any]] = {}
+    while len(reports_by_node) < NODES:
+        reports_by_node.update({name: messages[-1] for name, messages in server.receive(1).items()})
+    return reports_by_node
 
 
 def connected(reports: Mapping[str, dict[str, Any]]) -> tuple[ControlServer, multiprocessing.Process]:

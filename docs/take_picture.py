@@ -30,10 +30,10 @@ def screen(argv: list[str]) -> str:
         return data
 
     pty.spawn(argv, read)
-    return _settle(kept.decode(errors="replace"))
+    return _replay(kept.decode(errors="replace"))
 
 
-def _settle(stream: str) -> str:
+def _replay(stream: str) -> str:
     """Replay cursor movements line by line: up (``ESC[nA``), erase line (``ESC[2K``), carriage return."""
     lines, row = [""], 0
     position = 0

@@ -136,8 +136,8 @@ def import_root(
         LabProblem: the engine cannot read the tar.
     """
     with rootfs.open("rb") as file:
-        said = engine.import_image_from_data(
+        output = engine.import_image_from_data(
             file, repository=repository, tag=tag, changes=recipe.import_changes(labels)
         )
     if not image_id(engine, f"{repository}:{tag}"):
-        raise LabProblem(f"the image {repository}:{tag} cannot be made: {str(said).strip()[-800:]}")
+        raise LabProblem(f"the image {repository}:{tag} cannot be made: {str(output).strip()[-800:]}")

@@ -111,10 +111,10 @@ class LabEngine:
     def ports(self) -> dict[str, bool]:
         """Return the switch's ports that have a cable, and whether they are up."""
         try:
-            told = self._exec("switch", ["ip", "-json", "link", "show", "type", "veth"])
+            listed = self._exec("switch", ["ip", "-json", "link", "show", "type", "veth"])
         except APIError:
             return {}  # there is no switch, or it does not run
-        return {one["ifname"]: "UP" in one["flags"] for one in json.loads(told or "[]")}
+        return {one["ifname"]: "UP" in one["flags"] for one in json.loads(listed or "[]")}
 
     def status(self) -> list[NodeState]:
         """Return the state of every node."""

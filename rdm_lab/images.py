@@ -158,8 +158,8 @@ class Images:
             ):
                 printed.append(str(line.get("stream", "")))
                 if "error" in line:
-                    said = "".join(printed)[-500:]
-                    raise LabProblem(f"{name} cannot be built: {line['error']}; the build said: {said}")
+                    tail = "".join(printed)[-500:]
+                    raise LabProblem(f"{name} cannot be built: {line['error']}; the build said: {tail}")
         with work_directory() as work, new_directory(self.archives) as target:
             for archive, name in (
                 (recipe.CPU_ARCHIVE, recipe.CPU_IMAGE),

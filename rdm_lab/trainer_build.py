@@ -104,10 +104,10 @@ def _base_image(engine: APIClient, archive: Path) -> Iterator[str]:
     """Yield the CPU image in the engine; remove it after the build if it was not there before."""
     before = image_id(engine, recipe.CPU_IMAGE)
     with archive.open("rb") as file:
-        said = [line["error"] for line in engine.load_image(file, quiet=True) if "error" in line]
+        errors = [line["error"] for line in engine.load_image(file, quiet=True) if "error" in line]
     image = image_id(engine, recipe.CPU_IMAGE)
-    if said or not image:
-        raise LabProblem(f"{archive} cannot be loaded: {' '.join(said) or 'it has no image of that name'}")
+    if errors or not image:
+        raise LabProblem(f"{archive} cannot be loaded: {' '.join(errors) or 'it has no image of that name'}")
     try:
         yield image
     finally:

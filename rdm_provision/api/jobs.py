@@ -176,7 +176,9 @@ class JobVerbs:
     def resolved_config(self, result: RunResult) -> str:
         """Return the YAML of a :meth:`job_config` run; empty if the run failed."""
         returned = result.returned.get(JOB_MODULE, {})
-        return next((str(one["config"]) for told in returned.values() for one in told if "config" in one), "")
+        return next(
+            (str(one["config"]) for answers in returned.values() for one in answers if "config" in one), ""
+        )
 
     def bring_data(self, directory: str | Path, **run_options: Unpack[RunOptions]) -> Run:
         """Copy a local directory to every node, where it is ``/jobs/data`` in the container.
@@ -218,15 +220,15 @@ class JobVerbs:
         >>> [job.state for job in cluster.job_states(cluster.jobs().result())]  # doctest: +SKIP
         ['running', 'finished']
         """
-        asked = [
+        named = [
             word
             for given, word in ((watch, "watched"), (sections, "shown in sections"), (report, "reported"))
             if given
         ]
-        if asked and not job:
-            raise InputError(f"which job is to be {asked[0]}?", hint="rdm-provision jobs lists them")
-        if len(asked) > 1:
-            raise InputError(f"a job is {' or '.join(asked)}, not both")
+        if named and not job:
+            raise InputError(f"which job is to be {named[0]}?", hint="rdm-provision jobs lists them")
+        if len(named) > 1:
+            raise InputError(f"a job is {' or '.join(named)}, not both")
         extra: dict[str, Any] = {"job_name": job} if job else {}
         if watch:
             extra["job_watch"] = True
@@ -329,10 +331,10 @@ class JobVerbs:
 
         A directory that nodes share is listed once, with the first of them.
         """
-        told = result.returned.get(JOB_MODULE, {})
+        answers = result.returned.get(JOB_MODULE, {})
         found: dict[tuple[str, str], Removal] = {}
         for node in result.nodes:
-            for answer in told.get(node, ()):
+            for answer in answers.get(node, ()):
                 for one in (*answer.get("removed", ()), *answer.get("kept", ())):
                     removal = Removal(one["job"], node, int(one.get("bytes", 0)), str(one.get("reason", "")))
                     which = (removal.job, str(one.get("identity") or node))
@@ -343,9 +345,9 @@ class JobVerbs:
 
     def heard_jobs(self, result: RunResult) -> tuple[JobState, ...]:
         """Return the jobs of a :meth:`jobs` run whose master, or submitting host, answered."""
-        told = result.returned.get(JOB_MODULE, {})
+        answers = result.returned.get(JOB_MODULE, {})
         return tuple(
-            state for state in self.job_states(result) if state.launcher == "slurm" or state.master in told
+            state for state in self.job_states(result) if state.launcher == "slurm" or state.master in answers
         )
 
     def job_states(self, result: RunResult) -> tuple[JobState, ...]:
@@ -357,8 +359,8 @@ class JobVerbs:
         found: dict[str, JobState] = {}
         for node, results in result.returned.get(JOB_MODULE, {}).items():
             for one in results:
-                told = [one["job"]] if one.get("job") else one.get("jobs") or ()
-                for data in told:
+                answers = [one["job"]] if one.get("job") else one.get("jobs") or ()
+                for data in answers:
                     state = JobState.of(data, str(one.get("directory", "")), now)
                     if state.master == node or state.job not in found:
                         found[state.job] = state
@@ -366,15 +368,15 @@ class JobVerbs:
 
     def job_sections(self, result: RunResult) -> tuple[LogSection, ...]:
         """Return what a :meth:`jobs` run with ``sections`` found on all nodes, in the order of the nodes."""
-        told = result.returned.get(JOB_MODULE, {})
-        order = [name for name in result.nodes if name in told]
-        return merged(one["sections"] for name in order for one in told[name] if one.get("sections"))
+        answers = result.returned.get(JOB_MODULE, {})
+        order = [name for name in result.nodes if name in answers]
+        return merged(one["sections"] for name in order for one in answers[name] if one.get("sections"))
 
     def report_parts(self, result: RunResult) -> list[dict[str, Any]]:
         """Return what each node reported in a :meth:`jobs` run with ``report``, in the order of the nodes."""
-        told = result.returned.get(JOB_MODULE, {})
-        order = [name for name in result.nodes if name in told]
-        return [one["report"] for name in order for one in told[name] if one.get("report")]
+        answers = result.returned.get(JOB_MODULE, {})
+        order = [name for name in result.nodes if name in answers]
+        return [one["report"] for name in order for one in answers[name] if one.get("report")]
 
     def knows_job(self, result: RunResult) -> bool:
         """Return whether any node that answered has the job that a run was about."""
@@ -387,18 +389,18 @@ class JobVerbs:
 
         0 if a node has one, or may get one.
         """
-        told = result.returned.get(JOB_MODULE, {}).values()
-        found = [int(one.get("ranks") or 0) for results in told for one in results if one.get("known")]
+        answers = result.returned.get(JOB_MODULE, {}).values()
+        found = [int(one.get("ranks") or 0) for results in answers for one in results if one.get("known")]
         return max(found) if found and all(found) else 0
 
     def rank_notices(self, result: RunResult) -> tuple[str, ...]:
         """Return why there is no line of the rank that :meth:`logs` wanted, a sentence for each log."""
-        told = result.returned.get(JOB_MODULE, {}).values()
-        return tuple(str(one["notice"]) for results in told for one in results if one.get("notice"))
+        answers = result.returned.get(JOB_MODULE, {}).values()
+        return tuple(str(one["notice"]) for results in answers for one in results if one.get("notice"))
 
     def near_jobs(self, result: RunResult) -> tuple[str, ...]:
         """Return jobs spelt nearly like the one that no node knew."""
-        told = result.returned.get(JOB_MODULE, {}).values()
+        answers = result.returned.get(JOB_MODULE, {}).values()
         return tuple(
-            dict.fromkeys(near for results in told for one in results for near in one.get("near") or ())
+            dict.fromkeys(near for results in answers for one in results for near in one.get("near") or ())
         )

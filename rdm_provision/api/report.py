@@ -23,7 +23,7 @@ __all__ = ["last_known", "write", "write_parts"]
 
 MODULE = "rdm_log.report.write"
 # Parts of a result about the network, and the key that is not empty where there are data.
-_TOLD = {"fabric": "rtt_us", "rdma": "bandwidth_gbit", "plan": "nodes"}
+_DATA_KEYS = {"fabric": "rtt_us", "rdma": "bandwidth_gbit", "plan": "nodes"}
 
 
 def write(
@@ -99,9 +99,9 @@ def last_known(home: Path) -> dict[str, dict[str, Any]]:
     for record in sorted(runs.glob("*/result.json"), reverse=True):
         with contextlib.suppress(OSError, ValueError):
             result = json.loads(record.read_text(encoding="utf-8"))
-            for key, told in _TOLD.items():
-                if key not in found and (result.get(key) or {}).get(told):
+            for key, data_key in _DATA_KEYS.items():
+                if key not in found and (result.get(key) or {}).get(data_key):
                     found[key] = dict(result[key])
-        if len(found) == len(_TOLD):
+        if len(found) == len(_DATA_KEYS):
             break
     return found

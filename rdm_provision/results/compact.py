@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-__all__ = ["FEW_NODES", "compact", "cut_files", "told_once"]
+__all__ = ["FEW_NODES", "compact", "cut_files", "without_repeats"]
 
 FEW_NODES = 64
 """Up to this many nodes, each lists everything, even what it shares with others."""
@@ -33,7 +33,7 @@ def compact(data: dict[str, Any]) -> dict[str, Any]:
     changes = [(name, change) for name, node in data["nodes"].items() for change in node["changes"]]
     if many:
         for name, change in changes:
-            change["diff"] = told_once(change["diff"], name, seen)
+            change["diff"] = without_repeats(change["diff"], name, seen)
         for name, node in ((data.get("plan") or {}).get("nodes") or {}).items():
             for key, value in node.items():
                 if isinstance(value, (dict, list)):
@@ -58,7 +58,7 @@ def _longest(lengths: list[int]) -> int:
     return ROOM
 
 
-def told_once(diff: str, name: str, seen: dict[str, str]) -> str:
+def without_repeats(diff: str, name: str, seen: dict[str, str]) -> str:
     """Return a node's diff, without the lines of files whose diff an earlier node has as well.
 
     Args:
@@ -66,10 +66,10 @@ def told_once(diff: str, name: str, seen: dict[str, str]) -> str:
         name: the node.
         seen: digest of a file's diff -> the first node that has it; grows.
     """
-    return "".join(_told_once(diff, name, seen))
+    return "".join(_without_repeats(diff, name, seen))
 
 
-def _told_once(diff: str, name: str, seen: dict[str, str]) -> Iterator[str]:
+def _without_repeats(diff: str, name: str, seen: dict[str, str]) -> Iterator[str]:
     """Yield the files of a diff, without the lines of those that an earlier node has as well."""
     for file in _FILES.split(diff):
         first = seen.setdefault(_digest(file), name)

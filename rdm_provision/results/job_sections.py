@@ -24,13 +24,13 @@ class LogSection:
     total: int | None = None
 
 
-def merged(told: Iterable[Sequence[Mapping[str, Any]]]) -> tuple[LogSection, ...]:
+def merged(by_node: Iterable[Sequence[Mapping[str, Any]]]) -> tuple[LogSection, ...]:
     """Merge the sections of each node.
 
     Sections about the whole job come from the first node that has them.
     """
     found: dict[str, LogSection] = {}
-    for sections in told:
+    for sections in by_node:
         for one in sections:
             title, lines, total = str(one["title"]), tuple(map(str, one["lines"])), one.get("total")
             known = found.get(title)

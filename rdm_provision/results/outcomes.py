@@ -87,13 +87,13 @@ def slurm_answer(result: RunResult) -> SlurmAnswer:
     """Return the last report of slurmctld."""
 
     def last(module: str, key: str) -> Mapping[str, Any]:
-        told = [one for results in result.returned.get(module, {}).values() for one in results]
-        return _last([one for one in told if key in one])
+        answers = [one for results in result.returned.get(module, {}).values() for one in results]
+        return _last([one for one in answers if key in one])
 
-    asked, planned = last(SLURM_NODES_MODULE, "nodes"), last(SLURM_PLAN_MODULE, "plan")
+    queried, planned = last(SLURM_NODES_MODULE, "nodes"), last(SLURM_PLAN_MODULE, "plan")
     return SlurmAnswer(
-        tuple(asked.get("nodes") or ()),
-        tuple(asked.get("jobs") or ()),
+        tuple(queried.get("nodes") or ()),
+        tuple(queried.get("jobs") or ()),
         tuple((planned.get("plan") or {}).get("hints") or ()),
     )
 

@@ -15,7 +15,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import IO
 
-from rdm_provision.results.compact import FEW_NODES, compact, cut_files, told_once
+from rdm_provision.results.compact import FEW_NODES, compact, cut_files, without_repeats
 from rdm_provision.results.events import (
     Event,
     NodeResult,
@@ -76,7 +76,7 @@ class Record:
             # Cut before comparing, so that later nodes refer to what the log has.
             data["diff"] = cut_files(event.diff, _DIFF_LIMIT)
             if self._nodes > FEW_NODES:
-                data["diff"] = told_once(data["diff"], event.node, self._seen)
+                data["diff"] = without_repeats(data["diff"], event.node, self._seen)
         with contextlib.suppress(OSError):
             self._events.write(json.dumps(data, separators=(",", ":")) + "\n")
 

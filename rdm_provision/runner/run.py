@@ -198,7 +198,7 @@ class Run:
             # False: ansible-runner writes no file for the event.
             return False
 
-        def look_in() -> bool:
+        def should_cancel() -> bool:
             emit(translator.waited())
             return self._cancel_now()
 
@@ -225,7 +225,7 @@ class Run:
                 settings={"pexpect_timeout": _POLL_S},
                 quiet=True,
                 event_handler=on_event,
-                cancel_callback=look_in,
+                cancel_callback=should_cancel,
             )
         result = translator.end(runner.rc, cancelled=self._cancelled_at is not None, record=record.folder)
         record.finish(result, Path(runner.config.artifact_dir) / "stdout", translator.hidden)

@@ -312,8 +312,8 @@ class Translator:
             self.collective = dict(res["collective"])
         if action in self.spec.keep:
             # The changes already have the diff.
-            told = ("invocation", "diff")
-            kept = {k: v for k, v in res.items() if k not in told and not k.startswith("_ansible")}
+            left_out = ("invocation", "diff")
+            kept = {k: v for k, v in res.items() if k not in left_out and not k.startswith("_ansible")}
             self.returned.setdefault(action, {}).setdefault(node, []).append(kept)
 
     def _bad_arguments(self, node: str, res: Mapping[str, Any]) -> None:
@@ -358,7 +358,7 @@ class Translator:
             record: the folder of its record, if one is kept.
         """
         self._close_phase()
-        if not self.refused and not cancelled and rc != 0 and not self._blames_a_node():
+        if not self.refused and not cancelled and rc != 0 and not self._has_failed_node():
             self._failed_as_a_whole(rc)
         return RunResult(
             verb=self.spec.verb,
@@ -391,7 +391,7 @@ class Translator:
         """Return nodes in the inventory's order."""
         return [name for name in self.counts if name in nodes]
 
-    def _blames_a_node(self) -> bool:
+    def _has_failed_node(self) -> bool:
         return any(counts.failed or counts.unreachable for counts in self.counts.values())
 
     def _failed_as_a_whole(self, rc: int | None) -> None:

@@ -353,7 +353,7 @@ def next_steps(state: JobState, flag: str) -> list[tuple[str, str]]:
     return [("go on with it from its newest checkpoint", again), logs]
 
 
-def unheard(console: Console, result: RunResult) -> None:
+def unanswered(console: Console, result: RunResult) -> None:
     """Print which nodes did not answer, and why."""
     for name, node in result.nodes.items():
         if node.why:

@@ -156,7 +156,7 @@ def jobs(
     elif result.ok:
         console.print("There is no job.")
     if not result.ok:
-        job_view.unheard(console, result)
+        job_view.unanswered(console, result)
     return result.exit_code
 
 
@@ -221,7 +221,7 @@ def _sections(cluster: Cluster, options: Options, job: str) -> int:
         if section.total is not None:
             click.echo(f"{section.total} lines..")
     if not view.unhappy_end(result) and not result.ok:
-        job_view.unheard(view.err(), result)
+        job_view.unanswered(view.err(), result)
     return result.exit_code
 
 

@@ -108,7 +108,7 @@ def logs(
     if result.cancelled and follow:
         return 0
     if not view.unhappy_end(result) and not result.ok:
-        job_view.unheard(view.err(), result)
+        job_view.unanswered(view.err(), result)
     return result.exit_code
 
 

@@ -47,7 +47,7 @@ def prune(options: Options, older: str, *, yes: bool) -> int:
     now = time.time()
     old = prunable(cluster.heard_jobs(result), seconds, now)
     names = [state.job for state in old]
-    unheard = not result.ok
+    unanswered = not result.ok
     removed = False
     console = view.out()
     # Also without names, since a killed removal may have left something.
@@ -63,14 +63,14 @@ def prune(options: Options, older: str, *, yes: bool) -> int:
         ):
             result = _carried_out(options, cluster.prune(names, **options.run), cluster.name)
             removals, removed = cluster.removals(result), True
-    code = result.exit_code or int(unheard or (removed and any(one.reason for one in removals)))
+    code = result.exit_code or int(unanswered or (removed and any(one.reason for one in removals)))
     if options.as_json:
-        told = [{**to_json(state), "ended": ended(state)} for state in old]
-        found = {"jobs": told, "removed": removed, "directories": [to_json(one) for one in removals]}
+        pruned = [{**to_json(state), "ended": ended(state)} for state in old]
+        found = {"jobs": pruned, "removed": removed, "directories": [to_json(one) for one in removals]}
         emit_json({**result.to_json(), **found})
         return code
-    if unheard or not result.ok:
-        job_view.unheard(console, result)
+    if unanswered or not result.ok:
+        job_view.unanswered(console, result)
     if not goes:
         console.print(f"No job ended {older} ago, or earlier.")
     elif removed:

@@ -73,19 +73,19 @@ def report(
         gathered = {job: Path(folder, job) for job in jobs}
         cluster = options.cluster() if jobs else None
         missing: dict[str, None] = {}
-        for job, place in gathered.items():
+        for job, job_folder in gathered.items():
             assert cluster is not None
-            code, unheard = _gather(cluster, options, job, place)
+            code, unanswered = _gather(cluster, options, job, job_folder)
             if code is not None:
                 return code
-            missing.update(dict.fromkeys(unheard))
+            missing.update(dict.fromkeys(unanswered))
         if options.show_command:
             return 0
         paths = [gathered.get(target, Path(target)) for target in targets]
         verdicts = reports.write(paths, output, state=state, conf=conf)
     if options.as_json:
-        told = {"ok": True, "exit_code": 0, "output": str(output), "missing": [*missing], "jobs": verdicts}
-        emit_json(told)
+        summary = {"ok": True, "exit_code": 0, "output": str(output), "missing": [*missing], "jobs": verdicts}
+        emit_json(summary)
         return 0
     for name, verdict in verdicts.items():
         click.echo(printable(f"{name}: {verdict['verdict']}. {verdict['reason']}"))
@@ -94,7 +94,7 @@ def report(
     return 0
 
 
-def _gather(cluster: Cluster, options: Options, job: str, place: Path) -> tuple[int | None, list[str]]:
+def _gather(cluster: Cluster, options: Options, job: str, folder: Path) -> tuple[int | None, list[str]]:
     """Gather a job's data from the nodes.
 
     Returns:
@@ -119,7 +119,7 @@ def _gather(cluster: Cluster, options: Options, job: str, place: Path) -> tuple[
         raise InputError(f"the job {job} has written nothing yet", hint=f"rdm-provision jobs {job}")
     if not result.ok:
         # A page that lacks some nodes is better than none.
-        job_view.unheard(view.err(), result)
-    unheard = [name for name, node in result.nodes.items() if node.why]
-    reports.write_parts(place, parts, reports.last_known(cluster.home), unheard)
-    return None, unheard
+        job_view.unanswered(view.err(), result)
+    unanswered = [name for name, node in result.nodes.items() if node.why]
+    reports.write_parts(folder, parts, reports.last_known(cluster.home), unanswered)
+    return None, unanswered

@@ -49,7 +49,7 @@ def stop(options: Options, job: str, now: bool) -> int:
         return result.exit_code
     console = view.out()
     if not result.ok:
-        job_view.unheard(console, result)
+        job_view.unanswered(console, result)
         return result.exit_code
     flag = inventory_flag()
     output = f"{job} is stopped." if result.changed else f"{job} had ended already."
@@ -71,10 +71,12 @@ def _saved(result: RunResult, state: JobState | None) -> str:
     """
     if state is None:
         return ""
-    told = result.returned.get(JOB_MODULE, {})
+    answers = result.returned.get(JOB_MODULE, {})
     # Slurm's jobs are queried on the host that submitted them, which is none of their nodes.
-    heard = [one for node in told if state.launcher == "slurm" or node == state.master for one in told[node]]
-    if not any("checkpoint" in ((one.get("job") or {}).get("progress") or {}) for one in heard):
+    known = [
+        one for node in answers if state.launcher == "slurm" or node == state.master for one in answers[node]
+    ]
+    if not any("checkpoint" in ((one.get("job") or {}).get("progress") or {}) for one in known):
         return ""
     if state.checkpoint is None:
         return " It has no checkpoint: it would begin anew."

@@ -147,7 +147,7 @@ def _print_config(options: Options, cluster: Cluster, config: str | None, words:
     from rdm_provision.cli.render import job_view, view
 
     if not view.unhappy_end(result) and not result.ok:
-        job_view.unheard(view.err(), result)
+        job_view.unanswered(view.err(), result)
     click.echo(resolved, nl=False)
     return result.exit_code
 

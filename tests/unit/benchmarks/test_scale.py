@@ -43,7 +43,7 @@ def test_site_runs_on_simulated_nodes(tmp_path: Path) -> None:
     assert first.skipped <= 2 * 3 + 1, first.output
 
     cluster = Cluster(tmp_path / "cluster", 3)
-    cluster.settle(model)
+    cluster.start_after_first_run(model)
     second = cluster.playbook()
     assert (second.status, second.changed, second.skipped) == (0, [], 0), second.output
     assert set(second.calls.values()) == {3}
@@ -82,7 +82,7 @@ def test_five_thousand_nodes_that_are_right_cost_two_calls_each(tmp_path: Path) 
     model = Cluster(tmp_path / "model", 2)
     model.playbook().expect(0)
     cluster = Cluster(tmp_path / "cluster", 5000)
-    cluster.settle(model)
+    cluster.start_after_first_run(model)
     second = cluster.up().expect(0)
     print(f"{second.wall:.0f} s, {second.cpu:.0f} CPU s, {second.memory} bytes, {cluster.result_bytes} bytes")
     assert second.calls == {"rdm.provision.node_facts": 5000, "rdm.provision.fabric_probe": 5000}

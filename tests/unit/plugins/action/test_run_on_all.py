@@ -31,7 +31,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Cluster:
 def settled(tmp_path_factory: pytest.TempPathFactory, model: Cluster) -> Cluster:
     """Four nodes that need nothing."""
     made = Cluster(tmp_path_factory.mktemp("settled"), 4)
-    made.settle(model)
+    made.start_after_first_run(model)
     return made
 
 
