@@ -1,4 +1,4 @@
-"""The plugin rdm-sriov over the lab's stand-ins, with PCI addresses as virtual functions have them."""
+"""The plugin rdm-sriov with the lab's stand-ins, which have PCI addresses as virtual functions do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the integration tests share: a real Docker Engine of their own and a tiny image in it."""
+"""Shared fixtures of the integration tests: a private Docker Engine with a tiny image."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ def python_image(engine: Engine) -> str:
 
 @pytest.fixture
 def cable() -> Iterator[str]:
-    """The name of an interface with a carrier: a bridge would pass the machine's own firewall rules."""
+    """The name of an interface with a carrier. A bridge's traffic would pass the machine's firewall."""
     with plugged("ab") as name:
         yield name
 
 
 @contextmanager
 def plugged(letters: str) -> Iterator[str]:
-    """Make an interface with a carrier, and the other end of its cable; each name ends in its letter."""
+    """Create an interface with a carrier, and its peer; each name ends in its letter."""
     ends = [f"rdmt{os.getpid() % 10**6}{end}" for end in letters]
     subprocess.run(["ip", "link", "add", ends[0], "type", "veth", "peer", "name", ends[1]], check=True)
     try:

@@ -1,4 +1,4 @@
-"""The module rdm.provision.container, with what the role leaves to the engine where nobody says otherwise."""
+"""The module rdm.provision.container, with default options."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ UNSET: dict[str, Any] = {
     **{"rails": {}, "env": {}, "security_opts": [], "rdma": True, "ipc_mode": "private"},
     "restart_policy": "always",
 }
-"""The parts of the desired container about which a test says nothing."""
+"""The parts of the desired container that a test does not set."""
 
 
 def up(given: dict[str, Any], *, check: bool = False, **other: Any) -> dict[str, Any]:
-    """Run the module: its options, and the parts of the desired container by their names."""
+    """Run the module, with options and parts of the desired container by name."""
     every = {**UNSET, **given, **other}
     options = {name: value for name, value in every.items() if name not in NEEDED}
     desired = {name: value for name, value in every.items() if name in NEEDED}

@@ -1,4 +1,4 @@
-"""A Docker Engine of the tests' own: it shares nothing with the machine's and leaves nothing behind."""
+"""A private Docker Engine for tests: it shares nothing with the machine's and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ STOP_TIMEOUT = 60.0
 
 
 def net(number: int) -> str:
-    """The first three bytes of a /24, one of 16 of this run: all engines' bridges are on this machine."""
+    """Return the first three bytes of one of this run's 16 /24 subnets: all engines share this machine."""
     first = os.getpid() % 2048 * 16 + number
     return f"10.{128 + first // 256}.{first % 256}"
 
@@ -52,7 +52,7 @@ class Engine:
 
     @property
     def namespace(self) -> str:
-        """The engine's namespace in containerd, which takes no underscores at the edges or in a row."""
+        """The engine's namespace in containerd, without leading, trailing or repeated underscores."""
         return self.root.name.replace("_", "x")
 
     @property
@@ -85,11 +85,11 @@ class Engine:
                     f"--data-root={self.root / 'data'}",
                     f"--exec-root={self.root / 'exec'}",
                     f"--pidfile={self.root / 'docker.pid'}",
-                    # Used only where the system's containerd runs, which several engines then share.
+                    # Used only if the system's containerd runs, which engines then share.
                     f"--containerd-namespace={self.namespace}",
                     f"--containerd-plugins-namespace={self.namespace}-plugins",
                     # Leave the machine's firewall, forwarding and links alone.
-                    f"--bridge={self.bridge}",  # none would remove docker0, which is the machine's engine's
+                    f"--bridge={self.bridge}",  # "none" would remove docker0, which the machine's engine uses
                     "--iptables=false",
                     "--ip6tables=false",
                     "--ip-forward=false",
@@ -113,7 +113,7 @@ class Engine:
         return True
 
     def stop(self) -> None:
-        """Stop dockerd in good order; its images and stopped containers stay for the next start."""
+        """Stop dockerd gracefully; its images and stopped containers stay for the next start."""
         if self._process is None:
             return
         self._process.terminate()
@@ -125,16 +125,16 @@ class Engine:
         self._process = None
 
     def kill(self) -> None:
-        """End dockerd without a word; its containerd ends with it."""
+        """Kill dockerd, and its containerd with it."""
         assert self._process is not None
         self._process.kill()
         self._process.wait()
         self._process = None
-        # Where nobody buries orphans, the next dockerd would take the dead containerd for a living one.
+        # If nothing reaps orphans, the next dockerd would take the dead containerd for a running one.
         (self.root / "exec/containerd/containerd.pid").unlink(missing_ok=True)
 
     def remove(self) -> None:
-        """Remove every container and network, stop the engine and delete all that it had."""
+        """Remove every container and network, stop the engine and delete its data."""
         if self._process is not None and self._answers():
             for container in self.api.get("/containers/json", all=True):
                 self.api.delete(f"/containers/{container['Id']}", force=True, v=True)

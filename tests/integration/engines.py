@@ -1,4 +1,4 @@
-"""Docker Engines of other releases of the distribution, and one that is newer than any of them.
+"""Docker Engines of other releases of the distribution, and a stand-in for a newer one.
 
 An engine of another release runs in the machine's own network namespace, from a directory with that release's
 packages. They come from the machine's own package sources, and are kept in .artifacts. The release's docker
@@ -24,7 +24,7 @@ from ansible_collections.rdm.provision.rdm_lab.recipe import apt_sources
 
 KEPT = Path(__file__).parents[2] / ".artifacts/engines"
 ENGINES = {"20.10": "", "26.1": "trixie", "28.5+": "sid"}
-"""Version, or from which on -> the release that has it; the machine's own is used as it is installed."""
+"""Version or minimum version -> the release that has it. The machine's own engine is used as installed."""
 _CLIENT = "usr/bin/docker"
 _USR = ("bin", "sbin", "lib", "lib64")
 _TIMEOUT = 600.0
@@ -37,13 +37,13 @@ def numbers(version: str) -> tuple[int, int]:
 
 
 def is_of(found: str, version: str) -> bool:
-    """Say whether an engine's version is what a key of ENGINES stands for: a release that is made goes on."""
+    """Return whether an engine's version matches a key of ENGINES. A release in development gets updates."""
     wanted = numbers(version.removesuffix("+"))
     return numbers(found) >= wanted if version.endswith("+") else numbers(found) == wanted
 
 
 def engine_directory(release: str) -> Path:
-    """Return a root directory that has a release's Docker Engine and docker command, fetched if need be.
+    """Return a root directory with a release's Docker Engine and docker command; fetch it if needed.
 
     Args:
         release: code name.
@@ -72,9 +72,9 @@ def _fetch(release: str, where: Path) -> None:
     command = [
         "mmdebstrap",
         "--quiet",
-        "--variant=extract",  # nothing is configured: programs are all that is wanted
+        "--variant=extract",  # only unpacked, since only the programs are needed
         '--aptopt=APT::Install-Recommends "false"',
-        # A release that is still made may be without a new signature for some days.
+        # The signature of a release in development may be out of date for some days.
         '--aptopt=Acquire::Check-Valid-Until "false"',
         "--include=docker.io,docker-cli",
         release,
@@ -95,7 +95,7 @@ def _fetch(release: str, where: Path) -> None:
 
 def inside(directory: Path) -> list[str]:
     """Return a command that becomes its arguments in a directory that has the machine's devices and /run."""
-    # A chroot would not do: what enters a container's mount namespace gets the root of that.
+    # Not a chroot: a process that enters a container's mount namespace would leave it.
     steps = [
         'mount --bind "$0" "$0"',
         *(f'mount --rbind /{name} "$0/{name}"' for name in ("dev", "proc", "run", "sys", "tmp")),
@@ -107,7 +107,7 @@ def inside(directory: Path) -> list[str]:
 
 
 class _Relay(socketserver.BaseRequestHandler):
-    """One connection, whose first request decides."""
+    """One connection, decided by its first request."""
 
     server: Any
 
@@ -123,7 +123,7 @@ class _Relay(socketserver.BaseRequestHandler):
             return
         with contextlib.closing(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)) as engine:
             engine.connect(self.server.engine)
-            # One request per connection, so that each is looked at.
+            # One request per connection, so that each is checked.
             engine.sendall(head.replace(b"\r\n", b"\r\nConnection: close\r\n", 1))
             back = threading.Thread(target=_pump, args=(engine, self.request), daemon=True)
             back.start()
@@ -145,7 +145,7 @@ class _Server(socketserver.ThreadingUnixStreamServer):
 
 @contextlib.contextmanager
 def newer_engine(engine: str, path: Path, oldest: tuple[int, int] = (1, 44)) -> Iterator[None]:
-    """Stand for an engine that refuses older versions of the API, as version 29 does.
+    """Simulate an engine that refuses older versions of the API, as version 29 does.
 
     Args:
         engine: socket of a real one.

@@ -1,4 +1,4 @@
-"""Images made here and now, without a registry: a root file system of one static busybox."""
+"""Images built on the spot, without a registry: a root file system of one static busybox."""
 
 from __future__ import annotations
 

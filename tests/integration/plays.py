@@ -1,4 +1,4 @@
-"""Run plays on this machine, as ansible-playbook does, and tell what they changed."""
+"""Run plays on this machine, as ansible-playbook does, and return what they changed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ HOST = "node1"
 
 @dataclass
 class Played:
-    """What came of some plays.
+    """The result of plays.
 
     Attributes:
         status: the exit status of ansible-playbook.

@@ -29,15 +29,15 @@ from tests.integration.images import busybox_rootfs, import_image
 
 FUNCTIONS = 7
 CONTAINERS = 50
-"""How many are started at once."""
+"""How many containers start at once."""
 ROOT = Path(__file__).parents[2]
 NETWORK = "rdm-test-sriov"
 HANGS_S = 240.0
-"""After how many seconds what is waited for hangs, on a machine as busy as it may be."""
+"""Timeout in seconds, long enough for a busy machine."""
 
 
 def network_goes(remove: Callable[[], object]) -> bool:
-    """Remove a network; say whether it went: endpoints may be a moment longer than their containers."""
+    """Remove a network; return whether it is gone. Endpoints may outlive their containers for a moment."""
 
     def gone() -> bool:
         try:
@@ -52,7 +52,7 @@ def network_goes(remove: Callable[[], object]) -> bool:
 
 
 class Node:
-    """An engine, the plugin beside it, and the interface that its functions are on.
+    """An engine, the plugin, and the parent interface of its functions.
 
     Attributes:
         engine: of these tests.
@@ -70,7 +70,7 @@ class Node:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start_plugin(self, engine: str = "") -> None:
-        """Start the plugin and wait until it says that it is ready.
+        """Start the plugin and wait until it reports that it is ready.
 
         Args:
             engine: socket of another engine than this node's.
@@ -90,7 +90,7 @@ class Node:
         self._process.wait(HANGS_S)
 
     def docker(self, *words: object) -> str:
-        """Run the engine's own docker; return what it printed, or raise with what it complained of."""
+        """Run the engine's own docker; return its output, or raise with its error."""
         argv = [*self.engine.prefix, "docker", *map(str, words)]
         done = subprocess.run(
             argv, env=self.engine.environment, capture_output=True, text=True, check=False, timeout=HANGS_S
@@ -124,7 +124,7 @@ class Node:
         api.post(f"/containers/{made}/start")
 
     def race(self, count: int) -> tuple[list[str], list[str]]:
-        """Start containers at once; return those that run, and what was said of the others."""
+        """Start containers at once; return those that run, and the errors of the others."""
 
         def run(name: str) -> str:
             try:
@@ -143,32 +143,32 @@ class Node:
         self.docker("rm", "-f", *names)
 
     def reserve(self, address: str) -> dict[str, Any]:
-        """Reserve a function for an address; return what the plugin says of it."""
+        """Reserve a function for an address; return the plugin's answer."""
         network = self.docker("network", "inspect", "--format", "{{.Id}}", NETWORK)
         request = {"NetworkID": network, "Address": f"{address}/24"}
         found: dict[str, Any] = call_plugin(str(self.socket), RESERVE, request, HANGS_S)["Function"]
         return found
 
     def speaks(self, api: str) -> bool:
-        """Say whether the engine still takes this version of its API."""
+        """Return whether the engine still accepts this version of its API."""
         oldest: str = self.engine.api.version()["MinAPIVersion"]
         return numbers(api) >= numbers(oldest)
 
     def address(self, name: str) -> str:
-        """Return the hardware address that a container sees on its interface."""
+        """Return the hardware address of a container's interface."""
         return self.docker("exec", name, "cat", "/sys/class/net/eth0/address")
 
     def running(self, name: str) -> bool:
-        """Say whether a container runs."""
+        """Return whether a container runs."""
         return self.docker("inspect", "--format", "{{.State.Running}}", name) == "true"
 
     def comes_back(self, name: str, address: str) -> bool:
-        """Wait until a container has this hardware address, after its engine was away; say whether it has."""
+        """Return whether a container gets this hardware address again after its engine was down."""
 
         def there() -> bool:
             try:
                 return self.address(name) == address
-            except RuntimeError:  # it runs no more, or not yet, whatever the engine says of it
+            except RuntimeError:  # it does not run, or not yet, even if the engine reports so
                 return False
 
         return wait_until(there, HANGS_S)

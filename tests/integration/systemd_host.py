@@ -24,7 +24,7 @@ BOOT_S, RUN_S = 240.0, 600.0
 _WRITTEN = ("etc", "usr", "var")
 _DEVICES = {"full": 7, "null": 3, "random": 8, "urandom": 9, "zero": 5}
 """With their minor numbers."""
-# What changes a kernel that is not the host's own.
+# Units that change the kernel, which is not the host's own.
 _MASKED = ("binfmt", "modules-load", "pstore", "sysctl", "timesyncd", "udevd", "udev-trigger", "update-utmp")
 _ENTER = (
     'for group in "$@"; do echo $$ > "$group/cgroup.procs"; done; exec unshare --mount --propagation=private \
@@ -39,7 +39,7 @@ _INSIDE = "\n".join(
         "  mkdir -p .written/$name .work/$name",
         "  mount -t overlay -o lowerdir=/$name,upperdir=.written/$name,workdir=.work/$name overlay $name",
         "done",
-        # Where nothing is mounted systemd mounts this machine's own.
+        # If nothing is mounted, systemd mounts this machine's own.
         "mount -t tmpfs -o mode=755 tmpfs dev; mkdir dev/pts dev/shm",
         *(f"mknod -m 666 dev/{name} c 1 {minor}" for name, minor in _DEVICES.items()),
         "mknod -m 666 dev/tty c 5 0; ln -s /proc/self/fd dev/fd; ln -s pts/ptmx dev/ptmx",
@@ -70,7 +70,7 @@ class Host:
         self.pid = pid
 
     def enter(self, *argv: str, outside: bool = False) -> list[str]:
-        """Return a command that runs another one there.
+        """Return a command that runs another command on the host.
 
         Args:
             argv: the command.
@@ -80,7 +80,7 @@ class Host:
         return ["nsenter", f"--target={self.pid}", *spaces, "--root", "--wd", *argv]
 
     def run(self, *argv: str, check: bool = True, outside: bool = False, stdin: str = "") -> str:
-        """Run a command there; return what it wrote."""
+        """Run a command on the host; return its output."""
         path = f"{Path(sys.executable).parent}:/usr/sbin:/usr/bin:/sbin:/bin"
         done = subprocess.run(
             self.enter("env", "-i", f"PATH={path}", "HOME=/root", "LC_ALL=C.UTF-8", *argv, outside=outside),
@@ -105,7 +105,7 @@ def booted(directory: Path) -> Iterator[Host]:
         directory: an empty one, where its root is mounted.
     """
     groups = _groups(f"rdm-test-{os.getpid()}")
-    # This machine's Python may be anywhere, and runs there.
+    # This machine's Python, which may be anywhere, also runs on the host.
     shared = {str(ROOT), sys.base_prefix, sys.prefix}
     environment = {
         **os.environ,
@@ -133,7 +133,7 @@ def booted(directory: Path) -> Iterator[Host]:
 
 
 def _groups(name: str) -> list[Path]:
-    """Make a control group in each hierarchy of this machine."""
+    """Create a control group in each hierarchy of this machine."""
     top = Path("/sys/fs/cgroup")
     tops = [top] if (top / "cgroup.procs").exists() else sorted({path.resolve() for path in top.iterdir()})
     made = []
@@ -150,7 +150,7 @@ def _groups(name: str) -> list[Path]:
 
 
 def _remove(group: Path) -> None:
-    """Remove a control group and those in it, when the last process there has gone."""
+    """Remove a control group and its children when their last process has ended."""
     deadline = time.monotonic() + BOOT_S
     while group.exists():
         for path in [*sorted(group.rglob("*/"), reverse=True), group]:

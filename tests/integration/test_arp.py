@@ -1,4 +1,4 @@
-"""Who has an address on the wire, asked over a real cable in a network namespace of the test's own."""
+"""Duplicate addresses are detected over a real cable in a network namespace."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The training container is made, changed and replaced on a real engine, and what runs in it is not lost."""
+"""The training container is created, changed and replaced on a real engine, and no job is lost."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ Options = dict[str, Any]
 
 
 class Killed(BaseException):
-    """The run has ended here, without another word."""
+    """The run was killed here."""
 
 
 @pytest.fixture
 def api(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> Iterator[DockerAPI]:
-    """An engine with the network; it is bare again afterwards."""
+    """An engine with the network; it is empty again afterwards."""
     monkeypatch.setenv("DOCKER_HOST", f"unix://{engine.socket}")
     network = {"Name": "fabric", "IPAM": {"Config": [{"Subnet": f"{NET}.0/24"}]}}
     engine.api.post("/networks/create", network)
@@ -47,7 +47,7 @@ def api(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> Iterator[DockerAPI]:
 
 @pytest.fixture
 def options(api: DockerAPI, busybox_image: str, tmp_path: Path) -> Options:
-    """What the container shall be; there is a directory of jobs in it."""
+    """The desired container; it has a directory of jobs."""
     (tmp_path / "jobs" / "gpt").mkdir(parents=True)
     return {
         "name": "rdm",
@@ -104,7 +104,7 @@ def test_it_is_made_once_as_it_was_asked_for(api: DockerAPI, options: Options) -
 def test_a_container_of_another_directory_leaves_none_of_its_keys(
     api: DockerAPI, options: Options, tmp_path: Path
 ) -> None:
-    """Without root the directory is called after the host, whose name can change."""
+    """Without root the directory has the host's name, which can change."""
 
     def at(name: str) -> Options:
         home = tmp_path / ".rdm" / name
@@ -214,7 +214,7 @@ def test_a_tag_that_has_moved_is_a_predicted_replacement(api: DockerAPI, options
     was = found(api)["Image"]
     api.post("/commit", {"Cmd": ["true"]}, container="rdm", repo="rdm-test/moving", tag="1")
     assert up(moving, check=True)["actions"] == ["replace"]
-    # The images role is about to move it back.
+    # The role images will move it back.
     assert up(moving, check=True, image_comes=was)["actions"] == []
     assert up(moving)["actions"] == ["replace"]
     assert found(api)["Image"] != was
@@ -262,7 +262,7 @@ def test_one_that_did_not_run_is_there_again_when_its_successor_fails(
     up(options)
     before = found(api)["Id"]
     api.post("/containers/rdm/stop", t=0)
-    # So does a run that is killed while it makes room.
+    # A run that is killed while it replaces the container leaves this, too.
     api.post("/containers/rdm/update", {"RestartPolicy": {"Name": "no"}})
     with pytest.raises(Failed, match="place of another, which is there again"):
         up(options, devices=["/dev/no-such-device"])
@@ -285,7 +285,7 @@ def test_a_job_that_has_just_started_is_spared(api: DockerAPI, options: Options,
         now = found(api)
         assert (now["Id"], now["State"]["StartedAt"]) == (before["Id"], before["State"]["StartedAt"])
         assert names(api) == ["/rdm"]
-        # What ends nothing is done.
+        # Changes that end nothing are made.
         api.post("/containers/rdm/update", {"RestartPolicy": {"Name": "no"}})
         assert up(options)["actions"] == ["update"]
         assert up(options, env={}, protect_jobs=False)["actions"] == ["replace"]
@@ -301,7 +301,7 @@ def test_a_lock_that_nobody_holds_is_no_job(api: DockerAPI, options: Options, tm
 def test_a_run_that_was_killed_between_two_steps_is_mended_by_the_next(
     api: DockerAPI, options: Options, step: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Steps are the requests that change something: create, stop, update, rename, rename, start, remove."""
+    """Steps are the changing requests: create, stop, update, rename, rename, start, remove."""
     up(options)
     taken: list[str] = []
 
@@ -364,7 +364,7 @@ def test_a_container_of_an_earlier_version_is_replaced_once(api: DockerAPI, opti
 
 
 def watch(**more: Any) -> dict[str, Any]:
-    """What a state file looks at, of which there is nothing here but for what is given."""
+    """A watch of a state file, empty except for the given keys."""
     none: dict[str, Any] = {name: [] for name in WATCH}
     return {**none, "cluster": "c", "job_directory": "", "system": False, "paths": {}, "plugin": {}, **more}
 
@@ -404,7 +404,7 @@ def test_files_are_written_before_it_starts_and_a_state_file_when_it_is_ready(
 
     with pytest.raises(Failed, match="belongs to the cluster c"):
         up(options, **{**files, "owner_markers": [{"path": str(home / "cluster"), "name": "other"}]}, env={})
-    # The directory that it has mounted is another one then.
+    # Then its mount shows the old directory.
     shutil.rmtree(home)
     assert up(options, **files)["actions"] == ["restart"]
 

@@ -1,4 +1,4 @@
-"""container_exec against a real engine: the right container, the command as it is, clear failures."""
+"""container_exec with a real engine: the right container, unchanged arguments, clear failures."""
 
 from __future__ import annotations
 

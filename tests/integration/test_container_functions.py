@@ -1,6 +1,6 @@
-"""The training container gets one function of the network plugin, and that one's devices, on a real engine.
+"""The training container gets one function of the network plugin, and its devices, on a real engine.
 
-The functions are the lab's stand-ins, with PCI addresses; a tree of sysfs says which RDMA devices they have.
+The functions are the lab's stand-ins, with PCI addresses; a sysfs tree shows their RDMA devices.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ from tests.unit.plugins.modules.running import Failed, run_module
 MY_IP = "192.169.16.100"
 DEVICES = Path("/dev/infiniband")
 FIRST = os.getpid() * 10
-"""Number of the first uverbs of these tests: Docker looks for them in the machine's /dev."""
+"""Number of the first uverbs of these tests, which Docker looks up in the machine's /dev."""
 
 
 class Fabric(Node):
-    """The plugin, and a tree of sysfs in which each of its functions has an RDMA device."""
+    """The plugin, and a sysfs tree in which each of its functions has an RDMA device."""
 
     def __init__(self, engine: Any) -> None:
         super().__init__(engine)
@@ -50,7 +50,7 @@ class Fabric(Node):
         self.number([*range(FUNCTIONS)])
 
     def number(self, order: list[int]) -> None:
-        """Let the functions have these RDMA devices, as after a boot."""
+        """Assign these RDMA devices to the functions, as after a boot."""
         shutil.rmtree(self.sys, ignore_errors=True)
         for index, number in enumerate([FUNCTIONS, *order]):
             pci = self.sys / f"bus/pci/devices/0000:41:00.{index}"
@@ -65,13 +65,13 @@ class Fabric(Node):
             (verbs / "ibdev").write_text(f"mlx5_{index}\n")
 
     def keep_apart(self) -> None:
-        """Let rdma keep its devices apart by network namespace, as if no device had moved so far."""
+        """Set RDMA's mode to exclusive, with no device moved so far."""
         mode = self.sys / "module/ib_core/parameters/netns_mode"
         mode.parent.mkdir(parents=True)
         mode.write_text("N\n")
 
     def move(self, index: int) -> None:
-        """Let a function's RDMA device be in its container's namespace, as the kernel then shows it."""
+        """Move a function's RDMA device to its container's namespace, as the kernel shows it then."""
         name = f"mlx5_{index + 1}"
         verbs = self.sys / "class/infiniband_verbs"
         entry = next(one for one in verbs.iterdir() if (one / "ibdev").read_text().strip() == name)
@@ -80,7 +80,7 @@ class Fabric(Node):
 
     @property
     def kept(self) -> dict[str, Any]:
-        """What the plugin keeps."""
+        """The plugin's state."""
         kept: dict[str, Any] = json.loads((self.state / "state.json").read_text())
         return kept
 
@@ -104,7 +104,7 @@ def fabric() -> Iterator[Fabric]:
             for path in ours:
                 path.unlink(missing_ok=True)
             if not existed:
-                # Somebody else's run may have its devices there.
+                # Another run may have its devices there.
                 with contextlib.suppress(OSError):
                     DEVICES.rmdir()
 
@@ -150,13 +150,13 @@ def found(api: DockerAPI, name: str = "rdm") -> dict[str, Any]:
 
 
 def uverbs(api: DockerAPI, name: str = "rdm") -> list[int]:
-    """The numbers of the RDMA devices that a container has, from the first of these tests."""
+    """The numbers of a container's RDMA devices, counted from the first of these tests."""
     paths = [one["PathInContainer"] for one in found(api, name)["HostConfig"]["Devices"]]
     return [int(path.partition("uverbs")[2]) - FIRST for path in paths]
 
 
 def has(fabric: Fabric, name: str = "rdm") -> int:
-    """The number of the function that a container has."""
+    """The number of a container's function."""
     key = vfs.held(str(fabric.socket), found(fabric.engine.api, name), NETWORK)
     return int(key.rpartition(".")[2]) - 1
 
@@ -217,7 +217,7 @@ def test_devices_that_a_boot_has_numbered_anew_are_found_and_mended(
     fabric: Fabric, api: DockerAPI, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plugins = Path("/run/docker/plugins")
-    assert fabric.socket.parent == plugins  # where the look finds it, by the driver's name
+    assert fabric.socket.parent == plugins  # where the state file finds it, by the driver's name
     watch: dict[str, Any] = {
         **{name: [] for name in ("config_dirs", "functions", "images", "archives", "users")},
         **{"cluster": "c", "job_directory": "", "system": False, "paths": {}, "plugin": {}},
@@ -290,7 +290,7 @@ def test_a_container_whose_device_stayed_on_the_node_is_started_again(
     fabric.keep_apart()
     predicted = up(fabric, check=True)
     assert (predicted["changed"], predicted["actions"]) == (True, ["restart"])
-    # What is in its way is there still: that is said, and the next run tries it again.
+    # The cause still exists: it is reported, and the next run retries.
     with monkeypatch.context() as patch:
         patch.setattr(vfs, "_MOVES_S", 0.0)
         with pytest.raises(Failed, match="did not move to its container: journalctl -u rdm-sriov"):
@@ -360,7 +360,7 @@ def test_one_that_was_stopped_does_not_start_with_the_devices_of_another(
     assert follow(str(told.value), "up", lambda _: up(fabric))["actions"] == ["replace"]
     assert uverbs(api) == [has(fabric)] != [mine]
     assert not up(fabric)["changed"]
-    # Who starts a container by hand, with the same address, asks for no function and gets any.
+    # A container started by hand with the same address requests no function and gets any.
     fabric.remove("rdm")
     fabric.run("by-hand", "--ip", MY_IP)
 

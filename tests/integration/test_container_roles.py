@@ -1,4 +1,4 @@
-"""The roles container and sriov: a container that did not come up, and keys that were made by half."""
+"""The roles container and sriov: a container that did not start, and an incomplete set of keys."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SUBNET = f"{NET}.0/24"
 
 @pytest.fixture
 def bare(engine: Engine) -> Iterator[Engine]:
-    """An engine with a network for the container; both are bare again afterwards."""
+    """An engine with a network for the container; both are empty again afterwards."""
     engine.api.post("/networks/create", {"Name": "fabric", "IPAM": {"Config": [{"Subnet": SUBNET}]}})
     yield engine
     for container in engine.api.get("/containers/json", all=True):
@@ -82,7 +82,7 @@ def test_a_training_container_that_never_came_up_is_a_failure_each_time(
 
 
 def test_what_a_training_container_may_do(bare: Engine, busybox_image: str, tmp_path: Path) -> None:
-    """As it is; where it may gain privileges; to debug; and as the user says. Four containers of one run."""
+    """By default, with new privileges, for debugging, and with the user's settings: four containers."""
     debug = {"container_debug": True}
     own = {**debug, "container_security_opts": ["no-new-privileges:false"]}
     cases: list[tuple[dict[str, Any], list[str], list[str]]] = [
@@ -107,7 +107,7 @@ def test_what_a_training_container_may_do(bare: Engine, busybox_image: str, tmp_
     for number, (given, capabilities, options) in enumerate(cases):
         host = bare.api.get(f"/containers/c{number}/json")["HostConfig"]
         assert [name.replace("CAP_", "") for name in host["CapAdd"] or []] == capabilities, given
-        # For a container that shares the node's memory, Docker adds this one.
+        # Docker adds this one to a container that shares the node's memory.
         assert [one for one in host["SecurityOpt"] or [] if one != "label=disable"] == options, given
 
 
@@ -142,11 +142,11 @@ def test_a_plugin_that_never_came_up_is_a_failure_each_time(
 def test_a_containers_own_shared_memory_is_as_large_as_the_plan_says(
     bare: Engine, busybox_image: str, tmp_path: Path
 ) -> None:
-    """Docker's own 64 MB would end NCCL. One size is the user's; the node's memory has none."""
+    """Docker's default of 64 MB is too small for NCCL. One size is the user's; the node's memory has none."""
     cases: list[tuple[dict[str, Any], int]] = [
         ({"container_ipc_mode": "private"}, 2 << 30),
         ({"container_shm_size": "3G"}, 3 << 30),
-        ({}, 64 << 20),  # what the engine writes down where it has no say
+        ({}, 64 << 20),  # what the engine records if it does not apply
     ]
     played = play(
         "container",
@@ -187,7 +187,7 @@ def test_mounts_are_labelled_where_selinux_confines_the_container(
 
 
 def make_keys(directory: Path) -> None:
-    """Run the role as far as it goes without an engine, which is beyond the keys."""
+    """Run the role until it needs an engine, which is after the keys."""
     played = play("container", directory, str(directory / "none.sock"), container_image="none")
     assert played.status != 0
     assert "none.sock" in played.output

@@ -1,4 +1,4 @@
-"""The role docker_engine: a working engine is left alone, one that is missing is refused or started."""
+"""The role docker_engine: a working engine is left alone; a missing one is an error, or is started."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from tests.integration.plays import run_plays
 
 ROLE = "rdm.provision.docker_engine"
 
-# A machine without systemd and without a running engine: namespaces of its own, in which /run, the
-# engine's data and the logs are empty. What runs in it ends with it.
+# A machine without systemd and without a running engine: separate namespaces, in which /run, the engine's
+# data and the logs are empty. Its processes end with it.
 BARE_MACHINE = [
     *("unshare", "--mount", "--net", "--pid", "--fork", "--mount-proc", "--kill-child", "sh", "-c"),
     'for d in /run /var/lib/docker /var/log; do mount -t tmpfs rdm-test "$d" || exit; done; "$@"; exit $?',
@@ -25,7 +25,7 @@ def test_an_engine_that_works_is_left_alone(engine: Engine, tmp_path: Path) -> N
 
 
 def test_nothing_is_asked_after_preflight_has_looked(tmp_path: Path) -> None:
-    """A socket that does not exist would be noticed by anybody who asked."""
+    """The socket does not exist, so a query would fail."""
     seen = {"node": {"docker_state": "ok", "docker_error": "", "python_requests": True}}
     nowhere = f"unix://{tmp_path}/none.sock"
     played = run_plays(tmp_path, [{"roles": [ROLE]}], docker_host=nowhere, preflight_facts=seen)

@@ -1,4 +1,4 @@
-"""The measurement and the judgement of the fabric, between real containers on a real network."""
+"""The measurement and evaluation of the fabric, between real containers on a real network."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from tests.integration.engine import Engine, net, wait_until
 NETWORK = "rdm-test-fabric"
 NAMES = ("n1", "n2", "n3")
 TIMEOUT_S = 2.0
-"""For who does not answer. Who does, and has no processor, has until the deadline."""
+"""For a silent peer. One that answers, but gets no processor time, has until the deadline."""
 HANGS_S = 120.0
 NET, NEXT = net(8), net(9)
 ADDRESSES = {name: f"{NET}.{10 + rank}" for rank, name in enumerate(NAMES)}
-# Stands in for an sshd: all that the measurement wants of one is its greeting.
+# Stands in for an sshd: the measurement needs only its banner.
 GREETER = """
 import socket
 server = socket.create_server(("", 22))
@@ -60,7 +60,7 @@ class Cluster:
         return fabric_probe.measure(parameters, ADDRESSES)
 
     def verify(self, directory: Path, *arguments: str) -> tuple[int, dict[str, Any], dict[str, str]]:
-        """Run the role; return the exit code of the play, the judgement, and the reasons of failed hosts."""
+        """Run the role; return the play's exit code, the evaluation, and the reasons of failed hosts."""
         inventory = {
             "all": {
                 "vars": {
@@ -110,7 +110,7 @@ class Cluster:
 
 @pytest.fixture
 def cluster(engine: Engine, python_image: str, cable: str) -> Iterator[Cluster]:
-    """Three containers that greet like an sshd."""
+    """Three containers that send an sshd's banner."""
     network = {
         "Name": NETWORK,
         "Driver": "macvlan",
@@ -162,7 +162,7 @@ def test_each_rail_is_measured_and_the_verdict_names_the_one_that_is_cut(
 ) -> None:
     rails = {"ib0": f"{NET}.0/24", "ib1": f"{NEXT}.0/24"}
     for node, address in ADDRESSES.items():
-        # Both rails are one wire here: else eth1 may be the answer to who has eth0's address.
+        # Both rails share a link here: otherwise eth1 might answer for eth0's address.
         cluster.inside(node, "sh", "-c", "echo 1 >/proc/sys/net/ipv4/conf/all/arp_ignore")
         cluster.inside(
             node, *["ip", "link", "add", "link", "eth0", "name", "eth1", "type", "macvlan", "mode", "bridge"]

@@ -50,7 +50,7 @@ class Subnet:
 
     def __init__(self, directory: Path, library: str) -> None:
         self.directory = directory
-        # Others may simulate at the same time: the library finds its simulator by this number.
+        # Several simulations may run at once: the library finds its simulator by this number.
         self.environment = {"LD_PRELOAD": library, "IBSIM_SOCKNAME": f"rdm-{os.getpid()}"}
 
     def env(self, host: str) -> dict[str, str]:
@@ -64,8 +64,8 @@ class Subnet:
         return done.stdout
 
     def port(self, host: str) -> dict[str, Any]:
-        """Return the host's port, read by us from the /sys that a process there has."""
-        # What it prints first it has read there, so that all is there; then it waits for its standard input.
+        """Return the host's port, as we read it from the /sys of a process there."""
+        # It prints what it has read, so /sys is complete; then it waits for its standard input.
         command = ["cat", f"/sys/class/infiniband/{DEVICE}/node_guid", "-"]
         with subprocess.Popen(
             command,
@@ -93,7 +93,7 @@ def subnet(tmp_path: Path) -> Iterator[Subnet]:
     environment = {**os.environ, "IBSIM_SOCKNAME": found.environment["IBSIM_SOCKNAME"]}
     with (
         (tmp_path / "ibsim.log").open("wb") as log,
-        # It ends with its standard input, so that is kept open.
+        # It ends with its standard input, so keep that open.
         subprocess.Popen(
             ["ibsim", "-s", "net"],
             cwd=tmp_path,
@@ -113,7 +113,7 @@ def subnet(tmp_path: Path) -> Iterator[Subnet]:
 
 @contextlib.contextmanager
 def manager(subnet: Subnet) -> Iterator[None]:
-    """Let a subnet manager run on the first host."""
+    """Run a subnet manager on the first host."""
     command = ["opensm", "-f", str(subnet.directory / "opensm.log")]
     with (
         (subnet.directory / "opensm.out").open("wb") as out,
@@ -163,7 +163,7 @@ def test_ports_and_subnet_manager_as_the_tools_see_them(
         wait_until(lambda: asked() == "yes", "sminfo is answered")
         assert "SMINFO_MASTER" in rdma_tools.subnet_manager(DEVICE, 1)["text"]
 
-    # The port stays active when its subnet manager is gone: only asking tells.
+    # The port stays active without its subnet manager: only a query shows that.
     assert field(subnet.ibstat("H2"), "State") == "Active"
     assert asked() == "no"
 
