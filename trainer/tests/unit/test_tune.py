@@ -315,6 +315,17 @@ def test_the_blocks_that_compute_again_are_kept_where_they_have_a_meaning(tmp_pa
         assert (parallel.activation_checkpointing, parallel.activation_checkpointing_blocks) == (held, blocks)
 
 
+def test_a_layout_without_tensor_ranks_is_given_without_sequence_parallelism() -> None:
+    job = str(CONFIGS / "llama3-8b.yaml")
+    keys = ["engine=native", "parallel.sequence_parallel=true", "--json", "--top", "6"]
+    code, output = _tune(job, "--nodes", "1xH100:8", *keys)
+    assert code == 0
+    best = json.loads(output)["best"]
+    assert len({row["tensor"] for row in best}) > 1
+    for row in best:
+        assert ("parallel.sequence_parallel=false" in row["overrides"]) == (row["tensor"] == 1)
+
+
 def test_zero_and_checkpointing_make_room() -> None:
     small = NodeKind("A10", gpus=4, inter=40e9, intra=128e9, memory_gib=15.0)
     model = _model("gpt2-xl", small)
