@@ -1,7 +1,7 @@
-"""`ansible-playbook` from a server that has imported Ansible, which is most of the CPU time of a short run.
+"""Run `ansible-playbook` from a server that has imported Ansible, most of a short run's CPU time.
 
-Each run is still a process of its own, with its own arguments, environment, directory and output. What
-Ansible reads while it is imported, the server has read: there is one for each set of such settings.
+Each run is still a process of its own, with its own arguments, environment, directory and output. Settings
+that Ansible reads when it is imported are the server's: each set of them has its own server.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _PRELOADED = (
     "ansible.plugins.test.mathstuff",
 )
 _READ_LATER = ("ANSIBLE_REMOTE_TEMP",)
-"""Variables that Ansible reads when a plugin needs them, and not while it is imported."""
+"""Variables that Ansible reads when a plugin needs them, not when it is imported."""
 
 
 def ansible_playbook(
@@ -55,13 +55,13 @@ def ansible_playbook(
     """Run ``ansible-playbook``, as ``subprocess.run`` does with captured text.
 
     Args:
-        arguments: After the program's name.
-        environment: All of it.
-        directory: The working directory; this process' by default.
+        arguments: The program's arguments.
+        environment: The whole environment.
+        directory: The working directory; this process's by default.
         timeout: Seconds after which the run is killed.
 
     Raises:
-        subprocess.TimeoutExpired: It was.
+        subprocess.TimeoutExpired: The run was killed.
     """
     words = [str(word) for word in arguments]
     imported = {
@@ -91,7 +91,7 @@ def ansible_playbook(
 
 @functools.cache
 def _server(imported: Iterable[tuple[str, str]]) -> str:
-    """Start a server with these settings of Ansible, which ends with this process; return its socket."""
+    """Start a server with these settings, which ends with this process; return its socket."""
     folder = tempfile.TemporaryDirectory()
     address = f"{folder.name}/socket"
     others = {name: value for name, value in os.environ.items() if not name.startswith("ANSIBLE_")}
@@ -133,11 +133,11 @@ class _Server(socketserver.ForkingMixIn, socketserver.UnixStreamServer):
 
 
 def _play(request: dict[str, Any]) -> int:
-    """Become a run that was asked for; return its exit status."""
+    """Become the requested run; return its exit status."""
     from ansible import constants
     from ansible.cli.playbook import main
 
-    # The server's, which are for its end.
+    # Drop the server's exit handlers.
     atexit._clear()
     signal.alarm(request["timeout"])
     os.chdir(request["directory"])
@@ -183,7 +183,7 @@ def _serve(address: str) -> None:
     for name in _PRELOADED:
         importlib.import_module(name)
     importlib.import_module("ansible.plugins.loader").init_plugin_loader()
-    # A run would do so again.
+    # A run configures it again.
     warnings.filterwarnings("ignore", "AnsibleCollectionFinder has already been configured")
     importlib.import_module("ansible_collections.rdm.provision.plugins.action.plan")
     _read_plugins()
@@ -196,6 +196,6 @@ def _serve(address: str) -> None:
 
 
 if __name__ == "__main__":
-    # Not what stands beside this file.
+    # Import nothing from this file's directory.
     del sys.path[0]
     _serve(sys.argv[1])

@@ -24,7 +24,7 @@ COLLECTIONS = ROOT / ".collections"
 
 sys.path[:0] = [str(COLLECTIONS), str(ROOT)]
 
-# A busy machine is no finding. Each run draws other examples.
+# No deadlines, which a busy machine would miss. Each run draws other examples.
 settings.register_profile(
     "any-machine", deadline=None, max_examples=50, suppress_health_check=[HealthCheck.too_slow]
 )
@@ -32,6 +32,6 @@ settings.load_profile("any-machine")
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Spare the search for garbage in what stays until the end: the tests, and what they import."""
+    """Exclude from garbage collection what stays until the end: the tests and their imports."""
     gc.freeze()
     gc.set_threshold(10_000)

@@ -1,4 +1,4 @@
-"""A user's program: every verb of the Python API on one cluster. Prints what it found as JSON.
+"""A user's program: every verb of the Python API on one cluster. Prints the results as JSON.
 
 Arguments: lines of Python that bring the cluster up, and leave ``cluster`` and ``run``.
 """
@@ -15,7 +15,7 @@ from rdm_provision import Cluster, Run, RunFinished
 
 
 def main() -> None:
-    """Carry out the lines, then plan, check, verify, look, execute and take down."""
+    """Execute the lines, then plan, check, verify, status, exec and down."""
     names: dict[str, Any] = {}
     with contextlib.redirect_stdout(io.StringIO()) as printed:
         exec(sys.argv[1], names)

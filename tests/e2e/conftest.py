@@ -17,8 +17,8 @@ from tests.e2e.product import ROOT, Lab, Product, running_lab
 from tests.e2e.slurm_lab import SlurmLab, running_slurm
 from tests.labs import lab_name, left_over
 
-# Each of these files begins with nodes as the one before it leaves them. Each can be run alone, too, and then
-# brings them there first.
+# Each of these files starts from the nodes as the previous one leaves them. Each can also run alone, and then
+# makes that state first.
 _ORDER = (
     "test_wheel",  # needs none
     *("test_bad_input", "test_cycle", "test_drift", "test_down", "test_api", "test_faults"),
@@ -31,7 +31,7 @@ _ORDER = (
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the files in an order in which few runs only prepare a test."""
+    """Order the files so that few runs only prepare a test."""
 
     def place(item: pytest.Item) -> int:
         if item.path.parent != Path(__file__).parent:
@@ -43,7 +43,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def product(tmp_path_factory: pytest.TempPathFactory) -> Product:
-    """The wheel, built from this checkout and installed beside the pinned dependencies."""
+    """The wheel, built from this checkout and installed with the pinned dependencies."""
     home = tmp_path_factory.mktemp("installed")
     wheels = home / "wheels"
     pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
@@ -87,7 +87,7 @@ def slurm(product: Product) -> Iterator[SlurmLab]:
 
 @pytest.fixture(scope="session")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Demo]:
-    """A fresh clone after its first `make demo`; what a killed run has left of its lab goes first."""
+    """A fresh clone after its first `make demo`; first, what a killed run left of its lab is removed."""
     clone = tmp_path_factory.mktemp("demo") / "clone"
     subprocess.run(["git", "clone", "--quiet", str(ROOT), str(clone)], check=True)
     demo = Demo(clone, lab_name("e2e-demo"))

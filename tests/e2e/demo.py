@@ -1,4 +1,4 @@
-"""A fresh clone of this checkout, in which somebody without hardware types the README's two commands."""
+"""A fresh clone of this checkout, in which the README's two commands run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tests.e2e.product import environment
 
-# A training as the demo's, but for its length.
+# The demo's training, but shorter.
 SHORT = "TRAIN=optimisation.train_iterations=4 logging.interval=1"
 
 
@@ -18,8 +18,8 @@ class Demo:
 
     Attributes:
         clone: the directory.
-        name: of the lab: one that leaves a developer's own lab alone.
-        shown: what the first `make demo` printed.
+        name: of the lab; not that of a developer's own lab.
+        shown: the output of the first `make demo`.
     """
 
     clone: Path
@@ -27,7 +27,7 @@ class Demo:
     shown: str = ""
 
     def run(self, *argv: str) -> str:
-        """Run a program in the clone and return all it printed."""
+        """Run a program in the clone and return its output."""
         done = subprocess.run(
             argv,
             cwd=self.clone,

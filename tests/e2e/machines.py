@@ -1,4 +1,4 @@
-"""A lab whose nodes are virtual machines, and how to reach into them."""
+"""A lab whose nodes are virtual machines, and access to them."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from tests.labs import lab_name, left_over
 
 NODES = ("n1", "n2")
 VERSIONS = {"20.10": "20.10", "26.1": "26.1", "newest": "28.5+"}
-"""What `lab up` calls an engine -> what it is."""
+"""The value of `lab up --engine` -> the engine's version."""
 FUNCTIONS = 7
-"""Of each card."""
+"""Virtual functions of each card."""
 
-# Without KVM a machine's minute is one of a whole core, which others may use.
+# Without KVM a boot takes a minute of a core, which other work may use.
 BOOT_S = 900
 
 
 @dataclass(frozen=True)
 class MachineLab(Lab):
-    """The same lab; its nodes are behind ssh, and not containers of this machine's engine."""
+    """A lab whose nodes are reached through ssh instead of this machine's engine."""
 
     def on(self, node: str, *argv: str, check: bool = True) -> str:
         """Run a program on a node, as root, and return what it wrote."""
@@ -36,13 +36,13 @@ class MachineLab(Lab):
         return done.stdout
 
     def refusal(self, node: str, *argv: str) -> str:
-        """Run a program on a node, as root, that is to fail; return what it complained of."""
+        """Run a program on a node, as root, that must fail; return its error."""
         done = self._run(node, *argv)
         assert done.returncode, f"{shlex.join(argv)} on {node} was not refused: {done.stdout}"
         return done.stderr
 
     def hang_up(self) -> None:
-        """End the connections to nodes that go: the next lab's have the same names."""
+        """End the connections to removed nodes: the next lab's nodes have the same names."""
         for path in self.product.directory.glob("*.ssh"):
             ssh = ["ssh", "-o", f"ControlPath={path}", "-O", "exit", path.stem]
             subprocess.run(ssh, check=False, capture_output=True, timeout=60)
@@ -59,7 +59,7 @@ class MachineLab(Lab):
             # A login costs a second where every instruction is translated.
             *("-o", "ControlMaster=auto", "-o", "ControlPersist=60"),
             *("-o", f"ControlPath={self.product.directory}/{node}.ssh"),
-            # Of a machine that reboots.
+            # For a machine that reboots.
             *("-o", "ConnectTimeout=60", "-o", "ServerAliveInterval=20"),
         )
         done = subprocess.run(
@@ -82,12 +82,12 @@ class MachineLab(Lab):
         return ", 0% packet loss" in self.inside(node, *ping, name=name, check=False)
 
     def functions(self, node: str, parent: str = "ib0") -> list[dict[str, Any]]:
-        """Return what the kernel says of the virtual functions of a node's card."""
+        """Return the kernel's virtual functions of a node's card."""
         (card,) = json.loads(self.on(node, "ip", "-details", "-json", "link", "show", parent))
         return list(card.get("vfinfo_list") or [])
 
     def function(self, node: str, name: str = "rdm", parent: str = "ib0") -> dict[str, Any]:
-        """Return the function of a card that a container of a node has, by its hardware address."""
+        """Return the card's function that a node's container has, found by its hardware address."""
         shown = self.on(node, "nsenter", "-n", "-t", self.pid(node, name), "ip", "-json", "link")
         addresses = {link["address"] for link in json.loads(shown)}
         (found,) = [one for one in self.functions(node, parent) if one["address"] in addresses]
@@ -99,7 +99,7 @@ class MachineLab(Lab):
         return [path.rpartition("/")[2] for path in looked.split()]
 
     def all_reach(self, addresses: Mapping[str, str] = ADDRESSES) -> None:
-        """See that each container reaches the other node's one."""
+        """Assert that each container reaches that of the other node."""
         for node, other in (NODES, NODES[::-1]):
             wait_until(partial(self.reaches, node, addresses[other]), f"{node} reaches {addresses[other]}")
 
@@ -121,7 +121,7 @@ class MachineLab(Lab):
 
 @contextmanager
 def running_machines(product: Product, engine: str, *options: str) -> Iterator[MachineLab]:
-    """Two virtual machines with an engine, as `lab up` calls it, and with further options of it."""
+    """Yield two virtual machines with an engine and further options of `lab up`."""
     lab = MachineLab(product, lab_name("e2e-vm"))
     try:
         if left_over(lab.name):

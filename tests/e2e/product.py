@@ -1,4 +1,4 @@
-"""The product as a user has it, and a lab to use it on."""
+"""The product as a user installs it, and a lab to use it on."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from tests.labs import left_over
 ROOT = Path(__file__).parents[2]
 NODES = ("n1", "n2", "n3")
 DEADLINE_S = 240.0
-"""Only what hangs is waited for so long: a busy machine needs less."""
+"""A timeout that only a hang reaches: a busy machine needs less."""
 COMMAND_S = 1200.0
-"""Likewise for a command, which may train a model."""
+"""The same for a command, which may train a model."""
 RESTS = 3.0
-"""So many times as long as a look took is the pause after it. Looks start programs in nodes, and would
-otherwise take a processor from what they wait for."""
+"""The pause after a check, as a multiple of the check's time. Checks start programs in nodes, and would
+otherwise take CPU time from what they wait for."""
 LEAST_S, MOST_S = 0.05, 5.0
 ADDRESSES = {"n1": "192.169.16.100", "n2": "192.169.16.101", "n3": "192.169.16.102"}
 
 
 def environment(**env: str) -> dict[str, str]:
-    """This process's environment without what a developer may have set for Ansible and for us."""
+    """Return this process's environment without a developer's settings for Ansible and for us."""
     keep = {name: value for name, value in os.environ.items() if not name.startswith(("ANSIBLE_", "RDM_"))}
     for name in ("PYTHONPATH", "VIRTUAL_ENV", "MAKEFLAGS", "MAKELEVEL", "MFLAGS"):
         keep.pop(name, None)
@@ -42,7 +42,7 @@ def wait_until(
     timeout: float = DEADLINE_S,
     seen: Callable[[], object] = lambda: "nothing to show",
 ) -> None:
-    """Poll a condition; fail with its name, and with what is ``seen`` then, when it is not true in time."""
+    """Poll a condition; on a timeout, fail with its name and what is ``seen`` then."""
     deadline = time.monotonic() + timeout
     while True:
         began = time.monotonic()
@@ -55,12 +55,12 @@ def wait_until(
 
 
 def changed(result: Any) -> list[str]:
-    """Name the nodes that a run changed, by its JSON."""
+    """Return the nodes that a run changed, from its JSON."""
     return [name for name, node in result["nodes"].items() if node["changed"]]
 
 
 def problems(result: Any) -> str:
-    """Return what a run refused, and why, by its JSON: a sentence a line."""
+    """Return the problems of a refused run, from its JSON: a sentence per line."""
     return "\n".join(
         " ".join(word for word in (one["value"], one["reason"], one["hint"]) if word)
         for one in result["problems"]
@@ -73,7 +73,7 @@ class Product:
 
     Attributes:
         bin: the environment's programs.
-        directory: where they are run; there is no checkout.
+        directory: their working directory, without a checkout.
     """
 
     bin: Path
@@ -86,9 +86,9 @@ class Product:
     def run(
         self, *argv: str | Path, expect: int = 0, cwd: Path | None = None, answer: str = "", **env: str
     ) -> subprocess.CompletedProcess[str]:
-        """Run a program of the environment; fail the test, with its output, on another exit code.
+        """Run a program of the environment; fail the test with its output on another exit code.
 
-        To what it asks, it gets the answer, and then the end of the input.
+        Its standard input is ``answer``.
         """
         done = subprocess.run(
             [str(part) for part in argv],
@@ -113,13 +113,13 @@ class Product:
 
 @dataclass
 class Background:
-    """An ``rdm-provision`` at work, whose progress is read as it comes."""
+    """A running ``rdm-provision``, whose progress is read as it comes."""
 
     process: subprocess.Popen[str]
     text: str = ""
 
     def after(self, phase: str) -> None:
-        """Return when this phase has ended; fail when the run ends without it."""
+        """Wait for the end of a phase; fail if the run ends without it."""
         assert self.process.stdout is not None
         for line in self.process.stdout:
             self.text += line
@@ -146,10 +146,10 @@ class Background:
 
 @dataclass(frozen=True)
 class Lab:
-    """A lab, and how to reach into its nodes from the machine they run on.
+    """A lab, and access to its nodes from this machine.
 
     Attributes:
-        product: what is used on it.
+        product: the installed product.
         name: the lab's.
         made_in: the directory where it was made, and can be made again; default: the product's.
     """
@@ -176,11 +176,11 @@ class Lab:
         return self.product.rdm(*self.argv(verb, *argv), expect=expect, answer=answer)
 
     def json(self, verb: str, *argv: str, expect: int = 0) -> Any:
-        """The same, with what it printed as JSON."""
+        """Run the same, and return its JSON."""
         return json.loads(self.rdm(verb, "--json", *argv, expect=expect).stdout)
 
     def start(self, verb: str, *argv: str, **env: str) -> Background:
-        """Start the same, and let it run."""
+        """Start the same in the background."""
         return Background(
             subprocess.Popen(
                 [str(self.product.bin / "rdm-provision"), *self.argv(verb, *argv)],
@@ -195,7 +195,7 @@ class Lab:
         )
 
     def lab(self, verb: str, *argv: str) -> Any:
-        """Run ``rdm-provision lab VERB`` for this lab, and return what it printed as JSON."""
+        """Run ``rdm-provision lab VERB`` for this lab, and return its JSON."""
         words = ["rdm-provision", "lab", verb, "--name", self.name, "--json", *argv]
         if self.made_in is None:
             return json.loads(self.product.run(*words).stdout)
@@ -205,14 +205,14 @@ class Lab:
         return json.loads(self.product.run(*words, cwd=self.made_in, ANSIBLE_CONFIG=str(empty)).stdout)
 
     def inventory_text(self, words: str) -> Path:
-        """Write variables for all nodes beside the inventory; return the file, to be removed after."""
+        """Write variables for all nodes beside the inventory; return the file, for its removal."""
         folder = self.inventory / "group_vars"
         folder.mkdir(exist_ok=True)
         file = folder / "all.yml"
         file.write_text(words, encoding="utf-8")
         return file
 
-    # --- the nodes, past ssh
+    # --- the nodes, without ssh
 
     def on(self, node: str, *argv: str, check: bool = True) -> str:
         """Run a program on a node, as root, and return what it wrote."""
@@ -226,20 +226,20 @@ class Lab:
         return done.stdout
 
     def there(self, node: str, path: str) -> bool:
-        """Whether something has this path on the node."""
+        """Whether the path exists on the node."""
         return self.on(node, "find", path, "-maxdepth", "0", check=False) != ""
 
     def container(self, node: str, what: str = "{{.State.Status}}") -> str:
-        """Inspect a node's training container; empty when there is none."""
+        """Inspect a node's training container; empty if there is none."""
         return self.on(node, "docker", "inspect", "--format", what, "rdm", check=False).strip()
 
     def engine(self, node: str) -> str:
-        """The process id of a node's engine, empty when it does not answer."""
+        """The process id of a node's engine; empty if it does not answer."""
         answers = self.on(node, "docker", "version", "--format", "{{.Server.Version}}", check=False).strip()
         return self.on(node, "pidof", "dockerd", check=False).strip() if answers else ""
 
     def pull_the_plug(self, node: str) -> None:
-        """Do what ``lab stop`` does, but at once: the run that it is to disturb goes on meanwhile."""
+        """Do what ``lab stop`` does, but at once, since the run to be disturbed goes on meanwhile."""
         subprocess.run(
             ["docker", "kill", f"rdm-lab-{self.name}-{node}"],
             check=True,
@@ -250,7 +250,7 @@ class Lab:
     def kill_engine(self, node: str, signal_name: str = "TERM", when: str = "true") -> None:
         """End a node's engine as soon as a condition of the shell is true, and wait until it is back."""
         before = self.engine(node)
-        # On the node, for what is true for a moment only.
+        # On the node, because the condition may be true only for a moment.
         script = f'until {when}; do sleep 0.02; done; kill -{signal_name} "$@"'
         self.on(node, "timeout", str(DEADLINE_S - 40), "sh", "-c", script, "sh", *before.split())
         wait_until(
@@ -260,7 +260,7 @@ class Lab:
         )
 
     def bare(self, *, images: bool = False) -> None:
-        """See to it that nothing of ours is on the nodes; images may be there, if so told."""
+        """Remove everything of ours from the nodes; with ``images``, images may stay."""
         for node in NODES:
             if self.there(node, "/etc/rdm") or self.container(node) or (self.images(node) and not images):
                 self.json("down", *([] if images else ["--images"]))
@@ -271,7 +271,7 @@ class Lab:
         return self.on(node, "docker", "images", "--quiet")
 
     def provisioned(self) -> None:
-        """See to it that every node runs its container."""
+        """Make every node run its container."""
         if any(self.container(node["name"]) != "running" for node in self.lab("status")["nodes"]):
             self.json("up")
 
@@ -282,7 +282,7 @@ class Lab:
 
 @contextmanager
 def running_lab(product: Product, name: str, *argv: str) -> Iterator[Lab]:
-    """A lab, made with these options of ``lab up``; what a killed run has left of it goes first."""
+    """Yield a lab made with these options of ``lab up``; first, what a killed run left of it is removed."""
     lab = Lab(product, name)
     try:
         if left_over(name):

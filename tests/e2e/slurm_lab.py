@@ -1,4 +1,4 @@
-"""A lab whose nodes are a Slurm cluster, and how its user uses it."""
+"""A lab whose nodes are a Slurm cluster, and its use."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class SlurmLab(Lab):
     """Three nodes: n1 is login host, controller and the partition hgx, n2 and n3 are the partition gpu2."""
 
     def user(self, *argv: str, node: str = "n1", check: bool = True) -> str:
-        """Run a program as the user that ssh logs in as, in the shared directory; return what it wrote."""
+        """Run a program as the user of ssh, in the shared directory; return its output."""
         done = subprocess.run(
             ["docker", "exec", "-u", USER, "-w", SHARED, f"rdm-lab-{self.name}-{node}", *argv],
             stdin=subprocess.DEVNULL,
@@ -54,7 +54,7 @@ class SlurmLab(Lab):
         return self.user("sbatch", "--parsable", *options, "--wrap", script).strip()
 
     def state(self, job: str) -> str:
-        """The state of a job by the accounting; empty until that has heard of it."""
+        """The state of a job in the accounting; empty until it is there."""
         said = self.user("sacct", "-X", "-n", "-P", "-D", "-j", job, "-o", "State", check=False)
         return said.splitlines()[-1].split()[0] if said.strip() else ""
 
@@ -68,7 +68,7 @@ class SlurmLab(Lab):
         return dict(line.split() for line in said.splitlines())
 
     def idle(self) -> None:
-        """Cancel what is in the queue, and wait until all nodes are idle."""
+        """Cancel all jobs in the queue, and wait until all nodes are idle."""
         self.on("n1", "scancel", "--state=pending", check=False)
         self.on("n1", "scancel", "--state=running", check=False)
         wait_until(
@@ -78,7 +78,7 @@ class SlurmLab(Lab):
 
 @contextmanager
 def running_slurm(product: Product, name: str) -> Iterator[SlurmLab]:
-    """A lab with a Slurm cluster that runs, and what jobs need; what a killed run has left goes first."""
+    """Yield a lab with a running Slurm cluster; first, what a killed run left is removed."""
     asked = ("--nodes", str(len(NODES)), "--slurm", "--trainer", "--extra", "finetune")
     with running_lab(product, name, *asked) as lab:
         made = SlurmLab(lab.product, lab.name)

@@ -1,4 +1,4 @@
-"""The Python API of the installed wheel, as a user's program has it."""
+"""The Python API of the installed wheel, in a user's program."""
 
 from __future__ import annotations
 

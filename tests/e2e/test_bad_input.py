@@ -1,4 +1,4 @@
-"""Bad input gets a sentence that names node and value and what would work, and nothing has changed."""
+"""Bad input gets a sentence with node, value and what would work, and nothing is changed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ B: dict[str, Any] = {"b": {}}
 
 
 def test_an_inventory_that_is_wrong_is_bad_input(product: Product, tmp_path: Path) -> None:
-    """By a value that no shell may ever see. What else is wrong is asserted where it is decided."""
+    """A value that must not reach a shell. Other errors are asserted where they are decided."""
     wrong = {
         "rdm_accelerator": "tpu",
         "rdm_subnet": "10.1.2.3/24",
@@ -42,7 +42,7 @@ def test_an_inventory_that_is_wrong_is_bad_input(product: Product, tmp_path: Pat
 
 
 def test_all_problems_of_an_inventory_come_at_once(product: Product, tmp_path: Path) -> None:
-    """From plan, and from ansible-playbook, in the same words."""
+    """From plan and from ansible-playbook, in the same words."""
     data = inventory({**A, **B}, {"c": {"my_ip": "10.0.0.1"}}, rdm_accelerator="tpu")
     (tmp_path / "hosts.json").write_text(json.dumps(data), encoding="utf-8")
     result = json.loads(product.rdm("plan", "--json", "--inventory", str(tmp_path), expect=3).stdout)
@@ -57,7 +57,7 @@ def test_an_inventory_that_is_not_there(product: Product) -> None:
     assert "nowhere" in product.rdm("up", "--inventory", "nowhere", expect=3).stderr
 
 
-# --- what only the nodes can tell ---------------------------------------------------------------------------
+# --- what only the nodes know -------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -120,7 +120,7 @@ rm -r /etc/rancher /usr/local/bin/k3s-server
 
 @contextmanager
 def ranges_in_use(lab: Lab) -> Iterator[None]:
-    """Let n2 have an address, and n3 a route and a Kubernetes, within the range of Docker's own network."""
+    """Give n2 an address, and n3 a route and a Kubernetes, within the range of Docker's own network."""
     lab.on("n2", "ip", "address", "add", "172.17.4.5/24", "dev", "ib0")
     lab.on("n3", "ip", "route", "add", "172.17.64.0/20", "dev", "eth0")
     lab.on("n3", "sh", "-ec", K3S)
@@ -167,7 +167,7 @@ def test_settings_that_the_nodes_do_not_allow_are_refused_in_one_report(bare: La
 
 @contextmanager
 def without_engine(lab: Lab, node: str) -> Iterator[None]:
-    """Stop a node's engine, and keep it from coming back."""
+    """Stop a node's engine, and keep it stopped."""
     lab.on(node, "touch", "/etc/rdm-lab/no-engine")
     lab.on(node, "kill", lab.engine(node))
     wait_until(lambda: lab.on(node, "pidof", "dockerd", check=False) == "", f"the engine of {node} is gone")
@@ -181,7 +181,7 @@ def without_engine(lab: Lab, node: str) -> Iterator[None]:
 
 @contextmanager
 def without_permission(lab: Lab, node: str) -> Iterator[None]:
-    """Take the user, who is not root, out of the group docker."""
+    """Remove the user, who is not root, from the group docker."""
     lab.on(node, "gpasswd", "--delete", "plain", "docker")
     try:
         yield
@@ -191,7 +191,7 @@ def without_permission(lab: Lab, node: str) -> Iterator[None]:
 
 @contextmanager
 def without_space(lab: Lab, node: str) -> Iterator[None]:
-    """Give a node's engine a disk that is all but full."""
+    """Give a node's engine an almost full disk."""
     with without_engine(lab, node):
         lab.on(node, "mount", "-t", "tmpfs", "-o", "size=32m", "tmpfs", "/var/lib/docker")
     try:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Training on bare hosts behind a jump host, in a virtual environment: every place's promises, and two users.
 
-Nothing of it is done as root but the installation of pdsh and Open MPI.
+Only the installation of pdsh and Open MPI needs root.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ PACKAGES = "/srv/packages"
 LAUNCHERS = ("no_ssh", "torchrun", "deepspeed", "mpirun")
 BOTH = ("--limit", "n1:n2")
 JUMP = "n3"
-# As on an ordinary host, whose sshd reads what its users write.
+# As on an ordinary host, whose sshd reads its users' files.
 SSHD = "AuthorizedKeysFile /etc/rdm-lab/authorized_keys .ssh/authorized_keys\n"
 
 
@@ -41,7 +41,7 @@ class BareHosts(Place):
     """The nodes of a lab as hosts without containers, as one of their users has them.
 
     Attributes:
-        user: who logs in, and has an inventory of that name.
+        user: the user of ssh; the inventory has the same name.
     """
 
     user: str = "rdm"
@@ -52,11 +52,11 @@ class BareHosts(Place):
         return self.product.directory / "inventory" / f"bare-{self.user}"
 
     def argv(self, verb: str, *argv: str) -> list[str]:
-        """The words of a verb, which may have verbs of its own."""
+        """The words of a verb, which may have subcommands."""
         return [verb, *argv, "--inventory", f"inventory/{self.inventory.name}"]
 
     def json(self, verb: str, *argv: str, expect: int = 0) -> Any:
-        """Run a verb; return what it printed as JSON."""
+        """Run a verb; return its JSON."""
         return json.loads(self.rdm(verb, *argv, "--json", expect=expect).stdout)
 
     def directory(self, node: str, job: str) -> str:
@@ -73,7 +73,7 @@ class BareHosts(Place):
         return told
 
     def plug_in(self, node: str) -> None:
-        """Give a node that has just been started its address on the fabric, and its firewall."""
+        """Give a restarted node its address on the fabric and its firewall."""
         self.on(node, "ip", "address", "add", f"{ADDRESSES[node]}/24", "dev", "ib0")
         wall_off(self, node)
 
@@ -87,7 +87,7 @@ class BareHosts(Place):
         return bool(stopped)
 
     def reached(self, node: str) -> None:
-        """Wait until the other node reaches a node's sshd, of which it may know a former MAC address."""
+        """Wait until the other node, which may have a former MAC address of it, reaches a node's sshd."""
         (other,) = ADDRESSES.keys() - {node}
         wait_until(
             lambda: self.on(other, "ssh-keyscan", ADDRESSES[node], check=False) != "",
@@ -97,12 +97,12 @@ class BareHosts(Place):
 
 @pytest.fixture(scope="module")
 def hosts(product: Product, tmp_path_factory: pytest.TempPathFactory) -> Iterator[BareHosts]:
-    """Two nodes with addresses on the fabric and the packages on their disk, since they reach no index.
+    """Two nodes with addresses on the fabric, and packages on their disk, since they reach no index.
 
-    When their containers are up their sshd lets nobody in who does not come through the third node.
+    When their containers are up, their sshd accepts only connections through the third node.
     """
     packages = tmp_path_factory.mktemp("packages")
-    # Copied as it is, and the nodes' user has to look into it.
+    # The copy keeps the mode, and the nodes' user must read the directory.
     packages.chmod(0o755)
     pins = (ROOT / "trainer" / "requirements" / "runtime.txt").read_text(encoding="utf-8")
     version = next(line for line in pins.splitlines() if line.startswith("torch=="))
@@ -144,7 +144,7 @@ def hosts(product: Product, tmp_path_factory: pytest.TempPathFactory) -> Iterato
             rdm_subnet="10.2.72.0/24",
             ssh_config_jump_host=f"rdm@{jump}",
             ansible_ssh_common_args=f"{way} -o 'ProxyCommand=ssh -W %h:%p -i {key} {way} rdm@{jump}'",
-            # Connections that were made past the jump host are elsewhere.
+            # Not the shared connections that were made without the jump host.
             ansible_control_path_dir=str(tmp_path_factory.mktemp("cp")),
             pdsh_install=True,
             openmpi_install=True,
@@ -190,7 +190,7 @@ def test_env_up_makes_hosts_ready_that_only_a_jump_host_reaches(hosts: BareHosts
     assert [node for node, one in again["nodes"].items() if one["changed"]] == []
     lines = [f"{address} slots=2" for address in ADDRESSES.values()]
     assert hosts.on("n2", "cat", "/home/rdm/.rdm/n2/job/hostfile").splitlines() == lines
-    # By name and by address, each to itself and to the other.
+    # By name and by address, each to itself and to the other node.
     for node in ADDRESSES:
         for other, address in ADDRESSES.items():
             for name in (other, address):
@@ -226,7 +226,7 @@ def test_this_machines_own_ssh_goes_through_the_jump_host(hosts: BareHosts, tmp_
         ssh = ["ssh", "-F", str(config), "-o", "BatchMode=yes", "-o", believed]
         said = subprocess.run([*ssh, node, "uname", "-n"], capture_output=True, text=True, timeout=120)
         assert said.stdout == f"{node}\n", said.stderr
-        # Not past it.
+        # Not without the jump host.
         past = subprocess.run([*ssh, "-o", "ProxyJump=none", node, "true"], capture_output=True, timeout=120)
         assert past.returncode == 255
     run("down")
@@ -241,7 +241,7 @@ NAMES = {launcher: "mdx" if launcher in ("deepspeed", "mpirun") else "plain" for
 
 @pytest.fixture(scope="module")
 def curves(hosts: BareHosts, config: str) -> dict[str, dict[str, Any]]:
-    """The same training under each launcher: how each job was at its end."""
+    """The same training under each launcher: the last state of each job."""
     hosts.json("env", "up")
     return {
         launcher: hosts.json(
@@ -296,9 +296,9 @@ with IndexedWriter(sys.argv[1], numpy.uint16) as writer:
 def test_data_that_were_brought_are_named_as_in_containers(
     hosts: BareHosts, config: str, tmp_path: Path
 ) -> None:
-    """Each node has them in another directory, and one configuration is for all, and for containers."""
+    """Each node has the data in another directory; one configuration works for all, and for containers."""
     hosts.json("env", "up")
-    # The engine does not look into /tmp, which is a file system of its own.
+    # The engine does not see /tmp, which is a file system of its own.
     made = "/srv/tokens"
     hosts.on("n1", "install", "-d", "-o", "rdm", made)
     rdm = ("runuser", "-u", "rdm", "--", "/home/rdm/.rdm/n1/python/bin/python")
@@ -386,12 +386,12 @@ def test_a_jump_host_that_refuses_is_named(hosts: BareHosts, tmp_path: Path) -> 
     closed = "/etc/ssh/sshd_config.d/00-closed.conf"
     hosts.on(JUMP, "sh", "-c", f"echo AllowTcpForwarding no >{closed}; pkill -HUP -o -x sshd")
     try:
-        # Not by a connection that was made before.
+        # Not over an existing connection.
         told = hosts.json("env", "up", "-e", f"ansible_control_path_dir={tmp_path}", expect=1)
     finally:
         hosts.on(JUMP, "sh", "-c", f"rm {closed}; pkill -HUP -o -x sshd")
     for node in ADDRESSES:
-        # ssh with connections that persist drops what the jump host's says.
+        # ssh with persistent connections drops the messages of the jump host's ssh.
         refused = (
             "its jump host does not let it through: ",
             "its jump host cannot be reached or does not let it through, and ssh does not tell why: ",
@@ -402,7 +402,7 @@ def test_a_jump_host_that_refuses_is_named(hosts: BareHosts, tmp_path: Path) -> 
 
 @pytest.fixture
 def alice(hosts: BareHosts) -> BareHosts:
-    """A user of the same nodes who may not become root there: the inventory is rdm's but for the name."""
+    """A user of the same nodes without root: the inventory of rdm under another name."""
     hosts.json("env", "up")
     theirs = BareHosts(hosts.product, hosts.name, user="alice")
     for node in ADDRESSES:

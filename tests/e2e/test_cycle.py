@@ -1,4 +1,4 @@
-"""The way of a cluster: look, up, use, change. In this order, on one lab. Its end is in test_down.py."""
+"""The cycle of a cluster: check, up, use, change. In this order, on one lab. Its end is in test_down.py."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import pytest
 from tests.e2e.product import ADDRESSES, NODES, Lab, changed
 from tests.printed_hints import follow
 
-# What no shell may ever see.
+# A value that must not reach a shell.
 NASTY = 'it\'s a "value" with $(touch /tmp/pwned) `touch /tmp/pwned`; ${HOME} {{ no }} \\ \nand a line'
 
 
 @pytest.fixture(scope="module")
 def nasty(lab: Lab) -> Iterator[str]:
-    """An inventory with a value that would do harm in a shell, for the containers' environment."""
+    """Yield a value for the containers' environment that would do harm in a shell."""
     lab.bare()
     words = json.dumps({"NOTE": NASTY.replace("{{ no }}", "{{ '{{ no }}' }}"), "EMPTY": ""})
     file = lab.inventory_text(f"container_env: {words}\n")
@@ -42,7 +42,7 @@ def test_check_of_bare_nodes_says_what_would_be_made_and_makes_nothing(lab: Lab,
     assert changed(result) == list(NODES)
     changes = [change for node in result["nodes"].values() for change in node["changes"]]
     assert {change["phase"] for change in changes} >= {"images", "network", "container"}
-    # What one call writes.
+    # What one module call writes.
     told = "".join(change["diff"] for change in changes if change["phase"] == "container")
     for path in ("/etc/rdm/nodes", "/etc/environment", "/etc/rdm/ssh/config", "/etc/rdm/job/hostfile"):
         assert f"+++ {path}" in told, told
@@ -150,7 +150,7 @@ def test_no_training_container_is_privileged(lab: Lab) -> None:
     look = "{{.HostConfig.Privileged}} {{.HostConfig.CapAdd}} {{.HostConfig.SecurityOpt}}"
     expected = ["false [] [no-new-privileges label=disable]"] * 3
     assert [lab.container(node, look) for node in NODES] == expected
-    # A setuid program that the container's root leaves in its jobs is out of reach of the node's users.
+    # The node's users cannot reach a setuid program that the container's root leaves in its jobs.
     assert lab.on("n1", "stat", "--format", "%a %U", "/var/lib/rdm").split() == ["700", "root"]
 
 

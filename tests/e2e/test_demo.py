@@ -1,4 +1,4 @@
-"""`make demo` in a fresh clone, as people without hardware type it. Its way back is in test_demo_down.py."""
+"""`make demo` in a fresh clone, without hardware. Its removal is in test_demo_down.py."""
 
 from __future__ import annotations
 

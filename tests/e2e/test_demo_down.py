@@ -1,4 +1,4 @@
-"""`make demo-down`, whatever was done with the demo's cluster: it goes, and nothing is left of it."""
+"""`make demo-down` leaves nothing, whatever was done with the demo's cluster."""
 
 from __future__ import annotations
 
@@ -13,5 +13,5 @@ def test_make_demo_down_leaves_nothing(demo: Demo) -> None:
     assert not (demo.clone / "inventory" / demo.name).exists()
     assert demo.run("git", "status", "--porcelain") == ""
     ignored = demo.run("git", "status", "--porcelain", "--ignored").splitlines()
-    # Python may keep compiled modules wherever it likes.
+    # Python may write compiled modules anywhere.
     assert [line for line in ignored if not line.endswith("__pycache__/")] == ["!! .venv/"]

@@ -1,4 +1,4 @@
-"""The end of a cluster, on nodes that also have what is not ours."""
+"""Take-down of a cluster, on nodes that also have foreign objects."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What somebody changes by hand is found by one look, named with its reason, and mended; nothing else is."""
+"""Manual changes are found by one check, named with the reason, and repaired; nothing else is changed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from tests.e2e.product import ADDRESSES, NODES, Lab, changed
 
-# Each: on which node, what is done there, and what the look says, in which phase.
+# Each: the node, the change, what the check reports, and in which phase.
 Plant = tuple[str, str, str, str]
 ROUNDS: dict[str, list[Plant]] = {
     "files, an image and what a container holds": [
@@ -74,7 +74,7 @@ def reasons(result: Any, node: str, phase: str) -> list[str]:
 
 
 def done(result: Any, phase: str = "") -> set[tuple[str, str, str]]:
-    """What a run has changed on which node, or would have."""
+    """Return what a run has changed on which node, or would have."""
     return {
         (name, change["phase"], change["task"])
         for name, node in result["nodes"].items()
@@ -90,7 +90,7 @@ def test_what_is_changed_by_hand_is_found_and_mended(right: Lab, name: str) -> N
         right.on(node, "sh", "-c", script)
     predicted = right.json("check", "--exit-code", expect=1)
     result = right.json("up")
-    # What two roles are in charge of, both predict, and the first of them mends.
+    # Two roles predict a change that both are in charge of, and the first one makes it.
     assert done(result) <= done(predicted)
     assert done(result, "container") == done(predicted, "container")
     assert changed(result) == changed(predicted)
@@ -98,7 +98,7 @@ def test_what_is_changed_by_hand_is_found_and_mended(right: Lab, name: str) -> N
         assert any(said.startswith(sentence) for said in reasons(result, node, phase)), (node, result["work"])
     assert set(result["work"]) == touched
     assert set(changed(result)) <= touched
-    # That nothing is left to do, the next round's look says, which finds only what was done then.
+    # The next round's check shows that nothing is left to do: it finds only that round's changes.
     assert [right.container(node) for node in NODES] == ["running"] * 3
     assert right.on("n2", "stat", "--format", "%U", "/etc/rdm/ssh/id_ed25519").strip() == "root"
 
@@ -111,7 +111,7 @@ def test_what_was_mended_is_in_sync(right: Lab) -> None:
 
 def test_an_older_export_goes_when_told_so_and_another_versions_digests_are_looked_at(right: Lab) -> None:
     right.on("n2", "sh", "-c", "echo 'export MY_IP=10.9.9.9' >> /home/rdm/.bashrc")
-    # What another version leaves behind: other digests.
+    # As another version leaves it: with other digests.
     right.on("n2", "sed", "-i", r's/"hostfile": "[0-9a-f-]*"/"hostfile": "0"/', "/etc/rdm/state.json")
     shell = ("n2", "su", "-", "rdm", "-c", "bash -ic 'printenv MY_IP'")
     assert right.on(*shell).split() == ["10.9.9.9"]
@@ -194,7 +194,7 @@ def playbook(right: Lab, *arguments: str) -> tuple[dict[str, str], dict[str, boo
     """Run ``ansible-playbook`` as its user, with a strategy that is not ours.
 
     Returns:
-        Task -> what was shown of it, and node -> whether the run has changed something there, or would have.
+        Task -> its output, and node -> whether the run has changed something there, or would have.
     """
     site = ["ansible-playbook", "rdm.provision.site", "--inventory", str(right.inventory)]
     shown = right.product.run(*site, *arguments, ANSIBLE_STRATEGY="free").stdout
@@ -207,7 +207,7 @@ def playbook(right: Lab, *arguments: str) -> tuple[dict[str, str], dict[str, boo
 
 
 def standing(right: Lab) -> list[str]:
-    """What there is on each node: files with owners, modes and times, containers, networks and images."""
+    """Return each node's files with owners, modes and times, its containers, networks and images."""
     ours = (
         "find /etc/rdm -printf '%p %u %m %s %T@\\n' | sort; grep MY_IP /etc/environment;"
         " docker ps --all --no-trunc --format '{{.ID}} {{.State}}'; docker network ls --no-trunc --quiet;"

@@ -1,4 +1,4 @@
-"""Faults that a cluster meets: each is survived, said clearly, and mended by the next run."""
+"""Faults of a cluster: each is survived, reported clearly, and repaired by the next run."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from tests.e2e.product import NODES, Lab, Product, changed, running_lab, wait_un
 from tests.labs import lab_name
 
 PHASES = ("preflight", "images", "network", "container")
-# The first after which a node has changed, and the last.
+# The first phase that changes a node, and the last.
 ENDS = ("images", "container")
 
 
 @pytest.fixture(autouse=True)
 def whole(lab: Lab) -> Iterator[None]:
-    """Whatever a test did, the next one has three nodes that run and are plugged in."""
+    """Leave three nodes that run and are plugged in, whatever a test did."""
     yield
     if not lab.whole():
         lab.lab("up", "--nodes", "3")
 
 
 def assert_mended(lab: Lab, *argv: str) -> None:
-    """A run puts everything right: every container runs, and every one reaches every other."""
+    """Assert that a run repairs everything: every container runs, and reaches every other."""
     result = lab.json("up", *argv)
     assert result["ok"]
     nodes = list(result["nodes"])
@@ -38,7 +38,7 @@ def assert_mended(lab: Lab, *argv: str) -> None:
 
 @pytest.mark.parametrize("phases", [ENDS, pytest.param(PHASES, marks=pytest.mark.long)])
 def test_the_control_process_is_killed_between_any_two_phases(lab: Lab, phases: tuple[str, ...]) -> None:
-    """Killed again and again, each time later; each run takes over, and the last one mends."""
+    """Killed again and again, each time later; each run takes over, and the last one repairs."""
     lab.bare()
     for phase in phases:
         # The last one finds a bare node, too.
