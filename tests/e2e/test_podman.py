@@ -1,4 +1,4 @@
-"""Nodes whose engine is Podman: up, a second run, what was changed by hand, down."""
+"""Nodes whose engine is Podman: up, a second run, manual changes, down."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ def test_the_cycle(product: Product) -> None:
         status = lab.json("status")
         assert all("Podman" in str(status["nodes"][node]) for node in ("n1", "n2"))
 
-        # Every role looks, and finds what it would make.
+        # Every role runs, and finds its work done.
         again = lab.json("up", "--recheck")
         assert "container" in again["work"]["n1"]
         assert changed(again) == []
 
-        # A boot: what podman-restart.service does.
+        # A boot: podman-restart.service starts the containers.
         lab.lab("stop", "n2")
         lab.lab("start", "n2")
         assert lab.container("n2") == "running"
@@ -43,7 +43,7 @@ def test_the_cycle(product: Product) -> None:
         repaired = lab.json("up", "-e", "network_replace=true")
         assert sorted(changed(repaired)) == ["n1", "n2"]
         assert any("exited" in said for said in repaired["work"]["n2"]["container"])
-        # Another policy is another container.
+        # Another policy recreates the container.
         other = lab.json("up", "-e", "container_restart_policy=unless-stopped")
         assert sorted(changed(other)) == ["n1", "n2"]
 

@@ -1,4 +1,4 @@
-"""A lab with two rails: containers on both, and a verdict that names the one that is wrong."""
+"""A lab with two rails: containers on both, and a verdict that names the faulty one."""
 
 from __future__ import annotations
 

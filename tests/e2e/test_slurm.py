@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A Slurm cluster on lab nodes: jobs, partitions, GPUs, accounting; what survives, is refused, or goes."""
+"""A Slurm cluster on lab nodes: jobs, partitions, GPUs, accounting; restarts, refusals and removal."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.long
 
 
 def options(slurm: SlurmLab, **more: Any) -> str:
-    """The lab's slurm_options with others, as an argument of -e."""
+    """Return the lab's slurm_options with further ones, as an argument of -e."""
     own = slurm.variables()["slurm_options"]
     return json.dumps({"slurm_options": {**own, **more}})
 
@@ -40,7 +40,7 @@ def test_jobs_get_nodes_and_gpus_and_are_accounted(slurm: SlurmLab) -> None:
     show = ["sh", "-c", "echo $(hostname) $SLURM_PROCID $CUDA_VISIBLE_DEVICES"]
     gpu2 = slurm.user("srun", "-p", "gpu2", "-N2", "--gres=gpu:a10:2", *show)
     assert sorted(gpu2.splitlines()) == ["n2 0 0,1", "n3 1 0,1"]
-    # One job of both partitions, with one order of ranks.
+    # One job on both partitions, with one order of ranks.
     both = slurm.user("srun", "-phgx", "-N1", *show, ":", "-pgpu2", "-N2", *show)
     assert sorted(line.split()[:2] for line in both.splitlines()) == [["n1", "0"], ["n2", "1"], ["n3", "2"]]
     job = slurm.sbatch("hostname >$SLURM_JOB_ID.txt", "-p", "gpu2")
@@ -145,7 +145,7 @@ def test_down_takes_away_what_up_made(slurm: SlurmLab) -> None:
             assert not slurm.there(node, path), (node, path)
         assert "conf-server" not in slurm.on(node, "cat", "/etc/default/slurmd")
     assert changed(slurm.json("slurm", "down")) == []
-    # As where Slurm never was.
+    # As on a host that never had Slurm.
     slurm.on("n1", "mv", "/usr/bin/sinfo", "/usr/bin/kept")
     try:
         told = slurm.json("slurm", "status", expect=1)["nodes"]["n1"]["why"]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A training job through a lab's Slurm with accounting: the tiny GPT on two nodes, and what never runs."""
+"""A training job through a lab's Slurm with accounting: the tiny GPT on two nodes, and refused jobs."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def trained(slurm: SlurmLab) -> SlurmLab:
 
 
 def job(lab: SlurmLab, name: str) -> dict[str, Any]:
-    """What ``jobs NAME --json`` says of a job."""
+    """Return the job in ``jobs NAME --json``."""
     found = json.loads(lab.rdm("jobs", name, "--json").stdout)
     (one,) = found["jobs"]
     return dict(one)
@@ -98,7 +98,7 @@ def test_who_cancelled_a_job_is_said(trained: SlurmLab) -> None:
 def test_states_are_told_while_the_accounting_is_down(trained: SlurmLab) -> None:
     trained.on("n1", "pkill", "-x", "slurmdbd")
     try:
-        # It writes what it has before it ends.
+        # It writes its data before it ends.
         wait_until(lambda: not trained.on("n1", "pidof", "slurmdbd", check=False), "slurmdbd has ended")
         train(trained, "blind", "optimisation.train_iterations=2000")
         reaches(trained, "blind", "running")
@@ -116,7 +116,7 @@ def test_a_fine_tuning_has_the_losses_of_one_process(trained: SlurmLab) -> None:
     file.write_text(json.dumps(tuning.CONFIG), encoding="utf-8")
     trained.on("n1", "sh", "-c", f"rm -r {PEFT}")
     told = trained.json("train", str(file), "--launcher", "slurm", "--name", "tuned", expect=2)
-    # One node makes it on the disk that all share.
+    # One node makes it on the shared disk.
     assert changed(follow(problems(told), "env up", trained.json)) == [*NODES]
     tuning.made(*place)
     expected = tuning.alone(*place)
@@ -138,7 +138,7 @@ def sacctmgr(lab: SlurmLab, *words: str, check: bool = True) -> None:
 
 @pytest.fixture
 def enforced(trained: SlurmLab) -> Iterator[SlurmLab]:
-    """The lab, whose Slurm holds jobs to its accounting, and knows of no account."""
+    """The lab, whose Slurm enforces its accounting, which has no account."""
     options = {**trained.variables()["slurm_options"], "AccountingStorageEnforce": "associations,limits,qos"}
     trained.json("slurm", "up", "-e", json.dumps({"slurm_options": options}))
     try:
@@ -160,7 +160,7 @@ def refused(lab: SlurmLab, *more: str) -> list[str]:
 
 
 def waits(lab: SlurmLab, why: str, *options: str) -> None:
-    """Submit a job past what refuses it, and wait until Slurm lets it wait for this."""
+    """Submit a job without our checks, and wait until Slurm has it waiting for this reason."""
     number = lab.sbatch("true", "-pgpu2", *options)
 
     def said() -> str:
@@ -201,7 +201,7 @@ def test_what_accounting_would_never_let_run_is_refused(enforced: SlurmLab) -> N
     waits(enforced, "AssocMaxWallDurationPerJobLimit", "-N1", "-t120")
     enforced.idle()
 
-    # What the limits allow is taken.
+    # A job within the limits is accepted.
     train(enforced, "allowed", "launcher.nodes=1", f"{time}=00:30:00")
     assert job(enforced, "allowed")["state"] in ("queued", "starting", "running", "finished")
     enforced.rdm("stop", "allowed", "--now")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Training over the containers of different nodes: one loss curve, and what each fault does."""
+"""Training over the containers of different nodes: one loss curve, and the effect of each fault."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ FIRST = {step: loss for step, loss in LOSSES.items() if step <= STEPS}
 
 @pytest.fixture(scope="module")
 def cluster(request: pytest.FixtureRequest, product: Product) -> Iterator[Containers]:
-    """Two provisioned nodes with the training image: the demo's, where its tests run, too."""
+    """Two provisioned nodes with the training image; the demo's, if its tests run as well."""
     if not any(item.path.stem == "test_demo" for item in request.session.items):
         with running_lab(product, lab_name("e2e-train"), *AS_ASKED) as lab:
             lab.json("up")
@@ -64,7 +64,7 @@ def cluster(request: pytest.FixtureRequest, product: Product) -> Iterator[Contai
     lab = Containers(product, demo.name, made_in=demo.clone)
     lab.inventory.parent.mkdir(exist_ok=True)
     lab.inventory.symlink_to(demo.clone / "inventory" / demo.name)
-    # The clone's trainer is what was committed.
+    # The clone's trainer is the committed one.
     lab.lab("up", *AS_ASKED)
     lab.json("up")
     yield lab
@@ -73,7 +73,7 @@ def cluster(request: pytest.FixtureRequest, product: Product) -> Iterator[Contai
 
 @pytest.fixture(autouse=True)
 def whole(cluster: Containers) -> None:
-    """Whatever the test before did, the nodes run, and no job does."""
+    """Make all nodes run, and no job, whatever the previous test did."""
     if any(cluster.container(node) != "running" for node in NODES):
         cluster.lab("up", *AS_ASKED)
         cluster.provisioned()
@@ -85,7 +85,7 @@ def whole(cluster: Containers) -> None:
 
 @pytest.fixture(scope="module")
 def config(product: Product) -> str:
-    """A configuration that a container trains in no time, once its processes are up."""
+    """A configuration that trains in no time, once its processes are up."""
     (product.directory / "tiny.yaml").write_text(yaml.safe_dump(TINY), encoding="utf-8")
     return "tiny.yaml"
 
@@ -94,7 +94,7 @@ def config(product: Product) -> str:
 
 
 def in_image(cluster: Containers, *argv: str, user: str = "root") -> str:
-    """Run a program in a fresh container of the training image, which must end well."""
+    """Run a program in a new container of the training image; it must succeed."""
     run = ("docker", "run", "--rm", "--network", "none", "--user", user, lab_trainer.TRAIN_IMAGE)
     return cluster.on("n1", *run, *argv)
 
@@ -127,7 +127,7 @@ def test_the_image_holds_no_secret_and_nothing_of_this_machine(cluster: Containe
 
 
 def made_images(collection: Path, given: str = "") -> dict[str, Any]:
-    """Make the images of a lab that trains; return what they are called, and whether anything was made."""
+    """Make the images of a lab that trains; return their names, and whether anything was made."""
     specs = yaml.safe_load((ROOT / "roles/lab/meta/argument_specs.yml").read_text(encoding="utf-8"))
     options = specs["argument_specs"]["main"]["options"]
     desired = {name: option["default"] for name, option in options.items()}
@@ -181,7 +181,7 @@ def test_nodes_fine_tune_when_their_image_has_the_packages(cluster: Containers) 
     file.write_text(json.dumps(tuning.CONFIG), encoding="utf-8")
     train = ("train", "tune.json", "--name", "e2e-tuned")
     told = cluster.json(*train, expect=2)["problems"]
-    # What every node says is told once.
+    # A message of all nodes is reported once.
     assert [one["node"] for one in told if "EXTRAS=finetune" in json.dumps(one)] == [None]
     assert not cluster.there("n1", cluster.directory("n1", "e2e-tuned"))
 
@@ -190,7 +190,7 @@ def test_nodes_fine_tune_when_their_image_has_the_packages(cluster: Containers) 
     for node in NODES:
         tuning.made(lambda *argv, node=node: cluster.inside(node, *argv), "python", "/jobs")
     expected = tuning.alone(lambda *argv: cluster.inside("n1", *argv), "python", "/jobs")
-    # What is watched to its end.
+    # Watched to its end.
     shown = cluster.rdm(*train).stdout
     assert "e2e-tuned  finished   6/6" in shown
     (told,) = cluster.json("jobs", "e2e-tuned")["jobs"]
@@ -200,7 +200,7 @@ def test_nodes_fine_tune_when_their_image_has_the_packages(cluster: Containers) 
     assert "e2e-tuned: finished" in cluster.rdm("report", "e2e-tuned", "-o", str(page)).stdout
     assert cluster.there("n1", f"{cluster.directory('n1', 'e2e-tuned')}/model/model.safetensors")
 
-    # ZeRO-2, over members that know no inventory.
+    # ZeRO-2, over members without an inventory.
     data = f"{cluster.directory('n1', 'data')}:/jobs/data:ro"
     said = said_by_members(cluster, tuning.CONFIG, "finetune", "/files/tiny.yaml", volumes=[data])
     assert losses_in(said["m3"]) == pytest.approx(expected, abs=1e-3)
@@ -250,7 +250,7 @@ def train(cluster: Containers, way: str, config: str, job: str, words: list[str]
 
 @pytest.fixture(scope="module")
 def curves(cluster: Containers, config: str) -> dict[str, list[list[float]]]:
-    """The losses of the same training under each launcher, each in another layout, from every way in."""
+    """The losses of one training under each launcher, in other layouts, by shell, Ansible and Python."""
     for launcher, (way, layout) in LAYOUTS.items():
         train(cluster, way, config, NAMES[launcher], [*layout, f"launcher.kind={launcher}"])
     found = {}
@@ -297,11 +297,11 @@ WRITE = 'umask 77; mkdir -p /tmp/files; cd /tmp/files; printf %s "$1" >secret; p
 
 
 def be_member(cluster: Containers, number: int, command: Sequence[str], volumes: Sequence[str]) -> None:
-    """Start a container that knows the launcher's address and the secret, and is called as all others."""
+    """Start a container that knows the launcher's address and the secret, with the same host name as all."""
     known = {"RDZV_ID": "four", "RDZV_SECRET_FILE": "/files/secret", "RDZV_JOB_DIR": "/tmp/job"}
     known |= {"ROLE": "worker", "MASTER_ADDR": LAUNCHER} if number else {"ROLE": "launcher", "NUM_NODES": "4"}
     variables = [word for key, value in known.items() for word in ("--env", f"{key}={value}")]
-    # As Debian and Ubuntu have it in /etc/hosts.
+    # As in /etc/hosts of Debian and Ubuntu.
     named = ("--hostname", "member", "--add-host", "member:127.0.1.1")
     where = (*named, "--network", "ibnet", "--ip", f"{LAUNCHER[:-1]}{number}")
     mounted = [word for one in ("/tmp/files:/files:ro", *volumes) for word in ("--volume", one)]
@@ -320,7 +320,7 @@ def exit_codes(cluster: Containers) -> list[str]:
 def said_by_members(
     cluster: Containers, config: dict[str, Any], *command: str, volumes: Sequence[str] = ()
 ) -> dict[str, str]:
-    """Let four members run a command to its end; return what each wrote to its standard output."""
+    """Let four members run a command to its end; return each one's standard output."""
     secret = secrets.token_hex(16)
     for node in NODES:
         cluster.on(node, "sh", "-c", WRITE, "sh", secret, json.dumps(config))
@@ -330,7 +330,7 @@ def said_by_members(
         wait_until(
             lambda: "" not in exit_codes(cluster),
             "all members have ended",
-            # Four processes import all that a fine-tuning needs.
+            # Four processes import everything that fine-tuning needs.
             timeout=COMMAND_S,
             seen=lambda: cluster.on(MEMBERS["m0"], "docker", "logs", "m0"),
         )
@@ -441,7 +441,7 @@ def test_what_was_measured_finds_a_layout_and_trains_in_it(cluster: Containers, 
 def test_a_process_that_dies_ends_the_job_everywhere_unless_it_may_restart(
     cluster: Containers, config: str
 ) -> None:
-    """It goes on from its newest checkpoint twice; the third time it fails, and says where and why."""
+    """It resumes from its newest checkpoint twice; the third time it fails, and reports where and why."""
     start(cluster, config, "e2e-killed", "--max-restarts", "2", "checkpoint.interval=2")
     wait_until(lambda: (progress(cluster, "e2e-killed").get("checkpoint") or 0) >= 2, "there is a checkpoint")
     kill = ["docker", "exec", "rdm", "kill", "-KILL"]
@@ -476,7 +476,7 @@ def test_a_full_disk_of_one_node_loses_no_checkpoint(cluster: Containers, config
     directory = f"/var/lib/rdm/{cluster.name}"
     cluster.on("n2", "mount", "-t", "tmpfs", "-o", "size=32m", "tmpfs", directory)
     try:
-        # A mount is of what was there when the container started.
+        # The container sees the mounts of its start.
         cluster.on("n2", "docker", "restart", "rdm")
         cluster.json("up")
         start(cluster, config, "e2e-full", "checkpoint.interval=20", "checkpoint.keep=2")
@@ -529,7 +529,7 @@ class TestContainers(Promises):
     def trained(self, curves: dict[str, list[list[float]]], launcher: str) -> Trained:
         return Trained(NAMES[launcher], OTHER_LAYOUTS[launcher])
 
-    # Of the others it differs most from agents that start their own node's ranks.
+    # Of the other launchers, it differs most from agents that start their own node's ranks.
     @pytest.mark.parametrize(
         "launcher",
         ["mpirun", *(pytest.param(one, marks=pytest.mark.long) for one in ("torchrun", "deepspeed"))],
@@ -541,7 +541,7 @@ class TestContainers(Promises):
             place, launcher, config
         )
 
-    # For the others, a node that is cut off is no other than one that is down.
+    # For the others, a node that is cut off is like one that is down.
     @pytest.mark.long
     def test_a_node_that_goes_down_ends_the_job_on_the_others(
         self, place: Place, launcher: str, config: str

@@ -1,6 +1,6 @@
 """Virtual functions that the kernel makes: containers on two virtual machines talk over them.
 
-What is not marked long is a suite of `make test`, which runs it alone.
+Tests without the mark `long` are a suite of `make test`, which runs it alone.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def machines(product: Product, request: pytest.FixtureRequest) -> Iterator[Machi
 
 
 def assert_both_talk(lab: MachineLab) -> None:
-    """Each node's container has a function of its own, in the VLAN, and reaches the other one."""
+    """Assert that each node's container has a function of its own, in the VLAN, and reaches the other."""
     assert [lab.function(node)["vlan_list"][0].get("vlan") for node in NODES] == [VLAN] * 2
     lab.all_reach()
 
@@ -52,7 +52,7 @@ def test_all_is_there_again_after_a_reboot(machines: MachineLab) -> None:
     assert len(machines.functions("n2")) == FUNCTIONS
     assert machines.function("n2")["address"] == before["address"]
     assert_both_talk(machines)
-    # Nor has a second run anything to do.
+    # A second run has no work.
     assert changed(machines.json("up")) == []
 
 
@@ -69,7 +69,7 @@ def test_the_vlan_is_the_cards_and_not_a_word_in_a_configuration(machines: Machi
 
 
 def restarted(lab: MachineLab, node: str, before: str) -> bool:
-    """Whether the container of a node runs, in another process than before."""
+    """Whether the container of a node runs in another process than before."""
     state = lab.container(node, "{{.State.Status}} {{.State.Pid}}").split()
     return state[:1] == ["running"] and state[1:] not in (["0"], [before])
 
@@ -96,7 +96,7 @@ def test_functions_stay_over_restarts_of_the_engine_and_of_the_plugin(machines: 
 def test_functions_that_vanish_under_a_container_are_named_and_made_anew(machines: MachineLab) -> None:
     machines.provisioned()
     before = machines.function("n2")["address"]
-    # The kernel does it, and the engine goes on to say that the container runs and has its address.
+    # The engine still reports that the container runs and has its address.
     machines.on("n2", "sh", "-c", "echo 0 > /sys/class/net/ib0/device/sriov_numvfs")
     assert machines.functions("n2") == []
     assert machines.container("n2") == "running"
@@ -138,7 +138,7 @@ def test_one_container_more_than_there_are_functions_is_refused(machines: Machin
 def test_a_function_that_loses_its_driver_is_named_hurts_no_other_and_is_mended(
     machines: MachineLab,
 ) -> None:
-    """The kernel lets nobody unplug a single function: this is what can be taken from one."""
+    """A single function cannot be unplugged: only its driver can be removed."""
     machines.provisioned()
     before = machines.function("n2")
     image, network = machines.container("n2", "{{.Image}} {{.HostConfig.NetworkMode}}").split()
@@ -156,12 +156,12 @@ def test_a_function_that_loses_its_driver_is_named_hurts_no_other_and_is_mended(
         assert [said for said in found["n2"]["sriov"] if said.startswith(f"VF {before['vf']} of ib0 is unb")]
         lost = f"the container rdm is without its interface ({ADDRESSES['n2']}), not running"
         assert found["n2"]["container"] == [lost]
-        # The plugin gives it to nobody, and says why there is none.
+        # The plugin hands it to no container, and reports why none is free.
         for name in others[1:]:
             machines.on("n2", *run, name, image, "sleep", "infinity")
         refused = machines.refusal("n2", *run, "one-more", image, "sleep", "infinity")
         assert f"containers have all {FUNCTIONS - 1}, and {pci} has no driver" in refused
-        # While others have all others.
+        # While containers have all the others.
         assert machines.json("up")["ok"]
         assert machines.function("n2")["address"] == before["address"]
         assert machines.function("n2", others[0])["address"] == neighbour
@@ -194,7 +194,7 @@ LOOK = """
 def test_soft_roce_on_a_function_is_found_as_its_rdma_device_and_carries_data(
     machines: MachineLab, tmp_path: Path
 ) -> None:
-    """Between the machines: soft RoCE of kernel 6.12 has its sockets in the node's namespace alone."""
+    """Between the machines: soft RoCE of kernel 6.12 has its sockets only in the node's namespace."""
     machines.provisioned()
     functions = {}
     try:

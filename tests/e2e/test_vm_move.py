@@ -1,4 +1,4 @@
-"""The upstream network plugin on virtual machines: moved from as docs/sr-iov.md says, or refused."""
+"""The upstream network plugin on virtual machines: the move to ours by docs/sr-iov.md, and its refusal."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PLUGIN = "rdm-sriov-plugin"
 
 @pytest.fixture(scope="module")
 def old(product: Product) -> Iterator[MachineLab]:
-    """Machines with an engine that lets the upstream plugin live."""
+    """Machines with an engine under which the upstream plugin works."""
     with running_machines(product, "20.10") as lab:
         yield lab
 
@@ -41,7 +41,7 @@ def new(product: Product, request: pytest.FixtureRequest) -> Iterator[MachineLab
 
 
 def write_context(lab: MachineLab, node: str) -> None:
-    """Put on a node what an image of the stand-in for the upstream plugin is built from."""
+    """Write the build context of the upstream plugin's stand-in to a node."""
     stand_in = (ROOT / "tests/integration/upstream_plugin.py").read_text()
     content = packed_program(ROOT, stand_in)
     lab.on(node, "mkdir", "-p", CONTEXT)
@@ -50,11 +50,11 @@ def write_context(lab: MachineLab, node: str) -> None:
 
 
 def upstream(lab: MachineLab) -> dict[str, Any]:
-    """Return the variables of a cluster with the upstream plugin: its image is built on the nodes."""
+    """Return the variables of a cluster with the upstream plugin, whose image is built on the nodes."""
     made = yaml.safe_load((lab.inventory / "hosts.yml").read_text())
     images = made["cluster"]["vars"]["images_list"]
     built = {"name": IMAGE, "source": "build", "build": {"path": CONTEXT}}
-    # It makes VFs itself, all that there can be.
+    # It makes VFs itself, as many as the card allows.
     return {
         "sriov_plugin": "upstream",
         "sriov_image": IMAGE,
@@ -64,7 +64,7 @@ def upstream(lab: MachineLab) -> dict[str, Any]:
 
 
 def told(lab: MachineLab, **variables: Any) -> MachineLab:
-    """Give the cluster these variables, beside the lab's own."""
+    """Give the cluster these variables in addition to the lab's own."""
     lab.inventory_text(yaml.safe_dump(variables))
     return lab
 
@@ -95,7 +95,7 @@ def test_a_cluster_moves_to_our_plugin_as_the_guide_says(old: MachineLab) -> Non
     old.all_reach()
     before = {node: (networks(old, node), old.pid(node)) for node in NODES}
 
-    # Not by accident, and not without VFs for afterwards.
+    # Not without network_replace, and not without sriov_vfs.
     refused = reasons(told(old).json("up", expect=2))
     assert set(refused) == set(NODES)
     for why in refused.values():

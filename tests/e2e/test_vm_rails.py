@@ -13,7 +13,7 @@ from tests.e2e.product import ADDRESSES, Product, changed
 pytestmark = pytest.mark.long
 
 RAILS = {"ib0": ADDRESSES, "ib1": {"n1": "192.169.17.100", "n2": "192.169.17.101"}}
-"""Card -> what its containers' interfaces have, by node."""
+"""Card -> the addresses of its containers' interfaces, by node."""
 
 
 @pytest.fixture(scope="module")

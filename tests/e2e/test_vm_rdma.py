@@ -1,8 +1,8 @@
 """RDMA between containers: soft RoCE on virtual functions, with a kernel that knows it in namespaces.
 
-Two virtual machines with the kernel of Debian's backports. Soft RoCE goes when its interface moves, so that
-its device is made in the container's network namespace after its start, and the container has been given the
-character device before: it has the same numbers again.
+Two virtual machines with the kernel of Debian's backports. Soft RoCE is removed when its interface moves. So
+its device is made in the container's network namespace after the start, with the numbers of the character
+device that the container was given before.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.long
 NODES = ("n1", "n2")
 FIRST_KERNEL = (7, 0)
 DEVICE = "/dev/infiniband/uverbs0"
-# Two machines without KVM that share two processors are not equally fast.
+# Two machines without KVM on two cores are not equally fast.
 NOISE = ("-e", "verify_rdma_slow_share=0.3")
 
 
@@ -57,12 +57,12 @@ def soft_roce(lab: MachineLab, node: str, interface: str, *, inside: tuple[str, 
 
 
 def namespace(lab: MachineLab, node: str, name: str = "rdm") -> tuple[str, ...]:
-    """Return the words before a program that is to run in a container's network namespace."""
+    """Return the command prefix that runs a program in a container's network namespace."""
     return ("nsenter", "-n", "-t", lab.pid(node, name))
 
 
 def interface(lab: MachineLab, node: str) -> str:
-    """Return the name, in the container of a node, of its function's interface."""
+    """Return the name of the function's interface in a node's container."""
     shown = json.loads(lab.on(node, *namespace(lab, node), "ip", "-json", "address"))
     (found,) = [
         link["ifname"]
@@ -82,7 +82,7 @@ def rdma(machines: MachineLab) -> MachineLab:
 
 @contextmanager
 def slow_link(lab: MachineLab, node: str, rate: str) -> Iterator[None]:
-    """What a node's container sends is slow meanwhile."""
+    """Slow down what a node's container sends."""
     queue = (*namespace(lab, node), "tc", "qdisc")
     at = ("dev", interface(lab, node), "root")
     lab.on(node, *queue, "add", *at, "netem", "rate", rate)
@@ -122,7 +122,7 @@ def test_a_container_without_its_device_is_named(rdma: MachineLab) -> None:
 SHOWN = "/run/rdm-test-infiniband"
 DROP_IN = "/run/systemd/system/rdm-sriov.service.d"
 APART = "apart"
-# Those that hold the devices, the first first.
+# Modules that hold the devices, in the order of unloading.
 MODULES = (
     *("rdma_rxe", "rdma_ucm", "rdma_cm", "iw_cm", "ib_cm", "ib_umad", "ib_ipoib"),
     *("ib_uverbs", "ib_uverbs_support", "ib_core"),
@@ -136,7 +136,7 @@ UNLOADED = (
 
 
 def script(lab: MachineLab, node: str, *lines: str) -> str:
-    """Run lines of the shell on a node, until one fails."""
+    """Run shell lines on a node, until one fails."""
     return lab.on(node, "sh", "-c", "\n".join(("set -e", *lines)))
 
 

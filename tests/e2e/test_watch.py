@@ -1,4 +1,4 @@
-"""Faults that are planted in a lab's containers while a job runs: each is named, with node and rank.
+"""Faults planted in a lab's containers while a job runs: each is named, with node and rank.
 
 The same on this machine's loopback network: trainer/tests/distributed/test_watched_faults.py.
 """
@@ -27,7 +27,7 @@ GIVEN_UP_S = 180.0
 QUOTA = 0.4
 """The processors of each node while the second gets half of them."""
 EQUAL_S = 45.0
-"""For so long all have the same quota, and none may be named: twice as long as it would take."""
+"""Seconds with the same quota for all, in which none may be named: twice the time that it would take."""
 DELAYS = """\
 cd /proc && grep -sH . $(printf "%s/task/*/schedstat " $(pgrep -f rdm_job))
 grep -hs ^throttled_ /sys/fs/cgroup/cpu.stat /sys/fs/cgroup/cpu/cpu.stat || true
@@ -55,7 +55,7 @@ def cluster(product: Product) -> Iterator[Containers]:
 
 
 def plant(cluster: Containers, node: str, name: str, text: str) -> None:
-    """Write a file of which the ranks of a node know what to do."""
+    """Write a file that tells a node's ranks what to do."""
     script = 'printf %s "$1" >"$2.new" && mv "$2.new" "$2"'
     cluster.on(node, "sh", "-c", script, "sh", text, f"/var/lib/rdm/{cluster.name}/planted/{name}")
 
@@ -66,7 +66,7 @@ def in_container(cluster: Containers, node: str, *argv: str) -> str:
 
 
 def arguments(cluster: Containers) -> tuple[str, ...]:
-    """Return what starts the job, whose ranks do what is planted."""
+    """Return the arguments that start the job, whose ranks execute what is planted."""
     environment = {"PYTHONPATH": "/jobs/planted", "PLANTED": "/jobs/planted", "OMP_NUM_THREADS": "1"}
     config = {**TINY, "checkpoint": {"interval": 1000000}, "launcher": {"env": environment}}
     (cluster.product.directory / "watch.json").write_text(json.dumps(config))
@@ -108,7 +108,7 @@ def lose_agent(cluster: Containers) -> None:
 
 @pytest.fixture
 def failed(cluster: Containers) -> None:
-    """The job has failed: in a test before, or now."""
+    """Make the job fail, unless a previous test has."""
     if not cluster.there("n1", f"/var/lib/rdm/{cluster.name}/{JOB}"):
         cluster.json("train", *arguments(cluster))
         trains(cluster, JOB)

@@ -1,4 +1,4 @@
-"""What an installed wheel brings: the command, its completion, the collection and its playbooks."""
+"""The content of an installed wheel: the command, its completion, the collection and its playbooks."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MODULES = ("node_facts", "image_archive", "plan", "node_files", "fabric_probe", 
 
 @pytest.fixture(scope="module")
 def two(product: Product) -> str:
-    """An inventory of two hosts that need not exist."""
+    """An inventory of two hosts that may not exist."""
     text = "all: {children: {master: {hosts: {a: }}, workers: {hosts: {b: }}}}\n"
     (product.directory / "two.yml").write_text(text, encoding="utf-8")
     return "two.yml"
@@ -78,7 +78,7 @@ def test_a_typing_error_is_answered_with_the_nearest_verb(product: Product) -> N
     ],
 )
 def test_bash_completes(product: Product, two: str, line: str, offered: list[str]) -> None:
-    """What a bash offers for a line, after it has read our script."""
+    """Bash's completions of a line, after it has read our script."""
     script = (
         'source <(rdm-provision completion bash) && COMP_WORDS=("$@") COMP_CWORD=$(($# - 1)) '
         "&& _rdm_provision_completion rdm-provision && printf '%s\\n' \"${COMPREPLY[@]}\""
