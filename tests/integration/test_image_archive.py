@@ -1,4 +1,4 @@
-"""rdm.provision.image_archive against a real engine: what it loads, when, and what happens when it cannot."""
+"""rdm.provision.image_archive with a real engine: what it loads, when, and how it fails."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MODULE = "ansible_collections.rdm.provision.plugins.modules.image_archive"
 NAME = "rdm-test/loaded:1"
 
 
-# A small process between: what a process inherits from a large parent counts as its own.
+# A small process in between, since memory inherited from a large parent would count.
 MEASURE = """
 import resource, subprocess, sys
 subprocess.run([sys.executable, "-m", sys.argv[1]], stdout=subprocess.DEVNULL, check=True)
@@ -35,7 +35,7 @@ print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)
 """
 
 
-# Another archive takes the place of one in the moment between the look at it and its load.
+# Another archive replaces the first between its inspection and its load.
 SWAPPED = """
 import os, sys
 from ansible_collections.rdm.provision.plugins.modules import image_archive
@@ -49,7 +49,7 @@ image_archive.main()
 
 
 class Failed(Exception):  # noqa: N818
-    """What the module said when it failed."""
+    """The module failed; the text is its message."""
 
 
 def environment(engine: Engine, **more: str) -> dict[str, str]:
@@ -64,7 +64,7 @@ def arguments(directory: Path, check: bool, **options: Any) -> str:
 def run(
     engine: Engine, directory: Path, *, check: bool = False, swap: bytes | None = None, **options: Any
 ) -> dict[str, Any]:
-    """Run the module in a process of its own, as on a node; `swap` takes the archive's place in between."""
+    """Run the module in a separate process, as on a node; `swap` replaces the archive in between."""
     argv = ["-m", MODULE]
     if swap is not None:
         argv = ["-c", SWAPPED, put(directory, swap, "swapped")]
@@ -110,7 +110,7 @@ def zstd(data: bytes) -> bytes:
 
 
 def image_id(engine: Engine, name: str) -> str:
-    """Return the Id behind a name; empty when there is none."""
+    """Return the ID of a name; empty if there is none."""
     try:
         return str(engine.api.get(f"/images/{name}/json")["Id"])
     except DockerError as error:
@@ -302,7 +302,7 @@ def test_an_inspection_does_not_read_again_what_has_not_changed(
     path = put(tmp_path, data)
     assert inspect(engine, tmp_path, path=path, sha256=digest(data)[7:])["problem"] == ""
     status = Path(path).stat()
-    Path(path).write_bytes(bytes(len(data)))  # nobody who reads it takes this for an archive
+    Path(path).write_bytes(bytes(len(data)))  # not a valid archive
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
     assert inspect(engine, tmp_path, path=path, sha256=digest(data)[7:])["problem"] == ""
     os.utime(path)
@@ -334,9 +334,9 @@ def test_an_inspection_tells_what_is_wrong_and_does_not_fail(
 
 @contextmanager
 def slow_link(engine: Engine, path: Path, limit: int, cut: bool) -> Iterator[threading.Event]:
-    """Pass connections on to the engine until one has sent `limit` bytes; then cut it, or stop reading.
+    """Forward connections to the engine until one has sent `limit` bytes; then cut it, or stop reading.
 
-    The event says that this has happened.
+    The event is set when that has happened.
     """
     reached = threading.Event()
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -486,13 +486,13 @@ def test_a_module_killed_while_loading(engine: Engine, tmp_path: Path, image: Ma
 
 
 def test_a_full_disk(tmp_path: Path) -> None:
-    """Classic stores need room for the archive and for its layers: 40 MB fit at first, and then not."""
+    """Classic stores need space for the archive and for its layers: 40 MB fit at first, but not later."""
     disk = tmp_path / "disk"
     disk.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64m", "rdm-test", str(disk)], check=True)
     try:
         with private_engine(f"--data-root={disk}/data") as small:
-            hidden = MadeImage([layer("hidden", 70_000_000)], [NAME])  # what gzip hides, nobody foresees
+            hidden = MadeImage([layer("hidden", 70_000_000)], [NAME])  # the size within gzip is unknown
             with pytest.raises(Failed, match=r"which unpacks to .* KiB, filled the disk of the engine"):
                 run(small, tmp_path, path=put(tmp_path, oci_layout(hidden)))
             large = MadeImage([layer("large", 40_000_000)], [NAME])
@@ -565,7 +565,7 @@ def test_an_archive_on_the_controller(engine: Engine, tmp_path: Path, image: Mad
 
 
 def test_a_copy_goes_away_when_loading_fails(engine: Engine, tmp_path: Path, image: MadeImage) -> None:
-    image.layers[1] = b"not a tar" * 100  # the engine finds that out, nobody before
+    image.layers[1] = b"not a tar" * 100  # only the engine notices that
     put(tmp_path, saved(image), "bad.tar")
     with pytest.raises(Failed, match="Docker Engine refused POST /images/load"):
         ansible(engine, tmp_path, path="bad.tar", remote_src=False)

@@ -45,7 +45,7 @@ def registry(tmp_path: Path) -> Iterator[str]:
 
 
 def listening(log: Path) -> str:
-    """The address that the registry has taken, as soon as it says so."""
+    """Return the registry's address, as soon as its log shows it."""
     found = re.search(r"listening on (127\.0\.0\.1:\d+)\b", log.read_text())
     return found[1] if found else ""
 
@@ -121,7 +121,7 @@ def test_three_sources(engine: Engine, busybox_image: str, registry: str, tmp_pa
 
 
 def test_a_mirror(engine: Engine, busybox_image: str, registry: str, tmp_path: Path) -> None:
-    """The engine pulls from the mirror without a restart, and is as before when the mirror goes."""
+    """The engine pulls from the mirror without a restart. Removing the mirror restores its configuration."""
     hub = "rdm-test/of-docker-hub:1"
     subprocess.run(["docker", "tag", busybox_image, f"{registry}/{hub}"], env=engine.environment, check=True)
     subprocess.run(["docker", "push", "--quiet", f"{registry}/{hub}"], env=engine.environment, check=True)
@@ -268,7 +268,7 @@ def test_bad_archives_are_refused_by_the_plan(engine: Engine, tmp_path: Path) ->
 
 
 def test_a_disk_without_room_is_refused_by_the_plan(tmp_path: Path) -> None:
-    """Either archive of 25 MB fits by itself, which takes twice its size for a while."""
+    """Either archive of 25 MB fits alone; each temporarily needs twice its size."""
     disk = tmp_path / "disk"
     disk.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64m", "rdm-test", str(disk)], check=True)

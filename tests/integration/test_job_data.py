@@ -1,4 +1,4 @@
-"""A directory of data is brought to a node once, and again when it is another."""
+"""A data directory is copied to a node once, and again if it changes."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_data_is_copied_once_and_when_it_is_another(tmp_path: Path) -> None:
     assert again.results["Bring it"]["copied"] == ["a.bin"], again.output
     assert (there / "a.bin").read_bytes() == b"ONE"
     assert (there / "mine").exists()
-    # From here on, other nodes have brought two files, and one of them is another.
+    # From here on other nodes have brought two files, and one of them differs.
     copies = {name: tmp_path / f"{name}.tar" for name in ("a.bin", "c.bin")}
     for name, copy in copies.items():
         (tmp_path / "tokens" / name).write_bytes(b"new " + name.encode())

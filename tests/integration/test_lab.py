@@ -1,4 +1,4 @@
-"""Labs on this machine's own engine: made, grown, broken, mended, interrupted, and gone without a trace."""
+"""Labs on this machine's engine: created, grown, broken, repaired, interrupted, and removed completely."""
 
 from __future__ import annotations
 
@@ -78,9 +78,10 @@ class Lab:
         return {node["name"]: (node["state"], node["cable"], node["engine"]) for node in found}
 
     def ready(self, nodes: int) -> bool:
-        """Wait until so many nodes are ready, and no other is there; say whether they are.
+        """Wait until exactly so many nodes exist and are ready; return whether they are.
 
-        A look gives an engine and an sshd five seconds to answer, which a busy machine may not have for them.
+        One check gives an engine and an sshd five seconds to answer, which may be too short on a busy
+        machine.
         """
         return wait_until(lambda: list(self.nodes().values()) == [READY] * nodes, HANGS_S)
 
@@ -103,14 +104,14 @@ class Lab:
 
 READY = ("running", "plugged", "ready")
 HANGS_S = 240.0
-"""After how many seconds what is waited for hangs, on a machine as busy as it may be."""
+"""Timeout in seconds, long enough for a busy machine."""
 
 
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     """A lab of two nodes, in a directory whose name needs quoting."""
     lab = Lab(tmp_path_factory.mktemp("a directory"), NAME)
-    # What a killed run has left of its labs.
+    # Remove labs that a killed run has left.
     for name in (f"{NAME}{kind}" for kind in ("", "-2", "-k", "-b")):
         if left_over(name):
             Lab(lab.directory, name).run("down")
@@ -135,12 +136,12 @@ def assert_nothing_left(lab: Lab, ids: tuple[str, ...]) -> None:
         return not any(links) and not any(Path("/sys/fs/cgroup").glob(f"**/{one}"))
 
     for one in ids:
-        # The kernel takes them away when it comes to it.
+        # The kernel removes them after a while.
         assert wait_until(partial(gone, one), HANGS_S), "a link or a cgroup stayed"
 
 
 def ids_of(lab: Lab) -> tuple[str, ...]:
-    """The engine's ids of the lab's networks and containers."""
+    """The engine's IDs of the lab's networks and containers."""
     api = DockerAPI()
     mine = {"label": [f"rdm.provision.lab={lab.name}"]}
     found = [*api.get("/networks", filters=mine), *api.get("/containers/json", all=True, filters=mine)]
@@ -339,7 +340,7 @@ def test_nothing_is_left_of_a_killed_build_of_the_images(tmp_path: Path) -> None
     directory, temporary = tmp_path / "work", tmp_path / "tmp"
     directory.mkdir()
     temporary.mkdir()
-    # An empty cache, so that there is something to build.
+    # An empty cache, so that the images have to be built.
     lab = Lab(directory, f"{NAME}-b", {"TMPDIR": str(temporary), "XDG_CACHE_HOME": str(tmp_path / "cache")})
     argv = lab.argv("up", "--image-source", "packages")
     quiet = subprocess.DEVNULL
@@ -356,7 +357,7 @@ def test_nothing_is_left_of_a_killed_build_of_the_images(tmp_path: Path) -> None
         start.wait()
         lab.run("down")
     assert_nothing_left(lab, ())
-    # The interrupted module lets go of its locks before Ansible's wrapper removes what it unpacked.
+    # The interrupted module releases its locks before Ansible's wrapper removes its files.
     wait_until(lambda: not any(temporary.iterdir()), HANGS_S)
     assert [path.name for path in temporary.iterdir()] == []
     assert str(tmp_path) not in Path("/proc/mounts").read_text(encoding="utf-8")
@@ -425,7 +426,7 @@ def test_superseded_images_go_unless_a_lab_uses_them(engine: Engine, tmp_path: P
 
 
 def test_images_that_a_lab_uses_go_after_it(engine: Engine, tmp_path: Path) -> None:
-    """On an engine of its own, since it is about the images of all labs."""
+    """On a private engine, since it concerns the images of all labs."""
     api, client = engine.api, connect(engine.socket)
     lab = Lab(tmp_path, f"{NAME}-u", {"DOCKER_HOST": f"unix://{engine.socket}"})
     labels = {"rdm.provision.lab": lab.name}

@@ -1,4 +1,4 @@
-"""Megatron's helpers: a real module of pybind11, compiled in a checkout that is made here."""
+"""Megatron's helpers: a real pybind11 module, compiled in a small checkout."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.integration.test_python_env_role import play
 from tests.unit.plugins.module_utils.python_env.test_environment import Node
 from tests.unit.plugins.modules.running import run_module
 
-# It has a torch, whose wheel brings pybind11's headers.
+# It has torch, whose wheel contains pybind11's headers.
 ENVIRONMENT = str(ROOT / "trainer" / ".venv")
 HELPERS = """\
 #include <pybind11/pybind11.h>
@@ -31,7 +31,7 @@ def checkout(tmp_path: Path) -> Path:
     source = tmp_path / megatron_helpers.SOURCES[0]
     source.parent.mkdir(parents=True)
     source.write_text(HELPERS)
-    # As in a checkout: for another Python, and not to be run.
+    # As in a real checkout: for another Python, and never run.
     source.with_name("Makefile").write_text("LIBEXT = $(shell /home/somebody/python3-config)\n")
     return tmp_path
 
@@ -64,12 +64,12 @@ def test_the_role_checks_a_branch_out_and_builds_for_the_environments_python(
     asked = [f"{ENVIRONMENT}/bin/python", "-Bc", "import helpers; print(helpers.samples(4097, 1024))"]
     data = there / "megatron" / "data"
     assert subprocess.run(asked, cwd=data, capture_output=True, text=True, check=True).stdout == "4\n"
-    # Another branch may have other helpers.
+    # Another branch may have different helpers.
     (built,) = data.glob("*.so")
     was, later = built.stat().st_mtime_ns, built.stat().st_mtime_ns + 10**9
     os.utime(data / "helpers.cpp", ns=(later, later))
     assert run_module(module, options(there), check=True)["changed"]
-    # What is another environment's, or what somebody has built anew since, is not ours to remove.
+    # A module of another environment, or one that was rebuilt since then, is not ours to remove.
     absent = options(there, state="absent")
     assert not run_module(module, {**absent, "environment": "/nowhere"})["changed"]
     os.utime(built, ns=(later, later))

@@ -1,4 +1,4 @@
-"""node_facts against a real engine, as root and as a user who may not use Docker."""
+"""node_facts with a real engine, as root and as a user who may not use Docker."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def facts(socket: str) -> dict[str, Any]:
 
 
 def facts_as(uid: int, socket: str) -> dict[str, Any]:
-    """Return the facts as another user sees them: a process of its own gives up root first."""
+    """Return the facts as another user sees them, from a process that has given up root."""
     code = (
         "import json, os, sys\n"
         f"sys.path.insert(0, {str(COLLECTIONS)!r})\n"
@@ -84,7 +84,7 @@ def test_engine(occupied: Engine, busybox_image: str) -> None:
     assert docker["login_user_allowed"] is True
     assert {"bridge", "macvlan"} <= set(docker["network_plugins"])
     assert docker["default_address_pools"][0] == {"base": "172.17.0.0/16", "size": 16}
-    # Other tests give the same image names of their own.
+    # Other tests give the same image other names.
     assert any(busybox_image in image["tags"] for image in docker["images"])
     documented = yaml.safe_load(node_facts.RETURN)["node"]["contains"]["docker"]["contains"]
     assert set(docker) == set(documented)

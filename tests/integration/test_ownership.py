@@ -1,4 +1,4 @@
-"""Ours is removed, the rest stays, and a container that does not come up says why: on a real engine."""
+"""On a real engine: only ours is removed, and a container that does not start reports why."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ START = Path(__file__).parents[2] / "roles" / "container" / "files" / "start.sh"
 
 
 class Node:
-    """A node: an engine, and what runs in it."""
+    """A node: an engine with containers and networks."""
 
     def __init__(self, engine: Engine, image: str) -> None:
         self.api: DockerAPI = engine.api
@@ -94,7 +94,7 @@ def test_only_what_carries_the_labels_goes(node: Node) -> None:
 
 
 def test_files_of_a_host_name_of_before_go_with_the_container(node: Node, tmp_path: Path) -> None:
-    """Without root the directory is called after the host; `down` knows the new name only."""
+    """Without root the directory has the host's name; `down` knows only the new one."""
     old, other = tmp_path / ".rdm" / "old", tmp_path / ".rdm" / "other"
     for directory in (old, other):  # the other's node shares the home
         owner_marker = {"path": str(directory / "cluster"), "name": "c"}
@@ -202,13 +202,13 @@ def ready(name: str, **params: Any) -> dict[str, Any]:
 
 @pytest.fixture
 def just_started(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However long this machine takes between a container's start and a look at it."""
+    """Make every container count as just started, however slow this machine is."""
     monkeypatch.setattr(readiness, "up_for", lambda _container: 0.0)
 
 
 @pytest.fixture
 def plugin_socket(tmp_path: Path) -> Iterator[Callable[[bytes], str]]:
-    """Start a plugin that answers every question in one way; return its socket."""
+    """Start a plugin with the same answer to every request; return its socket."""
     servers = []
 
     def start(answer: bytes) -> str:
@@ -243,7 +243,7 @@ def test_waits_for_the_line_and_for_the_plugin(
     looks = []
 
     def look(*arguments: Any, **options: Any) -> str:
-        """Look, and let the container be ready after the third time."""
+        """Make the container ready at the third check."""
         looks.append(last_words(*arguments, **options))
         if len(looks) == 3:
             (tmp_path / "go").touch()
@@ -334,7 +334,7 @@ def test_names_and_sockets_of_others_are_refused(node: Node, plugin_socket: Call
 def started(
     node: Node, tmp_path: Path, environment: dict[str, str], *command: str, sshd: bool = True
 ) -> tuple[int, str]:
-    """Run start.sh in a container whose sshd only shows the configuration it was given."""
+    """Run start.sh in a container whose sshd only prints its configuration."""
     (tmp_path / "ssh").mkdir(exist_ok=True)
     (tmp_path / "ssh" / "start").write_bytes(START.read_bytes())
     (tmp_path / "ssh" / "sshd_config").write_text("Port 22\n")
@@ -361,7 +361,7 @@ def started(
 def test_ssh_takes_the_images_configuration_whoever_owns_it(
     engine: Engine, node: Node, tmp_path: Path
 ) -> None:
-    """A container that is left out of userns-remap finds its image's files owned by a remapped user."""
+    """In a container without userns-remap, the image's files belong to a remapped user."""
     settings = {
         "ssh_config": b"Include /etc/ssh/ssh_config.d/*.conf\n",
         "ssh_config.d/site.conf": b"Host gate\n  HostName 10.9.9.9\n",

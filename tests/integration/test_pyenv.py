@@ -1,4 +1,4 @@
-"""A real pyenv, which this machine must have, builds a Python from a local mirror: minutes of CPU."""
+"""A real pyenv, which this machine must have, builds a Python from a local mirror. It takes minutes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ VERSION = "3.13.5"
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Python's source as Debian has it, which is the file that pyenv's own definition names."""
+    """Debian's source archive of Python, which is the file that pyenv's definition names."""
     place = tmp_path_factory.mktemp("source")
     known = ["apt-get", "download", "--print-uris", "bash"]
     uris = subprocess.run(known, capture_output=True, text=True, check=True).stdout

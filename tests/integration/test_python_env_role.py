@@ -1,4 +1,4 @@
-"""The role python_env where nodes share a file system: two hosts that are this machine do."""
+"""The role python_env with a shared file system: both hosts are this machine."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def play(
 
 
 def test_the_role_makes_and_activates_an_environment_and_takes_it_away(tmp_path: Path) -> None:
-    """All of the role, on this machine: the trainer's own wheel, a lock file of one package beside it."""
+    """The whole role on this machine, with the trainer's wheel and a lock file of one package."""
     node = Node(tmp_path)
     first = python_lock.first_line(python_lock.requirements_of(ROOT / "trainer", ""), PYTHON, "")
     (tmp_path / "python_env.lock").write_text(first + node.lock)
@@ -163,7 +163,7 @@ def test_one_node_makes_a_shared_environment_for_all(tmp_path: Path) -> None:
 def test_a_node_that_does_not_see_it_fails_with_what_to_look_for(
     tmp_path: Path, flags: tuple[str, ...]
 ) -> None:
-    """As where the directory is each node's own after all."""
+    """The directory is not shared, although it was declared so."""
     code, stats, output = play(Node(tmp_path), f"{tmp_path}{{{{ mine }}}}", *flags)
     if flags:
         assert (code, stats["n1"]["changed"], stats["n2"]["failures"]) == (0, 1, 0), output
@@ -184,7 +184,7 @@ def test_while_a_job_of_one_node_runs_no_node_loses_anything(tmp_path: Path) -> 
         said = f"is in use by process {job.pid}: stop the job first"
         assert "nothing is taken away: n2: " in output
         assert said in output
-        # Nor does the node on which no job runs take it from the others.
+        # A node without a job does not remove it from the others, either.
         code, _, output = play(node, directory, part="absent", python_env_shared=True)
         assert (code, said in output) == (2, True), output
         assert all((tmp_path / name / "bin" / "rdm-trainer").exists() for name in NODES)

@@ -1,4 +1,4 @@
-"""A container on two rails: two networks of the plan, through the roles, on a real engine."""
+"""A container on two rails: the plan's two networks, made by the roles on a real engine."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_a_container_is_on_both_rails_and_both_go_with_it(
     shown = bare.api.exec(made["Id"], ["ip", "-4", "-o", "addr"], timeout=240).stdout.decode()
     lines = {line.split()[1]: line.split()[3] for line in shown.splitlines()}
     assert lines == {"lo": "127.0.0.1/8", "eth0": f"{NET}.100/24", "eth1": f"{NEXT}.100/24"}
-    # Each rail answers for its own addresses only, also where both are one wire.
+    # Each rail answers only for its own addresses, even if both share a link.
     for name, value in (("arp_ignore", b"1"), ("arp_announce", b"2")):
         path = f"/proc/sys/net/ipv4/conf/all/{name}"
         assert bare.api.exec(made["Id"], ["cat", path], timeout=240).stdout.strip() == value
@@ -124,7 +124,7 @@ def test_a_container_is_on_both_rails_and_both_go_with_it(
     assert bare.api.get("/containers/rdm/json")["Id"] == made["Id"]
     assert again.results["Plan"]["state_files"][HOST]["inputs"] == inputs
 
-    # A container that somebody took off a rail goes back there.
+    # A container that was disconnected from a rail is connected again.
     bare.api.post("/networks/ibnet-1/disconnect", {"Container": "rdm", "Force": True})
     run(*UP)
     after = bare.api.get("/containers/rdm/json")["NetworkSettings"]["Networks"]

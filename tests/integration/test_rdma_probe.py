@@ -29,19 +29,19 @@ DEVICES = {"n1": "mlx5_0", "n2": "mlx5_0", "n3": "mlx5_0", "n4": "mlx5_slow"}
 
 @dataclass
 class Cluster:
-    """Containers n1 to n4, each with a device of its own and a tree that shows what it is."""
+    """Containers n1 to n4, each with its own device and a sysfs tree for it."""
 
     engine: Engine
     trees: Path
 
     def give(self, node: str) -> None:
-        """Let a node's device be there."""
+        """Create a node's device."""
         device = self.trees / node / "dev/infiniband/uverbs0"
         device.parent.mkdir(parents=True)
         device.touch()
 
     def verify(self, *arguments: str) -> tuple[int, dict[str, Any], dict[str, str]]:
-        """Run the part of the role; return exit code, judgement, and the reasons of failed hosts."""
+        """Run the part of the role; return exit code, evaluation, and the reasons of failed hosts."""
         return verify(self.trees, self.engine.environment, *arguments)
 
 
@@ -60,7 +60,7 @@ def verify(
                 "ansible_python_interpreter": sys.executable,
                 "verify_container": "rdm-{{ inventory_hostname }}",
                 "verify_nodes": "".join(f"{name} {ADDRESSES[name]}\n" for name in nodes),
-                # Who is silent for longer is dead, on a machine as busy as it may be.
+                # A node that is silent for longer is dead, even on a busy machine.
                 "verify_rdma_timeout": 60.0,
                 **variables,
             },
@@ -93,14 +93,14 @@ def verify(
 
 
 def given(number: int) -> dict[str, str]:
-    """Return the words of the engine's API that give a container a character device."""
+    """Return the engine's settings that give a container a character device."""
     path = f"/dev/infiniband/uverbs{number}"
     return {"PathOnHost": "/dev/null", "PathInContainer": path, "CgroupPermissions": "rw"}
 
 
 @pytest.fixture
 def cluster(engine: Engine, python_image: str, cable: str, tmp_path: Path) -> Iterator[Cluster]:
-    """Four containers; the device of n3 is shown by sysfs and cannot be opened."""
+    """Four containers; sysfs shows the device of n3, but it cannot be opened."""
     cluster = Cluster(engine, tmp_path)
     network = {
         "Name": NETWORK,
@@ -171,7 +171,7 @@ def test_in_check_mode_it_only_looks(cluster: Cluster) -> None:
 
 
 def test_each_rail_is_looked_at_and_what_is_wrong_on_all_is_said_once(tmp_path: Path) -> None:
-    # Without an engine, so that every look has the same answer.
+    # Without an engine, so that every rail has the same result.
     environment = {**os.environ, "DOCKER_HOST": f"unix://{tmp_path}/none.sock"}
     rails = {"ib0": f"{NET}.0/24", "ib1": f"{NEXT}.0/24"}
     code, rdma, failed = verify(tmp_path, environment, verify_rails=rails)
@@ -192,7 +192,7 @@ def on_rail(node: str, rail: int) -> str:
 
 
 def show_device(tree: Path, rail: int, name: str, address: str) -> None:
-    """Let a node show, and a container open, the RDMA device that has an address."""
+    """Create an RDMA device with an address, which a node shows and a container can open."""
     port = tree / "sys/class/infiniband" / name / "ports/1"
     verbs = tree / f"sys/class/infiniband_verbs/uverbs{rail}/ibdev"
     texts = {
@@ -210,7 +210,7 @@ def show_device(tree: Path, rail: int, name: str, address: str) -> None:
 
 @pytest.fixture
 def on_rails(engine: Engine, python_image: str, tmp_path: Path) -> Iterator[Cluster]:
-    """Three containers, each on two networks with a device on each; that of n3 on the second rail is slow."""
+    """Three containers on two networks, with a device on each; n3's on the second rail is slow."""
     networks = [f"{NETWORK}-{number}" for number in range(len(RAILS))]
     with contextlib.ExitStack() as ends:
         for network, subnet, letters in zip(networks, RAILS.values(), ("ab", "cd"), strict=True):
@@ -240,7 +240,7 @@ def on_rails(engine: Engine, python_image: str, tmp_path: Path) -> Iterator[Clus
 
 
 def rails_judged(cluster: Cluster, *nodes: str) -> tuple[dict[str, Any], dict[str, str]]:
-    """Measure between nodes; return the judgement by rail, and the reasons of failed nodes."""
+    """Measure between nodes; return the evaluation by rail, and the reasons of failed nodes."""
     environment = cluster.engine.environment
     _code, rdma, failed = verify(cluster.trees, environment, nodes=nodes, verify_rails=RAILS)
     return rdma["rails"], failed
@@ -257,7 +257,7 @@ def test_each_rail_is_measured_with_its_own_device(on_rails: Cluster) -> None:
 
 @pytest.mark.long
 def test_each_rail_is_measured_over_its_own_network(on_rails: Cluster) -> None:
-    """The cable of the second rail: the first one, and its judgement, have nothing to do with it."""
+    """A cut cable of the second rail does not affect the first one or its evaluation."""
     pid = on_rails.engine.api.get("/containers/rdm-n2/json")["State"]["Pid"]
     enter = ["nsenter", "--net", "--target", str(pid), "ip"]
     shown = subprocess.run([*enter, "-json", "addr"], check=True, capture_output=True, text=True)

@@ -1,4 +1,4 @@
-"""A variable under its former name, for a role that is used alone."""
+"""A renamed variable still works in a role that is used alone."""
 
 from __future__ import annotations
 

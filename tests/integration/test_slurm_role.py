@@ -17,7 +17,7 @@ pytestmark = pytest.mark.long
 
 DAEMONS = ("munge", "mariadb", "slurmdbd", "slurmctld", "slurmd", "slurmrestd")
 GPUS = ("/dev/nvidia0", "/dev/nvidia1")
-"""Device files of a driver that is not there: who may open one is told so."""
+"""Device files without a driver: opening one that is permitted gives a distinct error."""
 OPENS = """
 import errno, os
 for path in ("/dev/nvidia0", "/dev/nvidia1"):
@@ -48,7 +48,7 @@ HANGS_S = 240.0
 
 
 def play(host: Host, name: str, **variables: object) -> str:
-    """Run a playbook of the collection there, on the host itself; return its last line, of what changed."""
+    """Run a playbook of the collection on the host; return its last line, which counts changes."""
     inventory = f"/tmp/{name}.yml"
     mine = {
         "ansible_connection": "local",
@@ -73,7 +73,7 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
     root = tmp_path_factory.mktemp("systemd") / "root"
     root.mkdir()
     with booted(root) as host:
-        # The role would, but this host has no way to the packages.
+        # The role would install them, but this host cannot reach a mirror.
         install = ("apt-get", "install", "--yes", "--no-install-recommends", "mariadb-server")
         host.run("env", "DEBIAN_FRONTEND=noninteractive", *install, outside=True)
         for number, path in enumerate(GPUS):
@@ -99,20 +99,20 @@ def _ping(host: Host, token: str) -> str:
 def test_slurmrestd_has_no_rights_and_takes_tokens_only(host: Host) -> None:
     pid = host.run("systemctl", "show", "--property=MainPID", "--value", "slurmrestd").strip()
     user, command = host.run("ps", "--no-headers", "-o", "uid=,args=", "-p", pid).split(maxsplit=1)
-    # Of systemd's dynamic ones.
+    # A dynamic user of systemd's.
     assert 61184 <= int(user) <= 65519
     assert command.split() == ["/usr/sbin/slurmrestd", "-a", "rest_auth/jwt", "127.0.0.1:6820"]
     assert host.run("stat", "--format=%U %a", "/etc/slurm/rdm/jwt.key").split() == ["slurm", "600"]
     token = host.run("scontrol", "token", "lifespan=600").strip().partition("=")[2]
     assert _ping(host, token) == "200"
-    # 22.05 says so of a token that is none.
+    # The answer of 22.05 to a bad token.
     assert _ping(host, "none") == "500"
     host.run("kill", "-KILL", pid)
     assert wait_until(lambda: _ping(host, token) == "200", HANGS_S, 0.5), "it does not come back"
 
 
 def _last_state(host: Host) -> str:
-    # The accounting may not have heard of it yet.
+    # Accounting may not know it yet.
     return host.run("sacct", "-X", "-n", "-P", "-o", "State").strip().rpartition("\n")[2]
 
 
@@ -125,7 +125,7 @@ def test_control_groups_hold_a_job_to_its_memory_and_its_gpus(host: Host) -> Non
 
 
 class User:
-    """Somebody without rights, and his jobs."""
+    """An unprivileged user with jobs."""
 
     def __init__(self, host: Host, name: str) -> None:
         self.host, self.name, self.home = host, name, f"/tmp/{name}"
@@ -198,11 +198,11 @@ def test_two_users_have_jobs_of_one_name_on_one_node_at_the_same_time(host: Host
 
 def test_a_host_that_boots_has_them_enabled_and_down_takes_them_away(host: Host) -> None:
     assert set(host.run("systemctl", "is-enabled", *DAEMONS).split()) == {"enabled"}
-    # Without slurmrestd its key goes, too.
+    # Its key is removed with slurmrestd.
     assert "failed=0" in play(host, "slurm_up", slurm_rest=False)
     assert states(host)["slurmrestd"] == "inactive"
     host.run("test", "!", "-e", "/etc/slurm/rdm/jwt.key")
     assert "failed=0" in play(host, "slurm_down")
-    # The package had it enabled before.
+    # The package had enabled it before.
     assert states(host) == {**dict.fromkeys(DAEMONS, "inactive"), "mariadb": "active"}
     host.run("test", "!", "-e", "/etc/slurm/slurm.conf")

@@ -19,7 +19,7 @@ from tests.integration.plays import HOST, Played, run_plays
 from tests.unit.plugins.job_locks import running_job
 from tests.unit.plugins.modules.test_boot_settings import MSTCONFIG
 
-# Ansible reboots nothing that it reaches as the machine that it runs on.
+# Ansible refuses to reboot over a local connection.
 CONNECTION = """
 from ansible.plugins.connection import local
 DOCUMENTATION = local.DOCUMENTATION.replace("name: local", "name: namespace")
@@ -55,7 +55,7 @@ PATH="$here/bin:$PATH" exec "$@"
 
 
 class Machine:
-    """A node whose firmware and kernel are not ready for VFs."""
+    """A node whose firmware and kernel do not allow VFs yet."""
 
     def __init__(self, directory: Path) -> None:
         self.here = build("sriov", directory / "node")

@@ -1,4 +1,4 @@
-"""The network plugin under newer engines: what differs between them, and their ends.
+"""The network plugin with newer engines: their differences, and what happens when they end.
 
 All of test_sriov_plugin.py runs under each of them in `make test-long`.
 """
@@ -36,12 +36,12 @@ def test_a_container_lives_and_comes_back_under_it(node: Node) -> None:
     node.start_plugin()
     node.docker("start", "nc")
     node.docker("restart", "-t", "1", "nb")
-    # With a word to the plugin, and without.
+    # With a message to the plugin, and without.
     for end in (node.engine.stop, node.engine.kill):
         end()
         node.engine.start()
         assert node.comes_back("na", before)
-    # Of what died with its engine nothing is held, whether or not the next engine says so.
+    # Nothing is reserved for what died with its engine, whether or not the next engine reports it.
     node.remove("na", "nb", "nc")
     names = [f"c{number}" for number in range(FUNCTIONS)]
     for name in names:

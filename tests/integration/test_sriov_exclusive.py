@@ -1,4 +1,4 @@
-"""In rdma's mode exclusive, an RDMA device follows its container under real Docker Engines, old and new.
+"""In RDMA's mode exclusive, an RDMA device follows its container, with old and new Docker Engines.
 
 The kernel has no RDMA devices here: they are files, and a script in the place of `rdma` notes into which
 network namespace each was to go. The containers and their namespaces are real.
@@ -19,9 +19,9 @@ from tests.integration.engine import wait_until
 from tests.integration.sriov_node import FUNCTIONS, HANGS_S, Node, sriov_node
 
 MADE_LATER = ("20.10", "26.1")
-"""Engines that make a container's namespace after they have asked for the last time."""
+"""Engines that create a container's namespace after their last call."""
 SERVES = "plugin.main(None, stand_ins)"
-# An engine of another release has a mount namespace of its own, in which it has those of its containers.
+# An engine of another release has its own mount namespace, with its containers' namespaces.
 RDMA = """
 from ansible_collections.rdm.provision.rdm_sriov import rdma_namespace
 
@@ -33,7 +33,7 @@ class Devices(rdma_namespace.RdmaNamespaces):
 
 
 class Rdma:
-    """The RDMA devices of a node, one for each function, and where they went.
+    """The RDMA devices of a node, one per function, and the namespaces that they moved to.
 
     Attributes:
         node: that has them.
@@ -50,7 +50,7 @@ class Rdma:
         self.come_back()
         script = self.root / "bin/rdma"
         script.parent.mkdir()
-        # It is told: dev set DEVICE netns NAME.
+        # Its arguments: dev set DEVICE netns NAME.
         script.write_text(
             f"#!/bin/sh\n[ ! -e {self.refusal} ] || {{ cat {self.refusal} >&2; exit 1; }}\n"
             f"rm {self.root}/sys/class/infiniband/$3/device || exit\n"
@@ -66,7 +66,7 @@ class Rdma:
         node.program.write_bytes(packed_program(ROOT, text))
 
     def come_back(self) -> None:
-        """All devices are the node's, as the kernel has it when the namespaces of containers die."""
+        """Return all devices to the node, as the kernel does when containers' namespaces end."""
         for number in range(FUNCTIONS):
             function = self.root / "functions" / f"{self.node.parent}v{number}"
             function.mkdir(parents=True, exist_ok=True)
@@ -79,15 +79,15 @@ class Rdma:
             (verbs / "ibdev").write_text(f"mlx5_{number}\n")
 
     def places(self) -> list[str]:
-        """Which device went into which network namespace, since the last call of forget()."""
+        """Return which device moved to which network namespace since the last forget()."""
         return self.told.read_text().splitlines() if self.told.exists() else []
 
     def forget(self) -> None:
-        """Forget where devices went."""
+        """Forget where devices moved."""
         self.told.unlink(missing_ok=True)
 
     def wanted(self, name: str) -> str:
-        """Where the device of a running container has to be."""
+        """Return where the device of a running container has to be."""
         pid = self.node.docker("inspect", "--format", "{{.State.Pid}}", name)
         address = self.node.address(name)
         held = [one["function"] for one in self.node.promised().values() if one["hardware"] == address]
@@ -95,7 +95,7 @@ class Rdma:
         return f"mlx5_{held[0].rpartition('v')[2]} {Path(f'/proc/{pid}/ns/net').stat().st_ino}"
 
     def log(self) -> str:
-        """What the plugin says."""
+        """Return the plugin's log."""
         return self.node.log.read_text()
 
 
@@ -127,7 +127,7 @@ def test_each_container_has_its_device_in_its_namespace_after_every_start(rdma: 
     rdma.forget()
     node.docker("restart", "-t", "1", "na")
     assert follows()
-    # Nobody but the plugin is asked here.
+    # Only the plugin is called here.
     rdma.come_back()
     rdma.forget()
     node.engine.kill()

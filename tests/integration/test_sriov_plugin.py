@@ -1,6 +1,6 @@
-"""The network plugin under a real Docker Engine; only the virtual functions are stand-ins, seven of them.
+"""The network plugin with a real Docker Engine; only its seven virtual functions are stand-ins.
 
-Engines and plugins are killed here, so both are of these tests alone.
+These tests kill engines and plugins, so they do not share them with others.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tests.printed_hints import follow
 from tests.unit.plugins.modules.running import run_module
 
 OTHERS = [pytest.param(version, marks=pytest.mark.long) for version, release in ENGINES.items() if release]
-# What is taken for no state, test_driver.py says.
+# test_driver.py covers what counts as a missing state.
 LEFT = ["", pytest.param('{"networks": {', marks=pytest.mark.long)]
 
 
@@ -121,7 +121,7 @@ def test_without_its_plugin_an_engine_says_so_and_all_is_right_when_it_is_back(n
     node.start_plugin()
     node.docker("start", "na")
     assert node.comes_back("na", before)
-    # What ended meanwhile holds nothing.
+    # Containers that ended meanwhile hold no function.
     names = [f"c{number}" for number in range(FUNCTIONS - 1)]
     for name in names:
         node.run(name)
@@ -152,7 +152,7 @@ def test_a_plugin_without_its_state_and_without_the_engines_socket_is_told_its_n
     (node.state / "state.json").unlink()
     if left:
         (node.state / "state.json").write_text(left)
-    # As one in a container, for which the container "plugin" stands here.
+    # As in a container; the container "plugin" stands for it.
     node.start_plugin(engine="/nowhere.sock")
     with pytest.raises(RuntimeError, match="unknown here and the engine does not say what it was") as told:
         node.run("nb")
@@ -160,7 +160,7 @@ def test_a_plugin_without_its_state_and_without_the_engines_socket_is_told_its_n
     node.docker("run", "-d", "--init", "--name", "plugin", "--network", "none", BUSYBOX)
     monkeypatch.setenv("DOCKER_HOST", f"unix://{node.engine.socket}")
     params = {"name": "plugin", "cluster": "rdm", "socket": str(node.socket)}
-    # What `up` does there.
+    # What `up` does in that case.
     assert follow(str(told.value), "up", lambda _: run_module(container_ready, params))["taught"] == [NETWORK]
     assert not run_module(container_ready, params)["changed"]
     node.run("nb")
@@ -183,7 +183,7 @@ def test_after_its_engine_a_container_has_the_same_function(node: Node, how: sig
         engine.stop()
     engine.start()
     assert node.comes_back("na", before)
-    # The other one did not come back, and holds nothing.
+    # The other one did not start again, and holds no function.
     assert not node.running("nb")
     for number in range(FUNCTIONS - 1):
         node.run(f"c{number}")
@@ -213,7 +213,7 @@ def test_what_a_network_is_told_is_in_its_containers(node: Node) -> None:
 
 
 def _removed(node: Node, network: str) -> bool:
-    """Remove a network; say whether it went: endpoints may be a moment longer than their containers."""
+    """Remove a network; return whether it is gone. Endpoints may outlive their containers for a moment."""
     try:
         node.docker("network", "rm", network)
     except RuntimeError:

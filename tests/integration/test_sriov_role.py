@@ -1,4 +1,4 @@
-"""The role sriov on a node: installed, mended, restarted under containers, moved from upstream, removed.
+"""The role sriov on a node: install, repair, restart under containers, migrate from upstream, remove.
 
 The engine, the plugin and its program are real. systemd is not: a stand-in keeps the unit's service. What is
 handed out is a whole interface, one end of a veth pair; where preflight looks for VFs, it is shown a tree of
@@ -40,7 +40,7 @@ LABELS = {"rdm.provision.cluster": "rdm", "rdm.provision.role": "plugin"}
 
 
 class Node:
-    """A node with an engine, where the role is run."""
+    """A node with an engine, on which the role runs."""
 
     def __init__(self, engine: Engine, directory: Path) -> None:
         self.engine = engine
@@ -52,7 +52,7 @@ class Node:
         self.state = directory / "state"
 
     def role(self, *flags: str, seen: dict[str, Any] | None = None, **variables: Any) -> Played:
-        """Run the role, after a preflight that has seen this of the node."""
+        """Run the role, after a preflight with these facts."""
         node = {"docker": {"containers": []}, "network_plugin": installation.facts()}
         return run_plays(
             self.directory,
@@ -73,7 +73,7 @@ class Node:
         )
 
     def docker(self, *words: object) -> str:
-        """Run docker; return what it printed."""
+        """Run docker; return its output."""
         done = subprocess.run(
             ["docker", *map(str, words)],
             env=self.engine.environment,
@@ -86,7 +86,7 @@ class Node:
         return done.stdout.strip()
 
     def make_network(self) -> None:
-        """Make a network whose containers get the interface."""
+        """Create a network whose containers get the interface."""
         options = ["-o", "mode=passthrough", "-o", f"netdevice={self.parent}", "--subnet", "192.169.18.0/24"]
         labels = ["--label", "rdm.provision.cluster=rdm", "--label", "rdm.provision.role=network"]
         self.docker("network", "create", "-d", self.socket.stem, *options, *labels, NETWORK)
@@ -112,7 +112,7 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
             if node.unit.exists():
                 subprocess.run(["systemctl", "disable", "--now", node.unit.name], check=True)
             node.socket.unlink(missing_ok=True)
-            # After a failure it may be in a container.
+            # After a failure the interface may be in a container.
             subprocess.run(["ip", "link", "del", f"{node.parent}x"], check=False)
 
 
@@ -136,7 +136,7 @@ def test_a_new_program_takes_over_under_a_living_container(node: Node) -> None:
         program.write(b"# changed by hand")
     retried = node.role()
     assert (retried.status, retried.changes) == (0, [1]), retried.output
-    # What runs was the right one all the time.
+    # The right program ran all the time.
     assert not retried.results["rdm.provision.sriov : Install the plugin"]["restarted"]
     node.unit.write_text(node.unit.read_text().replace("RestartSec=1", "RestartSec=9"))
     assert node.role().results["rdm.provision.sriov : Install the plugin"]["restarted"]
@@ -151,7 +151,7 @@ def test_a_plugin_that_died_or_is_not_enabled_is_mended(node: Node) -> None:
     right = installation.observe(watch)
     subprocess.run(["systemctl", "disable", "--now", node.unit.name], check=True)
     changed = {what for what, state in installation.observe(watch).items() if state != right[what]}
-    assert changed == {f"the plugin at {node.socket}"}  # the unit that is looked at is the node's
+    assert changed == {f"the plugin at {node.socket}"}  # observe() checks the node's own unit
     retried = node.role()
     assert (retried.status, retried.changes) == (0, [1]), retried.output
     assert installation.enabled(str(node.unit))
@@ -201,7 +201,7 @@ def test_a_foreign_socket_or_unit_is_refused_in_one_sentence(node: Node) -> None
 
 
 class Card(FakeKernel):
-    """A card whose physical function has the name of the node's interface, and VFs, of which one is taken."""
+    """A card whose physical function has the name of the node's interface. One of its VFs is in use."""
 
     def __init__(self, directory: Path, name: str) -> None:
         super().__init__(directory)
@@ -214,17 +214,17 @@ class Card(FakeKernel):
 
     @property
     def number(self) -> Path:
-        """The file into which the upstream plugin writes 0."""
+        """The file to which the upstream plugin writes 0."""
         return self.device / "sriov_numvfs"
 
     def obey(self) -> None:
-        """Do what somebody has written there."""
+        """Apply the number that was written there."""
         wanted = int(self.number.read_text())
         self.number.write_text("4\n")
         self.make(self.device.name, wanted)
 
     def preflight(self, node: Node, number: int) -> list[str]:
-        """Return what stands against as many VFs as sriov_vfs, on the node as it is."""
+        """Return the problems with this number of VFs on the node."""
         looked = {"parents": [self.name], "vfs": max(1, number)}
         facts = node_facts(str(self.sys), "/dev", node.engine.socket, sriov=looked)
         for network in facts["docker"]["networks"]:
@@ -252,7 +252,7 @@ def test_a_cluster_moves_from_upstream_only_when_told_and_without_a_rest(node: N
     stand_in = [sys.executable, UPSTREAM_PLUGIN, card.number, *process]
     labels = [word for item in LABELS.items() for word in ("--label", "=".join(item))]
     node.docker("run", "-d", "--init", "--name", "rdm-sriov-plugin", *labels, BUSYBOX)
-    # The kernel ends it with the container's first process.
+    # The kernel kills it with the container's first process.
     container = node.docker("inspect", "--format", "{{.State.Pid}}", "rdm-sriov-plugin")
     inside = ["nsenter", "--pid", "--target", container]
     with (
@@ -303,7 +303,7 @@ def test_a_cluster_moves_from_upstream_only_when_told_and_without_a_rest(node: N
     assert card.preflight(node, 0) == card.preflight(node, 8) == []
     assert installation.running(str(node.socket))
     assert NETWORK not in node.docker("network", "ls")
-    # What follows in the run: the network and the container.
+    # The rest of the run: the network and the container.
     node.make_network()
     node.docker("network", "connect", NETWORK, "rdm")
     node.docker("start", "rdm")

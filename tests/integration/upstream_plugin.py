@@ -13,19 +13,19 @@ import time
 from pathlib import Path
 from typing import Any
 
-# In an image it is a program with all that it needs, and has fewer directories above it.
+# In an image it is a packed program, with fewer parent directories.
 sys.path.extend(str(checkout / ".collections") for checkout in Path(__file__).resolve().parents[2:3])
 
 from ansible_collections.rdm.provision.plugins.module_utils.docker.plugin_client import CREATE_NETWORK
 from ansible_collections.rdm.provision.rdm_sriov import plugin
 from ansible_collections.rdm.provision.rdm_sriov.driver import Driver
 
-# Without KVM a driver is loaded and seven functions found in many seconds.
+# Without KVM it takes many seconds to load a driver and find seven functions.
 DRIVER_S = 120.0
 
 
 def make_all(number: Path) -> None:
-    """Make all VFs there can be, with their interfaces, which the driver of VFs makes when it is there."""
+    """Create the maximum number of VFs, and wait for their driver to create the interfaces."""
     number.write_text(number.with_name("sriov_totalvfs").read_text())
     functions = list(number.parent.glob("virtfn*"))
     deadline = time.monotonic() + DRIVER_S
