@@ -11,7 +11,7 @@ from ansible.module_utils import basic
 from ansible.module_utils.testing import patch_module_args
 
 
-class Failed(Exception):  # noqa: N818  # it is what the module says, not an error of the test
+class Failed(Exception):  # noqa: N818  # a module's failure, not an error of the test
     """The message of fail_json, and the rest of its result."""
 
     def __init__(self, msg: str, result: dict[str, Any]) -> None:

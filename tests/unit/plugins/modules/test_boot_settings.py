@@ -1,4 +1,4 @@
-"""sriov_firmware and kernel_parameters on laid-out nodes, with stand-ins for the tools."""
+"""sriov_firmware and kernel_parameters on simulated nodes, with stand-ins for the tools."""
 
 from __future__ import annotations
 

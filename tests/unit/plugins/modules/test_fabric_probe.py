@@ -185,6 +185,6 @@ def test_a_container_that_runs_is_measured_on_every_rail(
     found = fabric_probe.all_rails({**parameters, "node": "n2", "rails": rails}, NODES)
     assert (found["measured"], found["container_state"], seen) == (False, state, asked)
     first, *further = fabric.measurements(found, 2)
-    # One that does not run is in the run on each of them.
+    # A container that does not run fails on each of them.
     assert [one.measured for one in further] == [bool(asked)]
     assert asked or further == [first]

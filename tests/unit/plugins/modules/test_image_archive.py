@@ -1,4 +1,4 @@
-"""The module that loads image archives; what it does with an engine is in tests/integration."""
+"""The module that loads image archives; tests/integration covers it with an engine."""
 
 from __future__ import annotations
 

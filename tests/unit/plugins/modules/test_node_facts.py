@@ -24,7 +24,7 @@ from tests.unit.plugins.modules.running import run_module
 
 
 def facts(tree: Path, socket: str = "", *, check: bool = False, **more: Any) -> dict[str, Any]:
-    """Return what the module reports of a node laid out under `tree`, by default without an engine."""
+    """Return the facts of the node under `tree`, by default without an engine."""
     params = {
         "sysfs_root": str(tree / "sys"),
         "dev_root": str(tree / "dev"),
@@ -180,7 +180,7 @@ def test_a_vf_that_a_container_has_taken_along_is_other_hardware_where_it_gets_a
         return str(facts(tree, sriov={"function_devices": function_devices})["hardware"])
 
     before = digest()
-    # In rdma's mode exclusive the kernel shows it in the container's namespace only.
+    # In RDMA's mode exclusive the kernel shows it only in the container's namespace.
     shutil.rmtree(tree / "sys/class/infiniband/mlx5_5")
     assert (digest() == before) is function_devices
     shutil.rmtree(tree / "sys/class/infiniband/mlx5_3")

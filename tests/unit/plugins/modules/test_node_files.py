@@ -328,7 +328,7 @@ def test_claim_goes_with_the_last_thing_in_its_directory(tmp_path: Path) -> None
 
 
 def shells_of(home: Path) -> list[str]:
-    """MY_IP in a login shell and in an interactive one, as the user's own files make it."""
+    """Return MY_IP in a login shell and in an interactive one, with the user's files."""
     env = {"HOME": str(home), "PATH": os.environ["PATH"]}
     found = []
     for how in ("-lc", "-ic"):

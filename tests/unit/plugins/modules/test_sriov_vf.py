@@ -1,4 +1,4 @@
-"""The module sriov_vf and the program that it leaves, on a laid-out node."""
+"""The module sriov_vf and its boot program, on a simulated node."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Node:
         return 0, "", ""
 
     def run(self, *, check: bool = False, diff: bool = False, **params: Any) -> dict[str, Any]:
-        """Run the module; without parameters for four VFs on ib0."""
+        """Run the module, by default for four VFs on ib0."""
         present = {"parents": ["ib0"], "number": 4, "first_mac": FIRST}
         given = {"packed": PACKED, **({} if "state" in params else present), **params}
         return run_module(sriov_vf, given, check=check, diff=diff)

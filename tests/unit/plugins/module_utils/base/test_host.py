@@ -22,7 +22,7 @@ HOST_IDS = "         0          0 4294967295\n"
 def daemon(
     proc: Path, pid: int, *, hard: str, status: str, ids: str = HOST_IDS, name: str = "dockerd"
 ) -> None:
-    """Lay out one process as procfs shows it."""
+    """Create the procfs files of one process."""
     directory = proc / str(pid)
     directory.mkdir()
     (directory / "comm").write_text(f"{name}\n")

@@ -195,7 +195,7 @@ def test_an_environment_is_active_in_every_kind_of_shell(
     assert run_module(node_files, activated("~/mine"))["changed"]
     assert not run_module(node_files, activated("~/mine"))["changed"]
     env = {"HOME": str(tmp_path), "PATH": os.environ["PATH"]}
-    # The last is what bash does for `ssh node command`.
+    # The last one is how bash starts for `ssh node command`.
     for shell in (["bash", "-lc"], ["bash", "-ic"], ["bash", "-lic"], ["sh", "-lc"], ["bash", "-c"]):
         first = ". ~/.bashrc; " if shell == ["bash", "-c"] else ""
         said = subprocess.run(

@@ -1,4 +1,4 @@
-"""Which line gives MY_IP its value in each kind of shell."""
+"""Which line sets MY_IP in each kind of shell."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def stray(file: str, line: int, value: str, *shells: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("files", "expected"),
     [
-        # The original tells people to write it there.
+        # Upstream's instructions say to write it there.
         (
             {"/home/u/.bashrc": "alias a=b\nexport MY_IP=10.0.0.9\n"},
             [stray("/home/u/.bashrc", 2, "10.0.0.9", BASH)],

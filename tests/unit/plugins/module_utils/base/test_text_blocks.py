@@ -1,4 +1,4 @@
-"""A block goes in and comes out without a trace."""
+"""A block is added and removed without a trace."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ def test_in_the_mode_exclusive_a_device_is_where_its_container_is(node: Path) ->
     assert paths(node, running) == ["uverbs5", "umad5", "rdma_cm"]
     why = stayed_behind(running.key, str(node / "sys"))
     assert re.search(r"mlx5_5 of 0000:a1:00\.2 did not move .* journalctl -u rdm-sriov", why)
-    # The kernel shows it in the container's namespace only, and its character devices in every one.
+    # The kernel shows it only in the container's namespace, but its character devices in every one.
     shutil.rmtree(node / "sys/class/infiniband/mlx5_5")
     with pytest.raises(RdmaProblem, match="has no RDMA device and must have one"):
         paths(node, running)

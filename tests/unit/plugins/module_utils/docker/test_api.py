@@ -75,7 +75,7 @@ def test_socket_path(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def answers(tmp_path: Path) -> Iterator[list[bytes]]:
-    """An engine on tmp_path/s that sends these bytes, one item for each request, and then breaks off."""
+    """An engine at tmp_path/s that sends these bytes, one item per request, and then breaks off."""
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(str(tmp_path / "s"))
     listener.listen()
@@ -91,7 +91,7 @@ def answers(tmp_path: Path) -> Iterator[list[bytes]]:
                 connection.recv(65536)
                 connection.sendall(queue.pop(0))
                 connection.shutdown(socket.SHUT_WR)
-                # Unread bytes would turn the end of the answer into a reset.
+                # Unread bytes would reset the connection at the end of the answer.
                 while connection.recv(65536):
                     pass
 

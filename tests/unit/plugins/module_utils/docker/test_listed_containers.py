@@ -17,7 +17,7 @@ SHORT = "0123456789ab"
 
 
 class Engine:
-    """An engine whose only container has nothing but an id, until it is removed."""
+    """An engine whose only container has just an id, until it is removed."""
 
     def __init__(self, **fields: Any) -> None:
         self.containers = [{**BARE, **fields}]

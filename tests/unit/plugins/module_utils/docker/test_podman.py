@@ -1,4 +1,4 @@
-"""Podman's answers, as its release 4.3.1 gave them, become Docker's; and requests become Podman's."""
+"""Answers of Podman 4.3.1 become Docker's, and requests become Podman's."""
 
 from __future__ import annotations
 

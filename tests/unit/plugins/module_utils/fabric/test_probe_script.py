@@ -43,7 +43,7 @@ def measure(**changes: Any) -> dict[str, Any]:
 
 @pytest.fixture(params=[b"SSH-2.0-test\r\n", b"", b"220 mail\r\n"], ids=["sshd", "closes", "other"])
 def listener(request: pytest.FixtureRequest) -> Iterator[tuple[int, bytes]]:
-    """A port on 127.0.0.2 that greets with a line, and that line."""
+    """A port on 127.0.0.2 that sends a line, and that line."""
     with socket.create_server(("127.0.0.2", 0)) as server:
 
         def serve() -> None:
@@ -74,7 +74,7 @@ def test_peers_that_answer_have_times() -> None:
 
 @pytest.fixture
 def silence(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make 127.0.0.9 a node that nothing comes back from."""
+    """Make 127.0.0.9 a node that never answers."""
 
     def send(self: probe_script.Icmp, peer: probe_script.Peer) -> None:
         if peer.address == SILENT:
@@ -111,7 +111,7 @@ def test_nothing_lasts_longer_than_the_deadline() -> None:
 
 
 def test_an_address_that_the_container_does_not_have_is_a_problem() -> None:
-    # TEST-NET-1 (RFC 5737): reserved for examples, so no machine has it.
+    # TEST-NET-1 (RFC 5737) is reserved for examples, so no machine has it.
     assert measure(source="192.0.2.1")["problem"] == "the container does not have the address 192.0.2.1"
 
 
@@ -207,7 +207,7 @@ esac
 
 @pytest.fixture
 def ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Stands in for the ssh client, and notes how it is called."""
+    """A stand-in for the ssh client that records its arguments."""
     program = tmp_path / "ssh"
     program.write_text(SSH)
     program.chmod(0o755)
@@ -217,7 +217,7 @@ def ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def sshd() -> Iterator[int]:
-    """A port on all addresses that greets as an sshd does."""
+    """A port on all addresses that sends an sshd's banner."""
 
     class Greeting(socketserver.BaseRequestHandler):
         def handle(self) -> None:

@@ -1,4 +1,4 @@
-"""Which RDMA devices a container can use, and which is the one of its address, in trees of sysfs and /dev."""
+"""The RDMA devices that a container can use, and the one of its address, in trees of sysfs and /dev."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def write(path: Path, text: str) -> None:
 
 
 class Container:
-    """What a container sees of a node with several RDMA devices."""
+    """A container's view of a node with several RDMA devices."""
 
     def __init__(self, root: Path) -> None:
         self.root = root

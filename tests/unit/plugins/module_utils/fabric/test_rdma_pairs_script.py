@@ -34,7 +34,7 @@ def wait_until(condition: Callable[[], bool], seconds: float = 240.0) -> None:
 
 
 class Cluster:
-    """Programs of N nodes, each with an address of its own."""
+    """The programs of N nodes, each with its own address."""
 
     def __init__(self, directory: Path, devices: dict[str, str], **changes: Any) -> None:
         for name in (script.BANDWIDTH, script.LATENCY):
@@ -177,7 +177,7 @@ def test_a_node_that_never_comes_or_is_frozen_fails_only_its_pairs(cluster: Any)
     )
     nodes.start("n4")
     wait_until(lambda: "problem" not in nodes.collect("n4", 0.0))
-    # Before it has met anybody.
+    # Before it has connected to a partner.
     nodes.processes["n4"].send_signal(signal.SIGSTOP)
     nodes.start("n1", "n2")
     found = nodes.results("n1", "n2")

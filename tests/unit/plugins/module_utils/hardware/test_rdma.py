@@ -175,7 +175,7 @@ def test_the_module_changes_nothing_and_says_what_it_found() -> None:
 
 
 def card(tree: Path, order: list[int], away: set[int]) -> None:
-    """Lay out a PF and its VFs whose RDMA devices came up in another order than the functions."""
+    """Create a PF and VFs whose RDMA devices have another order than the functions."""
     for index, number in enumerate(order):
         pci = tree / f"sys/bus/pci/devices/0000:41:00.{index}"
         pci.mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""What launchers find on a host, by programs that print what the real ones do."""
+"""What launchers find on a host, with stand-ins that print the output of the real programs."""
 
 from __future__ import annotations
 

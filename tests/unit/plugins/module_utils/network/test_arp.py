@@ -1,4 +1,4 @@
-"""The probe for an address on the wire, byte by byte."""
+"""The ARP probe for an address, byte by byte."""
 
 from __future__ import annotations
 

@@ -101,7 +101,7 @@ def test_no_ssh_connection(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
 
 
 def process(proc: Path, pid: int, name: str, parent: int, *environment: str) -> None:
-    """Lay out one process as procfs shows it."""
+    """Create the procfs files of one process."""
     directory = proc / str(pid)
     directory.mkdir()
     (directory / "stat").write_text(f"{pid} ({name}) S {parent} 1 1 0 -1\n")

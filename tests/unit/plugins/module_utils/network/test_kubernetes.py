@@ -1,4 +1,4 @@
-"""The ranges of a Kubernetes, from the files of a node that is laid out for it."""
+"""The ranges of a Kubernetes, from the files of a simulated node."""
 
 from __future__ import annotations
 

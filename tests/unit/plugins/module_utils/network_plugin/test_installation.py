@@ -12,7 +12,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.network_plugin.insta
     remove,
 )
 
-# journalctl(1): --unit adds what systemd says about a unit; the field _SYSTEMD_UNIT is only of its processes.
+# journalctl(1): --unit adds systemd's messages about a unit; _SYSTEMD_UNIT selects only its processes'.
 JOURNALCTL = """#!/bin/sh
 echo ModuleNotFoundError
 case "$*" in *_SYSTEMD_UNIT=rdm-sriov.service*) ;; *) echo "Main process exited" ;; esac

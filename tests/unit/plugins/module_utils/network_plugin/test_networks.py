@@ -107,7 +107,7 @@ class Plugin:
 
 @pytest.fixture
 def plugin() -> Iterator[Plugin]:
-    """The plugin at a short path, as a socket needs it."""
+    """The plugin at a short path, as a socket requires."""
     with tempfile.TemporaryDirectory(prefix="rdm-sriov-", dir="/tmp") as path:
         made = Plugin(Path(path))
         yield made

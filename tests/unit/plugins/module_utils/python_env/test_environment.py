@@ -1,4 +1,4 @@
-"""A virtual environment of a node: a real one, of two packages that are made here."""
+"""A node's virtual environment: a real one, with two packages that are built here."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from tests.unit.plugins.modules.running import Failed, run_module
 
 PYTHON = f"{sys.version_info[0]}.{sys.version_info[1]}"
 METHODS = ("system", "pyenv", "uv")
-# What pyenv 2.6.30 wrote when it found no compiler.
+# The output of pyenv 2.6.30 without a compiler.
 FAILED_BUILD = """\
 BUILD FAILED (Debian 12 using python-build 2.6.30)
 

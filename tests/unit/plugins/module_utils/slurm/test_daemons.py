@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What is made on the controller before Slurm's daemons start."""
+"""The files that Slurm's controller needs before the daemons start."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ StandIn = Callable[[str, str], None]
 
 @pytest.fixture
 def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StandIn:
-    """Makes a program of a shell script, on a host that has no other."""
+    """Installs a shell script as the only program of a host."""
     monkeypatch.setenv("PATH", f"{tmp_path}")
     monkeypatch.setattr(host_facts, "find_program", lambda name: str(tmp_path / name))
 

@@ -1,4 +1,4 @@
-"""What a host has that matters to Slurm, read from trees of files."""
+"""A host's facts for Slurm, read from file trees."""
 
 from __future__ import annotations
 

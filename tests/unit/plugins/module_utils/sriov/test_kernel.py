@@ -57,7 +57,7 @@ def test_infiniband_vfs_get_policy_and_guids_and_are_bound_anew(kernel: FakeKern
     for number, vf in enumerate(found.vfs):
         guid = guid_of(addresses(FIRST, 0, 4)[number])
         assert (vf.policy, vf.address, vf.port, vf.driver) == ("Follow", guid, guid, "mlx5_core")
-        assert kernel.interface_address(parent, number) == guid  # which the driver has learnt
+        assert kernel.interface_address(parent, number) == guid  # which the driver has read
 
 
 @pytest.mark.parametrize("parent", ETHERNET)
@@ -206,7 +206,7 @@ def test_a_vf_that_lost_its_driver_is_bound_though_a_container_has_another(kerne
     assert bring(kernel, wanted("eth2")) is True
     assert kernel.log == [f"bus/pci/drivers_probe = {kernel.vf('eth2', 2).name}"]
     assert kernel.interface_address("eth2", 2) == addresses(FIRST, 0, 4)[2]
-    # But not where more is to be done.
+    # But not if other changes are needed.
     kernel.unbind(kernel.vf("eth2", 2).name)
     assert "while a container has VF 0" in refusal(kernel, wanted("eth2", vlan=9))
 

@@ -20,7 +20,7 @@ from tests.unit.plugins.modules.running import run_module
 
 @pytest.fixture
 def old(tmp_path: Path) -> Path:
-    """A directory as the roles leave it, with a job's results."""
+    """A directory as the roles create it, with a job's results."""
     home = tmp_path / ".rdm" / "old"
     directories = [{"path": str(home / name)} for name in ("", "ssh", "job", "jobs")]
     files = [{"path": str(home / name), "content": "x\n"} for name in FILES if name != "cluster"]

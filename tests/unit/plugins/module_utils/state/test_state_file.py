@@ -175,7 +175,7 @@ def test_what_an_engine_describes_otherwise_after_its_restart_is_no_change(watch
     engine = Engine()
     engine.container["HostConfig"].update(Dns=None, DnsSearch=None, KernelMemory=0)
     before = see(watch, engine)
-    # As 20.10 does, and as a newer one does with what it has no more.
+    # As 20.10 does, and a newer engine for fields that it has dropped.
     engine.container["HostConfig"].update(Dns=[], DnsSearch=[])
     del engine.container["HostConfig"]["KernelMemory"]
     engine.container["Mounts"].reverse()
