@@ -3,7 +3,7 @@
 
 Run `.venv/bin/python benchmarks/images.py` as root; it prints tables for docs/images.md. Nodes are network
 namespaces on one switch, whose links are limited by traffic control. Each runs the product's own peer as a
-process. The transfer is measured, not the load. `--aria2c` and `--udpcast` name programs to compare with.
+process. The transfer is measured, not the load. `--aria2c` names a program to compare with.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Way(NamedTuple):
     """One measurement.
 
     Attributes:
-        name: `peers`, `direct`, `aria2` or `udpcast`.
+        name: `peers`, `direct` or `aria2`.
         nodes: the number of nodes.
         present: the share of the archive that they have already.
         killed: whether one more node is killed at about half of the transfer.
@@ -62,8 +62,7 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=200, help="Mb/s of each link")
     parser.add_argument("--nodes", type=int, default=8)
     parser.add_argument("--aria2c", default="", help="path of aria2c, to measure it, too")
-    parser.add_argument("--udpcast", default="", help="directory of udp-sender, to measure it, too")
-    parser.add_argument("--ways", nargs="+", default=["peers", "direct", "aria2", "udpcast"])
+    parser.add_argument("--ways", nargs="+", default=["peers", "direct", "aria2"])
     parser.add_argument("--only-simulate", action="store_true")
     parser.add_argument("--as", dest="part", nargs="+", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -88,7 +87,6 @@ def measure(options: argparse.Namespace) -> None:
         ways = [Way("peers", 1), Way("peers", many), Way("direct", 1), Way("direct", many)]
         ways += [Way("peers", many, present=0.95), Way("peers", many, killed=True)]
         ways += [Way("aria2", 1), Way("aria2", many)] if options.aria2c else []
-        ways += [Way("udpcast", many)] if options.udpcast else []
         ways = [way for way in ways if way.name in options.ways]
         rows = [["way", "nodes", "seconds", "of one node", "sent by the source / size", "CPU s"]]
         alone: dict[str, float] = {}
@@ -158,9 +156,6 @@ def source_command(way: Way, archive: Path, directory: Path, options: argparse.N
             "--check-integrity=true",
             str(torrent),
         ]
-    if way.name == "udpcast":
-        sender = [f"{options.udpcast}/udp-sender", "--file", str(archive), "--nokbd", "--interface", "eth0"]
-        return [*sender, "--min-receivers", str(way.nodes), "--full-duplex"]
     return me("source", way.name, str(archive), str(way.present))
 
 
@@ -176,9 +171,6 @@ def node_command(
         hook.chmod(0o755)
         done = f"--on-bt-download-complete={hook}"
         return [*aria2(options), "--seed-ratio=0", done, f"--dir={own}", str(directory / "archive.torrent")]
-    if way.name == "udpcast":
-        receiver = f"{options.udpcast}/udp-receiver --file {own}/archive --nokbd --interface eth0 2>&1"
-        return ["sh", "-c", f"{receiver} >/dev/null; echo done"]
     return me("node", way.name, str(number), str(own / "archive"), str(archive), str(way.present))
 
 

@@ -47,5 +47,10 @@ class ActionModule(Decision):
                 item = one.get("item") or {}
                 if one.get("load") and item.get("path"):
                     key = tuple(str(item.get(part)) for part in ("path", "remote_src", "sha256"))
-                    archives.setdefault(key, (item, {}))[1][str(name)] = one
+                    hosts = archives.setdefault(key, (item, {}))[1]
+                    if other := hosts.get(str(name)):
+                        # Several images of one archive: what one of them needs is fetched.
+                        present = set(one.get("present_members") or []) & set(other["present_members"])
+                        one = {**one, "present_members": sorted(present)}
+                    hosts[str(name)] = {"present_members": [], **one}
         return list(archives.values())
