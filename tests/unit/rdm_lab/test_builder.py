@@ -9,7 +9,7 @@ from ansible_collections.rdm.provision.rdm_lab.builder import BUILDER_LABEL, swe
 from ansible_collections.rdm.provision.rdm_lab.spec import LABEL
 
 GONE = str(2**22 + 1)
-"""No process has this number: it is above the kernel's highest."""
+"""No process has this id: it is above the kernel's maximum."""
 
 
 class Engine:

@@ -1,4 +1,4 @@
-"""What the lab's training image is made of, and what is made again when something changes."""
+"""The contents of the lab's training image, and what a change rebuilds."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A build that is told to end, and what it leaves."""
+"""An interrupted build, and what it leaves."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ with work.unwinding():
 
 @pytest.mark.parametrize("told", [signal.SIGINT, signal.SIGTERM])
 def test_the_programs_of_a_worker_of_ansible_are_told_to_end_too(told: signal.Signals) -> None:
-    """A worker leads a group; what its programs still wrote would be left behind."""
+    """A worker leads a process group; what its programs still wrote would be left behind."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     pipe = subprocess.PIPE
     with subprocess.Popen(

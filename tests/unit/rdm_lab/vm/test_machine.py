@@ -1,4 +1,4 @@
-"""What a node that is a virtual machine consists of."""
+"""The specification of a node that is a virtual machine."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def node(**changes: Any) -> machine.MachineSpec:
 
 
 def container_body() -> dict[str, Any]:
-    """Return what makes the same node as a container."""
+    """Return the specification of the same node as a container."""
     common = {name: getattr(node(), name) for name in ("lab", "name", "image", "address", "network")}
     return spec.node_body(
         spec.NodeSpec(
@@ -46,7 +46,7 @@ def container_body() -> dict[str, Any]:
 
 
 def option(argv: list[str], name: str, begin: str = "") -> str:
-    """Return the value of an option, the one that begins so when it is given several times."""
+    """Return the value of an option; of several values, the one with this prefix."""
     values = [value for key, value in pairwise(argv) if key == name]
     return next(value for value in values if value.startswith(begin))
 
@@ -69,7 +69,7 @@ def test_each_rail_is_a_card_on_the_bus_that_the_guest_names_it_by() -> None:
     devices = [value for key, value in pairwise(argv) if key == "-device"]
     ports = [value for value in devices if value.startswith("pcie-root-port,")]
     assert [value.rpartition("addr=")[2] for value in ports] == [f"{slot:x}" for slot in range(1, 9)]
-    # What comes first has the slots that it asks for.
+    # Devices that come first get the slots that they request.
     assert devices.index(ports[-1]) < min(devices.index(one) for one in devices if one.startswith("virtio"))
     cards = [value for value in devices if value.startswith("igb,")]
     assert [value.split(",")[1:3] for value in cards] == [

@@ -1,4 +1,4 @@
-"""What runs a virtual machine in its container: KVM only where it really runs one, and questions that end."""
+"""The program of a virtual machine's container: KVM only if it really works, and queries with a timeout."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def program(tmp_path: Path) -> ModuleType:
 
 
 def switched_on(program: ModuleType, script: str) -> str:
-    """Start a machine for which a script stands; return what runs it."""
+    """Start a machine, for which a script stands in; return its accelerator."""
     machine = program.switch_on(["sh", "-c", script, "qemu"])
     try:
         assert machine.process.poll() is None
@@ -75,7 +75,7 @@ def test_a_machine_without_the_device(program: ModuleType) -> None:
 
 
 def answering(path: Path, answer: bytes) -> None:
-    """Answer the first question at a socket."""
+    """Answer the first query at a socket."""
     server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     server.bind(str(path))
     server.listen()

@@ -1,4 +1,4 @@
-"""Reading inventories, choosing nodes, planning, and what status and exec make of what nodes say."""
+"""Reading inventories, selecting nodes, planning, and the results of status and exec."""
 
 from __future__ import annotations
 
@@ -423,7 +423,7 @@ def facts(**docker: Any) -> dict[str, Any]:
 def state(
     told: dict[str, Any] | None, *, why: str = "", my_ip: str = "10.77.0.100", tmp: Path, **planned: Any
 ) -> Any:
-    # The name that the inventory has is not evaluated, and not the one to look for.
+    # The name in the inventory is a template, and not the cluster's name.
     cluster = Cluster(tmp, {"master": ("node1",)}, {"node1": {"rdm_cluster": "{{ site }}"}})
     plan = {"cluster": "mine", "nodes": {"node1": {"my_ip": my_ip, "note": "kept"}}, **planned}
     returned = {FACTS_MODULE: {"node1": [told]}} if told is not None else {}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What nodes tell of jobs, as records, as JSON, and in a terminal."""
+"""Nodes' reports of jobs, as records, as JSON, and in a terminal."""
 
 from __future__ import annotations
 
@@ -263,7 +263,7 @@ def test_prune_shows_what_goes_and_asks(
         assert re.search(r"demo-1 +finished +\d+ d ago +n1 3.0 GiB, n2 keeps it", said.output)
         assert ("Removed 1 job, 3.0 GiB on 1 node" in said.output) == removes
         assert ("Nothing was removed." in said.output) != removes
-    # A node that kept what was to go is a failure.
+    # A node that keeps a directory is a failure.
     assert said.return_value == int(removes)
 
 
@@ -276,7 +276,7 @@ def test_a_directory_that_nodes_share_is_told_once(make_inventory: MakeInventory
     result = RunResult(verb="prune", nodes=dict.fromkeys(("n1", "n2", "n3"), NodeRecap()), returned=returned)
     removals = Cluster.load(make_inventory("n1", "n2", "n3")).removals(result)
     gone = [(one.job, one.node, one.bytes) for one in removals if not one.reason]
-    # Who came late found less of it.
+    # Later nodes find less of it.
     assert gone == [("demo-1", "n2", 9), ("demo-1", "n3", 9)]
     assert [one.node for one in removals if one.reason] == ["n1", "n2", "n3"]
 
@@ -353,7 +353,7 @@ def test_nothing_is_pruned_after_a_run_that_did_not_come_to_its_end(
         (["demo-1", "--json"], {"n2": TOLD | {"master": "n2"}}, ["n1", ""]),
         (["demo-1"], {"n1": TOLD | {"master": "n2"}, "n2": TOLD | {"master": "n2"}}, ["n1", ""]),
         (["demo-1"], {"n2": TOLD}, ["n1", ""]),
-        # What the user limits is what is asked, and of all jobs all are asked.
+        # --limit selects the queried nodes; a list of jobs queries all.
         (["demo-1", "--limit", "n2"], {"n2": TOLD}, ["n2"]),
         ([], {"n1": TOLD}, [""]),
     ],
@@ -451,7 +451,7 @@ def test_who_stops_a_job_learns_from_where_it_can_go_on(
     changed: int,
     words: str,
 ) -> None:
-    # The master's word counts: the other node has not heard of the last checkpoint.
+    # The master's report counts: the other node does not know the last checkpoint.
     told = {
         node: [{"known": True, "job": {**TOLD, "state": "stopped", "progress": {"checkpoint": saved}}}]
         for node, saved in (("n2", 20), ("n1", checkpoint))
@@ -469,7 +469,7 @@ def test_who_stops_a_job_learns_from_where_it_can_go_on(
 @pytest.mark.parametrize(
     ("heard", "changes", "words"),
     [
-        # A program's checkpoints lie where nobody knows.
+        # It is unknown where a command writes checkpoints.
         ("n1", {"progress": {"iteration": 5000, "loss": 2.1}}, ""),
         # A node that once was the master still has what it knew then.
         ("n2", {"progress": {"checkpoint": 20}}, ""),
@@ -766,7 +766,7 @@ def test_a_job_and_the_list_of_jobs_show_the_verdict() -> None:
     assert re.search(r"job +state +verdict +iteration", text)
     assert re.search(r"demo-1 +running +suspect +30/50", text)
     assert re.search(r"demo-1 +running +- +30/50", text)
-    # What speaks against the result of a job that is done stays said; that it is done is said already.
+    # Doubts about the result of a finished job are shown; that it finished is shown already.
     done = {**TOLD, "state": "finished", "ended": NOW}
     for verdict, is_told in ((SLOW, True), ({**WELL, "verdict": "finished"}, False)):
         console = screen()
@@ -888,6 +888,6 @@ def test_logs_that_may_not_be_looked_at_are_said_in_a_sentence(
         patched.setattr(Path, "stat", denied)
         ended = CliRunner().invoke(command, [*options, str(tmp_path / "dark")], standalone_mode=False)
     assert ended.exception is None or isinstance(ended.exception, InputError), ended.exception
-    # The program that reads logs looks for itself, and there is none in this test.
+    # The program that reads logs checks the path itself; this test has no such program.
     said = f"{ended.exception}{capfd.readouterr().err}"
     assert re.search(r"no (?:file|directory) .*dark|dark (?:is|has)|There is no", said), said

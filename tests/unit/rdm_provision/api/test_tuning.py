@@ -1,4 +1,4 @@
-"""Layouts of a job on a cluster: what the planner is told of the nodes, and what becomes of its answer."""
+"""Layouts of a job on a cluster: the planner's input about the nodes, and the use of its result."""
 
 from __future__ import annotations
 
@@ -232,13 +232,13 @@ def test_a_layout_that_cannot_be_searched_starts_nothing(
 
 
 class Nodes:
-    """Nodes that run jobs: what `job_view.watch` would have seen of each run.
+    """Nodes that run jobs; stands in for `job_view.watch`.
 
     Attributes:
-        gpus: what each node calls its GPUs.
+        gpus: each node's name of its GPUs.
         versions: of torch and DeepSpeed on each.
-        seconds: what a node takes for the work by which nodes are compared.
-        runs: node names and overrides of each run, checks left out.
+        seconds: each node's time for the work by which nodes are compared.
+        runs: node names and overrides of each run, without checks.
     """
 
     def __init__(self, gpus: dict[str, str]) -> None:
@@ -302,7 +302,7 @@ def test_a_node_of_each_kind_is_measured_and_the_links_of_all(
     ]
     assert "A10 (node1, node2): tensor degree 1, micro-batches up to 1; 20.0 Gbit/s within a node" in out
     assert f"Next: rdm-provision tune -i {inventory} {job}" in out
-    # And that is what is asked: no inventory says which GPUs there are.
+    # The planner uses that: no inventory names the GPUs.
     assert json.loads(call("tune", job, "-i", inventory, "--json", "--top", "1")[1])["measured"] is True
 
 
@@ -354,7 +354,7 @@ def test_a_profile_of_other_software_or_gpus_is_refused(
     measure = f"rdm-provision profile -i {inventory} {job}"
     train = ("train", job, "-i", inventory, "--layout", "auto")
 
-    # What is on the nodes only a check finds, which `tune` leaves to `train`.
+    # Only a check finds what is on the nodes; `tune` leaves that to `train`.
     out = call("tune", job, "-i", inventory)[1]
     assert "Not compared with the profile: torch and DeepSpeed of the nodes." in out
     assert f"rdm-provision train -i {inventory} {job} --layout auto" in out

@@ -1,4 +1,4 @@
-"""The commands of ours that code, roles and pages name, and whether the program takes them."""
+"""Commands of ours in code, roles and pages, and whether the program accepts them."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ SOURCES = (
 PAGES = ("README.md", "CONTRIBUTING.md", "docs/**/*.md", "roles/*/README.md")
 COMMAND = re.compile(r"(?<![\w/.-])rdm-provision +((?:[\w-][^\s`,;:()\"]* *)+)")
 GAP = "VALUE"
-"""Stands for what is filled in."""
+"""Stands for a value to fill in."""
 
 
 class Hint(NamedTuple):
     """A command that a text names.
 
     Attributes:
-        where: the file, and the line if it is known.
+        where: the file, and the line if known.
         words: what follows the program's name.
-        told: whether a message says it, and no page or ``--help``.
+        told: whether it is in a message, not in a page or ``--help``.
     """
 
     where: str
@@ -46,10 +46,10 @@ class Hint(NamedTuple):
 
 
 def texts(tree: ast.AST) -> Iterator[tuple[int, str, bool]]:
-    """Every text of a program but its documentation, with what is filled in as GAP; flags as nothing.
+    """Yield every text of a program except docstrings, with GAP for values and nothing for flags.
 
     Yields:
-        Its line, the text, and whether it is no part of a ``--help``.
+        The line, the text, and whether it is outside ``--help``.
     """
     helps = {
         id(part)
@@ -80,7 +80,7 @@ def texts(tree: ast.AST) -> Iterator[tuple[int, str, bool]]:
 
 
 def strings(data: Any) -> Iterator[str]:
-    """Every text of a YAML file."""
+    """Yield every text of a YAML file."""
     if isinstance(data, str):
         yield data
     for item in data.values() if isinstance(data, dict) else data if isinstance(data, list) else ():
@@ -89,7 +89,7 @@ def strings(data: Any) -> Iterator[str]:
 
 @functools.cache
 def hints() -> tuple[Hint, ...]:
-    """Every command of ours that the code, the roles and the pages name."""
+    """Return every command of ours in the code, the roles and the pages."""
     found: list[tuple[str, str, bool]] = []
     for source in SOURCES:
         for path in sorted((ROOT / source).rglob("*.py")):
@@ -118,12 +118,12 @@ def hints() -> tuple[Hint, ...]:
 
 
 def wrong(words: list[str]) -> str:
-    """Say why the program would not take a command; what else a sentence says after it is not looked at."""
+    """Return why the program would refuse a command, whatever else follows it in the sentence."""
     command: click.Command = cli
     ctx = click.Context(cli)
     while isinstance(command, click.Group) and words:
         name, *words = words
-        # What is filled in right behind a word are options.
+        # A value right after a word stands for options.
         name = name.partition(GAP)[0].rstrip(".'")
         if name in ("", "--help", "--version", "VERB"):
             return ""

@@ -1,4 +1,4 @@
-"""The command line: what it says, where it says it, and with what exit code."""
+"""The command line: its output, on which stream, and its exit codes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Said(NamedTuple):
 
     @property
     def complaints(self) -> list[str]:
-        """What is on stderr besides the tasks that took over 10 s, as any does on a busy machine."""
+        """Lines on stderr, except those about tasks over 10 s, which a busy machine has."""
         return [
             line for line in self.err.splitlines() if not (line.startswith("    ") and line.endswith("…"))
         ]
@@ -475,7 +475,7 @@ def test_a_limit_that_is_none_widens_no_verb_to_all_nodes(
     words = {"exec": ["--", "id"], "data": ["."]}.get(
         verb, ["x"] if verb in ("logs", "profile", "report", "stop", "tune") else []
     )
-    # What runs several playbooks or none has no command to show.
+    # A verb that runs several playbooks, or none, has no command to show.
     shown = [] if verb in ("profile", "tune") else ["--show-command"]
     said = call(verb, "-i", make_inventory(), *shown, "--limit", limit, *words)
     assert (said.code, said.out) == (3, "")
@@ -516,7 +516,7 @@ def test_completion_scripts(call: Call, shell: str) -> None:
 
 
 def complete(words: str, inventory: Path | None = None) -> list[str]:
-    """Ask the program as bash does."""
+    """Query the program's completions as bash does."""
     env: dict[str, Any] = {
         **os.environ,
         "PYTHONPATH": str(ROOT),
@@ -606,7 +606,7 @@ GPU = "[{}] NVIDIA A10       | 49'C,  90 % | {:5d} / 22731 MB |\n"
 def fasop_layout(
     logs: Path, *, gpus: str = "", err: str = "", layers: int = 24, slow_ms: float = 500
 ) -> None:
-    """Write the logs of a healthy job on two nodes, but for what is asked for."""
+    """Write the logs of a healthy job on two nodes, with the given differences."""
     logs.mkdir(parents=True)
     line = " iteration {:8d}/    5000 | elapsed time per iteration (ms): 900.0 | lm loss: {:.3f}E+00 |\n"
     timers = "times across ranks (ms):\n  forward-compute:\n" + "".join(

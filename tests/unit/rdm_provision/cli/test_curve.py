@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The curve in the terminal: where its dots are, and what it does with little."""
+"""The curve in the terminal: the position of its dots, and few points or little space."""
 
 from __future__ import annotations
 

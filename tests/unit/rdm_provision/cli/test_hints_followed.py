@@ -1,7 +1,7 @@
-"""A hint is a promise: in the state in which it is given, the command that it names is not refused.
+"""A hint is a promise: its command is not refused in the state in which the hint is given.
 
-What needs no node is brought about here, told, and followed up to where a run would begin. For the rest a
-table names the test that follows it.
+States that need no node are made here, and their hints are followed until a run would start. For the others,
+a table names the test that follows the hint.
 """
 
 from __future__ import annotations
@@ -53,13 +53,13 @@ TOLD = {
 }
 
 
-class Begun(Exception):  # noqa: N818  # it is what is hoped for
-    """A run would begin now: nothing has refused it."""
+class Begun(Exception):  # noqa: N818  # the expected end
+    """A run would start now: nothing has refused it."""
 
 
 @dataclass
 class World:
-    """What a state is made of."""
+    """The parts of a state."""
 
     make_inventory: MakeInventory
     patch: pytest.MonkeyPatch
@@ -85,7 +85,7 @@ class World:
         module: str = "job",
         **more: Any,
     ) -> None:
-        """Whatever runs ends so: with this on the node, and with what its module told."""
+        """Make every run end so: with this node result and this module's report."""
         returned = {f"rdm.provision.{module}": {"n1": [told or {"known": True, "job": job}]}}
 
         def result(run: Any) -> RunResult:
@@ -99,13 +99,13 @@ class World:
         self.patch.setattr(job_view, "read", lambda run, *_, **__: (result(run), {}))
 
     def fails_with(self, state: str, **more: Any) -> None:
-        """Whatever runs has a job in this state."""
+        """Make every run find a job in this state."""
         self.ends(job={**TOLD, "state": state, "ended": None if state == "running" else 5.0, **more})
 
 
 State = Callable[[World], list[str]]
 STATES: dict[str, tuple[State, tuple[str, ...]]] = {}
-"""How a state is reached, by name: what brings it about and returns the verb, and which hints it gives."""
+"""States by name: a function that makes the state and returns the verb, and the hints that it gives."""
 NODE = LabNode("n1", "10.0.0.2", "running", "plugged", "ready")
 
 
@@ -196,7 +196,7 @@ def a_plan_is_not_saved(world: World) -> list[str]:
 
 
 def refused(name: str, hint: str, verb: str, *variables: str) -> None:
-    """Register a verb that is for the other kind of nodes."""
+    """Register a verb for the other kind of nodes."""
 
     def state(world: World) -> list[str]:
         world.config()
@@ -441,7 +441,7 @@ def profiled(gpu: str) -> dict[str, Any]:
 
 
 def logs_of_somebody() -> str:
-    """A directory here with a log, whose name a shell would take apart."""
+    """A local directory with a log, whose name a shell would split."""
     folder = Path("log 2/1093")
     folder.mkdir(parents=True, exist_ok=True)
     line = "iteration 1/ 4 | elapsed time per iteration (ms): 10.0 | lm loss: 1.0E+00 |\n"
@@ -460,19 +460,19 @@ FILLED = {
 
 
 def named(text: str) -> Iterator[list[str]]:
-    """The commands that an output names, with what its reader fills in."""
+    """Yield the commands in an output, with the reader's values."""
     for words in commands(text):
         yield [FILLED.get(word, word) for word in words]
 
 
 def pattern(hint: str) -> str:
-    """What a command matches that the source names so."""
+    """Return the pattern of commands that the source writes so."""
     words = re.escape(only_the_command(hint))
     return words.replace(rf"\ {GAP}", "( .*)?").replace(GAP, ".*") + "( .*)?"
 
 
 def up_to_a_run(words: list[str], patch: pytest.MonkeyPatch) -> int:
-    """Run a command up to where a run would begin, and return its exit code: 0 where one would."""
+    """Run a command until a run would start, and return its exit code: 0 if one would."""
 
     def begun(*_: Any, **__: Any) -> None:
         raise Begun
@@ -610,7 +610,7 @@ ON_NODES = {
         "rdm_lab/images.py: lab down --name VALUE",
     ),
 }
-"""The tests that take a hint from its message and follow it, where that takes nodes or an engine."""
+"""Tests that take a hint from its message and follow it, if that needs nodes or an engine."""
 NO_HINTS = {
     "plugins/module_utils/base/text_blocks.py: VALUE",  # the marks of a block
     "rdm_lab/lab.py: lab up",  # who has written a file
@@ -628,7 +628,7 @@ def test_every_hint_in_the_sources_is_followed_somewhere() -> None:
 
 
 def followed_by(test: str) -> list[list[str]]:
-    """The hints that a test follows, by its source: the words with which each begins."""
+    """Return the hints that a test follows, from its source: the first words of each."""
     file, _, name = test.partition("::")
     tree = ast.parse((ROOT / file).read_text(encoding="utf-8"))
     (function, *others) = [

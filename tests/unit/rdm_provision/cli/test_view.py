@@ -1,4 +1,4 @@
-"""How progress, recaps and tables look, away from and on a terminal."""
+"""Progress, recaps and tables, with and without a terminal."""
 
 from __future__ import annotations
 
