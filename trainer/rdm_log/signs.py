@@ -14,6 +14,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from rdm_log.sizes import size_text
+
 __all__ = ["WINDOW_S", "Device", "Sample", "Sign", "held_back", "of_node"]
 
 WINDOW_S = 600.0
@@ -277,23 +279,21 @@ def _disk(
     if free == 0:
         yield Sign("disk", f"The disk of {node} is full.", node)
     elif free < wanted:
-        text = f"The disk of {node} has {_size(free)} free, and what the next checkpoint writes there takes"
-        yield Sign("disk", f"{text} {_size(wanted)}.", node)
+        text = (
+            f"The disk of {node} has {size_text(free)} free, and what the next checkpoint writes there takes"
+        )
+        yield Sign("disk", f"{text} {size_text(wanted)}.", node)
     elif speed > 0 and free - speed * horizon < wanted:
         when = free / speed
         before = "within ten minutes" if next_s is None else f"before the next checkpoint in {next_s:.0f} s"
         text = (
-            f"The disk of {node} fills by {_size(speed)}/s: its {_size(free)} are full in "
+            f"The disk of {node} fills by {size_text(speed)}/s: its {size_text(free)} are full in "
             f"{when:.0f} s, {before}."
             if when < horizon
-            else f"The disk of {node} fills by {_size(speed)}/s: the next checkpoint's "
-            f"{_size(wanted)} will not fit in {next_s or 0:.0f} s."
+            else f"The disk of {node} fills by {size_text(speed)}/s: the next checkpoint's "
+            f"{size_text(wanted)} will not fit in {next_s or 0:.0f} s."
         )
         yield Sign("disk", text, node)
-
-
-def _size(count: float) -> str:
-    return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.1f} MB"
 
 
 def _loss_per_s(samples: Sequence[Sample]) -> float:

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import click
 
+from rdm_log.sizes import size_text
+
 __all__ = ["export", "generate", "import_"]
 
 _iteration = click.option(
@@ -77,7 +79,7 @@ def export(
         size = megatron.write(source, directory, tensor=tensor, pipeline=pipeline, dtype=name, fused=fused)
     else:
         size = writing.write(source, directory, dtype=name, shard_bytes=int(shard_size * 1e9))
-    click.echo(f"{directory} has the weights of {source.where}, {size / 1e9:.3f} GB.")
+    click.echo(f"{directory} has the weights of {source.where}, {size_text(size)}.")
 
 
 @click.command("import")

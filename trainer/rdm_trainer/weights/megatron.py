@@ -45,6 +45,13 @@ __all__ = [
 
 LATEST = "latest_checkpointed_iteration.txt"
 _FILE = "model_optim_rng.pt"
+_LLAMA3 = {
+    "kind": "llama3",
+    "original_max_position_embeddings": 8192,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+}
+"""What ``--use-rope-scaling`` means in Megatron; ``--rope-scaling-factor`` alone is free."""
 _RELEASE = "release"
 """Megatron's name for weights without an optimiser."""
 
@@ -347,10 +354,8 @@ def model_of(found: Mapping[str, Any], source: str) -> ModelConfig:
         "rotary_percent": 1.0,
         "squared_relu": False,
         "num_experts": None,
-        "use_rope_scaling": False,
         "rotary_seq_len_interpolation_factor": None,
         "multi_latent_attention": False,
-        "window_size": None,
         "softmax_type": "vanilla",
         "mtp_num_layers": None,
         "no_rope_freq": None,
@@ -367,6 +372,9 @@ def model_of(found: Mapping[str, Any], source: str) -> ModelConfig:
         raise TrainerError(
             f"{source} has position_embedding_type {kind}; rope and learned_absolute are known."
         )
+    scaling = None
+    if kind == "rope" and found.get("use_rope_scaling"):
+        scaling = {**_LLAMA3, "factor": float(found.get("rope_scaling_factor", 8.0))}
     heads = found["num_attention_heads"]
     biases = "all" if found.get("add_bias_linear", True) else "qkv" if found.get("add_qkv_bias") else "none"
     shape = {
@@ -380,6 +388,8 @@ def model_of(found: Mapping[str, Any], source: str) -> ModelConfig:
         "max_position_embeddings": found.get("max_position_embeddings"),
         "position_embedding": "rope" if kind == "rope" else "learned",
         "rope_theta": float(found.get("rotary_base") or 10000.0),
+        "rope_scaling": scaling,
+        "sliding_window": _window_of(found, source),
         "norm": "rmsnorm" if found.get("normalization") == "RMSNorm" else "layernorm",
         "qk_norm": bool(found.get("qk_layernorm")),
         "activation": "swiglu" if found.get("swiglu") else "gelu",
@@ -390,6 +400,19 @@ def model_of(found: Mapping[str, Any], source: str) -> ModelConfig:
         "init_std": found.get("init_method_std", 0.02),
     }
     return from_dict({"model": {key: value for key, value in shape.items() if value is not None}}).model
+
+
+def _window_of(found: Mapping[str, Any], source: str) -> int | None:
+    """Return how many tokens a token sees at most, itself included; Megatron counts those before it."""
+    window, skipped = found.get("window_size"), found.get("window_attn_skip_freq")
+    if window is None or window[0] < 0:
+        return None
+    if window[1] != 0 or skipped is not None:
+        raise TrainerError(
+            f"{source} was trained with window_size {tuple(window)} and window_attn_skip_freq {skipped}; "
+            "models here have one window of earlier tokens in all layers: (N, 0) and None."
+        )
+    return int(window[0]) + 1
 
 
 # Writing.
@@ -420,6 +443,10 @@ def arguments_of(
         "position_embedding_type": "rope" if model.position_embedding == "rope" else "learned_absolute",
         "rotary_base": int(model.rope_theta),
         "rotary_percent": 1.0,
+        "use_rope_scaling": model.rope_scaling is not None,
+        "rope_scaling_factor": model.rope_scaling.factor if model.rope_scaling else 8.0,
+        "window_size": (model.sliding_window - 1, 0) if model.sliding_window else None,
+        "window_attn_skip_freq": None,
         "normalization": "RMSNorm" if model.norm == "rmsnorm" else "LayerNorm",
         "norm_epsilon": model.layernorm_epsilon,
         "layernorm_epsilon": model.layernorm_epsilon,
@@ -453,10 +480,13 @@ def _refuse(model: ModelConfig, tensor: int, pipeline: int) -> None:
         )
     if model.experts:
         raise TrainerError("model.experts are not written for Megatron; export for Hugging Face.")
-    if model.rope_scaling is not None or model.sliding_window is not None:
+    scaling = model.rope_scaling
+    if scaling is not None and any(getattr(scaling, key) != value for key, value in _LLAMA3.items()):
         raise TrainerError(
-            "model.rope_scaling and model.sliding_window are not written for Megatron; leave them out, or "
-            "export for Hugging Face."
+            f"model.rope_scaling of kind {scaling.kind}, original_max_position_embeddings "
+            f"{scaling.original_max_position_embeddings}, low_freq_factor {scaling.low_freq_factor:g} and "
+            f"high_freq_factor {scaling.high_freq_factor:g} is not written for Megatron, which has llama3 "
+            "with 8192, 1 and 4 alone; export for Hugging Face."
         )
     for name, size in (("attention_heads", model.attention_heads), ("ffn", model.ffn_size)):
         if size % tensor:

@@ -19,7 +19,7 @@ import torch
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata
 from torch.nn import functional
 
-from rdm_core.config import Config, ModelConfig, check, load
+from rdm_core.config import Config, ModelConfig, RopeScalingConfig, check, load
 from rdm_core.errors import TrainerError
 from rdm_trainer.checkpoint.distributed import METADATA, Box, read_metadata, write
 from rdm_trainer.cli import main
@@ -31,6 +31,8 @@ MODELS = {
     "gpt": dataclasses.replace(GPT2, layers=4),
     "llama": dataclasses.replace(LLAMA, layers=4, query_groups=4),
     "qwen2": dataclasses.replace(LLAMA, layers=4, biases="qkv", tied_embeddings=True),
+    "llama 3.1": dataclasses.replace(LLAMA, layers=4, rope_scaling=RopeScalingConfig("llama3", 32.0, 8192)),
+    "mistral": dataclasses.replace(LLAMA, layers=4, sliding_window=6),
     "qwen3": dataclasses.replace(LLAMA, layers=4, qk_norm=True, kv_channels=16),
 }
 
@@ -51,6 +53,22 @@ def test_a_model_is_the_same_behind_every_layout(name: str, tmp_path: Path) -> N
         found = open_source(where)
         require_model(found, Config(model=model))
         same(found, source)
+
+
+def test_scaled_positions_and_windows_are_megatrons_arguments(tmp_path: Path) -> None:
+    found = {}
+    for name in ("llama", "llama 3.1", "mistral"):
+        megatron.write(shaken(MODELS[name]), tmp_path / name)
+        file = tmp_path / name / "release/mp_rank_00/model_optim_rng.pt"
+        args = vars(torch.load(file, weights_only=False)["args"])
+        keys = ("use_rope_scaling", "rope_scaling_factor", "window_size", "window_attn_skip_freq")
+        found[name] = tuple(args[key] for key in keys)
+    assert found == {
+        "llama": (False, 8.0, None, None),
+        "llama 3.1": (True, 32.0, None, None),
+        # A token and the five before it.
+        "mistral": (False, 8.0, (5, 0), None),
+    }
 
 
 def test_a_rank_has_megatrons_names_and_its_own_rows(tmp_path: Path) -> None:
@@ -240,7 +258,16 @@ def test_what_is_no_distributed_checkpoint_is_one_sentence(tmp_path: Path) -> No
             with_arguments(qk_layernorm=True, normalization="RMSNorm"),
             "lacks self_attention.q_layernorm",
         ),
-        ("common.pt", with_arguments(window_size=(4, 0)), "window_size .4, 0., which models here have not"),
+        (
+            "common.pt",
+            with_arguments(window_size=(4, 4)),
+            "window_size .4, 4. and window_attn_skip_freq None",
+        ),
+        (
+            "common.pt",
+            with_arguments(window_size=[4, 0], window_attn_skip_freq=2),
+            "window_attn_skip_freq 2;",
+        ),
         (METADATA, pickle.dumps(Evil()), "builtins.exec is not read"),
     ):
         if changed is None:
@@ -289,7 +316,14 @@ def test_what_megatron_has_not_is_one_sentence(tmp_path: Path) -> None:
     cases: list[tuple[ModelConfig, dict[str, Any], str]] = [
         (MODELS["gpt"], {"tensor": 3}, "attention_heads 4 are not divisible by 3"),
         (MODELS["gpt"], {"pipeline": 3}, "4 layers are not divisible by 3"),
-        (dataclasses.replace(MODELS["llama"], sliding_window=8), {}, "sliding_window"),
+        *(
+            (dataclasses.replace(MODELS["llama"], rope_scaling=scaling), {}, words)
+            for scaling, words in (
+                (RopeScalingConfig("yarn", 8.0, 8192), "kind yarn"),
+                (RopeScalingConfig("llama3", 8.0, 4096), "original_max_position_embeddings 4096"),
+                (RopeScalingConfig("llama3", 8.0, 8192, 2.0), "low_freq_factor 2"),
+            )
+        ),
     ]
     for model, layout, words in cases:
         with pytest.raises(TrainerError, match=words):
