@@ -1,4 +1,4 @@
-"""The real playbook on simulated nodes, all asked by one task: everything odd ends as it always did."""
+"""The real playbook on simulated nodes, queried by one task: failures end as with a task per node."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ def settled(tmp_path_factory: pytest.TempPathFactory, model: Cluster) -> Cluster
 
 @pytest.fixture
 def cluster(tmp_path: Path, settled: Cluster) -> Cluster:
-    """Four nodes that need nothing, and that one task looks at."""
+    """Four nodes that need nothing, queried by one task."""
     made = Cluster(tmp_path / "cluster", 4)
     shutil.copytree(settled.state, made.state, dirs_exist_ok=True)
-    # The list of hosts names the directory, all that was made from it does not.
+    # The inventory names the directory; nothing that was made from it does.
     others = shutil.ignore_patterns("hosts.yml")
     shutil.copytree(settled.inventory, made.inventory, ignore=others, dirs_exist_ok=True)
     for node in made.nodes:
@@ -80,7 +80,7 @@ def test_whoever_only_verifies_or_checks_asks_in_the_same_way(cluster: Cluster) 
     assert preflight.calls["rdm.provision.node_facts"] == 4
     assert preflight.changed == []
     assert "Gather facts of the node]" not in preflight.output
-    # Both begin with the same look: what it does with nodes that are lost, one of them shows each.
+    # Both playbooks gather facts in the same way, so each case of lost nodes is tested with one of them.
     cluster.unreachable(["n2"], True)
     run = cluster.playbook("verify").expect(SOME_UNREACHABLE)
     assert (run.unreachable, run.calls["rdm.provision.node_facts"]) == (["n2"], 3)
@@ -112,7 +112,7 @@ def test_one_node_with_work_is_the_only_one_that_is_worked_on(cluster: Cluster) 
 
 
 def test_nodes_that_cannot_be_reached_are_lost_as_ever_and_tried_once(cluster: Cluster) -> None:
-    nodes = ["n1", "n4"]  # the first one, on which others' tasks run, too
+    nodes = ["n1", "n4"]  # the first one, which also runs tasks for all
     cluster.unreachable(nodes, True)
     cluster.remove_container("n3")
     run = cluster.playbook().expect(SOME_UNREACHABLE)
@@ -142,7 +142,7 @@ def test_a_node_on_which_the_module_fails_is_told_by_a_task_of_its_own(cluster: 
         in run.output
     )
     assert cluster.playbook("site", "--limit", "!n2").expect(0).changed == ["n3"]
-    assert run.calls["rdm.provision.node_facts"] == 4 + 2  # that node again, and one to accompany it
+    assert run.calls["rdm.provision.node_facts"] == 4 + 2  # that node again, and one extra host
 
 
 def test_what_ansible_does_not_know_it_says_in_its_own_words(cluster: Cluster) -> None:
@@ -238,7 +238,7 @@ def test_problems_of_the_inventory_and_of_nodes_come_in_one_report(cluster: Clus
     cluster.own_variables("n3", network_parent="ib7")
     cluster.unreachable(["n4"], True)
     run = cluster.playbook().expect(FAILED)
-    assert "because of 4 problems" in run.output  # the interface, and the network that is on another
+    assert "because of 4 problems" in run.output  # the interface, and the network on another one
     assert "n2: rdm_slots 'many'" in run.output
     assert "n3: network_parent ib7 is not an interface of the node" in run.output
     assert "n2: ansible_port cannot be evaluated" in run.output
