@@ -53,7 +53,7 @@ class ActionModule(Decision):
     ) -> Iterator[tuple[str, Callable[[], Any]]]:
         """Yield the calls with their hosts; add to ``others`` why a host has none."""
         if not options["connections"]:
-            others.update(dict.fromkeys(hosts, "nobody is to be asked in threads"))
+            others.update(dict.fromkeys(hosts, "no connection plugin is used in threads"))
             return
         executor = RemoteExecutor(self, variables, options["connections"])
         try:

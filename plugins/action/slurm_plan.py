@@ -85,7 +85,7 @@ class ActionModule(Decision):
         for name in wanted:
             if "slurm" not in found.get(name, {}):
                 hint = "give the cluster as a whole, without --limit, and see that each host is reached"
-                problems.append(Problem(name, "", "was not looked at, and Slurm has one configuration", hint))
+                problems.append(Problem(name, "", "has no facts, and Slurm has one configuration", hint))
         if problems:
             raise PreconditionFailed(problems)
         hosts = {name: _host(name, found[name]["slurm"], variables) for name in wanted}

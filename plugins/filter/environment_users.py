@@ -52,8 +52,8 @@ def environment_users(looks: Mapping[str, Mapping[str, Any]], limit: str = "") -
     silent = [host for host, look in looks.items() if "used_by" not in look and not _answered(look)]
     if silent:
         problems.append(
-            f"a job may run on {', '.join(silent)}, which cannot be asked: mend that, or leave it out with "
-            f"--limit {shlex.quote(limit_without(limit, silent))}"
+            f"a job may run on {', '.join(silent)}, which cannot be queried: repair that, or leave it out "
+            f"with --limit {shlex.quote(limit_without(limit, silent))}"
         )
     return problems
 

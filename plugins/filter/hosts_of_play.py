@@ -54,9 +54,9 @@ def hosts_of_play(work: Any, part: str) -> Any:
     if any(arguments.get(name) for name in ("listhosts", "listtasks", "listtags", "syntax")):
         return EVERYBODY
     told = [option for option, name in _SKIPPERS.items() if arguments.get(name)]
-    how = f"leave out {' and '.join(told)}" if told else "run the play that looks at the nodes before"
+    how = f"leave out {' and '.join(told)}" if told else "run the play that gathers facts first"
     raise AnsibleFilterError(
-        f"nobody has looked at the nodes, so it is not known which of them have work: {how}, and choose "
+        f"no facts were gathered, so it is not known which nodes have work: {how}, and choose "
         "parts of the run with --tags"
     )
 

@@ -194,7 +194,7 @@ def test_while_a_job_of_one_node_runs_no_node_loses_anything(tmp_path: Path) -> 
     # A job may run on a node that does not answer.
     code, stats, output = play(node, directory, part="unused", dead=("n2",))
     assert (code, stats["n1"]["failures"], stats["n2"]["unreachable"]) == (4, 1, 1), output
-    said = "a job may run on n2, which cannot be asked: mend that, or leave it out with --limit 'all,!n2'"
+    said = "a job may run on n2, which cannot be queried: repair that, or leave it out with --limit 'all,!n2'"
     assert said in output
     code, _, output = play(node, directory, "--limit=all,!n2", part="unused", dead=("n2",))
     assert code == 0, output

@@ -372,7 +372,7 @@ class _FullError(Exception):
     def widening(self, wide: IPv4Network) -> Problem:
         """Return the problem, with the cost of a wider subnet."""
         hint = (
-            f"widening it to {wide} means making the network anew on every node; "
+            f"widening it to {wide} recreates the network on every node; "
             f"set network_replace: true to do so (addresses in use are kept){self._or_release()}"
         )
         return Problem(None, f"the plan's subnet {self.network}", self._reason(), hint)
@@ -448,7 +448,7 @@ def _other_network(settings: _Settings, previous: AddressPlan) -> list[Problem]:
             None,
             f"rdm_{what} {asked}",
             f"differs from the address plan's {what} {planned}",
-            "changing it means making the network anew on every node; "
+            "changing it recreates the network on every node; "
             f"set network_replace: true to do so, or go back to {planned}",
         )
     ]

@@ -121,7 +121,7 @@ def _disjoint(first: IPv4Network, found: Sequence[IPv4Network]) -> list[Problem]
         value = f"the subnet {subnet} of rail {index + 1}"
         before = [one for one in (first, *found[:index]) if one.overlaps(subnet)]
         if subnet.prefixlen != first.prefixlen:
-            reason = f"is not as large as the address plan's {first}, whose places the rails share"
+            reason = f"is not as large as the address plan's {first}, whose offsets the rails share"
             problems.append(Problem(None, value, reason, f"use a prefix of /{first.prefixlen}"))
         elif before:
             reason = f"overlaps {before[0]} of another rail"

@@ -124,7 +124,7 @@ def plan_nodes(
     problems = _taken(plan, wants, facts, bare)
     problems += [
         Problem(
-            node, "", f"could not be looked at: {why}", f"repair it, or leave it out with --limit '!{node}'"
+            node, "", f"could not be queried: {why}", f"repair it, or leave it out with --limit '!{node}'"
         )
         for node, why in (failed or {}).items()
     ]

@@ -184,7 +184,7 @@ def network(
         hint = f"remove {names(foreign)} from it, or choose another network_name"
     elif not want.run.replace_network:
         reason = f"has other settings: {'; '.join(differences)}"
-        hint = "set network_replace: true to have it made anew, or choose another network_name"
+        hint = "set network_replace: true to recreate it, or choose another network_name"
     else:
         return
     findings.problems.append(Problem(want.node, value, reason, hint))
@@ -308,7 +308,7 @@ def former_cluster(want: DesiredState, facts: Mapping[str, Any], findings: Findi
             jobs = f"jobs {names(one['jobs'])} run" if many else f"job {one['jobs'][0]} runs"
             findings.warn(
                 want.node,
-                f"The {jobs} in the container {one['name']} of the cluster {theirs}, beside which this "
+                f"The {jobs} in the container {one['name']} of the cluster {theirs}, next to which this "
                 "cluster's is started: if that is the former name of this one, stop what runs there first.",
             )
 

@@ -116,7 +116,7 @@ def iommu(want: DesiredState, facts: Mapping[str, Any], findings: Findings) -> N
                     want.node,
                     "BIOS:",
                     f"the IOMMU is off ({told})",
-                    f"switch {name} on in the BIOS set-up, beside SR-IOV, then {hint}",
+                    f"switch {name} on in the BIOS set-up, as well as SR-IOV, then {hint}",
                 )
             )
             return
@@ -274,7 +274,7 @@ def _too_few(want: DesiredState, one: Mapping[str, Any], findings: Findings) -> 
     command = " ".join(set_command(tool, pci, count))
     fewer = f", or set sriov_vfs to {total} or less" if total else ""
     if firmware.get("error") or "next" not in firmware:
-        reason = f"{offers}, and how it is set is not known: {firmware.get('error') or 'nobody has asked'}"
+        reason = f"{offers}, and how it is set is not known: {firmware.get('error') or 'it was not gathered'}"
         first = "see as root why" if firmware.get("tool") else "install mstflint"
         hint = f"{first} ({tool} -d {pci} -e query), then {command}, and reboot{fewer}"
         return Problem(node, "firmware:", reason, hint)

@@ -63,7 +63,7 @@ def decide(
         mine: Why = {role: list(output) for role, output in reasons.items()}
         if recheck:
             for role in wanted[node]:
-                mine.setdefault(role, ["everything is to be looked at again"])
+                mine.setdefault(role, ["all roles check again"])
         for role in ROLES:
             # A container depends on its image even if no role provides it.
             works = role in mine and (role in wanted[node] or role == "images")

@@ -106,5 +106,5 @@ def _other_host_key(file: str, line: str, host: str) -> str:
     forget = shlex.join(["ssh-keygen", "-f", file, "-R", host])
     return (
         f"the ssh host key of {host} is not the one in {file}:{line}. "
-        f"If the host was made anew: {forget}; if not, somebody else answers there"
+        f"If the host was reinstalled: {forget}; if not, somebody else answers there"
     )

@@ -299,7 +299,7 @@ def verdict(plan: Mapping[str, Any], answers: Mapping[str, Mapping[str, Any]]) -
         if answer is None or answer.get("unreachable"):
             output = str((answer or {}).get("msg") or "")
             reason = "cannot be reached" + (": " + not_reached(output) if output else "")
-            hint = "mend it, or leave it out with --limit or launcher.nodes"
+            hint = "repair it, or leave it out with --limit or launcher.nodes"
             problems.append(Problem(name, "", reason, hint))
         elif answer.get("failed"):
             problems.append(Problem(name, "", _first_line(str(answer.get("msg") or "it failed")), ""))

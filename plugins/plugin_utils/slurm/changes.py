@@ -12,7 +12,7 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition 
 
 HARDWARE = ("CPUs", "Sockets", "CoresPerSocket", "ThreadsPerCore", "RealMemory", "Gres")
 """The resources in a node's line of slurm.conf."""
-HINT = "mend slurmctld (/var/log/slurm/slurmctld.log says why), or wait until no slurmstepd runs"
+HINT = "repair slurmctld (/var/log/slurm/slurmctld.log says why), or wait until no slurmstepd runs"
 LOSES_JOBS = ("SelectType", "ProctrackType", "TaskPlugin")
 """Settings whose change ends all jobs (slurm.conf(5))."""
 

@@ -35,7 +35,7 @@ AUTHORITY = "host_ca"
 FILES = (LOGIN, "authorized_keys", "ssh_host_ed25519_key", "ssh_host_ed25519_key-cert.pub", "known_hosts")
 """The files on each node."""
 
-_NEW = "set preflight_new_ssh_keys=true for one run, which makes new keys, and with them every container anew"
+_NEW = "set preflight_new_ssh_keys=true for one run, which makes new keys and recreates every container"
 _CLOSE = "chmod 600, and if somebody may have read it"
 _ONCE_SHARED = "ssh_host_ed25519_key"  # by all containers, in versions before
 

@@ -146,7 +146,7 @@ def believe(
             if of_type.get(kind, key) != key:
                 other = fingerprint(of_type[kind])
                 reason = f"is {fingerprint(key)} for this machine's ssh, and {other} in {file}"
-                hint = "if the host was made anew, remove its lines there"
+                hint = "if the host was reinstalled, remove its lines there"
                 problems.append(Problem(host, f"its host key of type {kind}", reason, hint))
         if not keys and host not in known:
             reason = "is not in the known_hosts of this machine"

@@ -24,7 +24,7 @@ SHOWN = 20
 """How many nodes a recap lists before it only counts those that are ok."""
 DIFFS_SHOWN = 2
 """How many different diffs of a task are shown."""
-_NO_NEWS = ("nothing is known of", "it follows ", "everything is to be looked at")
+_NO_NEWS = ("nothing is known of", "it follows ", "all roles check again")
 """How reasons begin that are no news to a person."""
 LINES_SHOWN = 40
 """How many lines of a diff are shown."""

@@ -86,7 +86,7 @@ def test_whoever_only_verifies_or_checks_asks_in_the_same_way(cluster: Cluster) 
     assert (run.unreachable, run.calls["rdm.provision.node_facts"]) == (["n2"], 3)
     cluster.unreachable(["n2"], False)
     cluster.break_node("n3", "broken")
-    told = "n3: could not be looked at: n3 is simulated to be broken"
+    told = "n3: could not be queried: n3 is simulated to be broken"
     assert told in cluster.playbook("preflight").expect(FAILED).output
 
 
@@ -138,7 +138,7 @@ def test_a_node_on_which_the_module_fails_is_told_by_a_task_of_its_own(cluster: 
     assert "n2 is simulated to be broken" in lost(run)["n2"][1]
     assert run.changed == [], "a node that answers with an error is for a person to decide about"
     assert (
-        "n2: could not be looked at: n2 is simulated to be broken: repair it, or leave it out with"
+        "n2: could not be queried: n2 is simulated to be broken: repair it, or leave it out with"
         in run.output
     )
     assert cluster.playbook("site", "--limit", "!n2").expect(0).changed == ["n3"]

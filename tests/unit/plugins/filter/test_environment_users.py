@@ -30,7 +30,7 @@ def test_all_who_use_it_and_all_who_are_silent_are_told() -> None:
     assert first == f"n1: {USED['msg']}"
     assert second == f"n3: {USED['msg']}"
     assert silent == (
-        "a job may run on n2, n4, n5, which cannot be asked: mend that, or leave it out with "
+        "a job may run on n2, n4, n5, which cannot be queried: repair that, or leave it out with "
         "--limit 'all,!n2,!n4,!n5'"
     )
 

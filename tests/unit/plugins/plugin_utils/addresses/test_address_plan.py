@@ -152,9 +152,7 @@ def test_full_plan_is_widened_only_when_the_user_says_so() -> None:
     with pytest.raises(PreconditionFailed) as refused:
         make_plan(nodes(254), previous=full)
     assert "192.169.16.0/24 is too small for 254 nodes" in sentences(refused)[0]
-    assert (
-        "widening it to 192.169.0.0/16 means making the network anew on every node" in sentences(refused)[0]
-    )
+    assert "widening it to 192.169.0.0/16 recreates the network on every node" in sentences(refused)[0]
     wide = make_plan(nodes(254), previous=full, replace_network=True)
     assert str(wide.subnet) == "192.169.0.0/16"
     assert {name: wide.nodes[name] for name in full.nodes} == full.nodes

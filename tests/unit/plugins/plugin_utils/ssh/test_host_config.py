@@ -96,7 +96,7 @@ def test_another_key_and_an_unknown_host_are_refused() -> None:
     _, problems = believe({"gpu1": [ED25519]}, {"gpu1": [OTHER], "gpu2": []}, "ssh_host_keys")
     other, unknown = sentences(problems)
     assert other.startswith("gpu1: its host key of type ssh-ed25519 is SHA256:")
-    assert "if the host was made anew, remove its lines there" in other
+    assert "if the host was reinstalled, remove its lines there" in other
     assert unknown.startswith("gpu2: its host key is not in the known_hosts of this machine: log in once")
 
 
