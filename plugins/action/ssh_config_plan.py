@@ -46,7 +46,7 @@ class ActionModule(Decision):
         with ThreadPoolExecutor(_AT_ONCE) as pool:
             found = pool.map(known_keys, [_ssh_arguments(reader, one) for one in there])
             met = dict(zip(order, found, strict=True))
-        keys, other = host_ssh.believe(known, met, str(file))
+        keys, other = host_ssh.merge_trusted(known, met, str(file))
         if problems := list(dict.fromkeys([*problems, *wrong, *other])):
             raise PreconditionFailed(problems)
         saved = not self._task.check_mode and any(host not in known for host in keys)

@@ -23,8 +23,8 @@ class ActionModule(Decision):
 
     def decide(self, options: dict[str, Any], variables: dict[str, Any]) -> dict[str, Any]:
         """Return the work of each node."""
-        looked = registered(options["facts"], variables)
-        found = {host: one["node"] for host, one in looked.items() if isinstance(one.get("node"), dict)}
+        gathered = registered(options["facts"], variables)
+        found = {host: one["node"] for host, one in gathered.items() if isinstance(one.get("node"), dict)}
         state_files = options["state_files"]
         bare = [host for host in found if state_files[host]["bare"]]
         engineless = [host for host, node in found.items() if not node["docker"] and host not in bare]

@@ -46,10 +46,10 @@ _value:
 """
 
 
-def environment_users(looks: Mapping[str, Mapping[str, Any]], limit: str = "") -> list[str]:
+def environment_users(results: Mapping[str, Mapping[str, Any]], limit: str = "") -> list[str]:
     """Return a sentence for each host that uses the environment, and one for all hosts without an answer."""
-    problems = [f"{host}: {look['msg']}" for host, look in looks.items() if "used_by" in look]
-    silent = [host for host, look in looks.items() if "used_by" not in look and not _answered(look)]
+    problems = [f"{host}: {result['msg']}" for host, result in results.items() if "used_by" in result]
+    silent = [host for host, result in results.items() if "used_by" not in result and not _answered(result)]
     if silent:
         problems.append(
             f"a job may run on {', '.join(silent)}, which cannot be queried: repair that, or leave it out "
@@ -64,8 +64,8 @@ def limit_without(limit: str, hosts: Iterable[str]) -> str:
     return ",".join([*(split_host_pattern(limit) or ["all"]), *(f"!{host}" for host in hosts)])
 
 
-def _answered(look: Mapping[str, Any]) -> bool:
-    return bool(look) and not look.get("failed") and not look.get("unreachable")
+def _answered(result: Mapping[str, Any]) -> bool:
+    return bool(result) and not result.get("failed") and not result.get("unreachable")
 
 
 class FilterModule:

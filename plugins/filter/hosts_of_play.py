@@ -53,8 +53,8 @@ def hosts_of_play(work: Any, part: str) -> Any:
     arguments = context.CLIARGS
     if any(arguments.get(name) for name in ("listhosts", "listtasks", "listtags", "syntax")):
         return EVERYBODY
-    told = [option for option, name in _SKIPPERS.items() if arguments.get(name)]
-    how = f"leave out {' and '.join(told)}" if told else "run the play that gathers facts first"
+    given = [option for option, name in _SKIPPERS.items() if arguments.get(name)]
+    how = f"leave out {' and '.join(given)}" if given else "run the play that gathers facts first"
     raise AnsibleFilterError(
         f"no facts were gathered, so it is not known which nodes have work: {how}, and choose "
         "parts of the run with --tags"

@@ -105,8 +105,8 @@ def _key(kind: str, environment: AnsibleEnvironment, source: str) -> str | None:
     if context is None or environment._debuggable_template_source or not _is_open(source):
         return None
     settings = [getattr(environment, name) for name in _TEMPLATE_OVERRIDE_FIELD_NAMES]
-    told = repr([kind, context.escape_backslashes, *settings])
-    return hashlib.sha256("\0".join((told, source)).encode("utf-8", "surrogatepass")).hexdigest()
+    settings_text = repr([kind, context.escape_backslashes, *settings])
+    return hashlib.sha256("\0".join((settings_text, source)).encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def _is_open(source: str) -> bool:

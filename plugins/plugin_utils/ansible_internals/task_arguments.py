@@ -13,7 +13,7 @@ from ansible.playbook.task import Task
 from ansible.plugins.action.normal import ActionModule as Normal
 
 
-def let_go(task: Task) -> None:
+def drop_arguments(task: Task) -> None:
     """Drop a task's arguments in the process that ran it, unless it may be repeated there."""
     if not task.until and task.retries is None:
         task.args = {}
@@ -27,5 +27,5 @@ class DroppedArguments(Normal):
         result: dict[str, Any] = super().run(tmp, task_vars)
         # An asynchronous task is polled later.
         if not self._task.async_val:
-            let_go(self._task)
+            drop_arguments(self._task)
         return result

@@ -34,11 +34,11 @@ _HAVE_VFS = ("running", "paused")
 
 def functions(want: DesiredState, facts: Mapping[str, Any], findings: Findings) -> None:
     """Refuse VFs that a PF cannot have, before any node gets VFs."""
-    told, refused = set(), set()
+    reported, refused = set(), set()
     for one in facts.get("parents") or [] if want.network_driver == "sriov" else []:
         unfit = _unfit(want, one)
         if unfit or _is_short(want, one):
-            told |= {one["name"], one["pci"]}
+            reported |= {one["name"], one["pci"]}
             problem = unfit or _too_few(want, one, findings)
             if problem:
                 refused.add(one["name"])
@@ -47,7 +47,7 @@ def functions(want: DesiredState, facts: Mapping[str, Any], findings: Findings) 
     if want.functions and not want.become:
         reason = "needs root, which makes virtual functions, and rdm_become is false"
         findings.problems.append(Problem(want.node, "sriov_vfs", reason, "set rdm_become to true"))
-    findings.problems.extend(_impossible(want, facts, told))
+    findings.problems.extend(_impossible(want, facts, reported))
 
 
 def link_layer(want: DesiredState, facts: Mapping[str, Any], findings: Findings) -> None:
@@ -109,13 +109,13 @@ def iommu(want: DesiredState, facts: Mapping[str, Any], findings: Findings) -> N
     if not booted["iommu"]:
         table = {"intel": "DMAR", "amd": "IVRS"}[cpu]
         if not booted["table"]:
-            told = f"there is no {table} in /sys/firmware/acpi/tables, and no IOMMU group"
+            reported = f"there is no {table} in /sys/firmware/acpi/tables, and no IOMMU group"
             name = "VT-d" if cpu == "intel" else "AMD-Vi (IOMMU)"
             findings.warnings.append(
                 Problem(
                     want.node,
                     "BIOS:",
-                    f"the IOMMU is off ({told})",
+                    f"the IOMMU is off ({reported})",
                     f"switch {name} on in the BIOS set-up, as well as SR-IOV, then {hint}",
                 )
             )
@@ -126,12 +126,12 @@ def iommu(want: DesiredState, facts: Mapping[str, Any], findings: Findings) -> N
         return
     slow = [one for one in facts.get("parents") or [] if str(one["iommu"]).startswith("DMA")]
     if slow and missing_parameters(booted):
-        told = ", ".join(f"{one['name']} in a group of type {one['iommu']}" for one in slow)
+        reported = ", ".join(f"{one['name']} in a group of type {one['iommu']}" for one in slow)
         findings.warnings.append(
             Problem(
                 want.node,
                 "kernel command line:",
-                f"the IOMMU translates every transfer ({told}), which costs bandwidth, and GPUs theirs",
+                f"the IOMMU translates every transfer ({reported}), which costs bandwidth, and GPUs theirs",
                 hint,
             )
         )
@@ -198,13 +198,13 @@ def _on_its_network(want: DesiredState, facts: Mapping[str, Any], parent: str) -
     )
 
 
-def _impossible(want: DesiredState, facts: Mapping[str, Any], told: Set[str]) -> Iterator[Problem]:
+def _impossible(want: DesiredState, facts: Mapping[str, Any], reported: Set[str]) -> Iterator[Problem]:
     """Yield why the desired VFs cannot be created, except for PFs that were already reported."""
     found = {name: one for one in facts.get("sriov") or [] for name in (one["pf"], one["pci"])}
     seen: dict[str, str] = {}
     ends = ending(want, facts)
     for wanted in want.functions:
-        if wanted.parent in told:
+        if wanted.parent in reported:
             continue
         fact = found.get(wanted.parent)
         if fact is None:
@@ -285,7 +285,7 @@ def _too_few(want: DesiredState, one: Mapping[str, Any], findings: Findings) -> 
             "it lacks)"
         )
         return Problem(node, "BIOS:", reason, hint)
-    shown = f"SRIOV_EN={_said(firmware['next']['sriov'])} NUM_OF_VFS={_said(firmware['next']['vfs'])}"
+    shown = f"SRIOV_EN={_shown(firmware['next']['sriov'])} NUM_OF_VFS={_shown(firmware['next']['vfs'])}"
     if allows(firmware["next"], want.sriov.vfs):
         reason = f"{offers}; {shown} are set and wait for a reboot ({tool} -e query)"
         hint = "reboot the node (power it off and on where a reboot does not do)"
@@ -304,7 +304,7 @@ def _mode(want: DesiredState) -> str:
     return next((one.network.options.get("mode", "") for one in want.attachments), "")
 
 
-def _said(value: Any) -> str:
+def _shown(value: Any) -> str:
     return "unknown" if value is None else str(value)
 
 

@@ -29,9 +29,9 @@ from typing import Any, NamedTuple
 
 from ansible_collections.rdm.provision.plugins.module_utils.constants import STATE_DIR
 
-PATIENCE_S = 30.0
+TIMEOUT_S = 30.0
 """Seconds to wait for another process that takes or releases the lock."""
-PASSING_S = 0.5
+RELEASE_S = 0.5
 """Seconds for which short-lived processes may hold the lock of a run that has ended."""
 ORDERLY_S = 3.0
 """Seconds between SIGTERM and SIGKILL for a process of a dead run."""
@@ -140,7 +140,7 @@ def state_folder(home: Path) -> Path:
     return folder
 
 
-def take(home: Path, what: str, timeout: float = PATIENCE_S) -> int | None:
+def take(home: Path, what: str, timeout: float = TIMEOUT_S) -> int | None:
     """Take the lock of a cluster.
 
     Processes that a dead run has left are ended first. Programs that a run starts share its lock.
@@ -242,7 +242,7 @@ def give_back(home: Path) -> None:
     files = held(home)
     if not files:
         return
-    with contextlib.suppress(OSError, TimeoutError), brief_lock(_gate(home / STATE_DIR / "lock"), PATIENCE_S):
+    with contextlib.suppress(OSError, TimeoutError), brief_lock(_gate(home / STATE_DIR / "lock"), TIMEOUT_S):
         leader = _leader(files[0])
         if leader is not None and leader.pid == os.getpid():
             _write(files[0], b"")
@@ -310,15 +310,15 @@ def end(left: Callable[[], set[int]]) -> set[int]:
     """
     for number, timeout in ((signal.SIGTERM, ORDERLY_S), (signal.SIGKILL, KILLED_S)):
         deadline = time.monotonic() + timeout
-        told: set[int] = set()
+        signalled: set[int] = set()
         while there := left():
-            for pid in there - told:
+            for pid in there - signalled:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     if number == signal.SIGKILL and os.getpgid(pid) == pid:
                         os.killpg(pid, number)
                     else:
                         os.kill(pid, number)
-            told |= there
+            signalled |= there
             if time.monotonic() > deadline:
                 break
             time.sleep(_POLL_S)
@@ -336,11 +336,11 @@ def _clear(file: int, path: Path) -> None:
     if leader.alive:
         raise Busy(f"{leader} is working on this cluster", "wait for it to end, or stop it with Ctrl-C")
     # A child that the leader forked holds the lock too, until its exec.
-    if _alone(file, PASSING_S):
+    if _alone(file, RELEASE_S):
         return
     remaining = end(lambda: having(file, locked=True))
     # The kernel closes the files of a dying process a moment before it releases their locks.
-    if not _alone(file, PASSING_S if remaining else KILLED_S):
+    if not _alone(file, RELEASE_S if remaining else KILLED_S):
         pids = ", ".join(map(str, sorted(remaining)))
         who = f"process {pids}" if pids else "a process that this user cannot see"
         run = leader if leader.pid else "an earlier run"

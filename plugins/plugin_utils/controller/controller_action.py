@@ -9,7 +9,9 @@ from typing import Any, ClassVar, Literal
 
 import yaml
 from ansible.plugins.action import ActionBase
-from ansible_collections.rdm.provision.plugins.plugin_utils.ansible_internals.task_arguments import let_go
+from ansible_collections.rdm.provision.plugins.plugin_utils.ansible_internals.task_arguments import (
+    drop_arguments,
+)
 from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import (
     PreconditionFailed,
     Problem,
@@ -70,7 +72,7 @@ class Decision(ActionBase):
             reason = f"cannot be used: {error.strerror}"
             problem = Problem(None, str(error.filename), reason, "let this user read and write there")
             result.update(PreconditionFailed([problem]).result(self.STAGE))
-        let_go(self._task)
+        drop_arguments(self._task)
         return result
 
     @abstractmethod

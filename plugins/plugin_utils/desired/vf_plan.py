@@ -138,8 +138,8 @@ def refuse_undone(functions: Functions, network: Network) -> None:
     for name, wanted, sets, of_network, has in settings:
         if wanted is not None and wanted != sets:
             raise ValueError(
-                f"sriov_vf_{name} {_said(wanted)} contradicts network_{of_network} {_said(has)}, from which "
-                f"rdm-sriov sets it to {_said(sets)} at each start of a container; leave sriov_vf_{name} out"
+                f"sriov_vf_{name} {_text(wanted)} contradicts network_{of_network} {_text(has)}, from which "
+                f"rdm-sriov sets it to {_text(sets)} at each start of a container; leave sriov_vf_{name} out"
             )
 
 
@@ -291,7 +291,7 @@ def _pinned(value: Any, parents: list[str], number: int) -> dict[str, list[str]]
     return pinned
 
 
-def _said(value: int) -> str:
+def _text(value: int) -> str:
     """Return a setting as it is written in an inventory."""
     return str(value).lower()
 

@@ -75,7 +75,7 @@ class _Evaluator:
         self.rank = {name: rank for rank, name in enumerate(nodes)}
         self.remarks: dict[str, str] = {}
         self.silent: dict[str, set[str]] = {}
-        self.askers: dict[str, list[str]] = {name: [] for name in nodes}
+        self.probed_by: dict[str, list[str]] = {name: [] for name in nodes}
         for name in self.measuring:
             rtts = measurements[name].rtt_us
             self.silent[name] = {
@@ -84,7 +84,7 @@ class _Evaluator:
                 if rtt is None and peer in members and not self._greets(name, peer)
             }
             for peer in rtts:
-                self.askers.setdefault(peer, []).append(name)
+                self.probed_by.setdefault(peer, []).append(name)
 
     def evaluate(self) -> Fabric:
         """Run the steps, from the causes that explain most to those that explain least."""
@@ -129,11 +129,11 @@ class _Evaluator:
             own = self.measurements[name]
             if own.measured:
                 continue
-            asked = self.askers[name]
+            probes = self.probed_by[name]
             if (
-                asked
+                probes
                 and own.container_state == "running"
-                and not any(name in self.silent[peer] for peer in asked)
+                and not any(name in self.silent[peer] for peer in probes)
             ):
                 self.warnings.append(f"{name} answers all that ask it, but cannot measure: {own.reason}")
                 continue
@@ -160,7 +160,7 @@ class _Evaluator:
         groups = []
         unknown: list[list[str]] = []
         for group in others:
-            silent = self._asked_beyond(group, dead) or self._hears_nobody(group)
+            silent = self._measured_beyond(group, dead) or self._hears_nobody(group)
             (groups if silent else unknown).append(group)
         if several and unknown:
             self.warnings.append(
@@ -209,7 +209,7 @@ class _Evaluator:
                 continue  # reported in the other direction
             error = self.measurements[one].errors.get(other, "")
             one_way = not back and one in self.measurements[other].rtt_us
-            self._tell_pair(
+            self._record_pair(
                 one,
                 other,
                 f"{one} {'<->' if back else '->'} {other}: no answer"
@@ -222,23 +222,23 @@ class _Evaluator:
         for name in self.nodes:
             if name in explained:
                 continue
-            asked = {
+            probes = {
                 peer: self.measurements[peer].ssh[name]
-                for peer in self.askers[name]
+                for peer in self.probed_by[name]
                 if name in self.measurements[peer].ssh
                 and name not in self.silent[peer]
                 and peer not in explained
             }
-            wrong = {peer: text for peer, text in asked.items() if text}
+            wrong = {peer: text for peer, text in probes.items() if text}
             if not wrong:
                 continue
-            if len(wrong) == len(asked):
+            if len(wrong) == len(probes):
                 text = statistics.mode(sorted(wrong.values()))
                 self._root_cause([name], f"its sshd does not answer: {text}")
                 dead.add(name)
                 continue
             for peer, text in wrong.items():
-                self._tell_pair(peer, name, f"{peer} -> {name}: the sshd does not answer: {text}")
+                self._record_pair(peer, name, f"{peer} -> {name}: the sshd does not answer: {text}")
         return dead
 
     def _logins(self, explained: set[str]) -> None:
@@ -262,8 +262,8 @@ class _Evaluator:
             finding = f"{name} -> {peer}: ssh fails: {text}"
             # A node that fails both as client and as server is faulty; its peers are not.
             worst = [one for one in (name, peer) if met[one] == 2 and one in self.reasons]
-            told = worst if len(worst) == 1 else [one for one in (name, peer) if one in self.reasons]
-            for one in told:
+            named = worst if len(worst) == 1 else [one for one in (name, peer) if one in self.reasons]
+            for one in named:
                 self.reasons[one].append(finding)
             self.findings.append(finding)
 
@@ -299,13 +299,13 @@ class _Evaluator:
         """Warn of nodes outside this run that none or only some of its nodes reach."""
         nobody, some = [], []
         for name in self.outside:
-            asked = self.askers[name]
+            probes = self.probed_by[name]
             silent = [
                 peer
-                for peer in asked
+                for peer in probes
                 if self.measurements[peer].rtt_us[name] is None and not self._greets(peer, name)
             ]
-            if silent and len(silent) == len(asked):
+            if silent and len(silent) == len(probes):
                 nobody.append(name)
             elif silent:
                 some.append(f"{name} does not answer {listed(silent)}")
@@ -344,10 +344,10 @@ class _Evaluator:
         if bad:
             self.warnings.append(listed(bad, LOSSY_NODES))
         if losses:
-            told = sorted(losses, key=lambda pair: -losses[pair])
+            named = sorted(losses, key=lambda pair: -losses[pair])
             self.warnings.append(
                 "lost on the way: {}".format(
-                    listed("{:.0%} from {} to {}".format(losses[pair], *pair) for pair in told)
+                    listed("{:.0%} from {} to {}".format(losses[pair], *pair) for pair in named)
                 )
             )
 
@@ -364,11 +364,11 @@ class _Evaluator:
         """Return how much was measured; None if every node that could measure probed all others."""
         others = len(self.nodes) - 1
         members = set(self.nodes)
-        asked = [sum(peer in members for peer in self.measurements[name].rtt_us) for name in self.measuring]
-        if not asked or min(asked) == others:
+        probes = [sum(peer in members for peer in self.measurements[name].rtt_us) for name in self.measuring]
+        if not probes or min(probes) == others:
             return None
         partners = [len(self._partners(name)) for name in self.nodes]
-        return Sample(min(asked), others, min(partners), sum(partners) / (others * (others + 1)))
+        return Sample(min(probes), others, min(partners), sum(partners) / (others * (others + 1)))
 
     # ---- helpers
 
@@ -377,9 +377,9 @@ class _Evaluator:
 
     def _partners(self, name: str) -> set[str]:
         """Return the nodes of the run that a node measured or was measured by."""
-        return {*self.askers[name], *self.measurements[name].rtt_us} & self.reasons.keys()
+        return {*self.probed_by[name], *self.measurements[name].rtt_us} & self.reasons.keys()
 
-    def _asked_beyond(self, group: list[str], dead: set[str]) -> bool:
+    def _measured_beyond(self, group: list[str], dead: set[str]) -> bool:
         """Return whether a group and the others were measured; if so they were silent, or one group."""
         known = dead.union(group)
         return any(not self._partners(name) <= known for name in group)
@@ -438,7 +438,7 @@ class _Evaluator:
             self.reasons[name].append(reason)
         self.findings.append(f"{listed(names)}: {reason}")
 
-    def _tell_pair(self, one: str, other: str, finding: str) -> None:
+    def _record_pair(self, one: str, other: str, finding: str) -> None:
         """Record a fault between two nodes, for both, since either may be the cause."""
         for name in (one, other):
             self.reasons[name].append(finding)

@@ -110,13 +110,13 @@ def evaluate(
     for pair in sorted(bad, key=lambda pair: (rank[pair[0]], rank[pair[1]])):
         if not set(pair) & set(faulty):
             result.links[pair] = bad[pair]
-    told = {pair for pair in measured if pair in bad or set(pair) & set(faulty)}
+    explained = {pair for pair in measured if pair in bad or set(pair) & set(faulty)}
     rates: dict[Pair, float] = {}
     for pair, value in bandwidth.items():  # the slower of two directions
         both_ways = _ordered(pair, rank)
-        if both_ways not in told:
+        if both_ways not in explained:
             rates[both_ways] = min(value, rates.get(both_ways, value))
-    late = {one: value for pair, value in latency.items() if (one := _ordered(pair, rank)) not in told}
+    late = {one: value for pair, value in latency.items() if (one := _ordered(pair, rank)) not in explained}
     if rates:
         share, most = min(bounds.share, _WIDE), max(rates.values())
         slow = [pair for pair in sorted(rates, key=rates.__getitem__) if rates[pair] < share * most]

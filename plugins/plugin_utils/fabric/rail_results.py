@@ -22,7 +22,7 @@ def of_rails(evaluated: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
         return dict(first)
     reasons = {
         name: "; ".join(
-            _said_by(
+            _sentences_of(
                 {
                     rail: [one["verdicts"][name]["reason"]]
                     for rail, one in evaluated.items()
@@ -33,14 +33,14 @@ def of_rails(evaluated: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
         )
         for name in first["verdicts"]
     }
-    said = {
-        what: _said_by({rail: one[what] for rail, one in evaluated.items()}, len(evaluated))
+    merged = {
+        what: _sentences_of({rail: one[what] for rail, one in evaluated.items()}, len(evaluated))
         for what in ("findings", "warnings")
     }
     slow = {name for one in evaluated.values() for name in one.get("slow", ())}
     return {
         **first,
-        **said,
+        **merged,
         "ok": not any(reasons.values()),
         "verdicts": {name: {"ok": not reason, "reason": reason} for name, reason in reasons.items()},
         **({"slow": [name for name in first["nodes"] if name in slow]} if "slow" in first else {}),
@@ -48,7 +48,7 @@ def of_rails(evaluated: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _said_by(rails: Mapping[str, Sequence[str]], count: int) -> list[str]:
+def _sentences_of(rails: Mapping[str, Sequence[str]], count: int) -> list[str]:
     """Return the sentences of each rail with its name; a sentence of all `count` rails once, without name."""
     common = set.intersection(*map(set, rails.values())) if len(rails) == count > 1 else set()
     output = [

@@ -118,7 +118,7 @@ def evaluate_rdma(
     findings: list[str] = []
     warnings: list[str] = []
     causes: dict[str, list[str]] = {}
-    told: dict[str, list[str]] = {}
+    by_warning: dict[str, list[str]] = {}
     for name in nodes:
         answer = gathered.get(name) or {"reason": "it was not gathered"}
         bad, odd = device_problems(answer)
@@ -126,12 +126,12 @@ def evaluate_rdma(
         for cause in [*([mine] if mine else []), *bad]:
             causes.setdefault(cause, []).append(name)
         for warning in odd:
-            told.setdefault(warning, []).append(name)
+            by_warning.setdefault(warning, []).append(name)
     for cause, who in causes.items():
         findings.append(f"{listed(who)}: {cause}")
         for name in who:
             reasons[name].append(cause)
-    warnings += [f"{listed(who)}: {warning}" for warning, who in told.items()]
+    warnings += [f"{listed(who)}: {warning}" for warning, who in by_warning.items()]
     measured = [name for name in nodes if name in results and not results[name].get("reason")]
     bandwidth, latency, failed = pairs_of(measured, results)
     result = pair_evaluation.evaluate(measured, bandwidth, latency, failed, bounds)

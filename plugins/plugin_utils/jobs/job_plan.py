@@ -103,8 +103,8 @@ def past(answers: Mapping[str, Mapping[str, Any]]) -> Past:
     Args:
         answers: for each queried host, what the module returned for C(verb=past).
     """
-    told = [answer["past"] for answer in answers.values() if answer.get("past")]
-    newest: Mapping[str, Any] = max(told, key=lambda one: float(one["time"]), default={})
+    runs = [answer["past"] for answer in answers.values() if answer.get("past")]
+    newest: Mapping[str, Any] = max(runs, key=lambda one: float(one["time"]), default={})
     return Past(bool(newest.get("slurm")), tuple(newest.get("nodes") or ()))
 
 
@@ -235,11 +235,11 @@ def _listed(value: Any, nodes: Sequence[Node], through: bool) -> tuple[list[Node
 
 def _in_order(nodes: Sequence[Node], before: Sequence[str]) -> list[Node]:
     """Return the nodes; if all nodes of the resumed job are among them, those keep their former order."""
-    place = {name: rank for rank, name in enumerate(before)}
-    if not place.keys() <= {node.name for node in nodes}:
+    ranks = {name: rank for rank, name in enumerate(before)}
+    if not ranks.keys() <= {node.name for node in nodes}:
         return list(nodes)
-    ranked = iter(sorted((node for node in nodes if node.name in place), key=lambda node: place[node.name]))
-    return [next(ranked) if node.name in place else node for node in nodes]
+    ranked = iter(sorted((node for node in nodes if node.name in ranks), key=lambda node: ranks[node.name]))
+    return [next(ranked) if node.name in ranks else node for node in nodes]
 
 
 def _first(count: int, nodes: Sequence[Node], before: Container[str]) -> list[Node]:
@@ -306,13 +306,13 @@ def verdict(plan: Mapping[str, Any], answers: Mapping[str, Mapping[str, Any]]) -
         else:
             problems += [Problem(name, "", str(output), "") for output in answer.get("problems") or []]
     # Every node reports the problems of the configuration; they are shown once.
-    everywhere = [set(_said(problems, node["name"])) for node in plan["nodes"]]
+    everywhere = [set(_reasons(problems, node["name"])) for node in plan["nodes"]]
     common = set.intersection(*everywhere) if len(everywhere) > 1 else set()
-    told: dict[str, Problem] = {}
+    shared: dict[str, Problem] = {}
     for problem in problems:
         if problem.reason in common:
-            told.setdefault(problem.reason, problem._replace(node=None))
-    problems = list(told.values()) + [problem for problem in problems if problem.reason not in common]
+            shared.setdefault(problem.reason, problem._replace(node=None))
+    problems = list(shared.values()) + [problem for problem in problems if problem.reason not in common]
     return problems + _differences(plan["nodes"], answers)
 
 
@@ -336,7 +336,7 @@ def _differences(
     return problems
 
 
-def _said(problems: Iterable[Problem], node: str) -> list[str]:
+def _reasons(problems: Iterable[Problem], node: str) -> list[str]:
     return [problem.reason for problem in problems if problem.node == node]
 
 

@@ -225,8 +225,8 @@ def trainer_wheel(trainer: Path, directory: Path) -> Path:
     Raises:
         PreconditionFailed: it cannot be made.
     """
-    place = directory / trainer_digest(trainer)
-    if found := sorted(place.glob("*.whl")):
+    target = directory / trainer_digest(trainer)
+    if found := sorted(target.glob("*.whl")):
         return found[0]
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=directory) as work:
@@ -245,6 +245,6 @@ def trainer_wheel(trainer: Path, directory: Path) -> Path:
             raise PreconditionFailed(
                 [Problem(None, "the trainer's wheel", f"cannot be built: {output}", _NEEDS)]
             )
-        if not place.exists():
-            made.rename(place)
-    return sorted(place.glob("*.whl"))[0]
+        if not target.exists():
+            made.rename(target)
+    return sorted(target.glob("*.whl"))[0]

@@ -127,7 +127,7 @@ def parse_keys(text: str, file: str) -> tuple[dict[str, list[str]], list[Problem
     return found, problems
 
 
-def believe(
+def merge_trusted(
     known: Mapping[str, Sequence[str]], met: Mapping[str, Sequence[str]], file: str
 ) -> tuple[dict[str, list[str]], list[Problem]]:
     """Return the keys to trust from now on, and the conflicts.

@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 from ansible.playbook.task import Task
-from ansible_collections.rdm.provision.plugins.plugin_utils.ansible_internals.task_arguments import let_go
+from ansible_collections.rdm.provision.plugins.plugin_utils.ansible_internals.task_arguments import (
+    drop_arguments,
+)
 
 ARGUMENTS = {"msg": "all nodes of the cluster"}
 
@@ -16,5 +18,5 @@ ARGUMENTS = {"msg": "all nodes of the cluster"}
 )
 def test_a_task_that_may_run_again_keeps_them(again: dict[str, Any], left: dict[str, Any]) -> None:
     task = Task.load({"action": "ansible.builtin.debug", "args": ARGUMENTS, **again})
-    let_go(task)
+    drop_arguments(task)
     assert task.args == left

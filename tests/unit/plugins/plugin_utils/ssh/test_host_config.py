@@ -9,10 +9,10 @@ import pytest
 from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import sentences
 from ansible_collections.rdm.provision.plugins.plugin_utils.ssh.host_config import (
     Host,
-    believe,
     check,
     client_config,
     format_keys,
+    merge_trusted,
     parse_keys,
 )
 from ansible_collections.rdm.provision.plugins.plugin_utils.ssh.known_hosts import known_keys
@@ -86,14 +86,14 @@ def test_what_ssh_could_misread_is_refused(hosts: list[Host], jump: str, keep_al
 
 def test_keys_that_are_kept_are_believed_and_new_hosts_are_added() -> None:
     known = {"gpu1": [ED25519]}
-    keys, problems = believe(known, {"gpu1": [ED25519, RSA], "gpu2": [OTHER]}, "ssh_host_keys")
+    keys, problems = merge_trusted(known, {"gpu1": [ED25519, RSA], "gpu2": [OTHER]}, "ssh_host_keys")
     assert problems == []
     assert keys == {"gpu1": [ED25519], "gpu2": [OTHER]}
     assert parse_keys(format_keys(keys), "ssh_host_keys") == (keys, [])
 
 
 def test_another_key_and_an_unknown_host_are_refused() -> None:
-    _, problems = believe({"gpu1": [ED25519]}, {"gpu1": [OTHER], "gpu2": []}, "ssh_host_keys")
+    _, problems = merge_trusted({"gpu1": [ED25519]}, {"gpu1": [OTHER], "gpu2": []}, "ssh_host_keys")
     other, unknown = sentences(problems)
     assert other.startswith("gpu1: its host key of type ssh-ed25519 is SHA256:")
     assert "if the host was reinstalled, remove its lines there" in other
