@@ -17,7 +17,7 @@ MISSING: dict[str, Any] = {"failed": True, "msg": "there is no training containe
 BROKEN: dict[str, Any] = {"failed": True, "msg": "it has not ended within 130 s"}
 
 
-def test_all_jobs_are_those_of_both_places() -> None:
+def test_all_jobs_are_those_of_both_execution_environments() -> None:
     found = joined([SLURM, NODE], "list", skip_missing=True)
     assert [one["job"] for one in found["jobs"]] == ["a", "b"]
 
@@ -35,7 +35,7 @@ def test_a_host_without_a_place_knows_no_job() -> None:
     assert joined([MISSING], "list", skip_missing=True)["jobs"] == []
 
 
-def test_the_jobs_that_may_have_been_meant_are_those_of_both_places() -> None:
+def test_the_jobs_that_may_have_been_meant_are_those_of_both_execution_environments() -> None:
     unknown = {"changed": False, "known": False, "ended": True}
     found = joined(
         [{**unknown, "near": ["gpt-1"]}, {**unknown, "near": ["gpt-2"]}], "state", skip_missing=True

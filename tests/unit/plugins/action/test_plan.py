@@ -224,7 +224,7 @@ def test_limit_changes_nothing_about_the_plan(cluster: Cluster) -> None:
     }
 
 
-def test_a_former_name_is_checked_and_told(cluster: Cluster) -> None:
+def test_a_former_name_is_checked_and_reported(cluster: Cluster) -> None:
     cluster.write({"a": {}}, {}, {**CPU, "verify_patience": "soon"})
     rc, result, _ = cluster.run()
     assert rc == 2
@@ -341,7 +341,7 @@ def test_changed_subnet_needs_the_word_of_every_node(cluster: Cluster) -> None:
     assert (rc, result["master_addr"]) == (0, "10.9.0.100")
 
 
-def test_list_of_images_is_judged_with_all_else(cluster: Cluster) -> None:
+def test_list_of_images_is_evaluated_with_all_else(cluster: Cluster) -> None:
     archive = {"name": "a:1", "source": "archive"}
     cluster.write(
         {"a": {"images_list": [archive, {"name": "b:1", "source": "ftp"}]}},
@@ -439,7 +439,7 @@ def test_nodes_are_checked_and_unreached_ones_left_out(cluster: Cluster) -> None
     assert cluster.plan_file.exists()
 
 
-def test_rails_share_the_places_of_the_plan_which_stays_as_it_is(cluster: Cluster) -> None:
+def test_rails_share_the_offsets_of_the_plan_which_stays_as_it_is(cluster: Cluster) -> None:
     cluster.write({"a": facts()}, {"b": {**facts(), "container_rails": ["ib0", "ib3"]}}, CPU)
     assert cluster.run(stage="nodes")[1]["problems"][0]["value"] == "container_rails"
     common = {**CPU, "container_rails": ["ib0", "ib1"], "network_driver": "sriov", "sriov_allow_tag": True}
@@ -844,7 +844,7 @@ def test_functions_of_a_cluster_are_planned_once_and_kept(cluster: Cluster) -> N
 VLAN = {"sriov_vf_vlan": 7, "network_vlan": 7}
 
 
-def test_what_makes_functions_is_an_input_and_what_they_are_is_looked_at(cluster: Cluster) -> None:
+def test_what_makes_functions_is_an_input_and_what_they_are_is_checked(cluster: Cluster) -> None:
     sriov = {**CPU, "network_driver": "sriov", "sriov_allow_tag": True}
     found = []
     for more in ({}, {"sriov_vfs": 4}, {"sriov_vfs": 4}, {"sriov_vfs": 4, **VLAN}):
@@ -905,7 +905,7 @@ def test_a_run_evaluates_the_inventory_once_unless_the_plan_file_changes_meanwhi
     assert result["nodes"]["a"]["my_ip"] == "192.169.16.107", output
 
 
-def test_each_interface_is_asked_for_the_address_that_is_planned_on_its_wire(cluster: Cluster) -> None:
+def test_each_interface_is_queried_for_the_address_that_is_planned_on_its_wire(cluster: Cluster) -> None:
     sriov = {"network_driver": "sriov", "sriov_allow_tag": True, "network_parent": "ib0,ib1"}
     workers = {
         "b": {"network_vlan": 5},

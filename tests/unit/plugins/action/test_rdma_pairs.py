@@ -79,7 +79,7 @@ def test_a_host_that_was_lost_on_an_earlier_rail_has_no_part() -> None:
     assert decided["parts"]["n2"]["address"] == "10.0.1.2"
 
 
-def test_what_was_measured_on_an_earlier_rail_is_not_told_of_another() -> None:
+def test_what_was_measured_on_an_earlier_rail_is_not_reported_of_another() -> None:
     registered = {
         "n1": {"found": of_node("ib1"), "result": result("ib1", "n1", 180.0)},
         "n2": {"found": of_node("ib1"), "result": result("ib1", "n2", 180.0)},

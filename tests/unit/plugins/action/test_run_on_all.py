@@ -130,7 +130,7 @@ def test_when_no_node_can_be_reached_the_run_is_over(cluster: Cluster) -> None:
     assert "Decide which roles have work" not in run.output
 
 
-def test_a_node_on_which_the_module_fails_is_told_by_a_task_of_its_own(cluster: Cluster) -> None:
+def test_a_node_on_which_the_module_fails_is_reported_by_a_task_of_its_own(cluster: Cluster) -> None:
     cluster.break_node("n2", "broken")
     cluster.remove_container("n3")
     run = cluster.playbook().expect(FAILED)

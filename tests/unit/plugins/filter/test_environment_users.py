@@ -20,11 +20,11 @@ USED = {"failed": False, "used_by": 12, "msg": "/env is in use by process 12: st
 UNREACHABLE = {"changed": False, "unreachable": True, "msg": "no route"}
 
 
-def test_who_has_answered_that_nothing_uses_it_is_not_told() -> None:
+def test_who_has_answered_that_nothing_uses_it_is_not_reported() -> None:
     assert environment_users({"n1": UNUSED, "n2": UNUSED}) == []
 
 
-def test_all_who_use_it_and_all_who_are_silent_are_told() -> None:
+def test_all_who_use_it_and_all_who_are_silent_are_reported() -> None:
     looks = {"n1": USED, "n2": UNREACHABLE, "n3": USED, "n4": {}, "n5": {"failed": True, "msg": "no Python"}}
     first, second, silent = environment_users(looks)
     assert first == f"n1: {USED['msg']}"

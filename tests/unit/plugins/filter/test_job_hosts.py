@@ -24,7 +24,7 @@ NODES = {"master": ["n1"], "workers": ["n2", "n3"]}
         ({}, "master:workers", False),
     ],
 )
-def test_nodes_and_the_first_login_host_are_asked(
+def test_nodes_and_the_first_login_host_are_queried(
     groups: Mapping[str, Sequence[str]], hosts: str, has_both: bool
 ) -> None:
     assert (job_hosts(groups), both(groups)) == (hosts, has_both)

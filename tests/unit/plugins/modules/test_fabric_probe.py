@@ -90,7 +90,7 @@ def test_only_those_that_are_given_are_measured(monkeypatch: pytest.MonkeyPatch)
     assert found["rtt_us"] == "n4 10.0 9.0\nn0 -\n"
 
 
-def test_results_are_told_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_results_are_reported_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = Engine(
         answer(
             answered=[3, 2, 0, 3],
@@ -106,7 +106,7 @@ def test_results_are_told_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found["login"] == {"n2": "", "n3": "x"}
 
 
-def test_where_there_is_no_sshd_none_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_there_is_no_sshd_none_is_queried(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = Engine(answer())
     measure(monkeypatch, engine, ssh=False)
     assert (engine.settings["ssh"], engine.settings["login"]) == ([], [])

@@ -247,7 +247,7 @@ def test_a_report_is_the_agents(agent: Any) -> None:
     assert (result["report"]["name"], result["known"]) == ("tiny-1", True)
 
 
-def test_jobs_of_this_node_are_removed_and_in_check_mode_only_looked_at(agent: Any) -> None:
+def test_jobs_of_this_node_are_removed_and_in_check_mode_only_checked(agent: Any) -> None:
     agent.says(removed=[{"job": "tiny-1", "bytes": 4096}], kept=[])
     result = run("remove", agent, names=["another", "tiny-1"], check=True)
     assert agent.argv == ["rdm-trainer", "job", "remove", "tiny-1", "--look"]

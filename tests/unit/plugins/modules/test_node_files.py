@@ -316,7 +316,7 @@ def test_directory_of_another_cluster_is_neither_written_nor_removed(tmp_path: P
     assert (tmp_path / "etc/nodes").read_text() == "a\n"
 
 
-def test_claim_goes_with_the_last_thing_in_its_directory(tmp_path: Path) -> None:
+def test_owner_marker_goes_with_the_last_thing_in_its_directory(tmp_path: Path) -> None:
     run(**with_owner_marker(tmp_path, "a", "present"))
     (tmp_path / "etc/more").write_text("")
     run(**with_owner_marker(tmp_path, "a", "absent"))

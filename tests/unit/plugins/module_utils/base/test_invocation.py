@@ -43,7 +43,7 @@ def files(tmp_path: Path) -> dict[str, Any]:
     }
 
 
-def test_arguments_are_not_told_where_nobody_is_shown_them(
+def test_arguments_are_not_reported_where_nobody_is_shown_them(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     result = printed(node_files, capsys, **files(tmp_path))

@@ -115,7 +115,7 @@ def test_labels_have_no_value_of_the_environment() -> None:
 
 
 @pytest.mark.parametrize("label", ["", "no json", "[]", '{"env": 1}'])
-def test_one_that_does_not_say_how_it_was_made_is_made_anew(label: str) -> None:
+def test_one_that_does_not_say_how_it_was_made_is_recreated(label: str) -> None:
     found = made(WANTED)
     found["Config"]["Labels"] = {"rdm.provision.settings": label}
     assert difference(WANTED, found).recreate_needed

@@ -93,7 +93,7 @@ def silence(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("silence")
-def test_a_silent_peer_is_asked_again_until_its_time_is_over() -> None:
+def test_a_silent_peer_is_queried_again_until_its_time_is_over() -> None:
     result = measure(peers=[SILENT, "127.0.0.2"], ssh=[0])
     assert result["rtt_us"][0] is None
     assert result["sent"][0] > 2
@@ -147,7 +147,7 @@ def test_an_sshd_is_known_by_its_greeting(listener: tuple[int, bytes]) -> None:
     assert measure(port=port, ssh=[0, 1])["ssh"] == {"0": expected, "1": "connection refused"}
 
 
-def test_an_sshd_of_a_busy_node_may_greet_after_the_patience_and_not_after_the_deadline() -> None:
+def test_an_sshd_of_a_busy_node_may_greet_after_the_timeout_and_not_after_the_deadline() -> None:
     gone = threading.Event()
     with socket.create_server(("127.0.0.2", 0)) as server:  # its kernel connects, and nobody accepts
         port = server.getsockname()[1]
@@ -229,7 +229,7 @@ def sshd() -> Iterator[int]:
         server.shutdown()
 
 
-def test_ssh_logs_in_and_what_it_says_is_told(ssh: Path, sshd: int) -> None:
+def test_ssh_logs_in_and_what_it_says_is_reported(ssh: Path, sshd: int) -> None:
     addresses = [f"127.0.0.{number}" for number in (2, 3, 4)]
     found = measure(login=addresses, port=sshd, timeout=60.0, deadline=60.0, peers=[])
     assert found["login"] == {
@@ -242,7 +242,7 @@ def test_ssh_logs_in_and_what_it_says_is_told(ssh: Path, sshd: int) -> None:
     assert all("BatchMode=yes" in call and f"-p {sshd}" in call for call in calls)
 
 
-def test_a_login_on_a_busy_node_may_outlast_the_patience_and_not_the_deadline(ssh: Path, sshd: int) -> None:
+def test_a_login_on_a_busy_node_may_outlast_the_timeout_and_not_the_deadline(ssh: Path, sshd: int) -> None:
     slow = measure(login=["127.0.0.6"], port=sshd, peers=[])
     assert slow["login"] == {"127.0.0.6": ""}
     hangs = measure(login=["127.0.0.5"], port=sshd, deadline=5.0, peers=[])

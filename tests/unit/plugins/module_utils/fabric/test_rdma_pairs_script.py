@@ -188,7 +188,7 @@ def test_a_node_that_never_comes_or_is_frozen_fails_only_its_pairs(cluster: Any)
     assert nodes.collect("n3", appears=0.1) == {"problem": script.GONE}
 
 
-def test_a_program_that_does_not_answer_once_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_program_that_does_not_answer_once_is_queried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     answers: list[Any] = [script.PairError("n1 does not answer"), {"done": True}]
 
     class Channel:

@@ -86,7 +86,7 @@ def test_one_whose_physical_function_has_a_device_must_have_one(node: Path, name
     assert find(node, name, must=False)["device"] == ""
 
 
-def test_a_guid_that_two_have_is_told_with_both(node: Path) -> None:
+def test_a_guid_that_two_have_is_reported_with_both(node: Path) -> None:
     (node / "sys/class/infiniband/mlx5_2/ports/1/gids/0").write_text(
         "fe80:0000:0000:0000:0022:3344:7766:5501\n"
     )
@@ -97,7 +97,7 @@ def test_a_guid_that_two_have_is_told_with_both(node: Path) -> None:
     assert find(node, "0000:41:00.2")["device"] == "mlx5_2"
 
 
-def test_a_guid_that_belongs_to_another_is_told_with_both(node: Path) -> None:
+def test_a_guid_that_belongs_to_another_is_reported_with_both(node: Path) -> None:
     address = node / "sys/class/net/ib1/address"
     address.write_text("00:00:08:41:fe:80:00:00:00:00:00:00:b8:ce:f6:03:00:a1:b2:c0\n")
     with pytest.raises(rdma.RdmaProblem) as caught:
@@ -114,7 +114,7 @@ def test_guids_that_nobody_has_given_yet_say_nothing(node: Path) -> None:
     assert find(node, "ib1")["ways"] == {"device": ["mlx5_1"]}
 
 
-def test_soft_roce_on_top_of_a_vf_that_has_a_device_is_told_with_both(node: Path) -> None:
+def test_soft_roce_on_top_of_a_vf_that_has_a_device_is_reported_with_both(node: Path) -> None:
     (node / RXE / "parent").write_text("ens11\n")
     (node / RXE / "ports/1/gid_attrs/ndevs/0").write_text("ens11\n")
     with pytest.raises(rdma.RdmaProblem) as caught:
@@ -125,7 +125,7 @@ def test_soft_roce_on_top_of_a_vf_that_has_a_device_is_told_with_both(node: Path
     )
 
 
-def test_soft_roce_whose_two_words_differ_is_told_with_both(node: Path) -> None:
+def test_soft_roce_whose_two_words_differ_is_reported_with_both(node: Path) -> None:
     (node / "sys/class/infiniband_verbs/uverbs9").mkdir()
     (node / "sys/class/infiniband/rxe1").mkdir()
     (node / "sys/class/infiniband/rxe1/parent").write_text("eth2\n")

@@ -74,7 +74,7 @@ def test_a_missing_archive_is_remembered_for_its_removal(tmp_path: Path, image: 
         cached_index(path, "", cache, stale=True)
 
 
-def test_a_damaged_memory_is_made_anew(tmp_path: Path, image: MadeImage) -> None:
+def test_a_damaged_cache_is_recreated(tmp_path: Path, image: MadeImage) -> None:
     cache = tmp_path / "cache"
     path = put(tmp_path, gzip.compress(saved(image)))
     index = cached_index(path, "", str(cache))

@@ -43,7 +43,7 @@ def test_who_answers_has_it() -> None:
     assert sender(bytes(answer), "192.169.16.101") == ""
 
 
-def test_a_wire_that_cannot_be_asked_has_nobody(tmp_path: Path) -> None:
+def test_a_wire_that_cannot_be_queried_has_nobody(tmp_path: Path) -> None:
     link = tmp_path / "class" / "net" / "tunl0"
     link.mkdir(parents=True)
     (link / "type").write_text("768\n")

@@ -144,7 +144,7 @@ def test_what_it_lacks_it_is_told_as_it_was(plugin: Plugin, engine: Engine) -> N
     call_plugin(plugin.socket, "NetworkDriver.CreateEndpoint", body)
 
 
-def test_one_of_ours_that_cannot_be_is_refused_and_one_of_others_is_told(
+def test_one_of_ours_that_cannot_be_is_refused_and_one_of_others_is_reported(
     plugin: Plugin, engine: Engine
 ) -> None:
     engine.network("theirs", labels={}, netdevice="gone0")

@@ -376,7 +376,7 @@ def rooms(node: Node, monkeypatch: pytest.MonkeyPatch, **free: float) -> None:
     monkeypatch.setattr(shutil, "disk_usage", usage)
 
 
-def test_a_file_system_with_room_for_one_thing_is_looked_at_for_a_larger_one(
+def test_a_file_system_with_room_for_one_thing_is_checked_for_a_larger_one(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rooms(node, monkeypatch, data=1.0)
@@ -390,7 +390,7 @@ def test_a_file_system_with_room_for_one_thing_is_looked_at_for_a_larger_one(
 
 
 @pytest.mark.parametrize("full", ["cache", "pyenv"])
-def test_a_directory_that_is_a_mount_point_is_looked_at_itself(
+def test_a_directory_that_is_a_mount_point_is_checked_itself(
     node: Node, full: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rooms(node, monkeypatch, **{full: 0.1})

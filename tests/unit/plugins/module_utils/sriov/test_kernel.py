@@ -50,7 +50,7 @@ def refusal(kernel: FakeKernel, *several: Wanted) -> str:
 
 
 @pytest.mark.parametrize("parent", INFINIBAND)
-def test_infiniband_vfs_get_policy_and_guids_and_are_bound_anew(kernel: FakeKernel, parent: str) -> None:
+def test_infiniband_vfs_get_policy_and_guids_and_are_bound_again(kernel: FakeKernel, parent: str) -> None:
     assert bring(kernel, wanted(parent)) is True
     found = kernel.read(parent)
     assert found.number == len(found.vfs) == 4
@@ -61,14 +61,14 @@ def test_infiniband_vfs_get_policy_and_guids_and_are_bound_anew(kernel: FakeKern
 
 
 @pytest.mark.parametrize("parent", ETHERNET)
-def test_ethernet_vfs_get_what_is_asked_for(kernel: FakeKernel, parent: str) -> None:
+def test_ethernet_vfs_get_what_is_desired(kernel: FakeKernel, parent: str) -> None:
     assert bring(kernel, wanted(parent, vlan=100, trust=True, spoof_check=False)) is True
     for number, vf in enumerate(kernel.read(parent).vfs):
         assert (vf.vlan, vf.trust, vf.spoof_check) == (100, True, False)
         assert vf.address == kernel.interface_address(parent, number) == addresses(FIRST, 0, 4)[number]
 
 
-def test_what_is_not_asked_for_stays(kernel: FakeKernel) -> None:
+def test_what_is_not_desired_stays(kernel: FakeKernel) -> None:
     kernel.make("0000:52:00.0", 2)
     kernel.ip(["link", "set", "dev", "eth2", "vf", "1", "vlan", "7"])
     kernel.log.clear()
@@ -421,13 +421,13 @@ def test_too_few_addresses_are_refused(kernel: FakeKernel) -> None:
 # --- failures during a change ---
 
 
-def test_a_setting_without_effect_is_told(kernel: FakeKernel) -> None:
+def test_a_setting_without_effect_is_reported(kernel: FakeKernel) -> None:
     kernel.ignores.add("policy")
     with pytest.raises(VfProblem, match=r"^the kernel let one .*policy of VF 3 of ib0.*shows no effect$"):
         bring(kernel, wanted("ib0"))
 
 
-def test_a_vf_that_no_driver_takes_is_told_and_the_next_run_mends_it(kernel: FakeKernel) -> None:
+def test_a_vf_that_no_driver_takes_is_reported_and_the_next_run_repairs_it(kernel: FakeKernel) -> None:
     kernel.drivers.discard("igbvf")
     with pytest.raises(VfProblem, match=r"^cannot bind VF 0 of eth2 .*: no driver took it: load .*igbvf"):
         bring(kernel, wanted("eth2"))
@@ -435,7 +435,7 @@ def test_a_vf_that_no_driver_takes_is_told_and_the_next_run_mends_it(kernel: Fak
     assert bring(kernel, wanted("eth2")) is True
 
 
-def test_a_vf_that_vanishes_meanwhile_is_told(kernel: FakeKernel) -> None:
+def test_a_vf_that_vanishes_meanwhile_is_reported(kernel: FakeKernel) -> None:
     kernel.make("0000:41:00.0", 1)
     steps = next_steps(kernel.read("ib0"), wanted("ib0", 1))
     kernel.unplug("ib0", 0)

@@ -233,7 +233,7 @@ def test_an_address_that_a_container_has_lost_is_never_right_either(
     assert state_file.drift(right, lost) == state_file.drift(lost, lost) == {"container": [sentence]}
 
 
-def test_the_state_file_itself_and_files_on_their_way_are_not_looked_at(
+def test_the_state_file_itself_and_files_on_their_way_are_not_checked(
     home: Path, watch: dict[str, Any]
 ) -> None:
     before = see(watch, Engine())
@@ -293,7 +293,7 @@ def test_what_one_sentence_implies_is_not_said_again(home: Path, watch: dict[str
     ]
 
 
-def test_jobs_in_the_clusters_directory_are_not_looked_at(home: Path, watch: dict[str, Any]) -> None:
+def test_jobs_in_the_clusters_directory_are_not_checked(home: Path, watch: dict[str, Any]) -> None:
     watch = {**watch, "job_directory": str(home / "jobs")}
     (home / "jobs" / "gpt").mkdir(parents=True)
     before = see(watch, Engine())
@@ -341,7 +341,7 @@ def test_the_reason_says_which_inputs_differ(role: str, now: str, reason: str) -
     assert state_file.to_do(before, {role: now}, {}, {}) == {role: [f"it was made from {reason}"]}
 
 
-def test_inputs_that_cannot_be_told_are_work_each_time(home: Path, watch: dict[str, Any]) -> None:
+def test_inputs_that_are_unknown_are_work_each_time(home: Path, watch: dict[str, Any]) -> None:
     assert set(state_file.to_do(kept(watch, home), {**INPUTS, "images": ""}, {}, see(watch, Engine()))) == {
         "images"
     }
@@ -354,7 +354,7 @@ def test_a_role_that_is_not_wanted_has_no_work(home: Path, watch: dict[str, Any]
     assert state_file.to_do(kept(watch, home), inputs, {}, see(watch, engine)) == {}
 
 
-def test_an_engine_that_cannot_be_asked_leaves_everything_to_do(home: Path, watch: dict[str, Any]) -> None:
+def test_an_engine_that_cannot_be_queried_leaves_everything_to_do(home: Path, watch: dict[str, Any]) -> None:
     assert set(state_file.to_do(kept(watch, home), INPUTS, {}, None)) == set(INPUTS)
 
 

@@ -53,7 +53,7 @@ def test_subnets_follow_the_plans_or_are_the_users() -> None:
         (2, (), IPv4Network("255.255.255.0/24"), "container_rail_subnets must be set: .* no room"),
     ],
 )
-def test_subnets_that_will_not_do_are_told(
+def test_subnets_that_will_not_do_are_reported(
     count: int, given_subnets: tuple[str, ...], first: IPv4Network, said: str
 ) -> None:
     found, sentences = subnets(count, *given_subnets, first=first)
@@ -78,7 +78,7 @@ def test_every_node_has_as_many_rails() -> None:
         ([f"ib{number}" for number in range(MOST + 1)], "sriov", f"has more than {MOST} interfaces"),
     ],
 )
-def test_lists_that_make_no_sense_are_told(rails: list[str], driver: str, said: str) -> None:
+def test_lists_that_make_no_sense_are_reported(rails: list[str], driver: str, said: str) -> None:
     assert said in name_problems("a", rails, "ib0", driver)[0].sentence
 
 

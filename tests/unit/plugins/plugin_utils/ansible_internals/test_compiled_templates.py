@@ -87,7 +87,7 @@ def test_a_condition_is_not_the_template_of_the_same_text(process: Callable[[], 
         assert template(text + "{{ two }}", two=2) == "one ~ ''2"
 
 
-def test_backslashes_are_told_apart(process: Callable[[], list[str]]) -> None:
+def test_backslashes_are_distinguished(process: Callable[[], list[str]]) -> None:
     text = r"{{ 'a\nb' }}"
     plain, escaped = "a\nb", r"a\nb"
     for _ in range(2):
@@ -96,7 +96,7 @@ def test_backslashes_are_told_apart(process: Callable[[], list[str]]) -> None:
         assert template(text, escape_backslashes=False) == plain
 
 
-def test_other_delimiters_are_told_apart(process: Callable[[], list[str]]) -> None:
+def test_other_delimiters_are_distinguished(process: Callable[[], list[str]]) -> None:
     text = "{{ one }} [[ one ]]"
     for _ in range(2):
         process()
@@ -118,7 +118,7 @@ def test_what_cannot_be_compiled_says_the_same(process: Callable[[], list[str]])
     assert "yntax error" in said[0][0]
 
 
-def test_code_that_is_damaged_is_made_anew(process: Callable[[], list[str]], tmp_path: Path) -> None:
+def test_code_that_is_damaged_is_recreated(process: Callable[[], list[str]], tmp_path: Path) -> None:
     process()
     assert template("{{ one }}", one=1) == 1
     (kept,) = tmp_path.iterdir()

@@ -106,7 +106,7 @@ def test_the_remedy_of_modes_is_the_one_that_is_accepted(ready: dict[str, Any]) 
     assert "set shared on all (rdma system show; rdma system set netns shared, and" in line
 
 
-def test_halves_are_told_apart_in_one_sentence(ready: dict[str, Any]) -> None:
+def test_halves_are_distinguished_in_one_sentence(ready: dict[str, Any]) -> None:
     nodes = fleet(ready, 4)
     for name in ("n0", "n1"):
         old_firmware(nodes[name])
@@ -135,7 +135,7 @@ def test_nodes_are_compared_by_rail_whatever_they_name_its_interface(
     assert line.startswith("n3: " + FAULTS[fault].format(others=6).replace("ib0", "ibpn3"))
 
 
-def test_halves_with_names_of_their_own_are_told_apart_in_one_sentence(ready: dict[str, Any]) -> None:
+def test_halves_with_names_of_their_own_are_distinguished_in_one_sentence(ready: dict[str, Any]) -> None:
     nodes = fleet(ready, 4)
     for name in ("n0", "n1"):
         old_firmware(renamed(nodes[name], "ibp65s0"))

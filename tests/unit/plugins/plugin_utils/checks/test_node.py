@@ -502,7 +502,7 @@ def test_every_parent_without_functions_is_named_with_what_the_poorest_can_have(
     ]
 
 
-def test_firmware_that_the_run_mends_makes_no_functions_yet() -> None:
+def test_firmware_that_the_run_repairs_makes_no_functions_yet() -> None:
     told = SriovSettings(("ib0",), 1, firmware_vfs=16)
     found = report(parents=[below(total_vfs=0, firmware={"tool": "mstconfig", "error": "asleep"})])
     refused = problems(found, **{**ON_IB0, "sriov": told})

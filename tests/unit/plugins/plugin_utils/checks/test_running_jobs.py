@@ -7,7 +7,7 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.checks.running_jobs 
 from ansible_collections.rdm.provision.plugins.plugin_utils.errors.precondition import sentences
 
 
-def test_every_job_is_told_once_with_its_nodes_and_the_ways_out() -> None:
+def test_every_job_is_reported_once_with_its_nodes_and_the_ways_out() -> None:
     problems = ended_jobs({"n1": ["a", "b"], "n2": [], "n3": ["a"]})
     assert [(problem.node, problem.value) for problem in problems] == [
         ("n1", "the job a"),

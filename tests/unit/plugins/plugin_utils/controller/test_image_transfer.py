@@ -87,6 +87,6 @@ def test_who_comes_back_is_waited_for() -> None:
     assert not watch.ended()
 
 
-def test_a_progress_is_told_from_other_lines() -> None:
+def test_a_progress_is_distinguished_from_other_lines() -> None:
     assert progress_of(progress_line("x.tar: 1%")) == "x.tar: 1%"
     assert progress_of("answered: n1") == ""

@@ -15,7 +15,7 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.controller.thread_po
 FOREVER = 3600.0
 
 
-def test_each_call_is_made_and_told_by_its_name() -> None:
+def test_each_call_is_made_and_reported_by_its_name() -> None:
     def fails() -> None:
         raise ValueError("no")
 
@@ -79,7 +79,7 @@ def test_a_call_that_cannot_be_ended_is_given_up(monkeypatch: pytest.MonkeyPatch
     assert told["next"].value == 1
 
 
-def test_a_call_is_asked_for_when_there_is_a_thread_for_it() -> None:
+def test_a_call_is_taken_when_a_thread_is_free() -> None:
     made: list[int] = []
 
     def calls() -> Iterator[tuple[str, Callable[[], int]]]:

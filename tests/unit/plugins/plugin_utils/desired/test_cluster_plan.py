@@ -177,7 +177,7 @@ def test_a_node_whose_fabric_differs_from_the_others_is_a_warning() -> None:
     )
 
 
-def test_a_plan_that_ends_a_job_is_refused_before_a_change_and_else_told() -> None:
+def test_a_plan_that_ends_a_job_is_refused_before_a_change_and_else_reported() -> None:
     plan = planned()
     trains = {**container("rdm", "rdm", ibnet="192.169.16.9"), "jobs": ["one"]}
     facts = {"m": report(), "w1": report(docker_containers=[trains])}

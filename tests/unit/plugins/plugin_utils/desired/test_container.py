@@ -126,7 +126,7 @@ def test_it_has_an_address_on_each_rail() -> None:
     assert part["env"]["MY_IP_2"] == "10.1.2.101"
 
 
-def test_the_socket_of_a_plugin_that_hands_out_functions_is_known_after_a_look() -> None:
+def test_the_socket_of_a_plugin_that_hands_out_functions_is_known_after_gathering() -> None:
     seen = SEEN._replace(observed={**SEEN.observed, "function_devices": False})
     part = made(seen, sriov_socket="/run/x.sock")
     assert (part["plugin_socket"], part["rdma"]) == ("/run/x.sock", False)
@@ -150,7 +150,7 @@ def test_every_file_that_it_reads_goes_with_it(given: dict[str, Any]) -> None:
     assert ("/var/lib/rdm" in paths(there, "directories")) is (given == {})
 
 
-def test_what_a_look_or_a_key_adds_leaves_the_digest() -> None:
+def test_facts_and_keys_leave_the_digest() -> None:
     def of(entry: PlanEntry = SEEN, **given: Any) -> str:
         return digest("container", variables(given), entry)
 

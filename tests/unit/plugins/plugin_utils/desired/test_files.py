@@ -82,7 +82,7 @@ def test_just_what_was_written_is_taken_away_also_without_a_plan(role: str) -> N
 
 
 @pytest.mark.parametrize("role", ["my_ip", "hostfile"])
-def test_what_a_look_adds_leaves_the_digest(role: str) -> None:
+def test_facts_leave_the_digest(role: str) -> None:
     seen = ENTRY._replace(observed={"config_dir": "/home/u/.rdm/host", "shells": {"csh": True}})
     assert digest(role, variables({}), seen) == digest(role, variables({}), ENTRY)
     others = ENTRY._replace(address_map="n0 10.1.0.100\n", hostfile="10.1.0.100 slots=4\n")

@@ -69,7 +69,7 @@ def test_nodes_that_are_right_are_in_no_play_but_the_verification() -> None:
     assert {play: hosts for play, hosts in work.plays.items() if hosts} == {"verify": ["a", "b"]}
 
 
-def test_where_nothing_is_changed_a_node_without_an_engine_is_asked_for_nothing_else() -> None:
+def test_in_a_dry_run_a_node_without_an_engine_has_no_other_work() -> None:
     found = {"a": {role: ["no engine"] for role in ROLES}, "b": {}}
     work = decide(found, {"a": ROLES, "b": ROLES}, {"a": ["container"], "b": []}, engineless=["a"])
     assert list(work.why["a"]) == ["docker_engine"]

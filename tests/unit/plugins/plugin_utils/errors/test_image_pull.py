@@ -75,7 +75,7 @@ def test_whatever_else_is_quoted() -> None:
     )
 
 
-def test_only_failed_pulls_are_told() -> None:
+def test_only_failed_pulls_are_reported() -> None:
     failed = {"failed": True, "item": {"name": "x:1"}, "msg": message("x:1", "EOF")}
     registered = {"results": [{"changed": True, "item": {"name": "y:1"}}, failed]}
     assert len(pull_problems(registered)) == 1

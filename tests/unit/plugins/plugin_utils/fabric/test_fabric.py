@@ -139,7 +139,7 @@ def test_nodes_that_are_all_cut_off_share_a_line() -> None:
     assert evaluated.cluster_median_us is None
 
 
-def test_a_split_fabric_is_told_as_the_group_that_is_split_off() -> None:
+def test_a_split_fabric_is_reported_as_the_group_that_is_split_off() -> None:
     nodes = names(6)
     evaluated = evaluate(nodes, cluster(nodes, lambda a, b: None if (a > "n4") != (b > "n4") else USUAL))
     assert evaluated.findings == ["n5, n6: reaches only 2 of 6 nodes: the fabric is split"]
@@ -152,14 +152,14 @@ def test_of_two_halves_neither_is_the_right_one() -> None:
     assert failing(evaluated) == nodes
 
 
-def test_a_single_pair_is_told_for_both_ends() -> None:
+def test_a_single_pair_is_reported_for_both_ends() -> None:
     nodes = names(4)
     evaluated = evaluate(nodes, cluster(nodes, lambda a, b: None if {a, b} == {"n2", "n3"} else USUAL))
     assert evaluated.findings == ["n2 <-> n3: no answer"]
     assert failing(evaluated) == ["n2", "n3"]
 
 
-def test_a_pair_that_talks_one_way_only_is_told_as_such() -> None:
+def test_a_pair_that_talks_one_way_only_is_reported_as_such() -> None:
     nodes = names(4)
     evaluated = evaluate(nodes, cluster(nodes, lambda a, b: None if (a, b) == ("n2", "n3") else USUAL))
     assert evaluated.findings == ["n2 -> n3: no answer, though there is one the other way"]
@@ -219,7 +219,7 @@ def test_an_sshd_that_answers_nobody_is_its_nodes_fault() -> None:
     assert failing(evaluated) == ["n3"]
 
 
-def test_an_sshd_that_answers_some_is_told_pair_by_pair() -> None:
+def test_an_sshd_that_answers_some_is_reported_pair_by_pair() -> None:
     nodes = names(3)
     measurements = cluster(nodes)
     measurements["n1"] = measurements["n1"]._replace(ssh={"n3": "no answer"})
@@ -228,7 +228,7 @@ def test_an_sshd_that_answers_some_is_told_pair_by_pair() -> None:
     assert evaluated.findings == ["n1 -> n3: the sshd does not answer: no answer"]
 
 
-def test_the_silent_sshd_of_a_node_that_is_cut_off_is_not_told_again() -> None:
+def test_the_silent_sshd_of_a_node_that_is_cut_off_is_not_reported_again() -> None:
     nodes = names(4)
     measurements = {
         node: measured(
@@ -312,7 +312,7 @@ def test_a_node_outside_the_run_can_only_lead_to_a_warning() -> None:
     assert evaluated.warnings == ["no answer from nodes that are not in this run: n4"]
 
 
-def test_a_node_outside_the_run_that_answers_some_is_told_with_them() -> None:
+def test_a_node_outside_the_run_that_answers_some_is_reported_with_them() -> None:
     nodes = names(3)
     everyone = cluster(nodes, lambda a, b: None if (a, b) == ("n1", "n3") else USUAL)
     evaluated = evaluate(nodes, {name: everyone[name] for name in ("n1", "n2")})
@@ -462,7 +462,7 @@ def test_a_sample_names_every_link_that_loses_packets_and_no_other(
     assert {name for name, verdict in evaluated.verdicts.items() if "it loses" in verdict.reason} == bad
 
 
-def test_a_single_pair_in_the_sample_is_told_for_both_ends(large: dict[str, Measurement]) -> None:
+def test_a_single_pair_in_the_sample_is_reported_for_both_ends(large: dict[str, Measurement]) -> None:
     other = next(iter(large["n7"].rtt_us))
     evaluated = evaluate(LARGE, with_faults(large, lambda a, b: None if (a, b) == ("n7", other) else USUAL))
     assert evaluated.findings == [f"n7 -> {other}: no answer"]
@@ -489,7 +489,7 @@ def test_a_run_of_a_part_proves_that_its_nodes_reach_each_other(size: int) -> No
     assert set(failing(evaluated)) == ({gone} if size > 2 else set(run))
 
 
-def test_a_node_that_only_measured_dead_ones_is_not_blamed_but_told() -> None:
+def test_a_node_that_only_measured_dead_ones_is_not_faulty_but_reported() -> None:
     nodes = names(6)
     measurements = sampled(nodes, peers=1, above=2)  # a ring
     for name in ("n1", "n3"):
@@ -528,7 +528,7 @@ def samples(draw: st.DrawFn) -> tuple[list[str], dict[str, Measurement]]:
 
 
 @given(samples())
-def test_who_is_in_no_failing_pair_is_not_blamed(case: tuple[list[str], dict[str, Measurement]]) -> None:
+def test_who_is_in_no_failing_pair_is_not_faulty(case: tuple[list[str], dict[str, Measurement]]) -> None:
     nodes, measurements = case
     evaluated = evaluate(nodes, measurements)
     told = {name for pair in evaluated.failed_pairs for name in pair}
@@ -537,7 +537,9 @@ def test_who_is_in_no_failing_pair_is_not_blamed(case: tuple[list[str], dict[str
 
 
 @given(st.one_of(clusters(), samples()))
-def test_every_failing_pair_has_an_end_that_is_told(case: tuple[list[str], dict[str, Measurement]]) -> None:
+def test_every_failing_pair_has_a_reported_end(
+    case: tuple[list[str], dict[str, Measurement]],
+) -> None:
     evaluated = evaluate(*case)
     for one, other in evaluated.failed_pairs:
         assert not (evaluated.verdicts[one].ok and evaluated.verdicts[other].ok)
@@ -546,7 +548,7 @@ def test_every_failing_pair_has_an_end_that_is_told(case: tuple[list[str], dict[
 
 
 @given(clusters())
-def test_a_node_that_everybody_reaches_both_ways_is_told_only_in_a_tie(
+def test_a_node_that_everybody_reaches_both_ways_is_reported_only_in_a_tie(
     case: tuple[list[str], dict[str, Measurement]],
 ) -> None:
     nodes, measurements = case

@@ -114,7 +114,7 @@ def test_of_three_a_slow_one_is_known_and_of_two_it_is_a_link() -> None:
     assert verdict.links == {("n1", "n2"): "n1 sends n2 20 Gb/s; usual are 97"}
 
 
-def test_half_of_the_nodes_slow_is_told_though_nobody_can_be_blamed() -> None:
+def test_half_of_the_nodes_slow_is_reported_though_no_node_is_faulty() -> None:
     nodes = names(4)
     verdict = evaluated(rounds(nodes), nodes, slow=["n3", "n4"])
     assert (verdict.nodes, verdict.links) == ({}, {})

@@ -177,7 +177,7 @@ def test_the_slow_node_fails_with_its_reason_and_its_links_rate() -> None:
     assert "180" not in text(rdma_report({**evaluated, "usual_gbit": None})).partition("failed")[0]
 
 
-def test_of_several_rails_each_is_judged_and_named() -> None:
+def test_of_several_rails_each_is_evaluated_and_named() -> None:
     nodes = names(6)
     closed = of_node(given=["/dev/infiniband/rdma_cm", "/dev/infiniband/uverbs2", "/dev/infiniband/uverbs9"])
     gathered = {**{name: of_node() for name in nodes}, "n5": closed}
@@ -220,7 +220,7 @@ def test_what_one_of_a_pair_did_not_tell_the_other_does() -> None:
     assert evaluated["bandwidth_gbit"]["n2"] == {"n1": 181.0, "n3": 181.0}
 
 
-def test_a_reason_that_several_share_is_told_once() -> None:
+def test_a_reason_that_several_share_is_reported_once() -> None:
     nodes = names(3)
     reason = "it has no RDMA device: the node shows none"
     evaluated = as_dict(
@@ -231,7 +231,7 @@ def test_a_reason_that_several_share_is_told_once() -> None:
     assert evaluated["usual_gbit"] is None
 
 
-def test_a_usual_bandwidth_far_below_the_links_rate_is_told() -> None:
+def test_a_usual_bandwidth_far_below_the_links_rate_is_reported() -> None:
     nodes = names(4)
     gathered = {name: of_node() for name in nodes}
     for one in gathered.values():

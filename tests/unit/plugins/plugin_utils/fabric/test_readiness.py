@@ -159,7 +159,7 @@ def test_another_driver_of_the_network_asks_for_no_vfs(node: Node) -> None:
     assert node.says(SriovSettings(("ib0",)), driver="macvlan") == ([], [])
 
 
-def test_a_virtual_interface_in_the_parents_place_is_refused(node: Node) -> None:
+def test_a_virtual_interface_instead_of_the_pf_is_refused(node: Node) -> None:
     (node.tree / "sys/class/net/veth0").mkdir()
     problems, warnings = node.says(SriovSettings(("veth0",), vfs=4))
     assert ["veth0 is no PCI device" in problem for problem in problems] == [True]
@@ -318,12 +318,12 @@ def test_a_vlan_is_refused_before_firmware_that_has_no_vfs_yet_is_changed(node: 
     assert [problem.partition(" does")[0] for problem in problems] == ["n1: network_vlan 100"]
 
 
-def test_the_variable_that_names_the_interface_is_told(node: Node) -> None:
+def test_the_variable_that_names_the_interface_is_reported(node: Node) -> None:
     _is_vf(node)
     assert node.says(parent="ib9")[0][0].startswith("n1: host: sriov_vf_pfs ib0 is a VF itself")
 
 
-def test_a_bond_in_the_parents_place_is_refused(node: Node) -> None:
+def test_a_bond_instead_of_the_pf_is_refused(node: Node) -> None:
     _bonded(node)
     problems, _ = node.says(WANTED._replace(parents=("bond0",)))
     assert problems[0].startswith(
@@ -356,7 +356,7 @@ def test_an_iommu_that_the_kernel_has_off(node: Node) -> None:
     assert node.says(WANTED._replace(kernel_parameters=True)) == ([], [])
 
 
-def test_an_amd_node_is_asked_for_its_own_parameters(node: Node) -> None:
+def test_an_amd_node_has_its_own_parameters(node: Node) -> None:
     node.without_iommu()
     node.write("sys/devices/system/cpu/modalias", "cpu:type:x86,ven0002fam0019mod0011:feature:,0000")
     node.write("sys/firmware/acpi/tables/IVRS", "")
@@ -404,7 +404,7 @@ def test_a_subnet_manager_that_is_gone(node: Node) -> None:
     assert "subnet manager: port 1 of mlx5_0 (ib0) is active, and that with LID 1 answers no more" in warning
 
 
-def test_a_subnet_manager_that_cannot_be_asked_is_not_missed(node: Node) -> None:
+def test_a_subnet_manager_that_cannot_be_queried_is_not_missed(node: Node) -> None:
     node.tool("sminfo", "sminfo: iberror: failed: Failed to open 'mlx5_0' port '1'\n", status=255)
     assert node.says() == ([], [])
 

@@ -69,7 +69,7 @@ def test_the_filter_leaves_the_lines_of_a_node_and_its_peers() -> None:
     assert {"n7 10.0.0.6", "n8 10.0.0.7"} <= set(lines) <= set(DICTIONARY.splitlines())
 
 
-def test_the_filter_leaves_everything_in_a_small_cluster_or_where_all_pairs_are_asked_for() -> None:
+def test_the_filter_leaves_everything_in_a_small_cluster_or_with_all_pairs() -> None:
     assert fabric_peers(DICTIONARY, "n7", names(1000), all_pairs=True) == DICTIONARY
     assert fabric_peers(DICTIONARY, "n7", names(1000), above=1000) == DICTIONARY
 

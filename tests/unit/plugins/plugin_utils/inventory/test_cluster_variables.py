@@ -177,7 +177,7 @@ def test_what_bare_hosts_need(change: dict[str, Any], sentence: str) -> None:
     assert sentence in said
 
 
-def test_hosts_of_a_group_that_is_misspelt_are_refused_and_others_outside_are_told() -> None:
+def test_hosts_of_a_group_that_is_misspelt_are_refused_and_others_outside_are_reported() -> None:
     groups = {"all": ["m", "w", "v", "s", "c", "x"], "master": ["m"], "workers": ["w"], "rack1": ["m", "x"]}
     groups |= {"worker": ["w", "v"], "Masters": ["s"], "login": ["c"], "ungrouped": []}
     found, warnings = outside(groups)

@@ -109,7 +109,7 @@ def test_what_it_would_refuse_is_named(name: str, value: Any, words: str) -> Non
     assert words in sentence
 
 
-def test_everything_is_told_at_once() -> None:
+def test_everything_is_reported_at_once() -> None:
     found = sentences(
         container_shm_size="x", container_env={"": "1", "MY_IP": "2"}, container_volumes=["/a:/b:q", "c"]
     )

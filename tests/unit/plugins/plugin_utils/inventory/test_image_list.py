@@ -82,7 +82,7 @@ def test_what_is_wrong_with_an_entry(entry: Any, words: str) -> None:
     assert words in sentence
 
 
-def test_all_that_is_wrong_is_told() -> None:
+def test_all_that_is_wrong_is_reported() -> None:
     assert len(told([{"name": "a:1"}, PULLED, {"name": "b:1", "source": "archive"}, 7])) == 3
 
 

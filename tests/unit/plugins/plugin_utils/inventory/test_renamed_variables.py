@@ -24,7 +24,7 @@ def test_a_former_name_means_the_new_one() -> None:
     assert with_new_names(plain) is plain
 
 
-def test_a_former_name_is_told_with_the_new_one() -> None:
+def test_a_former_name_is_reported_with_the_new_one() -> None:
     assert notices(["verify_patience", "verify_deadline"]) == [
         "The variable verify_patience is called verify_timeout now: rename it, the next release does not "
         "know it."

@@ -99,7 +99,7 @@ def test_only_what_is_set_counts() -> None:
     assert sentences(images_list=None) == []
 
 
-def test_unknown_variables_are_told_with_the_nearest_known_one() -> None:
+def test_unknown_variables_are_reported_with_the_nearest_known_one() -> None:
     known = {"rdm_slots", "network_driver", "network_name"}
     found = unknown_variables(
         [

@@ -160,7 +160,7 @@ def test_what_cannot_be_is_said_in_a_sentence(request_: Wanted, words: list[str]
         assert word in sentence
 
 
-def test_every_problem_is_told_at_once() -> None:
+def test_every_problem_is_reported_at_once() -> None:
     said = refusal(wanted("launcher: {kind: mpi, nodes: 9}", "nonsense", name="No"))
     assert len(said) == 4
 
@@ -183,7 +183,7 @@ def test_problems_with_which_nodes_can_be_asked_for_others_are_put_off_when_that
         wanted("launcher: {kind: torchrn}", name="No"),
     ],
 )
-def test_what_the_nodes_cannot_be_asked_with_is_not_put_off(asked: Wanted) -> None:
+def test_what_the_nodes_cannot_be_queried_with_is_not_put_off(asked: Wanted) -> None:
     with pytest.raises(PreconditionFailed):
         plan_job(asked, NODES, NAMES, NOW, put_off=True)
 
@@ -199,7 +199,7 @@ def test_a_job_starts_when_no_node_has_a_problem() -> None:
     assert verdict(plan("n0", "n1"), {"n0": {"problems": []}, "n1": {"problems": []}, "n2": {}}) == []
 
 
-def test_each_nodes_problems_are_told_with_its_name() -> None:
+def test_each_nodes_problems_are_reported_with_its_name() -> None:
     found = verdict(
         plan("n0", "n1"),
         {"n0": {"problems": ["port 29500 is in use"]}, "n1": {"problems": ["the disk is full", "no GPU"]}},
@@ -207,7 +207,7 @@ def test_each_nodes_problems_are_told_with_its_name() -> None:
     assert sentences(found) == ["n0: port 29500 is in use", "n1: the disk is full", "n1: no GPU"]
 
 
-def test_what_every_node_says_is_told_once() -> None:
+def test_what_every_node_says_is_reported_once() -> None:
     same = {"problems": ["unknown key model.layer"]}
     found = verdict(plan("n0", "n1"), {"n0": same, "n1": {"problems": [*same["problems"], "no GPU"]}})
     assert sentences(found) == ["unknown key model.layer", "n1: no GPU"]

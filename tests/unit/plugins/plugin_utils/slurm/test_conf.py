@@ -539,7 +539,7 @@ def test_without_slurmrestd_no_host_keeps_the_key_that_signs_tokens() -> None:
         assert gone(one, "folders") == [drop_in]
 
 
-def test_slurm_and_its_accounting_take_tokens_only_where_slurmrestd_is_asked_for() -> None:
+def test_slurm_and_its_accounting_take_tokens_only_with_slurmrestd() -> None:
     words = ["AuthAltTypes=auth/jwt", "AuthAltParameters=jwt_key=/etc/slurm/rdm/jwt.key"]
     for text in (slurm_conf.slurm_conf, slurm_conf.slurmdbd_conf):
         assert set(words) < set(text(cluster(rest="127.0.0.1:6820")).splitlines())
