@@ -22,6 +22,8 @@ from torch import nn
 __all__ = ["Placement", "initialise", "parameter", "placement_of", "seed_of"]
 
 _BLOCK_ELEMENTS = 1 << 20  # drawn at once: 4 MiB
+_FEW = 8
+"""Fewer blocks than these are drawn without threads, which would cost more."""
 
 
 @dataclass(frozen=True)
@@ -98,6 +100,10 @@ def initialise(module: nn.Module, prefix: str, seed: int) -> None:
     draws: list[Callable[[], None]] = []
     for name, weight in module.named_parameters():
         draws += _draws(weight.data, placement_of(weight), f"{prefix}{name}", seed)
+    if len(draws) < _FEW:
+        for draw in draws:
+            draw()
+        return
     with ThreadPoolExecutor(_threads()) as pool:
         # torch draws without Python's lock.
         for _ in pool.map(lambda draw: draw(), draws):

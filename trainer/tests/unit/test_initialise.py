@@ -75,9 +75,10 @@ def test_any_number_of_threads_draws_what_earlier_releases_drew(
 
 
 def test_blocks_of_threads_are_bit_identical(monkeypatch: pytest.MonkeyPatch) -> None:
-    placement = Placement((3000, 1000), 1, 1, 2, std=1.0)
+    placement = Placement((12000, 1000), 1, 1, 2, std=1.0)
+    monkeypatch.setattr(subject, "_threads", lambda: 4)
     many = drawn(placement)
-    monkeypatch.setattr(subject, "_threads", lambda: 1)
+    monkeypatch.setattr(subject, "_FEW", 100)
     assert torch.equal(drawn(placement), many)
 
 
