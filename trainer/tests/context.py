@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch.nn import functional
@@ -12,7 +12,7 @@ from torch.nn import functional
 from rdm_trainer.distributed.context_attention import Kernel, context_attention
 from rdm_trainer.distributed.context_parallel import SequencePart
 
-__all__ = ["Problem", "all_ranks", "make_problem", "one_rank"]
+__all__ = ["Alone", "Problem", "all_ranks", "make_problem", "one_rank"]
 
 Found = list[torch.Tensor]
 """The output, and the gradients of query, key and value."""
@@ -62,22 +62,51 @@ def one_rank(problem: Problem, scale: float | None = None) -> Found:
     return [mixed, *torch.autograd.grad(mixed, problem[:3], problem.gradient)]
 
 
-def all_ranks(
-    problem: Problem,
-    ranks: int,
-    kernel: Kernel,
-    scale: float | None = None,
-    attention: Callable[..., Any] = context_attention,
-) -> Found:
+@dataclass(frozen=True)
+class Alone(SequencePart):
+    """What a rank has, where the test has what the others send, and nobody takes what this one sends.
+
+    Args:
+        keys_and_values: Of all tokens, [2 x batch, tokens, key-value heads, head size].
+    """
+
+    keys_and_values: torch.Tensor
+
+    def begin_gather(self, own: torch.Tensor) -> torch.Tensor:
+        return self.keys_and_values
+
+    def end_gather(self, pending: torch.Tensor) -> torch.Tensor:
+        return pending
+
+    def begin_scatter(self, whole: torch.Tensor) -> torch.Tensor:
+        return whole
+
+    def end_scatter(self, pending: torch.Tensor) -> torch.Tensor:
+        return self.own(pending)
+
+
+@dataclass(frozen=True)
+class _Summed(Alone):
+    """The gradients that ranks send are added up in ``sums``, and come back to none of them."""
+
+    sums: torch.Tensor
+
+    def begin_scatter(self, whole: torch.Tensor) -> torch.Tensor:
+        self.sums.add_(whole)
+        return torch.zeros_like(whole)
+
+
+def all_ranks(problem: Problem, ranks: int, kernel: Kernel, scale: float | None = None) -> Found:
     """Return what the ranks make of it together: their outputs in order, and the sums of their gradients."""
-    output = torch.zeros_like(problem.query)
-    sums = [torch.zeros_like(one) for one in problem[:3]]
+    output, of_query = torch.zeros_like(problem.query), torch.zeros_like(problem.query)
+    keys_and_values = torch.cat((problem.key, problem.value)).detach()
+    sums = torch.zeros_like(keys_and_values)
     for rank in range(ranks):
-        part = SequencePart(rank, ranks, None)
-        mixed = attention(part.own(problem.query), problem.key, problem.value, part, kernel, scale)
+        part = _Summed(rank, ranks, None, keys_and_values, sums)
+        query, key, value = (part.own(one) for one in problem[:3])
+        mixed = context_attention(query, key, value, part, kernel, scale)
+        gradients = torch.autograd.grad(mixed, (query, key, value), part.own(problem.gradient))
         places = part.places(mixed.shape[1], mixed.device)
-        output[:, places] = mixed.detach()
-        gradients = torch.autograd.grad(mixed, problem[:3], part.own(problem.gradient))
-        for whole, one in zip(sums, gradients, strict=True):
-            whole += one
-    return [output, *sums]
+        output[:, places], of_query[:, places] = mixed.detach(), gradients[0]
+        sums[:, places] += torch.cat(gradients[1:])
+    return [output, of_query, *sums.chunk(2)]

@@ -6,6 +6,9 @@ the second one with a square causal mask, and every fused kernel has both forms.
 merged by the log-sum-exp of their scores. Given the merged output and log-sum-exp, a kernel's backward pass
 computes what a block adds to the gradients of the whole.
 
+The block of a rank's own keys needs no other rank. It is computed while keys and values are gathered, and in
+the backward pass while their gradients are summed.
+
 Source: Liu et al., "Ring Attention with Blockwise Transformers" (2023); Dubey et al., "The Llama 3 Herd of
 Models" (2024), section 3.3.2.
 """
@@ -65,7 +68,7 @@ def context_attention(
 
     Args:
         query: Of the rank's tokens, [batch, own tokens, heads, head size].
-        key: Of all tokens, [batch, tokens, key-value heads, head size].
+        key: Of the rank's tokens, [batch, own tokens, key-value heads, head size].
         value: Of the keys' shape.
         part: What the rank has of each sequence.
         kernel: Computes the blocks.
@@ -105,47 +108,48 @@ class _ContextAttention(torch.autograd.Function):
         scale: float | None,
     ) -> torch.Tensor:
         ctx.part, ctx.kernel, ctx.scale = part, kernel, scale
+        pending = part.begin_gather(torch.cat((key, value)))
         # A copy, so that the projection that the query is a view of need not be kept.
         query = query.contiguous()
-        own = [_as_batch(one) for one in (query, part.own(key), part.own(value))]
+        own = [_as_batch(one) for one in (query, key, value)]
         outputs, sums = (one.unflatten(0, (-1, 2)) for one in _forward(kernel, scale, True, *own))
+        keys, values = part.end_gather(pending).chunk(2)
         blocks = []
         for index, (chunk, before) in enumerate(zip(query.chunk(2, dim=1), part.before(query), strict=True)):
             block = outputs[:, index], sums[:, index]
             if before:
-                block = merged(
-                    block, _forward(kernel, scale, False, chunk, key[:, :before], value[:, :before])
-                )
+                other = _forward(kernel, scale, False, chunk, keys[:, :before], values[:, :before])
+                block = merged(block, other)
             blocks.append(block)
         output, log_sum_exp = (torch.stack(both, dim=1) for both in zip(*blocks, strict=True))
         output = output.flatten(1, 2)
-        ctx.save_for_backward(query, key, value, output, log_sum_exp)
+        ctx.save_for_backward(query, keys, values, output, log_sum_exp)
         return output
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        query, key, value, output, log_sum_exp = ctx.saved_tensors
+        query, keys, values, output, log_sum_exp = ctx.saved_tensors
         part, kernel, scale = ctx.part, ctx.kernel, ctx.scale
         gradient = gradients[0].contiguous()
-        own = [_as_batch(one) for one in (gradient, query, output, part.own(key), part.own(value))]
-        of_query, *of_own = (
+        of_query = torch.zeros_like(query).unflatten(1, (2, -1))
+        # Keys and values. At most two blocks add to one, so its own precision is enough for the sum.
+        of_all = keys.new_zeros((2 * keys.shape[0], *keys.shape[1:]))
+        for index, before in enumerate(part.before(query)):
+            if before:
+                block = [one.chunk(2, dim=1)[index] for one in (gradient, query, output)]
+                block += [keys[:, :before], values[:, :before]]
+                of_chunk, *of_seen = _backward(kernel, scale, False, log_sum_exp[:, index], *block)
+                of_query[:, index] += of_chunk
+                of_all[:, :before] += torch.cat(of_seen)
+        pending = part.begin_scatter(of_all)
+        own = [_as_batch(one) for one in (gradient, query, output, part.own(keys), part.own(values))]
+        of_chunks, *of_own = (
             one.unflatten(0, (-1, 2))
             for one in _backward(kernel, scale, True, log_sum_exp.flatten(0, 1), *own)
         )
-        # At most two blocks add to a key's gradient, so its own precision is enough for the sum.
-        of_all = torch.zeros_like(key), torch.zeros_like(value)
-        size = query.shape[1] // 2
-        for index, before in enumerate(part.before(query)):
-            for whole, added in zip(of_all, of_own, strict=True):
-                whole[:, before : before + size] += added[:, index]
-            if before:
-                block = [one.chunk(2, dim=1)[index] for one in (gradient, query, output)]
-                block += [key[:, :before], value[:, :before]]
-                of_chunk, *of_seen = _backward(kernel, scale, False, log_sum_exp[:, index], *block)
-                of_query[:, index] += of_chunk
-                for whole, added in zip(of_all, of_seen, strict=True):
-                    whole[:, :before] += added
-        return of_query.flatten(1, 2), *of_all, None, None, None
+        of_query = (of_query + of_chunks).flatten(1, 2)
+        of_key, of_value = (part.end_scatter(pending) + torch.cat(of_own).flatten(1, 2)).chunk(2)
+        return of_query, of_key, of_value, None, None, None
 
 
 def _as_batch(chunks: torch.Tensor) -> torch.Tensor:

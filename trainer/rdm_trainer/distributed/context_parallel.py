@@ -91,6 +91,26 @@ class SequencePart:
         """Return where a chunk of the sequence lies among those of the ranks, one rank after the other."""
         return 2 * index if index < self.ranks else 2 * (2 * self.ranks - 1 - index) + 1
 
+    def begin_gather(self, own: torch.Tensor) -> torch.Tensor:
+        """Begin to gather all ranks' [batch, own tokens, ...]; only :meth:`end_gather` may read it."""
+        return layers.begin_gather(own.unflatten(1, (2, -1)).movedim(1, 0), self.group)
+
+    def end_gather(self, pending: torch.Tensor) -> torch.Tensor:
+        """Return [batch, tokens, ...] of all ranks, in the sequence's order."""
+        chunks = layers.end_collective(pending)
+        return torch.cat([chunks[self.place(index)] for index in range(2 * self.ranks)], dim=1)
+
+    def begin_scatter(self, whole: torch.Tensor) -> torch.Tensor:
+        """Begin to sum [batch, tokens, ...] over the ranks; only :meth:`end_scatter` may read it."""
+        chunks = whole.chunk(2 * self.ranks, dim=1)
+        by_place = sorted(range(2 * self.ranks), key=self.place)
+        return layers.begin_scatter(torch.stack([chunks[index] for index in by_place]), self.group)
+
+    def end_scatter(self, pending: torch.Tensor) -> torch.Tensor:
+        """Return the sum for this rank's tokens, [batch, own tokens, ...]."""
+        own: torch.Tensor = layers.end_collective(pending).movedim(0, 1).flatten(1, 2)
+        return own
+
 
 class _Gather(torch.autograd.Function):
     """Gather the ranks' chunks; the gradient of each is the ranks' sum."""
@@ -98,15 +118,9 @@ class _Gather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, own: torch.Tensor, part: SequencePart) -> torch.Tensor:
         ctx.part = part
-        chunks = own.unflatten(1, (2, -1)).movedim(1, 0)
-        gathered = layers.end_collective(layers.begin_gather(chunks, part.group))
-        order = range(2 * part.ranks)
-        return torch.cat([gathered[part.place(index)] for index in order], dim=1)
+        return part.end_gather(part.begin_gather(own))
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
         part = ctx.part
-        chunks = gradients[0].chunk(2 * part.ranks, dim=1)
-        by_place = sorted(range(2 * part.ranks), key=part.place)
-        pending = layers.begin_scatter(torch.stack([chunks[index] for index in by_place]), part.group)
-        return layers.end_collective(pending).movedim(0, 1).flatten(1, 2), None
+        return part.end_scatter(part.begin_scatter(gradients[0])), None

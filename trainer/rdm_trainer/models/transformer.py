@@ -330,23 +330,24 @@ class SelfAttention(_Attention):
         causal = self.causal
         if self.past is not None:
             key, value = self.past.extended(self, key, value)
+        keys = key.shape[1] * (1 if self.part is None else self.part.ranks)
+        window = self.window if self.window is not None and self.window < keys else None
+        if not self.apart:
+            starts = None
         if self.part is not None:
+            kernel = kernel_for(query.device, query.dtype, self.head_size)
+            is_plain = starts is None and window is None and not (self.dropout and self.training)
+            if kernel is not None and is_plain:
+                return context_attention(query, key, value, self.part, kernel, self.scale).flatten(2)
             key, value = self.part.gathered(torch.cat((key, value))).chunk(2)
-        keys = key.shape[1]
         if table is not None:
             bias = score_bias(table, query.shape[1], keys, self.relative_max_distance, causal=causal)
             return self.attend(query, key, value, mask, causal, bias=bias)
         # A single token looks at all that there are.
         causal = causal and (self.past is None or query.shape[1] > 1)
-        window = self.window if self.window is not None and self.window < keys else None
-        if not self.apart:
-            starts = None
         if starts is None and window is None:
             if self.part is None:
                 return self.attend(query, key, value, mask, causal)
-            kernel = kernel_for(query.device, query.dtype, self.head_size)
-            if kernel is not None and not (self.dropout and self.training):
-                return context_attention(query, key, value, self.part, kernel, self.scale).flatten(2)
             chunks = self.part.seen(query, key, value)
             return torch.cat([self.attend(*chunk, causal=True) for chunk in chunks], dim=1)
         tokens = query.shape[1]

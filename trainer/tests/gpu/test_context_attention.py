@@ -9,26 +9,35 @@ import pytest
 import torch
 
 from rdm_trainer.distributed.context_attention import Kernel, choose_kernel, context_attention, kernel_for
-from tests.context import all_ranks, make_problem, one_rank
+from tests.context import Alone, all_ranks, make_problem, one_rank
 
 
-@pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("heads", [(8, 8), (8, 2)], ids="{0[0]} to {0[1]}".format)
 @pytest.mark.parametrize("head_size", [64, 128])
 @pytest.mark.parametrize("ranks", [2, 4])
 @pytest.mark.parametrize("kernel", ["cudnn", "flash"])
 def test_blocks_are_as_exact_as_one_kernel(
-    kernel: Kernel, ranks: int, head_size: int, heads: tuple[int, int], compiled: bool
+    kernel: Kernel, ranks: int, head_size: int, heads: tuple[int, int]
 ) -> None:
     problem = make_problem(1024, heads, head_size=head_size, dtype=torch.bfloat16, device="cuda")
     exact, expected = one_rank(problem.to(torch.float64)), one_rank(problem)
-    # Each rank has a graph of its own.
-    torch.compiler.reset()
-    attention: Any = torch.compile(context_attention, fullgraph=True) if compiled else context_attention
-    found = all_ranks(problem, ranks, kernel, attention=attention)
-    for ours, theirs, true in zip(found, expected, exact, strict=True):
-        assert (ours - true).norm() <= 2 * (theirs - true).norm()
+    for ours, theirs, true in zip(all_ranks(problem, ranks, kernel), expected, exact, strict=True):
+        assert (ours - true).norm() <= 1.5 * (theirs - true).norm()
         assert (ours - true).norm() <= 0.02 * true.norm()
+
+
+@pytest.mark.parametrize("kernel", ["cudnn", "flash"])
+def test_the_compiler_changes_nothing(kernel: Kernel) -> None:
+    problem = make_problem(512, (8, 2), head_size=128, dtype=torch.bfloat16, device="cuda")
+    part = Alone(1, 2, None, torch.cat((problem.key, problem.value)).detach())
+    query, key, value = (part.own(one).detach().requires_grad_() for one in problem[:3])
+    compiled: Any = torch.compile(context_attention, fullgraph=True)
+    found, expected = (
+        [mixed, *torch.autograd.grad(mixed, (query, key, value), part.own(problem.gradient))]
+        for mixed in (attend(query, key, value, part, kernel) for attend in (compiled, context_attention))
+    )
+    for ours, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-2, rtol=1e-2)
 
 
 def test_this_gpu_has_the_kernel_of_its_capability() -> None:

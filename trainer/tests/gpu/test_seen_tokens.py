@@ -8,6 +8,7 @@ import torch
 from torch.nn import functional
 
 from rdm_trainer.data.loaders import starts_of
+from rdm_trainer.distributed.context_parallel import SequencePart
 from rdm_trainer.models.seen_tokens import first_seen, flex_attention, mask_of
 
 
@@ -35,3 +36,19 @@ def test_the_kernel_attends_as_a_mask_lets_it(length: int, window: int | None, c
         strict=True,
     ):
         torch.testing.assert_close(ours, wanted, atol=2e-2, rtol=2e-2)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_the_kernel_attends_from_a_rank_s_part_of_a_sample(rank: int) -> None:
+    torch.manual_seed(rank)
+    part, length = SequencePart(rank, 2, None), 512
+    query = torch.randn(2, 8, length, 64, device="cuda")
+    key, value = (torch.randn(2, 4, length, 64, device="cuda") for _ in range(2))
+    starts = starts_of(torch.randint(0, 60, (2, length), device="cuda"), 0)
+    places = part.places(length // 2, query.device)
+    first = first_seen(places, part.own(starts), 50)
+    found = flex_attention(query[:, :, places], key, value, first, places)
+    expected = functional.scaled_dot_product_attention(
+        query[:, :, places], key, value, attn_mask=mask_of(first, places, length), enable_gqa=True
+    )
+    torch.testing.assert_close(found, expected, atol=5e-3, rtol=5e-3)

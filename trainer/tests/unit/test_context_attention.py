@@ -18,8 +18,7 @@ from rdm_trainer.distributed.context_attention import (
     kernel_for,
     merged,
 )
-from rdm_trainer.distributed.context_parallel import SequencePart
-from tests.context import all_ranks, make_problem, one_rank
+from tests.context import Alone, all_ranks, make_problem, one_rank
 
 
 @pytest.mark.parametrize("scale", [None, 0.7])
@@ -41,20 +40,19 @@ def test_bf16_is_as_exact_as_one_kernel(ranks: int) -> None:
     found, expected = all_ranks(problem, ranks, "cpu"), one_rank(problem)
     for ours, theirs, true in zip(found, expected, exact, strict=True):
         # The ranks' outputs and gradients are rounded once more, when blocks and ranks are added.
-        assert (ours - true).norm() <= 2 * (theirs - true).norm()
+        assert (ours - true).norm() <= 1.5 * (theirs - true).norm()
         assert (ours - true).norm() <= 0.01 * true.norm()
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-def test_gradients_are_those_of_small_differences(rank: int) -> None:
+def test_gradients_are_those_of_small_differences() -> None:
     query, key, value, _ = make_problem(8, (2, 1), head_size=4, dtype=torch.float64)
-    part = SequencePart(rank, 2, None)
-    own = part.own(query).detach().requires_grad_()
-    assert torch.autograd.gradcheck(
-        lambda query, key, value: context_attention(query, key, value, part, "cpu"),
-        (own, key, value),
-        fast_mode=True,
-    )
+
+    def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        # One rank has all keys, so no gradient of them is another's.
+        part = Alone(0, 1, None, torch.cat((key, value)))
+        return context_attention(query, key, value, part, "cpu")
+
+    assert torch.autograd.gradcheck(attend, (query, key, value), fast_mode=True)
 
 
 @given(
@@ -138,28 +136,30 @@ class Calls(TorchDispatchMode):
 def test_a_rank_calls_a_kernel_three_times_at_most(kernel: Kernel, rank: int) -> None:
     # Without a GPU, torch checks arguments and shapes of its kernels.
     device = "cpu" if kernel == "cpu" else "meta"
-    query, key, value, gradient = make_problem(64, (6, 2), dtype=torch.bfloat16, device=device)
-    part = SequencePart(rank, 4, None)
-    # A layer's queries are a view of what it projects.
-    own = torch.stack([part.own(query)] * 2, dim=3)[:, :, :, 0]
+    problem = make_problem(64, (6, 2), dtype=torch.bfloat16, device=device)
+    part = Alone(rank, 4, None, torch.cat((problem.key, problem.value)))
+    # A layer's queries, keys and values are views of what it projects.
+    query, key, value = (torch.stack([part.own(one)] * 2, dim=3)[:, :, :, 0] for one in problem[:3])
     with Calls() as calls:
-        mixed = context_attention(own, key, value, part, kernel)
-        found = torch.autograd.grad(mixed, (own, key, value), part.own(gradient))
-    assert mixed.shape == own.shape
-    assert [one.shape for one in found] == [own.shape, key.shape, value.shape]
+        mixed = context_attention(query, key, value, part, kernel)
+        found = torch.autograd.grad(mixed, (query, key, value), part.own(problem.gradient))
+    assert mixed.shape == query.shape
+    assert [one.shape for one in found] == [query.shape, key.shape, value.shape]
     both = ((4, 6, 8, 8), (4, 2, 8, 8))
     before = [((2, 6, 8, 8), (2, 2, 8 * index, 8)) for index in part.chunks if index]
-    assert calls.forward == calls.backward == [both, *before]
+    # The first one needs no other rank's keys, the last one changes no other rank's gradients.
+    assert calls.forward == [both, *before]
+    assert calls.backward == [*before, both]
     assert calls.are_dense
 
 
 @pytest.mark.parametrize("kernel", ["flash", "cudnn"])
 def test_the_compiler_makes_one_graph_of_the_kernels_of_gpus(kernel: Kernel) -> None:
-    query, key, value, gradient = make_problem(32, (4, 2), dtype=torch.bfloat16, device="meta")
-    part = SequencePart(1, 2, None)
-    own = part.own(query)
+    problem = make_problem(32, (4, 2), dtype=torch.bfloat16, device="meta")
+    part = Alone(1, 2, None, torch.cat((problem.key, problem.value)).detach())
+    query, key, value = (part.own(one) for one in problem[:3])
     compiled = torch.compile(context_attention, backend="aot_eager", fullgraph=True)
-    mixed = compiled(own, key, value, part, kernel)
-    found = torch.autograd.grad(mixed, (own, key, value), part.own(gradient))
-    assert mixed.shape == own.shape
-    assert [one.shape for one in found] == [own.shape, key.shape, value.shape]
+    mixed = compiled(query, key, value, part, kernel)
+    found = torch.autograd.grad(mixed, (query, key, value), part.own(problem.gradient))
+    assert mixed.shape == query.shape
+    assert [one.shape for one in found] == [query.shape, key.shape, value.shape]
