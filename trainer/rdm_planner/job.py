@@ -27,7 +27,9 @@ from rdm_core.config.schema import Config
 from rdm_core.cost import flops
 from rdm_core.cost.dry_run import GIB, stage_memory, zero_replicas
 from rdm_core.cost.flops import LayerSize
+from rdm_core.pipeline_schedule import most_held
 from rdm_planner.engine_step import EngineStep
+from rdm_planner.interleaved import Interleaved, InterleavedProblem, chunk_blocks, degrees
 from rdm_planner.layouts import Estimate, Layout
 from rdm_planner.nodes import NodeKind
 from rdm_planner.partition import Problem
@@ -54,7 +56,7 @@ def with_layout(config: Config, layout: Layout, cut: Sequence[int] | None = None
     """
     partition = config.parallel.partition if layout.pipeline > 1 else "even"
     if cut is not None and layout.pipeline > 1:
-        partition = "-".join(map(str, blocks_of(cut)))
+        partition = "-".join(map(str, chunk_blocks(blocks_of(cut), layout.virtual_pipeline)))
     data = layout.data if config.parallel.data is not None else None
     return dataclasses.replace(
         config,
@@ -63,6 +65,7 @@ def with_layout(config: Config, layout: Layout, cut: Sequence[int] | None = None
             tensor=layout.tensor,
             sequence_parallel=config.parallel.sequence_parallel and layout.tensor > 1,
             pipeline=layout.pipeline,
+            virtual_pipeline=layout.virtual_pipeline,
             data=data,
             expert=layout.expert,
             partition=partition,
@@ -159,6 +162,8 @@ class Job:
         checkpointing: The values of ``parallel.activation_checkpointing`` that are tried.
         zero_stages: Those of ``parallel.zero_stage``.
         expert_degrees: Those of ``parallel.expert``; all that the model and the replicas allow if None.
+        virtual_degrees: Those of ``parallel.virtual_pipeline``; those of
+            :func:`rdm_planner.interleaved.degrees` if None.
     """
 
     config: Config
@@ -167,11 +172,12 @@ class Job:
     checkpointing: Sequence[str] = _BOTH
     zero_stages: Sequence[int] = (0, 1, 2, 3)
     expert_degrees: Sequence[int] | None = None
+    virtual_degrees: Sequence[int] | None = None
 
     def __post_init__(self) -> None:
         self._shaped: dict[Layout, _Shaped] = {}
         self._sums: dict[tuple[object, ...], tuple[list[float], list[float]]] = {}
-        self._schedules: dict[tuple[Layout, str, _ExpertAxis], OneForwardOneBackward] = {}
+        self._schedules: dict[tuple[Layout, str, _ExpertAxis], OneForwardOneBackward | Interleaved] = {}
         self._slowdowns: dict[tuple[object, ...], dict[str, tuple[float, float]]] = {}
         self._held: dict[tuple[int, int], _Held] = {}
         self._units: dict[int, list[tuple[LayerSize, ...]]] = {}
@@ -231,14 +237,17 @@ class Job:
             self._sums[key] = both, backward
         return self._sums[key]
 
-    def schedule(self, layout: Layout, gpu: str, axis: _ExpertAxis) -> OneForwardOneBackward:
+    def schedule(self, layout: Layout, gpu: str, axis: _ExpertAxis) -> OneForwardOneBackward | Interleaved:
         """Return a layout's schedule, with the share that a forward has of both passes there."""
         key = layout, gpu, axis
         if key not in self._schedules:
             both, backward = self.sums(layout, gpu, axis)
-            micro_batches = layout.accumulation(self.batch)
-            self._schedules[key] = OneForwardOneBackward(
-                layout.pipeline, micro_batches, forward=1 - backward[-1] / both[-1]
+            micro_batches, forward = layout.accumulation(self.batch), 1 - backward[-1] / both[-1]
+            stages, chunks = layout.pipeline, layout.virtual_pipeline
+            self._schedules[key] = (
+                Interleaved(stages, chunks, micro_batches, forward)
+                if chunks > 1
+                else OneForwardOneBackward(stages, micro_batches, forward=forward)
             )
         return self._schedules[key]
 
@@ -281,11 +290,11 @@ class Job:
             world_size: GPUs of all nodes.
             gpus: GPUs of a node.
         """
-        for tensor, data, stages, expert in self._degrees(world_size, gpus):
-            if self._rejection(tensor, data, stages, expert, self.batch) is None:
+        for tensor, data, stages, expert, chunks in self._degrees(world_size, gpus):
+            if self._rejection(tensor, data, stages, expert, chunks, self.batch) is None:
                 for zero in self._zero_stages(data, stages):
-                    for layout in self._sizes(tensor, data, stages, zero):
-                        yield dataclasses.replace(layout, expert=expert)
+                    for layout in self._sizes(tensor, data, stages, zero, chunks):
+                        yield dataclasses.replace(layout, expert=expert, virtual_pipeline=chunks)
 
     def rejections(self, world_size: int, gpus: int) -> Iterator[str]:
         """Yield for each choice of degrees that is no layout why it is none.
@@ -294,8 +303,8 @@ class Job:
             world_size: GPUs of all nodes.
             gpus: GPUs of a node.
         """
-        for degrees in self._degrees(world_size, gpus):
-            if reason := self._rejection(*degrees, self.batch):
+        for choice in self._degrees(world_size, gpus):
+            if reason := self._rejection(*choice, self.batch):
                 yield reason
 
     def batch_steps(self, world_size: int, gpus: int) -> set[int]:
@@ -307,20 +316,25 @@ class Job:
         """
         return {
             data
-            for tensor, data, stages, expert in self._degrees(world_size, gpus)
-            if self._rejection(tensor, data, stages, expert, data) is None
+            for tensor, data, stages, expert, chunks in self._degrees(world_size, gpus)
+            if self._rejection(tensor, data, stages, expert, chunks, data) is None
         }
 
-    def _degrees(self, world_size: int, gpus: int) -> Iterator[tuple[int, int, int, int]]:
-        """Yield all tensor, data, pipeline and expert degrees of a world; tensor ranks share a node."""
+    def _degrees(self, world_size: int, gpus: int) -> Iterator[tuple[int, int, int, int, int]]:
+        """Yield all tensor, data, pipeline, expert and virtual degrees of a world.
+
+        Tensor ranks share a node.
+        """
         for tensor in range(1, gpus + 1):
             if gpus % tensor:
                 continue
             replicas = world_size // tensor
             for data in range(1, replicas + 1):
                 if replicas % data == 0:
+                    stages = replicas // data
                     for expert in self._expert_degrees(tensor, data):
-                        yield tensor, data, replicas // data, expert
+                        for chunks in self._virtual_degrees(stages):
+                            yield tensor, data, stages, expert, chunks
 
     def _expert_degrees(self, tensor: int, data: int) -> Sequence[int]:
         """Return the degrees that divide the replicas and a tensor rank's experts, or those that are held."""
@@ -330,13 +344,25 @@ class Job:
         most = math.gcd(data, experts // tensor) if experts and experts % tensor == 0 else 1
         return [degree for degree in range(1, most + 1) if most % degree == 0]
 
-    def _rejection(self, tensor: int, data: int, stages: int, expert: int, batch: int) -> str | None:
+    def _virtual_degrees(self, stages: int) -> Sequence[int]:
+        """Return the numbers of a stage's chunks, or those that are held; the blocks must be alike."""
+        if self.virtual_degrees is not None:
+            return self.virtual_degrees
+        spec = self.config.spec
+        is_searched = self.config.engine == "native" and spec.kind != "t5"
+        return [1, *(degrees(spec.blocks, stages) if is_searched else ())]
+
+    def _rejection(
+        self, tensor: int, data: int, stages: int, expert: int, chunks: int, batch: int
+    ) -> str | None:
         """Return why degrees are no layout for a global batch; None when they are one."""
         if stages > self.config.spec.blocks:
             return f"There are more stages than the model's {self.config.spec.blocks} blocks."
         if batch % data:
             return f"The replicas do not divide the global batch of {batch} samples."
-        tried = with_layout(self.config, Layout(tensor, data, stages, 1, False, self._least_zero, expert))
+        tried = with_layout(
+            self.config, Layout(tensor, data, stages, 1, False, self._least_zero, expert, chunks)
+        )
         tried = dataclasses.replace(
             tried,
             parallel=dataclasses.replace(tried.parallel, partition="even"),
@@ -364,12 +390,13 @@ class Job:
             return [min(stage_by_name)] if min(stage_by_name) <= most else []
         return sorted(zero for zero in stage_by_name if zero <= most)
 
-    def _sizes(self, tensor: int, data: int, stages: int, zero: int) -> Iterator[Layout]:
-        # A batch that grows is divided at each of its sizes.
+    def _sizes(self, tensor: int, data: int, stages: int, zero: int, chunks: int) -> Iterator[Layout]:
+        # A batch that grows is divided at each of its sizes, and chunks take micro-batches in groups.
+        group = stages if chunks > 1 else 1
         ramp = self.config.optimisation.rampup_batch_size
         share = math.gcd(self.batch, *((ramp.start, ramp.increment) if ramp else ())) // data
         for size in range(min(share, _MOST_MICRO_BATCH), 0, -1):
-            if share % size == 0:
+            if share % (size * group) == 0:
                 for saved in self.checkpointing:
                     yield Layout(tensor, data, stages, size, saved == "full", zero)
 
@@ -394,8 +421,10 @@ class _Shaped:
         self.micro_batches = layout.accumulation(job.batch)
         self._held = job.held(self.job)
         self._counts = self._held.counts
-        # With rotary positions, the trainer takes no stage that has the embedding alone.
-        self.first = 2 if self.job.spec.is_rotary else 1
+        # With rotary positions, the trainer takes no stage that has the embedding alone, and each chunk has
+        # a block.
+        self.chunks = layout.virtual_pipeline
+        self.first = self.chunks + 1 if self.job.spec.is_rotary or self.chunks > 1 else 1
         # All blocks of a GPT are alike: it matters how many there are, and not which.
         self._is_uniform = len(self._counts[0]) <= 3
         # With intervals, or where some blocks alone compute again, memory is no line.
@@ -424,9 +453,12 @@ class _Shaped:
         tokens = self.job.spec.tokens_per_sample / self.job.parallel.token_shards
         return self.layout.micro_batch * tokens * model.hidden_size * _width(self.job) * _BITS
 
+    def _in_flight(self, stage: int) -> int:
+        return most_held(stage, self.layout.pipeline, self.chunks, self.micro_batches)
+
     def memory(self, stage: int, begin: int, end: int) -> int:
         """Return the bytes of a rank of a stage with some units."""
-        in_flight = min(self.micro_batches, self.layout.pipeline - stage)
+        in_flight = self._in_flight(stage)
         is_last = stage == self.layout.pipeline - 1
         key: tuple[object, ...] = (in_flight, is_last, begin == 0, end - begin)
         if not self._is_uniform:
@@ -449,7 +481,7 @@ class _Shaped:
         if ends not in self._lines:
             self._lines[ends] = self._line(*ends)
         constant, by_block, by_both = self._lines[ends]
-        in_flight = min(self.micro_batches, self.layout.pipeline - stage)
+        in_flight = self._in_flight(stage)
         base, per_micro_batch = constant
         return base + blocks * by_block + in_flight * (per_micro_batch + blocks * by_both)
 
@@ -461,13 +493,15 @@ class _Shaped:
             layers = list(itertools.chain(*units))
             return stage_memory(self.job, layers, self.layout.data, in_flight, last=is_last).total
 
-        one, two, one_more, two_more = held(1, 1), held(2, 1), held(1, 2), held(2, 2)
-        by_both = two_more - one_more - two + one
-        by_block = two - one - by_both
-        by_micro_batch = one_more - one - by_both
+        # Of multiples of the chunks, whose shares of activations are exact.
+        few = self.chunks
+        one, two, one_more, two_more = held(1, few), held(2, few), held(1, 2 * few), held(2, 2 * few)
+        by_both = (two_more - one_more - two + one) / few
+        by_block = two - one - few * by_both
+        by_micro_batch = (one_more - one) / few - by_both
         # Shares of replicas are rounded down: by a byte of each component, for each block.
         return (
-            (one - by_block - by_micro_batch - by_both, by_micro_batch),
+            (one - by_block - few * (by_micro_batch + by_both), by_micro_batch),
             by_block + _ROUNDED,
             by_both,
         )
@@ -542,7 +576,8 @@ class TrainerModel:
         """Return what :func:`rdm_planner.partition.best_cut` needs for a layout."""
         shaped = self.job.shaped(layout)
         stages = self._stages(layout)
-        schedule = BlockingSends(self._schedule(layout), self._sends(shaped, stages))
+        inner, sends = self._schedule(layout), self._sends(shaped, stages)
+        schedule = BlockingSends(inner, sends)
         costs = self._afters(shaped, stages)
         added = self._tied_seconds(shaped, stages)
         room = {node.gpu: self.job.times.memory_gib(node.gpu) * GIB for node in self._kinds[0]}
@@ -560,13 +595,16 @@ class TrainerModel:
         def fits(stage: int, begin: int, end: int) -> bool:
             return shaped.most_memory(stage, begin, end) <= limits[stage]
 
-        return Problem([both for both, _ in running], schedule, total, rest, fits, shaped.first)
+        sums = [both for both, _ in running]
+        if isinstance(inner, Interleaved):
+            return InterleavedProblem(sums, schedule, total, rest, fits, shaped.first, inner, sends)
+        return Problem(sums, schedule, total, rest, fits, shaped.first)
 
     def estimate(self, layout: Layout, cut: Sequence[int]) -> Estimate:
         """Return what a layout with a cut takes."""
         problem = self.problem(layout)
         times = problem.times(cut)
-        ends = problem.schedule.ends(times)
+        ends = problem.ends(cut)
         shaped = self.job.shaped(layout)
         stages = self._stages(layout)
         costs = self._afters(shaped, stages)
@@ -606,7 +644,7 @@ class TrainerModel:
             fits=problem.holds(cut),
         )
 
-    def _schedule(self, layout: Layout) -> OneForwardOneBackward:
+    def _schedule(self, layout: Layout) -> OneForwardOneBackward | Interleaved:
         gpu = self.nodes[0].gpu
         return self.job.schedule(layout, gpu, self._expert_axes(layout)[gpu])
 
@@ -697,15 +735,25 @@ class TrainerModel:
         return kinds, [number[node] for node in self.nodes]
 
     def _sends(self, shaped: _Shaped, stages: Sequence[Sequence[NodeKind]]) -> tuple[float, ...]:
-        """Return what each stage adds to a micro-batch: it sends and receives at each of its borders."""
+        """Return what each stage adds to a micro-batch: it sends and receives at each of its borders.
+
+        It does so for each of its chunks, which also send from the last stage to the first.
+        """
         layout, times = shaped.layout, self.job.times
         ranks = layout.tensor * layout.data
         bits = shaped.activation_bits()
         added = [0.0] * layout.pipeline
         waited = 1 - shaped.step.hidden_sends
         known: dict[tuple[int, int, int], float] = {}
-        for stage, (here, there) in enumerate(itertools.pairwise(stages)):
+        for stage, here in enumerate(stages):
+            following = (stage + 1) % layout.pipeline
+            there = stages[following]
+            messages = layout.virtual_pipeline - (following == 0)
+            if not messages:
+                continue
             leaving = _leaving(stage, ranks, self.gpus)
+            if following == 0:
+                leaving = min(ranks, self.gpus) if len(self.nodes) > 1 else 0
             key = (id(here), id(there), leaving)
             if key not in known:
                 pairs = itertools.product(here, there) if ranks >= self.gpus else [(here[-1], there[0])]
@@ -717,8 +765,8 @@ class TrainerModel:
                 )
                 # An output one way, a gradient the other.
                 known[key] = 2 * slowest * waited
-            added[stage] += known[key]
-            added[stage + 1] += known[key]
+            for end in (stage, following):
+                added[end] += messages * known[key]
         return tuple(added)
 
     def _afters(self, shaped: _Shaped, stages: Sequence[tuple[NodeKind, ...]]) -> list[_After]:

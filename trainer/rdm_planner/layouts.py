@@ -21,6 +21,7 @@ class Layout:
         checkpointing: The backward pass computes the blocks' activations again instead of keeping them.
         zero_stage: What replicas share: optimiser states (1), gradients too (2), weights too (3).
         expert: Replicas that share the experts of each layer.
+        virtual_pipeline: Chunks of layers on each stage.
     """
 
     tensor: int
@@ -30,6 +31,7 @@ class Layout:
     checkpointing: bool = False
     zero_stage: int = 0
     expert: int = 1
+    virtual_pipeline: int = 1
 
     def accumulation(self, batch: int) -> int:
         """Return the micro-batches of a step.

@@ -16,6 +16,7 @@ import math
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from rdm_planner.schedules import Chosen, Path, Schedule
 
@@ -70,7 +71,12 @@ class Problem:
         rest: What ``total`` adds at least to the end of the first stage, given that stage's layers.
         fits: Whether a stage can hold the layers from ``begin`` to ``end - 1``; with more it never can again.
         first: Layers that the first of several stages has at least.
+
+    Attributes:
+        effort: The share of the usual work after which the search for the best cut ends.
     """
+
+    effort: ClassVar[float] = 1.0
 
     sums: Sequence[Sequence[float]]
     schedule: Schedule
@@ -109,7 +115,15 @@ class Problem:
         Args:
             cut: Layers of each stage.
         """
-        return self.total(cut, self.schedule.ends(self.times(cut)))
+        return self.total(cut, self.ends(cut))
+
+    def ends(self, cut: Sequence[int]) -> list[float]:
+        """Return when each stage ends its last backward, in seconds.
+
+        Args:
+            cut: Layers of each stage.
+        """
+        return self.schedule.ends(self.times(cut))
 
     def holds(self, cut: Sequence[int]) -> bool:
         """Tell whether every stage can hold its layers, and the first has enough.
@@ -256,7 +270,7 @@ class CutSearch:
         if self.is_proved:
             self.bound = self.upper
             return
-        for share in _SHARES:
+        for share in (share * self.problem.effort for share in _SHARES):
             self.simulations, self.steps = 0, 0
             self.most = int(share * max(_LEAST_SIMULATIONS, _WORK // self.problem.schedule.work))
             self.most_steps = int(share * _STEPS)
@@ -530,7 +544,7 @@ def _longest(paths: Sequence[Path], before: float, own: float, after: float) -> 
     """Return what a step takes at least as far as one stage decides it, with the times of the others."""
     longest = 0.0
     for path in paths:
-        seconds = before + path.own * own + path.after * after + path.seconds
+        seconds = path.before * before + path.own * own + path.after * after + path.seconds
         if seconds > longest:
             longest = seconds
     return longest

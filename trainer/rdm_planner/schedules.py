@@ -25,7 +25,7 @@ _SAME = 1e-12
 
 
 class Path(NamedTuple):
-    """A step takes at least ``B + own * O + after * A + seconds``.
+    """A step takes at least ``before * B + own * O + after * A + seconds``.
 
     B, O and A are the times of all stages before this one, of this one and of all after it.
     """
@@ -33,6 +33,7 @@ class Path(NamedTuple):
     own: float
     after: float
     seconds: float
+    before: float = 1.0
 
 
 class Chosen(NamedTuple):
@@ -349,8 +350,8 @@ class BlockingSends:
         before, own = self._before[stage], self.seconds[stage]
         after = self._before[-1] - self._before[stage + 1]
         for path in self.inner.paths(stage):
-            seconds = path.seconds + before + path.own * own + path.after * after
-            yield Path(path.own, path.after, seconds)
+            seconds = path.seconds + path.before * before + path.own * own + path.after * after
+            yield path._replace(seconds=seconds)
 
     def extend(self, chosen: Chosen, time: float, after: float) -> Chosen:
         """See :class:`Schedule`."""

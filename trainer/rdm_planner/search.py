@@ -142,6 +142,9 @@ def floor(problem: Problem, known: dict[tuple[int, ...], _Spread] | None = None)
         if known is not None:
             known[tuple(lists)] = spread
     total = spread.total
+    first = list(problem.schedule.paths(0))
+    if len(first) == 1 and not first[0].after:
+        return total / _reached(problem, spread) + problem.least_rest
     # The slowest stage takes this at least.
     share = total / sum(spread.rates[id(running)] for running in problem.sums)
     lowest = math.inf
@@ -157,6 +160,18 @@ def floor(problem: Problem, known: dict[tuple[int, ...], _Spread] | None = None)
                     break
         lowest = min(lowest, highest)
     return lowest + problem.least_rest
+
+
+def _reached(problem: Problem, spread: _Spread) -> float:
+    """Return how much of the fastest stages' work all stages do at most for each second of a step.
+
+    Each has one path, without the stages after it: the more those before it do, the less is left for it.
+    """
+    done = 0.0
+    for stage, running in enumerate(problem.sums):
+        (path,) = problem.schedule.paths(stage)
+        done += (1.0 - path.before * done) * spread.rates[id(running)] / path.own
+    return done
 
 
 def search(

@@ -14,6 +14,7 @@ from rdm_core.cost import flops
 from rdm_core.errors import FAILED, TrainerError
 from rdm_planner import report
 from rdm_planner.engine_step import EngineStep
+from rdm_planner.interleaved import chunk_blocks
 from rdm_planner.job import Job, TrainerModel, blocks_of, published_peaks, with_layout
 from rdm_planner.layouts import Estimate, Layout
 from rdm_planner.nodes import NodeKind, order_count, tried_orders
@@ -69,6 +70,7 @@ class Answer:
         """Return the fastest layout in a line or two."""
         best = self.rows[0]
         degrees = f"tensor {best['tensor']}, data {best['data']}, pipeline {best['pipeline']}"
+        degrees += f", virtual {best['virtual_pipeline']}" if best["virtual_pipeline"] > 1 else ""
         degrees += f", expert {best['expert']}" if self.job.spec.experts else ""
         cut = f" ({best['partition']})" if best["pipeline"] > 1 else ""
         more = ", activation checkpointing" if best["checkpointing"] else ""
@@ -136,15 +138,11 @@ def read_job(options: TuneOptions) -> Config:
     for override in options.overrides:
         if override.partition("=")[0] in _SEARCHED:
             raise TrainerError(f"{override} is what is searched here; leave it out.")
-    for key, what in (
-        ("context", "sequences that ranks share"),
-        ("virtual_pipeline", "stages of several chunks"),
-    ):
-        if (degree := getattr(job.parallel, key)) > 1:
-            raise TrainerError(
-                f"parallel.{key} is {degree}, and no layout is searched for {what}; give the layout itself, "
-                f"or add parallel.{key}=1."
-            )
+    if job.parallel.context > 1:
+        raise TrainerError(
+            f"parallel.context is {job.parallel.context}, and no layout is searched for sequences that ranks "
+            "share; give the layout itself, or add parallel.context=1."
+        )
     return job
 
 
@@ -185,6 +183,16 @@ def answer(
         described.checkpointing = [job.parallel.activation_checkpointing]
     if "parallel.expert" in held:
         described.expert_degrees = [job.parallel.expert]
+    if "parallel.virtual_pipeline" in held:
+        if job.model.kind == "t5" and job.parallel.virtual_pipeline > 1:
+            raise TrainerError(
+                f"parallel.virtual_pipeline is {job.parallel.virtual_pipeline}, and no layout of a T5, whose "
+                "blocks are of two kinds, is searched for it; leave it out."
+            )
+        described.virtual_degrees = [job.parallel.virtual_pipeline]
+    elif len(set(nodes)) > 1:
+        # The search over orders of unlike nodes would take many times as long.
+        described.virtual_degrees = [1]
     models = _models(described, nodes)
     # Of one layout the best micro-batch; of equal ones the largest, which came first.
     found = search(models, keep=keep or options.top, alike=_degrees, progress=progress)
@@ -291,6 +299,8 @@ def _row(
         )
     if job.spec.experts:
         overrides.append(f"parallel.expert={layout.expert}")
+    if job.engine == "native":
+        overrides.append(f"parallel.virtual_pipeline={layout.virtual_pipeline}")
     if job.parallel.data is not None:
         overrides.append(f"parallel.data={layout.data}")
     if job.launcher.nodes is not None:
@@ -307,11 +317,12 @@ def _row(
         "tensor": layout.tensor,
         "data": layout.data,
         "pipeline": layout.pipeline,
+        "virtual_pipeline": layout.virtual_pipeline,
         "expert": layout.expert,
         "micro_batch": layout.micro_batch,
         "checkpointing": layout.checkpointing,
         "zero_stage": layout.zero_stage,
-        "partition": "-".join(map(str, blocks_of(estimate.cut))),
+        "partition": "-".join(map(str, chunk_blocks(blocks_of(estimate.cut), layout.virtual_pipeline))),
         "nodes": list(estimate.nodes),
         "placement": placed,
         "seconds": estimate.seconds,

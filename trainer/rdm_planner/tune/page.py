@@ -13,8 +13,8 @@ import jinja2
 
 from rdm_core.errors import TrainerError
 from rdm_log import report as reports
+from rdm_planner.interleaved import timeline
 from rdm_planner.tune.answer import Answer
-from rdm_planner.tune.diagram import one_forward_one_backward
 
 __all__ = ["page", "write"]
 
@@ -32,7 +32,7 @@ _COLOURS = {
     "optimiser": "#009e73",
 }
 _COLUMNS = (
-    *("step s", "tokens/s", "MFU %", "tensor", "data", "pipeline", "expert"),
+    *("step s", "tokens/s", "MFU %", "tensor", "data", "pipeline", "virtual", "expert"),
     *("micro-batch", "ZeRO", "checkpointing", "GiB", "bubble %", "partition"),
 )
 
@@ -87,12 +87,13 @@ def page(answer: Answer) -> str:
 def _tiles(answer: Answer) -> list[tuple[str, str, str]]:
     best = answer.rows[0]
     degrees = f"{best['tensor']} x {best['data']} x {best['pipeline']}"
-    experts = f", expert {best['expert']}" if answer.job.spec.experts else ""
+    more = f", virtual {best['virtual_pipeline']}" if best["virtual_pipeline"] > 1 else ""
+    more += f", expert {best['expert']}" if answer.job.spec.experts else ""
     placed = ", ".join(best["placement"] or best["nodes"])
     return [
         ("step", f"{best['seconds']:.3f} s", "predicted"),
         ("tokens/s", f"{best['tokens_per_second']:,.0f}", ""),
-        ("tensor x data x pipeline", degrees, f"micro-batch {best['micro_batch']}{experts}"),
+        ("tensor x data x pipeline", degrees, f"micro-batch {best['micro_batch']}{more}"),
         ("memory", f"{best['memory_gib']:.1f} GiB", "of the fullest GPU"),
         ("nodes", str(len(best["nodes"])), placed if len(placed) < 200 else ""),
     ]
@@ -101,18 +102,24 @@ def _tiles(answer: Answer) -> list[tuple[str, str, str]]:
 def _diagram(answer: Answer) -> dict[str, Any]:
     best = answer.estimates[0]
     all_of_them = best.layout.accumulation(answer.job.optimisation.global_batch_size)
+    stages, chunks = best.layout.pipeline, best.layout.virtual_pipeline
     shown = min(all_of_them, _MOST_SHOWN)
-    passes = one_forward_one_backward(best.stage_seconds, best.forward_share, shown)
+    if chunks > 1:
+        shown = max(stages, shown - shown % stages)
+    # Chunks are drawn as large as each other.
+    times = [seconds / chunks for seconds in best.stage_seconds] * chunks
+    work = [(best.forward_share * seconds, (1 - best.forward_share) * seconds) for seconds in times]
+    passes = timeline(work, stages, shown)
     scale = (_WIDTH - _LEFT) / max(one.end for one in passes)
-    blocks = str(answer.rows[0]["partition"]).split("-")
+    blocks = [int(count) for count in str(answer.rows[0]["partition"]).split("-")]
     return {
         "note": f"{'All' if shown == all_of_them else f'{shown} of {all_of_them}'} micro-batches of a step.",
         "left": _LEFT,
         "width": _WIDTH,
         "height": _ROW * len(best.stage_seconds),
         "rows": [
-            {"y": _ROW * stage, "label": f"stage {stage}, {count} blocks"}
-            for stage, count in enumerate(blocks)
+            {"y": _ROW * stage, "label": f"stage {stage}, {sum(blocks[stage::stages])} blocks"}
+            for stage in range(stages)
         ],
         "passes": [
             {
@@ -179,7 +186,7 @@ def _axis(values: Sequence[float], first: float, last: float) -> Any:
 def _cells(row: Any) -> list[tuple[Any, str]]:
     """Return value and text of each column."""
     mfu, bubble = row["mfu"], row["parts"]["bubble"] / row["seconds"]
-    degrees = ("tensor", "data", "pipeline", "expert", "micro_batch", "zero_stage")
+    degrees = ("tensor", "data", "pipeline", "virtual_pipeline", "expert", "micro_batch", "zero_stage")
     return [
         (row["seconds"], f"{row['seconds']:.3f}"),
         (row["tokens_per_second"], f"{row['tokens_per_second']:,.0f}"),

@@ -84,6 +84,7 @@ def _layouts(answer: Answer) -> Table:
 def _degrees(answer: Answer) -> dict[str, str]:
     """Return the degrees' columns, and their names in a row."""
     shown = {"tp": "tensor", "dp": "data", "pp": "pipeline"}
+    shown |= {"v": "virtual_pipeline"} if answer.job.engine == "native" else {}
     return shown | ({"ep": "expert"} if answer.job.spec.experts else {})
 
 
@@ -96,7 +97,8 @@ def _shares(row: Mapping[str, Any]) -> str:
 def _stages(row: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield what each stage has, and which nodes they are on, in the order of ranks, where nodes differ."""
     if row["pipeline"] > 1:
-        yield "blocks of each stage", row["partition"]
+        parts = "stage" if row["virtual_pipeline"] == 1 else "chunk"
+        yield f"blocks of each {parts}", row["partition"]
         yield "GiB of each stage", "-".join(f"{held:.0f}" for held in row["stage_memory_gib"])
     if len(set(row["nodes"])) > 1:
         alike = [(kind, len(list(nodes))) for kind, nodes in itertools.groupby(row["nodes"])]

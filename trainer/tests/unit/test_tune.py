@@ -22,6 +22,7 @@ from rdm_core.cost.dry_run import GIB, dry_run
 from rdm_core.errors import TrainerError
 from rdm_planner.engine_step import EngineStep
 from rdm_planner.fasop.minmax import minmax
+from rdm_planner.interleaved import timeline
 from rdm_planner.job import Job, TrainerModel, published_peaks, with_layout
 from rdm_planner.layouts import Layout
 from rdm_planner.nodes import NodeKind, orders
@@ -29,7 +30,6 @@ from rdm_planner.partition import best_cut
 from rdm_planner.schedules import BlockingSends
 from rdm_planner.search import search
 from rdm_planner.times import PublishedPeaks
-from rdm_planner.tune.diagram import one_forward_one_backward
 from rdm_planner.tune.validation import chosen, compared, rank_correlation
 from rdm_trainer.cli import cli
 from rdm_trainer.engine_step import engine_step
@@ -63,6 +63,7 @@ def test_the_layers_forwards_are_a_third_of_a_sample(name: str) -> None:
         ("t5-11b", ["model.layers=8"]),
         ("qwen3-30b-a3b", ["model.layers=8"]),
         ("qwen3-30b-a3b", ["model.layers=8", "engine=native"]),
+        ("gpt2-xl", ["engine=native", "parallel.activation_checkpointing=full"]),
     ],
 )
 def test_memory_is_the_dry_runs_and_the_trainer_takes_the_layout(name: str, overrides: list[str]) -> None:
@@ -268,9 +269,10 @@ def test_the_expert_degree_is_shown_written_and_held(tmp_path: Path) -> None:
     assert code == 0
     row = re.search(r"^ 1 .*$", output, re.MULTILINE)
     assert row is not None
-    assert re.search(r" tp +dp +pp +ep +micro ", output)
+    assert re.search(r" tp +dp +pp +v +ep +micro ", output)
     tuned = configuration.load(path).parallel
-    assert row[0].split()[4:8] == [str(n) for n in (tuned.tensor, tuned.data, tuned.pipeline, tuned.expert)]
+    degrees = (tuned.tensor, tuned.data, tuned.pipeline, tuned.virtual_pipeline, tuned.expert)
+    assert row[0].split()[4:9] == [str(degree) for degree in degrees]
     code, output = _tune(str(path), *nodes, "parallel.expert=4", "--json")
     assert {best["expert"] for best in json.loads(output)["best"]} == {4}
     assert " ep " not in _tune(str(CONFIGS / "gpt2-xl.yaml"), "--nodes", "1xA100-40:4")[1]
@@ -281,8 +283,42 @@ def test_sequences_that_ranks_share_are_refused() -> None:
     code, output = _tune(job, "--nodes", "1xH100:8", "engine=native", "parallel.context=2")
     assert code == 3
     assert "parallel.context is 2, and no layout is searched" in output
-    _, output = _tune(job, "--nodes", "1xH100:8", "engine=native", "parallel.virtual_pipeline=2")
-    assert "parallel.virtual_pipeline is 2, and no layout is searched" in output
+    nodes = ("--nodes", "1xH100:8", "engine=native", "parallel.virtual_pipeline=2")
+    code, output = _tune(str(CONFIGS / "t5-11b.yaml"), *nodes)
+    assert code == 3
+    assert "parallel.virtual_pipeline is 2, and no layout of a T5, whose blocks are of two kinds" in output
+
+
+def test_the_chunks_of_a_stage_are_shown_written_and_held(tmp_path: Path) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text((CONFIGS / "gpt2-xl.yaml").read_text("utf-8"), "utf-8")
+    nodes = ["--nodes", "4xA10:2", "engine=native", "optimisation.global_batch_size=16"]
+    code, output = _tune(str(path), *nodes, "parallel.virtual_pipeline=3", "--write")
+    assert code == 0
+    assert re.search(r" tp +dp +pp +v +micro ", output)
+    tuned = configuration.load(path)
+    assert (tuned.engine, tuned.parallel.virtual_pipeline) == ("native", 3)
+    assert not configuration.check(tuned, 8)
+    stages = tuned.parallel.pipeline
+    assert len(tuned.parallel.partition.split("-")) == 3 * stages > 3
+    assert "blocks of each chunk" in output
+    # All that the command line does not fix is searched: the file's degree does not count.
+    searched = json.loads(_tune(str(path), *nodes, "--json")[1])["best"]
+    held = json.loads(_tune(str(path), *nodes, "parallel.virtual_pipeline=3", "--json")[1])["best"]
+    assert {row["virtual_pipeline"] for row in held} == {3}
+    assert searched[0]["seconds"] <= held[0]["seconds"]
+
+
+def test_chunks_make_the_bubble_smaller_and_send_more() -> None:
+    model = _model("gpt2-xl", H100, overrides=["engine=native", "optimisation.global_batch_size=16"])
+    one, two, four = (
+        model.estimate(Layout(1, 1, 4, 1, False, 1, 1, chunks), (13, 12, 12, 13)) for chunks in (1, 2, 4)
+    )
+    assert one.parts["bubble"] > 1.6 * two.parts["bubble"] > 1.6 * four.parts["bubble"]
+    assert one.parts["compute"] == pytest.approx(two.parts["compute"]) == pytest.approx(four.parts["compute"])
+    assert one.parts["pipeline sends"] < two.parts["pipeline sends"] < four.parts["pipeline sends"]
+    # A stage holds more micro-batches, each through a part of its layers.
+    assert one.memory_gib < two.memory_gib
 
 
 def test_some_blocks_that_compute_again_cost_between_none_and_all() -> None:
@@ -597,8 +633,8 @@ def test_ranks_that_are_equal_share_a_place() -> None:
 
 @pytest.mark.parametrize(("stages", "micro_batches"), [(1, 3), (4, 2), (4, 9)])
 def test_the_picture_of_a_pipeline_is_1f1b(stages: int, micro_batches: int) -> None:
-    seconds = [1.0 + stage / 8 for stage in range(stages)]
-    passes = one_forward_one_backward(seconds, 0.25, micro_batches)
+    work = [(0.25 * seconds, 0.75 * seconds) for seconds in (1.0 + stage / 8 for stage in range(stages))]
+    passes = timeline(work, stages, micro_batches)
     assert len(passes) == 2 * stages * micro_batches
     done = {(one.stage, one.is_forward, one.micro_batch): one for one in passes}
     for (stage, is_forward, number), one in done.items():
@@ -613,7 +649,7 @@ def test_the_picture_of_a_pipeline_is_1f1b(stages: int, micro_batches: int) -> N
             most = max(most, held)
         assert most == min(stages - stage, micro_batches)
     # Stages that are alike take (m + p - 1) times.
-    even = one_forward_one_backward([1.0] * stages, 0.25, micro_batches)
+    even = timeline([(0.25, 0.75)] * stages, stages, micro_batches)
     assert max(one.end for one in even) == pytest.approx(micro_batches + stages - 1)
 
 
