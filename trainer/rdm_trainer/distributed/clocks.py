@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from rdm_trainer.distributed.collective import Collective
 
-__all__ = ["compare", "offset"]
+__all__ = ["compare", "host_identity", "offset"]
 
 _EXCHANGES = 16
 """Messages to the first node and back, of which the fastest counts."""
@@ -47,7 +47,7 @@ def compare(
         host: What ranks have in common that have one clock; by default the boot of their kernel.
         clock: Returns nanoseconds.
     """
-    hosts: list[str] = collective.gather(host or _host())
+    hosts: list[str] = collective.gather(host or host_identity())
     leaders = {host: hosts.index(host) for host in hosts}
     own: tuple[float, float] | None = (0.0, 0.0) if collective.rank == 0 else None
     for leader in leaders.values():
@@ -81,7 +81,7 @@ def _answer(collective: Collective, leader: int, clock: Clock) -> None:
         dist.send(torch.tensor([came, clock()]), leader, group=collective.group)
 
 
-def _host() -> str:
+def host_identity() -> str:
     """Return what ranks have in common whose monotonic clock is the same."""
     try:
         return _BOOT.read_text().strip()

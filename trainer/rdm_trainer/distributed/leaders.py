@@ -8,6 +8,7 @@ import secrets
 import socket
 from pathlib import Path
 
+from rdm_trainer.distributed.clocks import host_identity
 from rdm_trainer.distributed.collective import Collective
 
 __all__ = ["find_leaders"]
@@ -71,8 +72,4 @@ def _place(directory: Path) -> tuple[str, int, int] | str:
         status = directory.stat()
     except OSError:
         return f"{socket.gethostname()}:{directory}"
-    try:
-        machine = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        machine = socket.gethostname()
-    return machine, status.st_dev, status.st_ino
+    return host_identity(), status.st_dev, status.st_ino

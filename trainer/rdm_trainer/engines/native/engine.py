@@ -33,6 +33,8 @@ class NativeEngine(Engine):
         on_loss: Takes the losses that this rank computes in training, before they are averaged.
     """
 
+    steps = 0
+
     def __init__(
         self,
         config: Config,
@@ -43,7 +45,6 @@ class NativeEngine(Engine):
     ) -> None:
         super().__init__(config, topology, process.device())
         self._on_loss = on_loss
-        self._steps = 0
         dtype = DTYPES[config.optimisation.precision]
         model = models.build(config, topology, device=self.device, dtype=dtype, fill=fill)
         self.module = model
@@ -64,15 +65,6 @@ class NativeEngine(Engine):
     def lr(self, rate: float) -> None:
         for group in self.optimiser.param_groups:
             group["lr"] = rate
-
-    @property
-    def steps(self) -> int:
-        """Steps that were taken, those before a checkpoint included."""
-        return self._steps
-
-    @steps.setter
-    def steps(self, count: int) -> None:
-        self._steps = count
 
     def set_batch(self, samples: int) -> None:
         """Take steps, and evaluate, with so many samples from now on."""
@@ -105,7 +97,7 @@ class NativeEngine(Engine):
             self.sharded.reduce()
         with self._span("optimiser", "OptimizerStep"):
             mean_loss, norm = self.sharded.step(self._counted(loss))
-        self._steps += 1
+        self.steps += 1
         return StepResult(mean_loss, norm)
 
     def _evaluate(self, batches: Iterator[Batch]) -> torch.Tensor:
