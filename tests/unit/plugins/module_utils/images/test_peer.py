@@ -244,7 +244,7 @@ def test_a_full_disk_is_named_and_others_go_on(swarm: Swarm) -> None:
     def full(_self: Any, _number: int, _data: bytes) -> None:
         raise OSError(28, "No space left on device")
 
-    def keep(self: Any, number: int, data: bytes, began: float) -> None:
+    def keep(self: Any, number: int, data: bytearray, began: float) -> None:
         self.file.write = full.__get__(self.file)
         original(self, number, data, began)
 
