@@ -28,7 +28,7 @@ from rdm_core.config import Config  # noqa: E402
 from rdm_job.control import ControlClient, ControlServer  # noqa: E402
 from rdm_job.directory import JobDirectory  # noqa: E402
 from rdm_job.health import Health  # noqa: E402
-from rdm_job.info import asked  # noqa: E402
+from rdm_job.info import requested  # noqa: E402
 from rdm_job.protocol import Node, Request, State  # noqa: E402
 
 NODES, EACH, ROUNDS = 1000, 8, 5
@@ -41,7 +41,7 @@ LINE = "[0] NVIDIA H200      | 49'C,  98 % | 71204 / 143771 MB |"
 def report(node: int) -> dict[str, Any]:
     """Return a node's report."""
     ranks = range(EACH * node, EACH * (node + 1))
-    paces = [
+    heartbeats = [
         {
             "rank": rank,
             "group": f"stage {node % 8}",
@@ -61,12 +61,12 @@ def report(node: int) -> dict[str, Any]:
         "since_s": 1.0,
         "phase": "",
         "tells_phases": True,
-        "ranks": paces,
+        "ranks": heartbeats,
         "signs": [],
         "held_back": "",
         "quota": None,
         "gpu_processes": EACH,
-        "arguments": asked(REQUEST, CONFIG),
+        "arguments": requested(REQUEST, CONFIG),
         "vocabulary": None,
     }
     return {

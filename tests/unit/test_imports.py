@@ -285,6 +285,42 @@ def test_an_arrow_that_runs_back_is_found_for_types_too() -> None:
     assert circle({"a": types.format("b"), "b": "import a"}, types=True) != []
 
 
+def names(source: str) -> set[str]:
+    """Return the names that a module has, whatever makes them."""
+    found = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            found.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            found.add(node.id)
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            found |= {alias.asname or alias.name for alias in node.names}
+    return found
+
+
+def missing(source: str, sources: dict[str, str]) -> list[str]:
+    """Return what a file imports from the trainer and the trainer does not have."""
+    return [
+        f"{node.module}.{alias.name}"
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.ImportFrom) and str(node.module).partition(".")[0] in ARROWS
+        for alias in node.names
+        if f"{node.module}.{alias.name}" not in sources
+        and alias.name not in names(sources.get(str(node.module), ""))
+    ]
+
+
+def test_benchmarks_import_what_the_trainer_has() -> None:
+    # mypy skips the trainer there, and no test runs most of them.
+    sources = {name: path.read_text(encoding="utf-8") for name, path in trainer_modules().items()}
+    files = sorted((ROOT / "benchmarks").rglob("*.py"))
+    found = {path.name: missing(path.read_text(encoding="utf-8"), sources) for path in files}
+    assert {name: absent for name, absent in found.items() if absent} == {}
+    assert missing("from rdm_job.info import job_info, absent", sources) == ["rdm_job.info.absent"]
+    assert missing("from rdm_job import info, absent", sources) == ["rdm_job.absent"]
+    assert missing("from rdm_job.absent import info", sources) == ["rdm_job.absent.info"]
+
+
 def wrong(folders: tuple[str, ...], without: tuple[str, ...], forbidden: tuple[str, ...]) -> list[str]:
     """Return the files that import what they may not, with what that is."""
     names = {
