@@ -308,17 +308,18 @@ class Job:
                 yield reason
 
     def batch_steps(self, world_size: int, gpus: int) -> set[int]:
-        """Return the replicas of layouts that there are if they divide the global batch.
+        """Return the smallest global batches of layouts; each layout takes the multiples of its own.
 
         Args:
             world_size: GPUs of all nodes.
             gpus: GPUs of a node.
         """
-        return {
-            data
-            for tensor, data, stages, expert, chunks in self._degrees(world_size, gpus)
-            if self._rejection(tensor, data, stages, expert, chunks, data) is None
-        }
+        smallest = {}
+        for choice in self._degrees(world_size, gpus):
+            _, data, stages, _, chunks = choice
+            # Chunks take micro-batches in groups, as many as there are stages.
+            smallest[choice] = data * (stages if chunks > 1 else 1)
+        return {batch for choice, batch in smallest.items() if self._rejection(*choice, batch) is None}
 
     def _degrees(self, world_size: int, gpus: int) -> Iterator[tuple[int, int, int, int, int]]:
         """Yield all tensor, data, pipeline, expert and virtual degrees of a world.

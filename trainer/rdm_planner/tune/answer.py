@@ -189,6 +189,11 @@ def answer(
                 f"parallel.virtual_pipeline is {job.parallel.virtual_pipeline}, and no layout of a T5, whose "
                 "blocks are of two kinds, is searched for it; leave it out."
             )
+        if job.parallel.virtual_pipeline > 1 and job.engine != "native":
+            raise TrainerError(
+                f"parallel.virtual_pipeline is {job.parallel.virtual_pipeline}, which needs the native "
+                f"engine, but engine is {job.engine}; add engine=native, or leave it out."
+            )
         described.virtual_degrees = [job.parallel.virtual_pipeline]
     elif len(set(nodes)) > 1:
         # The search over orders of unlike nodes would take many times as long.
@@ -299,7 +304,7 @@ def _row(
         )
     if job.spec.experts:
         overrides.append(f"parallel.expert={layout.expert}")
-    if job.engine == "native":
+    if job.engine == "native" or job.parallel.virtual_pipeline > 1:
         overrides.append(f"parallel.virtual_pipeline={layout.virtual_pipeline}")
     if job.parallel.data is not None:
         overrides.append(f"parallel.data={layout.data}")

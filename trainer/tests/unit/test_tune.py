@@ -37,6 +37,7 @@ from rdm_trainer.engine_step import engine_step
 CONFIGS = Path(__file__).parents[2] / "configs"
 H100 = NodeKind("H100", gpus=4, inter=400e9, intra=3600e9, memory_gib=79.1)
 A10 = NodeKind("A10", gpus=4, inter=40e9, intra=128e9, memory_gib=22.2)
+CHUNKS = ["parallel.virtual_pipeline=2"]
 
 
 _PEAKS = {"H100": 989.4, "A10": 125.0}
@@ -309,6 +310,16 @@ def test_the_chunks_of_a_stage_are_shown_written_and_held(tmp_path: Path) -> Non
     assert searched[0]["seconds"] <= held[0]["seconds"]
 
 
+def test_chunks_of_a_file_are_taken_back_where_the_engine_has_none(tmp_path: Path) -> None:
+    path = tmp_path / "job.yaml"
+    text = (CONFIGS / "gpt2-xl.yaml").read_text("utf-8")
+    path.write_text(text.replace("parallel:", "parallel:\n  virtual_pipeline: 2"), "utf-8")
+    assert configuration.load(path).parallel.virtual_pipeline == 2
+    nodes = ("--nodes", "4xA10:2", "optimisation.global_batch_size=16")
+    assert _tune(str(path), *nodes, "--write")[0] == 0
+    assert not configuration.check(configuration.load(path), 8)
+
+
 def test_chunks_make_the_bubble_smaller_and_send_more() -> None:
     model = _model("gpt2-xl", H100, overrides=["engine=native", "optimisation.global_batch_size=16"])
     one, two, four = (
@@ -455,6 +466,12 @@ def test_people_read_that_it_is_a_guess_and_what_to_do_next() -> None:
         (["--nodes", "2xA10:4", "--html", "/dev/full"], 3, "/dev/full cannot be written: No space left"),
         (["--nodes", "2xA10:4", "--nodes", "1xA10:2"], 3, "as many GPUs"),
         (["--nodes", "7xA10:1", "model.layers=3"], 3, "the nearest that one divides is 63"),
+        (
+            [*CHUNKS, "--nodes", "2xA10:2", "engine=native", "optimisation.global_batch_size=7"],
+            3,
+            "the nearest that one divides is 8.",
+        ),
+        ([*CHUNKS, "--nodes", "2xA10:2"], 3, "needs the native engine, but engine is deepspeed"),
         (["--nodes", "1xA10:1", "model.hidden_size=4800"], 1, "any layout; 13 of them would do"),
         (["--nodes", "1xA10:1", "model.hidden_size=64000"], 1, "take GPUs with more memory"),
         (["--nodes", "2xA10:4", "--pareto", "--price", "A11=2"], 3, "'A11' of --price is not known"),
