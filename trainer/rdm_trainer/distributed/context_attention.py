@@ -25,9 +25,14 @@ __all__ = ["Kernel", "choose_kernel", "context_attention", "kernel_for", "merged
 
 Kernel = Literal["cudnn", "flash", "cpu"]
 
+# torch itself prefers cuDNN's kernel only on these GPUs, and only from this version on: older ones have a
+# fault where 128 does not divide the tokens (pytorch/pytorch#169849).
+_CUDNN_GPUS = ((9, 0), (10, 0), (10, 3))
+_LEAST_CUDNN = 91501
+
 
 def choose_kernel(
-    accelerator: str, capability: tuple[int, int], dtype: torch.dtype, head_size: int
+    accelerator: str, capability: tuple[int, int], dtype: torch.dtype, head_size: int, cudnn: int
 ) -> Kernel | None:
     """Return the fused kernel for a kind of device; None where none returns a log-sum-exp.
 
@@ -36,24 +41,27 @@ def choose_kernel(
         capability: Compute capability of a CUDA device.
         dtype: Of queries, keys and values.
         head_size: Features of a head.
+        cudnn: The version of cuDNN, as 91501 for 9.15.1; 0 where there is none.
     """
     if accelerator == "cpu":
         return "cpu"
     is_half = dtype in (torch.float16, torch.bfloat16)
     if accelerator != "cuda" or capability < (8, 0) or not is_half or head_size % 8 or head_size > 256:
         return None
-    # cuDNN is the faster one from Hopper on. Beyond 128 features, what it supports differs by its version.
-    return "cudnn" if capability >= (9, 0) and head_size <= 128 else "flash"
+    # Beyond 128 features, what cuDNN supports differs by its version.
+    takes_cudnn = capability in _CUDNN_GPUS and cudnn >= _LEAST_CUDNN and head_size <= 128
+    return "cudnn" if takes_cudnn else "flash"
 
 
 @torch.compiler.assume_constant_result
 def kernel_for(device: torch.device, dtype: torch.dtype, head_size: int) -> Kernel | None:
     """Return the fused kernel for this machine's device, as :func:`choose_kernel` does."""
     if device.type != "cuda":
-        return choose_kernel(device.type, (0, 0), dtype, head_size)
+        return choose_kernel(device.type, (0, 0), dtype, head_size, 0)
     if torch.version.hip is not None:
-        return choose_kernel("rocm", (0, 0), dtype, head_size)
-    return choose_kernel("cuda", torch.cuda.get_device_capability(device), dtype, head_size)
+        return choose_kernel("rocm", (0, 0), dtype, head_size, 0)
+    capability, cudnn = torch.cuda.get_device_capability(device), torch.backends.cudnn.version() or 0
+    return choose_kernel("cuda", capability, dtype, head_size, cudnn)
 
 
 def context_attention(

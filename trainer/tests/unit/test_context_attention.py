@@ -82,25 +82,35 @@ def test_any_split_of_keys_merges_to_the_whole(
 
 
 @pytest.mark.parametrize(
-    ("accelerator", "capability", "dtype", "head_size", "expected"),
+    ("accelerator", "capability", "dtype", "head_size", "cudnn", "expected"),
     [
-        ("cpu", (0, 0), torch.float32, 8, "cpu"),
-        ("cpu", (0, 0), torch.bfloat16, 100, "cpu"),
-        ("cuda", (9, 0), torch.bfloat16, 128, "cudnn"),
-        ("cuda", (10, 0), torch.float16, 64, "cudnn"),
-        ("cuda", (9, 0), torch.bfloat16, 256, "flash"),
-        ("cuda", (8, 0), torch.bfloat16, 128, "flash"),
-        ("cuda", (9, 0), torch.bfloat16, 264, None),
-        ("cuda", (9, 0), torch.bfloat16, 100, None),
-        ("cuda", (9, 0), torch.float32, 128, None),
-        ("cuda", (7, 5), torch.float16, 128, None),
-        ("rocm", (0, 0), torch.bfloat16, 128, None),
+        ("cpu", (0, 0), torch.float32, 8, 0, "cpu"),
+        ("cpu", (0, 0), torch.bfloat16, 100, 0, "cpu"),
+        ("cuda", (9, 0), torch.bfloat16, 128, 91501, "cudnn"),
+        ("cuda", (10, 0), torch.float16, 64, 92400, "cudnn"),
+        ("cuda", (10, 3), torch.bfloat16, 128, 91501, "cudnn"),
+        # Older ones are not right for all lengths.
+        ("cuda", (9, 0), torch.bfloat16, 128, 91500, "flash"),
+        ("cuda", (9, 0), torch.bfloat16, 128, 0, "flash"),
+        ("cuda", (9, 0), torch.bfloat16, 256, 91501, "flash"),
+        ("cuda", (12, 0), torch.bfloat16, 128, 91501, "flash"),
+        ("cuda", (8, 0), torch.bfloat16, 128, 91501, "flash"),
+        ("cuda", (9, 0), torch.bfloat16, 264, 91501, None),
+        ("cuda", (9, 0), torch.bfloat16, 100, 91501, None),
+        ("cuda", (9, 0), torch.float32, 128, 91501, None),
+        ("cuda", (7, 5), torch.float16, 128, 91501, None),
+        ("rocm", (0, 0), torch.bfloat16, 128, 0, None),
     ],
 )
-def test_the_kernel_depends_on_device_precision_and_head_size(
-    accelerator: str, capability: tuple[int, int], dtype: torch.dtype, head_size: int, expected: Kernel | None
+def test_the_kernel_depends_on_device_cudnn_precision_and_head_size(
+    accelerator: str,
+    capability: tuple[int, int],
+    dtype: torch.dtype,
+    head_size: int,
+    cudnn: int,
+    expected: Kernel | None,
 ) -> None:
-    assert choose_kernel(accelerator, capability, dtype, head_size) == expected
+    assert choose_kernel(accelerator, capability, dtype, head_size, cudnn) == expected
 
 
 def test_this_device_has_a_kernel() -> None:
