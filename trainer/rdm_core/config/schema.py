@@ -191,8 +191,8 @@ class ParallelConfig:
     """Ranks that share each layer."""
     sequence_parallel: bool = False
     """Each tensor rank computes norms, dropout and residual sums for its part of the tokens, not for all of
-    them: that takes less memory for activations, and is slower by some percent. It needs `engine: native`,
-    and `model.seq_length` in multiples of `tensor * context`."""
+    them: that takes less memory for activations, and sends somewhat more. It needs `engine: native`, and
+    `model.seq_length` in multiples of `tensor * context`."""
     pipeline: Positive = 1
     """Stages that the layers are cut into."""
     virtual_pipeline: Positive = 1
