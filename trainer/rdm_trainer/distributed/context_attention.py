@@ -21,7 +21,7 @@ import torch
 
 from rdm_trainer.distributed.context_parallel import SequencePart
 
-__all__ = ["Kernel", "choose_kernel", "context_attention", "kernel_for", "merged"]
+__all__ = ["Kernel", "choose_kernel", "context_attention", "kernel_for", "merged", "prefers_cudnn"]
 
 Kernel = Literal["cudnn", "flash", "cpu"]
 
@@ -29,6 +29,16 @@ Kernel = Literal["cudnn", "flash", "cpu"]
 # fault where 128 does not divide the tokens (pytorch/pytorch#169849).
 _CUDNN_GPUS = ((9, 0), (10, 0), (10, 3))
 _LEAST_CUDNN = 91501
+
+
+def prefers_cudnn(capability: tuple[int, int], cudnn: int) -> bool:
+    """Return whether torch prefers cuDNN's attention.
+
+    Args:
+        capability: Compute capability of a CUDA device.
+        cudnn: The version of cuDNN, as 91501 for 9.15.1; 0 where there is none.
+    """
+    return capability in _CUDNN_GPUS and cudnn >= _LEAST_CUDNN
 
 
 def choose_kernel(
@@ -41,7 +51,7 @@ def choose_kernel(
         capability: Compute capability of a CUDA device.
         dtype: Of queries, keys and values.
         head_size: Features of a head.
-        cudnn: The version of cuDNN, as 91501 for 9.15.1; 0 where there is none.
+        cudnn: The version of cuDNN; 0 where there is none.
     """
     if accelerator == "cpu":
         return "cpu"
@@ -49,8 +59,7 @@ def choose_kernel(
     if accelerator != "cuda" or capability < (8, 0) or not is_half or head_size % 8 or head_size > 256:
         return None
     # Beyond 128 features, what cuDNN supports differs by its version.
-    takes_cudnn = capability in _CUDNN_GPUS and cudnn >= _LEAST_CUDNN and head_size <= 128
-    return "cudnn" if takes_cudnn else "flash"
+    return "cudnn" if prefers_cudnn(capability, cudnn) and head_size <= 128 else "flash"
 
 
 @torch.compiler.assume_constant_result

@@ -20,6 +20,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from rdm_core import partition
 from rdm_core.config import Config
 from rdm_trainer.checkpoint.files import Manifest
+from rdm_trainer.distributed.context_attention import prefers_cudnn
 from rdm_trainer.distributed.context_parallel import SequencePart
 from rdm_trainer.distributed.parameters import seed_of
 from rdm_trainer.distributed.token_counts import Batch, with_counts
@@ -357,8 +358,10 @@ def adamw(config: Config, groups: list[dict[str, Any]], device: torch.device) ->
 
 
 def _attention_kernels(device: torch.device) -> contextlib.AbstractContextManager[None]:
-    """Prefer cuDNN's attention where it is the fastest: on NVIDIA GPUs from Hopper on."""
-    if device.type != "cuda" or torch.version.hip or torch.cuda.get_device_capability(device) < (9, 0):
+    """Prefer cuDNN's attention where it is the fastest, and right for all lengths."""
+    if device.type != "cuda" or torch.version.hip:
+        return contextlib.nullcontext()
+    if not prefers_cudnn(torch.cuda.get_device_capability(device), torch.backends.cudnn.version() or 0):
         return contextlib.nullcontext()
     order = [
         SDPBackend.CUDNN_ATTENTION,

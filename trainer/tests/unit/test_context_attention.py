@@ -18,6 +18,7 @@ from rdm_trainer.distributed.context_attention import (
     kernel_for,
     merged,
 )
+from rdm_trainer.engines import engine
 from tests.context import Alone, all_ranks, make_problem, one_rank
 
 
@@ -111,6 +112,21 @@ def test_the_kernel_depends_on_device_cudnn_precision_and_head_size(
     expected: Kernel | None,
 ) -> None:
     assert choose_kernel(accelerator, capability, dtype, head_size, cudnn) == expected
+
+
+@pytest.mark.parametrize(
+    ("capability", "cudnn", "expected"),
+    [((9, 0), 91501, True), ((9, 0), 91002, False), ((8, 0), 91501, False)],
+)
+def test_engines_prefer_cudnn_under_the_same_conditions(
+    capability: tuple[int, int], cudnn: int, expected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    orders: list[bool] = []
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device: capability)
+    monkeypatch.setattr(torch.backends.cudnn, "version", lambda: cudnn)
+    monkeypatch.setattr(engine, "sdpa_kernel", lambda _order, *, set_priority: orders.append(set_priority))
+    engine._attention_kernels(torch.device("cuda"))
+    assert orders == [True] * expected
 
 
 def test_this_device_has_a_kernel() -> None:
