@@ -447,7 +447,7 @@ class Training:
         return self._schedule.after(self.iteration - self._skipped, self._moved_samples)
 
     def _log(self) -> None:
-        """Write the line of the steps since the last one. The device is waited for here, and only here."""
+        """Write the line of the steps since the last one. The device is waited for here."""
         with self._compute_time.waiting():
             loss, nan = self._sums.read()
             others = self._sums.other_losses()
