@@ -20,7 +20,7 @@ from rdm_core import config as configuration
 from rdm_core.config import workload_of
 from rdm_core.config.slurm import components
 from rdm_core.errors import DONE, FAILED, TrainerError
-from rdm_core.execution_environment import EXECUTION_ENVIRONMENT, HOST
+from rdm_core.execution_environment import EXECUTION_ENVIRONMENT, FORMER_VARIABLE, HOST
 from rdm_job import agent, network, outputs
 from rdm_job.directory import NODE_VARIABLE, SLURM, TIME, JobDirectory
 from rdm_job.protocol import Failure, Node, Offer, State
@@ -71,7 +71,7 @@ def run(path: Path) -> int:
     os.environ[NODE_VARIABLE] = name
     os.environ["RDM_CLUSTER_KEY"] = str(job.key)
     os.environ["RDM_JOBS"] = str(path.parent)
-    os.environ[EXECUTION_ENVIRONMENT] = HOST
+    os.environ[EXECUTION_ENVIRONMENT] = os.environ[FORMER_VARIABLE] = HOST
     # Slurm ends a job by signals to all its processes, and then kills it.
     signal.signal(signal.SIGTERM, lambda *_: _asked_by(job, SLURM, _KILL_WAIT_S))
     before: State | None = None

@@ -7,6 +7,7 @@ import dataclasses
 import errno
 import importlib.metadata
 import json
+import os
 import platform
 import re
 import signal
@@ -294,7 +295,8 @@ def task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> JobDirectory:
     job.write_resolved("{launcher: {kind: slurm, max_restarts: 1, slurm: {interface: lo}}}")
     job.write_state(State("gpt", "queued", master="n1"))
     told = {"SLURM_PROCID": "0", "SLURM_NTASKS": "1", "SLURMD_NODENAME": "n1", "RDM_SLURM_RUN": "7.0"}
-    for name in (*told, "RDM_NODE", "RDM_CLUSTER_KEY", "RDM_JOBS", "RDM_EXECUTION_ENVIRONMENT"):
+    ours = ("RDM_NODE", "RDM_CLUSTER_KEY", "RDM_JOBS", "RDM_EXECUTION_ENVIRONMENT", "RDM_PLACE")
+    for name in (*told, *ours):
         monkeypatch.setenv(name, told.get(name, ""))
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     return job
@@ -312,6 +314,14 @@ def test_a_run_whose_agents_end_at_once_costs_a_restart(
         with pytest.raises(SystemExit):
             step.run(task.path)
         assert (task.read_state().restarts, step.again(task.path)) == (run, goes_on)
+
+
+def test_processes_know_their_execution_environment_by_its_former_name_too(
+    task: JobDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(agent, "work", lambda *_: None)
+    step.run(task.path)
+    assert os.environ["RDM_EXECUTION_ENVIRONMENT"] == os.environ["RDM_PLACE"] == "host"
 
 
 def test_the_first_node_makes_the_links_of_the_mdx_scripts(
