@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Reading what trainings wrote: Megatron-LM's lines, Megatron-DeepSpeed's, DeepSpeed's and ours.
+"""Read the logs of trainings: those of Megatron-LM, Megatron-DeepSpeed, DeepSpeed and our own trainer.
 
-It needs nothing but Python's standard library, and knows nothing of jobs: it reads anybody's files.
+It needs only Python's standard library and knows nothing about jobs: it reads any log file.
 """

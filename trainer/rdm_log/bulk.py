@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Training lines, hundreds at once: what they say by field instead of by line.
+"""Parse hundreds of training lines at once, field by field instead of line by line.
 
-A log of nothing but training lines is the worst case of reading: there is nothing to skip. Neighbours have
-the same fields in the same order, and are cut at ``|``, all of them at once. Whatever is not exactly so is
-left to ``lines.parse``, which gives the same.
+A log that has only training lines is the slowest to read: nothing can be skipped. Neighbouring lines have the
+same fields in the same order, so all of them are split at ``|`` in one call. Any other line is left to
+``lines.parse``, which gives the same result.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from rdm_log.lines import COUNTED, MILLISECONDS, SECONDS, Step, Timer, field_nam
 __all__ = ["Many", "Range", "RankTimes", "Steps", "together"]
 
 _LEAST = 8
-"""So many neighbours are read at once, or more."""
+"""The least number of neighbouring lines that are read together."""
 _PIECE = 32 * 1024
-"""Bytes that are cut at once. One line that differs costs the speed of as many."""
+"""Bytes that are split at once. One line that differs slows down the whole piece."""
 _PROBE = 4 * 1024
-"""So many bytes are looked at to tell whether training lines are dense."""
+"""Bytes that are checked to decide whether training lines are dense."""
 _WORD = b"iteration "
 _LINE = re.compile(rb"([^\n|]*?)iteration +\d+/ *\d+ *\|[^\n]*\|\n")
 _HEAD = re.compile(rb"(?:^|\n)([^\n|]*?)iteration +(\d{1,15})/ *(\d{1,15}) *\|")
@@ -35,7 +35,7 @@ _NUMBER = b"0123456789.E+- "
 
 
 class Range(NamedTuple):
-    """The sum of a column, and its least and its greatest number."""
+    """The sum, the minimum and the maximum of a column."""
 
     total: float
     least: float
@@ -44,16 +44,16 @@ class Range(NamedTuple):
 
 @dataclass(frozen=True)
 class Steps:
-    """Neighbouring training lines with the same fields, whose steps go up.
+    """Neighbouring training lines with the same fields and ascending steps.
 
     Attributes:
-        data: The lines. Where they are not whole, the first one and the last ones of them.
-        iterations: The step of each.
-        values: The fields that were asked for, by name; each has a number for every line.
-        ranges: Of each of them.
+        data: The lines; only the first and the last ones unless ``is_whole``.
+        iterations: The step of each line.
+        values: The requested fields by name, each with a number for every line.
+        ranges: The range of each of these fields.
         loss: The name of the loss; empty when there is none.
-        times: What ``Step.time`` is in the first and in the last one.
-        is_whole: Whether all lines are there, so that they can be had one by one.
+        times: ``Step.time`` of the first and of the last line.
+        is_whole: ``data`` has all lines, so ``each`` works.
     """
 
     data: bytes
@@ -65,24 +65,24 @@ class Steps:
     is_whole: bool = True
 
     def each(self) -> Iterator[Step]:
-        """Yield them one by one. They are whole."""
+        """Yield the steps one by one; needs ``is_whole``."""
         assert self.is_whole
         return self._parsed(self.data[:-1].split(b"\n"))
 
     def first(self) -> Step:
-        """Return the first one."""
+        """Return the first step."""
         return next(self._parsed([self.data[: self.data.index(b"\n")]]))
 
     def last(self, count: int) -> list[Step]:
-        """Return the last ones.
+        """Return the last steps.
 
         Args:
-            count: How many; there are at least so many.
+            count: How many; at most as many as there are.
         """
         return list(self._parsed(self._lasts(count)))
 
     def ends(self, count: int) -> Steps:
-        """Return them with their first line and so many of the last, for those who ask for no other."""
+        """Return the same steps with only the first line and the last ``count`` lines, to save memory."""
         if len(self.iterations) <= count + 1:
             return self
         first = self.data[: self.data.index(b"\n")]
@@ -103,7 +103,7 @@ class RankTimes(NamedTuple):
     Attributes:
         name: The timer.
         ranks: The ranks.
-        milliseconds: The time of each of them.
+        milliseconds: The time of each rank.
     """
 
     name: str
@@ -111,23 +111,23 @@ class RankTimes(NamedTuple):
     milliseconds: array[float]
 
     def each(self) -> Iterator[Timer]:
-        """Yield them one by one."""
+        """Yield the timers one by one."""
         for rank, milliseconds in zip(self.ranks, self.milliseconds, strict=True):
             yield Timer(self.name, milliseconds, rank)
 
 
 Many = Steps | RankTimes
-"""Records together; ``each`` yields them one by one."""
+"""Many records as one; ``each`` yields them one by one."""
 
 
 def together(data: bytes, *, every: bool) -> Iterator[tuple[int, int, Steps]]:
-    """Yield what neighbouring training lines say, and where they begin and end.
+    """Yield neighbouring training lines, with the positions where they begin and end.
 
-    Only where many of the lines are such lines: to look for them costs as much as to read others.
+    Yields nothing unless training lines are dense: elsewhere the search costs as much as ordinary reading.
 
     Args:
         data: Lines.
-        every: Every field is wanted; otherwise only those that are counted over all steps.
+        every: Read every field; otherwise only those that are counted over all steps.
     """
     if not (_is_dense(data[:_PROBE]) or _is_dense(data[-_PROBE:])):
         return
@@ -142,7 +142,7 @@ def together(data: bytes, *, every: bool) -> Iterator[tuple[int, int, Steps]]:
 
 
 def _pieces(data: bytes) -> Iterator[tuple[int, int]]:
-    """Yield where pieces of some lines begin and end."""
+    """Yield the begin and end of pieces of whole lines."""
     begin = 0
     while begin < len(data):
         cut = data.rfind(b"\n", begin, begin + _PIECE) + 1 or data.find(b"\n", begin) + 1 or len(data)
@@ -151,7 +151,7 @@ def _pieces(data: bytes) -> Iterator[tuple[int, int]]:
 
 
 def _stretches(data: bytes) -> Iterator[tuple[int, int]]:
-    """Yield where training lines begin and end before which the same stands, but for the digits of a time."""
+    """Yield the begin and end of runs of training lines whose prefixes are equal except for digits."""
     position = data.find(_WORD)
     while position >= 0:
         begin = data.rfind(b"\n", 0, position) + 1
@@ -164,7 +164,7 @@ def _stretches(data: bytes) -> Iterator[tuple[int, int]]:
 
 
 def _is_dense(data: bytes) -> bool:
-    """Return whether half of some lines or more are training lines."""
+    """Return whether more than half of the lines are training lines."""
     return 2 * data.count(_WORD) > data.count(b"\n")
 
 
@@ -175,7 +175,7 @@ def _shape(before: bytes) -> re.Pattern[bytes]:
 
 
 def _steps(data: bytes, *, every: bool) -> Steps | None:
-    """Return what training lines say; None when some are not of the same kind, or steps do not go up."""
+    """Return the parsed training lines; None when their fields differ or their steps do not ascend."""
     count = data.count(b"\n")
     if count < _LEAST or not data.endswith(b"|\n"):
         return None
@@ -213,7 +213,7 @@ def _ranges(values: Mapping[str, array[float]]) -> dict[str, Range]:
 
 
 def _needed(names: Sequence[str], *, every: bool) -> list[str]:
-    """Return the fields that are wanted."""
+    """Return the names of the fields to read."""
     loss = loss_name(dict.fromkeys(names, 0.0))
     return [name for name in names if every or name in COUNTED or name == loss]
 
@@ -225,10 +225,10 @@ def _in_milliseconds(values: dict[str, array[float]]) -> dict[str, array[float]]
 
 
 def _column(texts: Sequence[bytes], key: bytes, *, needed: bool) -> array[float] | None:
-    """Return the numbers of a field, when they are needed.
+    """Return the numbers of a field, or None when they are not needed.
 
     Raises:
-        ValueError: Somewhere it is another field, or no plain number.
+        ValueError: A line has another field there, or no plain number.
     """
     if texts[0] == texts[-1] and texts.count(texts[0]) == len(texts):
         return array("d", [float(texts[0][len(key) + 1 :])]) * len(texts)
@@ -238,7 +238,7 @@ def _column(texts: Sequence[bytes], key: bytes, *, needed: bool) -> array[float]
         if nothing or len(values) != len(texts):
             raise ValueError
         return array("d", map(float, values))
-    # Nothing but the field's name and the signs of numbers: no other line was written into it.
+    # Only the field's name and the characters of numbers: no other process wrote into the lines.
     if text.count(mark) != len(texts) or text.translate(None, _NUMBER) != mark.translate(None, _NUMBER) * len(
         texts
     ):
@@ -254,7 +254,7 @@ def _keys(parts: tuple[bytes, ...]) -> tuple[list[bytes], list[str]]:
 
 
 def _fields(line: bytes) -> tuple[list[bytes], list[str]]:
-    """Return the fields of a line, as they stand there and their names; none when they are not plain ones."""
+    """Return the keys of a line's fields as written, and their names; both empty when one is not plain."""
     parts = [part.rpartition(b":") for part in line.split(b"|")[1:-1]]
     if not all(colon and b"[" not in key and b"loss at" not in key for key, colon, _ in parts):
         return [], []
@@ -265,7 +265,7 @@ def _fields(line: bytes) -> tuple[list[bytes], list[str]]:
 
 
 def _times(before: Sequence[bytes]) -> tuple[str, str] | None:
-    """Return the times of the first and the last line; None when more differs of what stands before them."""
+    """Return the times of the first and the last line; None when more than the time differs before lines."""
     if before.count(before[0]) == len(before):
         time = prefix(before[0])[1]
         return time, time

@@ -7,7 +7,7 @@ __all__ = ["duration"]
 
 
 def duration(seconds: float) -> str:
-    """Return a time in the unit that suits it.
+    """Return a duration as text, in the unit that suits it.
 
     >>> duration(172802)
     '2.0 days'

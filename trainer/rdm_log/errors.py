@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Standard error → what is wrong, without crying over warnings. Pure functions over lines."""
+"""Standard error → findings, with warnings kept apart from errors. Pure functions over lines."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ __all__ = ["Finding", "Findings", "classify", "findings", "without_prefix"]
 
 _LONGEST = 4096
 _COLOURS = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
-# What launchers and torch put before a line: a node, a rank, or both.
+# What launchers and torch put before a line: a node name, a rank, or both.
 _BEFORE = re.compile(
     r"^(?:\[(?:rank|(?P<local>default))?(?P<rank>\d+)\]: ?|\[\d+,(?P<mpi>\d+)\]<std\w+>: ?|(?P<srun>\d+): "
-    # A node's name looks like a program's: it is one before what begins a line. So is its address.
-    # So does an exception's.
+    # A node's name or address looks like the name of a program or of an exception. It counts as a node only
+    # where the beginning of a usual line follows it.
     r"|(?:(?!(?:srun|slurmstepd|error|fatal|warning|socket\.timeout|(?:[a-z_]\w*\.)+[A-Z]\w*):)[a-z][\w.-]{0,62}|\d{1,3}(?:\.\d{1,3}){3}"
     r"|(?=[\da-f]*:[\da-f]*:)[\da-f:]{2,39}): (?=\[|  |Traceback"
     r"|(?:[a-z_]\w*\.)*(?:[A-Z]\w*(?:Error|Exception|Warning)|Exception\b)|DEBUG|INFO|WARN|ERROR|CRITICAL|FATAL"
@@ -30,9 +30,9 @@ _BEFORE = re.compile(
 )
 _TRACEBACK = "Traceback (most recent call last)"
 _IGNORED = re.compile(r"^Exception ignored in")
-# What Python writes of an exception, and programs before little else: not their WARNING, nor "Warning: ".
+# How Python prints an exception. Few other lines begin like this; WARNING and "Warning: " do not match.
 _RAISED = re.compile(r"^(?:[^\W\d]\w*\.)*(?!Warning:)[A-Z]\w*[a-z]\w*(?:: |:?$)")
-# The same, of which a word in small letters may be one, and a node may stand before it.
+# The same, but the name may be in lower case, and a node's name may stand before it.
 _NAMED = re.compile(r"^(?:[\w.-]+: )?(?:[^\W\d]\w*\.)*[^\W\d]\w*(?:: |:?$)")
 _EXCEPTION = next(message for message in MESSAGES if message.name == "exception")
 _ENDED = next(message for message in MESSAGES if message.name == "exit-in-order")
@@ -41,16 +41,16 @@ _CUT = Message("traceback", "error", re.compile(re.escape(_TRACEBACK)), "a trace
 
 @dataclass(frozen=True)
 class Finding:
-    """Lines that mean the same.
+    """Lines with the same meaning.
 
     Attributes:
-        name: What they are about; see ``messages``.
+        name: The name of the message; see ``messages``.
         kind: ``error`` or ``warning``.
-        cause: Why they are written, one clause.
-        line: The first of them.
-        count: How many there are.
-        ranks: Which ranks wrote them, where they say it.
-        node: On which node, where that is known.
+        cause: Why the lines are written, one clause.
+        line: The first line.
+        count: The number of lines.
+        ranks: The ranks that wrote them, where the lines name a rank.
+        node: The node, where it is known.
     """
 
     name: str
@@ -72,7 +72,7 @@ class Finding:
 
 
 def classify(line: str) -> Message:
-    """Return what a line means; ``UNKNOWN`` where nothing is known of it.
+    """Return the message that a line matches, or ``UNKNOWN``.
 
     >>> classify("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB").name
     'gpu-memory'
@@ -88,11 +88,11 @@ def _of(text: str) -> Message:
 
 
 def without_prefix(line: str, first: int = 0) -> tuple[str, int | None]:
-    """Return a line without colours and without what stands before it, and the rank that this names.
+    """Return a line without colours and launchers' prefixes, and the rank that a prefix names.
 
     Args:
         line: The line.
-        first: The first rank of the node that wrote it: torchrun counts from there.
+        first: The first rank of the node that wrote it, to which torchrun's local ranks are added.
     """
     text = _COLOURS.sub("", line[:_LONGEST]).rstrip()
     rank = None
@@ -107,10 +107,10 @@ def without_prefix(line: str, first: int = 0) -> tuple[str, int | None]:
 
 
 def findings(lines: Iterable[str]) -> list[Finding]:
-    """Return what is wrong, errors first, each kind of line once with its count; see ``Findings``.
+    """Return the findings, errors first, each message once with its count; see ``Findings``.
 
     Args:
-        lines: Of standard error, of any number of ranks.
+        lines: Standard error of any number of ranks.
     """
     found = Findings()
     for line in lines:
@@ -120,9 +120,9 @@ def findings(lines: Iterable[str]) -> list[Finding]:
 
 
 def _is_raised(message: Message, text: str) -> bool:
-    """Whether a line that ends a traceback is its exception, which the table does not know as an error.
+    """Whether the line after a traceback is an exception that the table does not list as an error.
 
-    An exception may have any name, and is one also when Python was told to raise warnings (-W error).
+    An exception may have any name; with ``-W error`` it may even be a warning's.
     """
     if message.kind == "error" or message is _ENDED:
         return False
@@ -130,26 +130,26 @@ def _is_raised(message: Message, text: str) -> bool:
 
 
 class Findings:
-    """What is wrong, from lines that come one after the other.
+    """Collects findings from lines, one after the other.
 
-    Of a traceback only the exception counts, not the lines of code in it. One that Python ignored, as it does
-    while a process ends, is none.
+    In a traceback only the exception counts, not the lines of code. A traceback below Python's "Exception
+    ignored in", usual while a process ends, does not count.
 
     Args:
-        first: The first rank of their node, where that is known.
+        first: The first rank of the node, where it is known.
     """
 
     def __init__(self, first: int = 0) -> None:
         self._first = first
         self._found: dict[str, Finding] = {}
-        # By rank, because their lines alternate: whether it is within a traceback, and whether that counts.
+        # Ranks within a traceback, and whether it counts. By rank, because the lines of ranks alternate.
         self._within: dict[int | None, bool] = {}
         self._ignored: set[int | None] = set()
-        # What ended a traceback, where nothing is known of it, nor has its line ended.
+        # An unknown line after a traceback that has no newline yet: it may be cut.
         self._cut: tuple[str, int | None] | None = None
 
     def add(self, line: str) -> None:
-        """Take note of a line of standard error."""
+        """Add a line of standard error."""
         text, rank = without_prefix(line, self._first)
         if not text:
             return
@@ -167,7 +167,7 @@ class Findings:
         counts = self._within.pop(rank, True)
         message = _of(text)
         if _TRACEBACK in text:
-            # What a warning quotes is the warning's.
+            # A traceback that a warning quotes is part of the warning.
             self._within[rank] = message is UNKNOWN or message.kind == "error"
         elif is_last and message is UNKNOWN and not line.endswith("\n"):
             self._cut = text, rank
@@ -177,13 +177,13 @@ class Findings:
             self._note(message, text, rank)
 
     def _end_cut(self) -> None:
-        """Take note that the line that ended a traceback is whole: another one has come."""
+        """Count the pending line after a traceback as whole, since another line follows."""
         cut, self._cut = self._cut, None
         if cut is not None and _is_raised(UNKNOWN, cut[0]):
             self._note(_EXCEPTION, *cut)
 
     def end(self) -> None:
-        """Take note that nothing comes any more: a traceback without its exception was cut off."""
+        """End the input: a traceback without its exception was cut off."""
         if self._cut is not None:
             self._note(_CUT, *self._cut)
         for rank, counts in self._within.items():
@@ -191,13 +191,13 @@ class Findings:
                 self._note(_CUT, _TRACEBACK, rank)
 
     def skip(self) -> None:
-        """Take note that lines are left out: how a traceback above them ended nobody knows."""
+        """Mark a gap in the lines: the end of a traceback above it is unknown."""
         self._cut = None
         self._within.clear()
         self._ignored.clear()
 
     def found(self) -> list[Finding]:
-        """Return what has come so far, errors first, each kind of line once with its count."""
+        """Return the findings so far, errors first, each message once with its count."""
         return sorted(self._found.values(), key=lambda one: one.kind != "error")
 
     def _note(self, message: Message, text: str, rank: int | None) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Figures over any number of values, in memory that does not grow with them."""
+"""Statistics over any number of values, in bounded memory."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def quantile(ordered: Sequence[float], share: float) -> float:
 class Sample:
     """Values for quantiles: all of them, or beyond ``most`` every second, every fourth, and so on.
 
-    Of the hundreds of thousands that are kept, quantiles are those of all to far less than 1 %.
+    Hundreds of thousands are kept, so quantiles are exact to far less than 1 %.
     """
 
     def __init__(self, most: int = 1 << 18) -> None:
@@ -48,7 +48,7 @@ class Sample:
         self.count = 0
 
     def add(self, value: float) -> None:
-        """Take note of a value."""
+        """Add a value."""
         if self.count % self._stride == 0:
             self._kept.append(value)
             if len(self._kept) >= self.most:
@@ -57,7 +57,7 @@ class Sample:
         self.count += 1
 
     def extend(self, values: array[float]) -> None:
-        """Take note of many values."""
+        """Add many values."""
         kept = values[-self.count % self._stride :: self._stride]
         if len(self._kept) + len(kept) < self.most:
             self._kept.extend(kept)
@@ -67,55 +67,55 @@ class Sample:
                 self.add(value)
 
     def ordered(self) -> list[float]:
-        """Return the values that are kept, ascending."""
+        """Return the kept values, ascending."""
         return sorted(self._kept)
 
 
 class Largest:
-    """The largest values, each with what it belongs to."""
+    """The largest values, each with its owner, such as a step."""
 
     def __init__(self, most: int) -> None:
         self._most = most
         self._heap: list[tuple[float, int]] = []
 
     def add(self, value: float, owner: int) -> None:
-        """Take note of a value."""
+        """Add a value."""
         if len(self._heap) < self._most:
             heapq.heappush(self._heap, (value, owner))
         elif value > self._heap[0][0]:
             heapq.heapreplace(self._heap, (value, owner))
 
     def extend(self, values: array[float], owners: array[int], largest: float) -> None:
-        """Take note of many values.
+        """Add many values.
 
         Args:
             values: The values.
-            owners: What each of them belongs to.
-            largest: None of them is above it.
+            owners: The owner of each value.
+            largest: The largest of the values.
         """
         if len(self._heap) < self._most or largest > self._heap[0][0]:
             for value, owner in zip(values, owners, strict=True):
                 self.add(value, owner)
 
     def ordered(self) -> list[tuple[float, int]]:
-        """Return them, the largest first."""
+        """Return the values with their owners, the largest first."""
         return sorted(self._heap, reverse=True)
 
 
 class RankSums:
-    """Of each rank the sum of its values and how many they are, added one after the other."""
+    """The sum and the number of values of each rank, added in order."""
 
     _DENSE = 1 << 17
 
     def __init__(self) -> None:
-        # By rank; those that no training has are kept aside.
+        # Sums by rank; ranks beyond _DENSE are kept in _others.
         self._sums = array("d")
-        # How many values came of ranks from one to another.
+        # The number of values for each range of ranks, by its first rank and the one behind its last.
         self._counts: dict[tuple[int, int], int] = {}
         self._others: dict[int, tuple[float, int]] = {}
 
     def add(self, rank: int, value: float) -> None:
-        """Take note of a rank's value."""
+        """Add a rank's value."""
         if rank >= self._DENSE:
             known, count = self._others.get(rank, (0.0, 0))
             self._others[rank] = known + value, count + 1
@@ -124,11 +124,11 @@ class RankSums:
         self._sums[rank] += value
 
     def extend(self, ranks: array[int], values: array[float]) -> None:
-        """Take note of many values.
+        """Add many values.
 
         Args:
             ranks: The ranks.
-            values: One of each of them, in their order.
+            values: The value of each rank, in the same order.
         """
         first, count = ranks[0], len(ranks)
         behind = first + count
@@ -157,7 +157,7 @@ class RankSums:
 
 @functools.lru_cache(maxsize=64)
 def ascending(first: int, count: int) -> array[int]:
-    """Return so many numbers from one on. Nobody changes them."""
+    """Return ``count`` consecutive numbers from ``first`` on. The array is shared: do not change it."""
     return array("q", range(first, first + count))
 
 
@@ -194,16 +194,16 @@ class Curve:
                 self.add(x, y)
 
     def points(self) -> list[tuple[int, float]]:
-        """Return the points, the last one always among them."""
+        """Return the points, always including the last one."""
         if self._last is None or self._points[-1] == self._last:
             return list(self._points)
         return [*self._points, self._last]
 
 
 class Marks:
-    """Pairs of numbers at those places that are multiples of a stride, which doubles as they become many.
+    """Pairs of numbers at multiples of a stride, which doubles when there are too many.
 
-    Two of them that tell of the same have the same at the same places, wherever each begins.
+    Two objects made from the same steps have equal pairs at the same steps, wherever each begins.
     """
 
     def __init__(self, most: int = 2048) -> None:
@@ -237,18 +237,20 @@ class Marks:
         self._found = {x: pair for x, pair in self._found.items() if x % self._stride == 0}
 
     def has(self, other: Marks, *, second_only: bool = False) -> bool:
-        """Whether another's are all among these, of those places that both may have; and there are some.
+        """Whether all pairs of another object are among these, at the places that both strides keep.
+
+        False when there is no pair to compare.
 
         Args:
-            other: The others.
-            second_only: Compare the second numbers of the pairs, where there are any.
+            other: The other object.
+            second_only: Compare only the second numbers of the pairs, where there are any.
         """
         stride = max(self._stride, other._stride)
         places = [x for x in other._found if x % stride == 0]
         if second_only:
             places = [x for x in places if other._found[x][1] is not None]
         compared = slice(1, 2) if second_only else slice(2)
-        # What is no number is not equal to itself.
+        # NaN is not equal to itself, so compare the text.
         return bool(places) and all(
             x in self._found and repr(self._found[x][compared]) == repr(other._found[x][compared])
             for x in places
@@ -256,9 +258,9 @@ class Marks:
 
 
 class Series:
-    """A curve for the eye: beyond twice ``most`` points neighbours share one, with their mean and extremes.
+    """A curve for plots: beyond twice ``most`` points, neighbours are merged with their mean and extremes.
 
-    Unlike ``Curve``, it loses no peak. Values that are not finite are left out.
+    Unlike ``Curve``, it loses no peak. It leaves out values that are not finite.
     """
 
     def __init__(self, most: int = 600) -> None:
@@ -309,17 +311,17 @@ class Series:
 
     @staticmethod
     def _join(one: list[float], other: list[float], count: int, more: int) -> None:
-        """Take the values of another point into one.
+        """Merge a point into the one before it.
 
         Args:
             one: A point, ``[x, mean, least, most]``. It is changed.
-            other: Another one, behind it.
-            count: How many values share the one.
-            more: How many share the other.
+            other: The point after it.
+            count: The number of values in ``one``.
+            more: The number of values in ``other``.
         """
         mean = one[1] + (other[1] - one[1]) * more / (count + more)
         one[:] = [other[0], mean, min(one[2], other[2]), max(one[3], other[3])]
 
     def points(self) -> list[list[float]]:
-        """Return ``[x, mean, least, most]`` of each point; x is the last of those that share it."""
+        """Return ``[x, mean, least, most]`` of each point; x is that of its last value."""
         return [list(point) for point in self._points]

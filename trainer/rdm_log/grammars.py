@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""How programs other than Megatron write a step: a table with an entry for each.
+"""How programs other than Megatron log a step: a table with an entry for each program.
 
-Some write Megatron's lines with other names; others have lines of their own. Whatever they call a field,
-whoever reads records finds it under Megatron's name. A program that is read wrongly, or not at all, belongs
-into the table, and with it into the tests' corpus (``trainer/tests/unit/log/corpus/lines.txt``).
+Some write Megatron's lines with other field names; others have a line format of their own. Records always
+have Megatron's field names. To support another program, add an entry here and its lines to the tests' corpus
+(``trainer/tests/unit/log/corpus/lines.txt``).
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ __all__ = [
 ]
 
 MILLISECONDS = "elapsed time per iteration (ms)"
-"""The field with the time of a step, whichever unit its program writes."""
+"""The field with the time of a step, converted from whatever unit the program writes."""
 SECONDS = "elapsed time per iteration (s)"
-"""The field of programs that write seconds."""
+"""The same field in programs that write seconds."""
 GRAD_NORM = "grad norm"
 TFLOPS = "TFLOPs"
 TOKENS = "tokens per gpu per second (tgs)"
@@ -41,9 +41,9 @@ MEMORY: Mapping[str, str] = {
     "max_memory_reserved": "max reserved",
     "memory_allocated": "allocated",
 }
-"""Fields of training lines that are bytes of memory: what a memory line of Megatron's calls them."""
+"""Fields of training lines that are bytes of memory → their names in Megatron's memory lines."""
 
-# The groups of a field: its name, its number and its unit.
+# Groups: a field's name, its number and its unit.
 _PAIR = re.compile(rb"  ([a-z][\w ]{0,40}): +([^\s(%]{1,40}?)(s|GiB)?(?=[\s(%]|$)")
 _ENTRY = re.compile(
     rb"""(?:'(?=[^'"]+')|"(?=[^'"]+"))([^'"]{1,80})['"]: ['"]?([^\s'",{}\[\]]{1,40})['"]?()(?=[,}])"""
@@ -51,35 +51,35 @@ _ENTRY = re.compile(
 
 
 class Line(NamedTuple):
-    """One kind of lines of a program.
+    """One kind of line that a program writes.
 
     Attributes:
-        word: Each of them has it: a search for it is faster than one for the pattern.
-        pattern: How they look.
+        word: Text in every such line. Searching for it first is faster than matching the pattern.
+        pattern: What the line matches.
     """
 
     word: bytes
     pattern: re.Pattern[bytes]
 
     def search(self, line: bytes) -> re.Match[bytes] | None:
-        """Return what a line has of it."""
+        """Return the match in a line, or None."""
         return self.pattern.search(line) if self.word in line else None
 
 
 @dataclass(frozen=True)
 class Grammar:
-    """What a program writes.
+    """The log format of a program.
 
     Attributes:
         program: Its name.
-        names: What it calls fields: Megatron's name of each.
-        step: A line of its own for a step, with the groups ``step``, where its line tells it, and ``fields``;
-            None where it writes Megatron's ``iteration N/M |``.
+        names: Its field names → Megatron's.
+        step: Its own line for a step, with the groups ``fields`` and, if the line has the number, ``step``;
+            None when it writes Megatron's ``iteration N/M |``.
         pair: A field of such a line, with groups for its name, its number and its unit.
-        evaluation: The same for an evaluation; the group ``where`` tells where it was, if not the step does.
-        total: What tells the number of all steps, at the head of its output.
-        done: What it writes when it is done, with its loss.
-        is_open: Stands before ``iteration N/M |`` where there is no ``|`` behind the line's last field.
+        evaluation: The same for an evaluation, with a group ``step`` or ``where`` for its place in the run.
+        total: The line at the head of its output with the total number of steps.
+        done: The line that it writes at the end of the training.
+        is_open: What it writes before ``iteration N/M |`` when the line's last field has no ``|`` after it.
     """
 
     program: str
@@ -95,7 +95,7 @@ class Grammar:
 GRAMMARS = (
     Grammar("several", {"lr": _RATE, "learning_rate": _RATE, "grad_norm": GRAD_NORM}),
     Grammar(
-        # It has ``throughput`` in its first lines, until there is an average.
+        # Its first lines, before there is an average, have ``throughput``, too.
         "Primus",
         {
             "compute per GPU (TFLOP/s/GPU)": "throughput per GPU (TFLOP/s/GPU)",
@@ -128,7 +128,7 @@ GRAMMARS = (
         total=re.compile(r"Trainer is initialized with .{1,400}total steps (\d{1,15})"),
     ),
     Grammar(
-        # Axolotl, trl and most others that fine-tune have its lines. A progress bar tells their step.
+        # Axolotl, trl and most other fine-tuning programs write its lines. The step is in the progress bar.
         "Hugging Face's Trainer",
         {"train_speed(s/it)": SECONDS},
         step=Line(
@@ -146,14 +146,14 @@ GRAMMARS = (
         done=Line(b"train_runtime", re.compile(rb"\{['\"]train_runtime['\"]: ")),
     ),
 )
-"""The programs that are read beside Megatron's and DeepSpeed's own."""
+"""The programs whose logs are read in addition to Megatron's and DeepSpeed's."""
 
 OWN = tuple(one for one in GRAMMARS if one.step is not None)
-"""Those with lines of their own."""
+"""Programs with their own line for a step."""
 NAMES = {theirs: ours for one in GRAMMARS for theirs, ours in one.names.items()}
-"""Megatron's names of all their fields."""
+"""Other programs' field names → Megatron's."""
 BAR = re.compile(
     rb"(?:^|\n)[ \t]*(?:\[[^\]\n]{1,60}\]:? ?|\d{1,6}: ?)?(?:Train(?:ing)?: )? *\d{1,3}%\|[^|\n]*\|"
     rb" *(\d{1,15})/(\d{1,15}) \[[^<\n]{1,20}<[^,\]\n]{1,20}, *(\d+\.?\d*)(s/it|it/s)"
 )
-"""A progress bar of tqdm that counts steps: the step, all of them, and how long one takes."""
+"""A tqdm progress bar that counts steps: the step, the total, the speed and its unit."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a program says of itself at the head of its output, once. Pure but for ``head``."""
+"""What a program writes about itself at the head of its output. Pure except for ``head``."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ ARGUMENT_OF = {
     "DP_SIZE": "data_parallel_size",
     "PARTITION": "balance",
 }
-"""Which of Megatron's arguments, as it prints them, a name of the job info speaks of."""
+"""Keys of the job info → Megatron's arguments, as it prints them."""
 HEAD = 256 * 1024
-"""In so many bytes at its beginning a program says what it runs."""
+"""The bytes at the beginning of an output in which a program describes itself."""
 _INFO = re.compile(r"^(?:NODE_RANK: \d+)(?:\n[A-Z][A-Z_]*: .*){0,13}", re.MULTILINE)
 _VOCABULARY = re.compile(r"> padded vocab \(size: \d+\) with \d+ dummy tokens \(new size: (\d+)\)")
 
 
 def head(path: Path) -> str:
-    """Return the first bytes of a log, as many as ``HEAD``.
+    """Return the first ``HEAD`` bytes of a log.
 
     Raises:
         OSError: It cannot be read.
@@ -40,19 +40,19 @@ def head(path: Path) -> str:
 
 
 def info_of(text: str) -> dict[str, str]:
-    """Return the ``KEY: value`` lines that FASOP's scripts write of a job; nothing where there are none."""
+    """Return the ``KEY: value`` lines that FASOP's scripts write about a job; empty if there are none."""
     match = _INFO.search(text)
     pairs = (line.partition(": ") for line in match[0].splitlines()) if match else ()
     return {key: value for key, _, value in pairs}
 
 
 def info_of_job(infos: Sequence[Mapping[str, str]]) -> dict[str, str]:
-    """Return what the script's node wrote of a job: that of the second node, or of the only one that did."""
+    """Return the job info of the second node, which the script uses, or else of the first."""
     return next((dict(one) for one in (*infos[1:2], *infos[:1]) if one), {})
 
 
 def vocabulary_of(text: str) -> int | None:
-    """Return the entries of the vocabulary, padded, as Megatron writes it; None where it does not.
+    """Return the padded size of the vocabulary, as Megatron writes it; None if it is not there.
 
     Source: ``_vocab_size_with_padding`` in Megatron-LM's ``megatron/tokenizer/tokenizer.py``.
 
@@ -64,6 +64,6 @@ def vocabulary_of(text: str) -> int | None:
 
 
 def steps_of(text: str) -> int:
-    """Return the number of all steps, of programs whose lines of steps do not say it; 0 where they do not."""
+    """Return the total number of steps, which some programs write only at the head; 0 if it is not there."""
     found = (one.total.search(text) for one in GRAMMARS if one.total is not None)
     return next((int(match[1]) for match in found if match), 0)

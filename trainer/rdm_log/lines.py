@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""One line of a log → what it says.
+"""One line of a log → records.
 
-This, and ``grammars`` with other programs' lines, are the only places that know how lines look.
+Only this module and ``grammars``, for other programs' lines, know the format of lines.
 
-Lines are read by key and not by position: forks put fields in between, leave some out, and launchers put
-``node: `` or ``[default7]:`` before the line. A field counts only when it is whole, so that a line that was
-cut gives what it said until there and nothing that it did not say. One line may hold several records: ranks
-that write at the same moment lose the newline between them.
+Lines are read by key, not by position: forks insert fields or leave some out, and launchers put ``node: `` or
+``[default7]:`` before the line. Only complete fields count, so a line that was cut yields the fields before
+the cut and nothing wrong. One line may hold several records: when ranks write at the same moment, the newline
+between them gets lost.
 """
 
 from __future__ import annotations
@@ -46,28 +46,28 @@ __all__ = [
 ]
 
 DONE = "after training is done"
-"""The milestone of a training that has ended in order."""
+"""The milestone of a training that ended normally."""
 SKIPPED = "number of skipped iterations"
 NAN = "number of nan iterations"
 COUNTED = (MILLISECONDS, SECONDS, SKIPPED, NAN, GRAD_NORM)
-"""Fields that are counted over all steps; and the loss, whose name is the program's."""
+"""Fields that are summed up over all steps, as is the loss, whose name differs between programs."""
 
 
 class Step(NamedTuple):
-    """A training line: how a step was, and averages since the line before.
+    """A training line: figures of a step, and averages since the line before.
 
     Attributes:
         iteration: The step, counted from 1.
         train_iterations: Steps of the whole training; 0 when the line says ``infinity``.
-        values: Every field that is a number, by its name in the line. The time of a step is always in
-            milliseconds, as ``MILLISECONDS``.
-        tag: What stands before the line: a launcher's name of the rank or node; mostly empty.
-        time: ``YYYY-MM-DD HH:MM:SS`` where the line has it, as newer Megatron-LM's; with ``.mmm`` of programs
-            that do not tell how long a step took.
+        values: Every numeric field, by its name in the line. The time of a step is always in milliseconds, as
+            ``MILLISECONDS``.
+        tag: A launcher's name of the rank or node before the line; usually empty.
+        time: ``YYYY-MM-DD HH:MM:SS`` if the line has it, as in newer Megatron-LM; with ``.mmm`` for programs
+            that do not log the time of a step.
         is_cut: Fields may be missing at its end.
-        is_numbered: The line tells which step it is. Otherwise a progress bar beside it may have told it; 0
-            where there is none.
-        is_torn: Its line has no end, because the log breaks off there.
+        is_numbered: The line has the number of its step. Otherwise ``iteration`` comes from the progress bar
+            before it, or is 0.
+        is_torn: The log breaks off within the line.
     """
 
     iteration: int
@@ -81,13 +81,13 @@ class Step(NamedTuple):
 
 
 class EngineStep(NamedTuple):
-    """What DeepSpeed's engine says of a step, beside or instead of a training line.
+    """What DeepSpeed's engine logs about a step, in addition to a training line or instead of it.
 
     Attributes:
         iteration: The step.
-        values: Under the names of training lines: ``lm loss``, ``learning rate``, ``samples per second``,
+        values: By the names of training lines: ``lm loss``, ``learning rate``, ``samples per second``,
             ``MILLISECONDS``; and ``skipped``, the number of skipped steps since the start.
-        time: ``YYYY-MM-DD HH:MM:SS.mmm``, where its logger writes it.
+        time: ``YYYY-MM-DD HH:MM:SS.mmm``, if its logger writes it.
     """
 
     iteration: int
@@ -96,10 +96,10 @@ class EngineStep(NamedTuple):
 
 
 class Throughput(NamedTuple):
-    """What the first rank's engine of DeepSpeed says of its speed, below what it says of the same step.
+    """The speed that DeepSpeed's engine logs on the first rank, below its other line for the same step.
 
     Attributes:
-        values: ``samples per second``, of the step alone, under the name of training lines.
+        values: ``samples per second`` of this step alone, by the name of training lines.
         mebibytes: The rank's memory, as in ``Memory``.
     """
 
@@ -135,7 +135,7 @@ class Milestone(NamedTuple):
 
 
 class Checkpoint(NamedTuple):
-    """That a checkpoint was written or read.
+    """A checkpoint that was written or read.
 
     Attributes:
         kind: ``saving``, ``saved`` or ``loaded``.
@@ -150,8 +150,8 @@ class Timer(NamedTuple):
 
     Attributes:
         name: The timer.
-        milliseconds: Its time; the longest one where the line speaks of all ranks.
-        rank: Of which rank, with ``--timing-log-option all``; None where the line speaks of all.
+        milliseconds: Its time; the longest of all ranks if the line is about all.
+        rank: The rank, with ``--timing-log-option all``; None if the line is about all ranks.
         least: The shortest time of all ranks, with ``minmax``.
     """
 
@@ -162,7 +162,7 @@ class Timer(NamedTuple):
 
 
 class Argument(NamedTuple):
-    """An argument of the training, from the list that Megatron writes at its start."""
+    """An argument of the training, from the list that Megatron prints at its start."""
 
     name: str
     value: str
@@ -170,9 +170,8 @@ class Argument(NamedTuple):
 
 Record = Step | EngineStep | Throughput | Evaluation | Memory | Milestone | Checkpoint | Timer | Argument
 
-# Every line that says something has one of these; a line without any of them is never looked at. Each of them
-# is searched for in the whole log, so they are few: ``time`` stands in five kinds of lines, told apart from
-# others by what is behind it; the heading of timers of all ranks is one of them.
+# Every line that matters contains one of these; all others are skipped. Each is searched for in the whole
+# log, so there are few: ``time`` covers five kinds of lines, among them the heading of all ranks' timers.
 TIME = re.compile(rb"time(?:: | \(|s a)")
 _SETUP = b"done with setup ..."
 NEEDLES: tuple[bytes | re.Pattern[bytes], ...] = (
@@ -185,7 +184,7 @@ NEEDLES: tuple[bytes | re.Pattern[bytes], ...] = (
     _SETUP,
 )
 
-# A number with more digits is none that a training counts to.
+# No training counts to a number with more digits.
 _STEP = re.compile(rb"iteration +(\d{1,15})/ *(\d{1,15}|infinity) *\|")
 _EVALUATION = re.compile(rb"(?:loss|results) at ([^|]{1,200}?) +\|([^\n]*)")
 _MEMORY = re.compile(rb"\[Rank (\d{1,9})\] \(after (\d{1,15}) iterations\) memory \(MB\) *\|")
@@ -199,7 +198,7 @@ _TIMES = re.compile(rb"time \(ms\) \|")
 _DOTTED = re.compile(rb"(?:^|:) {2,}([A-Za-z][\w/-]{0,60}) \.{2,}( ?[^\n]+)$")
 _MIN_MAX = re.compile(rb": \((\d+(?:\.\d*)?), (\d+(?:\.\d*)?)\)")
 _OF_TABLE = re.compile(rb" {2,}([A-Za-z][\w/-]{0,60}) \.{2,}: \((\d+\.\d+), (\d+\.\d+)\)")
-"""A whole line of a table, as there are twenty of with each step."""
+"""A whole line of a table of timers. Such tables have some twenty lines for each step."""
 _MAX = re.compile(rb": (\d+(?:\.\d*)?)$")
 _PIPELINE = re.compile(
     rb"steps: (\d{1,15}) loss: (\S+) iter time \(s\): (\d+(?:\.\d*)?) "
@@ -215,7 +214,7 @@ _TAG = re.compile(
     rb"(\[(?:rank|default)\d{1,9}\](?=:\S)|(?:\[[^\[\]\s]{1,60}\](?:<\w+>)?:?|[^\s:\[\]]{1,253}:)(?=\s|$))"
 )
 
-# As Windows' C library writes them.
+# How the C library of Windows prints them.
 _NOT_FINITE = re.compile(rb"[-+]?(?:nan\(\w*\)|1\.#(?:QNAN|SNAN|IND|(INF))\d*)", re.IGNORECASE)
 _FLOPS = re.compile(rb"(\d+(?:\.\d*)?)([KMGTPE])FLOPS")
 _PREFIXES = b"KMGTPE"
@@ -235,11 +234,11 @@ _names: dict[bytes, str] = {}
 
 
 def parse(line: bytes, *, whole: bool = True) -> list[Record]:
-    """Return what a line says; nothing for most lines.
+    """Return the records in a line; most lines have none.
 
     Args:
-        line: Without its newline, and without terminals' colours.
-        whole: It ended with a newline. Otherwise a number at its very end may be cut, and does not count.
+        line: The line, without its newline and without terminal colours.
+        whole: It ended with a newline. Otherwise a number at its very end may be cut, and is ignored.
 
     >>> parse(b" iteration        2/       6 | lm loss: 9.9E+00 | TFLO")
     [Step(iteration=2, train_iterations=6, values={'lm loss': 9.9}, tag='', time='', is_cut=False)]
@@ -254,7 +253,7 @@ def parse(line: bytes, *, whole: bool = True) -> list[Record]:
         and b"loss at" not in line
         and not line.count(b"|", 0, step.start())
     ):
-        # By far the most frequent line, and nobody wrote into it.
+        # By far the most frequent line, and no other rank wrote into it.
         return list(_steps(line, step, whole))
     found: list[Record] = []
     if step is not None:
@@ -291,7 +290,7 @@ def parse(line: bytes, *, whole: bool = True) -> list[Record]:
 def loss_name(values: dict[str, float]) -> str:
     """Return the name of the loss among the fields of a training line; empty when it has none.
 
-    It is the first one that ends with ``loss``: forks and models name theirs ``lm loss``, ``mlm loss``…
+    Without ``lm loss``, it is the first name that ends in ``loss``, such as ``mlm loss``.
     """
     if "lm loss" in values:
         return "lm loss"
@@ -306,7 +305,7 @@ def _text(name: bytes) -> str:
 
 
 def field_name(key: bytes) -> str:
-    """Return a field's name, which is Megatron's. The few that there are come millions of times."""
+    """Return Megatron's name of a field. Cached: a few names occur millions of times."""
     name = _names.get(key)
     if name is None:
         name = _text(key)
@@ -317,14 +316,14 @@ def field_name(key: bytes) -> str:
 
 
 def _fields(text: bytes) -> dict[str, float]:
-    """Return the fields ``name: number |`` of a text; what has no ``|`` behind it is not whole."""
+    """Return the fields ``name: number |`` of a text; a field without ``|`` after it is incomplete."""
     values: dict[str, float] = {}
     parts = text.split(b"|")
     del parts[-1]
     for part in parts:
         key, colon, value = part.rpartition(b":")
         if not colon:
-            # ``learning rate 1.0E-4``, without a colon, of some forks.
+            # Some forks write ``learning rate 1.0E-4``, without a colon.
             key, _, value = part.strip().rpartition(b" ")
         try:
             values[_names.get(key) or field_name(key)] = float(value)
@@ -335,16 +334,16 @@ def _fields(text: bytes) -> dict[str, float]:
 
 
 def _odd(value: bytes, *, comma: bool) -> float:
-    """Return a number that Python would not write so.
+    """Return a number in a notation that Python's ``float`` does not read.
 
     Args:
         value: The number.
-        comma: A comma is its decimal sign, unless there are several.
+        comma: A comma is the decimal separator, unless there are several.
 
     Raises:
-        ValueError: It is none.
+        ValueError: It is no number.
     """
-    # ``1423.8/1400.0``, ``615.5 (avg 610.1)``: of this step, and on average.
+    # ``1423.8/1400.0``, ``615.5 (avg 610.1)``: this step's value and the average.
     text = value.partition(b"/")[0].partition(b" (avg ")[0].strip()
     if found := _NOT_FINITE.fullmatch(text):
         return math.inf if found[1] else math.nan
@@ -362,17 +361,17 @@ def _in_milliseconds(values: dict[str, float]) -> dict[str, float]:
 
 
 def _rank_of(tag: str) -> int:
-    """Return the rank that a launcher's tag names; 0 where it names none."""
+    """Return the rank in a launcher's tag; 0 if it has none."""
     found = _RANK.search(tag)
     return int(found[1]) if found else 0
 
 
 def _steps(line: bytes, match: re.Match[bytes], whole: bool) -> Iterator[Step | Memory]:
-    """Yield the training lines in a line, with memory that they tell.
+    """Yield the training lines in a line, and the memory that they report.
 
     Args:
         line: The line.
-        match: The beginning of the first of them.
+        match: The match of the first training line's beginning.
         whole: As for ``parse``.
     """
     before = 0
@@ -395,7 +394,7 @@ def _steps(line: bytes, match: re.Match[bytes], whole: bool) -> Iterator[Step | 
         iteration, total = match.groups()
         tag, time = prefix(head) if len(head) > 1 else ("", "")
         number, most = int(iteration), 0 if total == b"infinity" else int(total)
-        # What is beyond the end is no step, but somebody's garbage.
+        # A step beyond the last one is garbage.
         if number <= (most or number):
             sizes = {MEMORY[name]: values.pop(name) / _MEBI for name in MEMORY if name in values}
             yield Step(number, most, values, tag, time, is_cut, is_torn=is_torn)
@@ -405,7 +404,7 @@ def _steps(line: bytes, match: re.Match[bytes], whole: bool) -> Iterator[Step | 
 
 
 def prefix(text: bytes) -> tuple[str, str]:
-    """Return a launcher's tag and the time, of what stands before a training line."""
+    """Return the launcher's tag and the time in the text before a training line."""
     time = _TIME.search(text)
     tag = _TAG.match(text.lstrip())
     if tag is not None and time is not None and time[0].startswith(tag[0].rstrip(b":")):
@@ -469,7 +468,7 @@ def _pipeline(line: bytes, whole: bool) -> Iterator[EngineStep]:
 def _engine(line: bytes) -> Iterator[EngineStep]:
     for match in _ENGINE.finditer(line):
         values = {"skipped": float(match[2])}
-        # Cut inside of the rate, the line does not say it.
+        # The line may be cut within the rate.
         if line[match.end() : match.end() + 1] in (b"]", b","):
             with contextlib.suppress(ValueError):
                 values["learning rate"] = float(match[3])
@@ -477,13 +476,13 @@ def _engine(line: bytes) -> Iterator[EngineStep]:
 
 
 def _moment(line: bytes, end: int) -> str:
-    """Return the last time before a position, as DeepSpeed's logger writes it; empty where there is none."""
+    """Return the last time that DeepSpeed's logger wrote before a position; empty if there is none."""
     found = _MOMENT.findall(line, 0, end)
     return found[-1].decode().replace(",", ".") if found else ""
 
 
 def _throughputs(line: bytes) -> Iterator[Throughput]:
-    """Yield what DeepSpeed's ``ThroughputTimer`` says in a line. Its average is of all steps until then."""
+    """Yield what DeepSpeed's ``ThroughputTimer`` logs in a line, except its average over all steps so far."""
     for text in _THROUGHPUT.split(line)[1:]:
         values: dict[str, float] = {}
         if samples := _SAMPLES.search(text):
@@ -498,7 +497,7 @@ def _throughputs(line: bytes) -> Iterator[Throughput]:
 
 
 def _of_others(line: bytes, whole: bool) -> Iterator[Record]:
-    """Yield what programs with lines of their own say in one."""
+    """Yield the records of programs with their own line formats."""
     for grammar in OWN:
         if grammar.evaluation is not None and (match := grammar.evaluation.search(line)):
             values, _ = _pairs(grammar, match, whole or match.end() < len(line))
@@ -513,12 +512,12 @@ def _of_others(line: bytes, whole: bool) -> Iterator[Record]:
 
 
 def _value_name(name: str) -> str:
-    """Return what Megatron calls a figure of an evaluation: ``eval_loss`` of others is ``loss value``."""
+    """Return Megatron's name of an evaluation's figure: other programs' ``eval_loss`` is ``loss value``."""
     return f"{name.removeprefix('eval_')} value"
 
 
 def _own_step(grammar: Grammar, line: bytes, match: re.Match[bytes], whole: bool) -> Iterator[Step | Memory]:
-    """Yield a step, and memory that its line tells."""
+    """Yield a step, and the memory that its line reports."""
     is_whole = whole or match.end() < len(line)
     values, sizes = _pairs(grammar, match, is_whole)
     start = match.start()
@@ -539,14 +538,14 @@ def _own_step(grammar: Grammar, line: bytes, match: re.Match[bytes], whole: bool
 def _pairs(
     grammar: Grammar, match: re.Match[bytes], whole: bool
 ) -> tuple[dict[str, float], dict[str, float]]:
-    """Return the fields of a line of another program, under Megatron's names, and memory in MiB."""
+    """Return the fields of another program's line, by Megatron's names, and its memory in MiB."""
     values: dict[str, float] = {}
     sizes: dict[str, float] = {}
     fields = match["fields"]
     if whole:
         pairs = grammar.pair.findall(fields)
     else:
-        # One at the very end may be cut.
+        # A field at the very end may be cut.
         found = grammar.pair.finditer(fields)
         pairs = [pair.groups(b"") for pair in found if pair.end() < len(fields)]
     for name, text, unit in pairs:

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What messages on standard error mean: one table of known ones, the first that matches counts.
+"""A table of known messages on standard error; the first one that matches a line counts.
 
-A line's own severity is what it says first: a warning that quotes an error is a warning, and an error that
-quotes a warning is an error. Only what stands above the warnings' form is an error whoever tells it.
+The severity that a line names first is its own: a warning that quotes an error is a warning, and an error
+that quotes a warning is an error. Only the messages above the warnings are errors even in a warning.
 
-Causes are one clause that can stand behind a node's name. Add a line to the corpus of the tests with each.
+A cause is one clause that can follow a node's name. For each new message, add a line to the tests' corpus.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ class Message(NamedTuple):
     """A known message.
 
     Attributes:
-        name: What it is about, for programs.
+        name: An identifier for programs.
         kind: ``error`` ends or harms a training, ``warning`` may, ``noise`` never does.
-        pattern: Matches somewhere in its line, without what launchers put before it.
+        pattern: Searched for in the line without launchers' prefixes.
         cause: Why it is written.
-        program: Who writes it, of what looks like an error by its form.
+        program: The program that writes it, for harmless lines in the form of an error.
     """
 
     name: str
@@ -51,12 +51,12 @@ def _harmless(name: str, program: str, pattern: str, cause: str) -> Message:
     return Message(name, "warning", re.compile(pattern), cause, program)
 
 
-# Nothing before says that the line is an error. Paths, which stand before Python's warnings, are not longer.
+# Nothing before the warning marks an error. The limit leaves room for the path before a Python warning.
 _FIRST = (
     r"(?:(?!(?:Error|Exception|ERROR|CRITICAL|FATAL)\b|[Ee]rror: |[Ff]atal: |NCCL WARN\b|"
     r"\[[EF](?:\d{4})? ).){0,500}?"
 )
-# Another rank wrote into the line, maybe an error.
+# Not if another rank wrote into the line: that part may be an error.
 _ALONE = r"(?!.*\S\[(?:rank|default)\d+\]:)"
 
 HARMLESS: tuple[Message, ...] = (
@@ -100,7 +100,7 @@ HARMLESS: tuple[Message, ...] = (
 """Lines that healthy jobs write in the form of an error."""
 
 MESSAGES: tuple[Message, ...] = (
-    # What looks like trouble and is none.
+    # Harmless lines that look like problems.
     _noise("nccl-info", r"NCCL (?:INFO|TRACE|VERSION)\b"),
     _noise(
         "process-group-end",
@@ -112,7 +112,7 @@ MESSAGES: tuple[Message, ...] = (
     _noise("connect-retry", r"\[c10d\] The client socket has failed to connect to"),
     _noise(
         "deprecated",
-        # Most lines have neither word, and are not looked at twice.
+        # The lookahead quickly rejects most lines: they have neither word.
         r"^(?=.*(?:Warning|deprecated))(?![EF]\d{4} )" + _FIRST + r"(?:(?:Deprecation|Future|"
         r"PendingDeprecation)Warning\b|\bis deprecated\b)",
     ),
@@ -123,8 +123,7 @@ MESSAGES: tuple[Message, ...] = (
     _noise("exit-in-order", r"^SystemExit(?:: (?:0|None)|:?)$"),
     _noise("logged-info", r"^\[I(?:\d{4})? |^I\d{4} |^(?:INFO|DEBUG)\b|\[INFO\]| - INFO - "),
     *HARMLESS,
-    # Errors also where a program only warns of them: the machine's faults, and what torch says when it cannot
-    # use GPUs.
+    # Errors even if a program only warns of them: hardware faults, and GPUs that torch cannot use.
     _error(
         "gpu-ecc",
         r"uncorrectable ECC|\bXid \(.*\): (?:48|63|64|94|95)\b",
@@ -157,7 +156,7 @@ MESSAGES: tuple[Message, ...] = (
         r"No space left on device|Disk quota exceeded|Errno 28\b|Errno 122\b",
         "a disk or a quota is full",
     ),
-    # What says itself that it only warns.
+    # Lines that call themselves warnings.
     _warning("overflow", r"OVERFLOW!|Gradient overflow", "gradients overflowed and the step was skipped"),
     _warning(
         "no-hostfile", r"Unable to find hostfile", "DeepSpeed found no hostfile and uses this host alone"
@@ -313,7 +312,7 @@ MESSAGES: tuple[Message, ...] = (
         "a process was killed, from outside or out of memory",
     ),
     _error("interrupted", r"^KeyboardInterrupt|SignalException: .*got signal", "somebody stopped it"),
-    # By their form.
+    # Errors by their form alone.
     _error(
         "exception",
         r"^(?:[A-Za-z_]\w*\.)*(?:[A-Z]\w*(?:Error|Exception|Interrupt|Exit)|Exception)\b(?::|$)",
@@ -327,4 +326,4 @@ MESSAGES: tuple[Message, ...] = (
     ),
 )
 UNKNOWN = Message("unknown", "noise", re.compile(""), "")
-"""Lines that match nothing: programs write much to standard error that is neither."""
+"""Lines that match nothing: most of what programs write to standard error is neither error nor warning."""
