@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A directory of logs → what a verdict needs to know. It reads files and changes nothing."""
+"""A job's log files → what a verdict needs to know. Reads files and changes nothing."""
 
 from __future__ import annotations
 
@@ -42,46 +42,46 @@ __all__ = [
 ENDED = ("finished", "failed", "stopped")
 """The launcher's words for a job that is over."""
 STREAM = ".gpu.jsonl"
-"""What the machine-readable records of a node end in."""
+"""The suffix of a node's machine-readable records."""
 _SILENT_S = 86400.0
-"""Logs that nobody has written to for so long are of a job that is over, however it ended."""
+"""When no log was written for this long, the job is over, however it ended."""
 _LIVE_S = 300.0
-"""A state that is older than this is nobody's word on a job that runs."""
+"""A state file of a running job is stale when it is older than this."""
 _PLAIN = (
     *("state", "reason", "requested", "reported", "gpu_processes", "seconds_since_step", "vocabulary"),
     "silent_since",
 )
-"""What is known of a job and is plain data already."""
+"""Fields of ``Observed`` that are plain data already."""
 _FORMER = {"requested": "asked", "reported": "told"}
-"""What nodes with a trainer of 0.5 or older call it."""
+"""The names of these fields on nodes with a trainer of 0.5 or older."""
 
 _HEADS = 8
-"""The heads of so many logs are read in any case: the first process', which says most, is among them."""
+"""The number of logs whose heads are always read. The first process, which writes most, is among them."""
 _ERROR_BYTES = 128 * 1024 * 1024
 _LEAST_ERRORS = 128 * 1024
-"""So many bytes of errors are read, of all nodes together, but of each node so many…"""
+"""Bytes of errors that are read from all nodes together, and the least from each node."""
 _AT_BEGIN = 4
-"""… a fourth of them at the beginning, and the rest at the end, where a job says why it died."""
+"""A fourth of them is read at the beginning, the rest at the end, where a job says why it died."""
 _MIXED_BYTES = 4 * 1024 * 1024
-"""So many bytes at the ends of logs with standard output and error together, of all nodes, but of each…"""
+"""Bytes read at the ends of logs with both standard output and error, from all nodes together…"""
 _LEAST_MIXED, _MOST_MIXED = 16 * 1024, 256 * 1024
-"""… so many at least and at most: a line of output says less than one of errors."""
+"""… and the least and the most from each node. Less than of errors, since few lines of output matter."""
 _STEP = re.compile(r"\biteration +(\d{1,15})/ *\d")
 _SETTING = re.compile(
     r"""^(?:export +)?([A-Z][A-Z0-9_]*)=["']?([^"'#\s$`]+)["']?[ \t]*(?:#.*)?$""", re.MULTILINE
 )
 _PROCESSORS = " CPU cores"
-"""Ends the name of what our agents write of in the same form where a node has no GPU."""
+"""Ends the device name in the records of nodes without a GPU: our agents write their CPUs instead."""
 _DEVICE = re.compile(rf"^\[\d+\] (?!\d+{_PROCESSORS}).*\| +(\d+) / +(\d+) MB \|(.*)$")
 _MB = 1024 * 1024
-"""What gpustat calls so."""
+"""What gpustat calls MB."""
 _DEVICES = 16
 _SAMPLES = 120
 _MOST_BYTES = 256 * 1024
-"""So many of the last moments of a node are looked at, in so many bytes…"""
+"""At most this many of a node's last samples are read, from at most this many bytes at the end…"""
 _EACH = 20
 _EVERY = 4
-"""… and of those before the last so many each of so many: a thousand nodes have a hundred thousand."""
+"""… all of the last _EACH, but one in _EVERY of those before: a thousand nodes have a hundred thousand."""
 
 
 def observe(
@@ -93,18 +93,19 @@ def observe(
     conf: Path | None = None,
     runs: Sequence[Mapping[str, Any]] | None = None,
 ) -> Observed:
-    """Return what the logs of a job tell.
+    """Return what the logs of a job show.
 
     Args:
         path: A job's directory, one with ``NODE.out``, ``NODE.err`` and ``NODE.gpu``, or one log.
         now: Seconds since 1970.
-        node: Only its files; by default all nodes'.
-        state: The launcher's or scheduler's word, where it is known; by default that in the job's directory.
-        conf: What was asked for, as ``KEY=VALUE`` lines; values that a shell would compute are left out.
-        runs: What the logs tell of runs, where they have been read already.
+        node: Read only this node's files; by default all nodes'.
+        state: The launcher's or scheduler's word, if known; by default the one in the job's directory.
+        conf: The requested configuration, as ``KEY=VALUE`` lines. Values that a shell would compute are
+            ignored.
+        runs: The runs in the logs, if they have been read already.
 
     Raises:
-        NothingToRead: There are no logs, the state is none, or what was asked for cannot be read.
+        NothingToRead: There are no logs, the state is no known word, or ``conf`` cannot be read.
     """
     check_state(state)
     outputs = [file for file in log_files(path) if not node or node_of_log(file) == node]
@@ -138,7 +139,7 @@ def observe(
             *itertools.chain(*(one.findings for one in errors)),
             *_all_mixed(_mixed(logs, whole), whole),
         ],
-        # What a script says that it runs is asked of the program that it starts.
+        # The script's job info is compared with what its program reports.
         requested={
             **{ARGUMENT_OF[key]: value for key, value in info.items() if key in ARGUMENT_OF},
             **wanted,
@@ -146,7 +147,7 @@ def observe(
         reported={node: told} if told else {},
         gpu_processes=_processes(of_nodes(".gpu")),
         seconds_since_step=None if is_silent or run is None else waited,
-        # It may save or evaluate, and most programs do not say it.
+        # Most programs do not log when they begin to save or evaluate.
         tells_phases=False,
         vocabulary=next((one.vocabulary for one in heads if one.vocabulary is not None), None),
         signs=[
@@ -154,7 +155,7 @@ def observe(
             *(_not_compared(conf) if conf and not told.keys() & wanted.keys() else ()),
             *(_left_out(path, folder, node) if whole else ()),
             *_not_read(errors),
-            # Those who watch it have looked at the same, and of what has ended nobody asks.
+            # A job's observer has evaluated these samples already; for a job that has ended they are moot.
             *(() if watched or word in ENDED else itertools.chain(*of_each(_signs, of_nodes(STREAM)))),
         ],
         silent_since=_minute(changed) if is_silent and changed is not None else "",
@@ -163,10 +164,10 @@ def observe(
 
 
 def check_state(said: str) -> None:
-    """Refuse what is no word for a job's state, in any line; nothing, and a word that sacct has cut, are.
+    """Check that each line is a word for a job's state. No line, or a word that sacct has cut, is fine.
 
     Raises:
-        NothingToRead: It is none.
+        NothingToRead: A line is no such word.
     """
     for line in said.splitlines():
         if all(word in STATES for word in states_of(line)):
@@ -179,8 +180,8 @@ def check_state(said: str) -> None:
 
 
 def merged(parts: Sequence[Observed]) -> Observed:
-    """Return what is known of a job whose nodes each told of their own files; its runs are left out."""
-    # The master's state is the whole job's: it has a reason and a final word.
+    """Merge what each node of a job observed in its own files; runs are left out."""
+    # The master's state is that of the whole job: it has a reason and a final word.
     stated = max(parts, key=lambda one: (bool(one.watched), bool(one.reason), bool(one.state)))
     waited = [one.seconds_since_step for one in parts if one.seconds_since_step is not None]
     silent = [one.silent_since for one in parts]
@@ -202,7 +203,7 @@ def merged(parts: Sequence[Observed]) -> Observed:
 
 
 def to_json(seen: Observed) -> dict[str, Any]:
-    """Return what logs tell as plain data, without the runs."""
+    """Return an ``Observed`` as plain data, without the runs."""
     return {
         **{key: getattr(seen, key) for key in _PLAIN},
         "findings": [one.to_json() for one in seen.findings],
@@ -212,7 +213,7 @@ def to_json(seen: Observed) -> dict[str, Any]:
 
 
 def of_json(data: Mapping[str, Any]) -> Observed:
-    """Return what ``to_json`` made plain data of."""
+    """Return the ``Observed`` from ``to_json``'s plain data."""
     return Observed(
         **{key: data[key] if key in data else data[_FORMER[key]] for key in _PLAIN},
         tells_phases=False,
@@ -223,7 +224,7 @@ def of_json(data: Mapping[str, Any]) -> Observed:
 
 
 def node_of_log(file: Path) -> str:
-    """Return the node that wrote a log: ``n1`` of ``n1.out`` and ``n1.out.2``."""
+    """Return the node that wrote a log: ``n1`` for ``n1.out`` and ``n1.out.2``."""
     return file.name.partition(".out")[0]
 
 
@@ -232,7 +233,7 @@ def _minute(seconds: float) -> str:
 
 
 def read_json(file: Path) -> dict[str, Any]:
-    """Return what a file of a job's directory has; nothing where it is absent or being written."""
+    """Return the JSON object in a file of a job's directory; empty if it is absent or being written."""
     try:
         found = json.loads(regular(file).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
@@ -241,7 +242,7 @@ def read_json(file: Path) -> dict[str, Any]:
 
 
 def _watched(state: Mapping[str, Any], file: Path, now: float) -> Verdict | None:
-    """Return the verdict in a job's state, unless who wrote it is gone while the job went on."""
+    """Return the verdict in a job's state file; None if its writer is gone while the job goes on."""
     verdict = state.get("verdict")
     if not isinstance(verdict, dict):
         return None
@@ -252,7 +253,7 @@ def _watched(state: Mapping[str, Any], file: Path, now: float) -> Verdict | None
 
 @dataclass(frozen=True)
 class _Head:
-    """What a node's log says at its head."""
+    """What is at the head of a node's log."""
 
     node: str
     info: Mapping[str, str] = field(default_factory=dict)
@@ -260,7 +261,7 @@ class _Head:
 
 
 def _head_of(log: Sequence[Path]) -> _Head:
-    """Return what is at the head of a log, given its pieces; nothing of one that cannot be read."""
+    """Return the head of a log, given its pieces; an empty one if it cannot be read."""
     try:
         text = head(log[0])
     except OSError:
@@ -271,13 +272,13 @@ def _head_of(log: Sequence[Path]) -> _Head:
 def _slow(
     run: Mapping[str, Any], told: Mapping[str, str], heads: Sequence[_Head], logs: Sequence[Sequence[Path]]
 ) -> list[Sign]:
-    """Return the ranks that compute longer than their peers, where the timers of all are told.
+    """Return the ranks that compute longer than their peers, if the timers of all ranks are logged.
 
     Args:
         run: The run.
-        told: What it says of itself.
-        heads: Of the first logs.
-        logs: All, each in its pieces.
+        told: Its job info and arguments.
+        heads: The heads of the first logs.
+        logs: All logs, each as its pieces.
     """
     compute = {int(rank): float(time) for rank, time in run["compute_ms"].items()}
     layout = rank_timers.layout(told)
@@ -295,7 +296,7 @@ def _slow(
 
 
 class _Errors(NamedTuple):
-    """What a node's file of errors says, and how many bytes in its middle were not read."""
+    """The findings in a node's file of errors, and the number of bytes in its middle that were not read."""
 
     node: str
     findings: Sequence[Finding] = ()
@@ -303,35 +304,35 @@ class _Errors(NamedTuple):
 
 
 def _all_errors(files: Sequence[Path]) -> list[_Errors]:
-    """Return what is wrong by files of errors, of each of which as many bytes are read as of the others."""
+    """Return the findings in files of errors. From each file the same number of bytes is read at most."""
     share = max(_LEAST_ERRORS, _ERROR_BYTES // max(1, len(files)))
     return of_each(functools.partial(_errors_of, share), files)
 
 
 def _errors_of(share: int, file: Path) -> _Errors:
-    """Return what is wrong in the errors of a node, ``NODE.err``; nothing of a file that cannot be read."""
+    """Return the findings in a node's errors, ``NODE.err``; none if the file cannot be read."""
     found, unread = Findings(), 0
     try:
         unread = max(0, _size(file) - share)
         begin = share // _AT_BEGIN
         for line in text_lines(file, end=begin if unread else END):
-            # The last one of the beginning may be a part of a line…
+            # The last line of the beginning may be cut…
             if line.endswith("\n") or not unread:
                 found.add(line)
         if unread:
             found.skip()
-            # … as the first one of the end is.
+            # … and so may the first line of the end.
             for line in itertools.islice(text_lines(file, begin=begin + unread - 1), 1, None):
                 found.add(line)
     except OSError:
-        # It is named among those that were not read.
+        # _left_out names the file.
         unread = 0
     found.end()
     return _Errors(file.stem, [replace(one, node=file.stem) for one in found.found()], unread)
 
 
 def _not_read(errors: Sequence[_Errors]) -> list[Sign]:
-    """Return that of long files of errors the middle was not read."""
+    """Return a note that the middle of long files of errors was not read."""
     long = [one for one in errors if one.unread]
     if not long:
         return []
@@ -343,29 +344,29 @@ def _not_read(errors: Sequence[_Errors]) -> list[Sign]:
 
 
 def _mixed(logs: Sequence[Sequence[Path]], whole: bool) -> list[Path]:
-    """Return the logs that may have errors in them: all but those of nodes that have a file for them."""
+    """Return the logs that may contain errors: those of nodes without a separate file of errors."""
     files = [log[-1] for log in logs]
     return [one for one in files if not (whole and _size(one.with_name(f"{node_of_log(one)}.err")))]
 
 
 def _size(file: Path) -> int:
-    """Return how many bytes a log and its pieces have."""
+    """Return the bytes of a log and its pieces."""
     return sum(one.stat().st_size for one in with_pieces(file) if one.exists())
 
 
 def _all_mixed(files: Sequence[Path], whole: bool) -> list[Finding]:
-    """Return what is wrong by the ends of logs, of each of which as many bytes are read as of the others."""
+    """Return the findings at the ends of logs. From each log the same number of bytes is read at most."""
     share = min(_MOST_MIXED, max(_LEAST_MIXED, _MIXED_BYTES // max(1, len(files))))
     found = itertools.chain(*of_each(functools.partial(_in_output, share), files))
-    # What one log is called says nothing of a node.
+    # The name of a single log need not be a node's.
     return list(found) if whole else [replace(one, node="") for one in found]
 
 
 def _in_output(share: int, file: Path) -> list[Finding]:
-    """Return what is wrong by the end of a log of standard output and error, of its last attempt."""
+    """Return the findings of the last attempt at the end of a log of standard output and error."""
     lines = tail(file, share, most=share)
     found, last = Findings(), 0
-    # Of a longer log the first one is the end of a line.
+    # In a longer log the first line may be cut.
     for line in lines[_size(file) > share :]:
         if step := _STEP.search(line):
             if int(step[1]) < last:
@@ -379,11 +380,11 @@ def _in_output(share: int, file: Path) -> list[Finding]:
 
 
 def _signs(file: Path) -> list[Sign]:
-    """Return what is wrong with a node, from the end of what its agent measured, ``NODE.gpu.jsonl``."""
+    """Return the signs of a node, from the last samples of its agent in ``NODE.gpu.jsonl``."""
     samples = []
     lines = tail(file, _SAMPLES, most=_MOST_BYTES)
     for line in (*lines[:-_EACH:_EVERY], *lines[-_EACH:]):
-        # The first of the last bytes may be in the middle of a line, and the last line may have been cut.
+        # The first and the last line may be cut.
         with contextlib.suppress(ValueError, TypeError, KeyError, AttributeError, RecursionError):
             sample = Sample.of(json.loads(line))
             gpus = tuple(one for one in sample.devices if not one.name.endswith(_PROCESSORS))
@@ -395,7 +396,7 @@ def _signs(file: Path) -> list[Sign]:
 
 
 def _left_out(path: Path, folder: Path, node: str) -> list[Sign]:
-    """Return that some of a job's files cannot be read: what they would tell is missing."""
+    """Return a note that names the files of a job that cannot be read."""
     found = unreadable_logs(folder, node, path / "state.json")
     shown = f"{'; '.join(found[:_HEADS])}{f' and {len(found) - _HEADS} more' * (len(found) > _HEADS)}"
     return [Sign("files", f"Not all logs were read: {shown}.", is_note=True)] if found else []
@@ -409,7 +410,7 @@ def _settings(conf: Path) -> dict[str, str]:
 
 
 def _as_told(settings: Mapping[str, str], told: Mapping[str, str]) -> dict[str, str]:
-    """Return what was asked for by the names that a job has for it: the script's, or else its arguments'."""
+    """Return the requested settings by the names that the job reports: the script's, or its arguments'."""
     names = {key: ARGUMENT_OF.get(key, key.lower()) for key in settings if key not in told}
     return {names[key] if names.get(key) in told else key: value for key, value in settings.items()}
 
@@ -420,9 +421,10 @@ def _not_compared(conf: Path) -> list[Sign]:
 
 
 def _processes(files: Sequence[Path]) -> dict[str, int | None]:
-    """Return on how many GPUs of each node a process is; None of one that tells no GPU, nothing without any.
+    """Return the number of GPUs in use by node; None for a node whose file shows no device.
 
-    Of a GPU that names no process, the memory counts; see ``Device.is_in_use``.
+    Nodes whose records show only CPUs are left out. A GPU that lists no process is in use if its memory is;
+    see ``Device.is_in_use``.
     """
     found: dict[str, int | None] = {}
     for file in files:

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Long logs, and many files, read by several processes.
+"""Read long logs, and many files, with several processes.
 
-Of a long log each says what a part of it says, and the parts are put in order. What comes out is what one
-process would have read, to the last record. A part begins with a line; only timers of all ranks go on from
-line to line, so it begins with their heading where there is one near. Where they go on into a part
-nevertheless, it is read again.
+Each process parses parts of a long log; the results are put in order, so the records are exactly those that
+one process would have read. A part begins at a line. Only the timers of all ranks depend on lines before, so
+a part begins at their heading if there is one near. If timers continue into a part nevertheless, that part is
+read again.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ if TYPE_CHECKING:
 __all__ = ["of_each", "records_of"]
 
 PART = 8 * BLOCK
-"""Bytes that a process reads at a time. With those that wait to be noted it says how much memory is used."""
+"""Bytes that a process reads at a time. Together with the parts that wait, this limits the memory."""
 REACH = 2 * BLOCK
-"""The heading of timers is looked for in so many bytes behind the place where a part could begin."""
+"""Bytes after the earliest begin of a part in which the heading of timers is searched for…"""
 _GLANCE = 64 * 1024
-"""In so many where there were none lately."""
+"""… and fewer if the part before had no timers."""
 _MOST = 4
-"""So many processes are the most: what they say is noted by one."""
+"""The most processes: a single process collects their results."""
 
 _FEW = 32
-"""So few files are read by one process."""
+"""Files per process: fewer than twice as many are read by one process."""
 
 _One = TypeVar("_One")
 _Told = TypeVar("_Told")
@@ -47,13 +47,13 @@ _Found = tuple[list[Record | Many], RankTimers]
 
 
 def _workers(work: int) -> int:
-    """Return how many processes share so many pieces of work; less than 2 when it is this one alone."""
-    # A process that has threads cannot be copied safely.
+    """Return the number of processes for so many pieces of work; below 2 means this process alone."""
+    # A process with threads cannot be forked safely.
     return min(_MOST, len(os.sched_getaffinity(0)), work) if threading.active_count() == 1 else 1
 
 
 def _processes(workers: int) -> ProcessPoolExecutor:
-    # To import them takes as long as to read some megabytes, and most logs have fewer.
+    # Importing these takes as long as reading some megabytes, and most logs are shorter.
     import multiprocessing
     from concurrent.futures import ProcessPoolExecutor
 
@@ -61,7 +61,7 @@ def _processes(workers: int) -> ProcessPoolExecutor:
 
 
 def of_each(read_one: Callable[[_One], _Told], items: Sequence[_One]) -> list[_Told]:
-    """Return what a function returns for each of some items, such as files. It and they can be pickled."""
+    """Return a function's result for each item, such as a file; all three must be picklable."""
     workers = _workers(len(items) // _FEW)
     if workers < 2:
         return list(map(read_one, items))
@@ -71,12 +71,12 @@ def of_each(read_one: Callable[[_One], _Told], items: Sequence[_One]) -> list[_T
         with _processes(workers) as pool:
             return list(pool.map(read_one, items, chunksize=_FEW // 4))
     except BrokenProcessPool:
-        # One was killed, perhaps for want of memory: this one alone takes less.
+        # A worker was killed, perhaps for lack of memory: one process needs less.
         return list(map(read_one, items))
 
 
 class _Part(NamedTuple):
-    """Bytes of a log, from one position to another; sure when no timers from before go on in it."""
+    """A range of bytes of a log; ``is_sure`` when no timers can continue into it."""
 
     begin: int
     end: int
@@ -84,14 +84,14 @@ class _Part(NamedTuple):
 
 
 def records_of(paths: Sequence[Path], *, every: bool) -> Iterator[Record | Many]:
-    """Yield what files say that are pieces of one log, in its order.
+    """Yield the records in the pieces of one log, in order.
 
     Args:
-        paths: The files, the oldest first.
+        paths: The pieces, the oldest first.
         every: As for ``together``.
 
     Raises:
-        OSError: One cannot be read.
+        OSError: A file cannot be read.
     """
     size = sum(path.stat().st_size for path in paths)
     workers = _workers(size // (4 * PART))
@@ -115,7 +115,7 @@ def records_of(paths: Sequence[Path], *, every: bool) -> Iterator[Record | Many]
                     waiting.append((part, pool.submit(told, part)))
                 part, future = waiting.popleft()
                 if timers.are_open and not part.is_sure:
-                    # Not cancelled: once a process is killed, Python 3.11 would tell no part after it.
+                    # Do not cancel the future: if a worker is then killed, Python 3.11 reports no later part.
                     blocks = read(paths, begin=part.begin, end=part.end)
                     yield from records_together(blocks, every=every, timers=timers)
                 else:
@@ -124,20 +124,20 @@ def records_of(paths: Sequence[Path], *, every: bool) -> Iterator[Record | Many]
                 parts.has_timers |= timers.are_open
                 begin = part.end
     except BrokenProcessPool:
-        # One was killed, perhaps for want of memory: this one alone takes less.
+        # A worker was killed, perhaps for lack of memory: one process needs less.
         blocks = read(paths, begin=begin)
         yield from records_together(blocks, every=every, timers=timers)
 
 
 def _told(paths: tuple[Path, ...], every: bool, part: _Part) -> _Found:
-    """Return what a part of a log says.
+    """Return the records in a part of a log, and its timers that may continue.
 
-    Lines are most of the bytes. They are left out of steps that are sure to go on with their run, and have
-    no figure that is no number: those ``Run.add_steps`` takes. They cannot be read again later, when the log
-    may have been rotated.
+    To send fewer bytes between processes, most lines are dropped from steps that certainly continue their run
+    and have only finite figures: ``Run.add_steps`` does not need them. All other lines are kept, because the
+    log may have been rotated when they are needed.
     """
     timers = RankTimers()
-    # The run is at this step or before it; None: that is not known.
+    # The run is at this step at most; None if unknown.
     last: int | None = None
     blocks = read(paths, begin=part.begin, end=part.end)
     found: list[Record | Many] = []
@@ -146,7 +146,7 @@ def _told(paths: tuple[Path, ...], every: bool, part: _Part) -> _Found:
             begin, end = one.iterations[0], one.iterations[-1]
             go_on = last is not None and begin > last
             if len(one.iterations) > RECENT:
-                # More than can repeat others: the run is at the last one.
+                # Too many to be repeated lines: the run is at the last one.
                 last = end
             elif last is not None:
                 last = max(last, end)
@@ -159,10 +159,10 @@ def _told(paths: tuple[Path, ...], every: bool, part: _Part) -> _Found:
 
 
 class _Parts(Iterator[_Part]):
-    """The parts of a log, each of about so many bytes.
+    """The parts of a log, each of about ``size`` bytes.
 
     Attributes:
-        has_timers: Whether to look far for headings: where there are none, that reads a quarter of the log.
+        has_timers: Search far for headings. Without any in the log, that would read a quarter of it.
     """
 
     def __init__(self, paths: Sequence[Path], size: int, reach: int) -> None:
@@ -171,21 +171,21 @@ class _Parts(Iterator[_Part]):
         self.has_timers = True
 
     def __next__(self) -> _Part:
-        """Return the next one."""
+        """Return the next part."""
         if self._next is None:
             raise StopIteration
         begin, is_sure = self._next
         reach = self._reach if self.has_timers else min(self._reach, _GLANCE)
         self._next = _border(self._paths, begin + self._size, reach)
         if self._next is None:
-            # What is written meanwhile is read, too.
+            # To the end, so that what is written meanwhile is read, too.
             return _Part(begin, END, is_sure)
         self.has_timers = self._next[1]
         return _Part(begin, self._next[0], is_sure)
 
 
 def _border(paths: Sequence[Path], position: int, reach: int) -> tuple[int, bool] | None:
-    """Return where a line begins behind a position, and whether that is a heading of timers."""
+    """Return where a line begins after a position, and whether it is a heading of timers."""
     seen = b""
     for data in read(paths, min(BLOCK, reach), begin=position):
         seen += data

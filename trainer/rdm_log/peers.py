@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Which rank is slow, holds the others up, or was the first whose loss is no number. Pure functions.
+"""Which rank is slow, holds up the others, or had the first NaN loss. Pure functions.
 
-In a synchronous training every rank takes the time of the slowest one, so the time of a step names nobody.
-What a rank spends outside of waiting for others is its own: by that, culprits differ from their victims.
+In synchronous training every rank takes as long as the slowest one, so the time of a step names no rank. The
+compute time, without waiting for other ranks, tells the cause from its victims.
 """
 
 from __future__ import annotations
@@ -20,41 +20,41 @@ __all__ = ["RankHeartbeat", "first_nan", "holding", "limit_of", "slow", "straine
 
 _MANY = 8
 _SLOWER = {True: 1.3, False: 1.5}
-"""A rank is slow when its compute time is so many times its peers', of many or of few…"""
+"""A rank is slow when its compute time is this multiple of its peers', by whether they are many…"""
 _BEYOND = 6.0
-"""… and so many standard deviations beyond them…"""
+"""… and this many standard deviations above theirs…"""
 _AWAITED = 0.5
-"""… and its peers wait longer than it does, by this share at least of what it takes more."""
+"""… and its peers wait longer than it does, by at least this share of its extra time."""
 _GROWN = 1.6
-"""Without peers, when its compute time is so many times what it was, and most others' has not grown so."""
+"""Without peers: when its compute time is this multiple of what it was, unless most others' grew so, too."""
 _LEAST_S = 0.002
 """Differences below this are noise."""
 _RECORDS = 8
 _SURE_S = 15.0
-"""A rank's usual times are those of so many records at least, over so many seconds at least…"""
+"""A rank's usual times need at least this many records over at least this many seconds…"""
 _WARM = 2
-"""… without its first ones."""
+"""… after its first ones."""
 _TOLD = 8
 
 
 @dataclass(frozen=True)
 class RankHeartbeat:
-    """How a rank gets on.
+    """The progress and speed of a rank.
 
     Attributes:
-        rank: Which.
-        node: Where.
-        group: Ranks with the same work have the same: a stage of the pipeline.
+        rank: Its number.
+        node: Its node.
+        group: Equal for ranks with the same work: a stage of the pipeline.
         iteration: Steps that it has begun.
-        waits: It waits for other ranks at this moment; None when that is not known.
-        compute_s: Its compute time of a step, without waiting for others: the median of its last records.
-        least_s: The least of them, without waiting for a processor either: it takes that long in any case.
-        waited_s: What it waits for others in a step: the median.
-        starved_s: What it waits for a processor in a step, because others use it: the median.
-        before_s: What its compute time usually was at its beginning.
-        before_waited_s: What it waited then.
-        nan_at: The first step with a loss of its own that was no number.
-        retries: How often its GPU's memory was full, so that the cache had to be given back, lately.
+        waits: It waits for other ranks at this moment; None if unknown.
+        compute_s: Its compute time per step, without waiting for other ranks: the median of its last records.
+        least_s: The least compute time of these records, without waiting for a processor either.
+        waited_s: The time per step that it waits for other ranks: the median.
+        starved_s: The time per step that it waits for a busy processor: the median.
+        before_s: Its usual compute time at the beginning.
+        before_waited_s: Its usual waiting time at the beginning.
+        nan_at: The first step whose loss on this rank was NaN or infinite.
+        retries: How often lately its GPU's memory was full, so that the cache had to be freed.
     """
 
     rank: int
@@ -73,18 +73,18 @@ class RankHeartbeat:
 
     @classmethod
     def of(cls, node: str, data: Mapping[str, Any]) -> RankHeartbeat:
-        """Return what an agent reports of one of its ranks; one of an older release says ``own_s``."""
+        """Return the heartbeat that an agent reports for a rank; older releases say ``own_s``."""
         return cls(
             node=node, **{"compute_s" if key == "own_s" else key: value for key, value in data.items()}
         )
 
 
 def usual(records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Return what a rank takes in a step, of ``RankHeartbeat``; nothing while that is not known for sure.
+    """Return a rank's times per step, as fields of ``RankHeartbeat``; empty while there are too few records.
 
     Args:
-        records: What it wrote, the oldest first: ``time`` in s, and of a step on average since the record
-            before ``compute_s``, ``waited_s`` (0 when absent) and ``starved_s`` (the same).
+        records: Its records, the oldest first: ``time`` in s, and ``compute_s``, ``waited_s`` and
+            ``starved_s`` as averages per step since the record before (the last two are 0 if absent).
     """
     for begin in range(len(records) - _RECORDS, _WARM - 1, -1):
         if records[-1]["time"] - records[begin - 1]["time"] >= _SURE_S:
@@ -96,7 +96,7 @@ def usual(records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
         statistics.median(float(one.get(key) or 0.0) for one in window)
         for key in ("compute_s", "waited_s", "starved_s")
     )
-    # Somebody else's work on a node makes some records slow, and a fault all of them.
+    # Other programs on a node make some records slow; a fault makes all of them slow.
     least_s = min(max(0.0, one["compute_s"] - (one.get("starved_s") or 0.0)) for one in window)
     return {"compute_s": compute_s, "least_s": least_s, "waited_s": waited_s, "starved_s": starved_s}
 
@@ -106,17 +106,18 @@ def slow(
     held_back: Mapping[str, str] | None = None,
     quotas: Mapping[str, float] | None = None,
 ) -> list[Sign]:
-    """Return who is slower than its peers, and is waited for; a node whose ranks all are is named once.
+    """Return the ranks that are slower than their peers and make them wait.
 
-    Slow is who takes longer in the fastest of its records than its peers usually do. Time for which it was
-    ready to run and others had the processor is not counted: somebody else's work on a node is only told.
-    Where a node's own limits keep its ranks from the processors, the node is named, unless its peers' nodes
-    have the same quota: of those it depends on when their periods begin who is held back first in a step.
+    A node whose ranks are all slow is reported once. A rank is slow if even its fastest record takes longer
+    than its peers usually do. Time in which it was ready to run but other programs had the processor does not
+    count; such load is only a note. If a node's own limits keep its ranks from the processors, the node is
+    named, unless its peers' nodes have the same quota: then it depends on when their periods begin which node
+    is throttled first in a step.
 
     Args:
-        ranks: All of a job.
+        ranks: All ranks of a job.
         held_back: What limits a node, by node; see ``signs.held_back``.
-        quotas: How many processors the job may use on a node, of those that have such a limit.
+        quotas: How many processors the job may use, by node; nodes without such a limit are left out.
     """
     groups: dict[str, list[RankHeartbeat]] = {}
     everyone = list(ranks)
@@ -130,7 +131,7 @@ def slow(
     for group in groups.values():
         if len(group) > 1:
             times = [one.compute_s or 0.0 for one in group]
-            # Of two ranks the faster one is how fast it goes, and the other one's waiting what it costs.
+            # Of two ranks, the faster one gives the typical time, and the longer wait is the cost.
             typical, limit = limit_of(times)
             waiting = statistics.median_high([one.waited_s for one in group])
             for one in group:
@@ -152,16 +153,16 @@ def _has_less(
     everyone: Sequence[RankHeartbeat],
     shares: Mapping[str, float],
 ) -> bool:
-    """Return whether a rank may use less of the processors than its peers on other nodes.
+    """Return whether a rank may use less processor time than its peers on other nodes.
 
-    A quota can make it so many times slower as theirs are larger, and no more. Peers that are all on its own
-    node have its quota: then it is compared with all ranks of other nodes.
+    A quota makes a rank slower by the ratio of the quotas at most. If all peers are on its own node, and so
+    have its quota, it is compared with all ranks of other nodes.
 
     Args:
         one: The rank.
-        group: It and its peers.
+        group: The rank and its peers.
         everyone: All ranks of the job.
-        shares: Processors for each rank, by node; a node without a quota is left out.
+        shares: Processors per rank, by node; nodes without a quota are left out.
     """
     far = [other for other in group if other.node != one.node]
     far = far or [other for other in everyone if other.node != one.node]
@@ -172,7 +173,7 @@ def _has_less(
 
 
 def limit_of(times: Sequence[float]) -> tuple[float, float]:
-    """Return what peers usually take, in seconds, and from where on one is slow.
+    """Return the typical time of peers and the limit above which one is slow, in seconds.
 
     Source: the median absolute deviation as a robust estimate of the spread (Rousseeuw and Croux 1993).
     """
@@ -183,13 +184,13 @@ def limit_of(times: Sequence[float]) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class _Found:
-    """A rank that takes so many times as long as what it is compared with, in words.
+    """A slow rank.
 
     Attributes:
-        rank: Which.
-        times: How many.
-        than: What the others take.
-        has_less: It may use less of the processors than they may.
+        rank: The rank.
+        times: How many times as long as the others it takes.
+        than: What the others take, in words.
+        has_less: It may use less processor time than they may.
     """
 
     rank: RankHeartbeat
@@ -199,7 +200,7 @@ class _Found:
 
 
 def _grown(lonely: Sequence[RankHeartbeat]) -> Iterator[_Found]:
-    """Yield those without peers that take longer than they did, where others wait longer than they did."""
+    """Yield ranks without peers that became slower, if the others wait longer than before, too."""
     grown = [one for one in lonely if _growth(one) > _GROWN]
     if len(grown) > len(lonely) / 2:
         return
@@ -216,9 +217,9 @@ def _growth(one: RankHeartbeat) -> float:
 
 
 def _crowded(found: Sequence[_Found], held_back: Mapping[str, str]) -> list[Sign]:
-    """Return each node that has too few processors, and a note on each whose processors others use.
+    """Return a sign for each node with too few processors, and a note for each with other load.
 
-    That all have as few is a note, too.
+    If all nodes have as few processors, it is a note, too.
     """
     worst: dict[str, _Found] = {}
     for entry in sorted(found, key=lambda entry: entry.times):
@@ -271,9 +272,9 @@ def _told(found: Sequence[_Found], everyone: Sequence[RankHeartbeat]) -> list[Si
 
 
 def holding(ranks: Iterable[RankHeartbeat]) -> list[RankHeartbeat]:
-    """Return the ranks that the others wait for, when nothing gets on: few that do not wait themselves.
+    """Return the ranks that the others wait for when a job hangs: the few that do not wait themselves.
 
-    Empty where that cannot be told: nobody waits, or all do.
+    Empty if that cannot be decided: most ranks are busy, or all wait.
     """
     known = [one for one in ranks if one.waits is not None]
     busy = [one for one in known if not one.waits]
@@ -284,7 +285,7 @@ def holding(ranks: Iterable[RankHeartbeat]) -> list[RankHeartbeat]:
 
 
 def first_nan(ranks: Iterable[RankHeartbeat]) -> list[Sign]:
-    """Return whose loss was no number first; nothing when all were at once, or none was."""
+    """Return the ranks whose loss was not finite first; empty if all were at once, or none was."""
     everyone = list(ranks)
     hit = [one for one in everyone if one.nan_at is not None]
     if not hit:
@@ -306,7 +307,7 @@ def first_nan(ranks: Iterable[RankHeartbeat]) -> list[Sign]:
 
 
 def strained(ranks: Iterable[RankHeartbeat]) -> list[Sign]:
-    """Return whose GPU's memory is at its limit: full memory costs a step much time, and more fails it."""
+    """Return the ranks whose GPU memory is at its limit: that slows down steps, and may soon fail one."""
     return [
         Sign(
             "memory",

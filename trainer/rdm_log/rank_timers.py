@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Which ranks compute longer than their peers, by the timers that Megatron writes of each rank. Pure.
+"""Which ranks compute longer than their peers, from Megatron's timers of each rank. Pure functions.
 
-``--timing-log-option all`` writes ``forward-compute`` and ``backward-compute`` of every rank. What a rank
-waits for other stages is not in them, but what it waits for its tensor-parallel group is: that is one, here.
-They are averages over a run, so that who becomes slow late is named late.
+``--timing-log-option all`` logs ``forward-compute`` and ``backward-compute`` of every rank. They exclude the
+time that a rank waits for other stages, but include waiting for its tensor-parallel group, so each such group
+counts as one. The timers are averaged over a run: a rank that becomes slow late is found late.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from rdm_log.signs import Sign
 __all__ = ["TIMERS", "layout", "slow"]
 
 TIMERS = ("forward-compute", "backward-compute")
-"""Whose sum is what a rank computes in a step."""
+"""The timers whose sum is a rank's compute time per step."""
 _TOLD = 8
 
 
 def layout(told: Mapping[str, str]) -> tuple[int, int] | None:
-    """Return the stages of the pipeline and the ranks that share a layer; None where they are not told.
+    """Return the number of pipeline stages and of ranks that share a layer; None if either is unknown.
 
     Args:
         told: Megatron's arguments, or the job info.
@@ -40,13 +40,13 @@ def layout(told: Mapping[str, str]) -> tuple[int, int] | None:
 
 
 def slow(milliseconds: Mapping[int, float], stages: int, tensor: int, nodes: Mapping[int, str]) -> list[Sign]:
-    """Return who computes longer than the other replicas of its stage, the slowest first.
+    """Return the ranks that compute longer than the other replicas of their stage, the slowest first.
 
     Args:
-        milliseconds: What each rank computes in a step.
-        stages: Of the pipeline.
-        tensor: Ranks that share a layer.
-        nodes: On which node a rank is, where that is known.
+        milliseconds: The compute time per step, by rank.
+        stages: The number of pipeline stages.
+        tensor: The number of ranks that share a layer.
+        nodes: The node of each rank, where it is known.
 
     Source: ranks count tensor first, then data, then pipeline (Megatron-LM's ``parallel_state``).
     """

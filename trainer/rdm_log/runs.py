@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Records of a log → its runs: from a start to the end or to the next start.
 
-A job that is restarted goes on writing into the same file. A run ends where Megatron says that it starts
-anew, or where the steps go back without such a word, because the rank that writes steps is on another node
-than the one that writes of starts.
+A restarted job continues to write to the same file. A run ends where Megatron logs a new start, or where the
+step number goes back without one: the rank that logs steps may be on another node than the rank that logs
+starts.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ from rdm_log.lines import (
 __all__ = ["OUTLIERS", "RECENT", "Loss", "Run", "TimerFigures", "followed", "merged", "runs", "with_engine"]
 
 OUTLIERS = 20
-"""So many of the slowest steps are remembered."""
+"""The number of slowest steps that are kept."""
 RECENT_TIMES = 10
-"""So many of the last times are remembered in their order."""
+"""The number of last step times that are kept, in order."""
 RECENT = 8
-"""Lines of other ranks that say the same come at most so many lines later."""
+"""Another rank's copy of a line comes at most this many lines later."""
 _SAME_TIME = 0.01
-"""By so much may the time of a step differ between two ranks that both write it."""
+"""The relative difference between two ranks' times of the same step."""
 _EVALUATIONS = 1000
 _SECONDS = len("2026-11-22 10:11:12")
 _EPOCH = "epoch"
@@ -59,12 +59,12 @@ _BESIDE_STEPS = (
     *("file", "first_time", "last_time", "memory", "milestones", "evaluations", "timers", "arguments"),
     *("loaded", "saved", "checkpoints"),
 )
-"""What is not told by steps."""
+"""The fields of a run that do not come from its steps."""
 
 
 @dataclass
 class Loss:
-    """How the loss went: first, last and lowest; of what is not finite the count and the first step."""
+    """The first, last and lowest loss, the number of losses that are not finite, and the first such step."""
 
     name: str = ""
     first: float | None = None
@@ -76,7 +76,7 @@ class Loss:
     curve: Curve = field(default_factory=Curve)
 
     def add(self, iteration: int, name: str, value: float) -> None:
-        """Take note of a step's loss."""
+        """Add a step's loss."""
         self.name = self.name or name
         if not math.isfinite(value):
             self.not_finite_at = self.not_finite_at or iteration
@@ -90,12 +90,12 @@ class Loss:
         self.curve.add(iteration, value)
 
     def extend(self, iterations: array[int], name: str, values: array[float], lowest: float) -> None:
-        """Take note of losses of many steps.
+        """Add the losses of many steps.
 
         Args:
             iterations: The steps.
-            name: What the loss is called.
-            values: The loss at each of the steps; all are finite.
+            name: The name of the loss.
+            values: The loss at each step; all are finite.
             lowest: The lowest of the values.
         """
         self.name = self.name or name
@@ -109,7 +109,7 @@ class Loss:
 
 @dataclass
 class TimerFigures:
-    """A timer over a run. Times are in milliseconds."""
+    """Statistics of a timer over a run, in milliseconds."""
 
     count: int = 0
     total: float = 0.0
@@ -117,7 +117,7 @@ class TimerFigures:
     _ranks: RankSums = field(default_factory=RankSums)
 
     def add(self, timer: Timer) -> None:
-        """Take note of a time."""
+        """Add a time."""
         self.count += 1
         self.total += timer.milliseconds
         self.longest = max(self.longest, timer.milliseconds)
@@ -125,16 +125,16 @@ class TimerFigures:
             self._ranks.add(timer.rank, timer.milliseconds)
 
     def extend(self, times: RankTimes) -> None:
-        """Take note of many times."""
+        """Add many times."""
         self.count += len(times.milliseconds)
-        # One after the other, so that the sum is the same however a log was cut.
+        # Add them in order, so that the sum does not depend on how a log was split.
         self.total = functools.reduce(operator.add, times.milliseconds, self.total)
         self.longest = max(self.longest, max(times.milliseconds))
         self._ranks.extend(times.ranks, times.milliseconds)
 
     @property
     def ranks(self) -> dict[int, tuple[float, int]]:
-        """(sum, count) by rank, where ranks are told."""
+        """(sum, count) by rank, if the log has times by rank."""
         return self._ranks.told()
 
     @property
@@ -144,24 +144,24 @@ class TimerFigures:
 
     @property
     def slowest_rank(self) -> tuple[int, float] | None:
-        """The rank with the longest average, and that; None where ranks are not told."""
+        """The rank with the longest average, and this average; None without times by rank."""
         averages = ((summed / count, rank) for rank, (summed, count) in self.ranks.items())
         worst = max(averages, default=None)
         return (worst[1], worst[0]) if worst else None
 
 
 class _Clock:
-    """How long steps take by the times before their lines, where these do not say it."""
+    """Computes step times from the times before lines, for programs that do not log step times."""
 
     def __init__(self) -> None:
         self._last: tuple[int, datetime.datetime] | None = None
 
     def timed(self, iteration: int, values: dict[str, float], time: str) -> dict[str, float]:
-        """Return what a line says of a step, with the time that a step took since the line above."""
+        """Return a line's values with the time per step since the line before."""
         try:
             moment = datetime.datetime.fromisoformat(time)
         except ValueError:
-            # Digits that are no date.
+            # The digits are no date.
             return values
         before, self._last = self._last, (iteration, moment)
         if before is None or iteration <= before[0]:
@@ -174,12 +174,12 @@ class _Clock:
 
 @dataclass
 class Run:
-    """One run, as far as its lines tell. Values without a word here are as in the records.
+    """One run, from its lines. Fields that are not listed here are as in the records.
 
     Attributes:
-        series: Every field of the training lines over the steps; None where nobody asks for it.
-        checkpoints: The steps whose checkpoints were saved, the last ones.
-        marks: What lines tell by which they are known again in another log.
+        series: Every field of the training lines over the steps; None if not requested.
+        checkpoints: The steps of the last checkpoints that were saved.
+        marks: Step times and losses, to recognise the same steps in another log.
     """
 
     file: str = ""
@@ -219,7 +219,7 @@ class Run:
 
     @property
     def compute_ms(self) -> dict[int, float]:
-        """What each rank computes in a step on average, where the timers of all ranks are told."""
+        """The average compute time per step by rank, if the timers of all ranks are logged."""
         timers = [self.timers[name].ranks for name in rank_timers.TIMERS if name in self.timers]
         found: dict[int, float] = {}
         for of_ranks in timers:
@@ -229,7 +229,7 @@ class Run:
 
     @property
     def newest_values(self) -> dict[str, float]:
-        """The fields of the last line; of one that was cut those that it lacks, too, from the line above."""
+        """The fields of the last line; if it was cut, completed from the line before."""
         last = list(self._recent.values())[-2:]
         if len(last) < 2 or not last[-1].is_cut:
             return self.last_values
@@ -237,7 +237,7 @@ class Run:
 
     @property
     def is_torn(self) -> bool:
-        """The log breaks off in the middle of its last line, which so has fewer fields than the one above."""
+        """The log breaks off within its last line, so that this lacks fields of the line before."""
         above, last = ([None, None, *self._recent.values()])[-2:]
         if last is None or not last.is_torn:
             return False
@@ -245,18 +245,18 @@ class Run:
 
     @property
     def is_empty(self) -> bool:
-        """Nothing was told of it."""
+        """The log has no record of it."""
         return not (self.lines or self.milestones or self.memory or self.timers or self.engine)
 
     def repeats(self, step: Step) -> bool:
-        """Whether another rank, or another copy of the output, says what was said already."""
+        """Whether a training line repeats one of another rank or of another copy of the output."""
         known = self._recent.get(step.iteration)
         if known is None:
             return False
         if known.tag != step.tag or known is step:
             return True
         if not step.is_numbered:
-            # Its epoch went back.
+            # The epoch went back: a new run.
             return False
         name = loss_name(known.values)
         same = ("consumed samples", GRAD_NORM, name)
@@ -265,19 +265,19 @@ class Run:
         before, now = known.values.get(MILLISECONDS, 0.0), step.values.get(MILLISECONDS, 0.0)
         if abs(before - now) <= _SAME_TIME * max(before, now):
             return True
-        # Where several ranks tell the first step, so they do all others, each with its own time.
+        # If several ranks log the first step, they log all others, too, each with its own time.
         return self.lines == 1 or self._told.get(step.iteration, 1) < self._ranks
 
     def add_repeated(self, step: Step) -> None:
-        """Take note of a training line that ``repeats`` another one."""
+        """Count a training line that ``repeats`` another one."""
         self._told[step.iteration] = self._told.get(step.iteration, 1) + 1
         if self.lines == 1:
             self._ranks = self._told[step.iteration]
 
     def numbered(self, step: Step) -> Step:
-        """Return a step whose line does not tell its number, with one that goes on where no bar tells it.
+        """Return a step with a number, for lines without one: the progress bar's, or else the next number.
 
-        It begins anew where its epoch goes back. Programs may write the same line twice.
+        If the epoch goes back, a new run begins. If the line is a copy of the last one, return that step.
         """
         last, epoch = self.last_values, step.values.get(_EPOCH, math.inf)
         if not self.lines or epoch < last.get(_EPOCH, epoch):
@@ -290,7 +290,7 @@ class Run:
         return step._replace(iteration=self.last_iteration + max(1, interval))
 
     def add_step(self, step: Step) -> None:
-        """Take note of a training line."""
+        """Add a training line."""
         iteration, values = step.iteration, step.values
         if self.lines == 0:
             self.first_iteration, self.first_values = iteration, values
@@ -306,18 +306,18 @@ class Run:
             oldest = next(iter(self._recent))
             del self._recent[oldest]
             if self._told.pop(oldest, 1) < self._ranks:
-                # The first step was told again because it was taken again.
+                # The first step was logged twice because it ran twice, not because several ranks log steps.
                 self._ranks = 1
         self._note(iteration, values)
         if not step.is_cut and MILLISECONDS in values:
             self.marks.add(iteration, values[MILLISECONDS], values.get(loss_name(values)))
 
     def add_steps(self, steps: Steps) -> bool:
-        """Take note of training lines as ``add_step`` does of each.
+        """Add many training lines at once, with the same result as ``add_step`` for each.
 
         Returns:
-            False, with nothing noted, when some repeat a step, begin a run, or have a figure that is no
-            number: they are to be added one by one.
+            False, with nothing added, if some repeat a step, begin a run, or have a figure that is not
+            finite: then add them one by one.
         """
         iterations, name = steps.iterations, steps.loss
         if self.lines and iterations[0] <= self.last_iteration:
@@ -355,7 +355,7 @@ class Run:
         return True
 
     def settle(self) -> None:
-        """Read the last lines of those that were added together: few of the others are asked for by line."""
+        """Parse the last lines of the steps from ``add_steps``. Delayed, because it is rarely needed."""
         if self._unread is not None:
             last, self._unread = self._unread.last(RECENT), None
             self.last_values = last[-1].values
@@ -364,7 +364,7 @@ class Run:
             self._told, self._ranks = {}, 1
 
     def _note(self, iteration: int, values: dict[str, float]) -> None:
-        """Take note of what is counted over all steps."""
+        """Add the values that are summed up over all steps."""
         if self.series is not None:
             for key, value in values.items():
                 self.series.setdefault(key, Series()).add(iteration, value)
@@ -386,13 +386,13 @@ class Run:
             self.highest_grad_norm = norm
 
     def timer(self, name: str) -> TimerFigures:
-        """Return the figures of a timer, which begin with the first call."""
+        """Return the statistics of a timer, creating them if needed."""
         if name not in self.timers:
             self.timers[name] = TimerFigures()
         return self.timers[name]
 
     def add(self, record: Record) -> None:
-        """Take note of any other record."""
+        """Add any other record."""
         match record:
             case Timer(name=name):
                 self.timer(name).add(record)
@@ -420,7 +420,7 @@ class Run:
             case Throughput(values=values, mebibytes=sizes):
                 if sizes:
                     self._add_memory(0, sizes)
-                # It counts its steps since the process began, and not since the training did.
+                # Its step number counts from the start of the process, so take the engine's last step.
                 if self.engine is not None:
                     self._add_engine(self.engine.last_iteration, values)
             case Step():
@@ -438,9 +438,9 @@ class Run:
             known[key] = max(size, known.get(key, 0.0))
 
     def _timed(self, iteration: int, values: dict[str, float], time: str) -> dict[str, float]:
-        """Return what the engine says of a step, with its time by the clock where it never says that itself.
+        """Return the engine's values for a step, with a step time from the clock if it never logs one.
 
-        An engine without a pipeline writes one line in so many steps, which has a time before it.
+        An engine without a pipeline logs only every few steps, with a time before the line.
         """
         self._engine_tells_times |= MILLISECONDS in values
         if not time or self._engine_tells_times:
@@ -448,22 +448,22 @@ class Run:
         return self._engine_clock.timed(iteration, values, time)
 
     def _add_engine(self, iteration: int, values: dict[str, float]) -> None:
-        """Take note of what the engine says of a step, for runs that have no training lines."""
+        """Add the engine's values for a step. They are used for runs without training lines."""
         if self.engine is None:
             self.engine = Run(series=None if self.series is None else {})
         engine = self.engine
         known = engine._recent.get(iteration)
         if known is not None:
-            # Two lines, each with a part.
+            # The engine logs two lines for a step, each with some of the values.
             known.values.update(values)
             engine._note(iteration, values)
         else:
-            # The next lines may tell more of it.
+            # The next lines may add values.
             engine.add_step(Step(iteration, 0, values, is_cut=True))
 
 
 def _begins_anew(run: Run, record: Record) -> bool:
-    """Whether a record is of the next run."""
+    """Whether a record belongs to a new run."""
     match record:
         case Step(iteration=iteration):
             return run.lines > 0 and iteration <= run.last_iteration and not run.repeats(record)
@@ -477,12 +477,12 @@ def _begins_anew(run: Run, record: Record) -> bool:
 
 
 def runs(records: Iterable[Record | Many], file: str = "", *, series: bool = False) -> list[Run]:
-    """Return the runs that one log tells of, in its order.
+    """Return the runs in one log, in order.
 
     Args:
-        records: What it says. Of steps together there must be every field when ``series`` are kept.
-        file: Its name, for whoever reads the runs.
-        series: Keep how every field went, for pictures.
+        records: The log's records. For ``series``, each ``Steps`` must have every field.
+        file: The log's name, which is kept in the runs.
+        series: Keep every field over the steps, for plots.
     """
     run = Run(file, series={} if series else None)
     found = [run]
@@ -503,7 +503,7 @@ def runs(records: Iterable[Record | Many], file: str = "", *, series: bool = Fal
 
 
 def followed(run: Run, record: Record) -> Run:
-    """Take note of the record that comes next in a log; return the run that it is of, this or a new one."""
+    """Add the next record of a log; return the run that it belongs to, this one or a new one."""
     run.settle()
     if isinstance(record, Step) and not record.is_numbered:
         record = run.numbered(record)
@@ -519,7 +519,7 @@ def followed(run: Run, record: Record) -> Run:
 
 
 def with_engine(run: Run) -> Run:
-    """Return a run as its engine tells of it, if it has no training lines."""
+    """Return a run with the steps of its engine, if it has no training lines."""
     engine = run.engine
     if engine is None or run.lines:
         return run
@@ -528,11 +528,11 @@ def with_engine(run: Run) -> Run:
 
 
 def merged(logs: Sequence[Sequence[Run]]) -> list[Run]:
-    """Return the runs of several logs of one job, each once.
+    """Return the runs in several logs of one job, each once.
 
-    The steps are told by one rank, starts and memory by others. What logs without steps tell is added to the
-    run that began as many starts before the end. Logs that tell of the same steps are copies, and so are
-    those whose lines are all in another one.
+    One rank logs the steps, others log starts and memory. Logs without steps are added to the runs with
+    steps, matched from the last run backwards. Logs with the same steps are copies, and so is a log whose
+    lines are all in another one.
     """
     spoken = [log for log in logs if any(run.lines for run in log)] or list(logs[:1])
     told: dict[tuple[object, ...], Run] = {}
@@ -543,7 +543,7 @@ def merged(logs: Sequence[Sequence[Run]]) -> list[Run]:
                 _enrich(told[key], run)
             else:
                 told[key if run.lines else (id(run),)] = run
-    # What a log writes twice was taken twice.
+    # Equal runs within one log are no copies: the steps ran twice.
     whose = {id(run): number for number, log in enumerate(spoken) for run in log}
     found_runs = _without_parts(list(told.values()), whose)
     if all(run.first_time for run in found_runs):
@@ -556,11 +556,11 @@ def merged(logs: Sequence[Sequence[Run]]) -> list[Run]:
 
 
 def _without_parts(found: list[Run], whose: Mapping[int, int]) -> list[Run]:
-    """Return runs without those that are copies of a part of another log's; these enrich it.
+    """Return runs without those that copy part of a run in another log; the copies enrich that run.
 
     Args:
         found: The runs.
-        whose: Which log each is of.
+        whose: The number of each run's log, by the run's ``id``.
     """
     kept: list[Run] = []
     for run in sorted(found, key=lambda one: -one.lines):
@@ -574,9 +574,9 @@ def _without_parts(found: list[Run], whose: Mapping[int, int]) -> list[Run]:
 
 
 def _has_part(whole: Run, part: Run) -> bool:
-    """Whether another log's lines are of steps of a run: a copy, or another rank's with its own times.
+    """Whether the steps in another log belong to a run: as a copy, or from another rank with its own times.
 
-    Steps that were taken again may have the losses that they had; they were taken later.
+    The latter must overlap in time, because steps that run again later may have the same losses.
     """
     if whole.marks.has(part.marks):
         return True
@@ -586,7 +586,7 @@ def _has_part(whole: Run, part: Run) -> bool:
 
 
 def _enrich(run: Run, other: Run) -> None:
-    """Add to a run what another log tells of it beside its steps."""
+    """Add to a run what another log has about it except steps."""
     for rank, sizes in other.memory.items():
         run.memory.setdefault(rank, sizes)
     for name, time in other.milestones.items():
