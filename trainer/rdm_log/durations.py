@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Times for people."""
+"""Durations as text."""
 
 from __future__ import annotations
 

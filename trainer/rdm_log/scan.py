@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Files → records, in bounded memory and at the speed of searching bytes.
+"""Files → records, in bounded memory and at the speed of a byte search.
 
-A log of gigabytes has few lines that say something. Those are found by searching blocks for the words that
-each of them has, which C does; all other lines cost nothing more.
+In a log of gigabytes few lines matter. They are found by searching blocks for words that every such line
+contains, which runs in C; other lines cost nothing more.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ __all__ = [
 BLOCK = 1024 * 1024
 """Bytes that are searched at once."""
 END = sys.maxsize
-"""Behind the last byte of any file."""
+"""A position beyond the end of any file."""
 _LONGEST = 4 * BLOCK
-"""A line may have as many bytes. One that has more is read in parts."""
+"""The most bytes of a line. A longer one is read in parts."""
 _GAP = 64 * 1024
-"""Bytes that others may have written between two lines of the timers of all ranks."""
+"""The most bytes of other output between two lines of the timers of all ranks."""
 
 
 _NEAR = 4 * 1024
-"""A progress bar in so many bytes before a line tells which step it is of."""
+"""Bytes before a line in which a progress bar gives its step."""
 
 _BAR_WORD = b"%|"
-"""Each progress bar has it."""
+"""Text in every progress bar."""
 _COLOURS = re.compile(rb"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07\x1b\n]*(?:\x07|\x1b\\)|\x1b[@-Z\\-_]")
 TIMERS = b"times across ranks (ms):"
 """The heading of the timers of all ranks."""
@@ -66,7 +66,7 @@ _KINDS = {
 
 
 def pieces(paths: Iterable[Path]) -> list[list[Path]]:
-    """Group files that are pieces of one log, the oldest first: ``n1.out.2``, ``n1.out.1``, ``n1.out``."""
+    """Group files into the pieces of each log, the oldest first: ``n1.out.2``, ``n1.out.1``, ``n1.out``."""
     found: dict[Path, list[tuple[int, Path]]] = {}
     given = list(dict.fromkeys(paths))
     for path in given:
@@ -79,21 +79,21 @@ def pieces(paths: Iterable[Path]) -> list[list[Path]]:
 
 
 def piece(path: Path, number: int) -> Path:
-    """Return where a piece of a log is that was rotated: 1 is the newest."""
+    """Return the path of a rotated piece of a log; 1 is the newest."""
     return path.with_name(f"{path.name}.{number}")
 
 
 def with_pieces(path: Path) -> list[Path]:
-    """Return the pieces of a log that are there, the oldest first, and the log itself."""
+    """Return the existing pieces of a log, the oldest first, and the log itself."""
     found = itertools.takewhile(Path.exists, (piece(path, number) for number in itertools.count(1)))
     return [*reversed(list(found)), path]
 
 
 def regular(path: Path) -> Path:
-    """Return a path, if it is a regular file's: to open a named pipe may take for ever.
+    """Return a path, if it is a regular file: opening a named pipe may block for ever.
 
     Raises:
-        OSError: It is another kind of file, or cannot be looked at; ``strerror`` says which.
+        OSError: It is another kind of file, or ``stat`` fails; ``strerror`` says which.
     """
     kind = stat.S_IFMT(path.stat().st_mode)
     if kind != stat.S_IFREG:
@@ -102,16 +102,16 @@ def regular(path: Path) -> Path:
 
 
 def read(paths: Sequence[Path], block: int = BLOCK, *, begin: int = 0, end: int = END) -> Iterator[bytes]:
-    """Yield the bytes of files that are pieces of one log, block by block.
+    """Yield the bytes of the pieces of one log, block by block.
 
     Args:
-        paths: The files, the oldest first.
-        block: At most so many bytes at once.
+        paths: The pieces, the oldest first.
+        block: The most bytes of a block.
         begin: The first byte, counted over all files.
-        end: The byte behind the last.
+        end: The byte after the last.
 
     Raises:
-        OSError: One cannot be read.
+        OSError: A file cannot be read.
     """
     position = 0
     for path in paths:
@@ -129,10 +129,10 @@ def read(paths: Sequence[Path], block: int = BLOCK, *, begin: int = 0, end: int 
 
 
 def records(blocks: Iterable[bytes]) -> Iterator[Record]:
-    """Yield what a log says, in its order.
+    """Yield the records of a log, in order.
 
     Args:
-        blocks: Its bytes, cut anywhere. Carriage returns end lines, as newlines do: progress bars use them.
+        blocks: Its bytes, split anywhere. Carriage returns end lines like newlines: progress bars use them.
     """
     timers = RankTimers()
     above = b""
@@ -148,12 +148,12 @@ def records(blocks: Iterable[bytes]) -> Iterator[Record]:
 def records_together(
     blocks: Iterable[bytes], *, every: bool, timers: RankTimers | None = None
 ) -> Iterator[Record | Many]:
-    """Yield what ``records`` does, and neighbouring training lines, and a timer's of all ranks, as one.
+    """Yield what ``records`` does, but neighbouring training lines, and a timer of all ranks, as one item.
 
     Args:
         blocks: As for ``records``.
         every: As for ``together``.
-        timers: Those that go on from the bytes before.
+        timers: The timers that may continue from the bytes before.
     """
     timers = timers or RankTimers()
     above = b""
@@ -171,7 +171,7 @@ def records_together(
 
 
 def _lines(blocks: Iterable[bytes]) -> Iterator[tuple[bytes, bool]]:
-    """Yield lines without colours.
+    """Yield blocks of whole lines, without colours.
 
     Yields:
         The lines, and whether the last one has its newline.
@@ -194,13 +194,13 @@ def _lines(blocks: Iterable[bytes]) -> Iterator[tuple[bytes, bool]]:
 
 
 def _of(data: bytes, timers: RankTimers, *, whole: bool, above: bytes) -> Iterator[Record | Many]:
-    """Yield what some lines say.
+    """Yield the records in some lines.
 
     Args:
-        data: Lines. Only of the last can the newline be missing, when they are not whole.
-        timers: Those that go on from the bytes before.
-        whole: The last one has its newline.
-        above: The end of what was before them.
+        data: The lines.
+        timers: The timers that may continue from the bytes before.
+        whole: The last line has its newline.
+        above: The last bytes before the lines.
     """
     if timers.are_open:
         data = b"\n" + data
@@ -234,7 +234,7 @@ def _of(data: bytes, timers: RankTimers, *, whole: bool, above: bytes) -> Iterat
 
 
 def _by_bar(step: Step, text: bytes) -> Step:
-    """Return a step with what the last progress bar in a text tells of it."""
+    """Return a step with the number, the total and the time of the last progress bar in a text."""
     bar = _last_bar(text)
     if bar is None:
         return step
@@ -245,7 +245,7 @@ def _by_bar(step: Step, text: bytes) -> Step:
 
 
 def _last_bar(text: bytes) -> re.Match[bytes] | None:
-    """Return the last progress bar in a text, which has one at most in a line."""
+    """Return the last progress bar in a text. A line has one at most."""
     position = len(text)
     while (position := text.rfind(_BAR_WORD, 0, position)) >= 0:
         position = max(0, text.rfind(b"\n", 0, position))
@@ -255,7 +255,7 @@ def _last_bar(text: bytes) -> re.Match[bytes] | None:
 
 
 def _next(needle: bytes | re.Pattern[bytes], data: bytes, position: int) -> int:
-    """Return where a needle is from a position on; -1 for nowhere."""
+    """Return the next position of a needle; -1 if there is none."""
     if isinstance(needle, bytes):
         return data.find(needle, position)
     found = needle.search(data, position)
@@ -263,9 +263,9 @@ def _next(needle: bytes | re.Pattern[bytes], data: bytes, position: int) -> int:
 
 
 class RankTimers:
-    """The timers of all ranks, over many lines: a name, then a line for each rank.
+    """Parses the timers of all ranks, over many lines: a name, then a line for each rank.
 
-    After a rank's time forks may write lists of when it began and ended; they are skipped.
+    Forks may list the begin and end times after a rank's time; these are skipped.
     """
 
     def __init__(self) -> None:
@@ -275,7 +275,7 @@ class RankTimers:
         self._silence = 0
 
     def begin(self, header: bytes) -> None:
-        """Take note of the line above them. What a launcher puts before it stands before each of them."""
+        """Begin at the heading. A launcher's tag before it stands before each line of timers, too."""
         self._tag = header[: header.index(TIMERS)].rstrip()
         self._pattern = _rank_timer(self._tag)
         self._name = ""
@@ -283,7 +283,7 @@ class RankTimers:
 
     @property
     def are_open(self) -> bool:
-        """The lines that come may be theirs."""
+        """The next lines may be timers."""
         return self._pattern is not None
 
     def go_on(self, data: bytes, position: int, end: int) -> Iterator[RankTimes]:
@@ -310,12 +310,12 @@ class RankTimers:
                 rank, milliseconds, name = match.groups(b"")
                 found.append((rank, milliseconds, name))
         yield from self._times(found)
-        # The newline at the end is the one at the beginning of what comes next.
+        # The newline at the end is also the first byte of the next call's data.
         self._silence = 0
         self.pass_by(end - last - 1)
 
     def _is_dense(self, data: bytes, position: int, end: int) -> bool:
-        """Return whether the timers' lines are so near to each other that no gap has to be looked for."""
+        """Return whether the timers' lines are too close to each other for a gap."""
         assert self._pattern is not None
         half = _GAP // 2
         return self._silence < half and all(
@@ -332,7 +332,7 @@ class RankTimers:
         return default
 
     def _times(self, found: Sequence[tuple[bytes, bytes, bytes]]) -> Iterator[RankTimes]:
-        """Yield times by name, of lines that have a rank and its time, or a name."""
+        """Yield times by name, from lines that have either a rank and its time, or a name."""
         begin = 0
         names = [place for place, (_, _, name) in enumerate(found) if name]
         for place in (*names, len(found)):
@@ -344,7 +344,7 @@ class RankTimers:
             begin = place + 1
 
     def pass_by(self, size: int) -> None:
-        """Take note of so many bytes without timers."""
+        """Skip bytes without timers; too many end the timers."""
         self._silence += size
         if self._silence > _GAP:
             self._pattern = None
@@ -352,13 +352,13 @@ class RankTimers:
 
 @functools.lru_cache(maxsize=8)
 def _numbers(texts: tuple[bytes, ...]) -> array[int]:
-    """Return numbers of ranks. Nobody changes it: most timers have the same."""
+    """Return ranks as numbers. The array is shared, as most timers have the same ranks: do not change it."""
     return array("q", map(int, texts))
 
 
 @functools.lru_cache(maxsize=256)
 def _rank_timer(tag: bytes) -> re.Pattern[bytes]:
-    # Lines that begin with one space, and are many, are moments.
+    # At least two spaces: the many lines that begin with one list begin and end times.
     return re.compile(
         rb"\n"
         + re.escape(tag)

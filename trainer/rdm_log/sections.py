@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The sections of FASOP's ``get_result.sh``, for those who know them, with their titles and forms.
+"""The sections of FASOP's ``get_result.sh``, with the same titles and formats.
 
-They are what a person looks at first: the last lines of each node's output, errors and GPU records, the job
-in short, and the times of its steps.
+A user reads these first: the last lines of each node's output, errors and GPU records, the job info, and the
+times of the steps.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from rdm_log.tails import count_lines, tail
 __all__ = ["Section", "job_info", "sections", "text"]
 
 _TIMES = 20
-"""So many times of steps are shown, the last ones."""
+"""The number of last step times that are shown."""
 _DEBUG = 11
-"""The step whose time the script asks for, to see whether every step is logged."""
+"""The step whose time the script prints, to show whether every step is logged."""
 _RULE = "*" * 19
 _STREAMS = (("output", "out", 3), ("error", "err", 1), ("gpu", "gpu", 4))
 _DEVICE = re.compile(r"\[(\d+)\] ")
@@ -36,10 +36,10 @@ class Section:
     """One section.
 
     Attributes:
-        title: As the script writes it.
-        lines: What is in it.
-        total: How many lines the files have that it shows the ends of; None where it shows no files.
-        is_whole: It tells of the job and not of a node: of several nodes, one's is enough.
+        title: The script's title.
+        lines: The lines below it.
+        total: The number of lines in the files whose ends it shows; None if it shows no files.
+        is_whole: It is about the job, not a node: one node's is enough.
     """
 
     title: str
@@ -53,7 +53,7 @@ class Section:
 
 
 def text(found: Sequence[Section]) -> str:
-    """Return sections as the script prints them."""
+    """Return sections in the script's format."""
     lines: list[str] = []
     for section in found:
         lines += [f"{_RULE} {section.title} {_RULE}", *section.lines]
@@ -68,10 +68,10 @@ def sections(
     """Return the sections of a job's logs.
 
     Args:
-        directory: It has ``NODE.out``, ``NODE.err`` and ``NODE.gpu``.
+        directory: Has ``NODE.out``, ``NODE.err`` and ``NODE.gpu``.
         job: The job's name or number.
-        info: The job in short; by default what its scripts wrote at the head of their output.
-        node: Only its files; by default all nodes'.
+        info: The job info; by default what the job's scripts wrote at the head of their output.
+        node: Read only this node's files; by default all nodes'.
     """
     names = sorted(path.name for path in directory.iterdir()) if directory.is_dir() else []
     names = [name for name in names if not name.startswith(".")]
@@ -91,7 +91,7 @@ def sections(
 
 
 def _ends(files: Sequence[Path], lines: int) -> list[str]:
-    """Return the files' paths, and the last lines of each below its name."""
+    """Return the paths of files, then the last lines of each below its name."""
     shown = ["  ".join(map(str, files))] if files else []
     for number, file in enumerate(files):
         end, last = tail(file, max(lines, 64)), lines
@@ -103,7 +103,7 @@ def _ends(files: Sequence[Path], lines: int) -> list[str]:
 
 
 def job_info(outputs: Sequence[Path]) -> dict[str, str]:
-    """Return what the script's node wrote of the job; see ``info_of_job``."""
+    """Return the job info from a job's outputs; see ``info_of_job``."""
     infos: list[dict[str, str]] = []
     for group in pieces(outputs)[:2]:
         try:
@@ -114,7 +114,7 @@ def job_info(outputs: Sequence[Path]) -> dict[str, str]:
 
 
 def _times(outputs: Sequence[Path]) -> list[str]:
-    """Return the times of the last steps that were told, and that of one between two usual lines."""
+    """Return the times of the last logged steps, and that of step ``_DEBUG``."""
     for file in outputs:
         times: collections.deque[tuple[int, float]] = collections.deque(maxlen=_TIMES)
         debug = 0.0

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Words for the state of a job: our launchers' and Slurm's, in small letters."""
+"""Words for the state of a job: our launchers' and Slurm's, in lower case."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ WAITING = STARTING | {
 }
 RUNNING = {"running", "stopping", "completing", "signaling", "stage_out", "resizing", "suspended"}
 STATES = ENDED | WAITING | RUNNING
-"""All words for a job's state that are known."""
+"""All known words for a job's state."""
 
 
 _WORST_FIRST = (FAILED, RUNNING, WAITING, STOPPED, FINISHED)
 
 
 def state_of(said: str) -> str:
-    r"""Return the state that a launcher or scheduler says, in small letters; empty when it says none.
+    r"""Return the state that a launcher or scheduler reports, in lower case; empty if there is none.
 
-    Of several, of a job's parts, it is that of the job: it has failed when one has, and is over when all are.
+    From the states of a job's parts follows that of the job: failed if any part failed, over if all are.
 
     >>> state_of("COMPLETED\nFAILED")
     'failed'
@@ -36,9 +36,9 @@ def state_of(said: str) -> str:
 
 
 def states_of(said: str) -> list[str]:
-    """Return each state that is said, a line each, in small letters: sacct tells components and array tasks.
+    """Return the state in each line, in lower case: sacct lists components and array tasks.
 
-    sacct adds who cancelled a job, and cuts words: ``OUT_OF_ME+``.
+    sacct appends who cancelled a job, and cuts words: ``OUT_OF_ME+``.
     """
     return [_whole(line.lower().split()[0]) for line in said.splitlines() if line.strip()]
 

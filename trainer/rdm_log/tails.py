@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The ends of logs, and how many lines they have."""
+"""The last lines, all lines, and the number of lines of logs."""
 
 from __future__ import annotations
 
@@ -16,21 +16,19 @@ __all__ = ["count_lines", "tail", "text_lines"]
 
 
 def tail(path: Path, lines: int, *, most: int = 64 * 1024, since: int = 0) -> list[str]:
-    """Return the last lines of a log.
-
-    Of a log that was rotated a moment ago they are in its newest piece.
+    """Return the last lines of a log, also if it was just rotated.
 
     Args:
         path: The log.
         lines: How many.
-        most: Only of so many bytes at its end.
-        since: Only of what is beyond this byte.
+        most: Read at most this many bytes at its end.
+        since: Ignore everything before this byte.
     """
     text = b""
     for file in reversed(with_pieces(path)[-2:]):
         with contextlib.suppress(OSError), regular(file).open("rb") as opened:
             size = opened.seek(0, os.SEEK_END)
-            # It was shorter then, and is now another one.
+            # A file shorter than this is another one, after a rotation.
             begin = since if since <= size else 0
             opened.seek(max(begin, size - (most - len(text))))
             text = opened.read(most - len(text)) + text
@@ -40,7 +38,7 @@ def tail(path: Path, lines: int, *, most: int = 64 * 1024, since: int = 0) -> li
 
 
 def count_lines(path: Path) -> int:
-    """Return how many newlines a log and its pieces have, as ``wc -l`` does; 0 when it cannot be read."""
+    """Return the number of newlines in a log and its pieces, like ``wc -l``; 0 if it cannot be read."""
     try:
         return sum(block.count(b"\n") for block in read(list(map(regular, with_pieces(path)))))
     except OSError:
@@ -53,10 +51,10 @@ def text_lines(path: Path, *, begin: int = 0, end: int = END) -> Iterator[str]:
     Args:
         path: The log.
         begin: The first byte, counted over all pieces; it may be within a line.
-        end: The byte behind the last.
+        end: The byte after the last.
 
     Raises:
-        OSError: It cannot be read.
+        OSError: A file cannot be read.
     """
     rest = ""
     decoder = io.IncrementalNewlineDecoder(codecs.getincrementaldecoder("utf-8")("replace"), translate=True)

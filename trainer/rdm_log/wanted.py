@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Lines of a log that somebody looks for."""
+"""Filter the lines of a log by text and rank."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from rdm_log.tails import text_lines
 
 __all__ = ["Wanted"]
 
-# Megatron begins lines with it, and DeepSpeed its messages behind the time, the level and the place.
+# Megatron begins lines with it; DeepSpeed writes it after the time, the level and the source line.
 _NAMED = re.compile(r"(?:\[[^\]]*\] )*\[Rank (\d{1,9})\]")
 _TRACEBACK = "Traceback (most recent call last)"
 _CHAIN = ("During handling of the above exception", "The above exception was the direct cause")
 
 
 class Wanted:
-    """Tells which lines are wanted.
+    """Selects lines.
 
     Args:
-        grep: A regular expression that is found in them; empty for any line.
-        rank: The rank that wrote them, as marks say: ``[rank3]:`` of torch, ``[default3]:`` of torchrun,
-            ``3: `` of ``srun --label``, ``[1,3]<stdout>:`` of ``mpirun --tag-output``, ``[Rank 3]`` of
-            Megatron and DeepSpeed. None for any line.
-        is_alone: That rank alone writes into the log, so that lines without a mark are its own, too.
-        nodes: The name and the address of its node where that has no other rank: launchers such as pdsh mark
-            lines with what they call it.
-        others: The same of the other nodes: no rank here wrote such lines.
-        first: The first rank of the log's node: from there torchrun counts.
+        grep: A regular expression to search for; empty for any line.
+        rank: The rank that wrote the lines, None for any. Marks name it: ``[rank3]:`` of torch,
+            ``[default3]:`` of torchrun, ``3: `` of ``srun --label``, ``[1,3]<stdout>:`` of
+            ``mpirun --tag-output``, ``[Rank 3]`` of Megatron and DeepSpeed.
+        is_alone: The log has no other rank, so lines without a mark are from this rank, too.
+        nodes: The name and the address of the rank's node if it has no other rank: launchers such as pdsh
+            begin lines with either.
+        others: The same for the other nodes. Lines that begin so are not from this rank.
+        first: The first rank of the log's node, to which torchrun's local ranks are added.
 
     Raises:
-        re.error: What is to be found is none.
+        re.error: ``grep`` is no regular expression.
     """
 
     def __init__(
@@ -52,41 +52,41 @@ class Wanted:
         self._is_alone = is_alone
         self._marks, self._others = (tuple(f"{node}: " for node in names) for names in (nodes, others))
         self._first = first
-        # Whose traceback goes on in lines without a mark, and whether its exception has come, and that it is
-        # part of another one.
+        # The rank whose traceback continues in lines without a mark; whether its exception has come, and
+        # whether another traceback is chained to it.
         self._owner: int | None = None
         self._is_raised = self._is_chained = False
 
     @property
     def is_all(self) -> bool:
-        """Every line is wanted."""
+        """Every line is selected."""
         return self._pattern is None and self._rank is None
 
     def lines(self, lines: Iterable[str]) -> Iterator[str]:
-        """Yield the wanted ones of a log's lines, which go on where those given before have ended."""
+        """Yield the selected lines. The given lines continue those of the call before."""
         for line in lines:
             is_own = self._rank is None or self._is_own(line)
             if is_own and (self._pattern is None or self._pattern.search(line)):
                 yield line
 
     def of(self, text: str) -> str:
-        """Return the wanted ones of whole lines."""
+        """Return the selected lines of a text of whole lines."""
         return text if self.is_all else "".join(self.lines(text.splitlines(keepends=True)))
 
     def is_in(self, path: Path) -> bool:
-        """Return whether a log has a wanted line. What is behind the first is not read."""
+        """Return whether a log has a selected line. Stops reading at the first."""
         try:
             return any(True for _ in self.lines(text_lines(path)))
         except OSError:
             return False
 
     def last(self, path: Path, lines: int, *, most: int) -> list[str]:
-        """Return the last wanted lines of a log, in bounded memory.
+        """Return the last selected lines of a log, in bounded memory.
 
         Args:
             path: The log.
             lines: How many.
-            most: So many characters of them.
+            most: The most characters of all lines together.
         """
         found: deque[str] = deque()
         size = 0
@@ -113,7 +113,7 @@ class Wanted:
             if text.startswith(_TRACEBACK):
                 self._owner, self._is_raised, self._is_chained = rank, False, False
             elif rank == self._owner:
-                # Each line of this traceback is marked, so that none without a mark is of it.
+                # The lines of this traceback have marks, so lines without one do not belong to it.
                 self._owner = None
             return rank == self._rank
         if self._is_alone:
@@ -121,7 +121,7 @@ class Wanted:
         return self._goes_on(text) and self._owner == self._rank
 
     def _goes_on(self, text: str) -> bool:
-        """Return whether a line without a mark is of the traceback above it, with what it chains."""
+        """Return whether a line without a mark belongs to the traceback above it or a chained one."""
         if self._owner is None:
             return False
         if text.startswith(_TRACEBACK):
