@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Signs that something is wrong on a node, from what its agent measured. Pure functions.
+"""Signs of problems on a node, from its agent's samples. Pure functions.
 
-Each sign names its node, and the rank where it is one's. A *note* is told and makes no job suspect: healthy
-jobs show it, too.
+Each sign names its node, and the rank if it concerns one. A *note* is reported, but makes no job suspect:
+healthy jobs have it, too.
 """
 
 from __future__ import annotations
@@ -19,62 +19,62 @@ from rdm_log.sizes import size_text
 __all__ = ["WINDOW_S", "Device", "Sample", "Sign", "held_back", "of_node"]
 
 WINDOW_S = 600.0
-"""For how long an agent remembers what it measured."""
+"""For how long an agent keeps its samples."""
 _GIB = 1024.0**3
 _FULL = 0.95
 """The share of its memory that a node may use."""
 _SOON_S = 120.0
-"""Memory that is full within so many seconds at its present growth is close to its limit."""
+"""Memory that will be full within this time, at its present growth, is close to its limit."""
 _SURELY_S = 10.0
-"""Over so many seconds at least a growth is measured."""
+"""The shortest time over which growth is measured."""
 _HORIZON_S = 3600.0
-"""So far ahead a disk is looked at."""
+"""How far ahead a disk's use is predicted…"""
 _UNPLANNED_S = 600.0
-"""The same for a training that saves no checkpoints."""
+"""… and for a training that saves no checkpoints."""
 _LATELY = 6
-"""So many samples say how fast it fills now."""
+"""The number of last samples that give the disk's present speed of filling."""
 _LEFT_S = 60.0
-"""One that will be full in so many seconds is told at once, when it has lately lost…"""
+"""A disk that will be full within this time is reported at once, if it has lately lost more than…"""
 _MORE = 1.1
-"""… so many times what a checkpoint takes."""
+"""… this multiple of a checkpoint's size."""
 _RETRANSMITTED = 0.01
 _TOO_MANY = 0.05
-"""Shares of segments that TCP sends again, of at least so many: to be told, and to be a fault."""
+"""The shares of TCP segments sent again that are a note and a fault, given at least this many segments:"""
 _SEGMENTS = 1000
 _RESENT = 100
 _NETWORK_S = 60.0
 _BAD_PACKETS = 100
-"""Packets with errors that an interface may count in a minute."""
+"""The most packets with errors per minute that an interface may have."""
 _HELD_S = 20.0
-"""Over so many seconds a node's own limits are looked at; they hold its ranks back when they…"""
+"""The window for a node's own limits. They hold back its ranks if these…"""
 _HELD = 0.5
 """… were throttled in this share of the periods, or…"""
 _ALL = 0.9
-"""… used this share of the processors that they have."""
+"""… used this share of their processors."""
 _HOT_FOR = 3
-"""A GPU is throttled when it was so at its last so many looks."""
+"""A GPU counts as throttled if it was so in this many last samples."""
 _NEAR_K = 5.0
-"""So little below its limit a GPU is told to be hot."""
+"""A GPU is reported as hot from this much below its limit."""
 _GPU_FULL = 0.97
-"""From this share on a GPU's memory is told to be full: torch's cache may leave less, and then gives back."""
+"""A GPU's memory is noted as full from this share on. torch's cache may fill more, and frees it if needed."""
 _DRIVERS_SHARE = 0.02
 _DRIVERS_MOST = _GIB
-"""More of a GPU's memory than this share of it, or these bytes, whichever is less, is a program's."""
+"""A driver alone uses at most this share of a GPU's memory, and at most these bytes."""
 _HEAT = ("hw_thermal", "sw_thermal")
 _POWER = ("hw_power_brake", "hw_slowdown")
-"""Reasons for lower clocks. NVML says ``hw_slowdown`` also beside ``hw_thermal``, when heat is the cause:
-there it speaks for nothing else (nvml.h, nvmlClocksEventReasonHwSlowdown)."""
+"""Reasons for lower clocks. NVML also reports ``hw_slowdown`` together with ``hw_thermal`` when heat is the
+only cause (nvml.h, nvmlClocksEventReasonHwSlowdown)."""
 
 
 @dataclass(frozen=True)
 class Sign:
-    """Something that speaks for a fault.
+    """A sign of a fault.
 
     Attributes:
-        kind: What it is about, for programs: ``disk``, ``slow``, ``nan``…
-        text: One sentence, which names the node.
-        node: Where.
-        rank: Whose, when it is one rank's.
+        kind: An identifier for programs: ``disk``, ``slow``, ``nan``…
+        text: One sentence that names the node.
+        node: The node.
+        rank: The rank, if it concerns one.
         is_note: It makes no job suspect.
     """
 
@@ -96,22 +96,22 @@ class Sign:
 
 @dataclass(frozen=True)
 class Device:
-    """A GPU at one moment; what its vendor's library does not tell is left out.
+    """A GPU at one moment, without values that its vendor's library does not report.
 
     Attributes:
-        index: On its node.
-        name: Of the product.
+        index: Its index on the node.
+        name: The product's name.
         celsius: Its temperature.
-        celsius_limit: That at which it is slowed down.
-        percent: How busy it is.
+        celsius_limit: The temperature at which it is slowed down.
+        percent: Its utilisation.
         used: Bytes of its memory in use.
         total: Bytes of its memory.
-        watts: What it draws.
-        watts_limit: What it may draw.
+        watts: Its power draw.
+        watts_limit: Its power limit.
         clocks: MHz by domain: ``sm``, ``memory``.
-        throttled: Why its clocks are held down, such as ``sw_thermal``.
-        ecc: Errors of its memory since the driver was loaded: ``corrected``, ``uncorrected``.
-        xids: The driver's numbers of errors since the agent began.
+        throttled: Why its clocks are lowered, such as ``sw_thermal``.
+        ecc: Memory errors since the driver was loaded: ``corrected``, ``uncorrected``.
+        xids: The driver's error numbers (Xid) since the agent began.
         processes: Bytes by process.
     """
 
@@ -132,16 +132,16 @@ class Device:
 
     @classmethod
     def of(cls, data: Mapping[str, Any]) -> Device:
-        """Return the device that JSON holds."""
+        """Return the device in JSON data."""
         lists = {key: tuple(data[key]) for key in ("throttled", "xids") if key in data}
         processes = {int(process): size for process, size in data.get("processes", {}).items()}
         return cls(**{**data, **lists, "processes": processes})
 
     @property
     def is_in_use(self) -> bool:
-        """Whether somebody is on it: one is named, or more of its memory is in use than a driver takes.
+        """Whether a program uses it: a process is listed, or more memory is in use than a driver needs.
 
-        In a container a driver may name nobody, but it shows the memory.
+        In a container a driver may list no process, but it reports the memory.
         """
         of_driver = min(_DRIVERS_SHARE * (self.total or 0), _DRIVERS_MOST)
         return bool(self.processes) or (self.used or 0) > of_driver
@@ -153,24 +153,24 @@ class Device:
 
 @dataclass(frozen=True)
 class Sample:
-    """A node at one moment. What is not known is None, and no rule asks for it.
+    """A node at one moment. An unknown value is None, and rules skip it.
 
     Attributes:
-        time: Seconds on any clock that only goes forward.
-        disk_free: Bytes free where the job's directory is.
-        memory_used: Bytes in use that cannot be taken back, of the container or the host.
-        memory_limit: Bytes there are.
-        killed: Processes that the kernel has killed for want of memory.
-        ranks: Bytes resident, by rank, with those of processes that it started.
+        time: Seconds on any monotonic clock.
+        disk_free: Free bytes on the file system of the job's directory.
+        memory_used: Bytes in use that cannot be reclaimed, in the container or on the host.
+        memory_limit: Bytes of memory.
+        killed: Processes that the kernel has killed for lack of memory.
+        ranks: Resident bytes by rank, with its child processes.
         segments: TCP segments sent.
         resent: TCP segments sent again.
         interfaces: Packets with errors, by interface or port.
         devices: The GPUs.
-        processors: How many the job's processes may run on.
-        quota: How many their cgroup may use, where it has a limit.
-        periods: In which its use was counted.
-        throttled: Of these, in which it wanted more than it may use.
-        cpu_s: CPU seconds, by rank, likewise.
+        processors: The number of processors that the job's processes may run on.
+        quota: The number of processors that their cgroup may use, if it has a limit.
+        periods: The cgroup's scheduling periods so far.
+        throttled: The periods in which the cgroup used up its quota.
+        cpu_s: CPU seconds by rank, with its child processes.
     """
 
     time: float
@@ -191,10 +191,10 @@ class Sample:
 
     @classmethod
     def of(cls, data: Mapping[str, Any]) -> Sample:
-        """Return the sample that JSON holds; keys that are none of it are left out.
+        """Return the sample in JSON data, ignoring unknown keys.
 
         Raises:
-            TypeError: It is none, or a device is none.
+            TypeError: The data is no sample, or a device in it is none.
             KeyError: It has no time.
         """
         names = {one.name for one in dataclasses.fields(cls)} & data.keys()
@@ -219,16 +219,16 @@ def of_node(
     whole_bytes: int = 0,
     is_saving: bool = False,
 ) -> list[Sign]:
-    """Return what is wrong with a node.
+    """Return the signs of problems on a node.
 
     Args:
         node: Its name.
-        samples: What was measured, the oldest first.
-        ranks: Its ranks, each on the device at its place; on further devices is none that is known.
-        checkpoint_s: Seconds until the next checkpoint; None when none is to come.
-        checkpoint_bytes: What is written of it to this node's disk, by all nodes that share it.
-        whole_bytes: What all nodes write, perhaps to the same disk; 0 when that is not known.
-        is_saving: A checkpoint is being written now, and the disk fills for that reason.
+        samples: Its samples, the oldest first.
+        ranks: Its ranks, in the order of their devices; there may be more devices than ranks.
+        checkpoint_s: Seconds until the next checkpoint; None if there will be none.
+        checkpoint_bytes: The part of it that is written to this node's disk, by all nodes that share it.
+        whole_bytes: What all nodes write, perhaps to the same disk; 0 if unknown.
+        is_saving: A checkpoint is being written now, which explains why the disk fills.
     """
     if not samples:
         return []
@@ -239,12 +239,12 @@ def of_node(
 
 
 def held_back(samples: Sequence[Sample]) -> str:
-    """Return what of a node itself keeps its ranks from the processors, in words; empty when nothing does.
+    """Return which limit of a node keeps its ranks from the processors, in words; empty if none does.
 
-    Then it is no others' work that they wait for.
+    With such a limit, load from other programs is not the cause.
 
     Args:
-        samples: What was measured, the oldest first.
+        samples: The node's samples, the oldest first.
     """
     recent = [one for one in samples if one.time >= samples[-1].time - _HELD_S]
     if not recent or recent[-1].time - recent[0].time < _SURELY_S:
@@ -269,10 +269,10 @@ def _disk(
     if free is None:
         return
     horizon = _UNPLANNED_S if next_s is None else min(next_s, _HORIZON_S)
-    # Bursts, such as a checkpoint that was written, must not count: a disk that fills does so all the time.
+    # A burst, such as a checkpoint, must not count: a disk that really fills does so all the time.
     now = _loss_per_s(samples[-_LATELY:])
     speed = min(_loss_per_s(samples), now)
-    # What has taken more than a checkpoint, and goes on so fast, is none.
+    # A burst larger than a checkpoint that goes on as fast is not a checkpoint.
     taken = (samples[-_LATELY:][0].disk_free or free) - free
     if 0 < whole < taken / _MORE and free - now * _LEFT_S < wanted:
         speed = now
@@ -297,7 +297,7 @@ def _disk(
 
 
 def _loss_per_s(samples: Sequence[Sample]) -> float:
-    """Return how fast a disk fills, as the median between two samples; 0 when that is not known."""
+    """Return how fast a disk fills in bytes/s, as the median over pairs of samples; 0 if unknown."""
     known = [one for one in samples if one.disk_free is not None]
     if len(known) < 3 or known[-1].time - known[0].time < _SURELY_S:
         return 0.0
@@ -318,12 +318,12 @@ def _memory(node: str, samples: Sequence[Sample]) -> Iterator[Sign]:
     if share >= _FULL:
         yield Sign("memory", f"The memory of {node} is {100 * share:.0f} % full{whose}.", node, rank)
         return
-    # With another limit it was another cgroup's, or the host's.
+    # Samples with another limit are of another cgroup, or of the host.
     same = [one for one in samples if one.memory_limit == last.memory_limit and one.memory_used is not None]
     recent = [one for one in same if one.time >= last.time - 60]
     seconds = last.time - recent[0].time
     grown = last.memory_used - (recent[0].memory_used or 0)
-    # Half full at least: what a training takes at its start grows fast, too.
+    # Only from half full on: a training's memory also grows fast at its start.
     if seconds >= _SURELY_S and grown > 0 and share > 0.5:
         left = (last.memory_limit - last.memory_used) / (grown / seconds)
         if left < _SOON_S:
@@ -337,7 +337,7 @@ def _memory(node: str, samples: Sequence[Sample]) -> Iterator[Sign]:
 
 
 def _who_grew(samples: Sequence[Sample]) -> tuple[str, int | None]:
-    """Return the rank that takes far more than the node's others, or has grown far more; as words, too."""
+    """Return the rank that has grown far more than the node's others, or is far larger; in words, too."""
     last = samples[-1].ranks
     first = next((one.ranks for one in samples if one.ranks), {})
     for sizes in ({rank: size - first.get(rank, size) for rank, size in last.items()}, dict(last)):
@@ -403,7 +403,7 @@ def _devices(node: str, samples: Sequence[Sample], ranks: Sequence[int]) -> Iter
 
 
 def _hot(name: str, recent: Sequence[Device], node: str, rank: int | None) -> Iterator[Sign]:
-    """Yield that a GPU is, at each of its last looks, as hot as where it is slowed down, or nearly so."""
+    """Yield a sign if a GPU was, in each of its last samples, at or near its temperature limit."""
     left = [one.celsius_limit - one.celsius for one in recent if one.celsius and one.celsius_limit]
     if left and len(left) == len(recent) and max(left) <= _NEAR_K:
         text = (
@@ -413,6 +413,6 @@ def _hot(name: str, recent: Sequence[Device], node: str, rank: int | None) -> It
 
 
 def _causes(device: Device) -> set[str]:
-    """Return why a device's clocks are held down, without what only follows from another reason."""
+    """Return why a device's clocks are lowered, without reasons that only follow from another."""
     told = set(device.throttled)
     return told - {"hw_slowdown"} if "hw_thermal" in told else told

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Files of a job → one table of its runs, as plain data."""
+"""Files of a job → a summary of its runs, as plain data."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ __all__ = [
 ]
 
 _OUTLIER = 1.5
-"""A step is an outlier when it took so many times the median."""
+"""A step is an outlier when it takes longer than this multiple of the median."""
 _TOKENS = "tokens per gpu per second (tgs)"
 _TFLOPS = ("TFLOPs", "throughput per GPU (TFLOP/s/GPU)")
 
 
 _LOGS = (".out", ".err", ".gpu", ".gpu.jsonl")
-"""What a node's files end in."""
+"""The suffixes of a node's files."""
 _UTF_16 = ("in UTF-16", "iconv -f UTF-16 -t UTF-8")
 _ENCODED = {
     b"\x1f\x8b": ("compressed", "zcat"),
@@ -48,21 +48,21 @@ _ENCODED = {
     b"\xff\xfe": _UTF_16,
     b"\xfe\xff": _UTF_16,
 }
-"""How files begin that are no plain text: what they are, and what writes them out."""
+"""How files begin that are no plain text → what they are, and the program that prints them as text."""
 
 
 class NothingToRead(Exception):  # noqa: N818  # its text is one sentence for whoever gave the files
-    """What was given has no training in it; the text says what was found."""
+    """The input has no training in it; the message says what was found instead."""
 
 
 @dataclass(frozen=True)
 class Summary:
-    """What some files tell of one job.
+    """The summary of one job's files.
 
     Attributes:
         files: The files that were read.
-        restarts: How often the job began anew.
-        runs: Each of its runs, as plain data without NaN, the first one first; see docs/reading-logs.md.
+        restarts: How often the job restarted.
+        runs: Its runs in order, as plain data without NaN; see docs/reading-logs.md.
     """
 
     files: tuple[str, ...]
@@ -75,10 +75,10 @@ class Summary:
 
 
 def check_readable(path: Path) -> None:
-    """Refuse a path that may not be looked at, or a directory that may not be listed.
+    """Check that a path is accessible, and that a directory can be listed.
 
     Raises:
-        NothingToRead: It is one.
+        NothingToRead: It is not.
     """
     try:
         if path.is_dir():
@@ -98,10 +98,10 @@ def log_files(path: Path) -> list[Path]:
     check_readable(path)
     try:
         if not path.is_dir():
-            # What exists and cannot be looked at is refused, too.
+            # This also raises for a path that exists, but that stat cannot read.
             return [regular(path)]
         for directory in (path / "logs", path):
-            # Unlike glob, it refuses a directory that cannot be read.
+            # Unlike glob, iterdir raises for a directory that cannot be read.
             there = sorted(directory.iterdir()) if directory.is_dir() else []
             found = [one for one in there if fnmatch.fnmatch(one.name, "*.out*") and one.is_file()]
             if found:
@@ -119,12 +119,12 @@ def log_files(path: Path) -> list[Path]:
 
 
 def unreadable_logs(folder: Path, node: str = "", *others: Path) -> list[str]:
-    """Return which files of a directory cannot be read, and why, a clause each.
+    """Return the files of a directory that cannot be read, each with the reason, as a clause.
 
     Args:
-        folder: Where the logs are.
-        node: Only its files; by default all nodes'.
-        others: Further files, which may be absent.
+        folder: The directory of the logs.
+        node: Check only this node's files; by default all nodes'.
+        others: Further files to check, which may be absent.
     """
     names = glob.escape(node) or "*"
     logs = [one for ending in _LOGS for one in sorted(folder.glob(f"{names}{ending}"))]
@@ -133,7 +133,7 @@ def unreadable_logs(folder: Path, node: str = "", *others: Path) -> list[str]:
 
 
 def _why_unreadable(file: Path) -> str:
-    """Return why a file cannot be read; empty where it can."""
+    """Return why a file cannot be read; empty if it can."""
     try:
         regular(file).open("rb").close()
     except FileNotFoundError:
@@ -145,15 +145,15 @@ def _why_unreadable(file: Path) -> str:
 
 
 def summarise(paths: Sequence[Path], *, series: bool = False, needs_steps: bool = True) -> Summary:
-    """Read files of one job and return what they tell.
+    """Read the files of one job and return their summary.
 
     Args:
-        paths: Files, or directories that have ``.out`` files.
-        series: Each run has its ``series`` and ``checkpoints``, too, for pictures.
-        needs_steps: Files without a step are an error; a node's of a job on many may well have none.
+        paths: Files, or directories with ``.out`` files.
+        series: Add ``series`` and ``checkpoints`` to each run, for plots.
+        needs_steps: Files without any step are an error. A single node's files may well have none.
 
     Raises:
-        NothingToRead: There is no such file, it cannot be read, or there is no training in it.
+        NothingToRead: A file is missing or cannot be read, or there is no training in the files.
     """
     files = [file for path in paths for file in log_files(path)]
     logs: list[list[Run]] = []
@@ -174,7 +174,7 @@ def summarise(paths: Sequence[Path], *, series: bool = False, needs_steps: bool 
 
 
 def _add_steps(found: Sequence[Run], file: Path) -> None:
-    """Add the number of all steps to a log's runs, where only the head of the log tells it."""
+    """Add the total number of steps to a log's runs, if only the head of the log has it."""
     with contextlib.suppress(OSError):
         steps = steps_of(head(file))
         for run in found:
@@ -182,7 +182,7 @@ def _add_steps(found: Sequence[Run], file: Path) -> None:
 
 
 def _nothing(files: Sequence[Path], told: Sequence[Run]) -> str:
-    """Say what was found instead of training lines."""
+    """Return a sentence about what was found instead of training lines."""
     where = str(files[0]) if len(files) == 1 else f"The {len(files)} files"
     size = sum(file.stat().st_size for file in files if file.exists())
     verb = "has" if len(files) == 1 else "have"
@@ -284,9 +284,9 @@ def plain(run: Run) -> dict[str, Any]:
 
 
 def progress(run: Run) -> dict[str, Any]:
-    """Return how far a run is, in the form of our trainer's ``progress.json``, as its last line says.
+    """Return a run's progress by its last line, in the format of our trainer's ``progress.json``.
 
-    Where its checkpoints lie nobody knows, so they are not told.
+    Checkpoints are left out, because their directory is unknown.
     """
     last, sequence = run.last_values, _sequence(run)
     milliseconds = run.recent_times[-1] if run.recent_times else run.first_milliseconds
@@ -311,7 +311,7 @@ def progress(run: Run) -> dict[str, Any]:
 
 
 def _sequence(run: Run) -> float | None:
-    """Return how many tokens a sample has, where the log says it."""
+    """Return the number of tokens per sample, if the log has it."""
     tokens, samples = run.last_values.get("consumed tokens"), run.last_values.get("consumed samples")
     if tokens and samples:
         return tokens / samples
@@ -320,7 +320,7 @@ def _sequence(run: Run) -> float | None:
 
 
 def _skipped(run: Run) -> float:
-    """Return how many steps were skipped; an engine says how many since the training began."""
+    """Return the number of skipped steps. An engine logs their number since the start of the training."""
     last = run.last_values.get("skipped")
     if last is None:
         return run.sums[SKIPPED]
@@ -330,12 +330,12 @@ def _skipped(run: Run) -> float:
 
 
 def _count(total: float) -> int:
-    """Return a number of steps; 0 where somebody's program printed none."""
+    """Return a number of steps; 0 if a program logged one that is not finite."""
     return int(total) if math.isfinite(total) else 0
 
 
 def _finite(value: Any) -> Any:
-    """Return None for numbers that JSON does not have."""
+    """Return plain data with None for numbers that JSON does not have."""
     if isinstance(value, dict):
         return {key: _finite(item) for key, item in value.items()}
     if isinstance(value, list):

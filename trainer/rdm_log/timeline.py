@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """What each rank did when: our step traces and the timers of FASOP's Megatron-LM → spans on one clock.
 
-A step trace is written with ``logging.trace_steps``, one JSON file for each rank, ``trace/rank-NNNNN.json``.
-Timers come from ``--timing-log-option all``. Forks write, below each rank's time, when the timer began and
-ended: from that and from traces come the picture of a step, the bubble's share, and Chrome's trace format.
-Megatron-LM itself writes the times alone, which say where a rank's step goes.
+``logging.trace_steps`` writes step traces, one JSON file for each rank, ``trace/rank-NNNNN.json``. Timers
+come from ``--timing-log-option all``. Forks also log when each timer began and ended: these and step traces
+give the plot of a step, the bubble's share, and a trace in Chrome's format. Megatron-LM itself logs only
+durations, which show how a rank spends a step.
 
 Source of the format: "Trace Event Format", the complete events (``"ph": "X"``), as Perfetto reads it.
 """
@@ -44,24 +44,24 @@ __all__ = [
 ]
 
 KINDS = ("forward", "backward", "send", "receive", "reduce", "optimiser", "load", "collective", "other")
-"""What a span can be. ``collective`` is within others: a forward pass that waits for its tensor group."""
+"""The kinds of spans. A ``collective`` lies within another span, such as a forward pass."""
 TRACES = "trace"
-"""The directory of the traces in a job's."""
+"""The directory of the traces, in the job's directory."""
 VERSION = 1
 BLOCK = 512 * 1024
-"""Bytes that are looked through at once."""
+"""Bytes that are searched at once."""
 
 _COMPUTE = ("forward", "backward")
 _GAP = 64 * 1024
-"""Bytes that others may have written between two lines of timers."""
+"""The most bytes of other output between two lines of timers."""
 _LONGEST = 8 * BLOCK
-"""A longer line is read in parts. The moments of some 200,000 micro-batches are one."""
+"""A longer line is read in parts. A line has the times of some 200,000 micro-batches at most."""
 _LONGEST_TAG = 4096
 _TIMER = re.compile(rb"^\s*([A-Za-z][\w ./-]{0,80}):[ \t]*$")
 _RANK = re.compile(rb"^\s*rank +(\d+): +(\d+\.?\d*)\s*$")
 _MOMENTS = re.compile(rb"^\s*(.{1,80}?) (start|end) time lst:(.*)$")
 _NUMBER = re.compile(rb"\d+(?:\.\d+)?(?:e[+-]?\d+)?")
-# A timer of Megatron's → what it is; the first that matches. Those without a word contain others.
+# Megatron's timers → kinds; the first match counts. Timers of kind None contain other timers.
 _TIMER_KINDS = (
     (re.compile(r"forward-backward|interval|optimizer-|batch-generator|-setup"), None),
     (re.compile(r"recv"), "receive"),
@@ -80,9 +80,9 @@ class Span(NamedTuple):
         begin: In microseconds, on a clock that all ranks share.
         end: Likewise.
         kind: One of ``KINDS``.
-        name: What exactly, in the words of the program.
-        step: In which step; 0 where that is not known.
-        micro_batch: Which micro-batch of the step, -1 for none.
+        name: The program's name for it.
+        step: The step; 0 if unknown.
+        micro_batch: The micro-batch within the step; -1 for none.
     """
 
     kind: str
@@ -98,13 +98,13 @@ class Timeline:
     """Spans by rank.
 
     Attributes:
-        spans: By rank, in the order of their beginnings.
+        spans: By rank, ordered by their begin.
         stages: The pipeline stage of each rank, where it is known.
         nodes: The node of each rank, where it is known.
-        uncertainty: By so many microseconds the clocks of two nodes may differ; None where nobody measured.
+        uncertainty: How much the clocks of two nodes may differ, in microseconds; None if not measured.
         source: ``trace`` or ``timers``.
-        is_pipeline: The model is known to be cut into stages, so that there can be a bubble.
-        times: By rank, how many milliseconds of a step it spent on what, where only that is known.
+        is_pipeline: The model is known to be split into stages, so there can be a bubble.
+        times: By rank, milliseconds per step by kind, if only durations are known.
     """
 
     spans: dict[int, list[Span]] = field(default_factory=dict)
@@ -117,11 +117,11 @@ class Timeline:
 
     @property
     def steps(self) -> list[int]:
-        """The steps that it has spans of."""
+        """The steps that have spans."""
         return sorted({span.step for spans in self.spans.values() for span in spans})
 
     def of_step(self, step: int, ranks: Iterable[int] | None = None) -> Timeline:
-        """Return the part of it that is of one step, and of these ranks."""
+        """Return the part for one step, and for some ranks."""
         chosen = set(self.spans if ranks is None else ranks)
         kept = {
             rank: [span for span in spans if span.step == step]
@@ -144,7 +144,7 @@ def trace_files(directory: Path) -> list[Path]:
 
 
 def read_traces(files: Sequence[Path], node: str = "") -> Timeline:
-    """Return what step traces tell, of all nodes or one. A file that is half written is left out."""
+    """Return the timeline in step traces, of all nodes or one. A half-written file is left out."""
     found = Timeline(is_pipeline=False)
     doubts = []
     for file in files:
@@ -170,7 +170,7 @@ def read_traces(files: Sequence[Path], node: str = "") -> Timeline:
 
 
 def of_paths(paths: Sequence[Path]) -> Timeline:
-    """Return what directories with step traces tell, or logs of one job, with timers.
+    """Return the timeline in directories with step traces, or in logs of one job with timers.
 
     Raises:
         NothingToRead: A log cannot be read.
@@ -186,7 +186,7 @@ def of_paths(paths: Sequence[Path]) -> Timeline:
 
 
 def _said_in(logs: Sequence[Path]) -> dict[str, str]:
-    """Return what a job's logs, with their older pieces, say of the last run that has steps."""
+    """Return the job info and the arguments of the last run with steps, from logs with their pieces."""
     files = [piece for log in logs for piece in with_pieces(log)]
     info = info_of_job([info_of(head(log[0])) for log in pieces(files)])
     runs = summarise(files, needs_steps=False).runs
@@ -194,10 +194,10 @@ def _said_in(logs: Sequence[Path]) -> dict[str, str]:
 
 
 def laid_out(timeline: Timeline, told: Mapping[str, str]) -> Timeline:
-    """Return a timeline of timers with the stage of each rank, where its pipeline is told and all ranks are.
+    """Return a timeline with the stage of each rank, if the pipeline is known and all ranks are there.
 
     Args:
-        timeline: Of timers, which do not say it.
+        timeline: A timeline of timers, which lack the stage.
         told: Megatron's arguments, or the job info.
 
     Source: ranks count tensor first, then data, then pipeline (Megatron-LM's ``parallel_state``).
@@ -214,11 +214,11 @@ def laid_out(timeline: Timeline, told: Mapping[str, str]) -> Timeline:
 
 
 def read_timers(file: Path) -> Timeline:
-    """Return what the last timers of all ranks in a log tell: spans, or times where moments are lacking.
+    """Return the timeline of the last timers of all ranks in a log: spans, or times if it has only durations.
 
-    They do not say whether there is a pipeline: ``laid_out`` does, by what else is told.
+    Timers do not show whether there is a pipeline; ``laid_out`` adds that.
 
-    Read are blocks, so that the log may have any size, and may be cut meanwhile, as rotation does.
+    The log is read in blocks, so it may have any size, and may be truncated meanwhile by a rotation.
 
     Raises:
         OSError: It cannot be read.
@@ -227,7 +227,7 @@ def read_timers(file: Path) -> Timeline:
     with file.open("rb", buffering=0) as opened:
         log = opened.fileno()
         end = os.fstat(log).st_size
-        # The last ones may be cut: those before them are then more.
+        # The last timers may be cut: then those before have more.
         for _ in range(2):
             begin = _heading(log, end)
             if begin < 0:
@@ -240,7 +240,7 @@ def read_timers(file: Path) -> Timeline:
 
 
 def _heading(log: int, end: int) -> int:
-    """Return where the last heading of timers begins in the bytes up to here; -1 when there is none."""
+    """Return where the last heading of timers before ``end`` begins; -1 if there is none."""
     while end >= len(TIMERS):
         begin = max(0, end - BLOCK)
         position = os.pread(log, end - begin, begin).rfind(TIMERS)
@@ -251,14 +251,14 @@ def _heading(log: int, end: int) -> int:
 
 
 def _tag(log: int, heading: int) -> bytes:
-    """Return what a launcher put before a heading, such as ``n1:``. It stands before each line below, too."""
+    """Return a launcher's tag before a heading, such as ``n1:``. Each line below begins with it, too."""
     begin = max(0, heading - _LONGEST_TAG)
     before = os.pread(log, heading - begin, begin).replace(b"\r", b"\n")
     return before[before.rfind(b"\n") + 1 :].rstrip()
 
 
 def _lines(log: int, begin: int, end: int) -> Iterator[bytes]:
-    """Yield what stands between two positions of a log, or to its end, line by line."""
+    """Yield the lines between two positions of a log, or to its end."""
     rest = b""
     while begin < end and (data := os.pread(log, min(BLOCK, end - begin), begin)):
         begin += len(data)
@@ -271,12 +271,12 @@ def _lines(log: int, begin: int, end: int) -> Iterator[bytes]:
 
 
 def _told(timeline: Timeline) -> tuple[int, int]:
-    """Return how much a timeline has, to compare it with others."""
+    """Return the number of spans and of times in a timeline, to compare it with others."""
     return sum(map(len, timeline.spans.values())), sum(map(len, timeline.times.values()))
 
 
 def _timers(lines: Iterable[bytes], tag: bytes) -> Timeline:
-    """Return what timers tell, from their heading until other lines come. Each line begins with the tag."""
+    """Return the timeline of timers, from their heading to the first other lines. Each line has the tag."""
     found = Timeline(source="timers", is_pipeline=False)
     name, rank, begins, silence = "", -1, list[float](), 0
     for whole in lines:
@@ -307,7 +307,7 @@ def _timers(lines: Iterable[bytes], tag: bytes) -> Timeline:
             silence = 0
             name = match[1].decode("utf-8", "replace").strip()
     if found.spans:
-        # They say the same, and when.
+        # Spans have the same durations, and more.
         found.times.clear()
     for own, spans in found.spans.items():
         found.spans[own] = list(_numbered(sorted(spans, key=lambda span: span.begin)))
@@ -319,7 +319,7 @@ def _kind_of(timer: str) -> str | None:
 
 
 def _numbered(spans: Iterable[Span]) -> Iterator[Span]:
-    """Yield spans with the step they are of: a step ends with its optimiser."""
+    """Yield spans with their step and micro-batch. A step ends with its optimiser."""
     step = 1
     micro_batches = dict.fromkeys(_COMPUTE, 0)
     for span in spans:
@@ -334,10 +334,10 @@ def _numbered(spans: Iterable[Span]) -> Iterator[Span]:
 
 
 def bubble(timeline: Timeline) -> float | None:
-    """Return the bubble's share of a step: of the time that all ranks had, what no pass of theirs used.
+    """Return the bubble's share: the part of all ranks' time in which they run no pass.
 
-    Counted is from the first forward pass on any rank to the last backward pass on any, in each step. A rank
-    that waits for its neighbour is in the bubble, and so is the sending itself. None without a pipeline.
+    A step counts from the first forward pass on any rank to the last backward pass on any rank. Waiting for a
+    neighbour and sending are both in the bubble. None without a pipeline.
     """
     if not timeline.is_pipeline or len(timeline.spans) < 2:
         return None
@@ -357,7 +357,7 @@ def bubble(timeline: Timeline) -> float | None:
 
 
 def shares(timeline: Timeline) -> dict[int, dict[str, float]]:
-    """Return how many milliseconds a step each rank spent on each kind of span, on average."""
+    """Return the average milliseconds per step that each rank spent on each kind of span."""
     if not timeline.spans:
         return timeline.times
     steps = max(1, len(timeline.steps))
@@ -371,9 +371,9 @@ def shares(timeline: Timeline) -> dict[int, dict[str, float]]:
 
 
 def chrome_trace(timeline: Timeline) -> dict[str, Any]:
-    """Return a timeline in Chrome's trace format, which Perfetto opens: a process for each rank.
+    """Return a timeline in Chrome's trace format, which Perfetto opens, with a process for each rank.
 
-    The collectives have a thread of their own, because they lie within other spans.
+    Collectives have their own thread, because they lie within other spans.
     """
     begin = min((span.begin for spans in timeline.spans.values() for span in spans), default=0.0)
     events: list[dict[str, Any]] = []

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""How a job is, in one word and one sentence. Pure: what is known of the job → the verdict.
+"""A job's verdict, in one word and one sentence. Pure functions: observations → verdict.
 
-The rules are the document's four (the scheduler's state; running without a process on the GPUs; errors beyond
-warnings; another configuration than was asked for) and what the steps themselves show.
+The rules are the four of the original document (the scheduler's state; a running job without a process on the
+GPUs; errors, not just warnings; a configuration other than requested) and others about the steps.
 """
 
 from __future__ import annotations
@@ -36,61 +36,61 @@ EXIT_CODES: dict[Word, int] = {
 }
 
 _TOLD_TO_EXIT = "exiting program"
-"""How Megatron's milestone begins when it ends before its last step because it was told to."""
+"""How Megatron's milestone begins if it exits before its last step on request."""
 _PAUSES = {"saving", "loading", "evaluating"}
 
 _START_S = 900.0
-"""A training may take so long until its first step: building, loading, and the first kernels."""
+"""The most time until the first step: building, loading, and compiling the first kernels."""
 _IDLE_S = 120.0
-"""So long may it run before a process is on its GPUs."""
+"""The most time until a process is on the GPUs."""
 _LATE = 5.0
-"""It stalls when the next line takes so many times the usual time…"""
+"""A job stalls when the next line takes this multiple of the usual time…"""
 _LATE_S = 20.0
-"""… and this many seconds at least…"""
+"""… and at least this long…"""
 _SILENT_S = 300.0
-"""… or this many, of a program that does not say when it saves and evaluates."""
+"""… or this long, for a program that does not report when it saves and evaluates."""
 _PAUSE_S = 1800.0
-"""So long may it save, load or evaluate."""
+"""The most time to save, load or evaluate."""
 _NAMED = 8
-"""So many nodes are named in a sentence."""
+"""The most nodes that a sentence names."""
 _POINTS = 20
-"""So many points of the loss curve say whether it falls."""
+"""The number of last points of the loss curve that are evaluated."""
 _FLAT = 0.01
-"""The loss of a training that learns nothing is the logarithm of the vocabulary, to this share…"""
+"""A training learns nothing if its loss is within this share of the vocabulary's logarithm…"""
 _FLAT_STEPS = 300
-"""… after so many steps: while the learning rate rises, that is so in any training."""
+"""… after this many steps. During the warm-up of the learning rate, that is normal."""
 _SLOWER = 1.5
-"""The last steps are slower than usual when they take so many times the median…"""
+"""The last steps are slow when they take this multiple of the median…"""
 _SLOWER_S = 60.0
-"""… for so long: a busy neighbour is no fault."""
+"""… for this long. Shorter slowdowns come from other load on a node."""
 
 
 @dataclass(frozen=True)
 class Observed:
-    """What is known of a job; what is not known is left out, and no rule asks for it.
+    """What is known of a job. Rules skip what is not known.
 
     Attributes:
-        state: The launcher's state or the scheduler's; empty when only logs are there.
+        state: The launcher's or scheduler's state; empty if there are only logs.
         reason: Why it ended or waits, in the launcher's or scheduler's words.
         failure: The same, with the node and rank that it names.
-        runs: Its runs, as ``Summary.runs`` has them; the last one counts.
-        findings: What is wrong by what it wrote, mostly on standard error, since its newest run began.
+        runs: Its runs, as in ``Summary.runs``; the last one counts.
+        findings: Errors and warnings, mostly from standard error, since its newest run began.
         requested: Its configuration, by the names of the job info; see ``sections``.
-        reported: The same, as the job itself wrote it, by the node that wrote it ("" where that is unknown).
-        versions: Of packages that must be equal on all nodes, by node.
-        gpu_processes: Processes on its GPUs, by node ("" where that is not known); None of one that does not
-            tell.
-        seconds_running: Since it, or its newest run, began.
-        seconds_since_step: Since its last training line.
-        phase: What the training does just now, such as ``saving``.
-        tells_phases: It says when it saves and evaluates; otherwise a pause may be either.
-        sees_steps: Each step is seen, also those between two lines.
-        tells_steps: It writes lines of steps that are understood.
-        vocabulary: Entries of the vocabulary, padded.
-        signs: What nodes have measured, and ranks compared.
+        reported: The configuration that the job itself logged, by node ("" if unknown).
+        versions: Versions of packages that must be equal on all nodes, by node.
+        gpu_processes: The number of processes on its GPUs, by node ("" if unknown); None if a node does not
+            report it.
+        seconds_running: The time since it, or its newest run, began.
+        seconds_since_step: The time since its last training line.
+        phase: What the training is doing, such as ``saving``.
+        tells_phases: It reports when it saves and evaluates; otherwise a pause may be either.
+        sees_steps: Each step is seen, also between two lines.
+        tells_steps: It logs steps in a format that is understood.
+        vocabulary: The padded size of the vocabulary.
+        signs: Signs from nodes' samples and from comparing ranks.
         holding: Ranks that the others wait for at this moment.
-        silent_since: When its logs were written last, if that was long ago and nobody says that it runs.
-        watched: The verdict of those who watch it, or watched it to its end: they know more than its logs.
+        silent_since: When its logs were last written, if that is long ago and no state says that it runs.
+        watched: The verdict of the job's observer, during the job or at its end. It knows more than the logs.
     """
 
     state: str = ""
@@ -121,7 +121,7 @@ class Observed:
 
     @property
     def tells_nothing(self) -> bool:
-        """There may be files, but nothing of a training is in them, and nobody says that it runs."""
+        """Nothing is known: no file has anything of a training, and no state says that it runs."""
         known = (self.state, self.reason, self.watched, self.reported, self.runs)
         counted = any(count is not None for count in self.gpu_processes.values())
         if any(known) or counted or any(not one.is_note for one in self.signs):
@@ -131,14 +131,14 @@ class Observed:
 
 @dataclass(frozen=True)
 class Verdict:
-    """How a job is.
+    """The verdict on a job.
 
     Attributes:
-        word: In one word.
-        reason: Why, in one sentence.
-        evidence: All that speaks for it, a sentence each; the first one is the reason.
-        culprits: Which nodes and ranks it names, with what each is named for.
-        since: When its word became this one, in seconds since 1970; None where only logs are there.
+        word: The verdict in one word.
+        reason: The reason in one sentence.
+        evidence: All evidence, a sentence each; the first is the reason.
+        culprits: The signs that name a node or rank.
+        since: When ``word`` last changed, in seconds since 1970; None if there are only logs.
     """
 
     word: Word
@@ -149,14 +149,14 @@ class Verdict:
 
     @property
     def exit_code(self) -> int:
-        """For scripts."""
+        """The exit code for scripts."""
         return EXIT_CODES[self.word]
 
     @classmethod
     def of(cls, data: Mapping[str, Any]) -> Verdict | None:
-        """Return the verdict that ``to_json`` made plain data of; None of anything else.
+        """Return the verdict from ``to_json``'s plain data; None for any other data.
 
-        What its culprits are named for stands in the evidence.
+        Its culprits have no text: that is in the evidence.
         """
         word, reason = data.get("verdict"), data.get("reason")
         if word not in EXIT_CODES or not isinstance(reason, str):
@@ -180,9 +180,9 @@ class Verdict:
 
 
 def evaluate(seen: Observed) -> Verdict:
-    """Return how a job is, from what is known of it."""
+    """Return the verdict on a job."""
     if seen.silent_since:
-        # What was on its GPUs when it was measured last says nothing of a job that runs.
+        # The last GPU samples are too old to be evidence about a running job.
         seen = dataclasses.replace(seen, gpu_processes={}, seconds_since_step=None)
     found = _evaluated(seen)
     if (known := seen.watched) is not None:
@@ -192,7 +192,7 @@ def evaluate(seen: Observed) -> Verdict:
             known, found = found, known
         elif known.word != found.word:
             return known
-        # Why it ended, and then what its logs tell of that.
+        # First the reason why it ended, then the evidence in its logs.
         return dataclasses.replace(known, evidence=tuple(dict.fromkeys(known.evidence + found.evidence)))
     if seen.silent_since and found.word in ("healthy", "starting", "suspect"):
         last = f"end at iteration {seen.run['last_iteration']}" if seen.run else "have no step"
@@ -205,7 +205,7 @@ def _evaluated(seen: Observed) -> Verdict:
     state = states.state_of(seen.state)
     errors = list(_errors(seen.findings))
     run = seen.run
-    # What could not be compared, or was not read, is told whatever the verdict.
+    # Always report what could not be compared or read.
     unknown = [sign for sign in seen.signs if sign.is_note and sign.kind in ("configuration", "files")]
     if state in states.FAILED or (not state and errors and not _is_done(run)):
         reasons = [seen.failure or Sign("state", seen.reason)] if seen.failure or seen.reason else []
@@ -250,7 +250,7 @@ def _verdict(word: Word, evidence: Sequence[Sign]) -> Verdict:
 
 
 def _few(notes: Sequence[Sign]) -> list[Sign]:
-    """Return the first notes of each kind: of a thousand nodes, each may have one."""
+    """Return the first notes of each kind: each of a thousand nodes may have one."""
     kinds = collections.Counter(sign.kind for sign in notes)
     seen: collections.Counter[str] = collections.Counter()
     found = []
@@ -276,7 +276,7 @@ def _beginning(seen: Observed, state: str) -> str:
 
 
 def _said(state: str) -> str:
-    """Return the word that counts as it was said, of those of several parts of a job."""
+    """Return the deciding state, as reported, from those of several parts of a job."""
     return next(
         line.strip() for line in state.splitlines() if states.state_of(line) == states.state_of(state)
     )
@@ -290,9 +290,9 @@ def _is_done(run: Mapping[str, Any] | None) -> bool:
 
 
 def _is_short(run: Mapping[str, Any]) -> bool:
-    """Whether it ended before its last step, and does not say why."""
+    """Whether it ended before its last step without logging why."""
     left = run["train_iterations"] - run["last_iteration"]
-    # The last steps have no line of their own when the interval of lines does not end with them.
+    # The last steps have no line if the logging interval does not divide the number of steps.
     return not _is_done(run) and (left >= _interval(run) or bool(run.get("is_torn")))
 
 
@@ -310,9 +310,9 @@ def _end(run: Mapping[str, Any] | None) -> str:
 
 
 def _against(seen: Observed, run: Mapping[str, Any] | None) -> Iterator[Sign]:
-    """Yield what speaks against the result of a job that has finished.
+    """Yield evidence against the result of a finished job.
 
-    How its nodes were, and errors that did not keep it from its end, say nothing of that.
+    The state of its nodes, and errors that did not end it, are none.
     """
     yield from _differences(seen)
     yield from (sign for sign in seen.signs if sign.kind == "nan")
@@ -321,7 +321,7 @@ def _against(seen: Observed, run: Mapping[str, Any] | None) -> Iterator[Sign]:
 
 
 def _errors(findings: Sequence[Finding]) -> Iterator[Sign]:
-    """Yield what is wrong; what a thousand nodes say is said of the first."""
+    """Yield a sign for each error. If many nodes have the same one, only the first are named."""
     errors = [one for one in findings if one.kind == "error"]
     nodes = collections.Counter(one.name for one in errors)
     seen: collections.Counter[str] = collections.Counter()
@@ -341,7 +341,7 @@ def _errors(findings: Sequence[Finding]) -> Iterator[Sign]:
 
 
 def _differences(seen: Observed) -> Iterator[Sign]:
-    """Yield how what runs differs from what was asked for, and nodes from each other."""
+    """Yield differences between the requested and the reported configuration, and between nodes."""
     for key, requested in seen.requested.items():
         others: dict[str, list[str]] = {}
         for node, reported in seen.reported.items():
@@ -349,7 +349,7 @@ def _differences(seen: Observed) -> Iterator[Sign]:
                 others.setdefault(reported[key], []).append(node)
         for value, nodes in others.items():
             where = f" on {_names(nodes)}" if any(nodes) else ""
-            # What all nodes say is no single one's fault.
+            # If all nodes report it, no single one is at fault.
             culprit = nodes[0] if len(nodes) < len(seen.reported) else ""
             text = f"{key} is {value}{where}, and {requested} was asked for."
             yield Sign("configuration", text, culprit)
@@ -360,7 +360,7 @@ def _differences(seen: Observed) -> Iterator[Sign]:
             if package in versions:
                 by_version.setdefault(versions[package], []).append(node)
         if len(by_version) > 1:
-            # The first of two that are as frequent is the master's.
+            # Of equally frequent versions, the first is the master's.
             usual = max(by_version, key=lambda version: len(by_version[version]))
             for version, nodes in by_version.items():
                 if version != usual:
@@ -374,7 +374,7 @@ def _names(nodes: Sequence[str]) -> str:
 
 
 def _same(reported: str, requested: str) -> bool:
-    """Whether two values are the same, also when they are written in other ways: 1e-4 and 0.0001."""
+    """Whether two values are equal, even if written differently: 1e-4 and 0.0001."""
     if reported == requested:
         return True
     try:
@@ -384,7 +384,7 @@ def _same(reported: str, requested: str) -> bool:
 
 
 def _of_steps(run: Mapping[str, Any], vocabulary: int | None) -> Iterator[Sign]:
-    """Yield what is wrong with the steps."""
+    """Yield signs of problems in the steps."""
     for text in _about_loss(run, vocabulary):
         yield Sign("steps", text)
     recent = [one for one in run["step_ms"]["recent"] if one is not None]
@@ -402,7 +402,7 @@ def _of_steps(run: Mapping[str, Any], vocabulary: int | None) -> Iterator[Sign]:
         text = (
             f"The last steps took {slower:.1f} times as long as usual ({statistics.median(recent):.0f} ms)."
         )
-        # Longer sequences and busy neighbours do that, too; whose fault it is, other signs say.
+        # Longer sequences and other load on nodes do that, too. Other signs name the root cause.
         yield Sign("steps", text, is_note=True)
 
 
@@ -435,9 +435,9 @@ def _about_loss(run: Mapping[str, Any], vocabulary: int | None) -> Iterator[str]
 
 
 def _idle(seen: Observed, state: str) -> list[Sign]:
-    """Return on which nodes it runs and no process is on the GPUs, each; of all nodes one that names none.
+    """Return a sign for each node without a process on its GPUs, or one without a node if that is all nodes.
 
-    Until its first step a training may read its data. Of nodes that do not tell, somebody may be on the GPUs.
+    Before its first step a training may still read its data. Nodes that report nothing may have a process.
     """
     running = seen.seconds_running
     grace = _IDLE_S if seen.run else _START_S
@@ -450,7 +450,7 @@ def _idle(seen: Observed, state: str) -> list[Sign]:
 
 
 def _late(seen: Observed, state: str) -> Iterator[Sign]:
-    """Yield why a job does not get on."""
+    """Yield a sign if a job makes no progress."""
     if state == "stopping":
         return
     running = seen.seconds_running
@@ -463,7 +463,7 @@ def _late(seen: Observed, state: str) -> Iterator[Sign]:
     usual, since = _usual_s(run, seen.sees_steps), seen.seconds_since_step
     if since is None or state in states.WAITING:
         return
-    # Who does not say how long a step takes may write a line in minutes.
+    # A program that does not log step times may take minutes between lines.
     limit = _PAUSE_S if usual is None else max(_LATE * usual, _LATE_S if seen.tells_phases else _SILENT_S)
     if seen.phase in _PAUSES or _is_done(run):
         limit = max(limit, _PAUSE_S)
@@ -477,7 +477,7 @@ def _late(seen: Observed, state: str) -> Iterator[Sign]:
 
 
 def _held_up(seen: Observed, text: str, usual: str) -> Iterator[Sign]:
-    """Yield that it does not get on, and who it is that the others wait for, where that is known."""
+    """Yield that a job makes no progress, with the ranks that the others wait for, if known."""
     if not seen.holding:
         yield Sign("late", f"{text}: {usual}." if usual else f"{text}.")
         return
@@ -494,7 +494,7 @@ def _held_up(seen: Observed, text: str, usual: str) -> Iterator[Sign]:
 
 
 def _usual_s(run: Mapping[str, Any], sees_steps: bool) -> float | None:
-    """Return how many seconds there usually are between two steps that are seen: mostly two lines."""
+    """Return the usual seconds between two steps that are seen, which are mostly two lines."""
     median: float | None = run["step_ms"]["median"]
     if median is None or sees_steps:
         return median and median / 1000.0
@@ -502,7 +502,7 @@ def _usual_s(run: Mapping[str, Any], sees_steps: bool) -> float | None:
 
 
 def _interval(run: Mapping[str, Any]) -> float:
-    """Return how many steps there are from one line to the next."""
+    """Return the number of steps from one line to the next."""
     if run["lines"] < 2:
         return max(1.0, float(run["first_iteration"]))
     steps: float = (run["last_iteration"] - run["first_iteration"]) / (run["lines"] - 1)
