@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""One HTML page of what jobs wrote, that opens without a network; see docs/report.md.
+"""One HTML page about jobs, from their logs, which opens without a network; see docs/report.md.
 
-``job`` reads files, ``plots`` decides what is drawn, ``page`` puts it into one file. Beside Python's standard
-library it needs PyYAML, for the configurations of our own jobs.
+``job`` reads files, ``plots`` decides what is drawn, ``page`` writes it into one file. The package needs
+Python's standard library, and PyYAML for the configurations of our own jobs.
 """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The configuration of a job as flat text, and how several differ. Secrets do not come this far."""
+"""The configuration of a job as flat text, with secrets hidden, and differences between several."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _SECRET = re.compile(r"(?i)(?:^|[._-])(?:api[_-]?key|secret|passw(?:or)?d|creden
 _SECRET_ARGUMENT = re.compile(r"(--(?:\w+[-_])*(?:key|token|secret|passw(?:or)?d|credential)s?(?:=|, ))[^,]*")
 _PROGRAM = "launcher.program"
 _SECTIONS_OF_SECRETS = ("launcher.env.",)
-"""Variables of the environment are the usual place for keys: their names are enough."""
+"""Environment variables often hold keys, so only their names are shown."""
 
 
 def read(path: Path) -> dict[str, str]:
-    """Return a configuration, ``resolved.yaml`` of a job, flat; empty where it cannot be read."""
+    """Return the configuration in a job's ``resolved.yaml``, flat; empty if it cannot be read."""
     import yaml
 
     try:
@@ -33,7 +33,7 @@ def read(path: Path) -> dict[str, str]:
 
 
 def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
-    """Return nested values as text by dotted keys; what is not set is left out.
+    """Return nested values as text by dotted keys, without keys that are not set.
 
     >>> flat({"model": {"layers": 2, "kind": None}})
     {'model.layers': '2'}
@@ -56,7 +56,7 @@ def _text(value: Any) -> str:
 
 
 def without_secrets(values: Mapping[str, str]) -> dict[str, str]:
-    """Return a configuration in which passwords and the environment's values are not shown.
+    """Return a configuration with passwords and the values of environment variables hidden.
 
     >>> without_secrets({"launcher.program": "train.py, --wandb-key, 1a2b, --tokenizer-type, GPT2"})
     {'launcher.program': 'train.py, --wandb-key, (not shown), --tokenizer-type, GPT2'}
@@ -71,7 +71,7 @@ def without_secrets(values: Mapping[str, str]) -> dict[str, str]:
 
 
 def differences(configurations: Sequence[Mapping[str, str]]) -> dict[str, list[str | None]]:
-    """Return the keys whose values are not the same in all, with each one's value; None is not given."""
+    """Return the keys whose values differ, with the value in each configuration; None if it is not set."""
     keys = dict.fromkeys(key for values in configurations for key in values)
     found = {key: [values.get(key) for values in configurations] for key in keys}
     return {key: values for key, values in found.items() if len(set(values)) > 1}

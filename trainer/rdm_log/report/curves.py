@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What changes over the steps: loss, time of a step, speed, and any field of the training lines."""
+"""Plots over the steps: loss, time of a step, speed, and any field of the training lines."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from rdm_log.report.job import Job
 __all__ = ["MFU", "TFLOPS", "TGS", "curve", "field", "loss", "speed", "speed_note", "step_time", "token_rate"]
 
 _MARKED = 60
-"""At most so many checkpoints are marked."""
+"""The most checkpoints that are marked."""
 _FEW = 8
-"""So few steps each have their number on the axis."""
+"""With fewer steps, each has its number on the axis."""
 _ENDS = ("first_iteration", "last_iteration")
 _NAMED = 3
-"""So many of the slowest steps have their number beside them."""
+"""The number of slowest steps with a label."""
 _VALIDATED = re.compile(r"iteration (\d+)(?: on validation set)?")
-"""Where a validation loss was measured; newer Megatrons name the set, which may be the test's."""
+"""The step of a validation loss. Newer Megatron versions name the set, which may also be the test set."""
 TGS = "tokens per gpu per second (tgs)"
 SAMPLES = "samples per second"
 TOKENS, SAMPLE_RATE = "tokens/s", "samples/s"
@@ -30,7 +30,7 @@ TFLOPS = ("TFLOPs", "throughput per GPU (TFLOP/s/GPU)")
 
 
 def _points(job: Job, name: str) -> Iterator[list[list[float]]]:
-    """Yield a field's points ``[x, mean, least, most]`` of each run that has it."""
+    """Yield the points ``[x, mean, least, most]`` of a field for each run that has it."""
     for run in job.runs:
         points = (run.get("series") or {}).get(name)
         if points:
@@ -65,7 +65,7 @@ def _line(
 
 
 def _band(number: int, segments: Sequence[Sequence[Sequence[float]]]) -> Iterator[dict[str, Any]]:
-    """Yield what lies between the least and the most of points that stand for several steps."""
+    """Yield the area between the minimum and the maximum of points that stand for several steps."""
     for segment in segments:
         if all(point[2] == point[3] for point in segment):
             continue
@@ -85,7 +85,7 @@ def _band(number: int, segments: Sequence[Sequence[Sequence[float]]]) -> Iterato
 
 
 def _steps_axis(jobs: Sequence[Job]) -> dict[str, Any]:
-    """Return the axis of the steps, with a line where a run began anew and marks for checkpoints."""
+    """Return the axis of the steps, with lines for restarts and marks for checkpoints."""
     shapes, notes = [], []
     for number, job in enumerate(jobs):
         for run in [run for run in job.runs if run["lines"]][1:]:
@@ -102,7 +102,7 @@ def _steps_axis(jobs: Sequence[Job]) -> dict[str, Any]:
     xaxis: dict[str, Any] = {"title": {"text": "step"}, "tickformat": ",d"}
     steps = [run[end] for job in jobs for run in job.runs if run["lines"] for end in _ENDS]
     if steps and max(steps) - min(steps) < _FEW:
-        # There is nothing between two steps.
+        # No ticks between two steps.
         xaxis["dtick"] = 1
     return {"xaxis": xaxis, "shapes": shapes, "annotations": notes}
 
@@ -113,19 +113,19 @@ def _vertical(x: float, colour: str, dash: str) -> dict[str, Any]:
 
 
 def _tick(x: float) -> dict[str, Any]:
-    """Return a mark of a checkpoint below the curve."""
+    """Return the mark of a checkpoint, below the curve."""
     line = {"color": GREEN, "width": 3}
     return {"type": "line", "x0": x, "x1": x, "y0": 0, "y1": 0.035, "yref": "paper", "line": line}
 
 
 def _written(x: float, text: str) -> dict[str, Any]:
-    # Beside its line within the plot: above it are plotly's buttons.
+    # Next to its line, within the plot: plotly's buttons are above the plot.
     place = {"x": x, "y": 0.5, "yref": "paper", "yanchor": "middle", "textangle": -90, "xshift": -8}
     return {**place, "text": text, "showarrow": False}
 
 
 def loss(jobs: Sequence[Job]) -> Plot | None:
-    """Return the plot of the losses, with those of evaluations, restarts and checkpoints."""
+    """Return the plot of the losses, with validation losses, restarts and checkpoints."""
     data: list[dict[str, Any]] = []
     names = []
     for number, job in enumerate(jobs):
@@ -177,11 +177,11 @@ def loss(jobs: Sequence[Job]) -> Plot | None:
 
 
 def step_time(jobs: Sequence[Job]) -> Plot | None:
-    """Return the plot of the time of a step, with the slowest ones named."""
+    """Return the plot of step times, with labels at the slowest."""
     data: list[dict[str, Any]] = []
     words, is_less = [], False
     for number, job in enumerate(jobs):
-        # The first line of a run has its building and warming up in it.
+        # The first line of a run includes building and warm-up.
         told = list(_points(job, MILLISECONDS))
         segments = [points[1:] if len(points) > 1 else points for points in told]
         if not segments:
@@ -231,7 +231,7 @@ Choice = Callable[[Job], tuple[list[list[list[float]]], str]]
 
 
 def field(*names: str) -> Choice:
-    """Return the choice of the first field that a job has."""
+    """Return a choice of the first of some fields that a job has."""
 
     def choose(job: Job) -> tuple[list[list[list[float]]], str]:
         for name in names:
@@ -243,7 +243,7 @@ def field(*names: str) -> Choice:
 
 
 def token_rate(job: Job, run: Mapping[str, Any]) -> tuple[float, str]:
-    """Return what turns samples per second of a run into the best unit of speed there is, and that unit."""
+    """Return the best unit of speed for a run, and the factor from samples per second to it."""
     samples, tokens = run.get("samples_per_second"), run.get("tokens_per_second")
     if samples and tokens:
         return tokens / samples, TOKENS
@@ -254,9 +254,9 @@ def token_rate(job: Job, run: Mapping[str, Any]) -> tuple[float, str]:
 
 
 def speed(jobs: Sequence[Job]) -> Choice:
-    """Return the choice of the best unit of speed that all jobs have."""
+    """Return a choice of the speed, in the best unit that all jobs have."""
     per_gpu = all(any(_points(job, TGS)) for job in jobs)
-    # One axis has one unit.
+    # All jobs share one axis, so they need one unit.
     tells_tokens = all(
         token_rate(job, run)[1] == TOKENS
         for job in jobs
@@ -282,7 +282,7 @@ def speed(jobs: Sequence[Job]) -> Choice:
 
 
 def speed_note(jobs: Sequence[Job]) -> str:
-    """Return where the speed comes from, when the lines do not tell it."""
+    """Return a note on how the speed was computed, if the log does not have it."""
     timed = any(_timed_batches(run) for job in jobs for run in job.runs)
     if not timed or any(any(_points(job, TGS)) for job in jobs):
         return ""
@@ -290,13 +290,13 @@ def speed_note(jobs: Sequence[Job]) -> str:
 
 
 def _timed_batches(run: Mapping[str, Any]) -> list[list[float]]:
-    """Return the times of a run's steps, where their batch is known; none otherwise."""
+    """Return the times of a run's steps, if the batch is known; otherwise none."""
     series: Mapping[str, list[list[float]]] = run.get("series") or {}
     return series.get(MILLISECONDS, []) if run.get("global_batch_size") else []
 
 
 def _rates(run: Mapping[str, Any]) -> list[list[float]]:
-    """Return the samples per second that a run's lines tell."""
+    """Return the samples per second in a run's lines."""
     series: Mapping[str, list[list[float]]] = run.get("series") or {}
     return series.get(SAMPLES) or []
 
@@ -317,16 +317,16 @@ def curve(
     """Return the plot of a field over the steps, or None.
 
     Args:
-        jobs: Whose curves are in it.
-        id_: The plot's, in the page.
-        title: Above it.
-        choose: Which values of a run are drawn.
-        note: Below the title.
-        controls: What the reader can choose.
-        band: With the extremes about the mean.
-        varying: None when no value differs from another.
-        positive: None when no value is above 0: without an accelerator there is no TFLOP/s.
-        ticks: How the values are written.
+        jobs: The jobs, each with a curve.
+        id_: The plot's id in the page.
+        title: The title above it.
+        choose: Returns the values of a job to draw.
+        note: A note below the title.
+        controls: The controls for the reader: ``log``, ``smooth``.
+        band: Draw the extremes around the mean, too.
+        varying: Return None if all values are equal.
+        positive: Return None if all values are 0, like TFLOP/s without an accelerator.
+        ticks: The number format of the axis.
     """
     data: list[dict[str, Any]] = []
     unit, values = "", set()

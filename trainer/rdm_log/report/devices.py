@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A node's GPU records → how its GPUs were over time, in at most a few hundred columns.
+"""A node's GPU records → the history of its GPUs, in at most a few hundred columns.
 
 ``NODE.gpu.jsonl`` has a line of JSON for each moment, with its time; ``NODE.gpu`` has gpustat's lines,
 ``[0] NVIDIA A10 | 49'C,  98 % | 21040 / 22731 MB |``, with or without a line of host and time above each
-record. Of a long file only as many moments are read as there are columns: a day of a thousand nodes has
-gigabytes of them.
+record. From a long file only one moment per column is read: a day of a thousand nodes has gigabytes.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from rdm_log.scan import regular
 __all__ = ["COLUMNS", "MEASURES", "history", "node_of"]
 
 COLUMNS = 200
-"""At most so many moments are told of a node."""
+"""The most columns for a node."""
 MEASURES: Mapping[str, tuple[str, str, bool]] = {
     "utilisation": ("Utilisation", "%", False),
     "temperature": ("Temperature", "°C", True),
@@ -32,13 +31,13 @@ MEASURES: Mapping[str, tuple[str, str, bool]] = {
     "power": ("Power", "W", False),
     "clock": ("Clock", "MHz", False),
 }
-"""Name → (title, unit, whether the highest counts; otherwise the mean) of moments that share a column."""
+"""Name → (title, unit, whether a column shows the highest value instead of the mean)."""
 
 _WHOLE = 64 * 1024
-"""A file of so many bytes is read whole."""
+"""A file of at most this many bytes is read whole."""
 _WINDOW = 16 * 1024
 _GAP = 4.0
-"""Between two moments nothing is known when they lie so many times as far apart as those beside them."""
+"""Two moments have a gap between them if they are this many times as far apart as their neighbours."""
 _LINE = re.compile(
     rb"^\[(\d{1,3})\] ([^|\n]{0,80}?) *\|(?: *(\d+)'C,?)?(?: *(\d+) ?%)?"
     rb"(?:, *(\d+) / +[\d?]+ W)?[^|\n]*\| *(\d+) / +(\d+) MB \|",
@@ -48,7 +47,7 @@ _TIME = re.compile(rb"^\S+ +\w{3} (\w{3} +\d+ \d\d:\d\d:\d\d \d{4})", re.MULTILI
 
 
 class _Reading(NamedTuple):
-    """One GPU at one moment, in the order of ``MEASURES``; None is not told."""
+    """One GPU at one moment, in the order of ``MEASURES``; None if unknown."""
 
     utilisation: float | None
     temperature: float | None
@@ -61,16 +60,16 @@ _Moment = dict[int, _Reading]
 
 
 def history(path: Path, columns: int = COLUMNS) -> dict[str, Any]:
-    """Return how the GPUs of a node were over time, as plain data; empty where the file tells nothing.
+    """Return the history of a node's GPUs as plain data; empty if the file has none.
 
     Args:
         path: The file, of either kind.
-        columns: At most so many moments are told.
+        columns: The most columns.
 
     Returns:
-        ``name`` of the GPUs, ``columns``, ``times`` of the first and the last record where they are told,
-        ``sampled`` when not all was read, and ``gpus``: by number, for each of ``MEASURES`` that is told, a
-        list of values that lie evenly in this time, None where nothing is known.
+        ``name`` of the GPUs; ``columns``; ``times`` of the first and the last record, or None; ``sampled``,
+        true if not all records were read; and ``gpus``: by GPU number and known measure of ``MEASURES``, a
+        list of values at equal intervals of this time, None where nothing is known.
     """
     try:
         if regular(path).name.endswith(STREAM):
@@ -81,7 +80,7 @@ def history(path: Path, columns: int = COLUMNS) -> dict[str, Any]:
 
 
 def node_of(file: Path) -> str:
-    """Return the node that a file of GPU records is about."""
+    """Return the node of a file of GPU records."""
     return file.name.removesuffix(STREAM).removesuffix(".gpu")
 
 
@@ -100,7 +99,7 @@ def _of_stream(path: Path, columns: int) -> dict[str, Any]:
     place = [min(count - 1, int((at - begin) / max(end - begin, 1e-9) * count)) for at, _, _ in told]
     for column, (_, _, moment) in zip(place, told, strict=True):
         of_column[column].append(moment)
-    # Records that are thinned with their age lie wide apart, and still tell of the time between them.
+    # Old records are thinned, so they are far apart, but they still cover the time between them.
     waits = [later[0] - earlier[0] for earlier, later in itertools.pairwise(told)]
     for number, wait in enumerate(waits):
         beside = [*waits[max(0, number - 1) : number], *waits[number + 1 : number + 2]]
@@ -116,7 +115,7 @@ def _is_long(size: int) -> bool:
 
 
 def _told(path: Path, size: int, columns: int) -> Iterator[tuple[float, str, _Moment]]:
-    """Yield the time, the name of the GPUs and how they were, of records that lie evenly in the file."""
+    """Yield the time, the name of the GPUs and their readings, from records evenly spaced in the file."""
     with path.open("rb") as file:
         for line in file if not _is_long(size) else _lines_within(file, size, columns):
             try:
@@ -179,10 +178,10 @@ def _of_lines(path: Path, columns: int) -> dict[str, Any]:
 
 
 def _moments_within(file: int, size: int, count: int, head: bytes) -> Iterator[_Moment]:
-    """Yield whole records that lie evenly in a long file."""
+    """Yield whole records, evenly spaced in a long file."""
     starts = [found.start() for found in re.finditer(rb"^\[0\] ", head, re.MULTILINE)]
     record = max((later - earlier for earlier, later in itertools.pairwise(starts)), default=_WINDOW // 3)
-    # Wherever it begins, a whole record lies between two others.
+    # Wherever the window begins, it has a whole record between two others.
     window = min(_WINDOW, 3 * record)
     for number in range(count):
         found = list(itertools.islice(_records(os.pread(file, window, number * (size - window) // count)), 2))
@@ -219,18 +218,18 @@ def _times(head: bytes, end: bytes) -> list[str] | None:
 
 
 def _iso(text: bytes) -> str:
-    """Return a time as gpustat writes it, in ISO's form."""
+    """Return gpustat's time in ISO format."""
     moment = datetime.datetime.strptime(text.decode(), "%b %d %H:%M:%S %Y")
     return moment.isoformat(" ")
 
 
-# Of both.
+# Both.
 
 
 def _plain(
     name: str, times: list[str] | None, of_column: Sequence[Sequence[_Moment]], *, is_sampled: bool
 ) -> dict[str, Any]:
-    """Return what ``history`` does, of the moments of each column."""
+    """Return the result of ``history``, from the moments of each column."""
     columns = len(of_column)
     found: dict[int, tuple[list[float | None], ...]] = {}
     highest = [highest for _, _, highest in MEASURES.values()]
@@ -254,7 +253,7 @@ def _plain(
 
 
 def _together(readings: Sequence[_Reading], highest: Sequence[bool]) -> list[float | None]:
-    """Return readings of one GPU that share a column as one."""
+    """Merge the readings of one GPU in a column."""
     found: list[float | None] = []
     for place, takes_highest in enumerate(highest):
         values = [value for one in readings if (value := one[place]) is not None]

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What all plots of a report share: their form, and the colours.
+"""The structure and colours that all plots of a report share.
 
-Colours are those of Okabe and Ito, "Color Universal Design", which colour-blind people can tell apart; jobs
-that are compared differ in their dashes, too, for who prints without colours.
+The colours are by Okabe and Ito, "Color Universal Design": colour-blind people can tell them apart. Compared
+jobs also differ in their dashes, for prints without colours.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ ORANGE, SKY, BLACK, GREY = "#E69F00", "#56B4E9", "#222222", "#505050"
 JOB_COLOURS = (BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY)
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 BARS = 512
-"""Beyond so many ranks, bars are lines."""
+"""With more ranks, lines replace bars."""
 
 
 def plot(
@@ -52,7 +52,7 @@ def plot(
     controls: Sequence[str] = (),
     variants: list[dict[str, Any]] | None = None,
 ) -> Plot | None:
-    """Return a plot of some data, or with several variants of them; None without any."""
+    """Return a plot of some data or of several variants; None if there are no data."""
     variants = variants or ([{"label": "", "data": data, "layout": layout or {}}] if data else [])
     if not variants:
         return None
@@ -67,7 +67,7 @@ def plot(
 
 
 def short(value: float | None) -> float | None:
-    """Return six digits of a number: more cannot be seen, and the page is half as large."""
+    """Return a number with six digits: more are not visible, and this halves the size of the page."""
     if value is None or not math.isfinite(value):
         return None
     return int(value) if float(value).is_integer() else float(f"{value:.6g}")
@@ -79,5 +79,5 @@ def colour_of(number: int) -> str:
 
 
 def dash_of(number: int) -> str:
-    """Return how the line of a job is broken."""
+    """Return the dash pattern of a job's line."""
     return DASHES[number % len(DASHES)]

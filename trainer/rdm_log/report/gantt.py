@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A step, rank by rank, and where its time goes."""
+"""Plots of a step, rank by rank, and of how ranks spend it."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ _KIND_COLOURS = {
     "other": "#B8B8B8",
 }
 _TIMELINES = 4
-"""Of so many steps the timeline is shown, one at a time."""
+"""The most steps with a timeline; one is shown at a time."""
 
 
 def gantt(job: Job, number: int, which: str) -> Plot | None:
-    """Return the picture of what ranks did when, a variant for each step."""
+    """Return the timeline of the ranks, with a variant for each step."""
     if job.timeline is None or not job.timeline["spans"]:
         return None
     timeline = timeline_of(job.timeline)
     steps = timeline.steps
     if timeline.source == "timers":
-        # A whole interval of the log is in it; its last steps are the usual ones.
+        # It covers a whole logging interval; the last steps are the most typical.
         steps = [step for step in steps if _is_whole(timeline, step)][-_TIMELINES:] or steps[-1:]
     variants = [_gantt_of(timeline.of_step(step), step) for step in steps[:_TIMELINES]]
     share = bubble(timeline)
@@ -43,7 +43,7 @@ def gantt(job: Job, number: int, which: str) -> Plot | None:
             f"The bubble is {100 * share:.0f} % of the time from the first forward to the last backward pass."
         )
     if timeline.uncertainty is not None and len(set(timeline.nodes.values())) > 1:
-        # Closer than a microsecond nobody measures.
+        # No measurement is more exact than a microsecond.
         agree = max(timeline.uncertainty, 1.0) / 1000
         words.append(f"The nodes' clocks agree to {agree:.2g} ms.")
     return plot(
@@ -61,7 +61,7 @@ def _is_whole(timeline: Timeline, step: int) -> bool:
 
 
 def _gantt_of(timeline: Timeline, step: int) -> dict[str, Any]:
-    """Return the picture of one step: a row for each rank, a trace for each kind of span."""
+    """Return the plot of one step: a row for each rank, a trace for each kind of span."""
     ranks = sorted(timeline.spans, key=lambda rank: (timeline.stages.get(rank, 0), rank))
     begin = min(span.begin for spans in timeline.spans.values() for span in spans)
     height = max(8, min(22, 560 // len(ranks)))
@@ -94,7 +94,7 @@ def _gantt_of(timeline: Timeline, step: int) -> dict[str, Any]:
     ]
     shapes = []
     if passes and timeline.is_pipeline:
-        # What stays visible of it is the bubble; the legend's entry has no points of its own.
+        # Spans cover a grey rectangle; what stays visible is the bubble. Its legend entry has no points.
         line = {"color": _BUBBLE, "width": height}
         data.append(
             {"type": "scatter", "mode": "lines", "name": "bubble", "x": [None], "y": [0], "line": line}
@@ -146,7 +146,7 @@ def _said(span: Span, rank: int) -> str:
 
 
 def shares(job: Job, number: int, which: str) -> Plot | None:
-    """Return how each rank spends a step."""
+    """Return the plot of how each rank spends a step."""
     if job.timeline is None:
         return None
     told = job.timeline["shares_ms"]

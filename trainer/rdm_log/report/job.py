@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What one job wrote → all that a report shows of it, as plain data that nodes can send.
+"""A job's files → the data of a report, as plain data that nodes can send.
 
-Each node of a job may have only its own logs: what they give is put together with ``merged``.
+Each node of a job may have only its own logs; ``merged`` joins the parts of all nodes.
 """
 
 from __future__ import annotations
@@ -31,40 +31,40 @@ __all__ = ["PARTS", "Job", "collect", "merged"]
 VERSION = 2
 _MARK = "rdm_report"
 PARTS = "*.report.json"
-"""Files with what a node told, as `rdm-trainer job report` prints it."""
+"""Files with the parts of nodes, as `rdm-trainer job report` prints them."""
 
 _GPU_MOMENTS = 100_000
-"""So many moments are told of the GPUs of all nodes together."""
+"""The most moments of GPUs, of all nodes together…"""
 _LEAST_MOMENTS = 50
-"""But of each node so many."""
+"""… but at least this many for each node."""
 _NAMED = 8
-"""So many nodes are named in a sentence."""
+"""The most nodes that a sentence names."""
 _ROWS = 64
-"""So many ranks have a row in the timeline."""
+"""The most ranks with a row in the timeline."""
 _NETWORK = {"fabric": "rtt_us", "rdma": "bandwidth_gbit", "plan": "nodes"}
-"""What is known of the network, and what is in it when it has something to say."""
+"""The sections about the network, and a key that each must have to be used."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """What a report shows of one job. Everything in it is plain data.
+    """The data of a report about one job. All of it is plain data.
 
     Attributes:
-        name: What people call it.
-        source: Where it was read.
+        name: Its name.
+        source: The path that was read.
         failures: What ended it or made it restart: ``node``, ``rank``, ``reason``.
-        runs: Its runs, as ``Summary.runs`` has them, with their series.
-        restarts: How often it began anew.
-        devices: By node, what ``devices.history`` tells.
-        configuration: Flat, without secrets.
-        nodes: ``name``, ``address`` and ``slots`` of each, by rank.
-        fabric: The times between them, as `rdm-provision verify --json` measured them.
-        rdma: What it measured between them over RDMA.
+        runs: Its runs, as in ``Summary.runs``, with their series.
+        restarts: How often it restarted.
+        devices: The result of ``devices.history``, by node.
+        configuration: Its configuration, flat and without secrets.
+        nodes: ``name``, ``address`` and ``slots`` of each node, by rank.
+        fabric: Round-trip times between nodes, as `rdm-provision verify --json` measured them.
+        rdma: RDMA bandwidths between nodes, from the same measurement.
         plan: The addresses of the cluster's nodes, as `rdm-provision up --json` planned them.
         timeline: What its ranks did when; see ``_timeline``.
-        seen: What is known of it beside its runs, for the verdict.
-        notes: What the reader should know of the reading.
-        missing: The nodes that could not be asked: what they wrote is in nothing of it.
+        seen: What is known of it besides its runs, for the verdict.
+        notes: Notes for the reader on how files were read.
+        missing: The nodes that could not be reached: none of their files were read.
     """
 
     name: str
@@ -85,14 +85,14 @@ class Job:
 
     def to_json(self) -> dict[str, Any]:
         """Return it as plain data."""
-        # Not ``asdict``, which would copy a hundred thousand points.
+        # Not asdict, which would copy a hundred thousand points.
         own = {one.name: getattr(self, one.name) for one in dataclasses.fields(self)}
         own["seen"] = to_json(self.seen)
         return {_MARK: VERSION, **{key: list(v) if isinstance(v, tuple) else v for key, v in own.items()}}
 
     @classmethod
     def of(cls, data: Mapping[str, Any]) -> Job:
-        """Return the job that JSON holds. What a newer program has added is left out."""
+        """Return the job in JSON data, ignoring what a newer program has added."""
         known = {one.name for one in dataclasses.fields(cls)}
         given: dict[str, Any] = {
             key: tuple(v) if isinstance(v, list) else v for key, v in data.items() if key in known
@@ -105,7 +105,7 @@ class Job:
         return next((run for run in reversed(self.runs) if run["lines"]), None)
 
     def verdict(self) -> Verdict:
-        """Return how it is, or how it ended."""
+        """Return the job's verdict."""
         found = evaluate(dataclasses.replace(self.seen, runs=self.runs))
         if not self.missing:
             return found
@@ -114,22 +114,22 @@ class Job:
 
 
 def collect(path: Path, *, name: str = "", node: str = "", state: str = "", conf: Path | None = None) -> Job:
-    """Read what there is of a job.
+    """Read the files of a job.
 
     Args:
         path: A job's directory, one with ``NODE.out``, ``NODE.err`` and ``NODE.gpu``, one log, or a directory
-            with ``PARTS``, in each of which is what a node told.
-        name: What to call it; by default the name of the directory or file.
-        node: Only its files; by default all nodes'.
-        state: As for ``observe``; not of ``PARTS``, whose nodes have told it.
-        conf: As for ``observe``, and not of ``PARTS`` either.
+            with ``PARTS``, one from each node.
+        name: The job's name; by default that of the directory or file.
+        node: Read only this node's files; by default all nodes'.
+        state: As for ``observe``; ignored for ``PARTS``, which have it.
+        conf: As for ``observe``; ignored for ``PARTS``, too.
 
     Raises:
-        NothingToRead: There is nothing of a training there, the state is none, or what was asked for cannot
-            be read.
+        NothingToRead: There is no training in the files, the state is no known word, or ``conf`` cannot be
+            read.
     """
     check_state(state)
-    # Unlike Path.is_dir, it raises nothing where the directory above may not be searched.
+    # Unlike Path.is_dir, it does not raise if the parent directory is not searchable.
     if os.path.isdir(path) and (parts := sorted(path.glob(PARTS))):  # noqa: PTH112
         whole_job = merged([_kept(part) for part in parts])
         known = {
@@ -150,12 +150,12 @@ def collect(path: Path, *, name: str = "", node: str = "", state: str = "", conf
     says = next(iter(seen.reported.values()), {})
     timeline = _timeline(path if whole else None, outputs, told, says, node)
     if seen.tells_nothing and not (devices or timeline or kept):
-        summarise(outputs)  # says what is missing
+        summarise(outputs)  # raises an error that names what is missing
     written = settings.read(path / "resolved.yaml") if whole else {}
     arguments = next((dict(run["arguments"]) for run in reversed(told) if run["arguments"]), {})
     request = read_json(path / "job.json") if whole else {}
     for run in told:
-        # They are in the configuration, without their secrets.
+        # The configuration has them, without secrets.
         run["arguments"] = {}
     return Job(
         name=name or (path.resolve().name if whole else path.name),
@@ -174,7 +174,7 @@ def collect(path: Path, *, name: str = "", node: str = "", state: str = "", conf
 
 
 def _list(value: Any) -> list[Any]:
-    """Return what a file of a job's directory has where a list belongs."""
+    """Return a value from a file of a job's directory if it is a list, or else an empty one."""
     return value if isinstance(value, list) else []
 
 
@@ -183,9 +183,9 @@ def _number(value: Any) -> int:
 
 
 def merged(parts: Sequence[Job]) -> Job:
-    """Return one job, from what its nodes told of it.
+    """Return one job from the parts of its nodes.
 
-    The steps are the word of the node that told most of them. Memory and milestones come from all.
+    The steps come from the node with the most of them, memory and milestones from all nodes.
     """
     first = max(parts, key=lambda job: sum(run["lines"] for run in job.runs))
     runs = [dict(run) for run in first.runs]
@@ -229,7 +229,7 @@ def _kept(path: Path) -> Job:
 
 
 def _network(path: Path) -> dict[str, Any]:
-    """Return what is known of the nodes' network, as `rdm-provision verify --json` prints it; else None."""
+    """Return the sections about the network, as `rdm-provision` prints them with --json; None if missing."""
     told = read_json(path)
     return {
         key: one if isinstance(one := told.get(key), dict) and isinstance(one.get(word), dict) else None
@@ -238,7 +238,7 @@ def _network(path: Path) -> dict[str, Any]:
 
 
 def _devices(folder: Path, node: str) -> dict[str, dict[str, Any]]:
-    """Return what each node tells of its GPUs: for programs where it does, otherwise in gpustat's lines."""
+    """Return the GPU history of each node, from its JSON records or else from gpustat's lines."""
     records: dict[str, list[Path]] = {}
     for ending in (STREAM, ".gpu"):
         for file in sorted(folder.glob(f"{glob.escape(node) or '*'}{ending}")):
@@ -265,9 +265,9 @@ def _timeline(
     says: Mapping[str, str],
     node: str,
 ) -> dict[str, Any] | None:
-    """Return what ranks did when, as plain data: spans of one rank of each stage, shares of all.
+    """Return what ranks did when, as plain data: spans of one rank of each stage, shares of all ranks.
 
-    Step traces come first; otherwise the timers of all ranks, where a log has them with their moments.
+    They come from step traces, or else from the timers of all ranks in a log.
     """
     found = read_traces(trace_files(directory), node) if directory else Timeline()
     if not found.spans and any(timer["slowest_rank"] is not None for run in runs for timer in run["timers"]):
@@ -289,7 +289,7 @@ def _timeline(
 
 
 def _rows(timeline: Timeline) -> list[int]:
-    """Return the ranks that are shown: the first of each stage, or where no stages are known, the first."""
+    """Return the ranks to show: the first of each stage, or the first ranks if no stages are known."""
     if timeline.is_pipeline and timeline.stages:
         by_stage: dict[int, int] = {}
         for rank in sorted(timeline.spans):
@@ -299,7 +299,7 @@ def _rows(timeline: Timeline) -> list[int]:
 
 
 def timeline_of(data: Mapping[str, Any]) -> Timeline:
-    """Return the timeline that ``_timeline`` made plain data of, with one rank of each stage."""
+    """Return the timeline from ``_timeline``'s plain data, with one rank of each stage."""
     found = Timeline(
         {int(rank): [Span(*span) for span in spans] for rank, spans in data["spans"].items()},
         {int(rank): stage for rank, stage in data["stages"].items()},

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What is told of ranks, nodes and GPUs: memory, the GPUs over time, the times between nodes."""
+"""Plots about ranks, nodes and GPUs: memory, GPUs over time, times and bandwidths between nodes."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from rdm_log.report.job import Job
 __all__ = ["bandwidth", "devices", "devices_word", "fabric", "memory"]
 
 _MARKED = 16
-"""So few ranks each have a mark."""
+"""Up to this many ranks, each has a tick."""
 _BARS_WIDE = 6
-"""Bars are as if there were so many ranks at least."""
+"""Bars are at most as wide as with this many ranks."""
 _READABLE = 8
-"""Between so few nodes the values are written into the matrix."""
+"""Up to this many nodes, the matrix shows the values as text."""
 _UNLIKE = 1.5
-"""A link that is so many times worse than the median is named."""
+"""A link that is this many times worse than the median is named."""
 _GPU_ROWS = 96
-"""Up to so many GPUs each has a row of the heat map; beyond, each node."""
+"""Up to this many GPUs, each has a row of the heat map; with more, each node has one."""
 
 
 def memory(jobs: Sequence[Job]) -> Plot | None:
-    """Return the plot of the most memory that each rank had."""
+    """Return the plot of each rank's peak memory."""
     data: list[dict[str, Any]] = []
     for number, job in enumerate(jobs):
         told: dict[int, Mapping[str, float]] = {}
@@ -61,7 +61,7 @@ def memory(jobs: Sequence[Job]) -> Plot | None:
 
 
 def _few(ranks: Sequence[int]) -> dict[str, Any]:
-    """Return an axis on which few ranks each have a mark, and a bar is no wall."""
+    """Return an axis with a tick for each of few ranks, and with bars that are not too wide."""
     if len(ranks) > _MARKED:
         return {}
     middle, reach = (ranks[0] + ranks[-1]) / 2, max(_BARS_WIDE, ranks[-1] - ranks[0] + 1) / 2
@@ -69,13 +69,13 @@ def _few(ranks: Sequence[int]) -> dict[str, Any]:
 
 
 def devices_word(job: Job) -> str:
-    """Return what the devices of a job are called: where there are no GPUs, its agents tell of processors."""
+    """Return a word for a job's devices: without GPUs, its agents report processors."""
     names = [str(told["name"]) for told in job.devices.values()]
     return "Processors" if names and all(name.endswith("CPU cores") for name in names) else "GPUs"
 
 
 def devices(job: Job, number: int, which: str) -> Plot | None:
-    """Return the heat map over nodes and time, a variant for each measure."""
+    """Return the heat map over nodes and time, with a variant for each measure."""
     if not job.devices:
         return None
     gpus = sum(len(told["gpus"]) for told in job.devices.values())
@@ -83,7 +83,7 @@ def devices(job: Job, number: int, which: str) -> Plot | None:
     xaxis: dict[str, Any] = {"title": {"text": "part of the job's time in %"}}
     xs: list[Any] = [short(100 * column / max(1, columns - 1)) for column in range(columns)]
     spans = {node: _span_s(told["times"]) for node, told in job.devices.items() if told["times"]}
-    # Times of some nodes only say nothing of the others'.
+    # Use times only if all nodes have them.
     whole = None
     if len(spans) == len(job.devices):
         xaxis = {"title": {"text": "time"}}
@@ -114,7 +114,7 @@ def devices(job: Job, number: int, which: str) -> Plot | None:
         }
         layout = {
             "xaxis": xaxis,
-            # As they are, also where they look like numbers or dates; the first one at the top.
+            # A category axis, because names may look like numbers or dates; the first is at the top.
             "yaxis": {"type": "category", "autorange": "reversed", "automargin": True},
             "height": max(220, min(900, 90 + 18 * len(rows))),
         }
@@ -130,7 +130,7 @@ def devices(job: Job, number: int, which: str) -> Plot | None:
 
 
 def _span_s(times: Sequence[str]) -> tuple[float, float]:
-    """Return the times of the first and the last record in seconds, by a clock that shows no zone."""
+    """Return the times of the first and the last record in seconds, read as UTC: they have no time zone."""
     utc = datetime.UTC
     first, last = (datetime.datetime.fromisoformat(one).replace(tzinfo=utc).timestamp() for one in times)
     return first, last
@@ -147,14 +147,14 @@ def _moments(whole: tuple[float, float], columns: int) -> list[str]:
 def _taken(
     own: int, columns: int, span: tuple[float, float] | None, whole: tuple[float, float] | None
 ) -> list[int | None]:
-    """Return which of a node's columns is at each column of the picture; None where it has none."""
+    """Return the node's own column for each column of the plot; None where it has none."""
     if span is None or whole is None:
         return [column * own // columns for column in range(columns)]
     width = (whole[1] - whole[0]) / columns
     found: list[int | None] = []
     for column in range(columns):
         middle = whole[0] + (column + 0.5) * width
-        # A node whose records begin or end within a column is in it.
+        # A node is also in the columns in which its records begin and end.
         if not span[0] - width / 2 <= middle <= span[1] + width / 2:
             found.append(None)
             continue
@@ -189,7 +189,7 @@ def _together(values: Iterable[float | None], highest: bool) -> float | None:
 
 
 def _remarkable(measure: str, rows: Sequence[tuple[str, Sequence[float | None]]]) -> Iterator[str]:
-    """Yield which node or GPU is unlike the others: among a thousand rows nobody would see it."""
+    """Yield a note on an outlier among nodes or GPUs, which is hard to see among a thousand rows."""
     means = {
         name: statistics.fmean(known)
         for name, values in rows
@@ -218,7 +218,7 @@ def fabric(job: Job, number: int, which: str) -> Plot | None:
 
 
 def bandwidth(job: Job, number: int, which: str) -> Plot | None:
-    """Return the matrix of what went from node to node over RDMA."""
+    """Return the matrix of RDMA bandwidths between nodes."""
     if job.rdma is None or not job.rdma["bandwidth_gbit"]:
         return None
     nodes = list(job.rdma.get("nodes") or job.rdma["bandwidth_gbit"])
@@ -235,15 +235,15 @@ def _between(
     *,
     worst: Callable[[Iterable[float]], float],
 ) -> Plot | None:
-    """Return a matrix of values from node to node, which names the one that is unlike the others.
+    """Return a matrix of values between nodes, with a note on an outlier.
 
     Args:
-        name: The plot's, in the page.
-        title: Above it.
-        nodes: In their order.
-        values: By the node from which, and that to which.
-        unit: Of the values.
-        worst: ``max`` where more is worse, otherwise ``min``.
+        name: The plot's id in the page.
+        title: The title above it.
+        nodes: The nodes, in order.
+        values: By source node, then by target node.
+        unit: The unit of the values.
+        worst: ``max`` if more is worse, otherwise ``min``.
     """
     links = {
         f"{one} to {other}": value

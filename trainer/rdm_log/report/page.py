@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Jobs → one HTML file that needs no other: the answers on top, then the plots, then the tables."""
+"""Jobs → one self-contained HTML file: the answers at the top, then the plots, then the tables."""
 
 from __future__ import annotations
 
@@ -39,15 +39,15 @@ def page(jobs: Sequence[Job], *, title: str = "", made: str = "") -> str:
     """Return the page.
 
     Args:
-        jobs: One job, or several that are compared.
-        title: What it is called; by default the jobs' names.
-        made: When, and by what, it was made; shown at its end.
+        jobs: One job, or several to compare.
+        title: Its title; by default the jobs' names.
+        made: When and from what it was made; shown at its end.
     """
     title = title or " and ".join(job.name for job in jobs)
     drawn = plots(jobs)
     narrow = [plot for plot in drawn if not plot["wide"]]
     if len(narrow) % 2:
-        # Two are beside each other.
+        # Narrow plots come in pairs.
         narrow[-1]["wide"] = True
     body = [f"<h1>{_text(title)}</h1>" if len(jobs) > 1 else ""]
     body += [_head(job, jobs) for job in jobs]
@@ -66,14 +66,14 @@ def page(jobs: Sequence[Job], *, title: str = "", made: str = "") -> str:
         style=(assets / "report.css").read_text("utf-8"),
         body="\n".join(part for part in body if part),
         made=_text(made),
-        # Nothing that a log says can end the element.
+        # No text of a log can close the script element.
         data=data.replace("<", "\\u003c"),
         library=(assets / "plotly-cartesian.min.js").read_text("utf-8"),
         script=(assets / "report.js").read_text("utf-8"),
     )
 
 
-# The policy lets the page fetch nothing at all: plotly's heat maps are images that it makes itself.
+# The policy forbids the page to fetch anything. Plotly itself generates the images of heat maps.
 _TEMPLATE = """<!DOCTYPE html>
 <html lang="en">
 <head>
@@ -131,7 +131,7 @@ def _head(job: Job, jobs: Sequence[Job]) -> str:
 
 
 def _key(number: int) -> str:
-    """Return a job's line as it is in the plots."""
+    """Return a sample of a job's line in the plots."""
     colour = JOB_COLOURS[number % len(JOB_COLOURS)]
     dash = {"solid": "", "dash": "9 5", "dot": "2 4"}.get(DASHES[number % len(DASHES)], "9 4 2 4")
     return (
@@ -141,7 +141,7 @@ def _key(number: int) -> str:
 
 
 def _events(job: Job) -> Iterator[tuple[str, str]]:
-    """Yield what happened, beside the steps: a kind for the colour, and a sentence."""
+    """Yield events besides the steps: a kind for the colour, and a sentence."""
     for failure in job.failures:
         rank = f", rank {failure['rank']}" if failure.get("rank") is not None else ""
         yield "bad", f"{failure.get('node', '')}{rank}: {failure.get('reason', '')}"
@@ -167,7 +167,7 @@ def _events(job: Job) -> Iterator[tuple[str, str]]:
 
 
 def _warnings(found: Sequence[Finding]) -> Iterator[tuple[str, str]]:
-    """Yield each kind of warning once, with how often all nodes wrote it."""
+    """Yield each kind of warning once, with its count over all nodes."""
     first: dict[str, Finding] = {}
     counts: Counter[str] = Counter()
     for one in found:
@@ -180,7 +180,7 @@ def _warnings(found: Sequence[Finding]) -> Iterator[tuple[str, str]]:
 
 
 def _figures(job: Job) -> Iterator[tuple[str, str, str]]:
-    """Yield the figures of a job: a label, the value, and what belongs to it."""
+    """Yield the figures of a job: a label, the value, and further text."""
     run = job.run
     if run is None:
         return
@@ -247,7 +247,7 @@ def _figures(job: Job) -> Iterator[tuple[str, str, str]]:
 
 
 def _newest(run: Mapping[str, Any], key: str, *fields: str) -> tuple[float | None, str]:
-    """Return a figure of the last step, or the last that was told, and until when it was."""
+    """Return a figure of the last step; or its last known value, with a text that names the step of that."""
     if run[key] is not None:
         return float(run[key]), ""
     series = run.get("series") or {}
@@ -259,7 +259,7 @@ def _newest(run: Mapping[str, Any], key: str, *fields: str) -> tuple[float | Non
 
 
 def _count(value: float) -> str:
-    """Return how many, in so many digits as say something: 45.77, 637,600."""
+    """Return a number with only significant digits: 45.77, 637,600."""
     return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
 
 
@@ -347,7 +347,7 @@ def _nodes(job: Job, which: str) -> str:
 
 
 def _plan(job: Job, which: str) -> str:
-    """Return the addresses of the cluster's nodes, also of those that the job does not use."""
+    """Return the addresses of all nodes of the cluster, even those that the job does not use."""
     plan = job.plan or {}
     nodes = plan.get("nodes") or {}
     rails = {name: [_rail(one) for one in node.get("rails") or ()] for name, node in nodes.items()}

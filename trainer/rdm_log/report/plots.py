@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Jobs → what plotly draws, as plain data. What a plot shows is decided in Python; the script only draws."""
+"""Jobs → plotly's input, as plain data. Python decides what a plot shows; the script only draws it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Jobs = Sequence[Job]
 
 
 def _work(jobs: Jobs) -> Plot | None:
-    """Return the plot `mfu`, the share that devices do of what they could, or else `tflops`, what they do."""
+    """Return the plot `mfu`, the share of the devices' peak that is used, or else `tflops`."""
     return curve(jobs, "mfu", "Model FLOPs utilisation", field(*MFU), positive=True) or curve(
         jobs, "tflops", "TFLOP/s per GPU", field(*TFLOPS), positive=True
     )
@@ -37,7 +37,7 @@ OF_ALL_JOBS: Mapping[str, Callable[[Jobs], Plot | None]] = {
     ),
     "memory": memory,
 }
-"""Plots in which all jobs of a page are, by their id (`work`: see there), in the page's order."""
+"""Plots of all jobs of a page, by id, in the page's order. For the ids of `work`, see ``_work``."""
 OF_EACH_JOB: Mapping[str, Callable[[Job, int, str], Plot | None]] = {
     "timeline": gantt,
     "shares": shares,
@@ -45,11 +45,11 @@ OF_EACH_JOB: Mapping[str, Callable[[Job, int, str], Plot | None]] = {
     "fabric": fabric,
     "bandwidth": bandwidth,
 }
-"""Those that each job has of its own; behind their id stands the job's number."""
+"""Plots of a single job. The job's number is appended to the id."""
 
 
 def plots(jobs: Jobs) -> list[Plot]:
-    """Return the plots of a page about some jobs, in its order; those without data are left out."""
+    """Return the plots of a page in its order, without those that have no data."""
     found = [draw(jobs) for draw in OF_ALL_JOBS.values()]
     for number, job in enumerate(jobs):
         which = f" of {job.name}" if len(jobs) > 1 else ""

@@ -18,25 +18,25 @@ from rdm_log.summary import NothingToRead
 __all__ = ["default_output", "main", "write"]
 
 PAGE = b"<!DOCTYPE html>"
-"""How a report begins."""
+"""The beginning of every report."""
 
 
 def write(paths: Sequence[Path], output: Path, *, state: str = "", conf: Path | None = None) -> list[Job]:
-    """Write the report of some jobs, and return them.
+    """Write the report of some jobs, and return the jobs.
 
     Args:
-        paths: Of each job what ``collect`` takes.
-        output: The file. A page that is there is replaced; nothing else is.
-        state: As for ``observe``, of each.
-        conf: As for ``observe``, of each.
+        paths: A path for each job, as for ``collect``.
+        output: The file. It replaces an earlier report, but no other file.
+        state: As for ``observe``, for each job.
+        conf: As for ``observe``, for each job.
 
     Raises:
-        NothingToRead: There is nothing of a training in one of them, or the file cannot be written.
+        NothingToRead: A path has no training, or the file cannot be written.
     """
     _check_replaceable(output)
     jobs = [collect(path, state=state, conf=conf) for path in paths]
     if len({job.name for job in jobs}) < len(jobs):
-        # Two logs of the same name from two places.
+        # Logs with the same name in different directories.
         jobs = [replace(job, name=str(path)) for job, path in zip(jobs, paths, strict=True)]
     now = datetime.datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z")
     sources = ", ".join(job.source for job in jobs if job.source)
@@ -50,7 +50,7 @@ def write(paths: Sequence[Path], output: Path, *, state: str = "", conf: Path | 
 
 
 def _check_replaceable(output: Path) -> None:
-    """Raise NothingToRead where something else than a page is in the place, such as a log."""
+    """Raise NothingToRead if the output exists and is not a report, but, for example, a log."""
     try:
         if not output.is_file() or not output.stat().st_size:
             return
@@ -63,12 +63,12 @@ def _check_replaceable(output: Path) -> None:
 
 
 def default_output(paths: Sequence[Path]) -> Path:
-    """Return where the report of some paths goes when nobody says it."""
+    """Return the default output for some paths."""
     return Path(f"{paths[0].resolve().name}.html" if len(paths) == 1 else "comparison.html")
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Write a report, for a program that starts this one; say what is wrong in one line of JSON."""
+    """Write a report, for a calling program; print the result or the problems as one line of JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("paths", nargs="+", type=Path)
     parser.add_argument("--output", type=Path, required=True)

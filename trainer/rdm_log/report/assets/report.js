@@ -1,4 +1,4 @@
-// Draws what the page's data says, and lets a reader change the scale, the smoothing and what is shown.
+// Draws the plots in the page's data, and lets the reader change the scale, the smoothing and the variant.
 "use strict";
 (() => {
   const touch = matchMedia("(pointer: coarse)").matches;
@@ -22,7 +22,7 @@
     yaxis: { ...grid, automargin: true, ...given.yaxis, ...(state.log ? { type: "log", rangemode: "normal", dtick: undefined } : {}) },
   });
 
-  // An exponential moving average that begins anew after a gap and does not begin too low.
+  // An exponential moving average with bias correction, which restarts after a gap.
   const smoothed = (values, share) => {
     let mean = 0, weight = 0;
     return values.map((value) => {
