@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What all parts of the trainer know: errors, configuration, partition, costs, heartbeat. No torch."""
+"""What all parts of the trainer share: errors, configuration, partition, costs, heartbeat. No torch."""
 
 from __future__ import annotations
 

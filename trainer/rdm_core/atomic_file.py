@@ -1,4 +1,4 @@
-"""Files that are whole at every moment."""
+"""Files that are complete at every moment."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ __all__ = ["write_atomically"]
 
 
 def write_atomically(path: Path, text: str, mode: int = 0o644) -> None:
-    """Write a file so that no reader sees half of it.
+    """Write a file so that no reader sees a part of it.
 
-    It need not be on the disk when this returns.
+    It is not synced: it may not be on the disk yet when this returns.
 
     Raises:
-        OSError: It cannot be written; what was there is as it was.
+        OSError: It cannot be written; an earlier file is unchanged.
     """
-    # Processes in containers have the same numbers, and may share the directory.
+    # Containers that share the directory may have the same process ids.
     partial = path.with_name(f".{path.name}.{socket.gethostname()}.{os.getpid()}")
     try:
         with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "w") as file:

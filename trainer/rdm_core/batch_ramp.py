@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The global batch as a pure function of the samples consumed: it may grow at the beginning of a training."""
+"""The global batch as a pure function of the consumed samples. It may grow at the start of a training."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ class BatchRamp:
 
     Args:
         start: The first batch.
-        increment: By which it grows, so that it meets ``final``.
-        samples: Consumed in the course of which it grows; 0: it is ``final`` from the beginning.
-        final: The batch from then on.
+        increment: The growth per step; must divide ``final - start``.
+        samples: The consumed samples over which it grows; 0 if it is ``final`` from the beginning.
+        final: The batch after that.
 
     Source: the published description of Megatron-LM's ``--rampup-batch-size``.
     """
@@ -28,21 +28,21 @@ class BatchRamp:
 
     @classmethod
     def constant(cls, batch: int) -> BatchRamp:
-        """Return what is the same batch all the time."""
+        """Return a constant batch."""
         return cls(batch, 1, 0, batch)
 
     def at(self, consumed: int) -> int:
-        """Return the batch of the step behind so many consumed samples."""
+        """Return the batch of the step that begins after so many consumed samples."""
         if consumed >= self.samples:
             return self.final
         return self.start + self._level(consumed) * self.increment
 
     def steps(self, begin: int, end: int) -> int:
-        """Return how many whole batches there are from a consumed sample to another."""
+        """Return the number of whole batches between two numbers of consumed samples."""
         count = 0
         while begin < self.samples:
             batch, level = self.at(begin), self._level(begin) + 1
-            # The first sample behind which the batch is larger.
+            # The number of consumed samples at which the batch grows next.
             above = min(-(-level * self.samples // self._levels), self.samples)
             taken = -(-(above - begin) // batch)
             if begin + taken * batch > end:

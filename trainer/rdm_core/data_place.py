@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Where a configuration's data are, where that is not as it is written."""
+"""Translate the data paths in a configuration to this node's paths."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from rdm_core.config.schema import Blend
 __all__ = ["JOBS", "finetune_here", "here", "moved"]
 
 JOBS = Path("/jobs")
-"""Where the jobs are in a training container; ``RDM_JOBS`` names another place."""
+"""The directory of jobs in a training container; ``RDM_JOBS`` names another one."""
 
 
 def here(config: Config, root: Path) -> Config:
-    """Return a configuration whose data below ``/jobs``, as containers have them, are where jobs are here.
+    """Return a configuration with data paths below the container's ``/jobs`` translated to this node.
 
-    So a job is the same in a container and on a bare host, each with a directory of its own. A host that has
-    a ``/jobs`` means that.
+    So the same job runs in a container and on a bare host, which may keep jobs in another directory. On a
+    host that has a ``/jobs`` directory, paths stay as they are.
 
     Args:
-        config: The job's.
+        config: The job's configuration.
         root: The directory of all jobs on this node.
     """
     return moved(config, _to_here(root))
 
 
 def finetune_here(config: FinetuneConfig, root: Path) -> FinetuneConfig:
-    """Return the same of a fine-tuning: its rows and its model."""
+    """Do the same for a fine-tuning: for its rows and its model."""
     to, rows = _to_here(root), config.data
     rows = replace(rows, train=tuple(map(to, rows.train)), valid=tuple(map(to, rows.valid)))
     return replace(config, data=rows, model=replace(config.model, path=to(config.model.path)))
@@ -46,11 +46,11 @@ def _to_here(root: Path) -> Callable[[str], str]:
 
 
 def moved(config: Config, to: Callable[[str], str]) -> Config:
-    """Return a configuration whose data and tokenizer have other paths.
+    """Return a configuration with other paths for its data and tokenizer.
 
     Args:
-        config: The job's.
-        to: Gives the path in place of one.
+        config: The job's configuration.
+        to: Returns the new path for a path.
     """
 
     def blends(of: Sequence[Blend]) -> tuple[Blend, ...]:

@@ -21,7 +21,7 @@ __all__ = [
     "as_far_as_it_fits",
 ]
 
-# Exit codes of rdm-trainer; those of rdm-provision have the same meaning.
+# Exit codes of rdm-trainer, with the same meaning as those of rdm-provision.
 DONE = 0
 FAILED = 1
 BAD_INPUT = 3
@@ -29,11 +29,11 @@ STOPPED = 130
 
 
 class TrainerError(Exception):
-    """Something that the user can mend. The program prints the message and exits with ``exit_code``.
+    """An error that the user can fix. The program prints the message and exits with ``exit_code``.
 
     Args:
         message: One sentence.
-        exit_code: ``BAD_INPUT`` for what could be known before the start, ``FAILED`` for what came later.
+        exit_code: ``BAD_INPUT`` for errors in the input, found before the start; ``FAILED`` for later ones.
     """
 
     def __init__(self, message: str, *, exit_code: int = BAD_INPUT) -> None:
@@ -47,12 +47,12 @@ class TrainerError(Exception):
 
 
 class ConfigError(TrainerError):
-    """All that is wrong with a job's configuration.
+    """All problems of a job's configuration.
 
     Args:
         problems: One sentence each; at least one.
-        source: The file, for the heading of several problems.
-        rest: What of the configuration fits its types, where some does. The other keys raise Unfit.
+        source: The file's name, for the heading of several problems.
+        rest: The configuration with the keys that fit their types, if any; other keys raise Unfit when read.
     """
 
     def __init__(
@@ -74,10 +74,10 @@ class ConfigError(TrainerError):
 
 
 class Unfit(Exception):  # noqa: N818  # it is no error of the program
-    """A key was read that does not fit its type: what follows from it cannot be said."""
+    """A key does not fit its type, so nothing that depends on it can be checked."""
 
 
 def as_far_as_it_fits(look: Iterator[str]) -> Iterator[str]:
-    """Yield what a look finds, up to the first key that it needs and that does not fit its type."""
+    """Yield the problems that a check finds until it reads a key that does not fit its type."""
     with contextlib.suppress(Unfit):
         yield from look

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""How a rank gets on, for the agent of its node: a mark that changes all the time, and a record now and then.
+"""A rank's heartbeat for its node's agent: a mark that changes all the time, and a record every second or so.
 
-The mark is memory that both share through a file: to set it costs no system call, and it can still be read
-when its process hangs. The record is JSON, replaced whole. Needs no torch.
+Rank and agent share the mark as a memory-mapped file: setting it costs no system call, and it stays readable
+when the rank hangs. The record is JSON, replaced as a whole. No torch here.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ __all__ = [
 ]
 
 HEARTBEAT_VARIABLE = "RDM_HEARTBEAT"
-"""Names the record in the environment of a job's processes; the mark lies in the same directory."""
+"""The environment variable with the record's path; the mark is in the same directory."""
 FORMER_VARIABLE = "RDM_PACE"
-"""Its name before 0.6, for programs that read it; set for this release, too."""
+"""Its name before 0.6, which this release still sets for programs that read it."""
 NODE_VARIABLE = "RDM_NODE"
-"""Names the node, in the environment of a job's agent there and of what that starts."""
+"""The environment variable with the node's name, for a job's agent and the processes that it starts."""
 _MARK = struct.Struct("<qd")
-"""The step that was begun, and since when the rank waits for others (in s since 1970; 0: it does not)."""
+"""The step that was begun, and since when the rank waits for others (s since 1970; 0 if it does not)."""
 _EACH_S = 1.0
 
 
 class HeartbeatWriter:
-    """A rank's mark and record. Without a place for them, it does nothing.
+    """Writes a rank's mark and record. Without a path, it does nothing.
 
     Args:
-        path: The record's; None takes ``$RDM_HEARTBEAT``.
+        path: The record's path; by default ``$RDM_HEARTBEAT``.
     """
 
     def __init__(self, path: Path | None = None) -> None:
@@ -62,13 +62,13 @@ class HeartbeatWriter:
         self._set(0.0)
 
     def step(self, iteration: int) -> None:
-        """Say that a step begins."""
+        """Mark the begin of a step."""
         self._iteration = iteration
         self._set(0.0)
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
-        """Say that this rank waits for others meanwhile; ``waited`` adds up the seconds."""
+        """Mark that this rank waits for others in this context; ``waited`` adds up the seconds."""
         self._depth += 1
         if self._depth > 1:
             try:
@@ -87,13 +87,13 @@ class HeartbeatWriter:
 
     @property
     def is_due(self) -> bool:
-        """A record is wanted: the last one is some time ago."""
+        """It is time for a new record."""
         return self._path is not None and time.monotonic() - self._written >= _EACH_S
 
     def write(self, **record: Any) -> None:
-        """Replace the record; see ``rdm_log.peers.RankHeartbeat`` for what is in it.
+        """Replace the record; see ``rdm_log.peers.RankHeartbeat`` for its keys.
 
-        What the rank waited for others and for a processor in a step is added, unless the record has it.
+        Adds the times per step that the rank waited for others and for a processor, unless they are given.
         """
         if self._path is None:
             return
@@ -104,12 +104,12 @@ class HeartbeatWriter:
             **dict(zip(("waited_s", "starved_s"), (wait / max(1, steps) for wait in waits), strict=True)),
             **record,
         }
-        # A disk that is full ends no training.
+        # A full disk must not end a training.
         with contextlib.suppress(OSError):
             _replace(self._path, {"time": time.time(), **record})
 
     def built(self, shape: Mapping[str, Any]) -> None:
-        """Say once what this rank has built, by the names of the job info; see ``rdm_job.info``."""
+        """Write what this rank has built, once, by the names of the job info; see ``rdm_job.info``."""
         if self._path is not None:
             with contextlib.suppress(OSError):
                 _replace(_shape_of(self._path), {key: str(value) for key, value in shape.items()})
@@ -124,15 +124,15 @@ Pace = HeartbeatWriter
 
 
 def starved() -> float:
-    """Return for how many seconds threads of this process were ready and others had the processor, summed.
+    """Return the seconds that this process's threads were ready while others had the processor, summed up.
 
-    What a hypervisor gave to other machines meanwhile counts, too, of the processor that lost most.
-    Source: the second field of ``schedstat`` (Documentation/scheduler/sched-stats.rst) and ``steal`` of
-    ``/proc/stat`` (proc_stat(5)). Where the kernel counts neither, it is 0.
+    Adds the steal time of the processor that lost most to other virtual machines. Source: the second field of
+    ``schedstat`` (Documentation/scheduler/sched-stats.rst) and ``steal`` of ``/proc/stat`` (proc_stat(5)). It
+    is 0 if the kernel counts neither.
     """
     delays, stolen = 0, 0
     for task in Path("/proc/self/task").glob("*/schedstat"):
-        # Threads end.
+        # A thread may have ended.
         with contextlib.suppress(OSError, IndexError):
             delays += int(task.read_text().split()[1])
     with contextlib.suppress(OSError):
@@ -162,13 +162,13 @@ def _mapped(path: Path) -> mmap.mmap:
 
 
 def read(path: Path) -> tuple[dict[str, Any], int, float]:
-    """Return a rank's record, the step it has begun, and since when it waits (0.0: it does not).
+    """Return a rank's record, the step that it has begun, and since when it waits (0.0 if it does not).
 
     Args:
-        path: The record's.
+        path: The record's path.
 
     Raises:
-        OSError: There is no mark: it is no rank of ours, or has not begun.
+        OSError: There is no mark: the rank has not begun, or runs another program.
     """
     iteration, since = _MARK.unpack(_mark_of(path).read_bytes()[: _MARK.size].ljust(_MARK.size, b"\0"))
     record: dict[str, Any] = {}
@@ -181,10 +181,10 @@ def read(path: Path) -> tuple[dict[str, Any], int, float]:
 
 
 def shape(path: Path) -> dict[str, str]:
-    """Return what a rank has built; nothing while it has not said so.
+    """Return what a rank has built; empty until it has written that.
 
     Args:
-        path: The record's.
+        path: The record's path.
     """
     with contextlib.suppress(OSError, ValueError):
         found = json.loads(_shape_of(path).read_text())

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a model is, said once: parameters, FLOPs, memory and a checkpoint's identity follow from it.
+"""The description of a model, from which parameters, FLOPs, memory and a checkpoint's identity follow.
 
-A training's configuration gives one (:attr:`rdm_core.config.Config.spec`). It knows no layout but the padding
-of the vocabulary, which depends on the tensor degree.
+A training's configuration provides it (:attr:`rdm_core.config.Config.spec`). It does not depend on the
+parallel layout, except for the padding of the vocabulary, which depends on the tensor degree.
 """
 
 from __future__ import annotations
@@ -15,18 +15,20 @@ __all__ = ["ModelSpec", "RopeScaling"]
 
 @dataclass(frozen=True, kw_only=True)
 class RopeScaling:
-    """How rotary positions reach sequences longer than those that a model was first trained on.
+    """The scaling of rotary positions for sequences longer than those of the original training.
+
+    "Turns" are a frequency's full rotations within the original length.
 
     Args:
-        kind: ``linear`` divides all frequencies, ``llama3`` the low ones, ``yarn`` those that turn less often
-            than ``beta_fast`` times within the original length.
-        factor: By how much sequences become longer.
-        original_positions: Tokens of the sequences that the model was first trained on.
-        low_frequency_factor: ``llama3``: what turns less often within them is divided.
-        high_frequency_factor: ``llama3``: what turns more often within them stays.
-        beta_slow: ``yarn``: what turns less often within them is divided.
-        beta_fast: ``yarn``: what turns more often within them stays.
-        attention_factor: ``yarn``: factor on queries and keys; ``0.1 ln(factor) + 1`` when None.
+        kind: ``linear`` divides all frequencies, ``llama3`` the low ones, ``yarn`` those with fewer than
+            ``beta_fast`` turns.
+        factor: The ratio of the new length to the original one.
+        original_positions: The sequence length of the original training, in tokens.
+        low_frequency_factor: ``llama3``: frequencies with fewer turns than this are divided by ``factor``.
+        high_frequency_factor: ``llama3``: frequencies with more turns than this stay.
+        beta_slow: ``yarn``: frequencies with fewer turns than this are divided by ``factor``.
+        beta_fast: ``yarn``: frequencies with more turns than this stay.
+        attention_factor: ``yarn``: factor on queries and keys; by default ``0.1 ln(factor) + 1``.
     """
 
     kind: Literal["linear", "llama3", "yarn"]
@@ -45,43 +47,43 @@ class ModelSpec:
 
     Args:
         kind: A decoder (``gpt``), an encoder and a decoder (``t5``), or an encoder (``bert``).
-        layers: Transformer blocks; of a T5 those of the encoder.
+        layers: Transformer blocks; for a T5, those of the encoder.
         decoder_layers: Blocks of a T5's decoder.
         hidden_size: Width of the model.
-        heads: Query heads of each attention.
-        key_value_heads: Heads of keys and values; fewer than ``heads`` where several queries share one.
+        heads: Query heads of each attention layer.
+        key_value_heads: Heads of keys and values; fewer than ``heads`` if several query heads share one.
         head_size: Width of one head.
-        ffn_size: Width inside the feed-forward part, or inside one expert.
+        ffn_size: Inner width of the feed-forward network, or of one expert.
         ffn: Two matrices (``mlp``), or a third one whose activation gates the first (``gated``).
-        activation: Between them; SwiGLU is gated by SiLU.
-        experts: Feed-forward parts of a block, of which a router gives each token some (Mixture of Experts);
-            0: one for all tokens.
-        router_top_k: How many experts a token is given to.
+        activation: The activation function of the feed-forward network; SwiGLU is gated by SiLU.
+        experts: Feed-forward networks of a block, among which a router chooses for each token (Mixture of
+            Experts); 0 if all tokens share one.
+        router_top_k: Number of experts for each token.
         norm_topk_prob: The router's probabilities of a token's experts are divided by their sum.
-        aux_loss_coeff: Weight of the load-balancing loss beside the cross entropy.
-        capacity_factor: An expert takes at most so many times its even share of a micro-batch's tokens, and
-            drops the rest; None drops none.
+        aux_loss_coeff: Weight of the load-balancing loss, which is added to the cross entropy.
+        capacity_factor: An expert takes at most this multiple of its even share of a micro-batch's tokens,
+            and drops the rest; None drops no token.
         norm: ``layer`` has a weight and a bias, ``rms`` a weight.
         norm_epsilon: Added to the variance in norms.
-        window: Tokens that a token of a decoder sees at most, itself included; None: all before it.
-        qk_norm: Queries and keys of each head are normed.
-        biases: The matrix products that add biases: all, those that make queries, keys and values, or none.
-        softmax_scale: Factor on attention scores; None: one through the root of the head size.
-        positions: Rows of a learned position embedding; 0 where there is none.
+        window: The most tokens that a decoder's token attends to, itself included; None for all before it.
+        qk_norm: Queries and keys of each head are normalised.
+        biases: The matrix products with biases: all, those for queries, keys and values, or none.
+        softmax_scale: Factor on attention scores; by default 1 / sqrt(head size).
+        positions: Rows of a learned position embedding; 0 if there is none.
         rope_theta: The base of rotary positions.
-        rope_scaling: Their scaling.
-        relative_buckets: Rows of a table of what is added to each head's scores, by distance; 0: there is
-            none. Positions that are neither learned nor relative are rotated in.
-        relative_max_distance: Farther tokens share the last bucket.
+        rope_scaling: The scaling of rotary positions.
+        relative_buckets: Rows of a table of biases by distance, which are added to each head's scores; 0 if
+            there is none. Positions that are neither learned nor relative are rotary.
+        relative_max_distance: All larger distances share the last bucket.
         vocab_size: The tokenizer's tokens.
         vocab_extra_ids: Sentinels after them.
         padded_vocab_size: Rows of the word embedding.
         tied_embeddings: The head uses the word embedding's weights.
-        scales_logits: The logits are divided by the root of the hidden size.
-        seq_length: Tokens of a sample; of a T5 those of the encoder.
+        scales_logits: The logits are divided by sqrt(hidden size).
+        seq_length: Tokens of a sample; for a T5, those of the encoder.
         decoder_length: Tokens that the model predicts per sample.
-        hidden_dropout: Dropout after embedding, attention and feed-forward part.
-        attention_dropout: Dropout of the attention's probabilities.
+        hidden_dropout: Dropout after the embedding, attention and feed-forward network.
+        attention_dropout: Dropout of the attention probabilities.
         init_std: Standard deviation of the initial weights.
     """
 
@@ -124,17 +126,17 @@ class ModelSpec:
 
     @property
     def is_rotary(self) -> bool:
-        """Positions are rotated into queries and keys."""
+        """Positions are rotary: queries and keys are rotated."""
         return not self.positions and not self.relative_buckets
 
     @property
     def has_qkv_biases(self) -> bool:
-        """The products that make queries, keys and values add biases."""
+        """The matrix products for queries, keys and values have biases."""
         return self.biases != "none"
 
     @property
     def has_biases(self) -> bool:
-        """The other products add biases."""
+        """The other matrix products have biases."""
         return self.biases == "all"
 
     @property
@@ -144,16 +146,16 @@ class ModelSpec:
 
     @property
     def key_value_size(self) -> int:
-        """Width of all keys, and of all values."""
+        """Width of all keys together, which is also that of all values."""
         return self.key_value_heads * self.head_size
 
     def ranks_of_key_value_head(self, tensor: int) -> int:
-        """Return how many of so many tensor ranks share one head of keys and values."""
+        """Return the number of ranks that share one head of keys and values, out of ``tensor`` ranks."""
         return max(1, tensor // self.key_value_heads)
 
     @property
     def blocks(self) -> int:
-        """All transformer blocks."""
+        """The number of all transformer blocks."""
         return self.layers + self.decoder_layers
 
     @property
@@ -162,7 +164,7 @@ class ModelSpec:
         return self.seq_length + (self.decoder_length if self.kind == "t5" else 0)
 
     def layer_names(self) -> list[str]:
-        """Return the kinds of the model's layers, in the order in which they lie on the pipeline."""
+        """Return the kinds of the model's layers, in the order of the pipeline."""
         if self.kind != "t5":
             return ["Embedding", *["Block"] * self.layers, "FinalNorm", "Head"]
         return [

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Where a list of layers is cut into pipeline stages. Pure.
+"""Split a list of layers into pipeline stages. Pure functions.
 
-DeepSpeed cuts evenly, by type and by parameters, but not where one wishes; uneven cuts are what a pipeline
-over unequal GPUs needs. The layers that are no transformer blocks stay beside the blocks: what comes before
-the first block belongs to the first stage, what comes after the last one to the last stage, and what lies
-between two blocks to the stage of the former.
+DeepSpeed splits evenly, by type or by parameters, but not at given layers, which a pipeline over unequal GPUs
+needs. Layers that are no transformer blocks stay with the blocks: those before the first block belong to the
+first stage, those after the last block to the last stage, and those between two blocks to the stage of the
+former.
 """
 
 from __future__ import annotations
@@ -20,37 +20,37 @@ from rdm_core.errors import TrainerError
 __all__ = ["explicit", "is_block", "stage_bounds", "work_of"]
 
 _LIST = re.compile(r"[0-9]{1,9}(-[0-9]{1,9})*")
-# Of the search for equal sizes: half a minute at the worst.
+# The limit for the search for equal sizes: half a minute at worst.
 _MOST_WORK = 10**8
 
 
 def is_block(name: str) -> bool:
-    """Tell whether a layer of this name is a transformer block."""
+    """Return whether a layer of this name is a transformer block."""
     return name.endswith("Block")
 
 
 def explicit(partition: str) -> list[int] | None:
-    """Return the blocks of each stage.
+    """Return the number of blocks of each stage.
 
     Args:
-        partition: ``model.partition``.
+        partition: ``parallel.partition``.
 
     Returns:
-        As many as there are stages; None when it is no list.
+        A number for each stage; None if ``partition`` is no such list.
     """
     return [int(count) for count in partition.split("-")] if _LIST.fullmatch(partition) else None
 
 
 def work_of(stage: int, stages: int, layer_names: Sequence[str]) -> str:
-    """Return what stages with the same work have in common: their layers.
+    """Return a text that is equal for stages with the same work, made from their layers.
 
-    What the embedding of the first and the head of the last take is no fixed share of a block, so each of
-    these is alone.
+    The first and the last stage are each on their own: the cost of the embedding and the head is no fixed
+    multiple of a block's.
 
     Args:
-        stage: Which, from 0.
-        stages: How many there are.
-        layer_names: Its layers.
+        stage: The stage, from 0.
+        stages: Number of stages.
+        layer_names: The stage's layers.
     """
     if stage in (0, stages - 1):
         return f"stage {stage}"
@@ -64,21 +64,21 @@ def stage_bounds(
     stages: int,
     chunks: int = 1,
 ) -> list[int]:
-    """Return where each virtual stage begins, and the end of the last. Without chunks it is a stage.
+    """Return where each virtual stage begins, and where the last one ends.
 
     Args:
-        layer_names: The layers in their order; a transformer block's name ends with ``Block``.
-        weights: Parameters of each layer; needed by ``parameters`` only.
+        layer_names: The layers in order; a transformer block's name ends with ``Block``.
+        weights: Parameters of each layer; only ``parameters`` needs them.
         partition: ``even``, ``parameters``, ``type:REGEX`` or the blocks of each stage, as ``0-11-8-5-0``.
         stages: Number of stages.
-        chunks: Of each stage: chunk ``c`` of stage ``s`` is virtual stage ``c * stages + s``.
+        chunks: Virtual stages per stage: chunk ``c`` of stage ``s`` is virtual stage ``c * stages + s``.
 
     Returns:
         ``stages * chunks + 1`` ascending bounds from 0 to the number of layers; virtual stage ``i`` has the
         layers from ``bounds[i]`` to ``bounds[i + 1] - 1``.
 
     Raises:
-        TrainerError: The layers cannot be cut like that.
+        TrainerError: The layers cannot be split like that.
     """
     given = f"parallel.pipeline is {stages}"
     if chunks > 1:
@@ -108,7 +108,7 @@ def stage_bounds(
 
 
 def _even(items: int, stages: int) -> list[int]:
-    """Spread items; the first stages take one more, because the last one has the head to compute."""
+    """Spread items over stages. The first stages take the remainder, because the last one has the head."""
     share, rest = divmod(items, stages)
     return [share + (stage < rest) for stage in range(stages)]
 
@@ -150,29 +150,29 @@ def _matching(names: Sequence[str], pattern: str) -> list[bool]:
 
 
 def _bounds(marked: Sequence[bool], counts: Sequence[int]) -> list[int]:
-    """Turn the marked layers of each stage into bounds: a stage ends before the next stage's first one."""
+    """Return bounds from the marked layers per stage: a stage ends before the next one's first marked one."""
     places = [index for index, mark in enumerate(marked) if mark]
     bounds = [0]
     for taken in itertools.accumulate(counts[:-1]):
-        # Before the first marked layer lies the embedding, which is the first stage's in any case.
+        # The layers before the first marked one, such as the embedding, always belong to the first stage.
         bounds.append(places[0] if taken == 0 else _after(places, taken, len(marked)))
     return [*bounds, len(marked)]
 
 
 def _after(places: Sequence[int], taken: int, total: int) -> int:
-    """Where the stage after so many marked layers begins."""
+    """Return where the stage after so many marked layers begins."""
     if taken < len(places):
         return places[taken]
-    # Nothing is left but what follows the last marked layer: it is the last stage's.
+    # Only the layers after the last marked one are left: they belong to the last stage.
     return min(places[-1] + 1, total)
 
 
 def _balanced(weights: Sequence[int], stages: int) -> list[int]:
-    """Cut so that the heaviest stage is as light as possible and, among those cuts, the others are equal.
+    """Minimise the heaviest stage, and then the sum of squares, so that the others are as equal as possible.
 
-    Dynamic programming over (stages, layers); the cost is the heaviest stage, then the sum of squares. As a
-    cut moves back, what lies before it does not grow heavier and the stage behind it does not grow lighter,
-    so that only cuts around the place where the two are equal can be the best.
+    Dynamic programming over (stages, layers). When a cut moves towards the beginning, the stages before it
+    never get heavier and the stage after it never gets lighter, so only cuts around the point where the two
+    are equal can be optimal.
     """
     layers = len(weights)
     if layers * layers * stages > _MOST_WORK:

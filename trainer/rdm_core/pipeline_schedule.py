@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Which pass a stage of a pipeline does when: 1F1B and interleaved 1F1B. Pure.
+"""The order of passes on each pipeline stage: 1F1B and interleaved 1F1B. Pure functions.
 
-After a few forward passes (the warm-up) each stage does one forward and one backward pass in turns. With
+After a few forward passes (the warm-up) each stage alternates between one forward and one backward pass. With
 virtual stages a stage has several chunks of layers: chunk ``c`` of stage ``s`` comes after ``c * stages + s``
-others in the model. It takes ``stages`` micro-batches through one chunk, then the same through the next, so
-that a pass is shorter, and so is the time in which stages wait for the first and the last one.
+others in the model. It takes ``stages`` micro-batches through one chunk, then the same through the next. So
+passes are shorter, and stages wait less at the beginning and the end of a step.
 
 Source: Narayanan et al., "PipeDream-2BW" (2021) and "Efficient Large-Scale Language Model Training on GPU
 Clusters Using Megatron-LM" (2021), section 2.2; the warm-up is Megatron-LM's.
@@ -22,9 +22,9 @@ class Pass(NamedTuple):
     """One pass of one micro-batch through one chunk of a stage's layers.
 
     Args:
-        is_forward: It is no backward pass.
-        chunk: Which of the stage's chunks, from 0 in the model's order.
-        micro_batch: Which of the step, from 0.
+        is_forward: It is a forward pass, not a backward pass.
+        chunk: The stage's chunk, from 0 in the model's order.
+        micro_batch: The micro-batch of the step, from 0.
     """
 
     is_forward: bool
@@ -33,12 +33,12 @@ class Pass(NamedTuple):
 
 
 def forwards(stages: int, chunks: int, micro_batches: int) -> list[Pass]:
-    """Return a stage's forward passes in their order, which is the same on all stages.
+    """Return a stage's forward passes in order, which is the same on all stages.
 
     Args:
-        stages: Of the pipeline.
-        chunks: Of each stage.
-        micro_batches: Of a step; with several chunks a multiple of the stages.
+        stages: Stages of the pipeline.
+        chunks: Chunks of each stage.
+        micro_batches: Micro-batches of a step; with several chunks, a multiple of ``stages``.
     """
     return [
         Pass(True, chunk, micro_batch)
@@ -50,13 +50,13 @@ def forwards(stages: int, chunks: int, micro_batches: int) -> list[Pass]:
 
 @functools.cache
 def passes(stage: int, stages: int, chunks: int, micro_batches: int) -> tuple[Pass, ...]:
-    """Return a stage's passes of a step in their order.
+    """Return a stage's passes of a step in order.
 
     Args:
-        stage: Which, from 0.
-        stages: Of the pipeline.
-        chunks: Of each stage.
-        micro_batches: Of a step; with several chunks a multiple of the stages.
+        stage: The stage, from 0.
+        stages: Stages of the pipeline.
+        chunks: Chunks of each stage.
+        micro_batches: Micro-batches of a step; with several chunks, a multiple of ``stages``.
     """
     ahead = forwards(stages, chunks, micro_batches)
     back = [Pass(False, chunks - 1 - one.chunk, one.micro_batch) for one in ahead]
@@ -68,13 +68,13 @@ def passes(stage: int, stages: int, chunks: int, micro_batches: int) -> tuple[Pa
 
 
 def most_held(stage: int, stages: int, chunks: int, micro_batches: int) -> int:
-    """Return how many forward passes wait for their backward passes at once, at most.
+    """Return the most forward passes of a stage that wait for their backward passes at the same time.
 
     Args:
-        stage: Which, from 0.
-        stages: Of the pipeline.
-        chunks: Of each stage.
-        micro_batches: Of a step.
+        stage: The stage, from 0.
+        stages: Stages of the pipeline.
+        chunks: Chunks of each stage.
+        micro_batches: Micro-batches of a step.
     """
     after = stages - 1 - stage
     warm_up = after if chunks == 1 else 2 * after + (chunks - 1) * stages
@@ -82,11 +82,11 @@ def most_held(stage: int, stages: int, chunks: int, micro_batches: int) -> int:
 
 
 def bubble(stages: int, chunks: int, micro_batches: int) -> float:
-    """Return the part of a step in which a stage waits for others, where all passes take as long.
+    """Return the share of a step in which a stage waits for others, if all passes take equally long.
 
     Args:
-        stages: Of the pipeline.
-        chunks: Of each stage.
-        micro_batches: Of a step.
+        stages: Stages of the pipeline.
+        chunks: Chunks of each stage.
+        micro_batches: Micro-batches of a step.
     """
     return (stages - 1) / (chunks * micro_batches + stages - 1)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""``progress.json`` in the job's directory: how far the training is, for whoever shows it.
+"""``progress.json`` in the job's directory: the progress of a training, for programs that show it.
 
-Written whole at each log interval, by rename, so that a reader never sees half of it. The loss curve in it is
-thinned to a few hundred points: the file stays small however long the training.
+It is replaced by rename at each log interval, so a reader never sees a part of it. Its loss curve is thinned
+to a few hundred points, so the file stays small however long the training.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ _LASTING = ("iteration", "loss", "lr", "consumed_samples", "losses", "checkpoint
 
 
 def thin(curve: list[list[float]], most: int = POINTS) -> list[list[float]]:
-    """Return some points of a curve, the first and the last among them, evenly spread in between.
+    """Return evenly spaced points of a curve, including the first and the last.
 
     Args:
-        curve: All of its points.
-        most: So many are returned at most.
+        curve: All points.
+        most: The most points to return.
     """
     if len(curve) <= most:
         return curve
@@ -37,10 +37,10 @@ def thin(curve: list[list[float]], most: int = POINTS) -> list[list[float]]:
 
 
 class Progress:
-    """The file and what is in it. One rank writes it.
+    """The file and its contents. One rank writes it.
 
     Args:
-        path: The file; its directory is made.
+        path: The file; its directory is created.
         train_iterations: Steps of the whole training.
     """
 
@@ -62,13 +62,13 @@ class Progress:
             "time": time.time(),
         }
         with contextlib.suppress(OSError, ValueError, TypeError):
-            # A run that is refused at its start must not take away what the one before had reached.
+            # If this run fails at its start, the file must still show the progress of the run before.
             before = json.loads(path.read_text())
             state.update({key: before[key] for key in _LASTING if key in before})
         self._state = state
 
     def begin(self, iteration: int, curve: list[list[float]]) -> None:
-        """Begin after an iteration with the loss curve until there."""
+        """Begin after an iteration, with the loss curve up to it."""
         self._state.update(
             iteration=iteration,
             losses=[point for point in curve if point[0] <= iteration],
@@ -77,7 +77,7 @@ class Progress:
 
     @property
     def state(self) -> dict[str, Any]:
-        """What it says now; another thread may ask."""
+        """A copy of the current contents, also for other threads."""
         return self._state.copy()
 
     @property
@@ -87,7 +87,7 @@ class Progress:
         return curve
 
     def add_loss(self, iteration: int, loss: float) -> None:
-        """Add a point to the curve, if it is one: JSON has no NaN."""
+        """Add a point to the curve, unless the loss is not finite: JSON has no NaN."""
         if not math.isfinite(loss):
             return
         self.curve.append([iteration, loss])
@@ -97,7 +97,7 @@ class Progress:
     def write(self, **changes: Any) -> None:
         """Change some keys and write the file.
 
-        A directory that cannot be written is no reason to stop a training: the next write tries again.
+        If the directory cannot be written, the training goes on, and the next write tries again.
         """
         self._state.update(changes, time=time.time())
         state = {key: _plain(value) for key, value in self._state.items()}
@@ -108,7 +108,7 @@ class Progress:
 
 
 def _plain(value: Any) -> Any:
-    """Return None for what JSON has no number for."""
+    """Return plain data with None for numbers that JSON does not have."""
     if isinstance(value, dict):
         return {key: _plain(item) for key, item in value.items()}
     return None if isinstance(value, float) and not math.isfinite(value) else value

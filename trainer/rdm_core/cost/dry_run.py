@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a job needs before it is started: parameters, memory by component, FLOPs, pipeline bubble. No torch.
+"""The needs of a job before its start: parameters, memory by component, FLOPs, pipeline bubble. No torch.
 
-The memory is an estimate from the shapes. Weights, gradients and optimiser states follow DeepSpeed's
-optimisers, activations the count of Korthikanti et al. ("Reducing Activation Recomputation in Large
-Transformer Models", 2022) for attention that never writes its probabilities. What an allocator loses to
-fragments is not in it.
+The memory is an estimate from the shapes, without the allocator's fragmentation. Weights, gradients and
+optimiser states are those of DeepSpeed's optimisers; activations are counted as by Korthikanti et al.
+("Reducing Activation Recomputation in Large Transformer Models", 2022), for attention that never stores its
+probabilities.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["GIB", "Memory", "Report", "Stage", "dry_run", "stage_memory", "zero_
 
 GIB = 1024**3
 
-# A device context, kernels and communication buffers of NCCL or RCCL.
+# The device context, kernels, and communication buffers of NCCL or RCCL.
 _RUNTIME_BYTES = int(1.25 * GIB)
 
 
@@ -41,19 +41,19 @@ class Memory:
 
     @property
     def total(self) -> int:
-        """All of them."""
+        """The sum of all components."""
         return sum(dataclasses.astuple(self))
 
 
 @dataclass(frozen=True)
 class Stage:
-    """One pipeline stage as one of its ranks sees it."""
+    """One pipeline stage, from the view of one of its ranks."""
 
     index: int
     blocks: int
     layers: tuple[str, ...]
     parameters: int
-    """Of the stage over all tensor ranks, each tied weight once per stage."""
+    """Parameters of the stage over all tensor ranks; tied weights count once per stage."""
     in_flight: int
     """Forward passes whose activations it keeps at once; with virtual stages, each is through one chunk."""
     memory: Memory
@@ -61,7 +61,7 @@ class Stage:
 
 @dataclass(frozen=True)
 class Report:
-    """What a job needs."""
+    """The needs of a job."""
 
     name: str
     kind: str
@@ -72,7 +72,7 @@ class Report:
     data: int
     parameters: int
     active_parameters: int
-    """Those that a token meets."""
+    """Parameters that a token uses."""
     padded_vocab_size: int
     global_batch_size: int
     micro_batch_size: int
@@ -81,9 +81,9 @@ class Report:
     tokens_per_step: int
     flops_per_step: float
     recomputed_flops_per_step: float
-    """What activation checkpointing adds."""
+    """The FLOPs that activation checkpointing adds."""
     bubble: float
-    """Part of a step in which a stage waits for others."""
+    """The share of a step in which a stage waits for others."""
     stages: tuple[Stage, ...]
 
     @property
@@ -92,7 +92,7 @@ class Report:
         return max(self.stages, key=lambda stage: stage.memory.total)
 
     def fits(self, accelerator: Accelerator) -> bool:
-        """Tell whether every stage fits."""
+        """Return whether every stage fits into the accelerator's memory."""
         return self.peak.memory.total <= accelerator.memory_gib * GIB
 
     def seconds_per_step(self, accelerator: Accelerator, utilisation: float) -> float:
@@ -100,7 +100,7 @@ class Report:
 
         Args:
             accelerator: The devices.
-            utilisation: The share of their peak that they reach outside of the bubble, from 0 to 1.
+            utilisation: The share of their peak that they reach outside the bubble, from 0 to 1.
         """
         rate = self.world_size * accelerator.tflops * 1e12 * utilisation * (1.0 - self.bubble)
         return self.flops_per_step / rate
@@ -114,11 +114,11 @@ class Report:
 
 
 def dry_run(config: Config, world_size: int) -> Report:
-    """Return what a job needs.
+    """Return the needs of a job.
 
     Args:
-        config: The job, checked against this number of ranks.
-        world_size: Ranks.
+        config: The job's configuration, checked for this number of ranks.
+        world_size: Number of ranks.
     """
     parallel, optimisation, spec = config.parallel, config.optimisation, config.spec
     data = config.data_parallel(world_size)
@@ -167,20 +167,20 @@ def dry_run(config: Config, world_size: int) -> Report:
 
 
 def zero_replicas(config: Config, data: int) -> tuple[int, int]:
-    """Return over how many replicas ZeRO shares states: those of all weights but experts', and of experts'.
+    """Return the number of replicas over which ZeRO shards states: of ordinary weights, and of experts.
 
-    The ranks of the expert axis differ in their experts alone. To DeepSpeed they are no replicas at all.
+    The ranks of the expert axis differ only in their experts. DeepSpeed does not treat them as replicas.
 
     Args:
-        config: The job.
-        data: Ranks with tokens of their own.
+        config: The job's configuration.
+        data: Ranks with different tokens.
     """
     experts = data // config.parallel.expert
     return data if config.engine == "native" else experts, experts
 
 
 def _held(layers: list[LayerSize]) -> list[LayerSize]:
-    """Return the layers of a stage whose parameters it holds: those tied within it count once."""
+    """Return the layers of a stage by the parameters that it holds: tied weights count once."""
     has_original = any(layer.name == "Embedding" for layer in layers)
     held = []
     for layer in layers:
@@ -188,7 +188,7 @@ def _held(layers: list[LayerSize]) -> list[LayerSize]:
             if layer.total > layer.tied:
                 held.append(LayerSize(layer.name, split=layer.total - layer.tied))
             continue
-        # Of several ties without the original, as decoder embedding and head, the first is held.
+        # Without the original, the first of several tied layers has the weights, as a decoder embedding does.
         has_original = has_original or layer.tied > 0
         held.append(layer)
     return held
@@ -198,11 +198,11 @@ def stage_memory(config: Config, layers: list[LayerSize], data: int, in_flight: 
     """Return the memory of a rank of a pipeline stage.
 
     Args:
-        config: The job.
+        config: The job's configuration.
         layers: The stage's layers.
-        data: Replicas.
+        data: Number of replicas.
         in_flight: Forward passes whose activations it keeps at once, each through one of its chunks.
-        last: It computes the loss.
+        last: It is the last stage, which computes the loss.
     """
     parallel = config.parallel
     axes, held = (parallel.tensor, parallel.expert), _held(layers)
@@ -217,12 +217,15 @@ def stage_memory(config: Config, layers: list[LayerSize], data: int, in_flight: 
 
 
 def _logits(config: Config) -> int:
-    """Return the bytes of the loss, which computes gradients with the logits, a chunk of them at a time.
+    """Return the bytes of the loss, which computes a chunk of logits and their gradients at a time.
 
-    The most of three moments: there are a chunk's logits and their gradient, and, unless that is compiled,
-    fp32 copies and a mask; the chunk's gradient becomes the head's, of which, over several chunks, the sum is
-    fp32; the backward pass scales what there is, and casts it back. The gradient of the head's input is there
-    all the time.
+    The largest of three moments counts:
+
+    1. a chunk's logits and their gradient exist, and, unless compiled, fp32 copies and a mask;
+    2. the chunk's gradient becomes that of the head, which is summed in fp32 if there are several chunks;
+    3. the backward pass scales the head's gradient and casts it back.
+
+    The gradient of the head's input exists all the time.
     """
     spec, optimisation = config.spec, config.optimisation
     width = _width(config)
@@ -231,7 +234,7 @@ def _logits(config: Config) -> int:
     size = chunk_tokens(tokens, rows, compiled=optimisation.compile)
     head = rows * spec.hidden_size
     summed = 4 if size < tokens else 0
-    # What is computed in fp32 needs no copy of 16 bits beside it.
+    # In fp32, there is no 16-bit copy.
     copies = 0 if optimisation.compile else 13 if width < 4 else 9
     chunk = size * rows * (2 * width + copies) + head * summed
     head_s = size * rows * width + head * (width + summed)
@@ -241,28 +244,27 @@ def _logits(config: Config) -> int:
 
 
 def _width(config: Config) -> int:
-    """Bytes of a weight or an activation."""
+    """Return the bytes of a weight or an activation."""
     return 4 if config.optimisation.precision == "fp32" else 2
 
 
 def _states(config: Config, own: int, data: int) -> tuple[int, int, int]:
-    """Return the bytes of weights, gradients and optimiser states of a rank with so many parameters.
+    """Return the bytes of weights, gradients and optimiser states of a rank with ``own`` parameters.
 
-    ZeRO shares optimiser states (1), gradients (2) and weights (3) over the replicas. AdamW has two fp32
-    moments; next to weights of 16 bits there is an fp32 copy, and DeepSpeed's ZeRO makes one of fp32 weights
-    as well.
+    ZeRO shards optimiser states (1), gradients (2) and weights (3) over the replicas. AdamW has two fp32
+    moments. There is an fp32 copy of 16-bit weights, and with DeepSpeed's ZeRO also of fp32 weights.
 
     Source: Rajbhandari et al., "ZeRO", 2020, section 3, and DeepSpeed's optimisers.
     """
     stage, precision = config.zero_stage, config.optimisation.precision
     width = _width(config)
     weights = own * width
-    # Of bf16, ZeRO 1 keeps only the sum in fp32.
+    # With bf16, ZeRO 1 keeps only the sum of the gradients, in fp32.
     gradients = own * (4 if precision == "bf16" and stage == 1 else width)
     has_copy = precision != "fp32" or stage > 0
     optimiser = own * (12 if has_copy else 8)
     if precision != "fp32" and not (precision == "bf16" and stage == 1):
-        # The gradients in fp32, while the optimiser steps.
+        # The fp32 copy of the gradients during the optimiser's step.
         optimiser += own * 4
     if stage >= 1:
         optimiser //= data
@@ -284,24 +286,24 @@ def _activations(config: Config, layers: list[LayerSize], in_flight: int) -> int
     recomputed = parallel.recomputed(len(blocks))
     for layer in layers:
         if not layer.name.endswith("Block"):
-            # An embedding's output, a layer norm's or the head's input.
-            # A BERT's last norm also keeps the inputs of the layer and the norm behind it.
+            # The output of an embedding, or the input of a layer norm or the head.
+            # A BERT's last norm also keeps the inputs of the layer and the norm after it.
             lines = 4 if layer.name == "FinalNorm" and spec.kind == "bert" else 1
-            # The head gathers the tokens that tensor ranks share.
+            # The head gathers the tokens of all tensor ranks.
             lines *= parallel.token_shards if layer.name == "Head" else 1
             kept += _tokens(config, layer.name) * line * lines
     interval = parallel.activation_checkpointing_interval
     kept += sum(_tokens(config, name) * line for name in blocks[:recomputed:interval])
     kept += sum(whole[recomputed:])
-    # While a checkpoint runs backward, its blocks' activations are there again, once; those of the blocks
-    # after it are not any more. Chunks are taken to be as large as each other.
+    # The backward pass of a checkpoint computes its blocks' activations again, when those of the blocks after
+    # it are freed already. All chunks are assumed to be equally large.
     again = min(interval, recomputed) * max(whole, default=0)
     done = sum(whole[recomputed : len(blocks) // parallel.virtual_pipeline])
     return samples * (kept * in_flight // parallel.virtual_pipeline + max(0, again - done))
 
 
 def _tokens(config: Config, name: str) -> int:
-    """Tokens of a sample whose states a layer of a rank keeps."""
+    """Return the tokens of a sample whose states a layer keeps on a rank."""
     spec = config.spec
     if spec.kind != "t5" or name.startswith("Encoder"):
         return spec.seq_length // config.parallel.context
@@ -313,9 +315,9 @@ def _tokens(config: Config, name: str) -> int:
 def _block_activations(config: Config, name: str) -> int:
     """Return the bytes that one block keeps for one sample, without checkpointing.
 
-    Inputs of the layer norms and of the matrix products, queries, keys, values, the attention's output with
-    one fp32 number per head, and both sides of the activation function; with dropout a byte per element. With
-    sequence parallelism, tensor ranks share the first two as well, and dropout's bytes.
+    It keeps the inputs of the layer norms and of the matrix products, queries, keys, values, the attention's
+    output with one fp32 number per head, and both sides of the activation function; with dropout also a byte
+    per element. With sequence parallelism, tensor ranks shard the first two and dropout's bytes as well.
     """
     spec, tensor = config.spec, config.parallel.tensor
     width = _width(config)
@@ -330,13 +332,13 @@ def _block_activations(config: Config, name: str) -> int:
     shared *= spec.ranks_of_key_value_head(tensor)
     attention = 2 * hidden + (2 * inner + 2 * shared + per_head) // tensor + dropout
     if spec.experts:
-        # Rows of each of a token's experts: what goes in and comes out, too, and the router's probabilities.
+        # For each of a token's experts, also the input and the output; and the router's probabilities.
         sides = spec.router_top_k * (sides + 2 * hidden) + 4 * spec.experts * tensor
     block = tokens * (attention + 2 * hidden + sides // tensor + dropout)
-    # Keys and values of the other ranks' tokens.
+    # The gathered keys and values of the other ranks' tokens.
     block += (spec.seq_length - tokens) * 2 * shared // tensor if config.parallel.context > 1 else 0
     if spec.relative_buckets:
-        # What is added to the scores. The encoder's has the padding's mask, which differs between samples.
+        # The biases of the scores. The encoder's include the padding mask, which differs between samples.
         samples = config.optimisation.micro_batch_size if name == "DecoderBlock" else 1
         block += spec.heads * tokens * tokens * width // (tensor * samples)
     if name == "DecoderBlock":

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Parameters and FLOPs of a model, and what known accelerators can do. Arithmetic only, no torch."""
+"""Parameters and FLOPs of a model, and the peaks of known accelerators. Arithmetic only, no torch."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ class LayerSize:
 
     Args:
         name: The layer's kind, as in :meth:`ModelSpec.layer_names`.
-        split: Those that tensor-parallel ranks share.
-        whole: Those that every tensor-parallel rank has.
-        experts: Those of all experts, which the ranks of the tensor and the expert axis share.
-        idle: Those of experts that a token is not given to.
-        tied: Those that are another layer's: a stage that has both layers holds them once.
+        split: Parameters that are sharded over tensor-parallel ranks.
+        whole: Parameters that every tensor-parallel rank has.
+        experts: Parameters of all experts, which are sharded over the tensor and the expert axis.
+        idle: Parameters of the experts that a token does not use.
+        tied: Parameters of another layer: a stage with both layers holds them once.
     """
 
     name: str
@@ -50,20 +50,20 @@ class LayerSize:
 
     @property
     def total(self) -> int:
-        """All of them, the tied ones included."""
+        """All parameters, including tied ones."""
         return self.split + self.whole + self.experts
 
     @property
     def active(self) -> int:
-        """Those that a token meets."""
+        """The parameters that a token uses."""
         return self.total - self.idle
 
     def own(self, tensor: int, expert: int = 1) -> int:
-        """Those that one rank has, of axes of so many."""
+        """The parameters of one rank, given the sizes of the tensor and the expert axis."""
         return self.split // tensor + self.whole + self.own_experts(tensor, expert)
 
     def own_experts(self, tensor: int, expert: int = 1) -> int:
-        """Those of them that are its experts'."""
+        """The part of these that belongs to experts."""
         return self.experts // (tensor * expert)
 
 
@@ -76,12 +76,12 @@ def layer_sizes(spec: ModelSpec) -> list[LayerSize]:
 def _layer_size(name: str, spec: ModelSpec) -> LayerSize:
     words = spec.padded_vocab_size * spec.hidden_size
     positions = spec.positions * spec.hidden_size
-    # Each tensor rank has its heads' part of it.
+    # Each tensor rank has the columns of its heads.
     relative = spec.relative_buckets * spec.heads
     if name.endswith("Block"):
         return _block_size(name, spec)
     if name == "FinalNorm" and spec.kind == "bert":
-        # With the layer and the norm between it and the head.
+        # Includes the dense layer and the norm between it and the head.
         layer = spec.hidden_size * (spec.hidden_size + int(spec.has_biases))
         return LayerSize(name, whole=2 * _norm_size(spec) + layer)
     if name.endswith("Norm"):
@@ -98,10 +98,10 @@ def _norm_size(spec: ModelSpec) -> int:
 
 
 def _block_size(name: str, spec: ModelSpec) -> LayerSize:
-    """Return the size of a transformer block: norms, attention and feed-forward part."""
+    """Return the size of a transformer block: norms, attention and feed-forward network."""
     hidden, bias = spec.hidden_size, int(spec.has_biases)
     attentions = 2 if name == "DecoderBlock" else 1
-    # Queries, keys and values with their biases are split; of the output only the weight is.
+    # Queries, keys and values are split with their biases; the output is split without its bias.
     attention = (hidden + int(spec.has_qkv_biases)) * (spec.attention_size + 2 * spec.key_value_size)
     attention += hidden * spec.attention_size
     head_norms = 2 * spec.head_size if spec.qk_norm else 0
@@ -120,43 +120,43 @@ def _block_size(name: str, spec: ModelSpec) -> LayerSize:
 
 
 def _cross_keys(spec: ModelSpec) -> int:
-    """Return the parameters that make a decoder block's keys and values of the encoder's output."""
+    """Return the parameters of a decoder block that compute keys and values of the encoder's output."""
     return 2 * (spec.hidden_size + int(spec.has_qkv_biases)) * spec.key_value_size
 
 
 def layer_parameters(spec: ModelSpec) -> list[int]:
-    """Return the parameters of each layer over all tensor ranks, tied ones counted wherever they are."""
+    """Return the parameters of each layer over all tensor ranks; tied ones count in every layer."""
     return [size.total for size in layer_sizes(spec)]
 
 
 def parameters(spec: ModelSpec) -> int:
-    """Return the model's parameters, tied ones counted once, the padded vocabulary in full."""
+    """Return the model's parameters; tied ones count once, the padded vocabulary in full."""
     return sum(size.total - size.tied for size in layer_sizes(spec))
 
 
 def active_parameters(spec: ModelSpec) -> int:
-    """Return the parameters that a token meets: all but those of experts that it is not given to."""
+    """Return the parameters that a token uses: all but those of other experts."""
     return parameters(spec) - sum(size.idle for size in layer_sizes(spec))
 
 
 def checkpoint_bytes(spec: ModelSpec) -> int:
-    """Return the size of a checkpoint: fp32 weights and Adam's two moments, and the weights in 16 bits."""
+    """Return the bytes of a checkpoint: fp32 weights, Adam's two moments, and the weights in 16 bits."""
     return parameters(spec) * _CHECKPOINT_BYTES
 
 
 def flops_per_sample(spec: ModelSpec) -> float:
-    """Return the FLOPs that the forward and backward pass of one sample take, without recomputation.
+    """Return the FLOPs of the forward and backward pass of one sample, without recomputation.
 
-    Each parameter is used in one multiply-add per token forward and two backward: 6 N for a token. The
+    Each parameter is used in one multiply-add per token forward and in two backward: 6 N for a token. The
     products of queries with keys and of probabilities with values add 12 x width x keys per query and block.
-    A GPT's or BERT's tokens meet N parameters, which leaves out the experts that a token is not given to:
-    that is (6 N + 12 L h s) s. A word embedding that is not the head's is only looked up in, and does not
-    count. Of a T5, each token meets the parameters of its own side; the decoder's keys and values of the
-    encoder's output are computed per encoder token. Softmax and layer norms are not counted, and a causal
-    mask saves nothing, as usual. A window leaves as many keys to each query as it has; what masks between
-    documents save is not known before the data is.
+    A GPT or BERT takes (6 N + 12 L h s) s, where N are the parameters that a token uses: without the other
+    experts, and without a word embedding that is not tied to the head, since it is only looked up. In a T5,
+    each token uses the parameters of its own side; the decoder's keys and values of the encoder's output are
+    computed per encoder token. As usual, softmax and layer norms do not count, and a causal mask saves
+    nothing. A window limits the keys of each query; savings by masks between documents depend on the data and
+    do not count.
 
-    Source: PaLM (Chowdhery et al. 2022), appendix B, the way of nanoGPT's MFU.
+    Source: PaLM (Chowdhery et al. 2022), appendix B, as in nanoGPT's MFU.
     """
     inner = spec.attention_size
     if spec.kind != "t5":
@@ -174,12 +174,12 @@ def flops_per_sample(spec: ModelSpec) -> float:
 
 
 def _keys(spec: ModelSpec) -> int:
-    """Return how many keys each query of a self-attention over ``seq_length`` tokens meets."""
+    """Return the number of keys for each query of a self-attention over ``seq_length`` tokens."""
     return spec.seq_length if spec.window is None else min(spec.window, spec.seq_length)
 
 
 def forward_flops(spec: ModelSpec, layer: LayerSize) -> float:
-    """Return the FLOPs of one layer's forward pass over one sample; those of all make a third of a sample's.
+    """Return the FLOPs of a layer's forward pass over one sample; all layers add up to a third of a sample's.
 
     Args:
         spec: The model.
@@ -214,8 +214,8 @@ def megatron_tflops(
         spec: The model.
         recomputed: The share of blocks that run forward twice, from 0 to 1.
         batch_size: Samples of the step.
-        seconds: What the step took.
-        world_size: Devices.
+        seconds: The time of the step.
+        world_size: Number of devices.
 
     Source: Narayanan et al. 2021, equation 3, with recomputation counted as a fourth pass.
     """
@@ -228,14 +228,14 @@ def megatron_tflops(
 
 @dataclass(frozen=True)
 class Accelerator:
-    """What one device can do, as its maker writes.
+    """A device's specification, as published by its vendor.
 
     Args:
-        name: The name that people use.
-        tflops: Dense peak in bf16 (fp16 where it has no bf16), TFLOP/s.
+        name: Its common name.
+        tflops: Dense peak in bf16 (fp16 if it has no bf16), TFLOP/s.
         memory_gib: Memory that a program can use, GiB.
         pattern: Regular expression that the driver's name of the device matches.
-        bf16: It computes in bf16.
+        bf16: It supports bf16.
     """
 
     name: str
@@ -245,7 +245,7 @@ class Accelerator:
     bf16: bool = True
 
 
-# The first whose pattern matches is taken, so that longer names come first.
+# The first pattern that matches counts, so longer names come first.
 ACCELERATORS = (
     Accelerator("GB200", 2500.0, 184.0, r"\bGB200\b"),
     Accelerator("B200", 2250.0, 179.0, r"\bB200\b"),
@@ -273,7 +273,7 @@ ACCELERATORS = (
     Accelerator("MI355X", 2500.0, 287.0, r"\bMI355X\b"),
     Accelerator("MI325X", 1307.4, 255.0, r"\bMI325X\b"),
     Accelerator("MI300X", 1307.4, 191.0, r"\bMI300X\b"),
-    # One GCD, which is one device to a program; a card has two.
+    # One GCD. A card has two, and programs see each as a device.
     Accelerator("MI250X", 191.5, 63.9, r"\bMI250X\b"),
     Accelerator("MI250", 181.0, 63.9, r"\bMI250\b"),
     Accelerator("MI210", 181.0, 63.9, r"\bMI210\b"),
@@ -297,7 +297,7 @@ def peak_tflops(name: str) -> float | None:
     """Return the dense bf16 peak of a device in TFLOP/s, None if unknown.
 
     Args:
-        name: As the driver calls it.
+        name: The driver's name of the device.
     """
     accelerator = find_accelerator(name)
     return accelerator.tflops if accelerator else None
