@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A job's configuration: one YAML file, checked frozen dataclasses. Nothing here needs torch.
+"""A job's configuration: one YAML file, read into checked frozen dataclasses. No torch here.
 
-:mod:`~rdm_core.config.job` has the keys that every job has, :mod:`~rdm_core.config.schema` those of a
-training, :mod:`~rdm_core.config.workloads` what else a job can run. :mod:`~rdm_core.config.read` is the way
-from YAML and overrides to them, :mod:`~rdm_core.config.checks` what must hold between them.
+:mod:`~rdm_core.config.job` has the keys of every job, :mod:`~rdm_core.config.schema` those of a training, and
+:mod:`~rdm_core.config.workloads` all kinds of jobs. :mod:`~rdm_core.config.read` reads YAML and overrides,
+and :mod:`~rdm_core.config.checks` checks what must hold between keys.
 """
 
 from __future__ import annotations

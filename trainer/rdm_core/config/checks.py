@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What must hold between the keys of a configuration, and between it and the world. One sentence each.
+"""Checks between the keys of a configuration, and between it and the world. Each problem is one sentence.
 
-What is true of every job is here; the rest is its workload's.
+The checks for every job are here; each workload has its own in addition.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ __all__ = ["check", "require"]
 
 
 def check(config: JobConfig, world_size: int | None = None, devices_per_node: int | None = None) -> list[str]:
-    """Return what is wrong, one sentence each; an empty list when the job can start.
+    """Return the problems, one sentence each; an empty list if the job can start.
 
     Args:
         config: The configuration.
-        world_size: Processes that will take part; without it, only what is true of any world is checked.
-        devices_per_node: Processes on each node, when every node has as many.
+        world_size: Number of processes; without it, only checks that hold for any world run.
+        devices_per_node: Processes on each node, if all nodes have the same number.
     """
     looks = [_names(config), _launcher(config), _profiler(config)]
     if world_size is not None and workload_of(config).needs_equal_nodes:
@@ -33,7 +33,7 @@ def check(config: JobConfig, world_size: int | None = None, devices_per_node: in
 
 
 def require(config: JobConfig, world_size: int | None = None, devices_per_node: int | None = None) -> None:
-    """Raise a ConfigError with all that :func:`check` finds."""
+    """Raise a ConfigError with all problems that :func:`check` finds."""
     problems = check(config, world_size, devices_per_node)
     if problems:
         raise ConfigError(problems, source=f"the configuration of {config.name}")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A job that runs any command, once per device."""
+"""A job that runs any command once per device."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class CommandConfig(JobConfig):
 
 
 def check(config: CommandConfig) -> Iterator[str]:
-    """Yield what is wrong between the keys, one sentence each."""
+    """Yield the problems between the keys, one sentence each."""
     if not config.command or not config.command[0].strip():
         yield "command names no program; give it and its arguments, as [bash, run.sh]."
     if config.launcher.program:

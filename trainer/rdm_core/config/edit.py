@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Changes a job's YAML and keeps its comments, order and line ends."""
+"""Change a job's YAML, keeping its comments, order and line endings."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ def with_values(text: str, overrides: Sequence[str], source: str = "the configur
 
     Args:
         text: YAML.
-        overrides: ``key=value`` or ``section.key=value``, as the command line has them.
-        source: What it is called in sentences.
+        overrides: ``key=value`` or ``section.key=value``, as on the command line.
+        source: Its name in messages.
 
     Raises:
-        ConfigError: The overrides do not fit, or the text would not mean the same as with them, as where the
-            old value is shared through an anchor.
+        ConfigError: The overrides do not fit, or the edited text would have another meaning, for example
+            because the old value is shared through an anchor.
     """
     meant = load_text(text, overrides, source)
     edited = text
@@ -46,16 +46,16 @@ def with_values(text: str, overrides: Sequence[str], source: str = "the configur
 
 
 def write(path: Path, overrides: Sequence[str]) -> None:
-    """Put values into a job's file; on an error it is as it was.
+    """Change values in a job's file. On an error, the file is unchanged.
 
     Args:
         path: The YAML file.
-        overrides: As :func:`with_values`'s.
+        overrides: As for :func:`with_values`.
 
     Raises:
-        ConfigError: As :func:`with_values`, or the file cannot be written.
+        ConfigError: As for :func:`with_values`, or the file cannot be written.
     """
-    # A link stays one.
+    # Keep a symbolic link, and replace its target.
     target = Path(os.path.realpath(path))
     try:
         with target.open(encoding="utf-8", newline="") as file:
@@ -77,7 +77,7 @@ def _with_value(text: str, keys: Sequence[str], value: str) -> str:
     node = document
     for depth, key in enumerate(keys):
         if not isinstance(node, yaml.MappingNode):
-            # A section without any key yet: `parallel:`.
+            # A section without keys: `parallel:`.
             return _put(text, node.end_mark.index, _lines(text, keys[depth:], value, 2 * depth))
         below = next((inner for name, inner in node.value if name.value == key), None)
         if below is None:
@@ -88,7 +88,7 @@ def _with_value(text: str, keys: Sequence[str], value: str) -> str:
 
 
 def _added(text: str, mapping: yaml.MappingNode, keys: Sequence[str], value: str) -> str:
-    """Return the text with one key more at a mapping's end."""
+    """Return the text with another key at the end of a mapping."""
     if mapping.flow_style:
         inner = "".join(f"{{{key}: " for key in keys[1:])
         comma = ", " if mapping.value else ""
@@ -98,7 +98,7 @@ def _added(text: str, mapping: yaml.MappingNode, keys: Sequence[str], value: str
 
 
 def _end(node: yaml.Node) -> int:
-    """Return where a block ends, comments after it not counted."""
+    """Return where a block ends, without comments after it."""
     while isinstance(node, yaml.CollectionNode) and not node.flow_style:
         node = node.value[-1][1] if isinstance(node, yaml.MappingNode) else node.value[-1]
     return node.end_mark.index
@@ -112,7 +112,7 @@ def _lines(text: str, keys: Sequence[str], value: str, column: int) -> str:
 
 
 def _put(text: str, place: int, lines: str) -> str:
-    """Return the text with lines below the one that a place is in."""
+    """Return the text with new lines below the line of a position."""
     if place and text[place - 1] == "\n":
         return text[:place] + lines + text[place:]
     end = text.find("\n", place)

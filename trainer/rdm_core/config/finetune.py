@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A fine-tuning as frozen dataclasses: every key, its type, its bounds, its default and its meaning.
+"""A fine-tuning as frozen dataclasses: every key with its type, bounds, default and meaning.
 
-The tables in ``docs/finetune.md`` are written from this file. Nothing here needs torch.
+The tables in ``docs/finetune-configuration.md`` are generated from this file. No torch here.
 """
 
 from __future__ import annotations
@@ -212,23 +212,23 @@ class FinetuneConfig(JobConfig):
     logging: LoggingConfig = field(default_factory=LoggingConfig)
 
     def accumulation(self, world_size: int) -> int:
-        """Return the micro-batches of a step on each of so many devices."""
+        """Return the micro-batches of a step on each device, given the number of devices."""
         optimisation = self.optimisation
         if optimisation.global_batch_size is None:
             return optimisation.accumulation or 1
         return optimisation.global_batch_size // (optimisation.micro_batch_size * world_size)
 
     def global_batch_size(self, world_size: int) -> int:
-        """Return the rows of a step over so many devices."""
+        """Return the rows of a step over all devices, given the number of devices."""
         return self.optimisation.micro_batch_size * self.accumulation(world_size) * world_size
 
 
 def check(config: FinetuneConfig, world_size: int | None) -> Iterator[str]:
-    """Yield what cannot be, a sentence each.
+    """Yield the problems between the keys, one sentence each.
 
     Args:
-        config: Its keys are within their bounds.
-        world_size: Processes, where that is known.
+        config: The configuration, with each key within its bounds.
+        world_size: Number of processes, if known.
     """
     optimisation, zero, data = config.optimisation, config.zero, config.data
     if not data.train:

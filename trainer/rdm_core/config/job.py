@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What every job has, whatever it runs: its name, how its processes start, what becomes of their output.
+"""The keys of every job, whatever it runs: its name, how its processes start, how their output is kept.
 
 A workload's own configuration is a :class:`JobConfig` with more sections; see
-:mod:`rdm_core.config.workloads`. The first paragraph of a class describes its section in
-``docs/training-configuration.md``, and the text below a field describes the key.
+:mod:`rdm_core.config.workloads`. ``docs/training-configuration.md`` is generated from this file: the
+docstring of a class describes its section, and the text below a field describes the key.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Bounds:
-    """The numbers that a key takes: ``least <= value <= most``, or ``above < value < below``."""
+    """The numbers that a key accepts: ``least <= value <= most``, or ``above < value < below``."""
 
     least: float | None = None
     most: float | None = None
@@ -43,7 +43,7 @@ class Bounds:
     below: float | None = None
 
     def hold(self, value: float) -> bool:
-        """Tell whether a value is inside."""
+        """Return whether a value is within the bounds."""
         return (
             (self.least is None or value >= self.least)
             and (self.most is None or value <= self.most)
@@ -60,18 +60,18 @@ class Bounds:
 
 
 class ByPartition:
-    """Marks a key with one text for all partitions of a job, kept under the name "", or one for each."""
+    """Marks a key with one text for all partitions of a job, stored under the name "", or one for each."""
 
     def __str__(self) -> str:
         return "or one for each partition"
 
 
 MOST = 2**31 - 1
-"""Of a size or a count: what the 32-bit integers of the data's formats hold."""
+"""The largest size or count: the data formats have 32-bit integers."""
 
 Positive = Annotated[int, Bounds(least=1, most=MOST)]
 Natural = Annotated[int, Bounds(least=0, most=MOST)]
-# A line of the pipeline's layers is made for each: more are a slip of the keyboard.
+# The pipeline has a list entry for each layer. A larger number is a typing error.
 Layers = Annotated[int, Bounds(least=1, most=4096)]
 Samples = Annotated[int, Bounds(least=1, most=10**15)]
 PositiveFloat = Annotated[float, Bounds(above=0)]
@@ -221,28 +221,28 @@ class JobConfig:
     launcher: LauncherConfig = field(default_factory=LauncherConfig)
 
     def to_dict(self) -> dict[str, Any]:
-        """The configuration as plain lists and dictionaries, every key present."""
+        """Return the configuration as plain lists and dictionaries with every key."""
         plain: dict[str, Any] = _plain(dataclasses.asdict(self))
-        # As people write them: what is run, and then how.
+        # In the usual order: first what runs, then how.
         last = {key: plain.pop(key) for key in ("logging", "launcher")}
         return {**plain, **last}
 
     def resolved(self, world_size: int | None = None) -> Self:  # noqa: ARG002  # of those who need it
-        """Return the configuration with the keys that follow from others.
+        """Return the configuration with values for the keys that follow from others.
 
         Args:
-            world_size: Processes, where that is known.
+            world_size: Number of processes, if known.
         """
         return self
 
     @property
     def profiled_steps(self) -> range:
-        """The steps of ``launcher.profiler_steps``, where a profiler is asked for."""
+        """The steps of ``launcher.profiler_steps``, if a profiler is chosen."""
         return step_range(self.launcher.profiler_steps if self.launcher.profiler != "none" else "")
 
 
 def step_range(text: str) -> range:
-    """Return the steps that a text names, ``20-22`` or ``20``; none where it names none.
+    """Return the steps in a text such as ``20-22`` or ``20``; an empty range for any other text.
 
     >>> list(step_range("20-22"))
     [20, 21, 22]
@@ -252,7 +252,7 @@ def step_range(text: str) -> range:
 
 
 def _plain(value: Any) -> Any:
-    """Turn tuples into lists, all the way down."""
+    """Turn tuples into lists, recursively."""
     if isinstance(value, dict):
         return {key: _plain(item) for key, item in value.items()}
     return [_plain(item) for item in value] if isinstance(value, list | tuple) else value

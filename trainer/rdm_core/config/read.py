@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""From YAML and ``key.sub=value`` overrides to a :class:`~rdm_core.config.schema.Config`, and back."""
+"""YAML and ``key.sub=value`` overrides → a :class:`~rdm_core.config.schema.Config`, and back."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ Lines = dict[Path_, int]
 _T = TypeVar("_T")
 _J = TypeVar("_J", bound=JobConfig)
 
-# PyYAML raises ValueError for a day that no month has, as 2024-99-99 may be meant for stages.
+# PyYAML raises ValueError for a date that does not exist, as 2024-99-99, which may be meant as a partition.
 _NOT_YAML = (yaml.YAMLError, ValueError, RecursionError)
-# More is no configuration, and would take PyYAML minutes.
+# A larger text is no configuration, and would take PyYAML minutes.
 _MOST_CHARACTERS = 1 << 20
 _MOST_VALUES = 100_000
 _MOST_MERGED = 1_000
@@ -49,24 +49,25 @@ _UNREAD: Any = object()
 
 
 class _Written(int):
-    """An integer that is not written as one writes it: ``0x10``, ``1_000``."""
+    """An integer in an unusual notation: ``0x10``, ``1_000``."""
 
     text: str
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML as people write numbers.
+    """Reads YAML with the usual notation of numbers.
 
-    ``1e-4`` is one, which YAML 1.1 reads as text. ``010`` and ``1:30`` are text, which it reads as 8 and 90.
+    ``1e-4`` is a number, although YAML 1.1 reads it as text. ``010`` and ``1:30`` are text, although it reads
+    them as 8 and 90.
     """
 
     values = 0
-    """That were read so far; those of an alias count wherever it stands."""
+    """The number of values read so far; those of an alias count at each use."""
 
     depth = 0
 
     def compose_node(self, parent: Any, index: Any) -> Any:
-        """Read a value, no deeper than any configuration goes: PyYAML takes seconds up to its own limit."""
+        """Read a value, with a limit on the depth: PyYAML would take seconds to reach its own limit."""
         self.depth += 1
         if self.depth > _DEEPEST:
             raise yaml.YAMLError("it is nested too deeply")
@@ -75,13 +76,13 @@ class _Loader(yaml.SafeLoader):
         return node
 
     def flatten_mapping(self, node: yaml.MappingNode) -> None:
-        """Put the keys of ``<<`` in; merges of merges multiply."""
+        """Insert the keys of ``<<``, with a limit on their number: nested merges multiply it."""
         super().flatten_mapping(node)
         if len(node.value) > _MOST_MERGED:
             raise yaml.YAMLError(f"a mapping has more than {_MOST_MERGED:,} keys")
 
     def construct_yaml_int(self, node: yaml.ScalarNode) -> int:
-        """Return an integer that knows how it is written."""
+        """Return an integer; one in an unusual notation keeps its text."""
         number = super().construct_yaml_int(node)
         if str(number) == node.value:
             return number
@@ -91,7 +92,7 @@ class _Loader(yaml.SafeLoader):
 
 
 class _Dumper(yaml.SafeDumper):
-    """Puts text that the loader would read as a number in quotes."""
+    """Writes YAML, with quotes around text that the loader would read as a number."""
 
 
 _Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_yaml_int)
@@ -120,13 +121,13 @@ def load_as(schema: type[_J], path: Path, overrides: Sequence[str] = ()) -> _J:
     """Read the configuration of a job of one workload.
 
     Args:
-        schema: The workload's.
+        schema: The workload's schema.
         path: The YAML file.
-        overrides: ``key.sub=value``, each over what the file says; values are YAML.
+        overrides: ``key.sub=value``, which override the file; values are YAML.
 
     Returns:
-        The configuration, each key of the right type and within its bounds. What must hold between keys is
-        :func:`~rdm_core.config.checks.check`'s.
+        The configuration, each key of the right type and within its bounds. Use
+        :func:`~rdm_core.config.checks.check` for what must hold between keys.
 
     Raises:
         ConfigError: With every problem that was found.
@@ -135,17 +136,17 @@ def load_as(schema: type[_J], path: Path, overrides: Sequence[str] = ()) -> _J:
 
 
 def load_job(path: Path, overrides: Sequence[str] = ()) -> JobConfig:
-    """Read the configuration of a job of any workload, as its key ``workload`` says; see :func:`load_as`."""
+    """Read the configuration of a job of any workload, by its key ``workload``; see :func:`load_as`."""
     return _read(text_of(path), overrides, str(path), None)
 
 
 def load_text(text: str, overrides: Sequence[str] = (), source: str = "the configuration") -> JobConfig:
-    """Read a job's configuration that is no file; see :func:`load_job`.
+    """Read a job's configuration from a text; see :func:`load_job`.
 
     Args:
         text: YAML.
-        overrides: As :func:`load_as`'s.
-        source: What it is called in sentences.
+        overrides: As for :func:`load_as`.
+        source: Its name in messages.
 
     Raises:
         ConfigError: With every problem that was found.
@@ -172,7 +173,7 @@ def text_of(path: Path) -> str:
     """Return a file's text.
 
     Raises:
-        ConfigError: It cannot be read, or is no text.
+        ConfigError: The file cannot be read, or is no text.
     """
     try:
         with path.open(encoding="utf-8") as file:
@@ -193,7 +194,7 @@ def _bound(text: str, source: str) -> None:
 
 
 def from_dict(mapping: Mapping[str, Any], overrides: Sequence[str] = ()) -> Config:
-    """Build a configuration from plain data, as :meth:`Config.to_dict` makes it; keys may be missing.
+    """Build a configuration from plain data, as from :meth:`Config.to_dict`; keys may be missing.
 
     Raises:
         ConfigError: With every problem that was found.
@@ -204,7 +205,7 @@ def from_dict(mapping: Mapping[str, Any], overrides: Sequence[str] = ()) -> Conf
 def _parse_overrides(
     overrides: Sequence[str], twice: list[Path_]
 ) -> tuple[list[tuple[list[str], Any]], list[str]]:
-    """Split ``key.sub=value`` texts; return (keys, value) pairs of those that have keys, and the problems."""
+    """Split ``key.sub=value`` texts; return (keys, value) pairs of those with keys, and the problems."""
     found: list[tuple[list[str], Any]] = []
     problems: list[str] = []
     for override in overrides:
@@ -222,7 +223,7 @@ def _parse_overrides(
 
 
 def dump(config: JobConfig) -> str:
-    """Return the configuration as YAML, every key present; :func:`load_job` reads it back."""
+    """Return the configuration as YAML with every key; :func:`load_job` reads it back."""
     return to_yaml(config.to_dict())
 
 
@@ -233,11 +234,11 @@ def to_yaml(mapping: Mapping[str, Any]) -> str:
 
 
 def resolve(config: _J, world_size: int | None = None) -> _J:
-    """Fill in the keys that follow from others, so that a reader need not derive them.
+    """Return the configuration with values for the keys that follow from others.
 
     Args:
         config: The configuration.
-        world_size: Processes; without it, what follows from them stays as it is.
+        world_size: Number of processes; without it, keys that depend on it stay as they are.
     """
     return config.resolved(world_size)
 
@@ -245,7 +246,7 @@ def resolve(config: _J, world_size: int | None = None) -> _J:
 def _parse(
     text: str, source: str, lines: Lines, problems: list[str], twice: list[Path_], path: Path_ = ()
 ) -> Any:
-    """Return the YAML document as plain data, noting each key's line and the keys that appear twice."""
+    """Return the YAML document as plain data; collect the line of each key, and duplicate keys."""
     try:
         loader = _Loader(text)
     except yaml.reader.ReaderError as error:
@@ -313,13 +314,13 @@ def _build(
     if problems or config is None:
         if config is not None:
             _hide(config, unfit)
-        # Which key an override without one is for, nobody knows: it may be any.
+        # An override without a key may be meant for any key, so no value is certain.
         raise ConfigError(problems, source=source, rest=config if len(parsed) == len(overrides) else None)
     return typing.cast("_J", config)
 
 
 def _hide(config: JobConfig, unfit: Sequence[Path_]) -> None:
-    """Have the keys that do not fit, and the lists and mappings around them, raise Unfit when read."""
+    """Make keys that do not fit, and the lists and mappings around them, raise Unfit when read."""
     for path in unfit:
         owner: Any = config
         for depth, key in enumerate(path, 1):
@@ -343,7 +344,7 @@ def _with(
     problems: list[str],
     unfit: list[Path_],
 ) -> dict[str, Any]:
-    """Return a mapping with a value at the keys; the original stays as it is."""
+    """Return a copy of a mapping with a value at the keys."""
     first, *rest = keys
     if not rest:
         return {**mapping, first: value}
@@ -360,7 +361,7 @@ def _with(
 
 
 def _name(path: Path_) -> str:
-    """Return a key as people write it: ``data.blend[0].weight``."""
+    """Return the usual notation of a key: ``data.blend[0].weight``."""
     name = ""
     for part in path:
         name += f"[{part}]" if isinstance(part, int) else f".{part}" if name else part
@@ -371,7 +372,7 @@ _WORDS = {bool: "true or false", int: "an integer", float: "a number", str: "tex
 
 
 class _Converter:
-    """Turns plain data into the schema's types and notes what does not fit."""
+    """Converts plain data to the schema's types, and collects what does not fit."""
 
     def __init__(
         self, lines: Lines, problems: list[str], unfit: list[Path_], schema: type[JobConfig] | None
@@ -383,7 +384,7 @@ class _Converter:
         self._unfit = unfit
 
     def job(self, value: Mapping[str, Any]) -> JobConfig | None:
-        """Return a job's configuration by its workload's schema; None when that is another or unknown."""
+        """Return a job's configuration by its workload's schema; None if that is another or unknown."""
         own = next(field.default for field in dataclasses.fields(self._schema) if field.name == "workload")
         named = value.get("workload", own)
         if named is not _UNREAD and self._choice(
@@ -394,7 +395,7 @@ class _Converter:
         return None
 
     def section(self, cls: type[_T], value: Any, path: Path_) -> _T | None:
-        """Return a dataclass from a mapping, with None for what does not fit; None when it is no mapping."""
+        """Return a dataclass from a mapping, with None for what does not fit; None if it is no mapping."""
         if value is None and path:
             value = {}
         if not isinstance(value, Mapping):
@@ -419,7 +420,7 @@ class _Converter:
         return cls(**given)
 
     def value(self, hint: Any, value: Any, path: Path_) -> Any:
-        """Return a value as its type wants it; what does not fit is noted."""
+        """Return a value converted to its type; collect a problem if it does not fit."""
         if value is _UNREAD:
             self._unfit.append(path)
             return None
@@ -495,19 +496,19 @@ class _Converter:
         if not isinstance(value, Mapping):
             self._note(path, f"must hold names and texts, not {_shown(value)}")
             return {}
-        # 1 means "1" beyond doubt; what `on` or 1.10 should become is for the writer to say.
+        # 1 clearly means "1", but `on` and 1.10 are ambiguous, so these need quotes.
         plain = {key: str(item) if type(item) is int else item for key, item in value.items()}
         return {str(key): self.value(str, item, (*path, str(key))) for key, item in plain.items()}
 
     def _unknown(self, path: Path_, key: str, known: Mapping[str, Any]) -> None:
-        # No spelling is near where a word is left out: heads for attention_heads.
+        # A missing word, as in heads for attention_heads, is no close match in spelling.
         words = set(key.split("_"))
         near = difflib.get_close_matches(key, known, n=1) or [
             name for name in known if words <= set(name.split("_"))
         ]
         meant = [(*path, name) for name in near]
         meant = meant or [found for found in _all_keys(self._schema) if found[-1] == key]
-        # Their values are not what was meant.
+        # The values of the keys that were probably meant are unknown.
         self._unfit += meant
         place = [_name(found) for found in meant]
         place = place if near else sorted(place)
@@ -523,7 +524,7 @@ class _Converter:
 
 
 def _all_keys(cls: type[Any], path: Path_ = ()) -> list[Path_]:
-    """Return the path of every key of a dataclass and of the sections in it."""
+    """Return the path of every key of a dataclass and its sections."""
     found: list[Path_] = []
     for key, hint in typing.get_type_hints(cls).items():
         found.append((*path, key))
@@ -533,9 +534,9 @@ def _all_keys(cls: type[Any], path: Path_ = ()) -> list[Path_]:
 
 
 def _from_megatron(items: Sequence[Any]) -> str | None:
-    """Return a blend in our form; None where it is not in Megatron's, which is ``0.3 a 0.7 b``."""
+    """Return a blend in our notation, given Megatron's, ``0.3 a 0.7 b``; None if it is not in Megatron's."""
     words = str(items[0]).split() if len(items) == 1 else []
-    # A lone pair in a text may be a path with a space.
+    # A single pair in a text may be a path with a space.
     if len(words) > 2:
         items = [float(word) if _EXPONENT.match(word + "e0") else word for word in words]
     pairs = list(zip(items[::2], items[1::2], strict=False))

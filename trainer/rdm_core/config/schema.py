@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A training job as frozen dataclasses: every key, its type, its bounds, its default and its meaning.
+"""A training job as frozen dataclasses: every key with its type, bounds, default and meaning.
 
-The reference in ``docs/training-configuration.md`` is written from this file: the first paragraph of a class
-describes its section, and the text below a field describes the key. Nothing here needs torch.
+``docs/training-configuration.md`` is generated from this file: the docstring of a class describes its
+section, and the text below a field describes the key. No torch here.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ class ModelConfig:
 
     @property
     def ffn_size(self) -> int:
-        """Width inside the feed-forward part."""
+        """Inner width of the feed-forward network."""
         return self.ffn_hidden_size or 4 * self.hidden_size
 
     @property
@@ -167,17 +167,17 @@ class ModelConfig:
 
     @property
     def decoder_length(self) -> int:
-        """Tokens that the model predicts per sample: the decoder's of a T5, all of a GPT."""
+        """Tokens that the model predicts per sample: for a T5 those of the decoder, for a GPT all."""
         return self.decoder_seq_length or self.seq_length
 
     @property
     def decoder_blocks(self) -> int:
-        """Blocks of a T5's decoder; 0 of others, whose blocks are ``layers``."""
+        """Blocks of a T5's decoder; 0 for other models, whose blocks are ``layers``."""
         return (self.decoder_layers or self.layers) if self.kind == "t5" else 0
 
     @property
     def positions(self) -> int:
-        """Rows of the position embedding; 0 where positions are not learned."""
+        """Rows of the position embedding; 0 if positions are not learned."""
         if self.position_embedding != "learned":
             return 0
         return self.max_position_embeddings or max(self.seq_length, self.decoder_length)
@@ -227,19 +227,19 @@ class ParallelConfig:
 
     @property
     def ranks_of_replica(self) -> int:
-        """How many ranks take a micro-batch together."""
+        """The number of ranks of one replica, which process a micro-batch together."""
         return self.tensor * self.context * self.pipeline
 
     @property
     def token_shards(self) -> int:
-        """Tensor ranks that share a sample's tokens between the tensor-parallel parts."""
+        """The number of tensor ranks that shard a sample's tokens outside tensor-parallel layers."""
         return self.tensor if self.sequence_parallel else 1
 
     def recomputed(self, blocks: int) -> int:
-        """Return how many of a stage's blocks compute their activations again.
+        """Return the number of a stage's blocks whose activations are recomputed.
 
         Args:
-            blocks: That the stage has.
+            blocks: All blocks of the stage.
         """
         if self.activation_checkpointing == "none":
             return 0
@@ -454,7 +454,7 @@ class Config(JobConfig):
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
 
     def resolved(self, world_size: int | None = None) -> Self:
-        """Return the configuration with the keys that follow from others; see :meth:`JobConfig.resolved`."""
+        """Return the configuration with values for derived keys; see :meth:`JobConfig.resolved`."""
         model, parallel = self.model, self.parallel
         is_t5 = model.kind == "t5"
         shape = dataclasses.replace(
@@ -471,14 +471,14 @@ class Config(JobConfig):
 
     @property
     def padded_vocab_size(self) -> int:
-        """Rows of the word embedding: tokens and sentinels, padded so that tensor ranks share them."""
+        """Rows of the word embedding: tokens and sentinels, padded for even shards on tensor ranks."""
         model = self.model
         step = model.make_vocab_size_divisible_by * self.parallel.tensor
         return -(-(model.vocab_size + model.vocab_extra_ids) // step) * step
 
     @functools.cached_property
     def spec(self) -> ModelSpec:
-        """What the model is."""
+        """The description of the model."""
         model = self.model
         return ModelSpec(
             kind=model.kind,
@@ -528,27 +528,27 @@ class Config(JobConfig):
 
     @property
     def zero_stage(self) -> int:
-        """The ZeRO stage that runs: weights of 16 bits have fp32 copies, which are shared in any case.
+        """The effective ZeRO stage, at least 1 with 16-bit weights, whose fp32 copies are always sharded.
 
-        The native engine shares all that its optimiser keeps.
+        The native engine always shards its optimiser states, too.
         """
         shares = self.optimisation.precision != "fp32" or self.engine == "native"
         return max(self.parallel.zero_stage, int(shares))
 
     @property
     def knows_documents(self) -> bool:
-        """The model is told where documents begin."""
+        """The model gets the beginnings of documents."""
         return self.data.reset_attention_mask or self.data.reset_position_ids
 
     @property
     def counts_tokens(self) -> bool:
-        """Micro-batches may differ in the tokens that count, and each token is to count alike."""
+        """The loss weights each token equally, and micro-batches may have different numbers of tokens."""
         differ = self.model.kind != "gpt" or self.data.eod_mask_loss
         return differ and self.optimisation.calculate_per_token_loss
 
     @property
     def train_iterations(self) -> int:
-        """Steps to train, also when the configuration gives samples."""
+        """Steps to train, computed if the configuration gives samples."""
         optimisation = self.optimisation
         if optimisation.train_iterations is not None:
             return optimisation.train_iterations
@@ -563,17 +563,17 @@ class Config(JobConfig):
         return BatchRamp(ramp.start, ramp.increment, ramp.samples, batch)
 
     def data_parallel(self, world_size: int) -> int:
-        """Return the number of replicas in a world of this size."""
+        """Return the number of replicas, given the number of ranks."""
         return world_size // self.parallel.ranks_of_replica
 
     def accumulation(self, data_parallel: int) -> int:
-        """Return the micro-batches that each of so many replicas takes per step."""
+        """Return the micro-batches of each replica per step, given the number of replicas."""
         optimisation = self.optimisation
         return optimisation.global_batch_size // (optimisation.micro_batch_size * data_parallel)
 
     @property
     def written_world_size(self) -> int:
-        """The world that the configuration speaks of; the smallest valid one when it leaves it open."""
+        """The number of ranks in the configuration; the smallest valid one if it leaves that open."""
         parallel, launcher = self.parallel, self.launcher
         replica = parallel.ranks_of_replica
         smallest = replica * parallel.expert
@@ -584,7 +584,7 @@ class Config(JobConfig):
         return smallest
 
     def stage_bounds(self) -> list[int]:
-        """Return the bounds of the pipeline's virtual stages in the list of layers, one more than these."""
+        """Return where each of the pipeline's virtual stages begins in the list of layers, and the end."""
         spec = self.spec
         weights = flops.layer_parameters(spec) if self.parallel.partition == "parameters" else None
         names = spec.layer_names()
@@ -594,7 +594,7 @@ class Config(JobConfig):
         )
 
     def stage_blocks(self) -> list[int]:
-        """Return the transformer blocks of each virtual stage of the pipeline."""
+        """Return the number of transformer blocks of each virtual stage."""
         names, bounds = self.spec.layer_names(), self.stage_bounds()
         return [
             sum(partitions.is_block(name) for name in names[begin:end])
@@ -603,7 +603,7 @@ class Config(JobConfig):
 
     @property
     def recomputed_share(self) -> float:
-        """The share of all blocks that compute their activations again, from 0 to 1."""
+        """The share of all blocks whose activations are recomputed, from 0 to 1."""
         blocks, stages = self.stage_blocks(), self.parallel.pipeline
         recomputed = (self.parallel.recomputed(sum(blocks[stage::stages])) for stage in range(stages))
         return sum(recomputed) / self.spec.blocks

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Reads the variables that a shell file sets, by bash itself, which can do nothing else with the file.
+"""Read the variables that a shell file sets, with a bash that can do nothing else.
 
-Bash is restricted there (``bash -r``), finds no program, may open no file, pipe or socket, and has only the
-builtins that files of settings are made of: so it can neither start anything nor read or write a file. The
-processes that it makes of itself end with it.
+Bash is restricted (``bash -r``), finds no program, may open no file, pipe or socket, and has only the
+builtins that settings need. So it can neither start programs nor read or write files. Processes that it forks
+are killed with it.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ _LIMITS = "; ".join(
     (
         f"for __name in $(compgen -b); do case ' {_BUILTINS} ' in "
         '*" $__name "*) ;; *) enable -n "$__name"; esac; done',
-        # No core; no file, not even in place of one that is closed; seconds of computing; no process, which
-        # counts for any user but root; KiB of memory.
+        # No core dump; no open file, not even after closing one; 2 s of CPU time; no further process, which
+        # does not apply to root; 100,000 KiB of memory.
         "ulimit -c 0 -n 0 -t 2 -u 1 -v 100000",
-        # The names of bash's own variables.
+        # Print the names of bash's own variables.
         "compgen -v",
         "enable -n compgen enable ulimit",
     )
@@ -41,22 +41,22 @@ _LIMITS = "; ".join(
 _TELL = """for __letter in {a..z} {A..Z} _; do
 eval 'for __name in ${!'$__letter'@}; do printf "%s\\0%s\\0" "$__name" "${!__name-}"; done'; done"""
 _ENVIRONMENT = {"PATH": "/nonexistent", "HOME": "$HOME", "USER": "$USER", "LC_ALL": "C.UTF-8"}
-"""What every shell knows stays as it is written, because the job may run elsewhere."""
+"""Variables that every shell has keep their names as values, because the job may run on another host."""
 _MESSAGE = re.compile(r"bash: (?:eval: )?line (\d+): (.*)")
 _UNSET = re.compile(r"(\w+): unbound variable")
 
 
 def variables(text: str, source: str) -> dict[str, str]:
-    """Return what settings set, name to value, each value as the shell has it.
+    """Return the variables that a file sets, by name, with their values in the shell.
 
     Args:
         text: The file's text.
         source: The file's name, for messages.
 
     Raises:
-        ConfigError: The file does more than to set variables, is no shell file, or ends itself.
+        ConfigError: The file does more than set variables, is no shell file, or exits.
     """
-    # Bash stands before the file's first line and behind its last one, so that its numbers of lines hold.
+    # Add nothing that shifts the file's lines, so that bash's line numbers are right.
     word = f"rdm-{secrets.token_hex(16)}"
     mark, print_mark = f"\0{word}\0", rf"printf '\0{word}\0'"
     script = f"{_LIMITS}; {print_mark}; {text}\n{print_mark}; {_TELL}\n"
@@ -79,7 +79,7 @@ def variables(text: str, source: str) -> dict[str, str]:
 
 
 def _run(script: bytes) -> tuple[int, bytes, bytes]:
-    """Let bash run a script; return its status, its output and its errors."""
+    """Run a script with bash; return its status, output and errors."""
     with subprocess.Popen(
         ["bash", "--noprofile", "--norc", "-reuf", "-s"],
         executable=shutil.which("bash") or "/bin/bash",

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a job asks Slurm for, as its components: nodes of one partition each. Pure functions.
+"""A job's request to Slurm, as components: the nodes of one partition each. Pure functions.
 
-Every value has a form here that it must match as a whole, because it becomes a line of a script that Slurm
-reads: a value that fits can neither end its line nor begin another option.
+Every value must match a pattern as a whole, because it becomes part of a batch script: a value that matches
+can neither end its line nor begin another option.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _TAKES = {
     "apptainer": ("squashfs", "sif", "directory"),
     "charliecloud": ("squashfs", "directory"),
 }
-# key → what it must match, and an example.
+# key → the pattern that it must match, and an example.
 _FORMS = {
     "partition": (_NAME, "gpu2"),
     "gres": (rf"{_GRES}(,{_GRES})*", "gpu:a10:4"),
@@ -74,13 +74,13 @@ _BY_PARTITION = ("gres", "gpus_per_node", "cpus", "mem", "nodelist", "exclude", 
 
 @dataclass(frozen=True)
 class Component:
-    """The nodes of a job that are in one partition.
+    """The nodes of a job in one partition.
 
     Attributes:
-        partition: Its name; empty for Slurm's default one.
-        nodes: How many.
-        slots: Processes on each.
-        gres, gpus_per_node, cpus, mem, nodelist, exclude, constraint: As Slurm takes them, or empty.
+        partition: Its name; empty for Slurm's default partition.
+        nodes: The number of nodes.
+        slots: Processes on each node.
+        gres, gpus_per_node, cpus, mem, nodelist, exclude, constraint: Values for Slurm's options, or empty.
     """
 
     partition: str
@@ -96,7 +96,7 @@ class Component:
 
     @property
     def generic(self) -> dict[str, int]:
-        """What it asks for on each node, GPUs among it: ``{"gpu:a10": 4}``."""
+        """The generic resources requested on each node, including GPUs: ``{"gpu:a10": 4}``."""
         found = generic_resources(self.gres)
         if self.gpus_per_node:
             kind, _, count = self.gpus_per_node.rpartition(":")
@@ -105,12 +105,12 @@ class Component:
 
     @property
     def gpus(self) -> int:
-        """How many GPUs it asks for on each node."""
+        """The number of GPUs requested on each node."""
         return sum(count for name, count in self.generic.items() if name.split(":")[0] == "gpu")
 
 
 def generic_resources(text: str) -> dict[str, int]:
-    """Return what a list in Slurm's form holds: ``{"gpu:a10": 4}`` of ``gpu:a10:4``."""
+    """Return the entries of a list in Slurm's format: ``{"gpu:a10": 4}`` for ``gpu:a10:4``."""
     found = {}
     for word in filter(None, text.split(",")):
         name, _, last = word.rpartition(":")
@@ -122,10 +122,10 @@ def generic_resources(text: str) -> dict[str, int]:
 
 
 def components(config: JobConfig) -> list[Component]:
-    """Return the job's components in the order of their ranks. Their values need not be sound.
+    """Return the job's components in the order of ranks. Their values may be invalid.
 
     Raises:
-        ValueError: A number of nodes is none.
+        ValueError: ``nodes`` has a value that is no number.
     """
     slurm = config.launcher.slurm
     wanted: Mapping[str, str] = slurm.nodes or {"": str(config.launcher.nodes or 1)}
@@ -139,12 +139,12 @@ def components(config: JobConfig) -> list[Component]:
 
 
 def world_size(config: JobConfig) -> int:
-    """Return how many processes the job has."""
+    """Return the number of processes of a job."""
     return sum(component.nodes * component.slots for component in components(config))
 
 
 def limit_seconds(text: str) -> int:
-    """Return a time limit in seconds; the text has Slurm's form."""
+    """Return a time limit in seconds, from a text in Slurm's format."""
     found = re.fullmatch(_TIME, text)
     assert found is not None
     numbers = [int(found[name] or 0) for name in ("first", "second", "third")]
@@ -157,34 +157,34 @@ def limit_seconds(text: str) -> int:
 
 
 def runs_in_image(slurm: SlurmConfig) -> bool:
-    """Whether the agents run in an image."""
+    """Return whether the agents run in an image."""
     return slurm.image is not None and slurm.container != "none"
 
 
 def image_kind(image: str) -> str:
-    """Return what an image is, by its name: registry, squashfs, sif, archive (Docker's) or directory."""
+    """Return the kind of an image by its name: registry, squashfs, sif, archive (Docker's) or directory."""
     if image.startswith("docker://"):
         return "registry"
     return next((kind for kind, ends in _SUFFIXES.items() if image.endswith(ends)), "directory")
 
 
 def takes(runtime: str) -> tuple[str, ...]:
-    """Return the kinds of images that a container runtime runs as they are."""
+    """Return the kinds of images that a container runtime runs without conversion."""
     return _TAKES[runtime]
 
 
 def can_run(runtime: str, image: str) -> bool:
-    """Whether a container runtime runs an image, as it is or as what is made of it for all of them."""
+    """Return whether a container runtime runs an image, with or without conversion to squashfs."""
     kind = image_kind(image)
     return kind in ("squashfs", "archive", "registry") or kind in takes(runtime)
 
 
 def problems(config: JobConfig) -> list[str]:
-    """Return what is wrong with what the job asks Slurm for, one sentence each."""
+    """Return the problems of the job's request to Slurm, one sentence each."""
     slurm = config.launcher.slurm
     found = [*_nodes(config), *_forms(slurm), *_image(slurm)]
     if not re.fullmatch(r"~?/[A-Za-z0-9_./+@=-]+", slurm.rest_jwt, re.ASCII):
-        # Whoever mistook it for the token does not want to read that.
+        # Do not print the value: it may be the token itself, given by mistake.
         found.append("launcher.slurm.rest_jwt must be the path of a file with the token, as ~/.slurm.jwt.")
     if found:
         return found
@@ -261,7 +261,7 @@ def _image(slurm: SlurmConfig) -> Iterator[str]:
 
 
 def _target(mount: str) -> str:
-    """Return the place of a mount in the image."""
+    """Return the target path of a mount in the image."""
     source, _, target = mount.partition(":")
     return posixpath.normpath(target or source)
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""From ``_00_conf.sh`` of the tdpp document's scripts to a job's configuration.
+"""Convert ``_00_conf.sh`` of the tdpp document's scripts to a job's configuration.
 
-The file has what people change from run to run; the rest comes from the script that starts Megatron there
-(``_01_run_inter.sh``), which never changes: length of a sample, learning rate, intervals, fp16.
+The file has the settings that change from run to run. The others (sequence length, learning rate, intervals,
+fp16) are taken from the script that starts Megatron there (``_01_run_inter.sh``), which never changes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from rdm_core.errors import ConfigError
 __all__ = ["Imported", "job_of"]
 
 _SHAPES = {"xl": (48, 1600), "small": (24, 1024)}
-"""Model → layers and width, where the file leaves them to the scripts."""
+"""Model → layers and width, which the scripts set if the file does not."""
 _GPTS = ("xl", "small", "gpt", "gpt2")
 _NUMBERS = (
     "NPROC_PER_NODE",
@@ -31,16 +31,16 @@ _NUMBERS = (
 _OPTIONAL = ("DP_SIZE", "WORLD_SIZE", "MASTER_PORT", "HIDDEN_SIZE", "NUM_LAYERS")
 _SWITCHES = ("HOMOGENEOUS_CLUSTER", "NSYS", "PROFILE", "ZERO", "RELOAD_CONTAINER")
 _FOLLOWS = ("PROFILE_ARGS", "ZERO_ARGS", "PIPELINE_MODEL_PARALLEL_SPLIT_RANK", "DP_SIZE", "WORLD_SIZE")
-"""What follows from others here, or is for a T5 alone."""
+"""Variables that follow from others here, or that only a T5 needs."""
 
 
 @dataclass(frozen=True)
 class Imported:
-    """A job and what its reader should know.
+    """A job, and notes for the user.
 
     Attributes:
-        job: The configuration, with the keys that the file decides.
-        notes: What the file says and the configuration does not, one sentence each.
+        job: The configuration, with the keys that follow from the file.
+        notes: What the configuration lacks, one sentence each.
     """
 
     job: Mapping[str, Any]
@@ -52,11 +52,11 @@ def job_of(settings: Mapping[str, str], source: str) -> Imported:
 
     Args:
         settings: The variables of ``_00_conf.sh``.
-        source: The file's name, for what is said.
+        source: The file's name, for messages.
 
     Raises:
-        ConfigError: A variable is missing or none of its values, or the job could not start: the layout does
-            not give the world, the batch does not divide, the partition has other layers.
+        ConfigError: A variable is missing or invalid, or the job could not start: the layout does not match
+            the world, the batch is not divisible, or the partition does not match the layers.
     """
     model = settings.get("MODEL", "")
     if model.lower() not in _GPTS:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What must hold between the keys of a training, and between them and the world. One sentence each."""
+"""Checks between the keys of a training, and between them and the world. Each problem is one sentence."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from rdm_core.errors import TrainerError, Unfit, as_far_as_it_fits
 __all__ = ["MOST_TRACED", "check", "check_program", "has_sound_data"]
 
 MOST_TRACED = 100
-"""More steps would need memory for events that nobody can look at."""
+"""The most steps to trace. More would take much memory, and nobody could view so many events."""
 
 
 def check(config: Config, world_size: int | None = None) -> Iterator[str]:
-    """Yield what is wrong with our own training, in a world of this size where that is known."""
+    """Yield the problems of a training with our own trainer; those with the world only if that is known."""
     looks = [
         _trace,
         _model,
@@ -43,7 +43,7 @@ def check(config: Config, world_size: int | None = None) -> Iterator[str]:
 
 
 def check_program(config: Config, _world_size: int | None = None) -> Iterator[str]:
-    """Yield what is wrong with a job of another program, which has its own model, batch and data."""
+    """Yield the problems of a job with another program, which has its own model, batch and data."""
     if not config.launcher.program[0].strip():
         yield "launcher.program begins with nothing; its first part must be a Python file."
     yield from _trace(config)
@@ -54,7 +54,7 @@ def check_program(config: Config, _world_size: int | None = None) -> Iterator[st
 
 
 def has_sound_data(config: Config) -> bool:
-    """Return whether the keys of the data are sound among themselves, so that it can be looked for."""
+    """Return whether the data's keys are consistent, so that the data files can be checked."""
     try:
         return not [*_t5(config), *_bert(config), *_data(config)]
     except Unfit:
@@ -272,7 +272,7 @@ def _t5(config: Config) -> Iterator[str]:
         if value:
             yield f"model.{key} is not for a T5; leave it out."
     tokenizer = config.data.tokenizer
-    # A tokenizer.json may have them.
+    # A tokenizer.json may have sentinels of its own.
     if model.vocab_extra_ids == 0 and (config.data.mock or tokenizer is None or tokenizer.file is None):
         yield (
             "model.vocab_extra_ids is 0, but a T5 marks masked spans with sentinels of its own; 100 is usual."
@@ -292,7 +292,7 @@ def _bert(config: Config) -> Iterator[str]:
 
 
 def _no_decoder(config: Config) -> Iterator[str]:
-    """Yield the keys that are set and for a decoder alone."""
+    """Yield a problem for each key that is set, but only for a decoder."""
     kind = config.model.kind
     if config.model.sliding_window:
         yield f"model.sliding_window is for a decoder, but model.kind is {kind}; leave it out."
@@ -328,7 +328,7 @@ def _layout(config: Config) -> Iterator[str]:
         return
     is_alone = bounds[1] == 1 and parallel.virtual_pipeline == 1
     if is_alone and config.model.position_embedding == "rope":
-        # With rotary positions, all that it has decays, and its optimiser lacks the others' second group.
+        # Then all its weights decay, and its optimiser lacks the second parameter group of the other stages.
         yield (
             f"parallel.partition {parallel.partition} leaves the first stage nothing but the word embedding, "
             "which is not possible with rotary positions; give it a block."
@@ -458,7 +458,7 @@ def _batch(config: Config, data: int) -> Iterator[str]:
     step = o.micro_batch_size * data
     factors = f"micro_batch_size {o.micro_batch_size} x {data} replicas"
     if parallel.virtual_pipeline > 1:
-        # A stage takes so many micro-batches through one chunk before it turns to the next.
+        # A stage takes ``pipeline`` micro-batches through one chunk before it begins the next chunk.
         step *= parallel.pipeline
         factors += f" x {parallel.pipeline} stages (parallel.virtual_pipeline)"
     ramp = o.rampup_batch_size

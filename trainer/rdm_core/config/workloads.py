@@ -1,25 +1,25 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The workloads: what a job can run. A job's YAML names one with ``workload``; without it, it trains.
+"""The workloads: what a job can run. The key ``workload`` of a job names one; by default, it trains.
 
-A workload is one entry of :data:`WORKLOADS`, and gives
+A workload is an entry of :data:`WORKLOADS` with these parts:
 
-- ``schema``: a frozen dataclass that extends :class:`~rdm_core.config.job.JobConfig` by the workload's
-  sections, in ``rdm_core/config/``, with the workload's name as default of ``workload``. Types, bounds and
-  the texts below fields are written as in ``schema.py``; the sentences with file and line follow from them.
-  Its ``resolved()`` fills in the keys that follow from others;
-- ``check``: what must hold between its keys, and between them and the world. What is true of every job (its
-  name, its launcher, Slurm) is checked already;
+- ``schema``: a frozen dataclass in ``rdm_core/config/`` that extends
+  :class:`~rdm_core.config.job.JobConfig` by the workload's sections, with the workload's name as default of
+  ``workload``. Write types, bounds and the texts below fields as in ``schema.py``; messages with file and
+  line follow from them. Its ``resolved()`` fills in the keys that follow from others;
+- ``check``: checks between its keys, and between them and the world. Checks for every job (its name, its
+  launcher, Slurm) run before;
 - ``command``: what one rank runs, in the job's directory, with torchrun's variables set. ``PYTHON -m MODULE``
-  runs in the rank's own process, anything else as its child. A module ends by ``sys.exit(0)``, and raises a
-  TrainerError for what the user can mend; SIGTERM tells it to save and end;
-- ``inspect``: a module that looks at a node before a job starts there: ``python -m MODULE`` reads the job as
-  JSON from its standard input, see ``rdm_job.inspection``, and prints a JSON list of what is wrong;
+  runs in the rank's own process, anything else as its child process. A module ends with ``sys.exit(0)``, and
+  raises a TrainerError for errors that the user can fix. On SIGTERM it saves and ends;
+- ``inspect``: a module that checks a node before a job starts there: ``python -m MODULE`` reads the job as
+  JSON from standard input (see ``rdm_job.inspection``) and prints a JSON list of problems;
 - ``files``: keys that name a file which each node must have;
-- ``checkpoints``: the steps between its checkpoints and the bytes of one; 0 where that is not known before;
-- ``needs_equal_nodes``: every node must have as many devices.
-
-A workload writes its own progress, by ``rdm_core.progress`` and ``rdm_core.heartbeat``, with the number of
-its iterations where it knows it. One without ``tells_progress`` is followed by its log lines.
+- ``checkpoints``: the steps between checkpoints and the bytes of one; 0 if unknown;
+- ``needs_equal_nodes``: all nodes must have the same number of devices;
+- ``tells_progress``: the workload writes its own progress, with ``rdm_core.progress`` and
+  ``rdm_core.heartbeat``, including the total number of iterations if it knows that. Otherwise its progress is
+  read from its log lines.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ __all__ = ["WORKLOADS", "Workload", "workload_of"]
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
-    """A kind of job; see the module for what its parts are.
+    """A kind of job; the module's docstring describes its parts.
 
-    Each part is called with a configuration of ``schema``; ``check`` also with the number of processes or
-    None, ``command`` with the file of the resolved configuration and the arguments that the launcher adds.
+    Each callable takes a configuration of type ``schema``; ``check`` also takes the number of processes or
+    None, and ``command`` the file of the resolved configuration and the arguments that the launcher adds.
     """
 
     schema: type[JobConfig]
@@ -62,7 +62,7 @@ class Workload:
 
 
 def _module(name: str) -> Callable[[Any, Path, Sequence[str]], list[str]]:
-    """Return what runs a module of ours with the resolved configuration."""
+    """Return a ``command`` that runs one of our modules with the resolved configuration."""
     return lambda _config, resolved, _arguments: [sys.executable, "-m", name, str(resolved)]
 
 
@@ -71,7 +71,7 @@ def _of_program(config: Config, _resolved: Path, arguments: Sequence[str]) -> li
 
 
 def _training_looks(config: Config) -> str:
-    """Return what looks at the training's data and libraries, where there are any."""
+    """Return the module that checks the training's data and libraries, if it uses any."""
     return "rdm_trainer.inspection" if not config.data.mock or config.logging.trackers else ""
 
 
@@ -107,10 +107,10 @@ _PROGRAM = Workload(
     tells_progress=False,
     needs_equal_nodes=False,
 )
-"""A training with ``launcher.program``: another program in its place, whose model and batch are its own."""
+"""A training with ``launcher.program``: another program, with its own model and batch, replaces ours."""
 
 
 def workload_of(config: JobConfig) -> Workload:
-    """Return what a job runs."""
+    """Return the workload of a job."""
     is_program = isinstance(config, Config) and config.launcher.program
     return _PROGRAM if is_program else WORKLOADS[config.workload]
