@@ -62,7 +62,7 @@ class HeartbeatWriter:
         self._set(0.0)
 
     def step(self, iteration: int) -> None:
-        """Mark the begin of a step."""
+        """Mark the start of a step."""
         self._iteration = iteration
         self._set(0.0)
 
@@ -120,7 +120,7 @@ class HeartbeatWriter:
 
 
 Pace = HeartbeatWriter
-"""Its former name, for this release."""
+"""The former name, kept for this release."""
 
 
 def starved() -> float:

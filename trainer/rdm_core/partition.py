@@ -2,9 +2,8 @@
 """Split a list of layers into pipeline stages. Pure functions.
 
 DeepSpeed splits evenly, by type or by parameters, but not at given layers, which a pipeline over unequal GPUs
-needs. Layers that are no transformer blocks stay with the blocks: those before the first block belong to the
-first stage, those after the last block to the last stage, and those between two blocks to the stage of the
-former.
+needs. Other layers stay with the transformer blocks: those before the first block belong to the first stage,
+those after the last block to the last stage, and those between two blocks to the stage of the former.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ def explicit(partition: str) -> list[int] | None:
         partition: ``parallel.partition``.
 
     Returns:
-        A number for each stage; None if ``partition`` is no such list.
+        A number for each stage; None if ``partition`` is not such a list.
     """
     return [int(count) for count in partition.split("-")] if _LIST.fullmatch(partition) else None
 
@@ -44,8 +43,8 @@ def explicit(partition: str) -> list[int] | None:
 def work_of(stage: int, stages: int, layer_names: Sequence[str]) -> str:
     """Return a text that is equal for stages with the same work, made from their layers.
 
-    The first and the last stage are each on their own: the cost of the embedding and the head is no fixed
-    multiple of a block's.
+    The first and the last stage each differ from all others: the cost of the embedding and of the head is
+    not a fixed multiple of a block's.
 
     Args:
         stage: The stage, from 0.

@@ -142,7 +142,7 @@ def together(data: bytes, *, every: bool) -> Iterator[tuple[int, int, Steps]]:
 
 
 def _pieces(data: bytes) -> Iterator[tuple[int, int]]:
-    """Yield the begin and end of pieces of whole lines."""
+    """Yield the start and end of pieces of whole lines."""
     begin = 0
     while begin < len(data):
         cut = data.rfind(b"\n", begin, begin + _PIECE) + 1 or data.find(b"\n", begin) + 1 or len(data)
@@ -151,7 +151,7 @@ def _pieces(data: bytes) -> Iterator[tuple[int, int]]:
 
 
 def _stretches(data: bytes) -> Iterator[tuple[int, int]]:
-    """Yield the begin and end of runs of training lines whose prefixes are equal except for digits."""
+    """Yield the start and end of stretches of training lines with prefixes that differ only in digits."""
     position = data.find(_WORD)
     while position >= 0:
         begin = data.rfind(b"\n", 0, position) + 1

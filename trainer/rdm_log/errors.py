@@ -63,7 +63,7 @@ class Finding:
 
     @classmethod
     def of(cls, data: Mapping[str, Any]) -> Finding:
-        """Return the finding that plain data hold."""
+        """Return the finding in plain data."""
         return cls(**{**data, "ranks": tuple(data["ranks"])})
 
     def to_json(self) -> dict[str, Any]:

@@ -341,7 +341,7 @@ def _odd(value: bytes, *, comma: bool) -> float:
         comma: A comma is the decimal separator, unless there are several.
 
     Raises:
-        ValueError: It is no number.
+        ValueError: It is not a number.
     """
     # ``1423.8/1400.0``, ``615.5 (avg 610.1)``: this step's value and the average.
     text = value.partition(b"/")[0].partition(b" (avg ")[0].strip()

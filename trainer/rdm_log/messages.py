@@ -25,7 +25,7 @@ class Message(NamedTuple):
         kind: ``error`` ends or harms a training, ``warning`` may, ``noise`` never does.
         pattern: Searched for in the line without launchers' prefixes.
         cause: Why it is written.
-        program: The program that writes it, for harmless lines in the form of an error.
+        program: The program that writes it, for harmless lines that look like errors.
     """
 
     name: str
@@ -97,7 +97,7 @@ HARMLESS: tuple[Message, ...] = (
         "packages are installed whose wishes contradict each other",
     ),
 )
-"""Lines that healthy jobs write in the form of an error."""
+"""Lines that look like errors, but that healthy jobs write, too."""
 
 MESSAGES: tuple[Message, ...] = (
     # Harmless lines that look like problems.

@@ -105,7 +105,7 @@ def observe(
         runs: The runs in the logs, if they have been read already.
 
     Raises:
-        NothingToRead: There are no logs, the state is no known word, or ``conf`` cannot be read.
+        NothingToRead: There are no logs, the state is not a known word, or ``conf`` cannot be read.
     """
     check_state(state)
     outputs = [file for file in log_files(path) if not node or node_of_log(file) == node]
@@ -167,7 +167,7 @@ def check_state(said: str) -> None:
     """Check that each line is a word for a job's state. No line, or a word that sacct has cut, is fine.
 
     Raises:
-        NothingToRead: A line is no such word.
+        NothingToRead: A line is not such a word.
     """
     for line in said.splitlines():
         if all(word in STATES for word in states_of(line)):

@@ -32,7 +32,7 @@ __all__ = ["of_each", "records_of"]
 PART = 8 * BLOCK
 """Bytes that a process reads at a time. Together with the parts that wait, this limits the memory."""
 REACH = 2 * BLOCK
-"""Bytes after the earliest begin of a part in which the heading of timers is searched for…"""
+"""Bytes after the earliest start of a part in which the heading of timers is searched for…"""
 _GLANCE = 64 * 1024
 """… and fewer if the part before had no timers."""
 _MOST = 4

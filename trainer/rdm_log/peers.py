@@ -2,7 +2,7 @@
 """Which rank is slow, holds up the others, or had the first NaN loss. Pure functions.
 
 In synchronous training every rank takes as long as the slowest one, so the time of a step names no rank. The
-compute time, without waiting for other ranks, tells the cause from its victims.
+compute time, without waiting for other ranks, distinguishes the faulty rank from those that wait for it.
 """
 
 from __future__ import annotations
@@ -307,7 +307,7 @@ def first_nan(ranks: Iterable[RankHeartbeat]) -> list[Sign]:
 
 
 def strained(ranks: Iterable[RankHeartbeat]) -> list[Sign]:
-    """Return the ranks whose GPU memory is at its limit: that slows down steps, and may soon fail one."""
+    """Return the ranks whose GPU memory is at its limit, which slows down steps and may soon fail one."""
     return [
         Sign(
             "memory",

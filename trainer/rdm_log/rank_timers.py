@@ -71,7 +71,7 @@ def _of_stage(
         return
     typical, limit = limit_of(times)
     if not typical:
-        return  # timers that most ranks do not use: nothing to compare with
+        return  # most ranks do not use these timers: there is nothing to compare with
     for group, seconds in zip(groups, times, strict=True):
         if seconds <= limit:
             continue

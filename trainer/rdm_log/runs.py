@@ -161,7 +161,7 @@ class _Clock:
         try:
             moment = datetime.datetime.fromisoformat(time)
         except ValueError:
-            # The digits are no date.
+            # The digits are not a date.
             return values
         before, self._last = self._last, (iteration, moment)
         if before is None or iteration <= before[0]:
@@ -543,7 +543,7 @@ def merged(logs: Sequence[Sequence[Run]]) -> list[Run]:
                 _enrich(told[key], run)
             else:
                 told[key if run.lines else (id(run),)] = run
-    # Equal runs within one log are no copies: the steps ran twice.
+    # Equal runs within one log are not copies: the steps ran twice.
     whose = {id(run): number for number, log in enumerate(spoken) for run in log}
     found_runs = _without_parts(list(told.values()), whose)
     if all(run.first_time for run in found_runs):

@@ -265,7 +265,7 @@ def _next(needle: bytes | re.Pattern[bytes], data: bytes, position: int) -> int:
 class RankTimers:
     """Parses the timers of all ranks, over many lines: a name, then a line for each rank.
 
-    Forks may list the begin and end times after a rank's time; these are skipped.
+    Forks may list the start and end times after a rank's time; these are skipped.
     """
 
     def __init__(self) -> None:
@@ -358,7 +358,7 @@ def _numbers(texts: tuple[bytes, ...]) -> array[int]:
 
 @functools.lru_cache(maxsize=256)
 def _rank_timer(tag: bytes) -> re.Pattern[bytes]:
-    # At least two spaces: the many lines that begin with one list begin and end times.
+    # At least two spaces: lines with one space list start and end times, and there are many of them.
     return re.compile(
         rb"\n"
         + re.escape(tag)

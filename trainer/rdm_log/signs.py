@@ -86,7 +86,7 @@ class Sign:
 
     @classmethod
     def of(cls, data: Mapping[str, Any]) -> Sign:
-        """Return the sign that plain data hold."""
+        """Return the sign in plain data."""
         return cls(**data)
 
     def to_json(self) -> dict[str, Any]:
@@ -194,7 +194,7 @@ class Sample:
         """Return the sample in JSON data, ignoring unknown keys.
 
         Raises:
-            TypeError: The data is no sample, or a device in it is none.
+            TypeError: The data is not a sample, or a device in it is invalid.
             KeyError: It has no time.
         """
         names = {one.name for one in dataclasses.fields(cls)} & data.keys()

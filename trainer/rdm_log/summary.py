@@ -48,7 +48,7 @@ _ENCODED = {
     b"\xff\xfe": _UTF_16,
     b"\xfe\xff": _UTF_16,
 }
-"""How files begin that are no plain text → what they are, and the program that prints them as text."""
+"""How files begin that are not plain text → what they are, and the command that prints them as text."""
 
 
 class NothingToRead(Exception):  # noqa: N818  # its text is one sentence for whoever gave the files

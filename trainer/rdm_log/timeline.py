@@ -98,7 +98,7 @@ class Timeline:
     """Spans by rank.
 
     Attributes:
-        spans: By rank, ordered by their begin.
+        spans: By rank, ordered by start.
         stages: The pipeline stage of each rank, where it is known.
         nodes: The node of each rank, where it is known.
         uncertainty: How much the clocks of two nodes may differ, in microseconds; None if not measured.

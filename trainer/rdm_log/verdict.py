@@ -312,7 +312,7 @@ def _end(run: Mapping[str, Any] | None) -> str:
 def _against(seen: Observed, run: Mapping[str, Any] | None) -> Iterator[Sign]:
     """Yield evidence against the result of a finished job.
 
-    The state of its nodes, and errors that did not end it, are none.
+    The state of its nodes does not count, nor do errors that did not end it.
     """
     yield from _differences(seen)
     yield from (sign for sign in seen.signs if sign.kind == "nan")

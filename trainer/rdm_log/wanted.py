@@ -34,7 +34,7 @@ class Wanted:
         first: The first rank of the log's node, to which torchrun's local ranks are added.
 
     Raises:
-        re.error: ``grep`` is no regular expression.
+        re.error: ``grep`` is not a regular expression.
     """
 
     def __init__(

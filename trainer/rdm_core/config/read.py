@@ -39,7 +39,7 @@ _J = TypeVar("_J", bound=JobConfig)
 
 # PyYAML raises ValueError for a date that does not exist, as 2024-99-99, which may be meant as a partition.
 _NOT_YAML = (yaml.YAMLError, ValueError, RecursionError)
-# A larger text is no configuration, and would take PyYAML minutes.
+# A larger text is not a configuration, and would take PyYAML minutes.
 _MOST_CHARACTERS = 1 << 20
 _MOST_VALUES = 100_000
 _MOST_MERGED = 1_000
@@ -173,7 +173,7 @@ def text_of(path: Path) -> str:
     """Return a file's text.
 
     Raises:
-        ConfigError: The file cannot be read, or is no text.
+        ConfigError: The file cannot be read, or is not text.
     """
     try:
         with path.open(encoding="utf-8") as file:
@@ -395,7 +395,7 @@ class _Converter:
         return None
 
     def section(self, cls: type[_T], value: Any, path: Path_) -> _T | None:
-        """Return a dataclass from a mapping, with None for what does not fit; None if it is no mapping."""
+        """Return a dataclass from a mapping, with None for what does not fit; None if it is not a mapping."""
         if value is None and path:
             value = {}
         if not isinstance(value, Mapping):
@@ -501,7 +501,7 @@ class _Converter:
         return {str(key): self.value(str, item, (*path, str(key))) for key, item in plain.items()}
 
     def _unknown(self, path: Path_, key: str, known: Mapping[str, Any]) -> None:
-        # A missing word, as in heads for attention_heads, is no close match in spelling.
+        # With a missing word, as in heads for attention_heads, the spelling is no close match.
         words = set(key.split("_"))
         near = difflib.get_close_matches(key, known, n=1) or [
             name for name in known if words <= set(name.split("_"))

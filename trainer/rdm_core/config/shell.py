@@ -54,7 +54,7 @@ def variables(text: str, source: str) -> dict[str, str]:
         source: The file's name, for messages.
 
     Raises:
-        ConfigError: The file does more than set variables, is no shell file, or exits.
+        ConfigError: The file does more than set variables, is not a shell file, or exits.
     """
     # Add nothing that shifts the file's lines, so that bash's line numbers are right.
     word = f"rdm-{secrets.token_hex(16)}"

@@ -125,7 +125,7 @@ def components(config: JobConfig) -> list[Component]:
     """Return the job's components in the order of ranks. Their values may be invalid.
 
     Raises:
-        ValueError: ``nodes`` has a value that is no number.
+        ValueError: ``nodes`` has a value that is not a number.
     """
     slurm = config.launcher.slurm
     wanted: Mapping[str, str] = slurm.nodes or {"": str(config.launcher.nodes or 1)}

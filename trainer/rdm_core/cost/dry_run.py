@@ -106,7 +106,7 @@ class Report:
         return self.flops_per_step / rate
 
     def to_dict(self) -> dict[str, Any]:
-        """The report as plain data; memory in bytes."""
+        """Return the report as plain data; memory in bytes."""
         plain = dataclasses.asdict(self)
         for stage, given in zip(plain["stages"], self.stages, strict=True):
             stage["memory"]["total"] = given.memory.total

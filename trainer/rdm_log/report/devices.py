@@ -123,7 +123,7 @@ def _told(path: Path, size: int, columns: int) -> Iterator[tuple[float, str, _Mo
                 devices = {int(one["index"]): one for one in record["devices"]}
                 at = float(record["time"])
             except (ValueError, TypeError, KeyError, RecursionError):
-                continue  # it is being written, or somebody else's
+                continue  # it is being written, or is another program's
             moment = {gpu: _reading(one) for gpu, one in sorted(devices.items())}
             if moment:
                 yield at, str(next(iter(devices.values())).get("name", "")), moment

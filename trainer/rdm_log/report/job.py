@@ -125,8 +125,8 @@ def collect(path: Path, *, name: str = "", node: str = "", state: str = "", conf
         conf: As for ``observe``; ignored for ``PARTS``, too.
 
     Raises:
-        NothingToRead: There is no training in the files, the state is no known word, or ``conf`` cannot be
-            read.
+        NothingToRead: There is no training in the files, the state is not a known word, or ``conf`` cannot
+            be read.
     """
     check_state(state)
     # Unlike Path.is_dir, it does not raise if the parent directory is not searchable.
