@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """A table of known messages on standard error; the first one that matches a line counts.
 
-The severity that a line names first is its own: a warning that quotes an error is a warning, and an error
-that quotes a warning is an error. Only the messages above the warnings are errors even in a warning.
+The severity that a line names first counts: a warning that quotes an error is a warning, and an error that
+quotes a warning is an error. Only the messages above the warnings are errors even in a warning.
 
 A cause is one clause that can follow a node's name. For each new message, add a line to the tests' corpus.
 """

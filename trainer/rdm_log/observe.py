@@ -81,7 +81,7 @@ _MOST_BYTES = 256 * 1024
 """At most this many of a node's last samples are read, from at most this many bytes at the end…"""
 _EACH = 20
 _EVERY = 4
-"""… all of the last _EACH, but one in _EVERY of those before: a thousand nodes have a hundred thousand."""
+"""… all of the last _EACH, and one in _EVERY of those before: a thousand nodes have 100,000 samples."""
 
 
 def observe(
@@ -164,7 +164,7 @@ def observe(
 
 
 def check_state(said: str) -> None:
-    """Check that each line is a word for a job's state. No line, or a word that sacct has cut, is fine.
+    """Check that each line is a word for a job's state. Accepts an empty text, and words cut by sacct.
 
     Raises:
         NothingToRead: A line is not such a word.
@@ -304,7 +304,7 @@ class _Errors(NamedTuple):
 
 
 def _all_errors(files: Sequence[Path]) -> list[_Errors]:
-    """Return the findings in files of errors. From each file the same number of bytes is read at most."""
+    """Return the findings in files of errors, reading at most the same number of bytes from each."""
     share = max(_LEAST_ERRORS, _ERROR_BYTES // max(1, len(files)))
     return of_each(functools.partial(_errors_of, share), files)
 
@@ -355,7 +355,7 @@ def _size(file: Path) -> int:
 
 
 def _all_mixed(files: Sequence[Path], whole: bool) -> list[Finding]:
-    """Return the findings at the ends of logs. From each log the same number of bytes is read at most."""
+    """Return the findings at the ends of logs, reading at most the same number of bytes from each."""
     share = min(_MOST_MIXED, max(_LEAST_MIXED, _MIXED_BYTES // max(1, len(files))))
     found = itertools.chain(*of_each(functools.partial(_in_output, share), files))
     # The name of a single log need not be a node's.

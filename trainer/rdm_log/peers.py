@@ -111,8 +111,8 @@ def slow(
     A node whose ranks are all slow is reported once. A rank is slow if even its fastest record takes longer
     than its peers usually do. Time in which it was ready to run but other programs had the processor does not
     count; such load is only a note. If a node's own limits keep its ranks from the processors, the node is
-    named, unless its peers' nodes have the same quota: then it depends on when their periods begin which node
-    is throttled first in a step.
+    named, unless its peers' nodes have the same quota: then the timing of their scheduling periods decides
+    which node is throttled first in a step.
 
     Args:
         ranks: All ranks of a job.
@@ -219,7 +219,7 @@ def _growth(one: RankHeartbeat) -> float:
 def _crowded(found: Sequence[_Found], held_back: Mapping[str, str]) -> list[Sign]:
     """Return a sign for each node with too few processors, and a note for each with other load.
 
-    If all nodes have as few processors, it is a note, too.
+    If all nodes have equally few processors, that is only a note, too.
     """
     worst: dict[str, _Found] = {}
     for entry in sorted(found, key=lambda entry: entry.times):

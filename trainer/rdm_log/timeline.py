@@ -55,7 +55,7 @@ _COMPUTE = ("forward", "backward")
 _GAP = 64 * 1024
 """The most bytes of other output between two lines of timers."""
 _LONGEST = 8 * BLOCK
-"""A longer line is read in parts. A line has the times of some 200,000 micro-batches at most."""
+"""A longer line is read in parts. This is enough for the times of some 200,000 micro-batches."""
 _LONGEST_TAG = 4096
 _TIMER = re.compile(rb"^\s*([A-Za-z][\w ./-]{0,80}):[ \t]*$")
 _RANK = re.compile(rb"^\s*rank +(\d+): +(\d+\.?\d*)\s*$")

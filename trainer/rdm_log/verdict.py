@@ -40,7 +40,7 @@ _TOLD_TO_EXIT = "exiting program"
 _PAUSES = {"saving", "loading", "evaluating"}
 
 _START_S = 900.0
-"""The most time until the first step: building, loading, and compiling the first kernels."""
+"""The most time until the first step: building, loading, and the first kernels."""
 _IDLE_S = 120.0
 """The most time until a process is on the GPUs."""
 _LATE = 5.0

@@ -247,7 +247,7 @@ def _figures(job: Job) -> Iterator[tuple[str, str, str]]:
 
 
 def _newest(run: Mapping[str, Any], key: str, *fields: str) -> tuple[float | None, str]:
-    """Return a figure of the last step; or its last known value, with a text that names the step of that."""
+    """Return a figure of the last step, or else its last known value and a text with that value's step."""
     if run[key] is not None:
         return float(run[key]), ""
     series = run.get("series") or {}
@@ -259,7 +259,7 @@ def _newest(run: Mapping[str, Any], key: str, *fields: str) -> tuple[float | Non
 
 
 def _count(value: float) -> str:
-    """Return a number with only significant digits: 45.77, 637,600."""
+    """Return a number with four significant digits, or as a whole number: 45.77, 637,600."""
     return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
 
 
