@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A job on its nodes: one agent per node starts the processes, watches them, and ends them with the others'.
+"""Jobs on their nodes: one agent per node starts, watches and ends the processes there.
 
-It is beside the trainer because it works without torch: nothing in here imports it.
+This package is separate from the trainer because it needs no torch: nothing in it imports torch.
 """

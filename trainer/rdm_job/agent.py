@@ -2,17 +2,18 @@
 """The agent of a job on one node.
 
 There is one on each node, whatever the launcher. It starts this node's part, watches this node's processes,
-and tells the master's agent once a second how they are. The master's agent decides: it starts an attempt when
-all have come, ends it everywhere when anything fails anywhere, and begins another one where restarts are
-left, when all nodes are there, or have come back. An agent that hears nothing from the master ends its own
-processes, and itself unless restarts are left; a process whose agent is gone ends itself.
+and reports on them to the master's agent once a second. The master's agent decides: it starts an attempt when
+all agents are connected, ends it everywhere when anything fails anywhere, and starts another if restarts are
+left, once all nodes are back. An agent that hears nothing from the master ends its own processes, and itself
+unless restarts are left. A process whose agent is gone ends itself.
 
-An agent that waits for a file system is there all the same, for ``STALL_S``; see ``heartbeat``.
+An agent that waits for a file system still counts as alive for ``STALL_S``; see ``heartbeat``.
 
-So whoever is cut off from whom, no process of a job outlives a node by more than ``SILENCE_S`` and the time
-to kill it. Where a process' end may be an echo, the others outlive it until all nodes have been asked: by
-``SETTLE_S``, a beat and at most ``SILENCE_S``, when one falls silent meanwhile. After the end of a launcher
-it may be twice that, since it is asked again when a process fails, too. A stop is obeyed all the while.
+So whoever is cut off from whom, no process of a job outlives a lost node by more than ``SILENCE_S`` and the
+time to kill it. When a process's end may be an echo of another failure, the other processes run until all
+nodes have reported: ``SETTLE_S``, one beat, and up to ``SILENCE_S`` more if a node falls silent meanwhile.
+After a launcher has ended it may take twice as long, because the wait starts again when a process fails. A
+stop is obeyed at any time.
 """
 
 from __future__ import annotations
@@ -38,13 +39,13 @@ from rdm_job.root_cause import SILENCE_S
 __all__ = ["GATHER_S", "GOES_ON", "RETURN_S", "Agent", "after_restart", "main", "work"]
 
 GOES_ON = "goes-on"
-"""Says that an agent goes on with what the one before it wrote."""
+"""The argument of an agent that continues from its predecessor's state."""
 
 GATHER_S = 60.0
-"""How long the master waits for the other nodes' agents, in seconds, and for each node a little more."""
+"""How long the master waits for the other nodes' agents, in seconds, plus ``_GATHER_NODE_S`` per node."""
 _GATHER_NODE_S = 0.25
 RETURN_S = 600.0
-"""For how long a job with restarts left waits for a node that was lost, or for its master, in seconds."""
+"""How long a job with restarts left waits for a lost node or master, in seconds."""
 _TICK_S = 0.25
 _LOCK_S = 2.0
 _FILES = 256
@@ -55,7 +56,7 @@ class Agent:
 
     Args:
         directory: The job's.
-        before: How it was when it ended on other nodes, or with an agent that was killed, to go on here.
+        before: The state to continue from: of the job on other nodes, or of an agent that was killed.
     """
 
     def __init__(self, directory: JobDirectory, before: State | None = None) -> None:
@@ -96,19 +97,19 @@ class Agent:
             self.part.clear()
 
     def write(self, **changes: Any) -> None:
-        """Change the state and write it, if it is another."""
+        """Change the state, and write it if it differs."""
         changed = replace(self.state, **changes)
         if changed != self.state:
             self.state = changed
             self.directory.write_state(changed)
 
     def finish(self, state: str, reason: str = "", verdict: Mapping[str, Any] | None = None) -> None:
-        """End: nothing of the job runs here any more when others read this.
+        """End the job here. Its processes are killed first, so that none runs when others read the state.
 
         Args:
             state: How it ended.
             reason: Why.
-            verdict: On it, where more is known than that.
+            verdict: If given, replaces the verdict that follows from the state alone.
         """
         self.part.kill()
         ended = replace(
@@ -123,7 +124,7 @@ class Agent:
 
 
 class Worker:
-    """What the agent of any other node does: what the master says.
+    """The agent of any node but the master: it follows the master's orders.
 
     Args:
         agent: The node's.
@@ -161,14 +162,14 @@ class Worker:
                 return
 
     def _begin_life(self, since: str) -> None:
-        """Let the master know this agent from what it was before, which worked on an attempt."""
+        """Take a new identity, so that the master sees that this agent has lost the attempt it worked on."""
         self._life = {"life": f"{os.getpid()} {time.time()}", "since": since}
 
     def _say(self, message: dict[str, Any]) -> None:
         self._heartbeat.send({**message, **self._life})
 
     def _waits(self, met: bool) -> bool:
-        """Wait without processes for a master that is lost; return whether it may still come back."""
+        """End the processes and wait for a lost master; return whether it may still come back."""
         agent = self._agent
         if agent.directory.asked_to_stop() is not None:
             agent.finish("stopped", "It was stopped while its master was lost.")
@@ -179,7 +180,7 @@ class Worker:
             return False
         if agent.state.state != "restarting":
             agent.part.kill()
-            # A master that has begun anew counts its attempts from 0.
+            # A restarted master counts its attempts from 0.
             agent.part.attempt = -1
             self._begin_life(
                 f"has heard nothing from the master {agent.state.master} for {SILENCE_S:g} s and has ended "
@@ -189,7 +190,7 @@ class Worker:
         return True
 
     def _obey(self, message: dict[str, Any]) -> None:
-        """Do what the master says. It repeats itself: a connection may have been lost in between."""
+        """Carry out the master's order. The master repeats orders, as a connection may have been lost."""
         agent = self._agent
         self._answers = int(message.get("beat") or self._answers)
         order = message.get("order")
@@ -208,7 +209,7 @@ class Worker:
 
 
 class Master:
-    """What the master's agent does: it decides for all nodes.
+    """The master's agent: it decides for all nodes.
 
     Args:
         agent: The master's.
@@ -229,7 +230,7 @@ class Master:
         self._quiet: set[str] = set()
         self._order: dict[str, Any] = {}
         self._beat = 0.0
-        # Slurm's jobs begin with new agents everywhere; others' may still be at work on the last attempt.
+        # Under Slurm every agent is new; elsewhere agents may still be running the last attempt.
         self._first = 0 if agent.part.kind == "slurm" else agent.state.restarts
         self._attempt = self._first
         self._words = root_cause.Words(self._others)
@@ -246,11 +247,11 @@ class Master:
             if not self._gather():
                 return
             if agent.restarts_left < 0:
-                # The agent itself was killed once more than the job may be restarted.
+                # The agent was killed more often than the job may be restarted.
                 self._end("failed", agent.state.failures[-1].reason)
                 return
             if self._first:
-                # The agent that this one follows could not end what it had begun.
+                # The previous agent was killed before it could end its attempt.
                 self._silence()
             while not self._try():
                 agent.write(state="restarting" if self._attempt < restarts else agent.state.state)
@@ -285,7 +286,7 @@ class Master:
         return True
 
     def _try(self) -> bool:
-        """Make an attempt. Return whether the job has ended with it."""
+        """Make an attempt. Return whether the job ended with it."""
         agent = self._agent
         port = self._port()
         self._reports.clear()
@@ -309,12 +310,12 @@ class Master:
                 return True
 
     def _say(self, order: dict[str, Any]) -> None:
-        """Give an order, now and with every beat until there is another."""
+        """Send an order now, and again with every beat until the next order."""
         self._order = order
         self._heartbeat.send(order)
 
     def _port(self) -> int:
-        """Return where the processes meet; an earlier attempt's port may still be taken."""
+        """Return the port where the processes meet; a port of an earlier attempt may still be in use."""
         request = self._agent.part.request
         port = request.offer.master_port + self._attempt
         if self._attempt == 0 or network.is_free(request.master.address, port):
@@ -322,7 +323,7 @@ class Master:
         return (network.take_free_ports(request.master.address, 1, port) or [port])[0]
 
     def _tick(self) -> None:
-        """Hear, and be heard once a second."""
+        """Receive messages, and send a beat once a second."""
         if time.monotonic() - self._beat >= BEAT_S:
             self._beat = time.monotonic()
             self._words.beat += 1
@@ -338,7 +339,7 @@ class Master:
                 self._reports[node] = message
 
     def _tell_progress(self) -> None:
-        """Write what the nodes have said into the state, once a second: of many nodes it is much."""
+        """Write the nodes' reports to the state, at most once a second: with many nodes they are large."""
         agent, reports = self._agent, self._reports
         if time.monotonic() - self._told < BEAT_S:
             return
@@ -350,7 +351,7 @@ class Master:
         agent.write(nodes=states, **self._health.summary(agent.state, reports))
 
     def _grace(self) -> float | None:
-        """Return how many seconds the processes have to save and end; None when nobody asked for an end."""
+        """Return how many seconds the processes have to save and end; None without a request to stop."""
         asked = [self._agent.directory.asked_to_stop(), *(one["stop"] for one in self._reports.values())]
         return min((one for one in asked if one is not None), default=None)
 
@@ -361,7 +362,7 @@ class Master:
         if self._grace():
             self._say({"order": "save", "attempt": self._attempt})
         while (self._grace() or 0.0) > time.monotonic() - began and self._is_running():
-            # Also those that have begun since.
+            # Again, for processes that have started since.
             agent.part.ask_to_end()
             self._tick()
             self._tell_progress()
@@ -370,7 +371,7 @@ class Master:
         self._silence()
         how = "It saved and ended" if saved else "It was ended without saving"
         if by == SLURM:
-            # Slurm knows why, and whether the job goes on.
+            # Slurm knows why, and whether it requeues the job.
             self._end("stopping", f"{how} when Slurm ended it.")
         elif by != TIME:
             self._end("stopped", f"{how}, as asked.")
@@ -380,15 +381,15 @@ class Master:
             self._end("stopped", f"{how} before its time limit, and no restarts are left: resume it.")
 
     def _is_running(self) -> bool:
-        """Whether anything that can save goes on: a launcher whose processes have not begun cannot."""
+        """Whether any process that could save still runs; a launcher without processes has none."""
         if any(self._is_lost(name) for name in self._others) or self._done():
             return False
         states = [state for report in self._reports.values() for state in report["ranks"].values()]
-        # A launcher that has yet to end may report its processes' end late.
+        # All done, but not every launcher has ended: it may report its processes' end late.
         return "running" in states or set(states) == {"done"}
 
     def _failed(self) -> bool:
-        """Return whether anything has failed and it is known what it failed of, and keep that."""
+        """Return whether the attempt has failed with a known root cause, and record it."""
         known = self._known()
         failure = self._inquiry.root_cause(known, time.monotonic())
         if failure is None:
@@ -397,7 +398,7 @@ class Master:
         return True
 
     def _known(self) -> root_cause.Known:
-        """Return what is known of this attempt's failure."""
+        """Return what is known so far of this attempt's failure."""
         ended = [
             culprit.Ended.of(node, one) for node, report in self._reports.items() for one in report["failed"]
         ]
@@ -405,7 +406,7 @@ class Master:
         return root_cause.Known(tuple(lost), self._words.anew, tuple(ended), self._launcher_failure())
 
     def _launcher_failure(self) -> Failure | None:
-        """Return how a launcher failed, or that all have ended in order and not all processes have."""
+        """Return a launcher's failure: it failed, or all launchers ended well before all processes did."""
         for node, report in self._reports.items():
             if said := culprit.how_it_ended(report["launcher"] or 0):
                 reason = f"The launcher on {node} failed: {said}."
@@ -437,18 +438,18 @@ class Master:
         return sum(node.slots for node in self._agent.part.request.nodes)
 
     def _launchers_done(self) -> bool:
-        """Return whether all launchers have ended in order."""
+        """Return whether all launchers have exited with code 0."""
         nodes = [node.name for node in self._agent.part.request.nodes]
         wanted = nodes if self._agent.part.launcher.everywhere else nodes[:1]
         return all(name in self._reports and self._reports[name]["launcher"] == 0 for name in wanted)
 
     def _done(self) -> bool:
-        """Return whether all processes on all nodes have ended in order."""
+        """Return whether all launchers and all processes on all nodes have ended without an error."""
         ranks = [state for report in self._reports.values() for state in report["ranks"].values()]
         return self._launchers_done() and ranks == ["done"] * self._world
 
     def _silence(self) -> None:
-        """End this attempt's processes on all nodes, and wait until they have ended where anybody listens."""
+        """End this attempt's processes on all nodes, and wait until all but the lost nodes confirm it."""
         self._quiet.clear()
         self._say({"order": "kill", "attempt": self._attempt})
         self._agent.part.kill()
@@ -459,7 +460,7 @@ class Master:
             self._tick()
 
     def _all_return(self) -> bool:
-        """Wait for lost nodes. Return whether all are there, with nothing left of the attempt."""
+        """Wait for lost nodes. Return whether all are back, with the attempt's processes ended."""
         agent = self._agent
         deadline = time.monotonic() + RETURN_S
         while away := [name for name in self._others if self._is_lost(name)]:
@@ -476,7 +477,7 @@ class Master:
         return True
 
     def _go_on_elsewhere(self, reason: str) -> None:
-        """End here; Slurm is to start the job again."""
+        """End here, and let Slurm start the job again."""
         self._agent.write(restarts=self._agent.state.restarts + 1)
         self._end("queued", reason)
 
@@ -491,7 +492,7 @@ class Master:
         newest = health.newest_progress(agent.state, self._reports)
         agent.part.kill()
         agent.write(nodes=nodes, progress=newest)
-        # What was seen may speak against its result.
+        # A finished job can still have a bad verdict.
         ended = replace(agent.state, state=state)
         seen = self._health.verdict(ended, self._reports) if state == "finished" else None
         agent.finish(state, reason, seen)
@@ -504,12 +505,12 @@ def main(path: str, goes_on: str = "") -> int:
 
     Args:
         path: The directory.
-        goes_on: ``GOES_ON`` when its agent was killed at work, and the job goes on with this one.
+        goes_on: ``GOES_ON`` when the last agent was killed at work, and this one continues the job.
 
     Returns:
         The exit code: 0, also when the job has failed; 1 when another agent works on the job.
     """
-    # A stop of the container must not leave the job's processes to themselves.
+    # Stopping the container must not orphan the job's processes.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     directory = JobDirectory(Path(path))
     before = after_restart(directory.read_state(), directory.node) if goes_on == GOES_ON else None
@@ -517,13 +518,13 @@ def main(path: str, goes_on: str = "") -> int:
 
 
 def after_restart(known: State, node: str) -> State:
-    """Return how a job goes on whose agent was killed, with all that was told of it. Pure.
+    """Return the state to continue from after a job's agent was killed. Pure.
 
-    That the master's agent was killed is a failure, for which it is restarted once more; that of another
-    node's the master tells.
+    On the master, the killed agent counts as a failure and a restart. On other nodes the state is unchanged:
+    the master records their failures.
 
     Args:
-        known: What its agent last wrote on this node.
+        known: The state that the killed agent last wrote on this node.
         node: This node.
     """
     if node != known.master:
@@ -543,7 +544,7 @@ def work(directory: JobDirectory, before: State | None = None) -> State | None:
     Returns:
         How it ended; None when another agent works on the job.
     """
-    # Who only asks whether there is an agent holds the lock for a moment.
+    # Others, such as a removal, may hold the lock for a moment.
     deadline = time.monotonic() + _LOCK_S
     while (lock := directory.lock()) is None:
         if time.monotonic() > deadline:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Who the agent of a job is on a node: a file that names its process, and is locked where that is possible.
+"""The lock of a job's agent on a node: a file that names the agent's process, locked where possible.
 
-A job's directory may lie on NFS or Lustre. There flock may be refused, needs a file that is open for writing,
-and is lost with the server's lease. So only an agent that begins asks for the lock. Who wants to know whether
-there is an agent asks the kernel about the process, which never waits for a file system.
+A job's directory may be on NFS or Lustre, where flock may be refused, needs a file that is open for writing,
+and is lost with the server's lease. So only a starting agent takes the lock. To find out whether an agent is
+running, read its process from the file and check it in /proc: that never waits for a file system.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.EBADF, errno.EIN
 """How file systems refuse locks: Lustre without -o flock, NFS without its lock service, and others."""
 _WIDTH = 80
 _SETTLE_S = 0.5
-"""Without locks: how long an agent waits for another one of this node that began in the same moment."""
+"""Without locks: how long an agent waits for another that starts on this node at the same moment."""
 
 
 class AgentLock:
-    """The lock of this process, until it ends or lets go of it.
+    """This process's lock, held until it is closed or the process ends.
 
     Args:
-        file: A descriptor of the file, which is this process's alone.
+        file: A descriptor of the file, which only this process has.
     """
 
     def __init__(self, file: int) -> None:
@@ -55,7 +55,7 @@ class AgentLock:
         return None
 
     def close(self) -> None:
-        """Let go of it."""
+        """Release the lock."""
         with contextlib.suppress(OSError):
             _write(self._file, "")
         os.close(self._file)
@@ -70,7 +70,7 @@ class AgentLock:
 
 
 def holder(path: Path) -> str:
-    """Return the process that has the lock, or had it when it ended, as ``processes.identity`` names it.
+    """Return the identity (``processes.identity``) of the lock's current or last holder; empty without one.
 
     Args:
         path: The file.
@@ -107,5 +107,5 @@ def _read(file: int) -> str:
 
 
 def _write(file: int, text: str) -> None:
-    # Always as long, so that no reader sees half of it.
+    # The length is fixed so that a reader never sees part of it.
     os.pwrite(file, f"{text:<{_WIDTH - 1}}\n".encode(), 0)

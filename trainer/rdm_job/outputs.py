@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The names that the mdx scripts of llm-jp/Megatron-DeepSpeed give their outputs, as links to a job's own.
+"""Links to a job's outputs under the names that the mdx scripts of llm-jp/Megatron-DeepSpeed use.
 
-Beside the jobs' directories: ``outputs/log/NAME_HOST_TIME.log``, ``outputs/checkpoint/NAME`` and
-``outputs/tensorboard/NAME_HOST_TIME``, where NAME says what is trained, and on how much.
+Next to the jobs' directories: ``outputs/log/NAME_HOST_TIME.log``, ``outputs/checkpoint/NAME`` and
+``outputs/tensorboard/NAME_HOST_TIME``. NAME describes the model, the number of tokens and the layout.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _TIME = "%Y.%m.%d_%H.%M.%S"
 
 
 def name_of(config: Config, world: int) -> str:
-    """Return the scripts' name for a training: those of mpirun and of deepspeed differ.
+    """Return the scripts' name for a training run; the mpirun and deepspeed scripts name it differently.
 
     Args:
         config: With every key.
@@ -67,10 +67,10 @@ def _rate(value: float) -> str:
 
 
 def link(job: JobDirectory, config: JobConfig, world: int, now: float) -> None:
-    """Make this node's links for a training that starts, where its configuration asks for them.
+    """Make this node's links for a training run that starts, if its configuration wants them.
 
     Args:
-        job: The job, whose directory is there.
+        job: The job, whose directory exists.
         config: Its configuration, with every key.
         world: How many processes it has.
         now: Seconds since 1970.

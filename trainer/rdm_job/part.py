@@ -24,9 +24,9 @@ from rdm_log.tails import tail
 __all__ = ["Part"]
 
 _TOLD = 8
-"""How many failed processes of a node the master hears of: the first is among them."""
+"""How many of a node's failed processes, the earliest first, are reported to the master."""
 _LOOKED_AT = 400
-"""How many of the last lines of the node's errors are looked through for a process' own."""
+"""How many of the last lines of the node's error log are searched for a process's own."""
 
 
 class Part:
@@ -55,7 +55,7 @@ class Part:
 
     def start(self, number: int, port: int, network_cidr: str) -> None:
         """Begin an attempt."""
-        # What lies in /tmp for weeks may have been cleaned away.
+        # A cleaner may have removed old files from /tmp.
         self.prepare()
         self.attempt = number
         self._alive_at.clear()
@@ -83,7 +83,7 @@ class Part:
         with out.open("ab") as output, err.open("ab") as errors:
             self._launcher = subprocess.Popen(  # a list, and no shell
                 self.launcher.command(attempt, self._number),
-                # Where the others have it, too: DeepSpeed's goes there on each node.
+                # A path that every node has: DeepSpeed's launcher changes to it on each.
                 cwd=self.links.path if self.links else self.directory.path,
                 env={
                     **environment_of_launcher(self.launcher, attempt, os.environ),
@@ -96,12 +96,12 @@ class Part:
             )
 
     def prepare(self) -> None:
-        """Make what the master's launcher finds here over ssh. Before the master hears of this node."""
+        """Make the links that the master's launcher needs over ssh, before this node first reports to it."""
         if self.links is not None:
             self.links.make(self.directory.path, self.directory.exports)
 
     def clear(self) -> None:
-        """Remove it, and what dashboards would take for a job that runs."""
+        """Remove the links, and the metrics that dashboards would take for a running job's."""
         if self.links is not None:
             self.links.remove()
         self._watch.end()
@@ -112,7 +112,7 @@ class Part:
         return None if self._launcher is None else self._launcher.poll()
 
     def report(self) -> dict[str, Any]:
-        """Return how this node's part is, for the master."""
+        """Return the status of this node's part, for the master."""
         code = self.launcher_exit
         ranks = [self._update(record) for record in self._records()]
         failed = sorted(
@@ -136,7 +136,7 @@ class Part:
         }
 
     def ask_to_end(self) -> None:
-        """Ask this node's processes, each once, to save and end."""
+        """Signal each of this node's processes once to save and end."""
         running = {int(record["pid"]) for record in self._records() if record["state"] == "running"}
         wanted = running.intersection(processes.of_job(self.request.job_id)) - self._asked
         self._asked |= wanted
@@ -151,18 +151,18 @@ class Part:
             self._launcher = None
 
     def _records(self) -> list[dict[str, Any]]:
-        """Return what this node's processes of this attempt have said of themselves."""
+        """Return the records that this node's processes of this attempt have written."""
         return [record for record in self.directory.read_ranks() if record["attempt"] == self.attempt]
 
     def _update(self, record: dict[str, Any]) -> dict[str, Any]:
-        """Return a process' record, as failed when the process is gone without a last word."""
+        """Return a process's record, marked as failed if the process is gone and has not written its end."""
         rank = int(record["rank"])
         if record["state"] != "running":
             return record
         if processes.alive(int(record["pid"])):
             self._alive_at[rank] = time.time()
             return record
-        # It may have said its last word between the two looks.
+        # It may have written its end since the record was read.
         now = next((one for one in self._records() if one["rank"] == rank), record)
         if now["state"] != "running":
             return now
@@ -170,12 +170,12 @@ class Part:
         return {**record, "state": "failed", "error": GONE, "time": seen}
 
     def _read_to_the_end(self, ranks: list[dict[str, Any]]) -> None:
-        """Read what the processes wrote last: who hears that they have ended asks no more."""
+        """Read the processes' last lines now: the master reads no more once it knows that they ended."""
         with contextlib.suppress(Exception):  # to watch a job must never end it
             self._watch.update(ranks)
 
     @staticmethod
     def _described(record: dict[str, Any], log: list[str]) -> dict[str, Any]:
-        # Lines from the log are only to be shown: others write there, too, also later.
+        # Lines from the log are for display only: other processes write there too.
         rank, lines = int(record["rank"]), record["lines"] or lines_of(int(record["rank"]), log)
         return {"rank": rank, "error": str(record["error"]), "time": record["time"], "lines": lines}

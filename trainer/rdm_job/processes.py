@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The processes of a job on this node, told from all others by a variable in their environment."""
+"""The processes of a job on this node, found by a variable in their environment."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ _MANY_FILES = 1 << 20
 
 
 def of_job(job: str, *, apart_from: Iterable[int] = ()) -> list[int]:
-    """Return the processes that run for a job, also those that a launcher started over ssh.
+    """Return a job's running processes, including those that a launcher started over ssh.
 
     Args:
-        job: What they carry, ``Request.job_id``.
-        apart_from: Processes that do not count; this one never does.
+        job: The value of their variable, ``Request.job_id``.
+        apart_from: Processes to leave out; this one always is.
     """
     left_out = {os.getpid(), *apart_from}
     wanted = f"{JOB_VARIABLE}={job}".encode()
@@ -51,12 +51,12 @@ def of_job(job: str, *, apart_from: Iterable[int] = ()) -> list[int]:
 
 
 def alive(process: int) -> bool:
-    """Whether a process runs; one that only waits to be reaped does not."""
+    """Whether a process runs; a zombie does not."""
     return condition(process) not in "ZX"
 
 
 def condition(process: int) -> str:
-    """Return a process' state as proc(5) names it, such as ``S`` or ``T``; ``X`` when it is gone."""
+    """Return a process's state letter from proc(5), such as ``S`` or ``T``; ``X`` when it is gone."""
     try:
         stat = Path(f"/proc/{process}/stat").read_text(errors="replace")
     except OSError:
@@ -65,10 +65,10 @@ def condition(process: int) -> str:
 
 
 def identity(process: int) -> str | None:
-    """Return what tells a process from all others of this node before and after it; None when it is gone.
+    """Return a text that no other process of this node ever has; None when the process is gone.
 
     Returns:
-        Its number, its start in ticks since the machine's, and the machine's start.
+        The process id, its start in ticks since boot, and the boot id.
     """
     try:
         fields = Path(f"/proc/{process}/stat").read_bytes().rpartition(b")")[2].split()
@@ -79,7 +79,7 @@ def identity(process: int) -> str | None:
 
 
 def is_alive(named: str) -> bool:
-    """Whether the process runs that ``identity`` has named so."""
+    """Whether the process with this ``identity`` runs."""
     process = named.partition(" ")[0]
     return process.isdecimal() and identity(int(process)) == named
 
@@ -94,7 +94,7 @@ def environment_of(process: int) -> dict[str, str] | None:
 
 
 def end(processes: Iterable[int], number: signal.Signals) -> None:
-    """Send a signal to processes, some of which may be gone."""
+    """Send a signal to processes, and ignore those that are gone."""
     for process in processes:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(process, number)
@@ -103,7 +103,7 @@ def end(processes: Iterable[int], number: signal.Signals) -> None:
 def end_all(job: str, *, apart_from: Iterable[int] = (), timeout: float = 10.0) -> bool:
     """Kill every process of a job on this node, and wait until they are gone. Return whether there were any.
 
-    New ones may come while the old ones end, when a launcher is just starting them.
+    This repeats because a launcher may still be starting new ones.
     """
     deadline, found = time.monotonic() + timeout, False
     while processes := of_job(job, apart_from=apart_from):
@@ -116,7 +116,7 @@ def end_all(job: str, *, apart_from: Iterable[int] = (), timeout: float = 10.0) 
 
 
 def allow_files(wanted: int | None = None) -> None:
-    """Allow this process so many open files, as far as it may; without a number, as many as it may."""
+    """Raise this process's limit of open files to ``wanted`` or its hard limit; by default to the latter."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if wanted is None:
         wanted = _MANY_FILES if hard == resource.RLIM_INFINITY else hard
@@ -126,15 +126,15 @@ def allow_files(wanted: int | None = None) -> None:
 
 
 def usage(processes: Iterable[int]) -> dict[int, tuple[float, int]]:
-    """Return what processes have used: {process: (CPU seconds, resident bytes)}."""
+    """Return the usage of processes: {process: (CPU seconds, resident bytes)}."""
     return {process: (stat.cpu_s, stat.resident) for process, stat in _stats(processes)}
 
 
 def usage_with_children(processes: Iterable[int]) -> dict[int, tuple[float, int]]:
-    """Return what processes and all below them have used, as ``usage`` does.
+    """Return the usage of processes with all their descendants, in the form of ``usage``.
 
-    CPU seconds of those that have ended count where their parent has waited for them. What several have in
-    memory together, such as the pages of a fork, counts for each.
+    The CPU seconds of ended processes count once their parent has waited for them. Shared memory, such as
+    the pages after a fork, counts once per process.
     """
     every = dict(_stats(int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()))
     below: dict[int, list[int]] = {}
@@ -156,7 +156,7 @@ def usage_with_children(processes: Iterable[int]) -> dict[int, tuple[float, int]
 
 
 class _Stat(NamedTuple):
-    """What proc(5) says of a process; times in CPU seconds, memory in bytes."""
+    """A process's figures from proc(5); times in CPU seconds, memory in bytes."""
 
     parent: int
     cpu_s: float
@@ -165,11 +165,11 @@ class _Stat(NamedTuple):
 
 
 def _stats(processes: Iterable[int]) -> Iterator[tuple[int, _Stat]]:
-    """Yield processes that are there, and what is said of them."""
+    """Yield the processes that exist, each with its figures."""
     ticks, page = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
     for process in processes:
         with contextlib.suppress(OSError, ValueError, IndexError):
-            # A program's name, in parentheses, may have any bytes.
+            # The program's name, in parentheses, may contain any bytes.
             fields = Path(f"/proc/{process}/stat").read_bytes().rpartition(b")")[2].split()
             own, waited = int(fields[11]) + int(fields[12]), int(fields[13]) + int(fields[14])
             yield process, _Stat(int(fields[1]), own / ticks, waited / ticks, int(fields[21]) * page)

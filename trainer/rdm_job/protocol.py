@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What ``rdm-trainer job`` is asked and what it answers, as JSON; docs/launchers.md describes it."""
+"""Requests to ``rdm-trainer job`` and its replies, as JSON; docs/launchers.md describes them."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ class Node:
 
 @dataclass(frozen=True)
 class Offer:
-    """What the master chose for all nodes of the job; nothing when none was asked.
+    """The master's choices for all nodes of the job; empty before the master has made them.
 
     Attributes:
         agent_port: Where the master's agent listens.
         master_port: Where the first attempt's processes meet; attempt k takes ``master_port + k``.
-        mark: What tells the job from others of its name; it stays when the job goes on.
+        mark: Distinguishes the job from others of its name; a resumed job keeps it.
     """
 
     agent_port: int = 0
@@ -51,15 +51,15 @@ class Offer:
 
 @dataclass(frozen=True)
 class Request:
-    """A job that is to be checked or started on one node.
+    """A request to check or start a job on one node.
 
     Attributes:
         name: The job's name and the name of its directory.
-        node: The node that is asked.
-        nodes: All of them; rank 0 is on the first, the master.
-        config: The configuration, YAML; empty when the job goes on with what it has.
-        overrides: ``key.sub=value``, over the configuration.
-        resume: The job exists, has ended, and is to go on.
+        node: The node that gets the request.
+        nodes: All nodes; rank 0 is on the first, the master.
+        config: The configuration, YAML; empty when the job resumes with its own.
+        overrides: ``key.sub=value``, applied to the configuration.
+        resume: Resume the job, which exists and has ended.
         accelerator: ``cuda``, ``rocm`` or ``cpu``.
         ssh_port: Where the containers' sshd listen.
         offer: What the master's check returned; only ``start`` needs it.
@@ -118,9 +118,9 @@ class Request:
 
     @property
     def job_id(self) -> str:
-        """What the job's processes carry, on all nodes the same, and no other job's.
+        """The id in the environment of the job's processes: the same on all nodes, and unique to the job.
 
-        On a bare host, jobs of other clusters and users may have the same name.
+        The name is not enough: on a bare host, jobs of other clusters and users may have the same one.
         """
         return f"{self.name}@{self.offer.mark}" if self.offer.mark else self.name
 
@@ -131,11 +131,11 @@ class Request:
 
 @dataclass(frozen=True)
 class Failure:
-    """Something that ended an attempt.
+    """A failure that ended an attempt.
 
     Attributes:
         node: Where it happened.
-        rank: The process it happened to; None when it was the node or the launcher.
+        rank: The process that failed; None when the node or the launcher did.
         reason: One sentence.
         lines: The last lines of its errors.
     """
@@ -148,23 +148,23 @@ class Failure:
 
 @dataclass
 class State:
-    """How a job is: on the master the whole job, elsewhere what its agent knows.
+    """The state of a job: of the whole job on the master, of what the agent knows elsewhere.
 
     Attributes:
         job: Its name.
         state: queued (under Slurm), starting, running, restarting, stopping, finished, failed or stopped.
-        reason: Why, in one sentence; empty where the state says it all.
+        reason: Why, in one sentence; empty where the state needs no explanation.
         launcher: How its processes are started.
         master: Name of the node with rank 0.
         nodes: ``{name: state}``, by rank: waiting, running, done, failed or lost.
         failures: The newest last.
         restarts: How often it was restarted.
         started: Seconds since 1970.
-        ended: Likewise; None while it goes on.
+        ended: Likewise; None before it has ended.
         directory: Its directory in the container.
         gpu: The newest line of each device, by node.
         progress: What ``progress.json`` holds.
-        verdict: How it is: ``verdict``, ``reason``, ``evidence``, ``culprits`` and ``since``; on the master.
+        verdict: On the master: ``verdict``, ``reason``, ``evidence``, ``culprits`` and ``since``.
     """
 
     job: str
@@ -184,7 +184,7 @@ class State:
 
     @classmethod
     def of(cls, data: Mapping[str, Any]) -> State:
-        """Return the state that JSON holds; keys of later versions are left out."""
+        """Return the state that JSON holds; unknown keys, of later versions, are ignored."""
         names = {item.name for item in dataclasses.fields(cls)}
         known = {key: value for key, value in data.items() if key in names}
         known["failures"] = [
@@ -195,7 +195,7 @@ class State:
 
     @property
     def has_ended(self) -> bool:
-        """It will not go on by itself."""
+        """Whether the job is over: it will not continue by itself."""
         return self.state in FINAL
 
     def to_json(self) -> dict[str, Any]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A job as it is asked for: its configuration, and what is in its way under any launcher."""
+"""A requested job: its configuration, and the checks that apply under every launcher."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ _MOUNT = {"container": "; mount it with container_volumes", "host": ""}
 
 
 def read_config(request: Request) -> JobConfig:
-    """Return the job's configuration: what is asked for, over what the job has when it goes on.
+    """Return the job's configuration: the request, on top of the job's own when it resumes.
 
     Raises:
         TrainerError: It cannot be read.
     """
-    # Never a file of its own, even for a moment: launcher.env may hold secrets.
+    # launcher.env may hold secrets: never write it to a temporary file.
     return configuration.load_text(*written(request))
 
 
 def written(request: Request) -> tuple[str, list[str]]:
-    """Return what a job's configuration is made of: YAML, and what goes over it."""
+    """Return the source of a job's configuration: YAML, and the overrides."""
     overrides = list(request.overrides)
     if request.config:
         return request.config, overrides
@@ -39,7 +39,7 @@ def written(request: Request) -> tuple[str, list[str]]:
 
 
 def with_slots(request: Request, config: JobConfig) -> Request:
-    """Return the request with as many processes on each node as the configuration says."""
+    """Return the request with the configured number of processes on each node."""
     each = config.launcher.devices_per_node
     if each is None:
         return request
@@ -48,7 +48,7 @@ def with_slots(request: Request, config: JobConfig) -> Request:
 
 
 def standing_in_the_way(request: Request) -> Iterator[str]:
-    """Yield what is wrong with the directory of the jobs, and with a job of this name in it."""
+    """Yield the problems of the jobs' directory, and of a job of this name in it."""
     root = jobs_root()
     job = JobDirectory(root / request.name, request.node)
     if not root.is_dir() or not os.access(root, os.W_OK):
@@ -62,7 +62,7 @@ def standing_in_the_way(request: Request) -> Iterator[str]:
 
 
 def files_missing(config: JobConfig) -> Iterator[str]:
-    """Yield which file of the job's is not here; what has no whole path may be on the PATH."""
+    """Yield a problem for each of the job's files that is missing here; only absolute paths are checked."""
     for key, name in workload_of(config).files(config):
         if Path(name).is_absolute() and not Path(name).is_file():
             yield f"{key} {name} is no file {_IN[here()]}{_MOUNT[here()]}."

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Versions of what must be the same on all nodes of a job."""
+"""Versions that must match on all nodes of a job."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _OF_TRAINING = ("torch", "deepspeed")
 
 
 def versions(*, training: bool = True) -> dict[str, str]:
-    """Return the versions of this node, without those of packages that it does not have.
+    """Return the versions of Python and of the packages installed on this node.
 
-    Of Python it is the major and the minor one: what nodes exchange does not change with the patch level.
+    Python's is the major and minor version only: the patch level does not change what nodes exchange.
 
     Args:
-        training: Also of the packages that train; a program of the user's may use none of them.
+        training: Include torch and DeepSpeed, which a user's own program may not use.
     """
     found = {"Python": ".".join(platform.python_version_tuple()[:2])}
     for package in (*(_OF_TRAINING if training else ()), *_OWN):
