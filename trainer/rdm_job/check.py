@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What stands in the way of a job on one node, every problem in one sentence, before anything starts."""
+"""Precondition checks of a job on one node, before anything starts: one sentence per problem."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ _SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=5")
 _AT_ONCE = 32
 _REMEDY = {"container": "use a training image", "host": "make its environment with rdm-provision env up"}
 _INSTALLS = {"pdsh": "pdsh_install", "mpirun": "openmpi_install"}
-"""What the inventory says for a launcher's program to be installed on the host."""
+"""The inventory variables that install a launcher's program on the host."""
 
 
 def check(request: Request) -> dict[str, Any]:
-    """Look at everything that a job needs here.
+    """Check everything that a job needs here.
 
     Returns:
-        The answer to ``check``: ``problems``, ``facts`` and, on the master, ``offer``.
+        The reply to ``check``: ``problems``, ``facts`` and, on the master, ``offer``.
     """
     with contextlib.suppress(TrainerError):
         config = read_config(request)
@@ -63,7 +63,7 @@ def check(request: Request) -> dict[str, Any]:
     except ConfigError as error:
         problems += [*error.problems, *_beside(request, error.rest)]
     except TrainerError as error:
-        # Without the job that is to go on there is no configuration, either.
+        # If the job to resume is missing, so is its configuration: report it once.
         problems += [problem for problem in error.problems if problem not in problems]
     else:
         request = with_slots(request, config)
@@ -97,7 +97,7 @@ def _configuration(request: Request, config: JobConfig, world: int, mine: Node) 
 
 
 def _beside(request: Request, rest: JobConfig | None) -> list[str]:
-    """Return what is wrong with a configuration beside the keys that do not fit their types."""
+    """Return the other problems of a configuration that has keys of the wrong type."""
     if rest is None:
         return []
     try:
@@ -125,7 +125,7 @@ def _disk(config: JobConfig, mine: Node, world: int, facts: dict[str, Any]) -> I
     except OSError:
         return
     facts["disk_free"] = free
-    # Two checkpoints lie there for a moment, since an old one goes only when the new one is whole.
+    # Two checkpoints exist for a moment: the old one is deleted when the new one is complete.
     _, size = workload_of(config).checkpoints(config)
     wanted = 2 * size * mine.slots // world
     if free < wanted:
@@ -145,11 +145,11 @@ def _metrics(mine: Node, config: JobConfig) -> Iterator[str]:
 
 
 def _offer(request: Request, config: JobConfig) -> tuple[dict[str, int | str], list[str]]:
-    """Return ports that are free on the master, and the mark of the job's processes."""
+    """Return the offer, free ports on the master and the job's mark, or else the problems."""
     address, wanted = request.master.address, config.launcher.master_port
     attempts = 1 + config.launcher.max_restarts
     job = JobDirectory(jobs_root() / request.name, request.node)
-    # By its directory, since two users of a host may begin jobs of one name at once.
+    # Seeded by the directory: two users of a host may start jobs of one name at once.
     found = network.take_free_ports(address, 1 + attempts, zlib.crc32(str(job.path).encode()))
     if found is None:
         return {}, [f"No ports are free on {address}."]
@@ -174,7 +174,7 @@ def _launcher(request: Request, config: JobConfig) -> Iterator[str]:
 
 
 def _brings(programs: Sequence[str]) -> str:
-    """Return what brings a launcher's programs to where the job runs."""
+    """Return a hint how to install a launcher's programs where the job runs."""
     if here() == "container":
         return _REMEDY["container"]
     said = [f"{_INSTALLS[program]}: true" for program in programs if program in _INSTALLS]
@@ -182,7 +182,7 @@ def _brings(programs: Sequence[str]) -> str:
 
 
 def _ssh(node: Node) -> str:
-    """Return why a node's place cannot be reached over ssh; empty when it can."""
+    """Return why a node's container or host cannot be reached over ssh; empty when it can."""
     try:
         done = subprocess.run(  # a list, and no shell
             [*_SSH, node.address, "true"],

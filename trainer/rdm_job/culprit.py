@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Which process failed first, of all that end when one does. Pure functions.
+"""Finds the process that failed first, when the failure of one ends the others too. Pure functions.
 
-The others' ends are its echo: their connections to it break, and launchers end them.
+The other failures are echoes: the processes lose their connections to the first, or launchers end them.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from rdm_log.errors import without_prefix
 __all__ = ["GONE", "LINES", "Ended", "first", "how_it_ended", "lines_of", "why_it_ended"]
 
 LINES = 12
-"""How many lines of its errors are kept of a process."""
+"""How many of the last lines of a process's errors are kept."""
 GONE = "its process is gone, killed from outside or out of memory"
 _EXITED = "it ended with exit code"
 _TERMINATED = f"it was ended by {signal.SIGTERM.name}"
 _TRACEBACK = "Traceback (most recent call last)"
 _OTHERS = re.compile(r"\[rank\d+\]:")
-# What processes say when another one has gone, in small letters.
+# Lower-case parts of the errors that processes report when another one is gone.
 _ECHOES = (
     *("connection", "peer", "gloo", "nccl", "timed out", "timeout", "broken pipe"),
     *("disterror", "distnetworkerror", "diststoreerror", "unreachable", "no route to host"),
@@ -33,13 +33,13 @@ _ECHOES = (
 
 @dataclass(frozen=True)
 class Ended:
-    """A process that ended, and not in order.
+    """A process that failed.
 
     Attributes:
         node: Where.
         rank: Which.
         error: How, in one line.
-        time: When, in seconds since 1970; of a process that could not say it, when it was last seen alive.
+        time: When, in seconds since 1970; when last seen alive, if the process could not record its end.
         lines: The last lines of its errors.
     """
 
@@ -51,30 +51,30 @@ class Ended:
 
     @classmethod
     def of(cls, node: str, said: Mapping[str, Any]) -> Ended:
-        """Return the process that a node's report tells of."""
+        """Return the process from its entry in a node's report."""
         return cls(
             node, int(said["rank"]), str(said["error"]), float(said["time"]), tuple(map(str, said["lines"]))
         )
 
     @property
     def is_echo(self) -> bool:
-        """Whether it seems to have ended because another one had."""
+        """Whether it seems to have failed because another process did."""
         return any(word in self.error.lower() for word in _ECHOES)
 
 
 def first(ended: Iterable[Ended], *, echoes: bool) -> Ended | None:
-    """Return the process that ended first; None when there is none.
+    """Return the process that failed first; None when there is none.
 
     Args:
-        ended: All that have ended, on all nodes.
-        echoes: Take an echo when there is nothing else.
+        ended: All that have failed, on all nodes.
+        echoes: Return an echo if all failures are echoes.
     """
     by_time = sorted(ended, key=lambda one: (one.time, one.rank))
     return next((one for one in by_time if not one.is_echo), by_time[0] if by_time and echoes else None)
 
 
 def how_it_ended(code: int) -> str:
-    """Return what an exit code says, of a process or of the shell's kind; empty when it is 0."""
+    """Return what an exit code means, whether -N or the shell's 128 + N for a signal; empty when it is 0."""
     number = -code if code < 0 else code - 128
     if code == 0:
         return ""
@@ -87,11 +87,11 @@ def how_it_ended(code: int) -> str:
 
 
 def why_it_ended(code: int, errors: Sequence[str]) -> str:
-    """Say in one line how another program ended, as far as the last lines of its own errors tell.
+    """Return in one line how another program ended, with the cause if the last lines of its errors name it.
 
     Args:
         code: Its exit code.
-        errors: What it wrote, and nobody else.
+        errors: The lines that it alone wrote.
     """
     how = how_it_ended(code)
     if how.startswith(_EXITED):
@@ -99,14 +99,14 @@ def why_it_ended(code: int, errors: Sequence[str]) -> str:
     elif how in ("", GONE, _TERMINATED):
         said = ""
     else:
-        # A library that aborts says why, and after it a C++ runtime much more.
+        # A library that aborts names the cause first; the C++ runtime then prints much more.
         said = next((line for line in reversed(errors) if _OTHERS.match(line)), "")
     said = without_prefix(said)[0].strip()
     return f"{how}: {said}" if said else how
 
 
 def _raised(errors: Sequence[str]) -> str:
-    """Return the exception that ends the last traceback: libraries go on writing while a process ends."""
+    """Return the exception of the last traceback: libraries may write further lines while a process ends."""
     found, before, within = "", "", False
     for line in errors:
         said = without_prefix(line)[0]
@@ -119,9 +119,10 @@ def _raised(errors: Sequence[str]) -> str:
 
 
 def lines_of(rank: int, log: Sequence[str]) -> list[str]:
-    """Return the last lines that a process wrote into its node's log, as far as they can be told.
+    """Return a process's last lines in its node's log, as far as they can be identified.
 
-    torch begins the lines of a traceback with ``[rank3]:``; others' are left out in any case.
+    torch prefixes the lines of a traceback with ``[rank3]:``. Without such lines of this rank, return those
+    without a prefix; never those of other ranks.
     """
     own = [line for line in log if line.startswith(f"[rank{rank}]:")]
     nobodys = [line for line in log if line.strip() and not _OTHERS.match(line)]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Answers Prometheus over HTTP, at this node's address on the fabric and at no other."""
+"""Serves metrics to Prometheus over HTTP, only at this node's address on the fabric."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ __all__ = ["Exporter"]
 _FORM = "text/plain; version=0.0.4; charset=utf-8"
 _TIMEOUT_S = 10.0
 _CONNECTIONS = 16
-"""Anybody may connect; so many threads and files they get of a process that has other work."""
+"""The limit of open connections: anybody may connect, and each takes a thread and a file of this process."""
 _NO_FILES_S = 0.2
 
 
 class Exporter:
-    """Serves a text at ``/metrics`` until the process ends, or it is closed.
+    """Serves a text at ``/metrics`` until it is closed or the process ends.
 
     Args:
         address: Where it listens.
         port: Likewise.
 
     Raises:
-        OSError: The port is taken, or the address is none of this machine's.
+        OSError: The port is in use, or this machine does not have the address.
 
     Attributes:
-        text: What it serves.
+        text: The text to serve.
     """
 
     def __init__(self, address: str, port: int) -> None:
@@ -41,13 +41,13 @@ class Exporter:
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
 
     def close(self) -> None:
-        """Serve no longer."""
+        """Stop serving."""
         self._server.shutdown()
         self._server.server_close()
 
 
 class _Server(socketserver.ThreadingTCPServer):
-    """http.server's asks for the name of its address, which may take long where no name server is."""
+    """An HTTP server that, unlike http.server's, does not resolve its own name, which is slow without DNS."""
 
     allow_reuse_address = True
     daemon_threads = True
@@ -58,7 +58,7 @@ class _Server(socketserver.ThreadingTCPServer):
         super().__init__(*arguments)
 
     def get_request(self) -> tuple[socket.socket, Any]:
-        """Accept a connection. While this process can open no files, do not try again and again."""
+        """Accept a connection; wait after an error, so as not to spin while no file can be opened."""
         try:
             return super().get_request()
         except OSError:
@@ -66,7 +66,7 @@ class _Server(socketserver.ThreadingTCPServer):
             raise
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Answer a connection; the oldest has to go where there are too many."""
+        """Serve a connection; close the oldest if there are too many."""
         with self._lock:
             self._open[request] = None
             if len(self._open) > _CONNECTIONS:
@@ -77,13 +77,13 @@ class _Server(socketserver.ThreadingTCPServer):
         super().process_request(request, client_address)
 
     def shutdown_request(self, request: Any) -> None:
-        """Close a connection that is answered."""
+        """Close a connection that has been served."""
         with self._lock:
             self._open.pop(request, None)
         super().shutdown_request(request)
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """Let who hung up go."""
+        """Ignore clients that hung up."""
 
 
 def _handler(exporter: Exporter) -> type[BaseHTTPRequestHandler]:
@@ -102,6 +102,6 @@ def _handler(exporter: Exporter) -> type[BaseHTTPRequestHandler]:
             self.wfile.write(body)
 
         def log_message(self, *_: object) -> None:
-            """Say nothing: it is asked every few seconds."""
+            """Log nothing: a request comes every few seconds."""
 
     return Handler

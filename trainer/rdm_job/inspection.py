@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a job's workload finds wrong on this node, before anything starts.
+"""The workload's own precondition checks on this node, before anything starts.
 
-Its own module looks, in a process of its own: agents import no workload. It reads one JSON object, ``config``
-(YAML), ``overrides`` and ``jobs`` (the directory of all jobs here), and prints a list of sentences.
+The workload's module runs in a separate process, because agents import no workload. It reads one JSON object
+with ``config`` (YAML), ``overrides`` and ``jobs`` (the directory of all jobs here), and prints a JSON list of
+sentences.
 """
 
 from __future__ import annotations
@@ -19,17 +20,17 @@ __all__ = ["problems"]
 
 
 def problems(text: str, overrides: Sequence[str], config: JobConfig) -> Iterator[str]:
-    """Yield what is wrong, one sentence each.
+    """Yield the problems, one sentence each.
 
     Args:
         text: The job's YAML.
-        overrides: What goes over it.
-        config: What it says, as far as that is sound.
+        overrides: The overrides of it.
+        config: The parsed configuration, as far as it is valid.
     """
     module = workload_of(config).inspect(config)
     if not module:
         return
-    # It may hold secrets, so it is no argument.
+    # Through stdin, not as an argument: it may hold secrets.
     job = json.dumps({"config": text, "overrides": [*overrides], "jobs": str(jobs_root())})
     done = subprocess.run(  # a list, and no shell
         [sys.executable, "-m", module], input=job, capture_output=True, text=True, check=False

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The launchers: what a node's agent has to run so that the job's processes start. Pure functions in a table.
+"""The launchers: the command with which a node's agent starts the job's processes. Pure functions in a table.
 
-Each launcher starts ``python -m rdm_job.rank`` once per device. What it does itself is only to say
-who is who: RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
+Each launcher starts ``python -m rdm_job.rank`` once per device, and only sets the variables that identify
+the processes: RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ __all__ = [
 
 RANK_MODULE = "rdm_job.rank"
 _DEEPSPEED_SHOWS = ("MLFLOW", "PYTHON", "MV2", "UCX", "NCCL")
-"""What DeepSpeed hands over on pdsh's command line: EXPORT_ENVS, and what its accelerator for CUDA names."""
+"""Prefixes of variables that DeepSpeed puts on pdsh's command line: EXPORT_ENVS and its accelerator's."""
 
 
 @dataclass(frozen=True)
@@ -40,16 +40,16 @@ class Attempt:
     """One start of a job's processes.
 
     Attributes:
-        job: What its processes carry, ``Request.job_id``.
-        directory: Its directory, by a path that leads each process to its own node's.
+        job: The id in its processes' environment, ``Request.job_id``.
+        directory: Its directory, by a path that leads to each node's own.
         nodes: By rank.
         network: The master's network on the fabric, as CIDR.
         port: Where the processes meet on the master.
         number: 0, then one more for each restart.
         accelerator: ``cuda``, ``rocm`` or ``cpu``.
         extra: The configuration's ``launcher.env``.
-        python: The Python of the processes, by a path that does the same.
-        srun: srun's options for them, of each component of a job of Slurm.
+        python: The Python of the processes, by such a path, too.
+        srun: srun's options for the processes, for each component of a Slurm job.
     """
 
     job: str
@@ -77,8 +77,8 @@ class Launcher:
         command: (attempt, number of this node) → the command for its agent.
         everywhere: Each node's agent runs it; otherwise only the master's.
         programs: What it needs on the PATH.
-        uses_ssh: It reaches the other nodes' places over ssh.
-        shows: Variables whose names begin so would be on a command line: with several nodes it gets none.
+        uses_ssh: It reaches the other nodes over ssh.
+        shows: Prefixes of variables that it would put on a command line: with several nodes it gets none.
     """
 
     command: Callable[[Attempt, int], list[str]]
@@ -96,17 +96,17 @@ def environment(attempt: Attempt) -> dict[str, str]:
 def environment_of_launcher(
     launcher: Launcher, attempt: Attempt, before: Mapping[str, str]
 ) -> dict[str, str]:
-    """Return the variables of a launcher itself.
+    """Return the environment of a launcher itself.
 
     Args:
-        launcher: It.
-        attempt: What it starts.
-        before: The agent's own.
+        launcher: The launcher.
+        attempt: The attempt that it starts.
+        before: The agent's environment.
     """
     variables = {**before, **environment(attempt)}
     if launcher.shows and len(attempt.nodes) > 1:
         variables = {name: value for name, value in variables.items() if not name.startswith(launcher.shows)}
-        # Its own Python may need those of the agent's.
+        # The launcher's own Python may need the agent's PYTHON variables.
         python = {name: value for name, value in before.items() if name.startswith("PYTHON")}
         variables.update({**python, **_own(attempt)})
     return variables
@@ -128,9 +128,9 @@ def _own(attempt: Attempt) -> dict[str, str]:
 
 
 def exports(attempt: Attempt) -> str:
-    """Return ``.deepspeed_env``: DeepSpeed puts what it names on pdsh's command line, for all to see.
+    """Return ``.deepspeed_env``: DeepSpeed puts its content on pdsh's command line, which all users can see.
 
-    So ``launcher.env`` is not in it. Each process takes that from the configuration; see ``rank``.
+    So ``launcher.env`` is not in it. Each process reads that from the configuration; see ``rank``.
     """
     return "".join(f"{name}={value}\n" for name, value in _own(attempt).items())
 
@@ -150,9 +150,9 @@ def _no_ssh(attempt: Attempt, node: int) -> list[str]:
 
 
 def _deepspeed(attempt: Attempt, _node: int) -> list[str]:
-    """DeepSpeed's launcher of all nodes, which starts the others' over pdsh and ssh.
+    """DeepSpeed's launcher of all nodes, which starts each node's over pdsh and ssh.
 
-    With a single node pdsh would not put the node's number into the command.
+    A single node starts without pdsh, which would not substitute the node's number in the command.
     """
     return [
         *(attempt.python, "-m", "deepspeed.launcher.runner"),
@@ -179,34 +179,34 @@ def _torchrun(attempt: Attempt, node: int) -> list[str]:
         f"--master-addr={attempt.nodes[0].address}",
         f"--master-port={attempt.port}",
         f"--local-addr={mine.address}",
-        # It would leave a directory for each attempt in the temporary one, for ever; this goes with the job.
+        # By default each attempt leaves a directory in /tmp for ever; this one is removed with the job.
         f"--log-dir={attempt.directory}/torchrun",
         *("--module", RANK_MODULE),
     ]
 
 
 def _mpirun(attempt: Attempt, _node: int) -> list[str]:
-    """Open MPI, which only starts the processes: they do not load MPI, and so end when one of them does."""
+    """Open MPI, as a starter only: the processes do not load MPI, so none of them hangs when another ends."""
     hosts = ",".join(f"{node.address}:{node.slots}" for node in attempt.nodes)
     return [
         *("mpirun", "--allow-run-as-root", "-np", str(attempt.world_size), "-H", hosts),
         *("--map-by", "slot", "--bind-to", "none"),
-        # Names only: values on a command line are for all to see.
+        # Names only: all users can see the values on a command line.
         *(word for name in environment(attempt) for word in ("-x", name)),
         *("--mca", "oob_tcp_if_include", attempt.network),
         *("--mca", "btl_tcp_if_include", attempt.network),
         *("--mca", "orte_keep_fqdn_hostnames", "1"),
-        # Killed, it leaves its files behind, which then go with the job's links; each node has these.
+        # If mpirun is killed, its files remain; here they are removed with the job's links on each node.
         *("--mca", "orte_tmpdir_base", str(Path(attempt.directory).parent)),
         *(attempt.python, "-m", RANK_MODULE),
     ]
 
 
 def _srun(attempt: Attempt, _node: int) -> list[str]:
-    """Slurm, with a step beside the agents' own."""
+    """Slurm, with a second step next to that of the agents."""
     rank = [attempt.python, "-m", RANK_MODULE]
     parts = [word for options in attempt.srun for word in (":", *options, *rank)]
-    # Each task's node has a name of its own.
+    # Unset, because each task must find the name of its own node.
     return ["env", f"--unset={NODE_VARIABLE}", "srun", *parts[1:]]
 
 
@@ -217,7 +217,7 @@ LAUNCHERS: dict[str, Launcher] = {
     ),
     "torchrun": Launcher(_torchrun, everywhere=True),
     "mpirun": Launcher(_mpirun, everywhere=False, programs=("mpirun", "ssh"), uses_ssh=True),
-    # Slurm starts the agents, and each its node's processes by torch's launcher, which hands SIGTERM on.
+    # Slurm starts the agents; each starts its node's processes with torch's launcher, which forwards SIGTERM.
     "slurm": Launcher(_torchrun, everywhere=True),
 }
 _SLURM_RANKS = Launcher(_srun, everywhere=False)

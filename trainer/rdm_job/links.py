@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Paths that are the same on every node, for what one node starts on the others over ssh.
+"""Paths that are the same on every node, for commands that one node starts on the others over ssh.
 
-pdsh and mpirun run one command everywhere, but a bare host may have its Python and its jobs where no other
-host has them (``%n`` in the inventory). So the agent of each node keeps a directory of the job's in ``/tmp``,
-which no two nodes share, with links to what is its node's own.
+pdsh and mpirun run one command everywhere, but on bare hosts the paths of Python and the jobs may differ
+(``%n`` in the inventory). So each node's agent keeps a directory for the job in ``/tmp``, which nodes do not
+share, with links to the node's own paths.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ _ROOT = Path("/tmp")  # noqa: S108  # ours alone: made with mode 0700, or refuse
 _PREFIX = "rdm-"
 _LOCK = "lock"
 _FRESH_S = 60.0
-"""For so long a directory may be one whose agent does not hold its lock yet."""
+"""A directory younger than this, in seconds, is kept: its agent may not hold the lock yet."""
 
 
 class Links:
     """A job's directory of links on this node.
 
     Args:
-        job: What tells the job from all others, ``Request.job_id``.
-        root: Where it is.
+        job: The job's id, ``Request.job_id``.
+        root: The parent directory.
     """
 
     def __init__(self, job: str, root: Path = _ROOT) -> None:
@@ -52,14 +52,14 @@ class Links:
         return str(self._environment / mine.relative_to(sys.prefix))
 
     def make(self, directory: Path, exports: Path) -> None:
-        """Make the links, or repair them, and remove those of jobs whose agents were killed.
+        """Make or repair the links, and remove those of jobs whose agents were killed.
 
         Args:
             directory: The job's on this node.
-            exports: The file that DeepSpeed looks for in the directory where it is started.
+            exports: The file that DeepSpeed reads from its working directory.
 
         Raises:
-            TrainerError: Somebody else has the directory.
+            TrainerError: The directory belongs to, or is open to, another user.
         """
         self.path.mkdir(mode=0o700, exist_ok=True)
         found = self.path.lstat()
@@ -71,7 +71,7 @@ class Links:
             (self.path / exports.name, exports),
             (self._environment, Path(sys.prefix)),
         ):
-            # Where nodes are on one machine, as in a test, each of their agents makes them.
+            # Replaced atomically: nodes on one machine, as in a test, make the same links.
             partial = link.with_name(f"{link.name}.{os.getpid()}")
             partial.unlink(missing_ok=True)
             partial.symlink_to(target)
@@ -79,13 +79,13 @@ class Links:
         self._sweep()
 
     def remove(self) -> None:
-        """Remove them; what they point to stays."""
+        """Remove the links, not their targets."""
         with contextlib.suppress(OSError):
             shutil.rmtree(self.path)
         self._release()
 
     def _hold(self) -> None:
-        """Lock the directory for as long as this process lives. The lock is in ``/tmp``, and no server's."""
+        """Lock the directory until this process ends. flock is reliable here: ``/tmp`` is local."""
         self._release()
         self._lock = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         fcntl.flock(self._lock, fcntl.LOCK_SH)
@@ -103,7 +103,7 @@ class Links:
                 fresh = time.time() - found.st_mtime < _FRESH_S
                 if path == self.path or fresh or found.st_uid != os.getuid():
                     continue
-                # Without a lock it is not ours, or an earlier version's.
+                # Without a lock file it is not ours, or was made by an earlier version.
                 lock = os.open(path / _LOCK, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
                 try:
                     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a rank writes, with its number before each line: in a node's log the lines of its ranks are mixed."""
+"""Prefixes each line that a rank writes with its number, as the ranks of a node share one log."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ __all__ = ["Marked"]
 
 _BLOCK = 64 * 1024
 _LONGEST = 1024 * 1024
-"""A line that has more bytes is written in parts."""
+"""A line of more bytes is written in parts."""
 _REST_S = 1.0
 
 
 class Marked:
-    """A process that puts a rank's number before the lines of this one and of those that it starts.
+    """A helper process that prefixes the lines of this process and its children with the rank.
 
-    A process, so that what a rank wrote last comes into the log when it is killed; it ends when nobody can
-    write to it any more. It is made before this process has threads.
+    It is a process so that a rank's last lines reach the log even when the rank is killed. It ends when all
+    writers have closed their end. Create it before this process has threads: it is forked.
 
     Args:
         rank: The rank.
-        streams: What this process writes to, such as 1 and 2, each of which is a log now.
+        streams: File descriptors of this process, such as 1 and 2, that are open on logs.
     """
 
     def __init__(self, rank: int, *streams: int) -> None:
@@ -45,9 +45,9 @@ class Marked:
             os.close(write)
 
     def end(self) -> None:
-        """Write to the logs again, and wait a moment until what was written is in them.
+        """Write to the logs directly again, and wait a moment until the earlier lines are in them.
 
-        Processes that were started may go on writing for ever, and their lines are marked.
+        Child processes may write for ever; their lines are still marked.
         """
         for stream, log in self._logs.items():
             os.dup2(log, stream)
@@ -58,17 +58,17 @@ class Marked:
 
 
 def _serve(mark: bytes, logs: Mapping[int, int]) -> None:
-    """Write what comes from pipes into logs, until nobody is left who could write to them.
+    """Copy from pipes to logs, until all writers have closed the pipes.
 
     Args:
-        mark: What to put before each line.
-        logs: By the pipes' ends from which to read.
+        mark: The prefix of each line.
+        logs: ``{read end of a pipe: log}``.
     """
-    # Who ends the rank's group, or its launcher, lets it say its last word.
+    # Survive the signals that end the rank's process group, to copy its last lines.
     os.setsid()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
-    # Neither the rank's end of a pipe nor the launcher's is held open here.
+    # Close everything else: the rank's ends of the pipes, and the launcher's files.
     kept = {*logs, *logs.values()}
     for file in [int(path.name) for path in Path("/proc/self/fd").iterdir()]:
         if file not in kept:
@@ -90,10 +90,10 @@ def _serve(mark: bytes, logs: Mapping[int, int]) -> None:
 
 
 def _write(log: int, mark: bytes, text: bytes) -> None:
-    """Append lines to a log, each with the mark that it may have already, all of them at once."""
+    """Append lines to a log in one write, each with the mark unless it has it already."""
     lines = text.splitlines(keepends=True)
     data = b"".join(line if line.startswith(mark.rstrip()) else mark + line for line in lines)
-    # A full disk ends no training.
+    # A full disk must not end the training.
     with contextlib.suppress(OSError):
         while data:
             data = data[os.write(log, data) :]

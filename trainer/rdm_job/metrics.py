@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """A job and its nodes as Prometheus' text format (version 0.0.4), for a file or ``/metrics``.
 
-Names and units follow Prometheus' conventions: base units, ``_total`` for what only grows, labels for what
-one would sum over. Pure functions.
+Names and units follow Prometheus' conventions: base units, ``_total`` for counters, labels for the
+dimensions to sum over. Pure functions.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _Row = tuple[Mapping[str, str], float | int | None]
 
 
 def of_job(state: State) -> str:
-    """Return what is known of a job, for its master's node."""
+    """Return the metrics of a job, for its master's node."""
     progress, job = state.progress, {"job": state.job}
     word = state.verdict.get("verdict")
     nodes = [({**job, "node": name, "state": how}, 1) for name, how in state.nodes.items()]
@@ -73,7 +73,7 @@ def of_job(state: State) -> str:
 
 
 def of_node(job: str, node: str, sample: Sample) -> str:
-    """Return what was measured of a node."""
+    """Return the metrics of a node."""
     here = {"job": job, "node": node}
 
     def devices(value: str) -> list[_Row]:
@@ -159,7 +159,7 @@ def _text(*families: tuple[str, str, str, Sequence[_Row]]) -> str:
 
 
 def _family(name: str, kind: str, meaning: str, rows: Iterable[_Row]) -> str:
-    """Return one metric; what is not known is left out."""
+    """Return one metric without its unknown values; empty if all are."""
     lines = []
     for labels, value in rows:
         if value is not None and math.isfinite(value):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Where a node's metrics go, as the configuration wants: into a file, to an address, or both."""
+"""Publishes a node's metrics as configured: in a file, over HTTP, or both."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ def file_of(directory: Path, node: str) -> Path:
 
 
 class Outlet:
-    """Hands Prometheus' text on. What is in the way of that ends no job, and is said once.
+    """Publishes metrics for Prometheus. An error does not end the job, and is reported once.
 
     Args:
-        logging: What is wanted.
+        logging: The configuration.
         file: For node_exporter's textfile collector.
-        address: Of this node, where ``/metrics`` is served.
+        address: This node's, where ``/metrics`` is served.
     """
 
     def __init__(self, logging: JobLoggingConfig, file: Path, address: str) -> None:
@@ -49,11 +49,11 @@ class Outlet:
 
     @property
     def is_open(self) -> bool:
-        """Whether anybody may read what is told."""
+        """Whether the metrics are published at all."""
         return self._writes or self._exporter is not None
 
     def tell(self, text: str) -> None:
-        """Replace what was told before, until it has ended."""
+        """Replace the published text; after ``end`` the file stays as it is."""
         if self._exporter is not None:
             self._exporter.text = text
         with self._lock:
@@ -61,9 +61,9 @@ class Outlet:
                 self._write(text)
 
     def end(self, text: str = "") -> None:
-        """Leave the file with this text, or else none: it would be read as how the node is, for ever."""
+        """Write a last text to the file, or remove it: old metrics would be read as current for ever."""
         self._has_ended = True
-        # Whoever writes may hang with the file system, and then nothing can be done to the file.
+        # A writer may hang in the file system; then the file cannot be changed.
         if not self._lock.acquire(timeout=_TIMEOUT_S):
             return
         try:
@@ -84,6 +84,6 @@ class Outlet:
         return True
 
     def close(self) -> None:
-        """Serve no longer."""
+        """Stop serving."""
         if self._exporter is not None:
             self._exporter.close()

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """One process of a job: ``python -m rdm_job.rank``, which every launcher starts once per device.
 
-It sends its output to the node's logs, keeps a record of itself for the node's agent, and then trains, or
-runs the program that the job names. The output goes there before torch is loaded, so that nothing is lost.
+It sends its output to the node's logs, writes a record of itself for the node's agent, and then trains, or
+runs the job's program. The output is redirected before torch is loaded, so that nothing is lost.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ _OF_LAUNCHER = (
     *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE"),
     *("MASTER_ADDR", "MASTER_PORT", "CUDA_VISIBLE_DEVICES"),
 )
-"""What DeepSpeed's launcher of a node sets itself, whatever was there before."""
+"""Variables that DeepSpeed's launcher of a node always sets itself."""
 _POLL_S = 2.0
 _KEPT = 32 * 1024
-"""How many bytes of the end of a program's errors tell why it ended."""
+"""How many of the last bytes of a program's errors are kept, to report why it ended."""
 _REST_S, _READ_S = 1.0, 10.0
-"""For how long what a program has left behind may write, and what was written is read, in seconds."""
+"""After a program's end: how long its children may still write, and how long to read the rest, in seconds."""
 _children: list[subprocess.Popen[bytes]] = []
 
 
@@ -56,18 +56,18 @@ def main(arguments: Sequence[str]) -> int:
     """Run one process of a job.
 
     Args:
-        arguments: What the launcher adds, as ``--local_rank=3``; a program of the user's gets it.
+        arguments: The launcher's, such as ``--local_rank=3``; they are passed to a user's own program.
 
     Returns:
-        The process' exit code.
+        The process's exit code.
     """
-    # Until the training takes it: who is only told to end did not fail by itself.
+    # Until the trainer installs its own handler: a process that gets SIGTERM did not fail by itself.
     signal.signal(signal.SIGTERM, _terminated)
     directory = _own_directory()
     request = directory.request()
     node = request.node
     adopt_launcher_environment(os.environ)
-    # pdsh and mpirun do not hand it over.
+    # pdsh and mpirun do not pass it on.
     os.environ.setdefault(NODE_VARIABLE, node)
     _redirect(directory, node)
     try:
@@ -80,9 +80,9 @@ def main(arguments: Sequence[str]) -> int:
         print(f"Error: {refusal}", file=sys.stderr, flush=True)
         return refusal.exit_code
     faulthandler.enable()
-    # A rank has a connection to each of the others, and more.
+    # A rank has a connection to every other rank, and more open files.
     allow_files()
-    # Gloo would take what the host's name resolves to, and NCCL any interface.
+    # By default Gloo takes the interface that the host's name resolves to, and NCCL any.
     address = next(one.address for one in request.nodes if one.name == node)
     interface = interface_of(address)
     if interface is not None:
@@ -108,7 +108,7 @@ def main(arguments: Sequence[str]) -> int:
     state = "done" if code == 0 else "failed"
     record.update(state=state, exit=code, error=error, lines=lines, time=time.time())
     if marked is not None:
-        # Who reads that this has ended finds all that it wrote.
+        # All output must be in the log before the record says that this process has ended.
         sys.stdout.flush()
         sys.stderr.flush()
         marked.end()
@@ -120,7 +120,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _own_directory() -> JobDirectory:
-    """Return this node's directory of the job, and be there, whoever started this process from where."""
+    """Return this node's directory of the job; change to it, and put this Python's programs on the PATH."""
     path = Path(os.environ[DIRECTORY_VARIABLE]).resolve()
     os.environ[DIRECTORY_VARIABLE] = str(path)
     os.chdir(path)
@@ -131,9 +131,9 @@ def _own_directory() -> JobDirectory:
 
 
 def _go_on_with(variables: Mapping[str, str], arguments: Sequence[str]) -> None:
-    """Have the job's variables, which its launcher would show to all; then start this program again.
+    """Set the job's variables, which its launcher would show to all users, and start this program again.
 
-    Python itself reads some of them when it starts. What the launcher has set stays.
+    The restart is needed because Python reads some of them at start. The launcher's own variables stay.
     """
     wanted = {name: value for name, value in variables.items() if name not in _OF_LAUNCHER}
     if wanted.items() <= os.environ.items():
@@ -143,7 +143,7 @@ def _go_on_with(variables: Mapping[str, str], arguments: Sequence[str]) -> None:
 
 
 def _go_on_profiled(launcher: LauncherConfig, directory: JobDirectory, arguments: Sequence[str]) -> None:
-    """Become the profiler that the job wants for this rank, which starts this program again."""
+    """Replace this process with the rank's profiler, if the job wants one; that starts this program again."""
     if os.environ.pop(PROFILED_VARIABLE, None):
         return
     command = [sys.executable, "-m", "rdm_job.rank", *arguments]
@@ -156,7 +156,7 @@ def _go_on_profiled(launcher: LauncherConfig, directory: JobDirectory, arguments
 
 
 def _redirect(directory: JobDirectory, node: str) -> None:
-    """Write to the node's logs from now on. Lines of several processes do not mix: they are appended."""
+    """Write to the node's logs from now on, in append mode, so that processes do not mix their lines."""
     for stream, name in ((sys.stdout, "out"), (sys.stderr, "err")):
         stream.flush()
         path = directory.log(node, name)
@@ -167,7 +167,7 @@ def _redirect(directory: JobDirectory, node: str) -> None:
 
 
 def _end_with_agent(directory: JobDirectory) -> None:
-    """End this process when the node's agent is gone: nobody would end it with the others'."""
+    """End this process when the node's agent is gone: nothing else would end it when others fail."""
     agent = None
     while True:
         time.sleep(_POLL_S)
@@ -177,7 +177,7 @@ def _end_with_agent(directory: JobDirectory) -> None:
         if agent is not None and not processes.is_alive(agent):
             for child in _children:
                 child.kill()
-            # The log may be on a file system that hangs, or is full.
+            # The log's file system may hang, or be full.
             said = threading.Thread(target=_say_that_agent_is_gone, daemon=True)
             said.start()
             said.join(_REST_S)
@@ -194,7 +194,7 @@ def _terminated(number: int, _frame: object) -> None:
 
 
 def _outcome(work: Callable[[], tuple[int, list[str]]]) -> tuple[int, str, list[str]]:
-    """Return the exit code and, when it failed, why in one line, and the last lines of the error."""
+    """Return the exit code and, after a failure, the reason in one line and the last lines of the error."""
     errors: list[str] = []
     try:
         code, errors = work()
@@ -221,7 +221,7 @@ def _work(directory: JobDirectory, arguments: Sequence[str]) -> tuple[int, list[
     command = workload_of(config).command(config, directory.resolved, arguments)
     if command[:2] != [sys.executable, "-m"]:
         return _run(command)
-    # As that command, but in this process: a second one would cost memory on each device.
+    # Run the module in this process: a second one would cost memory on each device.
     _, _, module, *words = command
     sys.argv = [module, *words]
     runpy.run_module(module, run_name="__main__", alter_sys=True)
@@ -229,9 +229,9 @@ def _work(directory: JobDirectory, arguments: Sequence[str]) -> tuple[int, list[
 
 
 def _run(command: list[str]) -> tuple[int, list[str]]:
-    """Run a program of the user's, and hand it the signals that this process gets.
+    """Run a user's own program, and forward this process's signals to it.
 
-    Its errors come through this process: in the node's log they stand among those of others.
+    Its errors pass through this process, because the node's log mixes them with those of others.
 
     Returns:
         Its exit code, and the last lines of its errors.
@@ -244,7 +244,7 @@ def _run(command: list[str]) -> tuple[int, list[str]]:
         else:
             early.append(number)
 
-    # Before it begins: one that comes in between would not reach it, and this would wait for its end.
+    # Install the handlers first: otherwise a signal during the start would not reach the program.
     for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
         signal.signal(number, hand_on)
     (read, write), (over, is_over) = os.pipe(), os.pipe()
@@ -257,9 +257,9 @@ def _run(command: list[str]) -> tuple[int, list[str]]:
         reader = threading.Thread(target=_pass_on, args=(read, over, end), daemon=True)
         reader.start()
         code = process.wait()
-    # What it has left behind may write for ever.
+    # Its children may write for ever: wait only a moment.
     reader.join(_REST_S)
-    # What it wrote itself is read, however busy this node is.
+    # Then read only what is already in the pipe, with more time for a busy node.
     os.close(is_over)
     reader.join(_READ_S)
     lines = [line for line in bytes(end).decode("utf-8", "replace").splitlines() if line.strip()]
@@ -267,12 +267,12 @@ def _run(command: list[str]) -> tuple[int, list[str]]:
 
 
 def _pass_on(errors: int, over: int, end: bytearray) -> None:
-    """Write a program's errors to where this process' go, and keep their end.
+    """Copy a program's errors to this process's, and keep their end.
 
     Args:
-        errors: The pipe that they come from, which is read to its end.
-        over: One that is closed when no more is waited for than is there.
-        end: What is kept.
+        errors: The pipe to read to its end.
+        over: A pipe whose other end is closed to stop the reading when ``errors`` is empty.
+        end: Receives the last bytes.
     """
     ready = select.poll()
     for pipe in (errors, over):

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The directories of jobs that are over, taken away from this node.
+"""Removes the directories of ended jobs from this node.
 
-A directory is renamed before it is deleted: what is left when this is killed is no job any more, and the
-next removal takes it away. Where nodes share the directory of all jobs, they do this at the same time.
+A directory is renamed before it is deleted: if the removal is killed, the rest is no longer a job, and the
+next removal deletes it. Nodes that share the directory of all jobs do this at the same time.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from rdm_job.verbs import state
 __all__ = ["LEFT", "remove"]
 
 LEFT = ".removed-"
-"""How the name of what is being removed begins: ``.removed-JOB.IDENTITY``."""
+"""The prefix of a directory that is being removed: ``.removed-JOB.IDENTITY``."""
 
 
 def remove(names: Sequence[str], *, dry_run: bool = False) -> dict[str, Any]:
-    """Remove the directories of jobs that have ended, and nothing that a link in them leads to.
+    """Remove the directories of ended jobs, without following links in them.
 
-    What a removal that was killed has left goes first, whichever the job.
+    Leftovers of interrupted removals go first, whatever the job.
 
     Args:
-        names: The jobs; one that is not here is left out.
-        dry_run: Say what would be removed.
+        names: The jobs; those that are not here are ignored.
+        dry_run: Only report what would be removed.
 
     Returns:
         ``removed``: ``job``, ``bytes`` on the disk of each, and ``identity``, the same on all nodes that
@@ -52,7 +52,7 @@ def remove(names: Sequence[str], *, dry_run: bool = False) -> dict[str, Any]:
                 path, identity, size = _taken(path, dry_run=dry_run)
         except (TrainerError, OSError) as error:
             gone = isinstance(error, FileNotFoundError) and str(error.filename) == str(path)
-            # Another node that shares it may have been faster.
+            # Another node that shares the directory may have removed it first.
             if not gone and os.path.lexists(path):
                 kept.append({"job": name, "reason": str(error).rstrip(".")})
             continue
@@ -66,7 +66,7 @@ def remove(names: Sequence[str], *, dry_run: bool = False) -> dict[str, Any]:
 
 
 def _left(path: Path) -> tuple[str, str] | None:
-    """Return the job and the identity of what a removal has left; None when this is none."""
+    """Return the job and the identity of an interrupted removal's leftover; None if this is none."""
     if not path.name.startswith(LEFT):
         return None
     name, _, identity = path.name.removeprefix(LEFT).rpartition(".")
@@ -74,11 +74,11 @@ def _left(path: Path) -> tuple[str, str] | None:
 
 
 def _taken(path: Path, *, dry_run: bool) -> tuple[Path, str, int]:
-    """Give the directory of a job that has ended its last name; return that, its identity and its size.
+    """Rename the directory of an ended job for removal; return the new path, the identity and the size.
 
     Raises:
-        TrainerError: It is at work.
-        OSError: It cannot be read or renamed, or has gone.
+        TrainerError: The job is still running.
+        OSError: It cannot be read or renamed, or is gone.
     """
     found = state(path.name)["job"]
     job = JobDirectory.named(path.name)
@@ -86,7 +86,7 @@ def _taken(path: Path, *, dry_run: bool) -> tuple[Path, str, int]:
         raise TrainerError(f"it is {found['state']}")
     made = (path / "job.json").stat()
     identity = f"{made.st_ino:x}-{made.st_mtime_ns:x}"
-    # While it is held, nobody can start an agent that goes on with the job; later, nobody finds the job.
+    # While this holds the lock, no agent can resume the job; after the rename, none finds it.
     lock = job.lock()
     if lock is None:
         raise TrainerError("its agent is still at work")
@@ -98,14 +98,14 @@ def _taken(path: Path, *, dry_run: bool) -> tuple[Path, str, int]:
 
 
 def _size(path: Path) -> int:
-    """Return what a directory takes of the disk, in bytes, as ``du`` does."""
+    """Return a directory's disk usage in bytes, as ``du`` does."""
     found = path.lstat().st_blocks
     for folder, directories, files in os.walk(path):
         for name in (*directories, *files):
             try:
                 found += Path(folder, name).lstat().st_blocks
             except FileNotFoundError:
-                continue  # another node removes it
+                continue  # another node is removing it
     return 512 * found
 
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The root cause of a failed attempt, in whatever order facts become known.
+"""Finds the root cause of a failed attempt, in whatever order the facts become known.
 
-A process whose connection broke, and a launcher that ended, may be victims of a node that has gone. So
-neither counts as the cause before every other node has reported, after all could be known there. A node that
-cannot report is lost in time, or its agent restarts, and then that is the cause.
+A process whose connection broke, and a launcher that ended, may be victims of a lost node. So neither counts
+as the cause before every other node has reported after the failure settled. A node that cannot report counts
+as lost in the end, or its agent restarts; then that is the cause.
 """
 
 from __future__ import annotations
@@ -19,16 +19,17 @@ from rdm_job.protocol import Failure
 __all__ = ["SETTLE_S", "SILENCE_S", "Inquiry", "Known", "Words", "root_cause"]
 
 SILENCE_S = 12.0
-"""After so many seconds without a word, an agent counts as lost."""
+"""After this many seconds without a message, an agent counts as lost."""
 SETTLE_S = 5.0
-"""For how long a failed attempt is watched for the process that failed first, in seconds."""
+"""How long to wait, after a failure, for reports of the process that failed first, in seconds."""
 
 
 class Words:
-    """What the other nodes' agents have said of themselves: which life they lead, and to what they answer.
+    """Tracks the other nodes' agents: whether they restarted, and to which beat they last replied.
 
-    Each beat of the master has a number, and each report that of the last beat that its agent has heard. A
-    report that lay in a socket while its node went, and a connection without a word, answer to no new beat.
+    Each beat of the master has a number, and each report carries the number of the last beat that its agent
+    received. So neither an old report from a lost node's socket nor a silent connection counts as a reply to
+    a new beat.
 
     Args:
         nodes: All nodes but the master.
@@ -41,7 +42,7 @@ class Words:
         self._anew: dict[str, str] = {}
 
     def hear(self, node: str, message: Mapping[str, Any]) -> None:
-        """Take in what a node has said."""
+        """Process a node's message."""
         life = message.get("life")
         if life and self._lives.setdefault(node, life) != life:
             self._lives[node] = life
@@ -50,20 +51,20 @@ class Words:
             self._answered[node] = int(message["answers"])
 
     def have_answered(self, beat: int) -> bool:
-        """Return whether all nodes have said how they were after a beat."""
+        """Return whether all nodes have reported since a beat."""
         return all(answered >= beat for answered in self._answered.values())
 
     @property
     def anew(self) -> dict[str, str]:
-        """Nodes that have nothing of the attempt any more, because their agents began anew: {node: why}."""
+        """Nodes whose agents restarted and so have lost the attempt: {node: why}."""
         return dict(self._anew)
 
     def begin(self) -> None:
-        """Begin an attempt: who begins anew from now on does it in this one."""
+        """Begin an attempt: forget the restarts during earlier ones."""
         self._anew.clear()
 
     def forget(self, node: str) -> None:
-        """Take whatever agent of a lost node comes next for its agent."""
+        """Accept any agent of a lost node when it returns, without counting it as a restart."""
         self._lives.pop(node, None)
 
 
@@ -72,10 +73,10 @@ class Known:
     """What the master knows of an attempt.
 
     Attributes:
-        lost: Nodes that have not been heard for ``SILENCE_S``.
-        anew: Nodes whose agents began anew: ``{node: why}``.
-        ended: Processes that ended, and not in order.
-        launcher: What is to be said of a launcher that ended without its processes, or not in order.
+        lost: Nodes that have been silent for ``SILENCE_S``.
+        anew: Nodes whose agents restarted: ``{node: why}``.
+        ended: Processes that failed.
+        launcher: The failure of a launcher: it failed, or ended before its processes did.
     """
 
     lost: tuple[str, ...] = ()
@@ -90,11 +91,11 @@ class Known:
 
 
 def root_cause(known: Known, *, all_heard: bool) -> Failure | None:
-    """Return what an attempt failed of; None as long as it may turn out to be something else, or nothing.
+    """Return why an attempt failed; None as long as later reports may change the result.
 
     Args:
         known: What is known by now.
-        all_heard: Nothing else can come, but what these nodes may do from now on.
+        all_heard: All nodes have reported since the failure settled.
     """
     for node, why in (known.anew or {}).items():
         return Failure(node, None, f"The agent of {node} {why}.")
@@ -112,12 +113,12 @@ def root_cause(known: Known, *, all_heard: bool) -> Failure | None:
 
 
 class Inquiry:
-    """Waits until nothing that is still to come could be the cause.
+    """Waits until no later report could name another cause.
 
-    It begins with the first thing that fails, and once more with the first process.
+    The wait begins with the first failure, and starts again with the first failed process.
 
     Args:
-        words: Whose answers are waited for.
+        words: The other nodes' replies.
     """
 
     def __init__(self, words: Words) -> None:
@@ -127,11 +128,11 @@ class Inquiry:
         self._question: int | None = None
 
     def root_cause(self, known: Known, now: float) -> Failure | None:
-        """Return what an attempt failed of; None as long as it may turn out to be something else, or nothing.
+        """Return why an attempt failed; None as long as later reports may change the result.
 
         Args:
             known: What is known by now.
-            now: Seconds on a clock that never goes back.
+            now: Seconds of a monotonic clock.
         """
         if known.is_well:
             self._settles = None
@@ -142,7 +143,7 @@ class Inquiry:
         return root_cause(known, all_heard=self._is_over(self._settles, now))
 
     def _is_over(self, settles: float, now: float) -> bool:
-        """Return whether all nodes have said how they are since the failure has settled."""
+        """Return whether all nodes have reported since the failure settled."""
         if self._question is None and now >= settles:
             self._question = self._words.beat + 1
         return self._question is not None and self._words.have_answered(self._question)

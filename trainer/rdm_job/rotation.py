@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Logs that do not grow for ever: ``n1.out`` becomes ``n1.out.1``, that becomes ``n1.out.2``, and so on.
+"""Log rotation: ``n1.out`` becomes ``n1.out.1``, that becomes ``n1.out.2``, and so on.
 
-A job's processes, and programs that are not ours, keep their log open, so it is copied and cut, as
-logrotate's ``copytruncate`` does. They append, so that they go on at its new end. What they write in the
-moment between the end of the copy and the cut is lost.
+The job's processes keep their log open, so it is copied and truncated, like logrotate's ``copytruncate``.
+They open it for appending, so they continue at its new end. Output between the end of the copy and the
+truncation is lost.
 
-Places in a log are counted from the first byte that was ever written to it. How many bytes of it lie in
-pieces, or are gone, stands in ``.n1.out.before``; who holds its lock sees no log that is being cut.
+Offsets count from the first byte ever written to a log. ``.n1.out.before`` holds the number of bytes that are
+in rotated pieces or deleted; a reader that holds its lock never sees a rotation in progress.
 """
 
 from __future__ import annotations
@@ -25,27 +25,27 @@ __all__ = ["end_of", "gained", "rotate"]
 
 
 def rotate(path: Path, most: int, keep: int) -> None:
-    """Make a log a piece when it has become too long. A full disk does not end the job.
+    """Rotate a log if it is too long. A full disk does not end the job.
 
     Args:
-        path: The log. Nobody else may rotate it.
-        most: Bytes; 0: never.
-        keep: So many pieces are kept.
+        path: The log. No other process may rotate it.
+        most: The limit in bytes; 0 for none.
+        keep: How many pieces to keep.
     """
     partial = path.with_name(f".{path.name}.piece")
     try:
         if not most or path.stat().st_size <= most:
             return
         with path.open("r+b") as log, partial.open("wb") as copy:
-            # Only a copy that is on the disk is sure to have room there: one over the network says so late.
-            # The second takes what came during the first, which may be long.
+            # fsync, because a network file system may report a full disk only then. The second pass copies
+            # the output that arrived during the first, which may take long.
             for _ in range(2):
                 shutil.copyfileobj(log, copy)
                 copy.flush()
                 os.fsync(copy.fileno())
             with _before(path, fcntl.LOCK_EX) as before:
-                # What came meanwhile, without a wait, in which more would come; then at once the cut.
-                # Nothing is renamed before all is copied.
+                # Copy the rest without fsync, and truncate at once, so that as little output as possible is
+                # lost. Rename nothing before all is copied.
                 shutil.copyfileobj(log, copy)
                 copy.flush()
                 for number in range(keep - 1, 0, -1):
@@ -59,20 +59,20 @@ def rotate(path: Path, most: int, keep: int) -> None:
 
 
 def end_of(path: Path) -> int:
-    """Return the place behind the last byte of a log; 0 where there is none."""
+    """Return the offset of a log's end; 0 if there is no log."""
     with contextlib.suppress(FileNotFoundError), _before(path, fcntl.LOCK_SH) as before:
         return before + path.stat().st_size
     return 0
 
 
 def gained(path: Path, place: int, most: int) -> tuple[bytes, int]:
-    """Return whole lines of a log from a place on, and the place where the next one begins.
+    """Return whole lines of a log from an offset on, and the offset of the next one.
 
     Args:
         path: The log.
-        place: Where reading ended before. What was removed since is left out; where records were thinned,
-            reading goes on at their end.
-        most: So many bytes are returned at most; a longer line is returned in parts.
+        place: The offset where reading ended before. Lines that were deleted since are skipped; if records
+            were thinned, reading continues at their end.
+        most: The limit in bytes; a longer line is returned in parts.
 
     Raises:
         OSError: It cannot be read.
@@ -93,12 +93,12 @@ def _notes(path: Path) -> Path:
 
 @contextlib.contextmanager
 def _before(path: Path, lock: int) -> Iterator[int]:
-    """Hold the lock; its value is how many bytes lie before a log."""
+    """Hold the lock, and yield how many bytes precede the log."""
     kind = os.O_RDWR | os.O_CREAT if lock == fcntl.LOCK_EX else os.O_RDONLY
     try:
         file = os.open(_notes(path), kind, 0o644)
     except FileNotFoundError:
-        # It was never rotated.
+        # The log was never rotated.
         yield 0
         return
     try:

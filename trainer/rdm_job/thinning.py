@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Records of a node that do not grow for ever: the older, the fewer of them are kept."""
+"""Limits the size of a node's records: of older ones, fewer are kept."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from rdm_core.atomic_file import write_atomically
 __all__ = ["MOST", "thin", "thinned"]
 
 MOST = 32 * 1024 * 1024
-"""Bytes of a file of records: at eight devices and a record each five seconds, some days."""
+"""Bytes in a file of records: a few days, at eight devices and one record every five seconds."""
 _FIRST = "[0] "
 
 
 def thinned(records: Sequence[str]) -> list[str]:
-    """Return every second one of the older half, and all of the newer. Done again and again, age thins."""
+    """Return every second record of the older half, and all of the newer. Repeated, this thins with age."""
     half = len(records) // 2
     return [*records[:half:2], *records[half:]]
 
 
 def thin(path: Path, most: int = MOST) -> None:
-    """Thin a file of records when it has become too long. Nobody else may write it meanwhile.
+    """Thin a file of records if it is too long. No other process may write to it meanwhile.
 
     Args:
-        path: JSON lines, or gpustat's lines, of which a record has one for each device.
-        most: Bytes.
+        path: JSON lines, or gpustat's lines, one per device in each record.
+        most: The limit, in bytes.
     """
     with contextlib.suppress(OSError):
         if path.stat().st_size <= most:
@@ -37,7 +37,7 @@ def thin(path: Path, most: int = MOST) -> None:
 
 
 def _records(text: str) -> Iterator[str]:
-    """Yield records: a line each, or those from one first device to the next."""
+    """Yield records: a JSON line, or gpustat's lines from one first device to the next."""
     record = ""
     for line in text.splitlines(keepends=True):
         if record and (line.startswith(("{", _FIRST))):

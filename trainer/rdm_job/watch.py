@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a node's agent sees of its part of a job: what its logs gained, how its ranks get on, how the node is.
+"""What a node's agent observes of its part of a job: new log lines, its ranks' progress, the node's state.
 
-The master's agent puts all nodes' together; see ``health``.
+The master's agent combines all nodes' reports; see ``health``.
 """
 
 from __future__ import annotations
@@ -42,21 +42,21 @@ from rdm_log.summary import plain, progress
 __all__ = ["SAMPLE_S", "Watch"]
 
 POLL_S = 1.0
-"""How often logs and ranks are looked at, in seconds."""
+"""How often logs and ranks are polled, in seconds."""
 SAMPLE_S = 5.0
 """How often the node is measured, and its `.gpu` log written."""
 _AT_ONCE = 256 * 1024
-"""Bytes of a log that are read at a time, so that a flood of errors does not keep the agent from its work."""
+"""How many bytes of a log are read at a time, so that a flood of errors does not block the agent."""
 _BEHIND = 64 * 1024 * 1024
-"""Who is so far behind goes on at the end."""
+"""If more bytes of a log than this are unread, reading skips to its end."""
 _TOLD = 8
 _HEARTBEATS = 64
 _LATELY = 8
-"""So many of a rank's records are remembered, and so many are lately."""
+"""How many of a rank's last heartbeats count as recent."""
 _TIMES = 4096
 _MOVES = (Checkpoint, EngineStep, Evaluation, Memory, Milestone, Step, Throughput)
-"""Lines that tell of a training that gets on."""
-# What a verdict asks of a run, of all that a summary tells.
+"""Log lines that show that training advances."""
+# The keys of a run's summary that a verdict needs.
 _OF_RUN = (
     *("lines", "first_iteration", "last_iteration", "train_iterations", "loss", "step_ms", "skipped", "nan"),
     *("milestones",),
@@ -81,7 +81,7 @@ class Watch:
         self._interval, whole = self._workload.checkpoints(config)
         self._whole_bytes = whole if self._interval else 0
         self._sampler = Sampler(request.accelerator)
-        # Without accelerators nobody misses any.
+        # Empty without accelerators: then there is nothing to watch.
         self._unwatched = self._note = self._sampler.missing
         self._versions = _versions(directory.resolved)
         self._samples: deque[signs.Sample] = deque(maxlen=int(signs.WINDOW_S / SAMPLE_S))
@@ -94,7 +94,7 @@ class Watch:
         self.begin()
 
     def begin(self) -> None:
-        """Begin an attempt: what the logs have said until now is no longer of interest."""
+        """Begin an attempt: earlier log lines no longer matter."""
         with self._lock:
             self._begin()
 
@@ -114,13 +114,13 @@ class Watch:
         self._begun_at = time.time()
         self._heartbeats: dict[int, deque[dict[str, Any]]] = {}
         self._before: dict[int, Mapping[str, float]] = {}
-        # All agents are there when an attempt begins. What nodes that share a disk write must fit together.
+        # By now all agents are running. The checkpoints of nodes that share a disk must fit on it together.
         slots = {node.name: node.slots for node in self._request.nodes}
         here = {self._request.node, *self._directory.sharing}.intersection(slots)
         self._checkpoint_bytes = self._whole_bytes * sum(slots[name] for name in here) // sum(slots.values())
 
     def keep(self, ranks: Callable[[], Sequence[Mapping[str, Any]]]) -> None:
-        """Look and measure from now on, for ever. A vendor's library may take long: this has its own thread.
+        """Poll and measure for ever, in a thread of its own because a vendor's library may be slow.
 
         Args:
             ranks: Returns the records of this attempt's processes here.
@@ -145,11 +145,11 @@ class Watch:
             time.sleep(POLL_S)
 
     def report(self) -> dict[str, Any]:
-        """Return what the master is to hear; see ``health.observed``."""
+        """Return the report for the master; see ``health.observed``."""
         return self._report
 
     def update(self, ranks: Sequence[Mapping[str, Any]]) -> None:
-        """Read what the logs gained, and how the ranks get on.
+        """Read new log lines and the ranks' progress.
 
         Args:
             ranks: The records of this attempt's processes here.
@@ -212,12 +212,12 @@ class Watch:
             self._tell_prometheus(sample)
 
     def _devices(self, process: int | None) -> tuple[signs.Device, ...]:
-        """Return the GPUs that are the job's: of those that its processes see, each has one.
+        """Return the job's GPUs: of those that its processes see, one per process.
 
-        Launchers may set the variables that say so themselves: what a process got is what counts. A program
-        of the user's may have several for a process: further ones that its processes are on come behind.
-        Where the driver shows nobody's processes, or those of another namespace, as it does in a container,
-        any that they see may be theirs.
+        A launcher may set the variables for visible devices itself, so the environment of a process counts.
+        A user's own program may use several GPUs per process: further GPUs with its processes are added. If
+        the driver shows no processes, or those of another namespace, as in a container, return all GPUs
+        that the job's processes see.
         """
         seen = self._sampler.devices(None if process is None else processes.environment_of(process))
         own, others = seen[: self._slots], seen[self._slots :]
@@ -236,10 +236,10 @@ class Watch:
         self._outlet.tell(text)
 
     def end(self) -> None:
-        """Leave Prometheus' file with how the job has ended, on its master; elsewhere, and of others, none.
+        """Write the ended job's final metrics to Prometheus' file on its master; else remove the file.
 
-        What was measured last would otherwise be read as how the node is, for ever. Of a state that cannot be
-        read nobody knows how it has ended.
+        Otherwise the last measurements would be read as current for ever. The file is also removed if the
+        state cannot be read.
         """
         state = None
         with contextlib.suppress(OSError, ValueError, TypeError, KeyError, AttributeError):
@@ -269,13 +269,13 @@ class Watch:
             found = plain(run)
             found["loss"]["curve"] = found["loss"]["curve"][-32:]
             self._plain = {key: found[key] for key in _OF_RUN}
-            # Our trainer says it itself, and knows more.
+            # Our trainer writes its own progress, with more detail.
             if run.lines and not self._workload.tells_progress:
                 far = progress(run)
                 self._progress = {**far, "losses": thinned(far["losses"]), "time": time.time()}
 
     def _arguments(self, ranks: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-        """Return what the processes say that they are, to be compared with what was asked for."""
+        """Return the processes' own view of their arguments, to compare with the request."""
         logged = {key: self._run.arguments[key] for key in ARGUMENTS if key in self._run.arguments}
         said: dict[str, set[str]] = {}
         for one in ranks:
@@ -285,11 +285,11 @@ class Watch:
             world = {"WORLD_SIZE": str(one["world"])} if one.get("world") else {}
             for key, value in {**self._shapes.get(rank, {}), **world}.items():
                 said.setdefault(key, set()).add(value)
-        # All have the same, or one that another launcher started does not.
+        # Different values show that a process was started by another launcher.
         return {**self._info, **logged, **{key: ", ".join(sorted(values)) for key, values in said.items()}}
 
     def _since(self, progress: Mapping[str, Any]) -> float:
-        """Return for how many seconds nothing has told of the training going on."""
+        """Return the seconds since training last showed that it advances."""
         since = time.monotonic() - self._moved
         if progress:
             since = min(since, max(0.0, time.time() - float(progress["time"])))
@@ -303,7 +303,7 @@ class Watch:
         ]
 
     def _rank(self, rank: int, process: int) -> dict[str, Any] | None:
-        """Return a rank's heartbeat, as ``peers.RankHeartbeat`` has it; None where it writes none."""
+        """Return a rank's heartbeat, for ``peers.RankHeartbeat``; None if it writes none."""
         try:
             record, iteration, since = heartbeat.read(self._directory.heartbeat(rank))
         except OSError:
@@ -316,7 +316,7 @@ class Watch:
             "rank": rank,
             "group": record.get("group", ""),
             "iteration": iteration,
-            # One that is stopped, or hangs in a file system, comes to nobody.
+            # A process that is stopped, or hangs in a file system, is not waiting for its peers.
             "waits": bool(since) and processes.condition(process) not in "TtD",
             **self._usual_of(rank, peers.usual(list(heartbeats))),
             "nan_at": record.get("nan_at"),
@@ -334,7 +334,7 @@ class Watch:
         if self._plain is not None:
             step_s = (self._plain["step_ms"]["median"] or 0.0) / 1000
         elif heartbeats := [one for of_rank in self._heartbeats.values() for one in of_rank]:
-            # Without lines of steps here: a rank's step is its compute time and what it waits for others.
+            # This node logs no steps: a rank's step is its compute time plus its wait for others.
             step_s = statistics.median(
                 float(one["compute_s"]) + (one.get("waited_s") or 0.0) for one in heartbeats
             )
@@ -351,7 +351,7 @@ class Watch:
         )
 
     def _slow(self) -> list[signs.Sign]:
-        """Return which ranks compute longer than their peers, where the program writes the timers of all."""
+        """Return the ranks that compute longer than their peers, if the program logs every rank's timers."""
         layout = rank_timers.layout({**self._info, **self._run.arguments})
         compute = self._run.compute_ms
         if not compute or layout is None:
@@ -360,7 +360,7 @@ class Watch:
         return rank_timers.slow(compute, *layout, dict(enumerate(names)))
 
     def _gpu_processes(self) -> int | None:
-        """Return how many processes are on the GPUs; None where that is not known."""
+        """Return how many of the GPUs are in use; None if that is not known."""
         devices = self._samples[-1].devices if self._samples else ()
         if not devices or self._request.accelerator == "cpu":
             return None
@@ -368,14 +368,14 @@ class Watch:
 
 
 class _Tail:
-    """What a log gains from now on."""
+    """Reads the lines that are added to a log from now on."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._offset = end_of(path)
 
     def block(self) -> bytes:
-        """Return whole lines that have come, a part of them when they are many."""
+        """Return new whole lines, at most ``_AT_ONCE`` bytes of them."""
         try:
             end = end_of(self._path)
             if end - self._offset > _BEHIND:
@@ -391,7 +391,7 @@ class _Tail:
 
 
 def _versions(resolved: Path) -> dict[str, str]:
-    """Return what must be the same on all nodes."""
+    """Return the versions that must match on all nodes, with a digest of the configuration."""
     found = versions()
     with contextlib.suppress(OSError):
         found["configuration"] = hashlib.sha256(resolved.read_bytes()).hexdigest()[:8]
