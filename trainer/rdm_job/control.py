@@ -1,19 +1,19 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The control connection: JSON messages over TCP between one server and its members, who share a secret.
+"""The control connection: JSON messages over TCP between one server and its members, which share a secret.
 
-Each end proves that it knows the secret, by an HMAC (RFC 2104) over numbers that both chose for this
-connection, before the other believes a word of it:
+Before any message is accepted, each end proves that it knows the secret with an HMAC (RFC 2104) over numbers
+that both chose for this connection:
 
     server  {"challenge": a}
     member  {"name": n, "challenge": b, "proof": HMAC("member proof", n, a, b)}
     server  {"proof": HMAC("server proof", n, a, b)}
 
-Then every line is a message behind its own HMAC, with a number that counts up and a key that is this
-connection's and direction's, so that nobody can change, repeat or insert one. Messages are not encrypted:
-they hold no secret.
+Then every line is a message, prefixed with its HMAC. The HMAC covers a counter, and its key belongs to this
+connection and direction, so nobody can change, repeat or insert a message. Messages are not encrypted: they
+hold no secret.
 
-Whoever has not proved itself gets few connections, bytes and seconds, and cannot end the server. When there
-are too many, the address with most of them loses its oldest.
+Unproven connections are limited in number, bytes and time, and cannot bring the server down. If there are too
+many, the oldest one of the address that has the most is closed.
 """
 
 from __future__ import annotations
@@ -33,28 +33,28 @@ from typing import Any
 __all__ = ["UNPROVEN", "ControlClient", "ControlServer"]
 
 UNPROVEN = 256
-"""How many connections may be open without a proof, besides one of each member."""
+"""How many unproven connections may be open, plus one per member."""
 _UNPROVEN_BYTES = 1024
 _UNPROVEN_S = 10.0
 _LONGEST = 4 * 1024 * 1024
-"""Bytes of a message, and of messages that wait to be sent: then the other end has stopped reading."""
+"""The limit in bytes of a message, and of the send queue: beyond it, the other end has stopped reading."""
 _AT_ONCE = 64
-"""So many connections are accepted, and so many blocks of one are read, before others have their turn."""
+"""How many connections are accepted, or blocks of one read, before the others get their turn."""
 _BLOCK = 65536
 _RETRY_S = 1.0
 _REFUSED = 16
-"""So many addresses that sent a wrong proof are known: a port scan must not fill a log."""
+"""How many addresses that sent a wrong proof are kept: a port scan must not fill a log."""
 _FILES_LEFT = 64
-"""So many files this process must still be able to open."""
+"""How many more files this process must always be able to open."""
 _NO_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 class _Lines:
-    """A socket that sends and receives lines and never waits."""
+    """A non-blocking socket that sends and receives lines."""
 
     def __init__(self, sock: socket.socket, selector: selectors.BaseSelector) -> None:
         sock.setblocking(False)
-        # A message must not wait until the one before it is acknowledged.
+        # A message must not wait for the acknowledgement of the previous one.
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._socket, self._selector = sock, selector
         self._input, self._output = bytearray(), bytearray()
@@ -64,7 +64,7 @@ class _Lines:
 
     @property
     def is_full(self) -> bool:
-        """The other end has stopped reading."""
+        """Whether the other end has stopped reading."""
         return len(self._output) >= _LONGEST
 
     def send(self, line: bytes) -> None:
@@ -73,7 +73,7 @@ class _Lines:
         self.flush()
 
     def flush(self) -> None:
-        """Send as much as goes."""
+        """Send as much as the socket takes."""
         try:
             while self._output and self.is_open:
                 del self._output[: self._socket.send(self._output)]
@@ -83,7 +83,7 @@ class _Lines:
             self.close()
 
     def receive(self, longest: int) -> None:
-        """Read what has come, as long as no line is longer than that."""
+        """Read the data that has arrived, until more than ``longest`` bytes are buffered."""
         self.flush()
         try:
             for _ in range(_AT_ONCE):
@@ -99,7 +99,7 @@ class _Lines:
             self.close()
 
     def line(self, longest: int) -> bytes | None:
-        """Return the next line that was received; None when none is whole. One that is too long closes it."""
+        """Return the next received line; None without a whole one. An overlong line closes the socket."""
         end = self._input.find(b"\n")
         if end > longest or (end < 0 and len(self._input) > longest):
             self.close()
@@ -111,7 +111,7 @@ class _Lines:
         return line
 
     def close(self) -> None:
-        """Close it; what was received can still be read."""
+        """Close the socket; received lines can still be read."""
         if self.is_open:
             self.is_open = False
             self._selector.unregister(self._socket)
@@ -119,14 +119,14 @@ class _Lines:
 
 
 class _Channel:
-    """A connection whose ends have both proved themselves.
+    """A connection on which both ends have proved themselves.
 
     Args:
         lines: The connection.
-        secret: What both know.
+        secret: The shared secret.
         sends: Which end this is, ``member`` or ``server``.
         receives: Which end the other is.
-        about: What both proofs were about.
+        about: The name and numbers that both proofs cover.
     """
 
     def __init__(self, lines: _Lines, secret: bytes, sends: str, receives: str, *about: str) -> None:
@@ -142,7 +142,7 @@ class _Channel:
             self.lines.send(_code(self._send_key, self._sent, body) + b" " + body)
 
     def receive(self) -> list[dict[str, Any]]:
-        """Return the messages that have come; a line that is none closes the connection."""
+        """Return the received messages; a line with a wrong HMAC closes the connection."""
         self.lines.receive(_LONGEST)
         found = []
         while (line := self.lines.line(_LONGEST)) is not None:
@@ -163,17 +163,17 @@ class _Channel:
 
 
 class _Unproven:
-    """A connection that the server has accepted, and that has yet to prove itself."""
+    """An accepted connection whose other end has not proved itself yet."""
 
     def __init__(self, lines: _Lines, source: str) -> None:
         self.lines, self.source = lines, source
         self.is_refused = False
-        """Its proof is that of another secret."""
+        """Whether it sent a wrong proof, such as one with another secret."""
         self._challenge = secrets.token_hex(16)
         lines.send(json.dumps({"challenge": self._challenge}).encode())
 
     def proven(self, secret: bytes) -> tuple[str, _Channel] | None:
-        """Return the member's name and its channel; None while it has not proved itself, or has failed."""
+        """Return the member's name and its channel; None before a proof, or after a wrong one."""
         self.lines.receive(_UNPROVEN_BYTES)
         line = self.lines.line(_UNPROVEN_BYTES)
         if line is None:
@@ -190,20 +190,20 @@ class _Unproven:
 
 
 class ControlServer:
-    """The end that listens.
+    """The listening end.
 
     Args:
-        address: Where.
-        port: Likewise; 0 takes a free one.
-        secret: What its members know.
+        address: The address to listen on.
+        port: The port to listen on; 0 takes a free one.
+        secret: The secret that it shares with its members.
         members: How many there will be.
 
     Raises:
         OSError: It cannot listen there.
 
     Attributes:
-        port: Where it listens.
-        refused: Addresses, the first of them, that sent the proof of another secret.
+        port: The port that it listens on.
+        refused: The first addresses that sent a wrong proof.
     """
 
     def __init__(self, address: str, port: int, secret: bytes, members: int) -> None:
@@ -220,11 +220,11 @@ class ControlServer:
         self.refused: list[str] = []
 
     def send(self, message: dict[str, Any], to: Iterable[str] | None = None) -> None:
-        """Queue a message to every member that is connected, or to some.
+        """Queue a message to all connected members, or to some.
 
         Args:
-            message: What is sent.
-            to: Names of members; nothing is sent to those that are not connected.
+            message: The message.
+            to: Names of members; those that are not connected get nothing.
         """
         body = json.dumps(message).encode()
         for name in self._members if to is None else to:
@@ -232,10 +232,10 @@ class ControlServer:
                 channel.send(body)
 
     def receive(self, timeout: float = 0.0) -> dict[str, list[dict[str, Any]]]:
-        """Return the messages that have come, by member.
+        """Return the received messages, by member.
 
         Args:
-            timeout: So many seconds are waited at most until something comes.
+            timeout: How many seconds to wait for data.
         """
         self._listen()
         ready = {key.data for key, _ in self._selector.select(timeout)}
@@ -254,25 +254,25 @@ class ControlServer:
         return found
 
     def silent_for(self, name: str) -> float | None:
-        """Return for how many seconds nothing has come from a member; None when it has never proved itself.
+        """Return the seconds since a member's last message; None if it has never proved itself.
 
-        One that only connects again has yet to say something.
+        Reconnecting does not count as a message.
         """
         heard = self._heard.get(name)
         return None if heard is None else time.monotonic() - heard
 
     def is_connected(self, name: str) -> bool:
-        """Whether a member's connection is open, as far as is known here."""
+        """Whether a member's connection is open, as far as this end knows."""
         channel = self._members.get(name)
         return channel is not None and channel.lines.is_open
 
     def disconnect(self, name: str) -> None:
-        """Close a member's connection; if it is still there, it connects again."""
+        """Close a member's connection; a member that still runs reconnects."""
         if (channel := self._members.get(name)) is not None:
             channel.close()
 
     def close(self) -> None:
-        """Close all connections, after messages that wait are sent as far as they can be."""
+        """Send what the sockets still take of the queued messages, and close all connections."""
         for channel in self._members.values():
             channel.flush()
             channel.close()
@@ -282,23 +282,23 @@ class ControlServer:
         self._listener.close()
 
     def _listen(self) -> None:
-        """Wait for connections, too, unless there were no resources for one a moment ago."""
+        """Accept connections again, unless resources ran out a moment ago."""
         if self._listener not in self._selector.get_map() and time.monotonic() >= self._accepts_from:
             self._selector.register(self._listener, selectors.EVENT_READ, self._listener)
 
     def _accept(self) -> None:
-        """Accept connections, some at a time."""
+        """Accept connections, at most ``_AT_ONCE``."""
         for _ in range(_AT_ONCE):
             try:
                 connection, (source, *_) = self._listener.accept()
             except OSError as error:
-                # Otherwise nobody is there, or hung up meanwhile.
+                # Any other error: no connection is waiting, or it was closed meanwhile.
                 if error.errno in _NO_RESOURCES:
                     self._drop_one()
                     self._selector.unregister(self._listener)
                     self._accepts_from = time.monotonic() + _RETRY_S
                 return
-            # The kernel gives the lowest number that is free.
+            # The kernel assigns the lowest free descriptor, so this one shows how many are left.
             left = resource.getrlimit(resource.RLIMIT_NOFILE)[0] - connection.fileno()
             lines = _Lines(connection, self._selector)
             self._unproven[lines] = _Unproven(lines, str(source))
@@ -306,7 +306,7 @@ class ControlServer:
                 self._drop_one()
 
     def _drop_one(self) -> None:
-        """Close the oldest unproven connection of the address that has most of them."""
+        """Close the oldest unproven connection of the address that has the most."""
         counts = collections.Counter(one.source for one in self._unproven.values())
         for source, _ in counts.most_common(1):
             oldest = next(lines for lines, one in self._unproven.items() if one.source == source)
@@ -314,7 +314,10 @@ class ControlServer:
             del self._unproven[oldest]
 
     def _proven(self, ready: Set[object]) -> list[tuple[str, list[dict[str, Any]]]]:
-        """Return what was sent on connections that are replaced, and on those that have proved themselves."""
+        """Add the connections that have proved themselves.
+
+        Return the messages of the new connections, and the last messages of those that they replace.
+        """
         found, now = [], time.monotonic()
         for lines, one in list(self._unproven.items()):
             proven = one.proven(self._secret) if lines in ready else None
@@ -336,13 +339,13 @@ class ControlServer:
 
 
 class ControlClient:
-    """A member's end. It connects, and connects again, by itself.
+    """A member's end. It connects and reconnects by itself.
 
     Args:
         address: The server's.
         port: Likewise.
-        name: This member's, which no other has.
-        secret: What the server knows as well.
+        name: This member's unique name.
+        secret: The secret that it shares with the server.
     """
 
     def __init__(self, address: str, port: int, name: str, secret: bytes) -> None:
@@ -355,23 +358,23 @@ class ControlClient:
         self._tried = -_RETRY_S
         self._heard = time.monotonic()
         self.was_refused = False
-        """The other end closed the last connection before both had proved themselves."""
+        """Whether the last connection was closed before both ends had proved themselves."""
 
     @property
     def is_proven(self) -> bool:
-        """The server is connected, and both have proved themselves."""
+        """Whether the server is connected, and both ends have proved themselves."""
         return self._channel is not None
 
     def send(self, message: dict[str, Any]) -> None:
-        """Queue a message, if the server is there."""
+        """Queue a message, if the server is connected."""
         if self._channel is not None:
             self._channel.send(json.dumps(message).encode())
 
     def receive(self, timeout: float = 0.0) -> list[dict[str, Any]]:
-        """Return the messages that have come.
+        """Return the received messages.
 
         Args:
-            timeout: So many seconds are waited at most until something comes.
+            timeout: How many seconds to wait for data.
         """
         self._connect()
         self._selector.select(timeout)
@@ -388,16 +391,16 @@ class ControlClient:
         return messages
 
     def silent_for(self) -> float:
-        """Return for how many seconds no message has come from the server."""
+        """Return the seconds since the server's last message."""
         return time.monotonic() - self._heard
 
     def connect_again(self) -> None:
-        """Give up the connection, of which the other end may know nothing any more."""
+        """Close the connection, in case the other end has lost it; ``receive`` reconnects."""
         if self._lines is not None:
             self._lines.close()
 
     def close(self) -> None:
-        """Close the connection, after messages that wait are sent as far as they can be."""
+        """Send what the socket still takes of the queued messages, and close the connection."""
         if self._lines is not None:
             self._lines.flush()
             self._lines.close()
@@ -416,7 +419,7 @@ class ControlClient:
         self._lines = _Lines(connection, self._selector)
 
     def _prove(self, lines: _Lines) -> None:
-        """Go on with the proofs, as far as lines have come."""
+        """Continue the proofs with the lines received so far."""
         lines.receive(_UNPROVEN_BYTES)
         while self._channel is None and (line := lines.line(_UNPROVEN_BYTES)) is not None:
             answer = _object(line) or {}
@@ -435,7 +438,7 @@ class ControlClient:
 
 
 def _digest(secret: bytes, *about: str) -> bytes:
-    # As JSON, so that no two lists come to the same bytes.
+    # As JSON, so that different lists never give the same bytes.
     return hmac.digest(secret, json.dumps(about).encode(), "sha256")
 
 
@@ -448,7 +451,7 @@ def _is_proof(given: Any, wanted: bytes) -> bool:
 
 
 def _object(line: bytes) -> dict[str, Any] | None:
-    """Return the JSON object of a line; None when it is none."""
+    """Return the JSON object in a line; None if it holds none."""
     try:
         found = json.loads(line)
     except (ValueError, RecursionError):

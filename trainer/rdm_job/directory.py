@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A job's directory on one node: where everything of the job lies."""
+"""A job's directory on one node, which holds all of its files."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ __all__ = [
 
 TIME = "time"
 SLURM = "slurm"
-"""Who asks a job to end, when the user does not: its time limit is near, and it may go on later; or Slurm
-ends it, and knows why."""
+"""What stops a job, if not the user: ``TIME``, its time limit, after which it may continue; or ``SLURM``,
+which knows the reason."""
 
 
 def jobs_root() -> Path:
@@ -45,18 +45,18 @@ def jobs_root() -> Path:
 
 
 def here() -> str:
-    """Return what the job runs in, for sentences: the container or the host."""
+    """Return where the job runs, as a word for messages: ``container`` or ``host``."""
     return "host" if is_bare_host() else "container"
 
 
 def this_node(request: Request) -> str:
     """Return the name of the node that this process is on.
 
-    The request that lies in the job's directory names it, unless the nodes share the directory.
+    The stored request names it, unless the nodes share the job's directory.
     """
     if name := os.environ.get(NODE_VARIABLE):
         return name
-    # A task of Slurm's may be on one of several nodes of a host.
+    # A Slurm task may run on one of several nodes of a host.
     if (name := os.environ.get("SLURMD_NODENAME", "")) in {node.name for node in request.nodes}:
         return name
     mine = os.environ.get("MY_IP")
@@ -64,7 +64,7 @@ def this_node(request: Request) -> str:
         if node.address == mine:
             return node.name
     for node in sorted(request.nodes, key=lambda node: node.name != request.node):
-        # Only addresses of this machine can be bound to.
+        # Only this machine's addresses can be bound.
         with contextlib.suppress(OSError), socket.socket() as probe:
             probe.bind((node.address, 0))
             return node.name
@@ -72,11 +72,11 @@ def this_node(request: Request) -> str:
 
 
 class JobDirectory:
-    """The directory of one job. The nodes may each have one of their own, or share one.
+    """The directory of one job. Each node may have its own, or all share one.
 
     Args:
-        path: It need not exist.
-        node: The node that this process is on, where that is known.
+        path: The directory, which need not exist.
+        node: The node that this process is on, if known.
     """
 
     def __init__(self, path: Path, node: str | None = None) -> None:
@@ -104,7 +104,7 @@ class JobDirectory:
 
     @classmethod
     def missing(cls, name: str) -> str:
-        """Return what is said where no job has a name: which are near it, or the last that there are."""
+        """Return the message that no job has a name, with similar names or the last jobs."""
         known = [job.path.name for job in cls.all()]
         near = difflib.get_close_matches(name, known)
         if near:
@@ -115,18 +115,18 @@ class JobDirectory:
 
     @classmethod
     def of_master(cls, path: Path) -> JobDirectory:
-        """Return a directory that exists and all nodes share, as the job's master sees it."""
+        """Return an existing directory that all nodes share, from the master's point of view."""
         return cls(path, cls(path).stored().master.name)
 
     @classmethod
     def all(cls) -> list[JobDirectory]:
         """Return the directories of all jobs."""
-        # Not what is being removed, whose name begins with a dot.
+        # A name with a leading dot is a directory that is being removed.
         return [cls(path.parent) for path in sorted(jobs_root().glob("[!.]*/job.json"))]
 
     @property
     def exists(self) -> bool:
-        """A job was started here."""
+        """Whether a job was started here."""
         return self._job.is_file()
 
     @functools.cached_property
@@ -136,7 +136,7 @@ class JobDirectory:
 
     @property
     def _state(self) -> Path:
-        """The master's state is the whole job's."""
+        """The state file: on the master that of the whole job, elsewhere the node's own."""
         is_master = self.node == self.stored().master.name
         return self.path / ("state.json" if is_master else f"state.{self.node}.json")
 
@@ -154,9 +154,9 @@ class JobDirectory:
         return self.logs / f"{node}.{stream}"
 
     def make(self, request: Request) -> None:
-        """Make the directory and write what the processes of the job need to find each other.
+        """Make the directory, and write the files with which the job's processes find each other.
 
-        What may hold a secret of the user's, such as ``launcher.env``, is for the owner alone.
+        Only the owner may read files that may hold secrets, such as ``launcher.env``.
         """
         for path in (self.path, self.logs, self.ranks):
             path.mkdir(parents=True, exist_ok=True)
@@ -171,7 +171,7 @@ class JobDirectory:
         return dataclasses.replace(self.stored(), node=self.node)
 
     def stored(self) -> Request:
-        """Return the request that made the job, as it lies there."""
+        """Return the request that made the job, as stored."""
         return Request.of(json.loads(self._job.read_text()))
 
     def write_config(self, text: str) -> None:
@@ -183,33 +183,33 @@ class JobDirectory:
         write_atomically(self.resolved, text, mode=0o600)
 
     def write_exports(self, text: str) -> None:
-        """Write the variables that pdsh hands over."""
+        """Write the variables that DeepSpeed passes on with pdsh."""
         write_atomically(self.exports, text, mode=0o600)
 
     # The state.
 
     def read_state(self) -> State:
-        """Return what the agent last wrote."""
+        """Return the state that the agent last wrote."""
         try:
             return State.of(json.loads(self._state.read_text()))
         except FileNotFoundError:
             return State(job=self.path.name, directory=str(self.path))
 
     def write_state(self, state: State) -> None:
-        """Replace what the agent last wrote. A full disk does not end the job."""
+        """Replace the agent's state. A full disk does not end the job."""
         with contextlib.suppress(OSError):
             write_atomically(self._state, json.dumps(state.to_json()) + "\n")
 
     @property
     def version(self) -> int:
-        """A number that changes when the state does."""
+        """A number that changes with the state."""
         try:
             return self._state.stat().st_mtime_ns
         except FileNotFoundError:
             return 0
 
     def progress(self) -> dict[str, Any]:
-        """Return what the training last wrote about how far it is."""
+        """Return the trainer's last progress record."""
         try:
             found = json.loads((self.path / "progress.json").read_text())
         except (OSError, ValueError):
@@ -219,14 +219,14 @@ class JobDirectory:
     # The ranks.
 
     def write_rank(self, rank: int, record: dict[str, Any]) -> None:
-        """Write how a process of this node is."""
+        """Write the record of a process of this node."""
         self._own_ranks.mkdir(parents=True, exist_ok=True)
         write_atomically(self._own_ranks / f"{rank}.json", json.dumps(record) + "\n")
 
     def read_ranks(self) -> list[dict[str, Any]]:
-        """Return how this node's processes are, by rank."""
+        """Return the records of this node's processes, by rank."""
         found, paths = [], list[Path]()
-        # A file system that fails for a moment does not end the job.
+        # A temporary error of the file system does not end the job.
         with contextlib.suppress(OSError):
             paths.extend(self._own_ranks.glob("*.json"))
         for path in paths:
@@ -235,71 +235,71 @@ class JobDirectory:
         return sorted(found, key=lambda record: int(record["rank"]))
 
     def heartbeat(self, rank: int) -> Path:
-        """Return where a process of this node tells how it gets on; see ``rdm_core.heartbeat``."""
+        """Return the heartbeat file of a process of this node; see ``rdm_core.heartbeat``."""
         return self._own_ranks / f"{rank}.heartbeat"
 
     def forget_ranks(self) -> None:
-        """Remove what this node's processes of an earlier attempt have told of themselves."""
+        """Remove the records and heartbeats of this node's processes of an earlier attempt."""
         for path in self._own_ranks.glob("*"):
             path.unlink(missing_ok=True)
 
     @property
     def _own_ranks(self) -> Path:
-        # Nodes may share the directory, and there may be many.
+        # One directory per node: many nodes may share the job's.
         return self.ranks / self.node
 
-    # Asking it to stop.
+    # Stop requests.
 
     def ask_to_stop(self, grace: float, by: str = "") -> None:
-        """Leave word for the agent: the processes are to save and end.
+        """Request the agent to let the processes save and end.
 
         Args:
-            grace: Seconds that they have for it.
-            by: Who asks, where it is not the user: ``TIME`` or ``SLURM``.
+            grace: How many seconds they have for it.
+            by: The source of the request, if not the user: ``TIME`` or ``SLURM``.
         """
         write_atomically(self._stop, json.dumps({"grace": grace, "by": by}))
 
     def asked_to_stop(self) -> float | None:
-        """Return the seconds that the processes have to save and end; None when nobody asked."""
+        """Return the seconds that the processes have to save and end; None without a stop request."""
         try:
             return float(json.loads(self._stop.read_text())["grace"])
         except (OSError, ValueError, KeyError):
             return None
 
     def asked_by(self) -> str:
-        """Return who asked, where it was not the user."""
+        """Return the source of a stop request, ``TIME`` or ``SLURM``; empty for a user's, or without one."""
         try:
             return str(json.loads(self._stop.read_text()).get("by") or "")
         except (OSError, ValueError):
             return ""
 
     def forget_stop(self) -> None:
-        """Take the word back."""
+        """Remove the stop request."""
         self._stop.unlink(missing_ok=True)
 
     # The agent.
 
     @property
     def sharing(self) -> list[str]:
-        """The nodes that have had an agent in this very directory: more than one where they share it."""
+        """The nodes that have had an agent in this directory: several if they share it."""
         return [path.name[len(".agent.") : -len(".lock")] for path in self.path.glob(".agent.*.lock")]
 
     def lock(self) -> AgentLock | None:
-        """Return the agent's lock, or None when an agent has it."""
+        """Take and return the agent's lock; None if an agent holds it."""
         return AgentLock.take(self._lock)
 
     @property
     def agent(self) -> str:
-        """The job's agent, also one that has ended, as ``processes.identity`` names it; empty without one."""
+        """The identity (``processes.identity``) of the job's agent, running or ended; empty without one."""
         return holder(self._lock)
 
     @property
     def has_agent(self) -> bool:
-        """An agent works on the job."""
+        """Whether an agent runs for the job."""
         return processes.is_alive(self.agent)
 
     def wait_for_news(self, seconds: float) -> None:
-        """Return when the state has changed or is final, at the latest after so many seconds."""
+        """Wait until the state changes or no agent runs, at most ``seconds``."""
         before, deadline = self.version, time.monotonic() + seconds
         while time.monotonic() < deadline and self.version == before and self.has_agent:
             time.sleep(0.2)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The verdict on a job while it runs: what all nodes' agents saw, put together by the master's.
+"""The verdict on a running job: the master's agent evaluates the reports of all nodes' agents.
 
-What a node's report has of it is ``Watch.report``.
+``Watch.report`` makes a node's report.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from rdm_log.verdict import DONE, Observed, evaluate
 __all__ = ["Health", "newest_progress", "observed", "of_state"]
 
 _BUSY_S = 60.0
-"""That others use a node is reported after so long; to name a rank, its window suffices."""
+"""How long others must use a node before it is reported; a slow rank is reported without this wait."""
 _NAMED = 8
-"""So many nodes are named in a sentence."""
+"""How many nodes are named in a sentence."""
 
 
 class Health:
-    """Evaluates a job again and again. Of an attempt it remembers what only time tells.
+    """Evaluates a job repeatedly, and keeps what it needs of an attempt's history.
 
     Args:
         request: The job.
@@ -54,7 +54,7 @@ class Health:
         self._first_nan: list[Sign] = []
 
     def summary(self, state: State, reports: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-        """Return what a state has of its nodes' reports: ``gpu``, ``progress`` and ``verdict``.
+        """Return the parts of a state that come from reports: ``gpu``, ``progress`` and ``verdict``.
 
         Args:
             state: The job's.
@@ -67,12 +67,12 @@ class Health:
         }
 
     def verdict(self, state: State, reports: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-        """Return the verdict as plain data, with ``since``: when its word became this one.
+        """Return the verdict as plain data; ``since`` is when the job got this verdict.
 
-        Nothing is returned when the job cannot be evaluated, which must never end it.
+        An error in the evaluation must not end the job: then the result is empty.
 
         Args:
-            state: The launcher's word.
+            state: The job's state, from its launcher.
             reports: The newest of each node.
         """
         try:
@@ -91,7 +91,7 @@ class Health:
         if top != self._steps:
             self._steps, self._moved = top, now
         if len(ranks) >= self._telling:
-            # Those that have ended tell no more, and the others alone would name somebody else.
+            # Ended ranks report no more, and the remaining ones alone would point to the wrong rank.
             self._telling, self._first_nan = len(ranks), peers.first_nan(ranks)
         seen = observed(
             state,
@@ -117,7 +117,7 @@ class Health:
         return {**found.to_json(), "since": self._since}
 
     def _lasting(self, found: Iterable[Sign], now: float) -> list[Sign]:
-        """Return the signs without notes that are new: somebody else may use a node for a moment."""
+        """Return the signs without recent notes: another user's short load on a node does not count."""
         current = list(found)
         nodes = {one.node for one in current if one.is_note}
         self._busy_since = {node: self._busy_since.get(node, now) for node in nodes}
@@ -125,10 +125,10 @@ class Health:
 
 
 def newest_progress(state: State, reports: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Return how far a training is: what it says itself, or else what a node read in its log. Pure.
+    """Return the newest progress: the trainer's own, or else the one read from a node's log. Pure.
 
     Args:
-        state: What was known before.
+        state: Its progress is returned if no report has any.
         reports: The newest of each node.
     """
     said = [report["progress"] for report in reports.values() if report["progress"]]
@@ -151,18 +151,18 @@ def observed(
     first_nan: Sequence[Sign] = (),
     slow: Sequence[Sign] = (),
 ) -> Observed:
-    """Return what is known of a job. Pure.
+    """Return everything that is observed of a job, for its evaluation. Pure.
 
     Args:
-        state: The launcher's word.
-        watches: What each node saw; see ``Watch.report``.
-        ranks: All of them.
-        config: Of the job.
-        requested: What its processes are to say of themselves; see ``info.requested``.
-        running_s: Since the attempt began.
-        step_s: Since any rank has begun a step; None where ranks do not say it.
-        first_nan: Whose loss was no number first.
-        slow: Ranks that are slow, for some time now.
+        state: The job's state, from its launcher.
+        watches: The report of each node; see ``Watch.report``.
+        ranks: The heartbeats of all ranks.
+        config: The job's.
+        requested: The values that its processes should report of themselves; see ``info.requested``.
+        running_s: Seconds since the attempt began.
+        step_s: Seconds since a rank last began a step; None if ranks do not report steps.
+        first_nan: The first ranks whose loss was not a number.
+        slow: Ranks that have been slow for some time.
     """
     runs = [watch["run"] for watch in watches.values() if watch["run"] and watch["run"]["lines"]]
     run = max(runs, key=lambda one: int(one["last_iteration"]), default=None)
@@ -178,7 +178,7 @@ def observed(
     phase = next((str(watch["phase"]) for watch in watches.values() if watch["phase"]), "")
     signs = [Sign.of(one) for watch in watches.values() for one in watch["signs"]]
     if phase == "saving":
-        # The master's node knows it, and the disks of all fill.
+        # Only the master's node knows that a checkpoint is being saved, but it fills all nodes' disks.
         signs = [one for one in signs if one.kind != "disk"]
     return Observed(
         state=state.state,
@@ -213,7 +213,7 @@ def _vocabulary(config: JobConfig) -> int | None:
 
 
 def _unwatched(watches: Mapping[str, Mapping[str, Any]]) -> Iterator[Sign]:
-    """Yield what is not known of GPUs that nodes should have: a note for all nodes that say the same."""
+    """Yield why nodes do not watch their GPUs: one note for all nodes with the same reason."""
     nodes: dict[str, list[str]] = {}
     for node, watch in watches.items():
         if why := watch.get("unwatched"):
@@ -225,7 +225,7 @@ def _unwatched(watches: Mapping[str, Mapping[str, Any]]) -> Iterator[Sign]:
 
 
 def of_state(state: State) -> dict[str, Any]:
-    """Return the verdict on a job of which no agent tells: it waits in a queue, or has ended."""
+    """Return the verdict on a job without agents: it waits in a queue, or has ended."""
     last = state.failures[-1] if state.failures else None
     failure = Sign("failure", state.reason or last.reason, last.node, last.rank) if last else None
     run = _run_of(state.progress)
@@ -241,7 +241,7 @@ def of_state(state: State) -> dict[str, Any]:
 
 
 def _run_of(progress: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the run that what a training says of its progress is of."""
+    """Return the summary of a run from its progress alone."""
     iteration = int(progress.get("iteration") or 0)
     lines = [int(step) for step, _ in progress.get("losses") or ()][-2:]
     return {
@@ -252,6 +252,6 @@ def _run_of(progress: Mapping[str, Any]) -> dict[str, Any]:
         "loss": {"name": "loss", "curve": [], "not_finite": 0},
         "skipped": 0,
         "nan": 0,
-        # It says so itself, also where it ends before its last step because it was told to.
+        # The trainer also reports "done" when it stops before its last step on request.
         "milestones": {DONE: ""} if progress.get("phase") == "done" else {},
     }

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A control connection that lives while its agent waits for a file system.
+"""Keeps a control connection alive while its agent waits for a file system.
 
-Everything that an agent reads and writes may lie on NFS, where a stall of half a minute is ordinary. So its
-connection has a thread of its own, which touches no file: it takes messages to and fro, and says every second
-that the agent is there.
+All files of an agent may be on NFS, where a stall of half a minute is ordinary. So the connection has its own
+thread, which touches no file: it passes messages in both directions, and sends a heartbeat every second.
 """
 
 from __future__ import annotations
@@ -20,15 +19,15 @@ __all__ = ["BEAT_S", "STALL_S", "Heartbeat"]
 
 BEAT_S = 1.0
 STALL_S = 300.0
-"""After so many seconds in which the agent has not got on, it counts as lost: its file system hangs."""
+"""After this many seconds without progress, the agent counts as lost: its file system hangs."""
 _TICK_S = 0.1
 
 
 class Heartbeat:
-    """Keeps a control connection.
+    """Runs a control connection in a thread.
 
     Args:
-        connection: It, which from now on nobody else uses.
+        connection: The connection, which nothing else may use from now on.
     """
 
     def __init__(self, connection: ControlServer | ControlClient) -> None:
@@ -42,17 +41,17 @@ class Heartbeat:
         self._thread.start()
 
     def send(self, message: dict[str, Any]) -> None:
-        """Send a message, to the server or to all members, as soon as that goes."""
+        """Queue a message to the server, or to all members."""
         self._outbox.put(message)
 
     def receive(self, timeout: float) -> list[tuple[str, dict[str, Any]]]:
-        """Return the messages that have come, and from which member; a client's are from ''.
+        """Return the received messages with their members; to a client they come from ''.
 
-        Of messages with the same keys only the newest is returned: who comes late from a file system need not
-        hear old ones.
+        Of messages with the same keys only the newest is returned: an agent that waited for a file system
+        does not need the old ones.
 
         Args:
-            timeout: So many seconds are waited at most until something comes.
+            timeout: How many seconds to wait for a message.
         """
         self._moved = time.monotonic()
         with self._news:
@@ -61,7 +60,7 @@ class Heartbeat:
         return [(name, message) for (name, _), message in found.items()]
 
     def close(self) -> None:
-        """Close the connection, after messages that wait are sent as far as they can be."""
+        """Send what the sockets still take of the queued messages, and close the connection."""
         self._is_over = True
         self._thread.join()
 
@@ -88,7 +87,7 @@ class Heartbeat:
             for name, messages in received.items():
                 for message in filter(None, messages):
                     kind = name, frozenset(message)
-                    # Behind those that came before it.
+                    # Removed first, so that it moves behind earlier messages.
                     self._inbox.pop(kind, None)
                     self._inbox[kind] = message
             if self._inbox:

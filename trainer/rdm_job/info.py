@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What was asked for, under the names by which programs tell what they are. Pure functions.
+"""The requested values of a job, under the names with which programs report theirs. Pure functions.
 
-The names in capitals are those that FASOP's scripts write (``_01_run_inter.sh``), the others those of
-Megatron's arguments, as it prints them at its start.
+Upper-case names are those that FASOP's scripts write (``_01_run_inter.sh``); the others are Megatron's
+arguments, as it prints them at its start.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ ARGUMENTS = (
     *ARGUMENT_OF.values(),
     *("num_attention_heads", "seq_length", "train_iters", "world_size", "optimizer", "lr"),
 )
-"""Arguments of Megatron's programs that are compared with what they print of themselves."""
+"""Arguments of Megatron's programs to compare with the values that they print."""
 _SHARED = (
     *("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size"),
     "ds_sequence_parallel_size",
 )
-"""What the world is divided by; what is left are replicas.
+"""Arguments whose product divides the world size; the quotient is the number of replicas.
 
 Source: ``validate_args`` of Megatron-LM's and Megatron-DeepSpeed's ``megatron/arguments.py``.
 """
 
 
 def job_info(request: Request, config: JobConfig) -> dict[str, str]:
-    """Return a job of ours in short."""
+    """Return a job's key figures, with those of training if our trainer runs it."""
     world = sum(node.slots for node in request.nodes)
     info: dict[str, int | str] = {
         "NODE_RANK": [node.name for node in request.nodes].index(request.node),
@@ -62,7 +62,7 @@ def _of_training(config: Config, world: int) -> dict[str, int | str]:
 
 
 def _blocks_of_stages(parallel: ParallelConfig) -> str:
-    """Return the partition; where it has a number for each chunk, those of a stage added up."""
+    """Return the partition by stage: with several chunks per stage, the sum of their numbers."""
     counts, stages = explicit(parallel.partition), parallel.pipeline
     if counts is None or parallel.virtual_pipeline == 1:
         return parallel.partition
@@ -70,9 +70,9 @@ def _blocks_of_stages(parallel: ParallelConfig) -> str:
 
 
 def requested(request: Request, config: JobConfig) -> dict[str, str]:
-    """Return what the processes of a job are to say of themselves, all nodes the same.
+    """Return the values that a job's processes should report of themselves, the same on all nodes.
 
-    Of another program's arguments, those count that it was given, and what follows from them and the nodes.
+    For another program, these are its given arguments, and values that follow from them and the nodes.
     """
     info = job_info(request, config)
     nodes = {key: info[key] for key in ("NNODES", "WORLD_SIZE")}
@@ -80,7 +80,7 @@ def requested(request: Request, config: JobConfig) -> dict[str, str]:
     if not program:
         left_out = {"NODE_RANK", "MASTER_ADDR", "MODEL"}
         if explicit(info.get("PARTITION", "")) is None:
-            # Where the pipeline is cut is the trainer's to decide.
+            # Not explicit: the trainer chooses the partition.
             left_out.add("PARTITION")
         return {key: value for key, value in info.items() if key not in left_out}
     given = _given(program)
@@ -95,14 +95,14 @@ def requested(request: Request, config: JobConfig) -> dict[str, str]:
 
 
 def _replicas(given: Mapping[str, str], world: int) -> int | None:
-    """Return how many replicas Megatron makes of a model; None where an option may make them others.
+    """Return how many replicas Megatron makes of a model; None if another option may change the number.
 
     Args:
         given: Its options.
-        world: Its processes. Where they are too few for what is asked for, forks ask for less.
+        world: How many processes it has. If they are too few for its options, forks of Megatron use less.
     """
     for key, value in given.items():
-        # A switch has no value, and shares no work among other processes: --sequence-parallel.
+        # A switch without a value, such as --sequence-parallel, does not change the number.
         if "parallel" in key and key not in _SHARED and value and not value.startswith("--"):
             return None
     try:
@@ -113,7 +113,7 @@ def _replicas(given: Mapping[str, str], world: int) -> int | None:
 
 
 def _given(program: Sequence[str]) -> dict[str, str]:
-    """Return the options of a command line, named as arguments are in Python."""
+    """Return the options of a command line, with the names that argparse gives them."""
     found = {}
     for word, following in zip(program, [*program[1:], ""], strict=True):
         name, equals, value = word.partition("=")
@@ -123,5 +123,5 @@ def _given(program: Sequence[str]) -> dict[str, str]:
 
 
 def _of_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return what a script's own variables ask for, such as MODEL."""
+    """Return the values that the job sets in a script's own variables, such as MODEL."""
     return {key: environment[key] for key in ("MODEL", *ARGUMENT_OF) if key in environment}

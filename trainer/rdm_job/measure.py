@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A node's disk, processors, memory and network at a moment, from statvfs, cgroups, /proc and /sys."""
+"""Measures a node's disk, processors, memory and network, from statvfs, cgroups, /proc and /sys."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ def measure(
     devices: tuple[Device, ...] = (),
     root: Path = _ROOT,
 ) -> Sample:
-    """Return how the node is.
+    """Return a sample of the node.
 
     Args:
-        now: Seconds.
-        directory: The job's, whose file system counts.
+        now: Seconds since 1970.
+        directory: The job's, whose file system is measured.
         ranks: The process of each rank.
         devices: The GPUs.
         root: Where ``proc`` and ``sys`` are.
@@ -42,7 +42,7 @@ def measure(
     with contextlib.suppress(OSError):
         status = os.statvfs(directory)
         free = status.f_bavail * status.f_frsize
-    # The program of a user is a child of the process that is known.
+    # A user's own program is a child of the rank's process.
     sizes = usage_with_children(ranks.values())
     used, limit, killed = _memory(root)
     segments, resent = _tcp(root)
@@ -67,7 +67,7 @@ def measure(
 
 
 def _memory(root: Path) -> tuple[int | None, int | None, int | None]:
-    """Return what is used and what there is, of the cgroup or host that has less left; and kills."""
+    """Return the used memory and the limit, of the cgroup or host with the least left, and the OOM kills."""
     memory = _fields(root / "proc/meminfo", ":")
     limits: list[tuple[int, int]] = []
     if "MemTotal" in memory and "MemAvailable" in memory:
@@ -85,7 +85,7 @@ def _memory(root: Path) -> tuple[int | None, int | None, int | None]:
             killed = killed if count is None else (killed or 0) + count
             if limit is not None and limit < _UNLIMITED:
                 stat = _fields(group / "memory.stat")
-                # Cached files are given back when memory is wanted.
+                # Cached files do not count: the kernel reclaims them when memory is needed.
                 kinds = ("inactive_file", "active_file")
                 cached = sum(stat.get(f"total_{kind}", stat.get(kind, 0)) for kind in kinds)
                 limits.append((max(0, used - cached), limit))
@@ -96,9 +96,9 @@ def _memory(root: Path) -> tuple[int | None, int | None, int | None]:
 
 
 def _quota(root: Path) -> tuple[float | None, int | None, int | None]:
-    """Return how many processors the cgroup may use, its periods until now, and those that took all of it.
+    """Return how many processors the cgroup may use, its periods so far, and how many of them were throttled.
 
-    Source: ``cpu.max`` and ``cpu.stat`` (Documentation/admin-guide/cgroup-v2.rst), and of version 1
+    Source: ``cpu.max`` and ``cpu.stat`` (Documentation/admin-guide/cgroup-v2.rst); for cgroup v1
     ``cpu.cfs_quota_us`` (Documentation/scheduler/sched-bwc.rst).
     """
     for group in _groups(root, "cpu"):
@@ -114,7 +114,7 @@ def _quota(root: Path) -> tuple[float | None, int | None, int | None]:
 
 
 def _groups(root: Path, controller: str) -> Iterator[Path]:
-    """Yield the cgroups of this process: its own, or in a container the one that it sees as the topmost."""
+    """Yield the cgroups of this process, or the topmost visible one in a container that hides its own."""
     base = root / "sys/fs/cgroup"
     found: dict[Path, None] = {}
     with contextlib.suppress(OSError):
@@ -128,7 +128,7 @@ def _groups(root: Path, controller: str) -> Iterator[Path]:
 
 
 def _tcp(root: Path) -> tuple[int | None, int | None]:
-    """Return how many segments were sent, and sent again (RFC 4022: tcpOutSegs, tcpRetransSegs)."""
+    """Return how many TCP segments were sent and resent (RFC 4022: tcpOutSegs, tcpRetransSegs)."""
     with contextlib.suppress(OSError, ValueError):
         names, values = (
             line.split()[1:]
@@ -141,7 +141,7 @@ def _tcp(root: Path) -> tuple[int | None, int | None]:
 
 
 def _interfaces(root: Path) -> Iterator[tuple[str, int]]:
-    """Yield how many errors each interface, and each InfiniBand port, has counted."""
+    """Yield the error count of each interface and each InfiniBand port."""
     for path in sorted((root / "sys/class/net").glob("*/statistics")):
         if path.parent.name != "lo":
             counts = [_number(path / name) for name in ("rx_errors", "tx_errors")]
@@ -158,7 +158,7 @@ def _number(path: Path) -> int | None:
 
 
 def _fields(path: Path, mark: str = "") -> dict[str, int]:
-    """Return lines such as ``oom_kill 0`` and ``MemTotal:  24 kB``."""
+    """Return the numbers in lines such as ``oom_kill 0`` and ``MemTotal:  24 kB``, by name."""
     with contextlib.suppress(OSError):
         found = re.findall(rf"^(\S+?){mark}\s+(\d+)", path.read_text(), re.MULTILINE)
         return {name: int(value) for name, value in found}

@@ -16,9 +16,9 @@ from rdm_core.errors import TrainerError
 __all__ = ["PROFILED_VARIABLE", "PROFILERS", "PROFILES", "Profiler", "wrapped"]
 
 PROFILED_VARIABLE = "RDM_PROFILED"
-"""Tells the process that its profiler has started it."""
+"""Set in a process that its profiler has started."""
 PROFILES = "profile"
-"""The directory of what profilers write, in a job's."""
+"""The directory of the profilers' output, in a job's directory."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Profiler:
 
     Attributes:
         program: Its name on the PATH.
-        words: (where it writes, without a suffix) → its arguments, before the command's.
+        words: (output path without a suffix) → its arguments, which precede the command.
     """
 
     program: str
@@ -35,7 +35,7 @@ class Profiler:
 
 
 def _nsys(output: Path) -> list[str]:
-    """Nsight Systems, which records from the moment on that the training asks for it."""
+    """Nsight Systems, which records once the training starts the CUDA profiler."""
     return [
         *("profile", "-t", "cuda,nvtx", "--sample=none", "--cpuctxsw=none"),
         *("--capture-range=cudaProfilerApi", "--capture-range-end=stop"),
@@ -60,14 +60,14 @@ PROFILERS: Mapping[str, Profiler] = {
 def wrapped(
     kind: str, ranks: Sequence[int], rank: int, directory: Path, command: Sequence[str]
 ) -> list[str] | None:
-    """Return the command that runs a rank under a profiler; None for one that runs without.
+    """Return the command that runs a rank under a profiler; None if the rank is not profiled.
 
     Args:
         kind: ``launcher.profiler``.
-        ranks: Those that are profiled.
-        rank: This one.
+        ranks: The ranks to profile.
+        rank: This rank.
         directory: The job's.
-        command: What the rank runs otherwise.
+        command: The rank's own command.
 
     Raises:
         TrainerError: The profiler is not on the PATH.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a node is asked about jobs: start, state, stop, logs, list. Each returns its answer as plain data."""
+"""The verbs of ``rdm-trainer job`` on a node: start, state, stop, logs and more. Each returns plain data."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ from rdm_log.wanted import Wanted
 __all__ = ["jobs", "logs", "report", "revive", "sections", "start", "state", "stop"]
 
 _START_S = 60
-"""How long an agent may take to be at work, in seconds; one that cannot be says so at once."""
+"""How long an agent may take to start, in seconds; one that fails to start exits at once."""
 _KILL_S = 20.0
 """How long ending processes may take, in seconds."""
 _MOST_TEXT = 1024 * 1024
 _ABOVE = 16 * 1024
-"""So many bytes above a place tell whose traceback goes on there."""
+"""How many bytes above an offset are read, to find which rank's traceback continues there."""
 
 
 def start(request: Request) -> dict[str, Any]:
@@ -64,7 +64,7 @@ def start(request: Request) -> dict[str, Any]:
     request = with_slots(request, config)
     world = sum(node.slots for node in request.nodes)
     if job.exists:
-        # What an agent that was killed has left would be in the way.
+        # End the processes that a killed agent has left.
         processes.end_all(job.request().job_id)
     job.make(request)
     if request.config:
@@ -79,10 +79,10 @@ def start(request: Request) -> dict[str, Any]:
 
 
 def revive() -> dict[str, Any]:
-    """Start the agents of jobs that were at work when this container, or the node, was restarted.
+    """Start the agents of jobs that were running when this container, or the node, was restarted.
 
-    A job without restarts has ended with its agent. One that has none left, or whose other agents have given
-    up, ends; see ``agent``.
+    A job configured without restarts has failed with its agent. A job that has no restarts left, or whose
+    other agents have given up, is ended by its agent; see ``agent``.
     """
     found = []
     for job in JobDirectory.all():
@@ -100,15 +100,15 @@ def revive() -> dict[str, Any]:
 
 
 def _start_agent(job: JobDirectory, node: str, *how: str) -> None:
-    """Start a job's agent, which outlives this process, and return when it is at work.
+    """Start a job's agent, which outlives this process, and return when it has written its state.
 
     Args:
         job: The job.
         node: This node.
-        how: ``GOES_ON`` when it goes on with what the one before it wrote.
+        how: ``GOES_ON`` to continue from its predecessor's state.
 
     Raises:
-        TrainerError: It did not come up.
+        TrainerError: It did not start.
     """
     before = job.version
     with (job.path / ".agent.log").open("ab") as log:
@@ -127,7 +127,7 @@ def _start_agent(job: JobDirectory, node: str, *how: str) -> None:
     deadline = time.monotonic() + _START_S
     while job.version == before:
         if agent.poll() is not None or time.monotonic() > deadline:
-            # One that is only late would be at work on a job that was not started.
+            # Kill an agent that is only late: the job is reported as not started.
             agent.kill()
             agent.wait()
             said = tail(job.path / ".agent.log", 1) or ["it wrote nothing"]
@@ -136,7 +136,7 @@ def _start_agent(job: JobDirectory, node: str, *how: str) -> None:
 
 
 def state(name: str, wait: float = 0.0) -> dict[str, Any]:
-    """Return how a job is, at once or when there is news."""
+    """Return the state of a job, at once or when it changes within ``wait`` seconds."""
     job = JobDirectory.named(name)
     if job.slurm.is_file():
         return {"job": slurm.state(job, wait).to_json()}
@@ -163,8 +163,8 @@ def stop(name: str, *, now: bool = False, timeout: float = 330.0) -> dict[str, A
 
     Args:
         name: The job.
-        now: At once, and not after a checkpoint.
-        timeout: Seconds until this has ended the processes in any case.
+        now: Stop at once, without a checkpoint.
+        timeout: Seconds after which the processes are killed.
     """
     job = JobDirectory.named(name)
     if job.slurm.is_file():
@@ -190,16 +190,16 @@ def logs(
     grep: str = "",
     rank: int | None = None,
 ) -> dict[str, Any]:
-    """Return a part of a log: this node's, or where all nodes share the directory under Slurm, all nodes'.
+    """Return a part of this node's log; under Slurm, where all nodes share the directory, of all nodes' logs.
 
     Args:
         name: The job.
         stream: out, err or gpu.
         lines: How many of the last lines; 0 for all.
-        offset: Return what is beyond this instead: what an earlier answer said.
-        wait: With ``offset``: seconds to wait until there is more.
-        grep: Only lines in which this regular expression is found.
-        rank: Only lines that this rank wrote, as their marks say, or that it alone can have written.
+        offset: Return the lines from this offset on instead, which an earlier call returned.
+        wait: With ``offset``: how many seconds to wait for new lines.
+        grep: Only lines that match this regular expression.
+        rank: Only lines that this rank wrote, by their marks or because no other rank can have written them.
 
     Raises:
         TrainerError: The pattern is no regular expression.
@@ -236,7 +236,7 @@ def _logs_of_all(
     grep: str,
     rank: int | None,
 ) -> dict[str, Any]:
-    """Return the same of all nodes: ``parts`` by node, and one offset for all, as ``n1=120,n2=80``."""
+    """Return the same for all nodes: ``parts`` by node, and one offset for all, as ``n1=120,n2=80``."""
     deadline = time.monotonic() + wait
     while True:
         ended = slurm.state(job).has_ended
@@ -256,8 +256,8 @@ def _logs_of_all(
         ends = ",".join(f"{node}={end}" for node, (_, end) in read.items())
         if parts or ended or offset is None or time.monotonic() >= deadline:
             answer: dict[str, Any] = {"text": "", "parts": parts, "offset": ends, "ended": ended}
-            # Before it begins, also anew, its nodes are not known. Who follows is told of no more than a rank
-            # that there is not: to look through all logs for others with each answer would read them whole.
+            # The nodes are unknown until the job starts, or starts again. With an offset, only a rank that
+            # does not exist is reported: the other check reads all logs whole, which each call would repeat.
             is_none = rank is not None and rank >= sum(node.slots for node in job.stored().nodes)
             if not parts and job.stored().offer.agent_port and (offset is None or is_none):
                 answer.update(_ranks_instead(job, rank, paths))
@@ -267,7 +267,7 @@ def _logs_of_all(
 
 
 def _wanted(job: JobDirectory, log: str, grep: str, rank: int | None) -> Wanted:
-    """Return which lines are wanted of a node's log. A rank that is a node's only one needs no mark."""
+    """Return the filter for a node's log. The only rank of a node needs no marks."""
     if rank is None:
         return Wanted(grep)
     request = job.stored()
@@ -278,8 +278,8 @@ def _wanted(job: JobDirectory, log: str, grep: str, rank: int | None) -> Wanted:
     first = names.index(log) if log in names else 0
     if its is None or its.slots > 1:
         return Wanted(grep, rank, first=first)
-    # Ranks write into their own node's log, whoever starts them. What a launcher of all nodes writes into the
-    # master's has the names of others, or their addresses, as DeepSpeed's has.
+    # Ranks write to their own node's log, whatever starts them. A launcher of all nodes writes to that of the
+    # master, with the names of other nodes, or with their addresses, like DeepSpeed's.
     others = []
     if log == request.master.name:
         others = [word for node in nodes if node is not its for word in (node.name, node.address)]
@@ -289,12 +289,12 @@ def _wanted(job: JobDirectory, log: str, grep: str, rank: int | None) -> Wanted:
 
 
 def _ranks_instead(job: JobDirectory, rank: int | None, paths: Mapping[str, Path]) -> dict[str, Any]:
-    """Return what is to be said where logs have no line of a rank, whatever else is wanted of them.
+    """Return why logs have no line of a rank; other filters do not count.
 
     Returns:
-        As ``ranks`` how many the job has, where the rank is none of them: one that went on with fewer has the
-        lines of those that it had before. As ``notice`` a sentence, where the rank writes into one of the
-        logs, and nothing there tells its lines from others'. Nothing where there are such lines.
+        ``ranks``, the number of the job's ranks, if the rank is not one of them. ``notice``, a sentence, if
+        the rank writes to one of the logs but nothing there identifies its lines. Empty if there are lines of
+        the rank, as after a restart with fewer ranks.
     """
     nodes = job.stored().nodes
     of_ranks = [node.name for node in nodes for _ in range(node.slots)]
@@ -312,14 +312,14 @@ def _ranks_instead(job: JobDirectory, rank: int | None, paths: Mapping[str, Path
 
 
 def sections(name: str) -> dict[str, Any]:
-    """Return what this node's logs of a job say, section by section; see ``rdm_log.sections``.
+    """Return the sections of a job's logs on this node; see ``rdm_log.sections``.
 
     Args:
         name: The job.
     """
     job = JobDirectory.named(name)
     if job.slurm.is_file():
-        # All nodes' logs lie there.
+        # The directory holds all nodes' logs.
         job = JobDirectory.of_master(job.path)
     info = job_info(job.request(), configuration.load_job(job.resolved))
     found = sections_of(job.logs, name, info=info, node="" if job.slurm.is_file() else job.node)
@@ -327,7 +327,7 @@ def sections(name: str) -> dict[str, Any]:
 
 
 def report(name: str) -> dict[str, Any]:
-    """Return what this node's files of a job tell a report, so that the logs themselves stay here.
+    """Return a report's data from this node's files of a job, so that the logs themselves stay here.
 
     Args:
         name: The job.
@@ -336,12 +336,12 @@ def report(name: str) -> dict[str, Any]:
     try:
         return {"report": collect(job.path, name=name, node=job.node).to_json()}
     except NothingToRead:
-        # It has written nothing yet.
+        # The job has written nothing yet.
         return {"report": None}
 
 
 def _last(path: Path, lines: int, wanted: Wanted) -> tuple[str, int]:
-    """Return the last lines of a log that are wanted, and where what is written next begins."""
+    """Return the last wanted lines of a log, and the offset of its end."""
     size = end_of(path)
     last = tail if wanted.is_all else wanted.last
     shown = last(path, lines or sys.maxsize, most=_MOST_TEXT)
@@ -349,7 +349,7 @@ def _last(path: Path, lines: int, wanted: Wanted) -> tuple[str, int]:
 
 
 def _from(path: Path, offset: int, wanted: Wanted) -> tuple[str, int]:
-    """Return the wanted whole lines of a log from a byte on, and where the next line begins."""
+    """Return the wanted whole lines of a log from an offset on, and the offset of the next line."""
     try:
         block, end = gained(path, offset, _MOST_TEXT)
     except OSError:
@@ -358,12 +358,12 @@ def _from(path: Path, offset: int, wanted: Wanted) -> tuple[str, int]:
 
 
 def _look_above(path: Path, offset: int, wanted: Wanted) -> None:
-    """Let it know what is above a place in a log: whose traceback goes on there."""
+    """Feed the filter the lines above an offset, so that it knows which rank's traceback continues there."""
     begin = max(0, offset - _ABOVE)
     if not wanted.is_all and begin < offset:
         with contextlib.suppress(OSError):
             block, end = gained(path, begin, offset - begin)
-            # What was rotated away meanwhile is not above it.
+            # If the log was rotated meanwhile, the lines read are not those above the offset.
             if end <= offset:
                 wanted.of(block.decode("utf-8", "replace"))
 
@@ -375,11 +375,11 @@ def _byte(text: str) -> int:
 
 
 def _state(job: JobDirectory) -> State:
-    """Return how a job is; one whose agent is gone has failed."""
+    """Return the state of a job; a running job whose agent is gone has failed."""
     known = job.read_state()
     if known.has_ended or job.has_agent:
         return known
-    # The agent may have ended the job between the two looks.
+    # The agent may have ended the job since the state was read.
     known = job.read_state()
     if known.has_ended:
         return known

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The node's accelerators: how many there are, and how they are at a moment."""
+"""The node's accelerators: their number, and their current readings."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MIB = 1024 * 1024
 
 
 def count(accelerator: str) -> int | None:
-    """Return how many accelerators may be used here, or None where any number of processes goes."""
+    """Return how many accelerators may be used here; None if the number of processes is not limited."""
     lists = lists_of(os.environ, accelerator)
     if accelerator == "cuda":
         return nvidia.count(lists)
@@ -28,7 +28,7 @@ def count(accelerator: str) -> int | None:
 
 
 def name(accelerator: str) -> str:
-    """Return what the driver calls the first accelerator; empty where it does not say."""
+    """Return the driver's name for the first accelerator; empty if unknown."""
     if accelerator == "cpu":
         return "cpu"
     return next((device.name for device in Sampler(accelerator).devices()), "")
@@ -45,13 +45,13 @@ def line(device: Device) -> str:
 
 
 class Sampler:
-    """Looks at the node's devices; without accelerators at the processors, as if they were one.
+    """Reads the node's devices; without accelerators the processors, as if they were one device.
 
     Args:
         accelerator: ``cuda``, ``rocm`` or ``cpu``.
 
     Attributes:
-        missing: Why nothing, or less, is known of the devices, in one sentence; empty when all is well.
+        missing: Why little or nothing can be read, in one sentence; empty otherwise.
     """
 
     def __init__(self, accelerator: str) -> None:
@@ -66,7 +66,7 @@ class Sampler:
         """Return the accelerators as they are now.
 
         Args:
-            environment: A process', whose accelerators count; this one's by default.
+            environment: That of the process whose accelerators are read; by default this process's.
         """
         if self._opened is None:
             return ()

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """AMD's GPUs, read from sysfs, as the kernel documents its driver (gpu/amdgpu: thermal, driver-misc).
 
-What amdsmi tells goes over it, where that is installed.
+Where amdsmi is installed, its readings take precedence.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ def count(lists: Lists = (), root: Path = Path("/")) -> int:
     """Return how many GPUs may be used here.
 
     Args:
-        lists: Those that may be; see ``visible.lists_of``.
+        lists: The visible ones; see ``visible.lists_of``.
         root: Where ``sys`` and ``dev`` are.
     """
     if not (root / "dev/kfd").exists():
         return 0
     places = list(_places(root))
-    # Not every container has a sysfs that shows them.
+    # In some containers sysfs does not show the GPUs.
     uuids = [_uuid(place) for place in places] or ["" for _ in (root / "dev/dri").glob("renderD*")]
     return len(chosen(uuids, lists))
 
@@ -56,7 +56,7 @@ class Reader:
         """Return the GPUs as they are now.
 
         Args:
-            lists: Those that count; see ``visible.lists_of``.
+            lists: The visible ones; see ``visible.lists_of``.
         """
         places, readings = list(_places(self._root)), self._library.readings()
         return tuple(

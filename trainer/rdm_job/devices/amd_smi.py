@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What AMD's own library, amdsmi, tells of a GPU beyond sysfs, where it is installed; it comes with ROCm."""
+"""Readings of GPUs beyond sysfs, from AMD's library amdsmi where it is installed; it comes with ROCm."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["Library"]
 
 _MIB = 1024 * 1024
 _MICRO = 10_000
-"""Limits above so many W are in uW: versions of the library differ."""
+"""A power limit above this is in uW, not in W: versions of the library differ."""
 _VIOLATIONS = {
     "active_ppt_pwr": "sw_power_cap",
     "active_prochot_thrm": "hw_thermal",
@@ -19,15 +19,15 @@ _VIOLATIONS = {
     "active_vr_thrm": "sw_thermal",
     "active_hbm_thrm": "sw_thermal",
 }
-"""Its reasons for lower clocks, in nvidia-smi's words."""
+"""The library's reasons for lower clocks, with nvidia-smi's names."""
 
 
 class Library:
-    """The library; without it nothing is known."""
+    """The library; if it is not installed, there are no readings."""
 
     def __init__(self) -> None:
         self._smi: Any = None
-        # It loads libamd_smi.so, and fails in ways of its own where that or the driver is missing.
+        # The import loads libamd_smi.so; without that or the driver it raises errors of many types.
         with contextlib.suppress(Exception):
             import amdsmi
 
@@ -35,7 +35,7 @@ class Library:
             self._smi = amdsmi
 
     def readings(self) -> dict[str, dict[str, Any]]:
-        """Return fields of ``Device`` by the GPU's PCI address; what is not known is left out."""
+        """Return the known fields of ``Device``, by the GPU's PCI address."""
         if self._smi is None:
             return {}
         found = {}
@@ -46,14 +46,14 @@ class Library:
         return found
 
     def _ask(self, question: str, *arguments: Any) -> Any:
-        # Each product, driver and version answers some of the questions.
+        # Products, drivers and versions support different queries.
         with contextlib.suppress(Exception):
             return getattr(self._smi, question)(*arguments)
         return None
 
     def _fields(self, handle: Any) -> Iterator[tuple[str, Any]]:
         def number(question: str, *keys: str) -> float | None:
-            """Return the first of some fields that is known: others are "N/A", or the highest number."""
+            """Return the first known value of some fields: unknown ones are "N/A" or the highest number."""
             answer = self._ask(question, handle)
             values = [answer.get(key) for key in keys] if isinstance(answer, Mapping) else []
             known = (float(one) for one in values if isinstance(one, int | float) and one not in _UNKNOWN)

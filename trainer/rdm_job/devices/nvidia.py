@@ -21,7 +21,7 @@ _LISTED = re.compile(r"^( *)(?:GPU|MIG) .*\(UUID: (\S+)\)", re.MULTILINE)
 _MIB = 1024 * 1024
 _TIMEOUT_S = 10
 _MOST_XIDS = 16
-# What NVML calls the reasons for lower clocks, in nvidia-smi's words.
+# NVML's reasons for lower clocks, with nvidia-smi's names.
 _REASONS = {
     "nvmlClocksThrottleReasonSwPowerCap": "sw_power_cap",
     "nvmlClocksThrottleReasonHwSlowdown": "hw_slowdown",
@@ -33,10 +33,10 @@ _REASONS = {
 
 
 def count(lists: Lists = ()) -> int:
-    """Return how many GPUs there are to be used.
+    """Return how many GPUs may be used here.
 
     Args:
-        lists: Those that may be; see ``visible.lists_of``.
+        lists: The visible ones; see ``visible.lists_of``.
     """
     return _count(_output(["nvidia-smi", "-L"]), lists)
 
@@ -77,10 +77,10 @@ class Reader:
         self._listen()
 
     def devices(self, lists: Lists = ()) -> tuple[Device, ...]:
-        """Return the GPUs as they are now; of a GPU that is parted (MIG), the parts that are named.
+        """Return the GPUs as they are now; of a GPU that is partitioned (MIG), the partitions that are named.
 
         Args:
-            lists: Those that count; see ``visible.lists_of``.
+            lists: The visible ones; see ``visible.lists_of``.
         """
         if self._nvml is None:
             query = ["nvidia-smi", f"--query-gpu={_QUERY}", "--format=csv,noheader,nounits"]
@@ -96,7 +96,7 @@ class Reader:
         return tuple(self._device(*table[place]) for place in places)
 
     def _ask(self, question: str, *more: Any) -> Any:
-        # Each product answers some of the questions.
+        # Products support different queries.
         with contextlib.suppress(self._nvml.NVMLError, AttributeError):
             return getattr(self._nvml, question)(*more)
         return None
@@ -111,7 +111,7 @@ class Reader:
         nvml = self._nvml
 
         def ask(question: str, *more: Any) -> Any:
-            # A part has memory of its own; its heat, power and errors are the whole GPU's.
+            # A MIG partition has its own memory; temperature, power and errors are the whole GPU's.
             answer = self._ask(question, handle, *more)
             return self._ask(question, gpu, *more) if answer is None and handle is not gpu else answer
 
@@ -120,7 +120,7 @@ class Reader:
         celsius = ask("nvmlDeviceGetTemperature", nvml.NVML_TEMPERATURE_GPU)
         hottest = ask("nvmlDeviceGetTemperatureThreshold", nvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN)
         if hottest is None and celsius is not None:
-            # From Ada on, drivers may tell only how far away it is.
+            # From Ada on, drivers may report only the margin to it.
             margin = ask("nvmlDeviceGetMarginTemperature")
             hottest = None if margin is None else celsius + margin
         mask = ask("nvmlDeviceGetCurrentClocksThrottleReasons") or 0
@@ -155,7 +155,7 @@ class Reader:
         )
 
     def _listen(self) -> None:
-        """Ask to be told of the driver's errors, where the driver allows it."""
+        """Subscribe to the driver's Xid errors, if it allows that."""
         nvml = self._nvml
         with contextlib.suppress(nvml.NVMLError, AttributeError):
             events = nvml.nvmlEventSetCreate()
@@ -165,11 +165,11 @@ class Reader:
             self._events = events
 
     def _hear(self) -> None:
-        """Take what has been told since."""
+        """Collect the Xid errors since the last call."""
         nvml = self._nvml
         if self._events is None:
             return
-        # Without an event it says that the time is up.
+        # Without a further event the call raises a timeout.
         with contextlib.suppress(nvml.NVMLError, AttributeError):
             for _ in range(_MOST_XIDS):
                 event = nvml.nvmlEventSetWait(self._events, 0)
@@ -179,7 +179,7 @@ class Reader:
 
 
 def _printed(text: str, lists: Lists = ()) -> tuple[Device, ...]:
-    """Return the GPUs that nvidia-smi printed as CSV, as far as they count."""
+    """Return the visible ones of the GPUs that nvidia-smi printed as CSV."""
     found, uuids = [], []
     for row in csv.reader(text.splitlines(), skipinitialspace=True):
         if len(row) == 7:

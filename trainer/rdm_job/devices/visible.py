@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Which of a node's GPUs are a process' own, by the variables that CUDA and HIP read. Pure."""
+"""Which of a node's GPUs a process sees, by the variables that CUDA and HIP read. Pure."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from collections.abc import Mapping, Sequence
 __all__ = ["Lists", "chosen", "lists_of"]
 
 Lists = Sequence[Sequence[str]]
-"""Entries of the variables that are set; each chooses of what the one before has left."""
+"""The entries of each variable that is set; each selects from the previous one's selection."""
 
 
 def lists_of(environment: Mapping[str, str], accelerator: str) -> Lists:
-    """Return what the variables of an environment say.
+    """Return the lists of visible devices in an environment.
 
     Source: CUDA's programming guide, "CUDA Environment Variables"; ROCm's "GPU isolation techniques":
-    ``ROCR_VISIBLE_DEVICES`` is applied first, then HIP's variable, for which CUDA's may stand.
+    ``ROCR_VISIBLE_DEVICES`` is applied first, then HIP's variable, or CUDA's in its place.
 
     Args:
-        environment: A process'.
+        environment: A process's.
         accelerator: ``cuda``, ``rocm`` or ``cpu``.
     """
     variables: dict[str, list[tuple[str, ...]]] = {
@@ -34,14 +34,14 @@ def lists_of(environment: Mapping[str, str], accelerator: str) -> Lists:
 
 
 def chosen(gpus: Sequence[str], lists: Lists, parts: Sequence[str] = ()) -> list[int]:
-    """Return the places of what is visible, in its order.
+    """Return the visible devices in their order, as indices into ``gpus`` followed by ``parts``.
 
-    As CUDA has it, a list ends before the first entry that is nothing.
+    As in CUDA, a list ends at its first invalid entry.
 
     Args:
         gpus: Their UUIDs, by index.
         lists: See ``lists_of``.
-        parts: UUIDs of parts of them (MIG), which have places behind theirs and no index.
+        parts: UUIDs of their MIG partitions, which only a UUID selects.
     """
     names = [*gpus, *parts]
     found = list(range(len(gpus)))
@@ -59,6 +59,6 @@ def chosen(gpus: Sequence[str], lists: Lists, parts: Sequence[str] = ()) -> list
 def _place(entry: str, names: Sequence[str], found: Sequence[int]) -> int | None:
     if entry.isdecimal():
         return found[int(entry)] if int(entry) < len(found) else None
-    # An abbreviation will do where it is unambiguous. A part may be chosen though its GPU is named by none.
+    # An unambiguous abbreviation suffices. A partition may be selected without its GPU.
     matching = [place for place, name in enumerate(names) if entry and name.startswith(entry)]
     return matching[0] if len(matching) == 1 else None
