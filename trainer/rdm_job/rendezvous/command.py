@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A member's command: started once the job starts, ended as a whole, with its last lines of errors."""
+"""A member's command: starts it, ends it with all its processes, and keeps the last lines of its errors."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ _LINE = 500
 _BLOCK = 65536
 _KEPT = 16384
 TERM_S = 45.0
-"""What a command gets to end by itself, in seconds: torchrun gives its processes 30."""
-# As shells have it.
+"""How long a command may take to end by itself, in seconds: torchrun gives its processes 30."""
+# The exit codes that shells use.
 _CANNOT_RUN, _NOT_FOUND = 126, 127
 _PR_SET_PDEATHSIG = 1
 
 
 class Command:
-    """A command, and all that it starts: they carry a mark in their environment, in whatever session.
+    """A command and all processes that it starts, found in any session by a mark in their environment.
 
-    One that cannot be started has ended with 126 or 127.
+    The exit code of a command that cannot be started is 126 or 127.
 
     Args:
         arguments: The program and its arguments.
         environment: Its environment.
-        mark: What its processes carry; none but theirs when not given.
-        logs: Where what it prints is kept, and its errors.
+        mark: The mark of its processes; a random one by default.
+        logs: The files for its output and its errors.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Command:
                 stdout=None if logs is None else subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 start_new_session=True,
-                # It does not outlive this process, however that ends.
+                # It must not outlive this process, however that ends.
                 preexec_fn=lambda: libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM),
             )
         except (OSError, ValueError, subprocess.SubprocessError) as error:
@@ -78,11 +78,11 @@ class Command:
             self._read(self._process.stdout, sys.stdout, logs[0], keeps_end=False)
 
     def poll(self) -> int | None:
-        """Return its exit code, as a shell has it; None while it runs."""
+        """Return its exit code, as in a shell; None while it runs."""
         if self._code is None and self._process is not None:
             code = self._process.poll()
             if code is not None:
-                # What it started ends with it.
+                # Its child processes end with it.
                 end(of_job(self._mark), signal.SIGKILL)
                 self._code = code if code >= 0 else 128 - code
             elif self._stopped is not None and time.monotonic() - self._stopped > TERM_S:
@@ -90,38 +90,38 @@ class Command:
         return self._code
 
     def stop(self) -> None:
-        """Ask it to end; :meth:`poll` kills it when it takes too long."""
+        """Send SIGTERM; :meth:`poll` kills the command if it takes too long to end."""
         if self._stopped is None and self.poll() is None and self._process is not None:
             self._stopped = time.monotonic()
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, signal.SIGTERM)
 
     def kill(self) -> None:
-        """End it and all that it started, at once."""
+        """Kill the command and all its processes at once."""
         if self._code is None and self._process is not None:
             end(of_job(self._mark), signal.SIGKILL)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(timeout=5)
-            # What it was just starting.
+            # Again, for a process that it was just starting.
             end(of_job(self._mark), signal.SIGKILL)
 
     def errors(self) -> list[str]:
         """Return the last lines that it wrote to its standard error."""
         if self._readers:
-            # A process that it left behind may hold the stream open.
+            # A remaining process may hold the stream open.
             self._readers[0].join(timeout=5)
         lines = (printable(line.strip())[:_LINE] for line in self._tail.decode(errors="replace").splitlines())
         return [line for line in lines if line][-_LINES:]
 
     def close(self) -> None:
-        """Return when all that it wrote is passed on."""
+        """Wait until all of its output has been passed on, or a few seconds."""
         for reader in self._readers:
             reader.join(timeout=5)
 
     def _read(
         self, stream: IO[bytes] | None, shown: TextIO | None, log: Path | None, *, keeps_end: bool
     ) -> None:
-        """Pass on what comes from a stream, in a thread of its own."""
+        """Pass on a stream's data in a thread of its own."""
         assert stream is not None
         sinks: list[IO[bytes]] = [] if shown is None else [shown.buffer]
         if log is not None:
@@ -137,7 +137,7 @@ class Command:
             if keeps_end:
                 self._tail = (self._tail + block)[-_KEPT:]
             for sink in sinks:
-                # Nobody may read, and a disk may be full.
+                # The reader may be gone, or the disk full.
                 with contextlib.suppress(OSError, ValueError):
                     sink.write(block)
                     sink.flush()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The interface that a job should talk over, and what its libraries need to know of it."""
+"""Finds the interface for a job's traffic, and the settings that make its libraries use it."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class Port:
     """An active RDMA port.
 
     Args:
-        device: As ``mlx5_0``.
+        device: Such as ``mlx5_0``.
         number: From 1.
         is_ethernet: RoCE, not InfiniBand.
         interfaces: Network interfaces of its device in this network namespace.
-        rate: As ``400 Gb/sec (4X NDR)``.
+        rate: Such as ``400 Gb/sec (4X NDR)``.
         is_vf: Its device is an SR-IOV VF.
     """
 
@@ -43,12 +43,12 @@ class Port:
 
 @dataclass(frozen=True)
 class Fabric:
-    """Where this member is reached, and the RDMA ports that a job should use.
+    """The address at which others reach this member, and the RDMA ports that a job should use.
 
     Args:
-        interface: Its name; nothing when no interface of this network namespace has the address.
+        interface: Its name; empty if no interface of this network namespace has the address.
         address: Its IPv4 address.
-        ports: Active RDMA ports: the interface's own and its rails; all when none is its own.
+        ports: Active RDMA ports: the interface's own and its rails; all if the interface has none.
     """
 
     interface: str
@@ -66,7 +66,7 @@ def rdma_ports(sysfs: Path = SYSFS) -> list[Port]:
     for device in sorted((sysfs / "class/infiniband").glob("*")):
         interfaces = tuple(sorted(path.name for path in (device / "device/net").glob("*")))
         for port in sorted((device / "ports").glob("*")):
-            # As "4: ACTIVE" (Documentation/ABI/stable/sysfs-class-infiniband).
+            # Such as "4: ACTIVE" (Documentation/ABI/stable/sysfs-class-infiniband).
             if _text(port / "state").endswith("ACTIVE") and port.name.isdigit():
                 ports.append(
                     Port(
@@ -82,18 +82,18 @@ def rdma_ports(sysfs: Path = SYSFS) -> list[Port]:
 
 
 def find_fabric(interface: str = "", launcher: str = "", sysfs: Path = SYSFS) -> Fabric:
-    """Return where others reach this member.
+    """Return the fabric on which others reach this member.
 
-    That is on the interface that is named, else on that of an active RDMA port, else on the one that leads to
-    the launcher.
+    Its interface is the given one, else that of an active RDMA port, else the one with the route to the
+    launcher.
 
     Args:
-        interface: Which, if the user said so.
-        launcher: The launcher's address; nothing on the launcher itself.
+        interface: The user's choice, if any.
+        launcher: The launcher's address; empty on the launcher itself.
         sysfs: Where sysfs is mounted.
 
     Raises:
-        TrainerError: There is none, or it has no address that others could use.
+        TrainerError: There is none, or it has no address that others can reach.
     """
     ports = rdma_ports(sysfs)
     if interface:
@@ -124,10 +124,10 @@ def _checked(interface: str, address: str, ports: list[Port]) -> Fabric:
 
 
 def _is_rail(port: Port, interface: str, ports: list[Port]) -> bool:
-    """Whether a port is an interface's own, or one like it.
+    """Whether a port is the interface's own, or another of the same kind.
 
-    Another link layer or rate is that of storage or management. A device without an interface here is another
-    container's, and RoCE needs an address.
+    A port with another link layer or rate is for storage or management. A device without an interface here
+    belongs to another container, and RoCE needs an address.
     """
     own = {(one.is_ethernet, one.rate, one.is_vf) for one in ports if interface in one.interfaces}
     is_here = any(map(address_of, port.interfaces)) if port.is_ethernet else bool(port.interfaces)
@@ -135,7 +135,7 @@ def _is_rail(port: Port, interface: str, ports: list[Port]) -> bool:
 
 
 def library_settings(fabric: Fabric, sysfs: Path = SYSFS) -> dict[str, str]:
-    """Return the variables by which NCCL, Gloo and UCX use a fabric.
+    """Return the variables that make NCCL, Gloo and UCX use a fabric.
 
     Args:
         fabric: The fabric.
@@ -143,21 +143,21 @@ def library_settings(fabric: Fabric, sysfs: Path = SYSFS) -> dict[str, str]:
     """
     settings = {}
     if fabric.interface:
-        # The sign makes NCCL take no interface whose name only begins so.
+        # The "=" makes NCCL match the whole name instead of a prefix.
         settings["NCCL_SOCKET_IFNAME"] = f"={fabric.interface}"
         settings["GLOO_SOCKET_IFNAME"] = fabric.interface
     if fabric.ports:
         settings["NCCL_IB_HCA"] = "=" + ",".join(map(str, fabric.ports))
         settings["UCX_NET_DEVICES"] = ",".join(map(str, fabric.ports))
         indices = {_gid_index(port, fabric.address, sysfs) for port in fabric.ports if port.is_ethernet}
-        # NCCL knows one index for all devices.
+        # NCCL uses one index for all devices.
         if len(indices) == 1 and (index := indices.pop()) is not None:
             settings["NCCL_IB_GID_INDEX"] = str(index)
     return settings
 
 
 def _gid_index(port: Port, address: str, sysfs: Path) -> int | None:
-    """Return where a RoCE port's table has this address, or its rail's own, for RoCE v2; None without one."""
+    """Return the index of the RoCE v2 GID with this address, or with the port's own; None without one."""
     folder = sysfs / "class/infiniband" / port.device / "ports" / str(port.number)
     addresses = {address, *filter(None, map(address_of, port.interfaces))}
     wanted = {ipaddress.IPv6Address(f"::ffff:{one}") for one in addresses}
@@ -175,11 +175,11 @@ def _gid_index(port: Port, address: str, sysfs: Path) -> int | None:
 def missing_libraries(
     fabric: Fabric, find: Callable[[str], str | None] = ctypes.util.find_library
 ) -> dict[str, str]:
-    """Return the user-space libraries that RDMA needs and this host lacks, with the package that has each.
+    """Return the user-space RDMA libraries that this host lacks, with the package of each.
 
     Args:
         fabric: The fabric.
-        find: As :func:`ctypes.util.find_library`.
+        find: Works like :func:`ctypes.util.find_library`.
     """
     if not fabric.ports:
         return {}
@@ -194,7 +194,7 @@ def adopt(settings: Mapping[str, str], environment: dict[str, str]) -> list[str]
 
     Args:
         settings: Name → value.
-        environment: What is changed.
+        environment: The variables to change.
     """
     taken = [name for name in settings if not environment.get(name)]
     environment.update((name, settings[name]) for name in taken)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Names of all members in /etc/hosts, for programs that want names; in place, and taken away again."""
+"""Adds the members' names to /etc/hosts in place, for programs that need names, and removes them again."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ __all__ = ["change_in_place", "with_block", "without_block"]
 
 
 def without_block(text: str, name: str) -> str:
-    """Return a hosts file without the block of a name; of one whose end is missing only the first line goes.
+    """Return a hosts file without a block; if the block's end is missing, only its first line is removed.
 
     Args:
         text: The file.
-        name: Whose block.
+        name: The block's name.
     """
     lines = text.splitlines(keepends=True)
     plain = [line.rstrip("\n") for line in lines]
@@ -32,13 +32,13 @@ def without_block(text: str, name: str) -> str:
 def with_block(text: str, name: str, members: Sequence[Member]) -> str:
     """Return a hosts file with a line for each member, in the order of ranks.
 
-    Where several hosts have one name, only the first has it: a name stands for one address. Every member has
-    ``rankN`` as well.
+    Every member gets the name ``rankN``, and its host name unless an earlier member has the same: a name
+    stands for one address.
 
     Args:
-        text: The file; a block of this name that is there already is replaced.
-        name: Whose block.
-        members: All of them.
+        text: The file; an existing block of this name is replaced.
+        name: The block's name.
+        members: All members.
     """
     kept = without_block(text, name)
     if kept and not kept.endswith("\n"):
@@ -56,15 +56,15 @@ def with_block(text: str, name: str, members: Sequence[Member]) -> str:
 
 
 def change_in_place(path: Path, change: Callable[[str], str]) -> None:
-    """Change a file's content, and not the file: in containers it is a bind mount.
+    """Change a file's content without replacing the file, which is a bind mount in containers.
 
     Args:
         path: The file.
-        change: From its text to the new one.
+        change: Returns the new text for the old one.
 
     Raises:
         OSError: It cannot be written.
-        UnicodeDecodeError: It is no text.
+        UnicodeDecodeError: It is not a text file.
     """
     with path.open("r+") as file:
         fcntl.flock(file, fcntl.LOCK_EX)

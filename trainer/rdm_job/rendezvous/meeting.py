@@ -2,18 +2,18 @@
 """The messages between the launcher and the workers of a rendezvous.
 
     worker    join     its name, address and GPUs; again on every new connection, until the start
-    worker    cannot   why it cannot take part, and nobody can in its place: the job does not start
-    launcher  status   who has come; every two seconds, as a heartbeat
-    launcher  members  the list of all by rank, and its round; once to each, when all have come
+    worker    cannot   why neither it nor a successor can take part: the job does not start
+    launcher  status   who has joined; every two seconds, as a heartbeat
+    launcher  members  the list of all members by rank, and its round; once to each, when all have joined
     worker    ack      the round of the list that it has received
     launcher  start    the round that all have acknowledged: the command starts
     worker    alive    every two seconds, as a heartbeat; while the command runs, with this member's report
-    worker    ended    its command's exit code and last errors; or that it was asked to stop
+    worker    ended    its command's exit code and last errors; or that it was requested to stop
     launcher  end      the job's exit code and the reason: all commands are stopped
     worker    left     it has received the end, and its command has ended
 
-A member that is lost before the start is replaced by a successor, and a new list goes round. A slow one is
-disconnected, and joins again. After the start, the first that fails or is lost ends the job for all.
+A member that is lost before the start is replaced by a successor, and all get a new list. A slow one is
+disconnected, and joins again. After the start, the first member that fails or is lost ends the job for all.
 """
 
 from __future__ import annotations
@@ -33,26 +33,26 @@ __all__ = ["End", "Launcher", "Started", "Worker"]
 
 BEAT_S = 2.0
 GONE_S = 12.0
-"""A member whose connection is closed for so many seconds before the start is lost."""
+"""Before the start, a member whose connection has been closed for this many seconds is lost."""
 _SILENT_S = 30.0
-"""Likewise one that sends nothing although it is connected: its host is busy, or has died."""
+"""The same for a member that is connected but silent: its host is busy, or has died."""
 _POLL_S = 0.2
 _AGAIN_S = 0.5
-"""The end is sent again after so many seconds to members that have not confirmed it."""
+"""Seconds after which the end is sent again to members that have not confirmed it."""
 _LINGER_S = 15.0
-"""The launcher waits so many seconds longer than commands get to end until all have confirmed the end."""
+"""How many seconds beyond ``TERM_S`` the launcher waits for all to confirm the end."""
 _MUTE_S = 4 * BEAT_S
 TERMINATED = 143
 _STARTED = "The job has started without this member: all had come."
 _REMIND_S = 30.0
 _BAR = 20
 _NAMED = 8
-"""Names on a line, at most."""
+"""How many names are shown on a line."""
 
 
 @dataclass(frozen=True)
 class Started:
-    """What a member starts with.
+    """The result of a rendezvous: everything a member needs to start its command.
 
     Args:
         members: All members by rank.
@@ -65,7 +65,7 @@ class Started:
     port: int
 
     def variables(self) -> dict[str, str]:
-        """Return the environment of this member's command: torchrun reads the PET ones as its options."""
+        """Return the variables of this member's command; torchrun reads the PET ones as its options."""
         own = self.members[self.rank]
         count, processes = str(len(self.members)), str(own.gpus)
         master = self.members[0].address
@@ -85,7 +85,7 @@ class Started:
             "PET_NPROC_PER_NODE": processes,
         }
         if all(member.gpus == 1 for member in self.members):
-            # The command is the rank itself.
+            # With one process each, the command is the rank itself.
             found |= {"RANK": str(self.rank), "WORLD_SIZE": count, "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
         return found
 
@@ -96,8 +96,8 @@ class End:
 
     Args:
         code: The exit code of all members.
-        reason: One sentence; nothing when all went well.
-        errors: The last lines of errors of the first that failed.
+        reason: One sentence; empty after success.
+        errors: The last lines of errors of the first member that failed.
         member: Its name.
     """
 
@@ -108,7 +108,7 @@ class End:
 
     @classmethod
     def read(cls, message: Mapping[str, Any]) -> End:
-        """Return an end from what the launcher sent."""
+        """Return the end from the launcher's message."""
         return cls(
             _number(message, "code", FAILED),
             printable(str(message.get("reason") or "")),
@@ -123,7 +123,7 @@ class Launcher:
     Args:
         server: The transport of workers' messages.
         roster: The members.
-        session: Tells this launcher from one that was killed before.
+        session: Distinguishes this launcher from an earlier one that was killed.
         show: Prints a line for the user.
     """
 
@@ -132,7 +132,7 @@ class Launcher:
     ) -> None:
         self._server, self._roster, self._session, self._show = server, roster, session, show
         self._beat = 0.0
-        # Connection → the round of the list that was sent there.
+        # Connection → the round of the list that it was sent.
         self._listed: dict[str, int] = {}
         self._refused = 0
         self._problem = ""
@@ -141,14 +141,14 @@ class Launcher:
     def gather(
         self, timeout: float, should_stop: Callable[[], bool] = lambda: False
     ) -> tuple[Member, ...] | None:
-        """Wait for all, and return the members by rank when everybody has acknowledged them.
+        """Wait for all, and return the members by rank when all have acknowledged the list.
 
         Args:
             timeout: Seconds.
-            should_stop: Ends the waiting; None is returned then.
+            should_stop: Whether to stop waiting, and return None.
 
         Raises:
-            TrainerError: Not all have come in time, one cannot take part, or they are not alike.
+            TrainerError: Not all joined in time, one cannot take part, or their versions differ.
         """
         until = time.monotonic() + timeout
         reminded = time.monotonic()
@@ -177,7 +177,7 @@ class Launcher:
         return None
 
     def cancel(self, reason: str, code: int = FAILED) -> None:
-        """Let nobody start.
+        """Cancel the job for all members before the start.
 
         Args:
             reason: One sentence.
@@ -206,12 +206,12 @@ class Launcher:
         should_stop: Callable[[], bool],
         receive_report: Callable[[str, Mapping[str, Any]], None],
     ) -> End:
-        """Watch the job until all have ended, and know how.
+        """Watch the job until all have ended, and return how it ended.
 
         Args:
             command: This member's own.
-            lost_after: A worker that sends nothing for so many seconds is lost.
-            should_stop: The user wants it to end.
+            lost_after: After this many seconds of silence a worker is lost.
+            should_stop: Whether the user wants the job to end.
             receive_report: Gets a worker's name and its report.
         """
         names = {
@@ -270,7 +270,7 @@ class Launcher:
                 ended_at = now
                 command.stop()
             if now - told_at >= _AGAIN_S:
-                # To all, and again to who does not answer, since a connection may break just now.
+                # To all, and again to those that do not confirm, since a connection may break meanwhile.
                 lacking = names.keys() - left if told_at else names.keys()
                 self._server.send({"type": "end", **asdict(end)}, to=lacking)
                 told_at = now
@@ -297,7 +297,7 @@ class Launcher:
             return
         if replaced is not None:
             self._refuse(replaced, f"A later process is called {member.name}, too, and takes its place.")
-        # A new connection of a member that was here lacks what was sent meanwhile.
+        # A member's new connection has missed the messages sent meanwhile.
         self._listed.pop(connection, None)
         if known is None and self._roster.member(connection) is not None:
             self._show(f"{member} has come{' again' if replaced else ''}. {self._state()}")
@@ -306,7 +306,7 @@ class Launcher:
         self._server.send({"type": "end", "code": FAILED, "reason": reason}, to=[connection])
 
     def _send_list(self) -> None:
-        """Send the list of members to those that have not got it yet, once it is complete."""
+        """Send the list of members, once it is complete, to those that do not have it yet."""
         roster = self._roster
         if not roster.is_complete:
             return
@@ -331,7 +331,7 @@ class Launcher:
         self._refused = len(self._server.refused)
 
     def _state(self) -> str:
-        """Return who is here and who is missing, with a bar."""
+        """Return who has joined and who is missing, with a progress bar."""
         wanted, missing = self._roster.wanted, self._roster.missing
         if not missing:
             return f"All {wanted} are here."
@@ -345,7 +345,7 @@ class Launcher:
         )
 
     def _is_time(self) -> bool:
-        """Whether a beat is over."""
+        """Whether the next heartbeat is due."""
         now = time.monotonic()
         if now - self._beat < BEAT_S:
             return False
@@ -395,10 +395,10 @@ class Worker:
         Args:
             timeout: Seconds.
             where: The launcher, for messages.
-            should_stop: The user wants it to end.
+            should_stop: Whether the user wants this member to end.
 
         Returns:
-            What to start with; the end, when there is no start for this member.
+            The start, or the end if this member does not start.
 
         Raises:
             TrainerError: The launcher did not let it start in time.
@@ -411,7 +411,7 @@ class Worker:
                     self._listed = int(message["round"]), message["members"]
                     self._client.send({"type": "ack", "round": message["round"]})
                 if kind == "start" and self._listed is not None and message["round"] == self._listed[0]:
-                    # Only now, since a list may be long and soon be another.
+                    # Parsed only now: the list may be long, and could still change before the start.
                     members = tuple(map(Member.read, self._listed[1]))
                     return Started(members, members.index(self._member), int(message["port"]))
                 if kind == "end":
@@ -430,12 +430,12 @@ class Worker:
         should_stop: Callable[[], bool],
         report: Callable[[], Mapping[str, Any]],
     ) -> End:
-        """Run the command until the launcher says how the job has ended.
+        """Run the command until the launcher ends the job; return how it ended.
 
         Args:
             command: This member's.
-            lost_after: A launcher that sends nothing for so many seconds is lost.
-            should_stop: The user wants this member to end.
+            lost_after: After this many seconds of silence the launcher is lost.
+            should_stop: Whether the user wants this member to end.
             report: Returns this member's report.
         """
         self._report = report
@@ -455,7 +455,7 @@ class Worker:
                 is_stopped = True
                 command.stop()
                 if not own:
-                    # Whatever code its command ends with: torchrun has 1 for a signal.
+                    # Not the command's own exit code: torchrun's is 1 after a signal.
                     self._tell(code=TERMINATED, is_stopped=True)
             if own is None and (own := command.poll()) is not None and not is_stopped:
                 self._tell(code=own, errors=command.errors() if own else [])
@@ -467,7 +467,7 @@ class Worker:
         return end
 
     def _tell(self, **how: Any) -> None:
-        """Send how this member has ended, on later connections too."""
+        """Send how this member has ended, now and on every later connection."""
         self._ended = {"type": "ended", **how}
         self._client.send(self._ended)
 
@@ -485,7 +485,7 @@ class Worker:
             self._state = printable(str(message.get("state") or self._state))
         now = time.monotonic()
         if self._client.is_proven and self._client.silent_for() > _MUTE_S < now - self._connected:
-            # Four heartbeats are missing: a firewall in between may have dropped the connection.
+            # Four heartbeats are missing: a firewall may have dropped the connection.
             self._client.connect_again()
         if now - self._beat >= BEAT_S:
             self._beat = now
@@ -510,13 +510,13 @@ def _failed(name: str, code: int, errors: Any) -> End:
 
 
 def _listed(names: Sequence[str]) -> str:
-    """Return names for a sentence, not more than can be read."""
+    """Return names for a sentence, at most ``_NAMED`` of them."""
     more = len(names) - _NAMED
     return ", ".join(names[:_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
 def _lines(given: Any) -> tuple[str, ...]:
-    """Return another member's lines as a terminal can show them."""
+    """Return another member's lines, made safe for a terminal."""
     return tuple(printable(str(line)) for line in given) if isinstance(given, list) else ()
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A member's job directory, in the form of every job's, for the same verbs and reports."""
+"""A member's job directory, in the same form as any job's, so that the same verbs and reports work."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ _POLL_S = 1.0
 
 
 class Record:
-    """One member's record of a job that starts. That it cannot be written ends no job.
+    """One member's record of a job that starts. An error in writing it does not end the job.
 
     Args:
-        job: Its name, as those of all jobs are.
+        job: The job's name, in the form of any job's.
         folder: Its directory, which members may share; nothing is kept without one.
         config: Its configuration, YAML.
-        started: What the member starts with.
+        started: The members, and this one's rank.
         show: Prints a line for the user.
 
     Attributes:
-        mark: What the job's processes carry.
-        logs: Where what the command prints goes, and its errors.
-        ranks: Where torchrun writes a file for each rank.
-        should_stop: Somebody has asked the job to stop, by ``rdm-trainer job stop``.
+        mark: The id in the environment of the job's processes.
+        logs: The files for the command's output and errors.
+        ranks: The directory in which torchrun writes a file for each rank.
+        should_stop: Whether ``rdm-trainer job stop`` has requested a stop.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class Record:
         self.logs = directory.log(own.name, "out"), directory.log(own.name, "err")
         self.ranks = directory.logs / "ranks"
         self._watch = Watch(directory, request, resolved)
-        # torchrun's processes leave no records of themselves.
+        # torchrun's processes write no records.
         self._watch.keep(lambda: ())
         evaluation = health.Health(request, resolved) if started.rank == 0 else None
         self._keeping = threading.Thread(target=self._keep, args=(directory, evaluation), daemon=True)
@@ -102,18 +102,18 @@ class Record:
         return self._own
 
     def receive_report(self, member: str, report: Mapping[str, Any]) -> None:
-        """Take another member's report into the state.
+        """Receive another member's report, for the state.
 
         Args:
             member: Its name.
-            report: As :meth:`report` returns it.
+            report: The result of :meth:`report` there.
         """
         self._reports[member] = report
 
     def _keep(self, directory: JobDirectory, evaluation: health.Health | None) -> None:
-        """Read the directory, and on the launcher write all members' reports into the state.
+        """Read the directory, and on the launcher write all members' reports to the state.
 
-        A file system may hang, and the member's heartbeat must go on: this has its own thread.
+        This runs in its own thread, so that the member's heartbeat continues when a file system hangs.
         """
         while not self._over.wait(_POLL_S):
             self.should_stop = directory.asked_to_stop() is not None
@@ -125,12 +125,12 @@ class Record:
                 directory.write_state(self._state)
 
     def end(self, end: End) -> None:
-        """Write how the job has ended."""
+        """Write the end of the job."""
         if self._directory is None:
             return
         self._over.set()
         self._keeping.join(BEAT_S)
-        # A command may end with the code of a stop that nobody asked for.
+        # A command may return the code of a stop without a request.
         is_stop = end.code in (STOPPED, TERMINATED) and not end.member
         state = "finished" if end.code == DONE else "stopped" if is_stop else "failed"
         nodes = dict.fromkeys(self._state.nodes, "stopped" if is_stop else "done")
@@ -148,12 +148,12 @@ class Record:
             ended=time.time(),
             progress=self._directory.progress(),
         )
-        # What was read in logs may lack the last lines, and is only to be shown.
+        # Progress read from logs may lack the last lines: show it, but do not evaluate it.
         shown = ended.progress or self._state.progress
         self._directory.write_state(replace(ended, verdict=health.of_state(ended), progress=shown))
 
     def close(self) -> None:
-        """Let go of the directory."""
+        """Release the directory."""
         if self._directory is not None:
             self._watch.end()
         if self._lock is not None:

@@ -13,7 +13,7 @@ from typing import Any
 __all__ = ["Member", "Roster", "differing"]
 
 _NAME = re.compile(r"[^ /]{1,253}")
-"""Logs are called after it; a host name has so many characters at most (RFC 1035)."""
+"""A log is named after it; 253 is the longest host name (RFC 1035)."""
 
 
 @dataclass(frozen=True)
@@ -21,12 +21,12 @@ class Member:
     """One member, as it describes itself.
 
     Args:
-        name: What tells it apart from all others: a successor of the same name takes its place.
-        host: Its host's name; several may have the same.
+        name: Its unique name; a successor of the same name replaces it.
+        host: Its host's name; several members may have the same.
         address: Its IPv4 address on the fabric.
-        gpus: Processes that it will run.
-        gpu: What its GPUs are called; nothing without any.
-        versions: Of what must be the same on all members, where the command is known to need that.
+        gpus: How many processes it will run.
+        gpu: The name of its GPUs; empty without any.
+        versions: Versions that must match on all members, if the command needs that.
     """
 
     name: str
@@ -41,9 +41,9 @@ class Member:
         """Return a member from what another process sent.
 
         Raises:
-            ValueError: That is none; the message says what is wrong.
+            ValueError: It is not a valid member; the message says why.
         """
-        # A thousand members read a list of a thousand, so each line here runs a million times.
+        # Fast code: a thousand members each read a list of a thousand, so each line runs a million times.
         name, host, gpu = str(given.get("name", "")), str(given.get("host", "")), str(given.get("gpu") or "")
         address, gpus = str(given.get("address")), given.get("gpus")
         for key, text in (("name", name), ("host", host)):
@@ -73,17 +73,16 @@ class Member:
 
 
 class Roster:
-    """The members that have come so far; the launcher has rank 0.
+    """The members that have joined so far; the launcher has rank 0.
 
-    A connection stands for a process. A later process of the same name replaces an earlier one, which lets a
-    member that died come again; who comes when all have come waits for a place.
+    A connection stands for a process. A later process of the same name replaces an earlier one, so that a
+    member that died can join again. Members beyond the wanted number wait until another leaves.
 
     Args:
         launcher: The first member.
-        wanted: How many there must be, the launcher included.
-        rank_by: What the workers' ranks follow: their names, addresses, the order of their arrival, or what
-            their connections are called.
-        expected: What all will be called, the launcher included, where that is known.
+        wanted: How many members there must be, including the launcher.
+        rank_by: The order of the workers' ranks: by name, address, arrival, or connection.
+        expected: The names of all members, including the launcher, if known.
     """
 
     def __init__(
@@ -92,33 +91,33 @@ class Roster:
         self.launcher, self.wanted = launcher, wanted
         self._rank_by = rank_by
         self._expected = expected
-        # Connection → member, in the order in which they came.
+        # Connection → member, in the order of arrival.
         self._members: dict[str, Member] = {}
         self._waiting: dict[str, Member] = {}
         self._acknowledged: set[str] = set()
         self.round = 0
-        """Counts up whenever the members change; earlier acknowledgements are void then."""
+        """Counts up whenever the members change, which voids earlier acknowledgements."""
 
     @property
     def missing(self) -> int:
-        """How many have yet to come."""
+        """How many members are missing."""
         return self.wanted - 1 - len(self._members)
 
     @property
     def missing_names(self) -> list[str]:
-        """Who has yet to come; nobody where that is not known, as when others came than were expected."""
+        """The missing members; empty if unknown, for example if unexpected members joined."""
         here = {self.launcher.name, *(member.name for member in self._members.values())}
         away = [name for name in self._expected if name not in here]
         return away if len(away) == self.missing else []
 
     @property
     def is_complete(self) -> bool:
-        """All have come."""
+        """Whether all have joined."""
         return self.missing == 0
 
     @property
     def is_acknowledged(self) -> bool:
-        """All have come, and have acknowledged the list of all."""
+        """Whether all have joined and acknowledged the list of members."""
         return self.is_complete and self._acknowledged == self._members.keys()
 
     @property
@@ -128,25 +127,25 @@ class Roster:
 
     @property
     def waiting(self) -> list[str]:
-        """Connections of those that came when all had come."""
+        """The connections beyond the wanted number."""
         return list(self._waiting)
 
     def member(self, connection: str) -> Member | None:
-        """Return the member of a connection; None when it takes no part."""
+        """Return the member of a connection; None if it has none."""
         return self._members.get(connection)
 
     def join(self, connection: str, member: Member) -> str | None:
-        """Let a member take part, or wait.
+        """Add a member, or let it wait.
 
         Args:
             connection: Its connection.
             member: The member.
 
         Returns:
-            The connection that it replaces, if it replaces one.
+            The connection that it replaces, if any.
 
         Raises:
-            ValueError: It is called as the launcher is.
+            ValueError: It has the launcher's name.
         """
         if member.name == self.launcher.name:
             raise ValueError(f"the launcher is called {member.name}, too")
@@ -166,10 +165,10 @@ class Roster:
         return earlier if earlier != connection else None
 
     def leave(self, connection: str) -> Member | None:
-        """Take out whoever is gone, and let the one that has waited longest take its place.
+        """Remove a member that is gone; the one that has waited longest replaces it.
 
         Returns:
-            Who has left; None when the connection stood for nobody.
+            The removed member; None if the connection has none.
         """
         left = self._waiting.pop(connection, None)
         member = self._members.pop(connection, None)
@@ -182,7 +181,7 @@ class Roster:
         return member or left
 
     def acknowledge(self, connection: str, given_round: int) -> None:
-        """Note that a member has acknowledged the list of a round."""
+        """Record that a member has acknowledged the list of a round."""
         if given_round == self.round and connection in self._members:
             self._acknowledged.add(connection)
 
@@ -211,10 +210,10 @@ class Roster:
 
 
 def differing(members: Sequence[Member]) -> str:
-    """Return in which version members differ from the first one, in one sentence; nothing when they agree.
+    """Return how members' versions differ from those of the first, in one sentence; empty if they match.
 
     Args:
-        members: By rank; those that tell no versions may have any.
+        members: By rank; those that report no versions are ignored.
     """
     telling = [member for member in members if member.versions]
     for package in dict.fromkeys(package for member in telling for package in member.versions):
@@ -233,7 +232,7 @@ def differing(members: Sequence[Member]) -> str:
 
 
 def _natural(name: str) -> list[tuple[int, str]]:
-    """Return what sorts node9 before node10."""
+    """Return a sort key that puts node9 before node10."""
     parts: list[tuple[int, str]] = []
     digits = ""
     for character in name + "\0":

@@ -39,7 +39,7 @@ __all__ = ["OWN_WORKLOADS", "Plan", "launch", "own_member", "read_secret", "sess
 _VARIABLE = "RDZV_SECRET"
 _SHORTEST = 16
 _RETRY_S = 1.0
-# A service that started this member may have set these for a job of its own.
+# The service that started this member may have set these for its own job.
 _OTHERS = (
     "RANK",
     "WORLD_SIZE",
@@ -55,21 +55,21 @@ OWN_WORKLOADS = ("finetune", "train")
 
 @dataclass(frozen=True)
 class Plan:
-    """What a member does.
+    """The settings of a member.
 
     Args:
-        command: What it runs after the start; ``train CONFIG`` is this program's own workload.
-        member: This one.
-        fabric: Where it is reached.
+        command: The command to run after the start; ``train CONFIG`` is this program's own workload.
+        member: This member.
+        fabric: The fabric on which others reach it.
         port: The launcher's.
         secret: The key that all members share.
         timeout: Seconds that members wait for each other.
         lost_after: Seconds of silence after which a member is lost.
-        hosts_file: Where members' names are written, if anywhere.
-        job: Its name, as those of all jobs are.
+        hosts_file: The file to write members' names to, if any.
+        job: The job's name, in the form of any job's.
         folder: The job's directory; nothing is kept without one.
         config: The job's configuration, YAML.
-        master_port: On the launcher, where torch's store shall listen; a free port when not given.
+        master_port: The launcher's port for torch's store; by default a free one.
     """
 
     command: tuple[str, ...]
@@ -90,12 +90,12 @@ def read_secret(file: Path | None, *, is_insecure: bool, is_made: bool = False) 
     """Return the secret that all members share.
 
     Args:
-        file: Where it is; RDZV_SECRET has it when not given.
-        is_insecure: There shall be none.
-        is_made: Make one where there is none: this launcher hands it to all others.
+        file: The file that holds it; without one, RDZV_SECRET does.
+        is_insecure: The user wants no secret.
+        is_made: Make one if there is none: this launcher passes it on to all others.
 
     Raises:
-        TrainerError: There is none, or a short one.
+        TrainerError: There is no valid secret.
     """
     if file is not None:
         try:
@@ -126,13 +126,13 @@ def read_secret(file: Path | None, *, is_insecure: bool, is_made: bool = False) 
 
 
 def session_key(job: str, secret: str) -> bytes:
-    """Return the key of a job's members, derived from their secret; another job has another key.
+    """Return the key of a job's members, derived from their secret and different for each job.
 
     Args:
         job: The job's name.
         secret: The user's.
     """
-    # Whatever bytes the environment has.
+    # fsencode, because the environment may hold any bytes.
     return hmac.digest(os.fsencode(secret), os.fsencode(f"rdm-rendezvous {job}"), "sha256")
 
 
@@ -147,15 +147,15 @@ def own_member(
     """Return this member and its fabric.
 
     Args:
-        name: What it is called; host name and address when not given.
-        interface: Where others reach it, if the user said so.
-        launcher: The launcher's address or name; nothing on the launcher itself.
-        processes: How many it runs; as many as it has GPUs when not given.
-        timeout: Seconds for which the launcher's name may not be known yet, as that of a pod.
-        versions: Of what must be the same on all members.
+        name: Its name; by default host name and address.
+        interface: The interface on which others reach it, if the user chose one.
+        launcher: The launcher's address or name; empty on the launcher itself.
+        processes: How many it runs; by default one per GPU.
+        timeout: Seconds to wait for the launcher's name to resolve, since a pod's may take a while.
+        versions: Versions that must match on all members.
 
     Raises:
-        TrainerError: Others could not reach it, or it has a name that cannot be used.
+        TrainerError: Others could not reach it, or its name is invalid.
     """
     if launcher:
         launcher = _resolved(launcher, timeout)
@@ -182,7 +182,7 @@ def own_member(
 
 
 def _resolved(name: str, timeout: float) -> str:
-    """Return the IPv4 address of the launcher's name, once it has one."""
+    """Return the IPv4 address of the launcher's name, as soon as it resolves."""
     until = time.monotonic() + timeout
     is_told = False
     while True:
@@ -203,15 +203,15 @@ def launch(plan: Plan, count: int, rank_by: str, workers: Workers | None = None)
 
     Args:
         plan: What this member does.
-        count: Members, this one included.
-        rank_by: As :class:`Roster` has it.
-        workers: Those that it starts, if it does.
+        count: The number of members, including this one.
+        rank_by: As for :class:`Roster`.
+        workers: The workers to start, if any.
 
     Returns:
         The job's exit code.
 
     Raises:
-        TrainerError: It could not begin, or not all came.
+        TrainerError: It could not begin, or not all joined.
     """
     _prepare(plan)
     try:
@@ -220,7 +220,7 @@ def launch(plan: Plan, count: int, rank_by: str, workers: Workers | None = None)
         raise TrainerError(
             f"Port {plan.port} cannot be listened on: {error.strerror}; choose another for all: --port."
         ) from None
-    # As our templates call them; other names are only counted.
+    # The names in our templates; members with other names are only counted.
     ours = [] if workers is None else [f"worker-{number}" for number in range(1, count)]
     roster = Roster(plan.member, count, rank_by, [plan.member.name, *ours])
     show(f"{plan.member} waits for {count - 1} members at {plan.member.address}:{server.port}.")
@@ -244,7 +244,7 @@ def launch(plan: Plan, count: int, rank_by: str, workers: Workers | None = None)
             )
             record.end(end)
         if workers is not None and not is_signalled():
-            # They have ended with the job.
+            # The workers have ended with the job: do not cancel them.
             stack.pop_all()
             workers.leave()
     return _ended(end)
@@ -254,7 +254,7 @@ def _store_port(plan: Plan) -> int:
     """Return a free port of the launcher for torch's store.
 
     Raises:
-        TrainerError: None is free, or not the one that the user wants.
+        TrainerError: No port is free, or the user's choice is in use.
     """
     if plan.master_port is not None:
         if is_free(plan.member.address, plan.master_port):
@@ -308,8 +308,8 @@ def _prepare(plan: Plan) -> None:
 
 @contextlib.contextmanager
 def _command(plan: Plan, started: Started) -> Iterator[tuple[Command, Record]]:
-    """Run the command, keep what it writes, and leave nothing of it."""
-    # The job is together: its processes need no secret.
+    """Run the command, record its output, and end all its processes."""
+    # All members have joined, so the job's processes need no secret.
     left_out = {_VARIABLE, f"{_VARIABLE}_FILE", *_OTHERS}
     environment = {
         name: value
@@ -328,11 +328,11 @@ def _command(plan: Plan, started: Started) -> Iterator[tuple[Command, Record]]:
             if record.logs is not None:
                 settings |= {"PET_LOG_DIR": str(record.ranks), "PET_TEE": "3"}
             else:
-                # torchrun leaves an empty directory behind, wherever that is.
+                # torchrun leaves an empty log directory behind, so give it a temporary one.
                 made = tempfile.TemporaryDirectory(prefix="rdm-rendezvous-", ignore_cleanup_errors=True)
                 settings["PET_LOG_DIR"] = stack.enter_context(made)
         if record.logs is not None:
-            # Python would keep lines back, since it writes into a pipe.
+            # Python buffers its output to a pipe by default.
             settings["PYTHONUNBUFFERED"] = "1"
         fabrics.adopt(settings, environment)
         command = Command(_arguments(plan.command), environment, record.mark, record.logs)
@@ -342,7 +342,7 @@ def _command(plan: Plan, started: Started) -> Iterator[tuple[Command, Record]]:
 
 
 def _arguments(command: Sequence[str]) -> list[str]:
-    """Return a command, with torchrun before a workload of ours."""
+    """Return the command, run by torchrun if it is a workload of ours."""
     if command[0] not in OWN_WORKLOADS:
         return list(command)
     return [sys.executable, "-m", "torch.distributed.run", "-m", "rdm_trainer", *command]
@@ -350,12 +350,12 @@ def _arguments(command: Sequence[str]) -> list[str]:
 
 @contextlib.contextmanager
 def _names(plan: Plan, members: Sequence[Member]) -> Iterator[None]:
-    """Have all members' names in the hosts file, where the user wants that and it can be written."""
+    """Keep all members' names in the hosts file, if the user wants that and the file can be written."""
     file = plan.hosts_file
     if file is None:
         yield
         return
-    # Two members, or jobs, of one host have a block each.
+    # Two members or jobs on one host each have their own block.
     name = secrets.token_hex(4)
     try:
         hosts.change_in_place(file, lambda text: hosts.with_block(text, name, members))
@@ -372,7 +372,7 @@ def _names(plan: Plan, members: Sequence[Member]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _signalled() -> Iterator[Callable[[], bool]]:
-    """Note that a signal has come, instead of dying of it with the command still at work."""
+    """Record signals instead of dying of them while the command still runs."""
     came: list[int] = []
     before = {
         number: signal.signal(number, lambda number, _frame: came.append(number))
@@ -394,8 +394,8 @@ def _ended(end: End) -> int:
 
 
 def show(line: str) -> None:
-    """Print a line for the user; that nobody reads it any more ends no job."""
+    """Print a line for the user; a closed terminal does not end the job."""
     if sys.stderr is not None:
         with contextlib.suppress(OSError, ValueError):
-            # In one piece, beside what others write.
+            # One write, so that lines of several processes do not mix.
             print(f"rendezvous: {line}\n", end="", file=sys.stderr, flush=True)

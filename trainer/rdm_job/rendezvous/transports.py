@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The transports of a rendezvous: a control connection, or files that all members see.
+"""The transports of a rendezvous: a control connection, or files that all members can read.
 
-:class:`rdm_job.control.ControlServer` and its client are the first. Here are the second, for members that a
-batch system has started in a directory of the user's: the file system's permissions are their proof, and the
-batch system tells who has died.
+:class:`rdm_job.control.ControlServer` and its client are the first. This module has the second, for members
+that a batch system has started in a user's directory: the file system's permissions authenticate them, and
+the batch system detects dead members.
 
-Each member appends lines to a file of its own, and opens those of others anew for each look: on NFS only an
-open asks the server. A member that comes late finds all messages.
+Each member appends lines to its own file, and reopens the others' files for each read: on NFS only an open
+queries the server. A member that starts late finds all messages.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ __all__ = ["ClientTransport", "FileClient", "FileServer", "ServerTransport"]
 
 _LAUNCHER = "0"
 _EVERY_S = 0.5
-"""Between two looks of a worker: one server of files may have to answer a thousand."""
+"""Seconds between two reads of a worker: one file server may have to serve a thousand workers."""
 
 
 class ServerTransport(Protocol):
-    """The launcher's end. A connection is what tells one process of a worker from another."""
+    """The launcher's end. Each process of a worker has its own connection."""
 
     @property
     def refused(self) -> Sequence[str]:
@@ -38,19 +38,19 @@ class ServerTransport(Protocol):
         ...
 
     def receive(self, timeout: float = 0.0) -> dict[str, list[dict[str, Any]]]:
-        """Return what has come, by connection; wait so many seconds at most until something comes."""
+        """Return the received messages, by connection; wait at most ``timeout`` seconds for one."""
         ...
 
     def silent_for(self, name: str, /) -> float | None:
-        """Return for how many seconds nothing has come; None where silence says nothing."""
+        """Return the seconds since the last message; None if silence means nothing."""
         ...
 
     def is_connected(self, name: str, /) -> bool:
-        """Whether a connection is open, as far as is known here."""
+        """Whether a connection is open, as far as this end knows."""
         ...
 
     def disconnect(self, name: str, /) -> None:
-        """Close a connection; who is still there joins again."""
+        """Close a connection; a worker that still runs joins again."""
         ...
 
 
@@ -59,12 +59,12 @@ class ClientTransport(Protocol):
 
     @property
     def is_proven(self) -> bool:
-        """What is sent now reaches the launcher."""
+        """Whether messages reach the launcher now."""
         ...
 
     @property
     def was_refused(self) -> bool:
-        """What answers does not know the job and its secret."""
+        """Whether the peer does not know the job and its secret."""
         ...
 
     def send(self, message: dict[str, Any]) -> None:
@@ -72,24 +72,24 @@ class ClientTransport(Protocol):
         ...
 
     def receive(self, timeout: float = 0.0) -> list[dict[str, Any]]:
-        """Return what has come; wait so many seconds at most until something comes."""
+        """Return the received messages; wait at most ``timeout`` seconds for one."""
         ...
 
     def silent_for(self) -> float:
-        """Return for how many seconds nothing has come."""
+        """Return the seconds since the last message."""
         ...
 
     def connect_again(self) -> None:
-        """Give up a connection of which the other end may know nothing any more."""
+        """Drop the connection, in case the other end has lost it, and connect again."""
         ...
 
 
 class FileServer:
-    """The launcher's end, whose number is 0.
+    """The launcher's end, with number 0.
 
     Args:
-        folder: Where all members' files are, of this meeting alone; made if need be.
-        members: How many there will be: a worker's connection is called by its number.
+        folder: The directory of all members' files, for this meeting alone; it is made if missing.
+        members: How many there will be; a worker's connection is its number.
     """
 
     refused: Sequence[str] = ()
@@ -103,29 +103,29 @@ class FileServer:
         self._own.append({**message, "to": None if to is None else list(to)})
 
     def receive(self, timeout: float = 0.0) -> dict[str, list[dict[str, Any]]]:
-        """Return what has been added, by number; after so many seconds when nothing has."""
+        """Return the new messages, by number; without any, wait ``timeout`` seconds."""
         found = {name: messages for name, log in self._others.items() if (messages := log.read())}
         if not found:
             time.sleep(timeout)
         return found
 
     def silent_for(self, _: str) -> float | None:
-        """Return None: who has died is known to the batch system."""
+        """Return None: the batch system detects dead members."""
         return None
 
     def is_connected(self, _: str) -> bool:
-        """There is no connection that could break."""
+        """Return True: there is no connection that could break."""
         return True
 
     def disconnect(self, _: str) -> None:
-        """Do nothing, likewise."""
+        """Do nothing: there is no connection to close."""
 
 
 class FileClient:
     """A worker's end.
 
     Args:
-        folder: As :class:`FileServer` has it.
+        folder: That of :class:`FileServer`.
         number: The worker's, from 1.
     """
 
@@ -137,12 +137,12 @@ class FileClient:
         self._own, self._launcher = _Log(folder, self._name), _Log(folder, _LAUNCHER)
 
     def send(self, message: dict[str, Any]) -> None:
-        """Write a message, unless it is only a heartbeat: nobody is lost by silence."""
+        """Write a message; heartbeats are left out, since silence does not count here."""
         if message["type"] != "alive":
             self._own.append(message)
 
     def receive(self, timeout: float = 0.0) -> list[dict[str, Any]]:
-        """Return what the launcher has added for this worker; after a moment when nothing has been."""
+        """Return the launcher's new messages for this worker; without any, wait a moment."""
         found = self._launcher.read()
         if not found:
             time.sleep(max(timeout, _EVERY_S))
@@ -157,10 +157,10 @@ class FileClient:
 
 
 class _Log:
-    """The lines that one member has written.
+    """The file of one member's messages, a JSON line each.
 
     Args:
-        folder: Where it lies.
+        folder: Its directory.
         name: The member's number.
     """
 
@@ -174,11 +174,11 @@ class _Log:
             file.write(json.dumps(message) + "\n")
 
     def read(self) -> list[dict[str, Any]]:
-        """Return the messages that have been added since."""
-        # It is not there yet, the server of files has a bad moment, or a disk was full.
+        """Return the messages added since the last call."""
+        # On an error, try again later: no file yet, a file server that fails for a moment, or a full disk.
         with contextlib.suppress(OSError, ValueError), self._path.open("rb") as file:
             file.seek(self._at)
-            # The last line may be half there.
+            # The last line may be incomplete.
             whole = file.read().rpartition(b"\n")[0]
             if whole:
                 self._at += len(whole) + 1

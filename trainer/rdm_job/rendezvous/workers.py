@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """The workers that a launcher starts: specs from a template, and the commands that submit and cancel them.
 
-The secret never is in a spec, an argument or a log. It lies beside the specs, for the owner alone, in the
-forms in which services take one: as it is, as a file of variables for Docker, and as a Secret's manifest.
+The secret is never in a spec, an argument or a log. It is next to the specs, in files that only the owner can
+read, in the forms that services accept: plain, as an environment file for Docker, and as a Secret's manifest.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ __all__ = ["SPECS", "WorkerSpec", "Workers", "job_name", "read_spec"]
 SPECS = Path(__file__).with_name("specs")
 _SUBMIT_S = 120.0
 _LONGEST_NAME = 40
-"""Characters of what is made of a job's name: Kubernetes and Docker add to it, and have 63 at most."""
+"""The limit for names made from a job's name: Kubernetes and Docker add to them, and allow 63 characters."""
 _OWN = ("NODE_RANK", "NUM_NODES", "RDZV_ID", "NAME", "SPEC_DIR", "JOB_DIR", "COMMAND")
 """Variables that --set must not replace."""
 _LAUNCHERS = ("ROLE", "NUM_NODES", "NODE_RANK", "MASTER_ADDR", "GPUS_PER_NODE")
@@ -49,7 +49,7 @@ class WorkerSpec:
         template: A jinja2 template.
         submit: The command that starts one, with ``{spec}``.
         cancel: The command that cancels it; none if empty.
-        values: What the template gets besides its variables.
+        values: Further variables of the template, from ``--set``.
     """
 
     template: Path
@@ -59,16 +59,16 @@ class WorkerSpec:
 
 
 def read_spec(template: str, submit: str | None, cancel: str | None, given: Sequence[str]) -> WorkerSpec:
-    """Return how workers are started, from what the user said.
+    """Return how workers are started, from the user's options.
 
     Args:
         template: A file, or the name of one of ours: docker, kubernetes, slurm, vessl.
-        submit: The command, as in a shell; there is none.
+        submit: The command, in shell syntax, although no shell runs it.
         cancel: Likewise.
         given: ``KEY=VALUE``.
 
     Raises:
-        TrainerError: Something of it cannot be used.
+        TrainerError: An option is invalid.
     """
     path = Path(template)
     if not path.is_file():
@@ -92,7 +92,7 @@ def read_spec(template: str, submit: str | None, cancel: str | None, given: Sequ
 
 
 def _words(option: str, command: str) -> tuple[str, ...]:
-    """Return a command's words, as a shell would have them."""
+    """Return a command's words, split as by a shell."""
     try:
         words = tuple(shlex.split(command))
     except ValueError as error:
@@ -105,7 +105,7 @@ def _words(option: str, command: str) -> tuple[str, ...]:
 
 
 def job_name(job: str) -> str:
-    """Return a job's name as services and files take it; two jobs' names stay different."""
+    """Return a job's name in a form that services and files accept; different jobs keep different names."""
     name = re.sub(r"[^a-z0-9]+", "-", job.lower()).strip("-")
     if name == job and len(name) <= _LONGEST_NAME:
         return name
@@ -120,7 +120,7 @@ class _Submitted:
     Args:
         what: For the user: a worker, or all of them.
         spec: The file.
-        name: What the service calls it: the last word that the command printed.
+        name: The service's id for it: the last word that the command printed.
     """
 
     what: str
@@ -132,13 +132,13 @@ class _Submitted:
 
 
 class Workers:
-    """The workers of one launcher, or of one that was killed before it.
+    """The workers of one launcher, and those that an earlier, killed one has left.
 
     Args:
         spec: How they are started.
-        folder: Where specs, secret and what was submitted are kept.
+        folder: The directory for the specs, the secret and the record of submissions.
         secret: The members'.
-        variables: Those of the template that are the same for all workers.
+        variables: The template's variables that are the same for all workers.
         show: Prints a line for the user.
 
     Raises:
@@ -154,7 +154,7 @@ class Workers:
         show: Callable[[str], None],
     ) -> None:
         self._spec, self._folder, self._secret, self._show = spec, folder, secret, show
-        # A later launcher of the same job must not touch, or be hindered by, what this one starts.
+        # Unique, so that a later launcher of the same job neither touches nor clashes with these workers.
         self._name = f"{job_name(str(variables['RDZV_ID']))}-{secrets.token_hex(3)}"
         files = self._files = {
             "RDZV_SECRET_FILE": folder / "secret",
@@ -175,10 +175,10 @@ class Workers:
         self._thread: threading.Thread | None = None
         self._should_stop = threading.Event()
         self.problem: str = ""
-        """Why one could not be submitted."""
+        """Why a worker could not be submitted; empty otherwise."""
 
     def start(self) -> None:
-        """Submit all, beside what else goes on.
+        """Submit all in the background.
 
         Raises:
             TrainerError: The specs cannot be written.
@@ -207,30 +207,30 @@ class Workers:
         self._thread.start()
 
     def cancel(self) -> None:
-        """Cancel all that was submitted, or name it where there is no command for that."""
+        """Cancel all submitted workers, or list them if there is no command for that."""
         self._stop_submitting()
         remain = [self._cancel(one) for one in reversed(self._submitted)]
         if not any(remain):
             self._forget()
 
     def leave(self) -> None:
-        """Leave them: they have ended with the job, or are about to."""
+        """Keep no record of the workers: they end with the job."""
         self._stop_submitting()
         self._forget()
 
     def _rendered(self) -> Iterator[tuple[str, Path, str]]:
-        """Return what each spec stands for, its path and its text."""
+        """Yield each spec: what it starts, its path and its text."""
         template = self._spec.template
         environment = jinja2.Environment(
             loader=jinja2.FileSystemLoader(template.parent),
             undefined=jinja2.StrictUndefined,
-            # YAML and shell: the templates use tojson and quote.
+            # No HTML: the templates are YAML and shell, and use tojson and quote.
             autoescape=False,  # noqa: S701
             keep_trailing_newline=True,
             trim_blocks=True,
             lstrip_blocks=True,
         )
-        # Both read a value that is not there as text, and so name it.
+        # Both convert an undefined value to text, which raises an error with its name.
         environment.filters["quote"] = lambda value: shlex.quote(str(value))
         environment.policies["json.dumps_kwargs"] = {"default": str}
         try:
@@ -256,7 +256,7 @@ class Workers:
             if self._should_stop.is_set():
                 return
             one = _Submitted(what, path)
-            # Before: whoever kills this process does not wait for the command.
+            # Recorded before the command, in case this process is killed while it runs.
             self._submitted.append(one)
             try:
                 self._write_record()
@@ -268,7 +268,7 @@ class Workers:
                 self.problem = f"{what} was not submitted: {said}."
                 return
             words = output.split()
-            # As "Submitted batch job 17" or, with --parsable, "17;cluster".
+            # Such as "Submitted batch job 17" or, with --parsable, "17;cluster".
             one.name = printable(words[-1].partition(";")[0]) if words else ""
             with contextlib.suppress(OSError):
                 self._write_record()
@@ -280,12 +280,12 @@ class Workers:
             self._thread.join()
 
     def _write_record(self) -> None:
-        """Keep what was submitted for a launcher that comes after this one was killed."""
+        """Record the submissions, for the next launcher if this one is killed."""
         entries = [{"what": one.what, "spec": str(one.spec), "name": one.name} for one in self._submitted]
         write_atomically(self._record, json.dumps({"job": self._name, "submitted": entries}), mode=0o600)
 
     def _cancel_earlier(self) -> None:
-        """Cancel what a launcher that was killed had started."""
+        """Cancel the workers of an earlier launcher that was killed."""
         try:
             found = json.loads(self._record.read_text())
             earlier = [_Submitted(one["what"], Path(one["spec"]), one["name"]) for one in found["submitted"]]
@@ -297,13 +297,13 @@ class Workers:
         self._record.unlink(missing_ok=True)
 
     def _cancel(self, one: _Submitted) -> bool:
-        """Cancel one, and show that, or why not. Return whether a later launcher should try again."""
+        """Cancel one, and show the result. Return whether a later launcher should try again."""
         command = self._spec.cancel
         are = "are" if one.what.startswith("All") else "is"
         if not command:
             self._show(f"{one} may go on: there is no --cancel for what was submitted.")
         elif not one.name and any("{id}" in word for word in command):
-            # The command that should have named it failed.
+            # The submit command failed, or printed no id.
             self._show(
                 f"{one} may have been submitted: --submit did not print the {{id}} that --cancel needs."
             )
@@ -314,10 +314,10 @@ class Workers:
         return False
 
     def _run(self, command: Sequence[str], one: _Submitted) -> tuple[int, str, str]:
-        """Run a command on a submission; return its code, its output, and what to tell of it."""
+        """Run a command on a submission; return its exit code, its output, and a message for the user."""
         placed = {"{spec}": str(one.spec), "{secret}": str(self._manifest), "{id}": one.name}
         words = [re.sub(r"\{(spec|secret|id)\}", lambda found: placed[found[0]], word) for word in command]
-        # What is true of the launcher only; Slurm hands all of it to the workers.
+        # Without the launcher's own variables: Slurm passes the whole environment on to the workers.
         environment = {
             name: value
             for name, value in os.environ.items()
@@ -331,7 +331,7 @@ class Workers:
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
                 timeout=_SUBMIT_S,
-                # An interruption is the launcher's: it waits for the command, to know what it has started.
+                # Ctrl-C must not reach the command: the launcher needs its result to know what it started.
                 start_new_session=True,
                 check=False,
             )
