@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What Slurm's accounting says of a user: his associations and qualities of service, as sacctmgr prints them.
+"""Parses a user's associations and qualities of service in Slurm's accounting, as sacctmgr prints them.
 
-What that means for a job is in :mod:`rdm_job.slurm.policy`. Pure functions.
+:mod:`rdm_job.slurm.policy` checks a job against them. Pure functions.
 """
 
 from __future__ import annotations
@@ -34,32 +34,32 @@ _COUNTED_OF_QOS = {
     "maxsubmitpu": "MaxSubmitJobsPerUser",
     "maxsubmitpa": "MaxSubmitJobsPerAccount",
 }
-"""sacctmgr's words, and Slurm's names of these limits."""
+"""sacctmgr's field names, and Slurm's names of these limits."""
 _BOTH = "maxwall,grpwall,maxtres,maxtrespernode,maxtresmins,grptres,grptresmins,grptresrunmins"
 ASSOCIATION_FORMAT = (
     f"account,user,partition,parentname,qos,defaultqos,{_BOTH},{','.join(_COUNTED_OF_ASSOCIATION)}"
 )
-"""What ``sacctmgr show associations`` is asked for. What a user's has from above is in it, but for groups."""
+"""The fields of ``sacctmgr show associations``. A user's row has inherited limits, except those of groups."""
 QOS_FORMAT = f"name,flags,usagefactor,maxtrespu,maxtrespa,mintres,{_BOTH},{','.join(_COUNTED_OF_QOS)}"
-"""What ``sacctmgr show qos`` is asked for."""
+"""The fields of ``sacctmgr show qos``."""
 _UNITS = ("", "K", "M", "G", "T", "P")
 _AMOUNT = re.compile(r"(\d+(?:\.\d+)?)([KMGTP]?)")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What jobs may have, of resources as in ``{"node": 4, "gres/gpu": 8}`` with memory in MiB.
+    """Limits of jobs. Resources are in the form ``{"node": 4, "gres/gpu": 8}``, with memory in MiB.
 
     Attributes:
-        most_seconds: How long a job may take; None for ever.
-        group_seconds: How long all jobs together may.
-        most: What a job may have.
-        of_node: What of a node it may have.
-        minutes: What a job may have of each resource times its minutes.
-        group: What all jobs together may have.
-        group_minutes: What all jobs together, also those of the past, may have times their minutes.
-        running_minutes: What all that run together may have times the minutes that they may yet take.
-        counts: How many jobs there may be, by Slurm's name of the limit.
+        most_seconds: The longest time limit of a job; None without a limit.
+        group_seconds: The limit of the time of all jobs together.
+        most: The limit of each resource for a job.
+        of_node: The same for a job on one node.
+        minutes: The limit of each resource times minutes for a job.
+        group: The limit of each resource for all jobs together.
+        group_minutes: The limit of resource times minutes for all jobs together, including past ones.
+        running_minutes: The limit of resource times remaining minutes for all running jobs together.
+        counts: The limits of the number of jobs, by Slurm's name of the limit.
     """
 
     most_seconds: int | None = None
@@ -75,15 +75,15 @@ class Limits:
 
 @dataclass(frozen=True)
 class Association(Limits):
-    """What a user may have of an account, or an account of the one above it.
+    """The association of a user with an account, or of an account with its parent, and its limits.
 
     Attributes:
-        account: Its name.
-        user: Whose; empty for the account's own.
-        partition: For jobs there alone; empty for all.
-        parent: The account above, of an account's own.
+        account: The account's name.
+        user: The user; empty for the account's own association.
+        partition: The only partition that it applies to; empty for all.
+        parent: The parent account, in an account's own association.
         qos: The QOS that jobs may have.
-        default_qos: What they have when they name none; empty for none.
+        default_qos: The QOS of jobs that name none; empty for none.
     """
 
     account: str
@@ -100,12 +100,12 @@ class Qos(Limits):
 
     Attributes:
         name: Its name.
-        is_first: Whether it goes before that of the partition.
-        safe_factor: How much of its minutes a job is held to have, where Slurm starts those only that can run
-            to their end (``UsageFactorSafe``).
-        of_user: What the jobs of a user may have.
-        of_account: What those of an account may have.
-        least: What a job must have.
+        is_first: Whether it takes precedence over the partition's QOS (``OverPartQOS``).
+        safe_factor: The usage factor of a job's minutes, if Slurm only starts jobs that can run to their end
+            (``UsageFactorSafe``).
+        of_user: The limit of each resource for the jobs of a user.
+        of_account: The limit of each resource for the jobs of an account.
+        least: How much of each resource a job must have.
     """
 
     name: str
@@ -118,14 +118,14 @@ class Qos(Limits):
 
 @dataclass(frozen=True)
 class Accounting:
-    """What the accounting says of a user.
+    """A user's data in the accounting.
 
     Attributes:
-        user: His name, or number where he has none.
+        user: The user's name, or number without one.
         cluster: Slurm's name for the cluster.
-        enforced: What Slurm holds jobs to, of ``AccountingStorageEnforce``; empty also where it is not known.
-        associations: His, and those of accounts; None where they are not known.
-        default_account: Of jobs that name none; empty where it is not known.
+        enforced: What Slurm enforces, from ``AccountingStorageEnforce``; empty if nothing or unknown.
+        associations: Those of the user and of accounts; None if unknown.
+        default_account: The account of jobs that name none; empty if unknown.
         qos: The qualities of service, by name.
     """
 
@@ -138,7 +138,7 @@ class Accounting:
 
     @property
     def mine(self) -> list[Association]:
-        """The user's own."""
+        """The user's own associations."""
         return [one for one in self.associations or () if one.user and one.user == self.user]
 
     @property
@@ -151,12 +151,12 @@ class Accounting:
         own = {one.account: one for one in self.associations or () if not one.user}
         while account in own:
             yield own[account]
-            # Each is looked at once, whatever they say of each other.
+            # Each account is visited once, even if the parents form a circle.
             account = own.pop(account).parent
 
 
 def enforced(value: str) -> frozenset[str]:
-    """Return what Slurm holds jobs to, with what that includes, by ``AccountingStorageEnforce``'s value."""
+    """Return what a value of ``AccountingStorageEnforce`` enforces, including everything implied."""
     words = {word.strip().lower() for word in value.split(",")} - {"", "none", "(null)", "n/a"}
     if "all" in words:
         words |= {"associations", "limits", "qos"}
@@ -168,10 +168,10 @@ def enforced(value: str) -> frozenset[str]:
 
 
 def associations(text: str) -> list[Association]:
-    """Return what ``sacctmgr --noheader --parsable2 show associations`` printed in ``ASSOCIATION_FORMAT``."""
+    """Parse the output of ``sacctmgr --noheader --parsable2 show associations`` in ``ASSOCIATION_FORMAT``."""
     return [
         Association(
-            # Slurm compares the names of accounts without case, and keeps them in lower case.
+            # Slurm ignores the case of account names, and stores them in lower case.
             account=words["account"].lower(),
             user=words["user"],
             partition=words["partition"],
@@ -186,7 +186,7 @@ def associations(text: str) -> list[Association]:
 
 
 def qualities(text: str) -> dict[str, Qos]:
-    """Return what ``sacctmgr --noheader --parsable2 show qos`` printed in ``QOS_FORMAT``, by name."""
+    """Parse the output of ``sacctmgr --noheader --parsable2 show qos`` in ``QOS_FORMAT``, by name."""
     found = (
         Qos(
             name=words["name"],
@@ -206,8 +206,8 @@ def _limits(words: Mapping[str, str], counted: Mapping[str, str]) -> dict[str, A
     """Return the fields of :class:`Limits`.
 
     Args:
-        words: A row, by sacctmgr's words.
-        counted: Those of them that are numbers of jobs, and Slurm's names of these.
+        words: A row, by sacctmgr's field names.
+        counted: The fields that are numbers of jobs, with Slurm's names of them.
     """
     return {
         "most_seconds": _seconds(words["maxwall"]),
@@ -237,14 +237,14 @@ def _rows(text: str, form: str) -> Iterator[dict[str, str]]:
 
 
 def _resources(text: str) -> dict[str, int]:
-    """Return what a list in Slurm's form holds: ``{"node": 4, "mem": 65536}`` of ``node=4,mem=64G``."""
+    """Return the resources in a list of Slurm's: ``{"node": 4, "mem": 65536}`` for ``node=4,mem=64G``."""
     found = {}
     for word in filter(None, text.split(",")):
         name, _, value = word.partition("=")
         of = "M" if name == "mem" else ""
         if match := _AMOUNT.fullmatch(value):
             number, unit = match[1], match[2] or of
-            # Slurm writes halves, too: 1.50T.
+            # Slurm also writes fractions: 1.50T.
             found[name] = int(float(number) * 1024.0 ** (_UNITS.index(unit) - _UNITS.index(of)))
     return found
 

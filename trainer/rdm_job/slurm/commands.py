@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Slurm's programs: what they are given is a list, and no shell; what they print goes to the parsers."""
+"""Runs Slurm's programs without a shell, and passes their output to the parsers."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ __all__ = [
 ]
 
 _TIMEOUT_S = 60
-# What comes from the place that the agent is asked in, or would go over the script's options.
+# Variables of the environment in which this runs, or that would override the script's options.
 _LEFT_OUT = re.compile(r"(MY_IP|PYTHON\w*|VIRTUAL_ENV|RDM_\w+|SBATCH_\w+|SLURM_(?!CONF$)\w+)")
 
 
 class SlurmError(TrainerError):
-    """What Slurm said instead of doing what it was asked."""
+    """Slurm's error message."""
 
     def __init__(self, said: str) -> None:
         super().__init__(said, exit_code=FAILED)
@@ -65,16 +65,16 @@ def has_pyxis() -> bool:
 
 
 def without_mpi(kind: str) -> str:
-    """Return why srun cannot start processes with ``--mpi=KIND``; empty where it can.
+    """Return why srun cannot start processes with ``--mpi=KIND``; empty if it can.
 
     Raises:
         SlurmError: There is no srun, or it does not answer.
     """
-    # It loads the plugin, and what that loads, before it asks for anything.
+    # srun loads the plugin and its libraries before it requests an allocation.
     said = _ended(["srun", f"--mpi={kind}", "--test-only", "true"]).stderr.splitlines()
     if not any("invalid mpi type" in line.lower() for line in said):
         return ""
-    # Warnings may come first.
+    # Warnings may precede the error.
     first = next((line for line in said if "error:" in line), said[0])
     return first.rpartition("error: ")[2].rpartition(": ")[2].rstrip(".")
 
@@ -90,14 +90,14 @@ def cluster() -> tuple[list[limits.Partition], list[limits.ClusterNode]]:
 
 
 def nodes(listed: str) -> list[str]:
-    """Return the nodes of a list as Slurm writes it, ``n[1-3]``; none where its programs are missing."""
+    """Return the nodes in a list of Slurm's, such as ``n[1-3]``; none if its programs are missing."""
     with contextlib.suppress(SlurmError):
         return _run(["scontrol", "show", "hostnames", listed]).split() if listed else []
     return []
 
 
 def accounting() -> Accounting:
-    """Return what the accounting lets this user's jobs have; what it does not tell is left out."""
+    """Return what the accounting allows this user's jobs, as far as it can be queried."""
     known = Accounting(user=_name(str(os.getuid())))
     with contextlib.suppress(SlurmError):
         said = _run(["scontrol", "show", "config"])
@@ -108,7 +108,7 @@ def accounting() -> Accounting:
         held_to = enforced(settings.get("AccountingStorageEnforce", ""))
         known = replace(known, cluster=cluster, enforced=held_to)
         of = f"cluster={cluster}"
-        # The limits of accounts hold for their users, and are in associations of their own.
+        # The limits of accounts, which apply to their users, are in the accounts' own associations.
         whose = [] if "limits" in held_to else [f"user={known.user}"]
         found = associations(_accounts("associations", of, *whose, f"format={ASSOCIATION_FORMAT}"))
         user = (f"name={known.user}", "withassoc", of, "format=defaultaccount")
@@ -119,7 +119,7 @@ def accounting() -> Accounting:
 
 
 def would_run(script: Path) -> str:
-    """Return why Slurm refuses a script; empty when it would take it."""
+    """Return why Slurm refuses a script; empty if it accepts it."""
     try:
         _run(["sbatch", "--test-only", str(script)], cwd=script.parent)
     except SlurmError as error:
@@ -128,13 +128,13 @@ def would_run(script: Path) -> str:
 
 
 def submit(directory: Path, script: str) -> int:
-    """Submit a script of a directory, from there, and return the job's number.
+    """Submit a script from its directory, and return the job's id.
 
     Raises:
         SlurmError: It is refused.
     """
     said = _run(["sbatch", "--parsable", script], cwd=directory)
-    # With the cluster's name behind a semicolon, where there are several.
+    # With several clusters, a semicolon and the cluster's name follow.
     found = re.match(r"(\d+)(;|$)", said.strip())
     if found is None:
         raise SlurmError(f"sbatch returned no number of a job: {said.strip()!r}.")
@@ -142,7 +142,7 @@ def submit(directory: Path, script: str) -> int:
 
 
 def queue() -> list[Seen]:
-    """Return the jobs that Slurm has in its memory: those that wait and run, and those that have just ended.
+    """Return the jobs in Slurm's memory: those that wait or run, and those that ended recently.
 
     Raises:
         SlurmError: It does not answer.
@@ -150,20 +150,20 @@ def queue() -> list[Seen]:
     try:
         return states.of_json(_run(["squeue", "--all", "--states=all", "--json"]))
     except (SlurmError, ValueError):
-        # Built without JSON, or of a release that prints it otherwise.
+        # Slurm was built without JSON, or its release prints another form.
         shown = _run(["squeue", "--all", "--states=all", "--noheader", f"--format={states.QUEUE_FORMAT}"])
         return states.of_queue_text(shown)
 
 
 def recorded(number: int) -> Seen | None:
-    """Return a job as the accounting has it; None where there is none, or it does not know the job.
+    """Return a job's record in the accounting; None if there is no accounting or no record.
 
     Raises:
-        SlurmError: There is one, and it does not answer.
+        SlurmError: The accounting does not answer.
     """
     silent: SlurmError | None = None
     text = ["--noheader", "--parsable2", "--allocations", f"--format={states.ACCOUNT_FORMAT}"]
-    # The last one reads the file that Slurm writes when jobs end, where an administrator has asked for it.
+    # The last one reads the file of ended jobs that Slurm writes if an administrator has enabled it.
     for words in (["--json"], text, ["--completion", *text[:2], "--format=JobID,State,Partition,NodeList"]):
         try:
             said = _run(["sacct", f"--jobs={number}", *words])
@@ -176,7 +176,7 @@ def recorded(number: int) -> Seen | None:
             if "is disabled" not in str(error):
                 silent = silent or error
         except ValueError:
-            # JSON of another form.
+            # JSON in another form.
             continue
     if silent is not None:
         raise silent
@@ -184,51 +184,51 @@ def recorded(number: int) -> Seen | None:
 
 
 def cancel(number: int) -> None:
-    """End a job. One that has ended is no error."""
+    """Cancel a job. It is no error if the job has ended."""
     with contextlib.suppress(SlurmError):
         _run(["scancel", str(number)])
 
 
 def environment() -> dict[str, str]:
-    """Return what Slurm's programs, and a job's script, get of this process' environment."""
+    """Return the environment of Slurm's programs and of a job's script, from this process's own."""
     kept = {name: value for name, value in os.environ.items() if not _LEFT_OUT.fullmatch(name)}
     return {**kept, "LC_ALL": "C", "SLURM_TIME_FORMAT": "standard"}
 
 
 def _accounts(*words: str) -> str:
-    """Return what sacctmgr shows."""
+    """Return the output of sacctmgr."""
     return _run(["sacctmgr", "--noheader", "--parsable2", "show", *words])
 
 
 def _name(user: str) -> str:
-    """Return the name of a user who is given as a number; the number, where he has none."""
+    """Return the name of a user given as a name or number; the number if the user has no name."""
     with contextlib.suppress(KeyError):
         return pwd.getpwuid(int(user)).pw_name if user.isdigit() else user
     return user
 
 
 def _run(command: list[str], cwd: Path | None = None) -> str:
-    """Return what a program prints.
+    """Return the output of a program.
 
     Raises:
-        SlurmError: It is not there, or fails; with its last words.
+        SlurmError: It is not installed, or fails; with the last line of its errors.
     """
     done = _ended(command, cwd)
     if done.returncode != 0:
         said = [
             re.sub(r"^\w+: (error|fatal): ", "", line) for line in done.stderr.splitlines() if line.strip()
         ]
-        # Before the general word of all limits, of which it is one.
+        # Prefer the specific limit to the general error that follows it.
         limit = next((reasons.why(line) for line in said if reasons.is_limit(line)), "")
         raise SlurmError((limit or (said or [f"exit code {done.returncode}"])[-1]).rstrip(".") + ".")
     return done.stdout
 
 
 def _ended(command: list[str], cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    """Return how a program ended, and what it said.
+    """Run a program, and return its result.
 
     Raises:
-        SlurmError: It is not there, or does not end.
+        SlurmError: It is not installed, or does not end in time.
     """
     try:
         return subprocess.run(

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What container runtimes are told, so that a node's agent runs in an image. Pure functions.
+"""The commands and options with which container runtimes run a node's agent in an image. Pure functions.
 
-enroot, apptainer and charliecloud are programs before the agent's own command; pyxis is options of srun. All
+enroot, apptainer and charliecloud are commands that precede the agent's own; pyxis adds options to srun. All
 run as the user, and share the node's network, devices and processes.
 """
 
@@ -16,14 +16,14 @@ from rdm_core.config.slurm import image_kind, takes
 __all__ = ["PROGRAMS", "command", "import_commands", "key", "mounted", "pyxis", "ready"]
 
 PROGRAMS = {"enroot": "enroot", "apptainer": "apptainer", "charliecloud": "ch-run"}
-"""The runtimes that a node is searched for, in this order, and their programs."""
+"""The runtimes in order of preference, and their programs."""
 _GPUS = {"cuda": ["--nv"], "rocm": ["--rocm"]}
-# What the hooks of enroot that bring drivers and devices in go by.
+# Variables that control enroot's hooks for drivers and devices.
 _HOOKS = {
     "cuda": ["NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_DRIVER_CAPABILITIES=compute,utility"],
     "": ["MELLANOX_VISIBLE_DEVICES=all"],
 }
-# enroot begins with the image's environment; the others keep the node's. What Slurm gives goes in by name.
+# enroot starts from the image's environment, the others from the node's. For enroot, pass these on by name.
 _PASSED = (
     "SLURM_",
     "SLURMD_",
@@ -48,15 +48,15 @@ def command(
     environment: Iterable[str] = (),
     has_environment: bool = False,
 ) -> list[str]:
-    """Return the command that stands before one that is to run in an image.
+    """Return the prefix of a command that makes it run in an image.
 
     Args:
         runtime: ``enroot``, ``apptainer`` or ``charliecloud``.
-        image: What it runs: of enroot a container's name or a squashfs file, else the image's path.
-        mounts: What of the node is there, and where.
+        image: For enroot a container's name or a squashfs file, otherwise the image's path.
+        mounts: Pairs of a path on the node and its path in the image.
         accelerator: ``cuda``, ``rocm`` or ``cpu``.
         environment: The names of the node's variables.
-        has_environment: Whether the image keeps its variables where charliecloud looks: ``/ch/environment``.
+        has_environment: Whether the image has charliecloud's file of variables, ``/ch/environment``.
     """
     mounts = list(mounts)
     pairs = [f"{source}:{target}" for source, target in mounts]
@@ -67,20 +67,20 @@ def command(
     if runtime == "apptainer":
         return ["apptainer", "exec", *_GPUS.get(accelerator, ()), *_each("--bind", pairs), image]
     if any(target.startswith(f"{_TEMPORARY}/") for _, target in mounts):
-        # At /tmp it would have TMPDIR's directory, where that is set, and could make no place for them there.
+        # If TMPDIR is set, ch-run mounts that at /tmp, and cannot create mount points in it.
         pairs.insert(0, f"{_TEMPORARY}:{_TEMPORARY}")
-    # Without variables of its own the image has at least not the node's PATH.
+    # If the image has no variables, at least do not use the node's PATH.
     variables = "--set-env" if has_environment else f"--set-env={_PATH}"
     return ["ch-run", variables, *_each("-b", pairs), image, "--"]
 
 
 def pyxis(image: str, mounts: Iterable[tuple[str, str]], keep: str) -> list[str]:
-    """Return srun's options that have its tasks run in an image.
+    """Return srun's options that run its tasks in an image.
 
     Args:
-        image: Of ``launcher.slurm``, or what was made of it.
-        mounts: What of the node is there, and where.
-        keep: The name to keep the container under on the node; empty to take it away after the job.
+        image: That of ``launcher.slurm``, or the prepared file.
+        mounts: Pairs of a path on the node and its path in the image.
+        keep: The name under which the node keeps the container; empty to remove it after the job.
     """
     pairs = ",".join(f"{source}:{target}" for source, target in mounts)
     return [
@@ -92,11 +92,11 @@ def pyxis(image: str, mounts: Iterable[tuple[str, str]], keep: str) -> list[str]
 
 
 def import_commands(runtime: str, image: str, made: str) -> list[list[str]]:
-    """Return the commands that make an image ready with the runtime's own programs, in order.
+    """Return the commands that prepare an image with the runtime's own programs, in order.
 
     Args:
         runtime: ``enroot``, ``apptainer`` or ``charliecloud``.
-        image: As in ``launcher.slurm``: one in a registry, or with apptainer also a Docker archive.
+        image: That of ``launcher.slurm``: one in a registry, or with apptainer also a Docker archive.
         made: The file to make.
     """
     if runtime == "enroot":
@@ -109,22 +109,22 @@ def import_commands(runtime: str, image: str, made: str) -> list[list[str]]:
 
 
 def key(image: str, content: str) -> str:
-    """Return what tells an image from others: 16 hexadecimal digits.
+    """Return the unique key of an image: 16 hexadecimal digits.
 
     Args:
-        image: As in ``launcher.slurm``.
-        content: What changes with its content, where that is known without fetching it.
+        image: That of ``launcher.slurm``.
+        content: A text that changes with the image's content, if known without fetching it.
     """
     return hashlib.sha256(f"{image}\n{content}".encode()).hexdigest()[:16]
 
 
 def ready(runtime: str, image: str, kept: Path, its_key: str) -> str:
-    """Return what the runtime runs: the image itself, or the file that is made of it, once.
+    """Return the image or file that the runtime runs: the image itself, or the file prepared from it.
 
     Args:
         runtime: One of ``launcher.slurm.container``.
-        image: As in ``launcher.slurm``.
-        kept: Where images that were made are kept, for all nodes.
+        image: That of ``launcher.slurm``.
+        kept: The directory of prepared images, for all nodes.
         its_key: See :func:`key`.
     """
     if image_kind(image) in takes(runtime):
@@ -133,7 +133,7 @@ def ready(runtime: str, image: str, kept: Path, its_key: str) -> str:
 
 
 def mounted(jobs: Path, mounts: Sequence[str]) -> list[tuple[str, str]]:
-    """Return what of the node is in the image, and where: all jobs, and what the user names."""
+    """Return the mounts, pairs of a path on the node and in the image: all jobs, and the user's own."""
     pairs = [mount.partition(":")[::2] for mount in mounts]
     return [(str(jobs), str(jobs)), *((source, target or source) for source, target in pairs)]
 
@@ -143,7 +143,7 @@ def _each(option: str, values: Iterable[str]) -> list[str]:
 
 
 def _enroot_name(image: str) -> str:
-    """Return an image of a registry as enroot names it, with ``#`` behind the registry; a path as it is."""
+    """Return a registry image's name in enroot's form, with ``#`` after the registry; a path unchanged."""
     if image_kind(image) != "registry":
         return image
     host, slash, rest = image.removeprefix("docker://").partition("/")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A Docker archive (``docker save``) as one root file system: a tar for ``sqfstar``, which needs no root."""
+"""Converts a Docker archive (``docker save``) to a tar of its root file system, which ``sqfstar`` reads."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ __all__ = ["flatten", "image_id"]
 
 _HIDDEN, _OPAQUE = ".wh.", ".wh..wh..opq"
 _CHANGED = ("path", "linkpath", "size")
-"""The headers of a member that are written anew."""
+"""The headers of a member that are rewritten."""
 _DAMAGED = (tarfile.TarError, zlib.error, EOFError, ValueError, KeyError, TypeError, AttributeError)
-"""What reading a file raises that is no archive, ends early, or has other things in its JSON."""
+"""The exceptions from reading a file that is not an archive, ends early, or has unexpected JSON."""
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -34,7 +34,7 @@ def image_id(path: Path) -> str:
     """Return the digest of an archive's image.
 
     Raises:
-        TrainerError: It is no such archive, or has several images.
+        TrainerError: It is not a Docker archive, or has several images.
     """
     with _refused(path), tarfile.open(path) as archive:
         return posixpath.basename(str(_manifest(archive, path)["Config"])).removesuffix(".json")
@@ -45,12 +45,12 @@ def flatten(path: Path, to: IO[bytes], directories: Iterable[str], scratch: Path
 
     Args:
         path: The archive.
-        to: Where to.
-        directories: That must be there, because something is mounted on them.
+        to: The stream to write to.
+        directories: Mount points that the file system must have.
         scratch: A directory with room for the archive.
 
     Raises:
-        TrainerError: It is no such archive, or has several images.
+        TrainerError: It is not a Docker archive, or has several images.
     """
     with (
         _opened(path, scratch) as archive,
@@ -61,7 +61,7 @@ def flatten(path: Path, to: IO[bytes], directories: Iterable[str], scratch: Path
         config = described.get("config") or {}
         lines = "".join(f"{line}\n" for line in config.get("Env") or () if "\n" not in line)
         seen: set[str] = set()
-        # enroot's and charliecloud's places for the image's variables.
+        # The files in which enroot and charliecloud look for the image's variables.
         for name in ("etc/environment", "ch/environment"):
             _parents(out, name, seen)
             added = tarfile.TarInfo(name)
@@ -77,13 +77,13 @@ def flatten(path: Path, to: IO[bytes], directories: Iterable[str], scratch: Path
 
 
 def _layer(layer: tarfile.TarFile, out: tarfile.TarFile, seen: set[str], closed: set[str]) -> None:
-    """Write what of a layer shows through those above it.
+    """Write the part of a layer that is visible through the layers above it.
 
     Args:
         layer: The layer.
-        out: Where to.
-        seen: The paths that layers above have.
-        closed: What they have removed, replaced or made anew: nothing below shows through.
+        out: The tar to write to.
+        seen: The paths in the layers above.
+        closed: The paths that they have removed, replaced or recreated: they hide everything below them.
     """
     own_seen, own_closed = set(), set()
     for member in layer:
@@ -104,13 +104,13 @@ def _layer(layer: tarfile.TarFile, out: tarfile.TarFile, seen: set[str], closed:
             own_closed.add(name)
         shown = copy.copy(member)
         shown.name = name
-        # tarfile would rather write these, which are as they were.
+        # tarfile would prefer these headers, which have the old values.
         shown.pax_headers = {key: of for key, of in member.pax_headers.items() if key not in _CHANGED}
         content = layer.extractfile(member) if member.isfile() else None
         if member.islnk():
             shown.linkname = _name(member.linkname)
             if shown.linkname not in own_seen:
-                # Another file has the place of the one that it is a link to.
+                # A layer above has replaced the link's target: write the content instead.
                 shown.type, shown.size = tarfile.REGTYPE, layer.getmember(member.linkname).size
                 content = layer.extractfile(member)
         out.addfile(shown, content)
@@ -119,14 +119,14 @@ def _layer(layer: tarfile.TarFile, out: tarfile.TarFile, seen: set[str], closed:
 
 
 def _above(name: str) -> Iterator[str]:
-    """Yield the directories that a path is in, the root among them."""
+    """Yield the directories above a path, up to the root."""
     while name:
         name = posixpath.dirname(name)
         yield name
 
 
 def _parents(out: tarfile.TarFile, name: str, seen: set[str]) -> None:
-    """Write the directories that a path is in, as far as there are none yet."""
+    """Write the missing directories above a path."""
     for folder in reversed([*filter(None, _above(name))]):
         if folder not in seen:
             added = tarfile.TarInfo(folder)
@@ -136,20 +136,20 @@ def _parents(out: tarfile.TarFile, name: str, seen: set[str]) -> None:
 
 
 def _name(path: str) -> str:
-    """Return a path below the root: nothing leads out of it."""
+    """Return a path relative to the root, which it cannot leave."""
     return posixpath.normpath(f"/{path}").lstrip("/")
 
 
 @contextmanager
 def _refused(path: Path, scratch: Path | None = None) -> Iterator[None]:
-    """Say in one sentence what is wrong with an archive."""
+    """Turn errors in an archive into one sentence."""
     try:
         yield
     except _DAMAGED as error:
         said = (str(error).splitlines() or [type(error).__name__])[0].rstrip(":.")
         raise TrainerError(f"{path} is no Docker archive, or a damaged one: {said}.") from None
     except BrokenPipeError:
-        # Of whoever takes what is written.
+        # This error is the reader's, not the archive's.
         raise
     except OSError as error:
         if error.errno in _NO_ROOM:
@@ -159,7 +159,7 @@ def _refused(path: Path, scratch: Path | None = None) -> Iterator[None]:
 
 @contextmanager
 def _opened(path: Path, scratch: Path) -> Iterator[tarfile.TarFile]:
-    """An archive in which one can go back quickly: a compressed one is unpacked for that."""
+    """Open an archive for fast seeking; a compressed one is unpacked first."""
     with _refused(path, scratch), path.open("rb") as raw:
         is_packed = raw.read(2) == b"\x1f\x8b"
         raw.seek(0)

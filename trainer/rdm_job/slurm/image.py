@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The image of a job on a node: what runs it there, made ready once, and the agent started in it."""
+"""The image of a job on a node: prepares it once, and starts the agent in it."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from rdm_job.slurm.image_paths import is_there
 __all__ = ["enter", "of_pyxis", "prepare", "problems"]
 
 _KEPT = ".images"
-"""Where images that were made ready are, beside the jobs."""
+"""The directory of prepared images, next to the jobs."""
 
 
 def problems(slurm: SlurmConfig) -> list[str]:
-    """Return what is wrong with a job's image, seen from here; all nodes see the same files."""
+    """Return the problems of a job's image, as seen from this host; all nodes see the same files."""
     assert slurm.image is not None
     if image_kind(slurm.image) == "registry":
         return []
@@ -53,14 +53,14 @@ def problems(slurm: SlurmConfig) -> list[str]:
 
 
 def _key(slurm: SlurmConfig) -> str:
-    """Return what tells a job's image from others; see :func:`rdm_job.slurm.container.key`."""
+    """Return the unique key of a job's image; see :func:`rdm_job.slurm.container.key`."""
     image = slurm.image or ""
     kind = image_kind(image)
     if kind == "registry":
         return container.key(image, "")
-    # What is made of an archive has a directory for each mount.
+    # An image made from an archive has a directory for each mount.
     mounts = " ".join(sorted(slurm.mounts)) if kind == "archive" else ""
-    # One that was made without a look at the archive's digest is none that was.
+    # An image whose archive was not verified must not be used as a verified one.
     verified = f" {slurm.image_sha256.lower()}" if slurm.image_sha256 else ""
     try:
         status = Path(image).stat()
@@ -69,22 +69,22 @@ def _key(slurm: SlurmConfig) -> str:
             f"{_node()} cannot read launcher.slurm.image {image}: {error.strerror}.", exit_code=FAILED
         ) from None
     if _is_plain_archive(image):
-        # Whatever file it is in, and whenever that was written.
+        # Independent of the file's path and time.
         return container.key("", f"{docker_archive.image_id(Path(image))} {mounts}{verified}")
     return container.key(image, f"{status.st_size} {status.st_mtime_ns} {mounts}{verified}")
 
 
 def _is_plain_archive(image: str) -> bool:
-    """Whether an image can be told by looking into the file: a compressed one would have to be unpacked."""
+    """Whether the image's id can be read from the file without unpacking it."""
     return image.endswith(".tar")
 
 
 def of_pyxis(jobs: Path, slurm: SlurmConfig) -> list[str]:
-    """Return srun's options for a job in an image.
+    """Return srun's pyxis options for a job in an image.
 
     Args:
         jobs: The directory of all jobs.
-        slurm: What the job asks for.
+        slurm: The job's.
     """
     assert slurm.image is not None
     key = _key(slurm)
@@ -94,13 +94,13 @@ def of_pyxis(jobs: Path, slurm: SlurmConfig) -> list[str]:
 
 
 def prepare(path: Path) -> None:
-    """Make the image of a job ready, on the first of its nodes; other jobs may have done so.
+    """Prepare the image of a job on its first node, unless an earlier job has done so.
 
     Args:
         path: The job's directory.
 
     Raises:
-        TrainerError: The node has nothing to do it with, or it fails.
+        TrainerError: The node lacks the program for it, or it fails.
     """
     slurm = configuration.load_job(JobDirectory(path).resolved).launcher.slurm
     assert slurm.image is not None
@@ -129,10 +129,10 @@ def prepare(path: Path) -> None:
 
 
 def _verify(slurm: SlurmConfig) -> None:
-    """Hold an archive to its digest, where one is given.
+    """Verify an archive's digest, if one is given.
 
     Raises:
-        TrainerError: It is another one.
+        TrainerError: The digest differs.
     """
     if slurm.image_sha256 is None or slurm.image is None:
         return
@@ -186,27 +186,27 @@ def _enter(path: Path) -> NoReturn:
     if runtime == "charliecloud" and _succeeds([*command, "test", "-f", "/ch/environment"]):
         command = container.command(runtime, image, mounts, accelerator, has_environment=True)
     command.append(slurm.image_program)
-    # A wrong image is one sentence here, and not a node that the others wait for.
+    # With a wrong image, fail here with one sentence, instead of letting the other nodes wait.
     _run([*command, "--version"])
     os.execvp(command[0], [*command, "job", "step", str(path)])  # noqa: S606 - no shell is wanted
 
 
 def _runtime(slurm: SlurmConfig) -> str:
-    """Return the runtime to use on this node, whose programs find the user's name in the environment.
+    """Return the runtime to use on this node, and set the variable USER for its programs.
 
     Raises:
-        TrainerError: It is not here, or the user has no name.
+        TrainerError: It is not installed here, or the user has no name.
     """
     wanted: list[str] = [slurm.container]
     if slurm.container == "auto":
         wanted = [runtime for runtime in container.PROGRAMS if can_run(runtime, slurm.image or "")]
     if slurm.container == "pyxis":
-        # Its images are enroot's.
+        # pyxis uses enroot's images.
         wanted = ["enroot"]
     for runtime in wanted:
         if shutil.which(container.PROGRAMS[runtime]):
             if "USER" not in os.environ:
-                # Charliecloud's programs ask for it, and Slurm may not have it.
+                # Charliecloud's programs need it, and Slurm may not set it.
                 os.environ["USER"] = _user()
             return runtime
     raise TrainerError(
@@ -224,7 +224,7 @@ def _user() -> str:
 
 
 def _created(image: str, name: str, kept: Path) -> str:
-    """Return the name of enroot's container of an image, made where this node has none."""
+    """Return the name of the image's enroot container, created if this node has none."""
     kept.mkdir(exist_ok=True)
     with _alone(kept / f"{name}.{_node()}.lock"):
         if name not in _run(["enroot", "list"]).split():
@@ -233,7 +233,7 @@ def _created(image: str, name: str, kept: Path) -> str:
 
 
 def _squash(archive: Path, made: Path, directories: Sequence[str]) -> None:
-    """Make a squashfs file of a Docker archive."""
+    """Convert a Docker archive to a squashfs file."""
     if shutil.which("sqfstar") is None:
         raise TrainerError(
             f"{_node()} has no sqfstar, which makes a squashfs file of {archive}: install squashfs-tools 4.5 "
@@ -241,14 +241,14 @@ def _squash(archive: Path, made: Path, directories: Sequence[str]) -> None:
             exit_code=FAILED,
         )
     command = ["sqfstar", "-all-root", "-no-progress", "-quiet", str(made)]
-    # In a file, since nobody reads what it says while it is being written to.
+    # Errors go to a file: nobody reads a pipe while the archive is being written.
     with tempfile.TemporaryFile() as said:
         with subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=said
         ) as process:
             assert process.stdin is not None
             try:
-                # Where it has ended early, its own words say why.
+                # If sqfstar ended early, its own error says why.
                 with contextlib.suppress(BrokenPipeError):
                     docker_archive.flatten(archive, process.stdin, directories, made.parent)
             except BaseException:
@@ -265,17 +265,17 @@ def _squash(archive: Path, made: Path, directories: Sequence[str]) -> None:
 
 @contextlib.contextmanager
 def _alone(lock: Path) -> Iterator[None]:
-    """Let others of this user wait, on all nodes where the file system has locks for all of them."""
+    """Exclude this user's other processes; on all nodes if the file system has cluster-wide locks."""
     with lock.open("a") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         yield
 
 
 def _run(command: Sequence[str]) -> str:
-    """Return what a program prints.
+    """Return the output of a program.
 
     Raises:
-        TrainerError: It fails; with its last words.
+        TrainerError: It fails; with the last line of its errors.
     """
     done = subprocess.run(
         command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", check=False

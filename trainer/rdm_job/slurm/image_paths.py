@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The paths of a configuration whose job runs in an image: they are those inside, as the processes see them.
+"""Checks the paths in the configuration of a job that runs in an image: they are paths inside the image.
 
-From the host that jobs are submitted from only the outside is seen, so a path is followed through the mounts.
+The host from which jobs are submitted only sees the paths outside, so each path is mapped through the mounts.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ _TOKENIZER = ("vocab", "merges", "file")
 
 
 def problems(config: Config, mounts: Sequence[tuple[str, str]]) -> list[str]:
-    """Return what of a job's files its processes will not see, one sentence each.
+    """Return the problems of files that a job's processes will not see, one sentence each.
 
-    What is in the image itself is not known here, nor what only the nodes have that will run the job.
+    Files in the image itself, or that only the job's nodes have, cannot be checked here.
 
     Args:
-        config: The job's, without a problem in itself.
-        mounts: What of a node is in the image, and where; see :func:`rdm_job.slurm.container.mounted`.
+        config: The job's, which is valid in itself.
+        mounts: Pairs of a path on a node and in the image; see :func:`rdm_job.slurm.container.mounted`.
     """
     found: list[str] = []
     is_seen = not config.data.mock
@@ -46,7 +46,7 @@ def problems(config: Config, mounts: Sequence[tuple[str, str]]) -> list[str]:
         there = _joined(mount)
         is_known = is_there(there + suffix) if is_there(mount[0]) else None
         if is_known is None:
-            # Only the nodes that will run the job have it.
+            # Only the job's nodes may have it.
             is_seen = False
         elif not is_known:
             found.append(
@@ -60,7 +60,7 @@ def problems(config: Config, mounts: Sequence[tuple[str, str]]) -> list[str]:
 
 
 def is_there(path: str) -> bool | None:
-    """Return whether a path is there; None where this host does not tell, as below a directory of others."""
+    """Return whether a path exists; None if unknown here, as in a directory without permission."""
     try:
         return Path(path).exists()
     except OSError:
@@ -68,8 +68,8 @@ def is_there(path: str) -> bool | None:
 
 
 def _mount(path: str, mounts: Sequence[tuple[str, str]]) -> tuple[str, str] | None:
-    """Return what of the node a path is in, and its path there; None where it is the image's own."""
-    # The innermost one hides those that it is in.
+    """Return the node's directory that is mounted at a path, and the path in it; None without a mount."""
+    # The innermost mount hides the outer ones.
     for source, target in sorted(mounts, key=lambda pair: -len(posixpath.normpath(pair[1]))):
         if (rest := _inside(path, target)) is not None:
             return source, rest
@@ -81,7 +81,7 @@ def _joined(mount: tuple[str, str]) -> str:
 
 
 def _inside(path: str, directory: str) -> str | None:
-    """Return a path as seen from a directory that it is in; None where it is not."""
+    """Return a path relative to a directory; None if it is not in it."""
     path, directory = posixpath.normpath(path), posixpath.normpath(directory)
     if path == directory:
         return ""
@@ -90,7 +90,7 @@ def _inside(path: str, directory: str) -> str | None:
 
 
 def _paths(config: Config) -> Iterator[tuple[str, str, str]]:
-    """Yield the files that the configuration names: key, path, and the suffix that a file has behind it."""
+    """Yield the files that the configuration names: key, path, and a suffix of the file's name."""
     if not config.data.mock:
         for key in _BLENDS:
             yield from ((f"data.{key}", blend.prefix, ".idx") for blend in getattr(config.data, key))
@@ -104,7 +104,7 @@ def _paths(config: Config) -> Iterator[tuple[str, str, str]]:
 
 
 def _to_do(path: str, mounts: Sequence[tuple[str, str]]) -> str:
-    """Return how a path comes into the image: its directory, at a place that hides no other mount."""
+    """Return a hint how to mount a path's directory in the image without hiding another mount."""
     directory = posixpath.dirname(posixpath.normpath(path))
     if directory == "/":
         return "move it from / into a directory, add that there"
@@ -113,12 +113,12 @@ def _to_do(path: str, mounts: Sequence[tuple[str, str]]) -> str:
 
 
 def _outside(config: Config, mounts: Sequence[tuple[str, str]]) -> Config:
-    """Return a configuration whose data, all of it in mounts, have the paths that they have on the node."""
+    """Return a configuration with the node's paths of its data, all of which is in mounts."""
 
     def to(path: str) -> str:
         mount = _mount(path, mounts)
         return _joined(mount) if mount else path
 
-    # What is installed in the image is not known here.
+    # Without trackers: the packages in the image are unknown here.
     seen = replace(config, logging=replace(config.logging, trackers=()))
     return moved(seen, to)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a cluster has, and what of a job it could never run. Pure functions.
+"""The resources of a cluster, and the checks for jobs that it could never run. Pure functions.
 
-Slurm takes a job that asks for more nodes than a partition has, and lets it wait for ever. So all that can be
-known is compared before anything is submitted.
+Slurm accepts a job that needs more nodes than a partition has, and lets it wait for ever. So everything known
+is checked before the job is submitted.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ class Partition:
 
     Attributes:
         name: Its name.
-        is_default: Jobs that name none go there; None when that is not known.
-        state: ``UP``, or why it takes or runs no jobs.
+        is_default: Whether jobs without a partition go there; None if unknown.
+        state: ``UP``, or another state, in which it accepts or runs no jobs.
         nodes: How many it has.
-        most_nodes: How many a job may have; None for all.
-        least_nodes: How many a job must have.
-        qos: Whose limits its jobs have; empty for none.
+        most_nodes: How many nodes a job may have; None for all.
+        least_nodes: How many nodes a job must have.
+        qos: The QOS whose limits apply to its jobs; empty for none.
         qos_allowed: The QOS that its jobs may have; None for all.
-        qos_denied: Those that they may not have.
-        most_seconds: How long a job may take; None for ever.
-        accounts: Whose jobs it takes; None for everybody's.
-        denied: Whose it does not take.
+        qos_denied: The QOS that its jobs may not have.
+        most_seconds: The longest time limit of a job; None without one.
+        accounts: The accounts that may use it; None for all.
+        denied: The accounts that may not use it.
     """
 
     name: str
@@ -73,11 +73,11 @@ class ClusterNode:
 
     Attributes:
         name: Its name.
-        partitions: Those that it is in.
-        gres: What it has, as ``{"gpu:a10": 4}``.
-        features: What a job's constraint can name.
-        cpus: How many it has.
-        mem: MiB that jobs may have.
+        partitions: The partitions that it is in.
+        gres: Its generic resources, such as ``{"gpu:a10": 4}``.
+        features: The features that a job's constraint can name.
+        cpus: How many CPUs it has.
+        mem: The memory for jobs, in MiB.
     """
 
     name: str
@@ -88,7 +88,7 @@ class ClusterNode:
     mem: int
 
     def has(self, name: str) -> int:
-        """Return how many of a generic resource it has: of all types, where the name has none."""
+        """Return how many of a generic resource it has, of all types if the name has no type."""
         return sum(count for kind, count in self.gres.items() if kind == name or kind.startswith(f"{name}:"))
 
 
@@ -120,7 +120,7 @@ def nodes(text: str) -> list[ClusterNode]:
         ClusterNode(
             name=fields["NodeName"],
             partitions=_list(fields.get("Partitions", "")),
-            # As in `gpu:a10:4(S:0-1)`.
+            # Such as `gpu:a10:4(S:0-1)`.
             gres=generic_resources(re.sub(r"\([^)]*\)", "", _plain(fields.get("Gres", "")))),
             features=_list(fields.get("AvailableFeatures", "")),
             cpus=_count(fields.get("CPUEfctv")) or _count(fields.get("CPUTot")) or 0,
@@ -134,13 +134,12 @@ def nodes(text: str) -> list[ClusterNode]:
 def with_gpus(
     config: JobConfig, accelerator: str, there: Sequence[Partition], machines: Sequence[ClusterNode]
 ) -> JobConfig:
-    """Return the configuration of a job that asks for a GPU for each process on a node.
+    """Return the configuration with a request for one GPU per process on each node.
 
-    What it says of GPUs itself stays. Nothing is asked of a partition where Slurm knows of no GPUs, and gives
-    nodes as they are.
+    The job's own requests for GPUs stay. Partitions for which Slurm manages no GPUs get no request.
 
     Args:
-        config: The job's, without a problem in itself.
+        config: The job's, which is valid in itself.
         accelerator: ``cuda``, ``rocm`` or ``cpu``.
         there: The partitions.
         machines: The nodes.
@@ -161,10 +160,10 @@ def with_gpus(
 def without_gpus(
     config: JobConfig, accelerator: str, there: Sequence[Partition], machines: Sequence[ClusterNode]
 ) -> list[str]:
-    """Return where a job would have fewer GPUs than processes, one sentence each.
+    """Return the components of a job that would have fewer GPUs than processes, one sentence each.
 
     Args:
-        config: What :func:`with_gpus` returned.
+        config: The result of :func:`with_gpus`.
         accelerator: ``cuda``, ``rocm`` or ``cpu``.
         there: The partitions.
         machines: The nodes.
@@ -188,16 +187,16 @@ def without_gpus(
 
 
 def _has_gpus(part: Component, there: Sequence[Partition], machines: Sequence[ClusterNode]) -> bool:
-    """Whether Slurm gives GPUs of the nodes of a component's partition.
+    """Whether Slurm manages GPUs on the nodes of a component's partition.
 
-    Not those of one that is not known: :func:`problems` refuses the job for that.
+    False for an unknown partition, for which :func:`problems` refuses the job.
     """
     known = its_partition(part, there)
     return known is not None and any(node.has("gpu") for node in machines if known.name in node.partitions)
 
 
 def its_partition(part: Component, there: Sequence[Partition]) -> Partition | None:
-    """Return a component's partition, the default one where it names none; None where that is not known.
+    """Return a component's partition, by default the cluster's default one; None if unknown.
 
     Args:
         part: A component of a job.
@@ -208,10 +207,10 @@ def its_partition(part: Component, there: Sequence[Partition]) -> Partition | No
 
 
 def problems(config: JobConfig, there: Sequence[Partition], machines: Sequence[ClusterNode]) -> list[str]:
-    """Return what of a job the cluster could never run, one sentence each.
+    """Return why the cluster could never run a job, one sentence each.
 
     Args:
-        config: The job's, without a problem in itself.
+        config: The job's, which is valid in itself.
         there: The partitions.
         machines: The nodes.
     """
@@ -223,10 +222,10 @@ def problems(config: JobConfig, there: Sequence[Partition], machines: Sequence[C
 
 
 def unknown_partitions(config: JobConfig, there: Sequence[Partition]) -> list[str]:
-    """Return the partitions of a job that Slurm does not have, or that are not known, one sentence each.
+    """Return the problems of a job's partitions that do not exist or are unknown, one sentence each.
 
     Args:
-        config: The job's, without a problem in itself.
+        config: The job's, which is valid in itself.
         there: The partitions.
     """
     names = [one.name for one in there]
@@ -288,7 +287,7 @@ def _too_much(partition: str, what: str, most: int, wanted: int) -> str:
 
 
 def _size(part: Component, config: JobConfig, known: Partition) -> Iterator[str]:
-    """Yield what of the number of nodes, the time and the account the partition does not take."""
+    """Yield the partition's objections to the number of nodes, the time limit and the account."""
     slurm = config.launcher.slurm
     if known.state != "UP":
         yield f"Partition {known.name} is {known.state.lower()}."
@@ -315,7 +314,7 @@ def _size(part: Component, config: JobConfig, known: Partition) -> Iterator[str]
 
 
 def _lines(text: str) -> Iterator[dict[str, str]]:
-    """Yield the fields of each line; values may have spaces in them."""
+    """Yield the fields of each line; values may contain spaces."""
     for line in text.splitlines():
         marks = list(_FIELD.finditer(line))
         ends = [*(mark.start() for mark in marks[1:]), len(line)]
@@ -336,7 +335,7 @@ def _count(value: str | None) -> int | None:
 
 
 def _seconds(value: str | None) -> int | None:
-    # A partition's are in the form days-hours:minutes:seconds, or UNLIMITED.
+    # The form is days-hours:minutes:seconds, or UNLIMITED.
     return limit_seconds(value) if value and value[0].isdigit() else None
 
 
@@ -348,7 +347,7 @@ def span(seconds: int) -> str:
 
 
 def mebibytes(text: str) -> int:
-    """Return what `--mem` asks for in MiB."""
+    """Return the value of `--mem` in MiB."""
     if not text:
         return 0
     unit = {"K": 1 / 1024, "M": 1, "G": 1024, "T": 1024 * 1024}
@@ -356,7 +355,7 @@ def mebibytes(text: str) -> int:
 
 
 def near(value: str, known: Iterable[str]) -> str:
-    """Return a question after the nearest of some names; empty where none is near."""
+    """Return "did you mean" with the nearest known name; empty if none is near."""
     close = difflib.get_close_matches(value, list(known), n=1)
     return f"did you mean {close[0]}?" if close else ""
 

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What of a job Slurm's accounting would never let run. Pure functions.
+"""Checks for jobs that Slurm's accounting would never let run. Pure functions.
 
-Slurm takes a job that asks for more than its account or its QOS may ever have, and lets it wait for ever. So
-limits are compared before anything is submitted, where Slurm enforces them (``AccountingStorageEnforce``).
-Which of several limits holds is as in Slurm's "Resource Limits": the partition's QOS, the job's, the user's
-association.
+Slurm accepts a job that needs more than its account or QOS may ever have, and lets it wait for ever. So the
+limits that Slurm enforces (``AccountingStorageEnforce``) are checked before the job is submitted. Their
+precedence is that of Slurm's "Resource Limits": the partition's QOS, the job's QOS, the user's association.
 """
 
 from __future__ import annotations
@@ -22,17 +21,17 @@ from rdm_job.slurm.limits import Partition, its_partition, mebibytes, near, span
 __all__ = ["problems"]
 
 _NORMAL = "normal"
-"""The QOS of a job whose association has several and no default one."""
+"""The QOS of a job whose association has several QOS and no default one."""
 _MINUTES = "-minutes"
-"""Behind the name of a resource, where it is that times the minutes that a job may take."""
+"""The suffix of a resource's name for the resource times a job's minutes."""
 
 
 def problems(config: JobConfig, known: Accounting, there: Sequence[Partition]) -> list[str]:
-    """Return what of a job the accounting would never let run, one sentence each.
+    """Return why the accounting would never let a job run, one sentence each.
 
     Args:
-        config: The job's, without a problem in itself.
-        known: What the accounting says of its user.
+        config: The job's, which is valid in itself.
+        known: The user's data in the accounting.
         there: The partitions.
     """
     slurm = config.launcher.slurm
@@ -75,15 +74,15 @@ def problems(config: JobConfig, known: Accounting, there: Sequence[Partition]) -
 
 @dataclass(frozen=True)
 class _Limit:
-    """What may be had of a resource.
+    """A limit of a resource.
 
     Attributes:
         name: Slurm's name for such limits.
-        whose: Who may have it: of two associations never the same, since limits that are equal are one.
+        whose: Whom it limits, unique to each association, since equal limits count as one.
         resource: Slurm's name of the resource.
-        most: How much.
-        wanted: What a component asks for of a node; None where the limit is not one of nodes.
-        is_shared: Whether all components of a job have it together.
+        most: How much is allowed.
+        wanted: How much a component needs on one node; None unless it is a limit per node.
+        is_shared: Whether all components of a job share it.
     """
 
     name: str
@@ -96,12 +95,12 @@ class _Limit:
 
 @dataclass(frozen=True)
 class _OfJobs:
-    """How many jobs there may be.
+    """A limit of the number of jobs.
 
     Attributes:
         name: Slurm's name of the limit.
-        who: Whose jobs; of two associations never the same.
-        most: How many.
+        who: Whose jobs it limits, unique to each association.
+        most: How many are allowed.
     """
 
     name: str
@@ -110,9 +109,9 @@ class _OfJobs:
 
 
 def _association(known: Accounting, account: str, partition: Partition) -> Association | str | None:
-    """Return what a job runs under in a partition; why it may not; None where that is not known."""
+    """Return a job's association in a partition, or why it has none, or None if unknown."""
     own = [one for one in known.mine if one.account == account]
-    # One for the partition goes before one for all.
+    # An association for the partition takes precedence over one for all.
     for wanted in (partition.name, ""):
         if mine := next((one for one in own if one.partition == wanted), None):
             return mine
@@ -125,14 +124,14 @@ def _association(known: Accounting, account: str, partition: Partition) -> Assoc
 
 
 def _of_qos(asked: str | None, qos: str, known: Accounting, mine: Association, partition: Partition) -> str:
-    """Return why a job may not have its quality of service; empty where it may.
+    """Return why a job may not have its quality of service; empty if it may.
 
     Args:
-        asked: What the job names; empty or None for none.
-        qos: What it has.
-        known: What the accounting says.
+        asked: The QOS that the job names; empty or None for none.
+        qos: The QOS that it would get.
+        known: The user's data in the accounting.
         mine: The association that it would run under.
-        partition: Where.
+        partition: Its partition.
     """
     if asked and "qos" in known.enforced and asked not in mine.qos:
         return f"Account {mine.account} may not use the QOS {asked}; {_near(asked, mine.qos)}"
@@ -144,7 +143,7 @@ def _of_qos(asked: str | None, qos: str, known: Accounting, mine: Association, p
 
 
 def _chosen(known: Accounting, *names: str) -> list[Qos]:
-    """Return the QOS whose limits hold, that which goes before the other first."""
+    """Return the QOS whose limits apply, in the order of precedence."""
     chosen = [known.qos[name] for name in dict.fromkeys(names) if name in known.qos]
     if len(chosen) > 1 and chosen[1].is_first:
         chosen.reverse()
@@ -152,11 +151,11 @@ def _chosen(known: Accounting, *names: str) -> list[Qos]:
 
 
 def _of_time(time: str | None, known: Accounting, mine: Association, chosen: Sequence[Qos]) -> Iterator[str]:
-    """Yield why a job may never run so long."""
+    """Yield why a job's time limit is too long."""
     limits = [(f"a job of the QOS {one.name}", one.most_seconds) for one in chosen]
     limits.append((f"your jobs of account {mine.account}", mine.most_seconds))
     held = [("MaxWall", limits)]
-    # What has been used of it already is not known here.
+    # How much of the group's time has been used is unknown here.
     if "safe" in known.enforced:
         of_qos = [(f"all jobs of the QOS {one.name}", one.group_seconds) for one in chosen]
         above = (mine, *known.above(mine.account))
@@ -172,7 +171,7 @@ def _of_time(time: str | None, known: Accounting, mine: Association, chosen: Seq
 
 
 def _of_jobs(known: Accounting, mine: Association, chosen: Sequence[Qos]) -> Iterator[_OfJobs]:
-    """Yield what holds the number of jobs of a component: of each kind the first that is set."""
+    """Yield the limits of the number of jobs for a component: of each kind, the first that is set."""
     for jobs in ("Jobs", "SubmitJobs"):
         set_by_qos = set()
         for name, whose in (
@@ -194,16 +193,16 @@ def _of_jobs(known: Accounting, mine: Association, chosen: Sequence[Qos]) -> Ite
 
 
 def _too_many(jobs: Counter[_OfJobs]) -> Iterator[str]:
-    """Yield why a job may never run, or not be submitted: Slurm counts each of its components.
+    """Yield why a job may never run or be submitted: Slurm counts each of its components as a job.
 
     Args:
-        jobs: How many components are held to each limit.
+        jobs: How many components count towards each limit.
     """
     for limit, count in jobs.items():
         if count <= limit.most:
             continue
         one = "the job is one" if count == 1 else f"the job's {count} components are {count}"
-        # Of those that may run, later releases refuse some, too.
+        # Later releases also refuse some jobs over a limit of running jobs.
         does = "refuse it" if "Submit" in limit.name else "never run it"
         where = "in the queue" if "Submit" in limit.name else "at a time"
         yield (
@@ -213,7 +212,7 @@ def _too_many(jobs: Counter[_OfJobs]) -> Iterator[str]:
 
 
 def _too_little(part: Component, chosen: Sequence[Qos]) -> Iterator[str]:
-    """Yield what a component asks for too little of."""
+    """Yield the resources of which a component requests too little."""
     wanted = _wanted(part)
     for name in _EXACT:
         whose, least = next(((one.name, one.least[name]) for one in chosen if name in one.least), ("", 0))
@@ -225,10 +224,10 @@ def _too_little(part: Component, chosen: Sequence[Qos]) -> Iterator[str]:
 
 
 def _too_much(held: Sequence[tuple[Mapping[str, int], Sequence[_Limit]]]) -> Iterator[str]:
-    """Yield what a job asks for that it may never have; of each resource the least of what it may.
+    """Yield the resources of which a job requests too much, each with its lowest limit.
 
     Args:
-        held: What each component asks for, and what holds it.
+        held: The requests of each component, and the limits that apply to it.
     """
     for wanted, limits in held:
         for name, count in wanted.items():
@@ -254,14 +253,16 @@ def _too_much(held: Sequence[tuple[Mapping[str, int], Sequence[_Limit]]]) -> Ite
 def _limits(
     wanted: Iterable[str], part: Component, known: Accounting, mine: Association, chosen: Sequence[Qos]
 ) -> list[_Limit]:
-    """Return what holds for a component: of each kind the first that is set, of groups those of all accounts.
+    """Return the limits that apply to a component: of each kind the first that is set.
+
+    Group limits are those of the first QOS that sets one, or else of all accounts above the job.
 
     Args:
-        wanted: The resources that it asks for.
-        part: It.
-        known: What the accounting says.
+        wanted: The resources that it requests.
+        part: The component.
+        known: The user's data in the accounting.
         mine: The association that it would run under.
-        chosen: The QOS, the one that goes before first.
+        chosen: The QOS, in the order of precedence.
     """
     jobs: list[tuple[str, Limits]] = [(f"a job of the QOS {one.name}", one) for one in chosen]
     jobs.append((f"a job of account {mine.account}", mine))
@@ -300,8 +301,8 @@ def _limits(
 
 
 def _of_group(one: Limits, known: Accounting) -> dict[str, Mapping[str, int]]:
-    """Return what all jobs together may have, by Slurm's names of the limits."""
-    # Otherwise a job begins for which too little is left, and is ended when that is used up.
+    """Return the limits for all jobs together, by Slurm's names of the limits."""
+    # Without "safe", Slurm starts a job although too little is left, and ends it when that is used up.
     is_held = "safe" in known.enforced
     return {
         "GrpTRES": one.group,
@@ -317,7 +318,7 @@ def _by_minutes(most: Mapping[str, int]) -> dict[str, int]:
 
 
 def _all_jobs_of(one: Association) -> str:
-    """Return who has the limit of all jobs of an association: a user has one for each of some partitions."""
+    """Return the name of all jobs of an association; a user may have several, one per partition."""
     return f"all {'your ' if one.user else ''}jobs of account {_where(one)}"
 
 
@@ -326,31 +327,31 @@ def _where(one: Association) -> str:
 
 
 _EXACT = ("node", "gres/gpu")
-"""What a job gets as much of as it asks for, and no more."""
+"""The resources of which a job gets exactly what it requests."""
 
 
 def _wanted(part: Component) -> dict[str, int]:
-    """Return what a component asks for at least, by Slurm's names."""
+    """Return the least that a component requests of each resource, by Slurm's names."""
     wanted = {"node": part.nodes, "cpu": part.nodes * int(part.cpus or 1)}
     if memory := mebibytes(part.mem):
         wanted["mem"] = part.nodes * memory
     for name, count in part.generic.items():
-        # Of one with a type, all types together are counted, too.
+        # A resource with a type also counts towards the total of all types.
         for known_as in dict.fromkeys((name, name.partition(":")[0])):
             wanted[f"gres/{known_as}"] = wanted.get(f"gres/{known_as}", 0) + part.nodes * count
-    # There may be a least number.
+    # Zero is listed too, because a limit may set a minimum.
     wanted.setdefault("gres/gpu", 0)
     return wanted
 
 
 def _of_minutes(part: Component, time: str | None, known: Accounting, qos: str) -> dict[str, int]:
-    """Return what a component asks for times the minutes that it may take; nothing where it does not say.
+    """Return a component's requests times the minutes of its time limit; empty without a time limit.
 
     Args:
-        part: It.
-        time: The job's time limit; Slurm gives one to a job without, which is within what limits allow.
-        known: What the accounting says.
-        qos: What the job has.
+        part: The component.
+        time: The job's time limit. Without one, Slurm sets one within its limits.
+        known: The user's data in the accounting.
+        qos: The job's QOS.
     """
     if not time:
         return {}
@@ -360,7 +361,7 @@ def _of_minutes(part: Component, time: str | None, known: Accounting, qos: str) 
 
 
 def _of_a_node(part: Component) -> dict[str, int]:
-    """Return what a component asks for at least of each node."""
+    """Return the least that a component requests of each resource on one node."""
     wanted = _wanted(replace(part, nodes=1))
     del wanted["node"]
     return wanted

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Why a job waits, in words. Slurm's own words are those of ``squeue``'s manual (JOB REASON CODES)."""
+"""Explains why a job waits. Slurm's codes are those of ``squeue``'s manual (JOB REASON CODES)."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import re
 
 __all__ = ["NEVER", "REASONS", "is_limit", "never", "why"]
 
-# The one reason that Slurm writes as a sentence.
+# The only reason that Slurm writes as a sentence.
 _DRAINED = "Nodes_required_for_job_are_DOWN,_DRAINED_or_reserved_for_jobs_in_higher_priority_partitions"
 NEVER = "it will never start like this"
 
-# Slurm's word → what it means.
+# Slurm's code → its meaning.
 REASONS: dict[str, str] = {
     "AccountingPolicy": "a limit of the accounting does not allow it now",
     "AccountNotAllowed": f"its account may not use this partition: {NEVER}",
@@ -63,7 +63,7 @@ REASONS: dict[str, str] = {
 
 _SPLIT = re.compile(r"(?<=[a-z])(?=[A-Z])|_")
 
-# Slurm's names for limits of the accounting have parts: whose, the least or the most of what, and for whom.
+# The parts of Slurm's names for limits: of an association or a QOS, minimum or maximum, resource, and scope.
 _LIMIT = re.compile(
     r"(?P<whose>Assoc|QOS)?(?P<kind>Grp|Max|Min)"
     r"(?P<what>BB|Billing|CPU|Cpu|Energy|GRES|Jobs|License|Memory|Mem|Node|SubmitJobs?|Unknown|WallDuration|Wall)"
@@ -86,17 +86,17 @@ _WHAT = {
 
 
 def why(reason: str) -> str:
-    """Return why a job waits, with Slurm's own word behind; nothing when Slurm gives none.
+    """Return why a job waits, followed by Slurm's own text; empty if Slurm gives no reason.
 
     Args:
-        reason: Slurm's word, also with more behind it, as ``ReqNodeNotAvail, UnavailableNodes:n[1-2]``.
+        reason: Slurm's code, possibly with details, such as ``ReqNodeNotAvail, UnavailableNodes:n[1-2]``.
     """
     text = reason.strip().strip("()")
     if text in ("", "None"):
         return ""
     word = text.partition(",")[0].strip()
     known = REASONS.get(text.replace(" ", "_")) or REASONS.get(word) or _of_limit(word)
-    # An unknown one of a later release still reads as words.
+    # An unknown code of a later release is split into words.
     return f"{known or ' '.join(_SPLIT.sub(' ', text).lower().split())} ({text})"
 
 
@@ -107,7 +107,7 @@ def never(reason: str) -> bool:
 
 
 def is_limit(text: str) -> bool:
-    """Whether a text is Slurm's word for a limit of an account or a QOS, and nothing else."""
+    """Whether a text is just Slurm's code for a limit of an account or a QOS."""
     return _of_limit(text.strip()) != ""
 
 

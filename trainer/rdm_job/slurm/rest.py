@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Slurm through slurmrestd, with a token: the same questions that ``commands`` asks Slurm's programs."""
+"""Slurm through slurmrestd, with a token: the same queries and actions as in ``commands``."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ _Found = TypeVar("_Found")
 
 
 class _NotServedError(SlurmError):
-    """It has no such path: without slurmdbd, none of the accounting."""
+    """The server has no such path, such as those of the accounting without slurmdbd."""
 
 
 class Access(Protocol):
-    """What is asked of Slurm, by its programs (the module ``commands``) or through slurmrestd."""
+    """The interface to Slurm, through its programs (the module ``commands``) or slurmrestd."""
 
     def is_there(self) -> bool:
         """Whether jobs can be submitted from here."""
@@ -44,40 +44,40 @@ class Access(Protocol):
         """Return the cluster's partitions and nodes."""
 
     def accounting(self) -> Accounting:
-        """Return what the accounting lets this user's jobs have; what it does not tell is left out."""
+        """Return what the accounting allows this user's jobs, as far as it can be queried."""
 
     def would_run(self, script: Path) -> str:
-        """Return why Slurm refuses a script; empty when it would take it."""
+        """Return why Slurm refuses a script; empty if it accepts it."""
 
     def submit(self, directory: Path, script: str) -> int:
-        """Submit a script of a directory, from there, and return the job's number."""
+        """Submit a script from its directory, and return the job's id."""
 
     def queue(self) -> list[Seen]:
-        """Return the jobs that Slurm has in its memory."""
+        """Return the jobs in Slurm's memory."""
 
     def recorded(self, number: int) -> Seen | None:
-        """Return a job as the accounting has it; None where there is none, or it does not know the job."""
+        """Return a job's record in the accounting; None if there is no accounting or no record."""
 
     def cancel(self, number: int) -> None:
-        """End a job. One that has ended is no error."""
+        """Cancel a job. It is no error if the job has ended."""
 
 
 @dataclass(frozen=True)
 class Rest:
-    """A slurmrestd.
+    """A slurmrestd server.
 
     Attributes:
         address: ``http://HOST:PORT``, ``https://HOST:PORT`` or ``unix:/PATH``.
-        token_file: Where the user's token is, unless ``SLURM_JWT`` has it.
+        token_file: The file with the user's token, unless ``SLURM_JWT`` has it.
 
-    All methods raise SlurmError, with one sentence, when there is no token that is good, or no answer.
+    All methods raise SlurmError, with one sentence, without a valid token or a reply.
     """
 
     address: str
     token_file: str
 
     def is_there(self) -> bool:
-        """Whether jobs can be submitted from here. That it answers is seen by the first question."""
+        """Whether jobs can be submitted from here. The first request shows whether the server replies."""
         return True
 
     def cluster(self) -> tuple[list[Partition], list[ClusterNode]]:
@@ -86,7 +86,7 @@ class Rest:
         return self._read(rest_forms.partitions, found[0]), self._read(rest_forms.nodes, found[1])
 
     def accounting(self) -> Accounting:
-        """Return this user's accounts; their limits, and whether they hold, are not asked this way."""
+        """Return this user's accounts; their limits and enforcement cannot be queried this way."""
         with contextlib.suppress(SlurmError):
             answer = self._get("associations", "slurmdb")
             user = self._token().user
@@ -95,7 +95,7 @@ class Rest:
         return Accounting()
 
     def would_run(self, script: Path) -> str:
-        """Return why a script cannot be submitted. Whether Slurm takes it cannot be asked this way."""
+        """Return why a script cannot be sent. slurmrestd has no test run, so Slurm may still refuse it."""
         try:
             rest_forms.submission(script.read_text(encoding="utf-8"), "", {}, _api(self))
         except ValueError as error:
@@ -103,7 +103,7 @@ class Rest:
         return ""
 
     def submit(self, directory: Path, script: str) -> int:
-        """Submit a script of a directory, from there, and return the job's number."""
+        """Submit a script from its directory, and return the job's id."""
         text = (directory / script).read_text(encoding="utf-8")
         try:
             request = rest_forms.submission(text, str(directory), commands.environment(), _api(self))
@@ -116,11 +116,11 @@ class Rest:
         return number
 
     def queue(self) -> list[Seen]:
-        """Return the jobs that Slurm has in its memory."""
+        """Return the jobs in Slurm's memory."""
         return self._read(states.of_answer, self._get("jobs"))
 
     def recorded(self, number: int) -> Seen | None:
-        """Return a job as the accounting has it; None where there is none, or it does not know the job."""
+        """Return a job's record in the accounting; None if there is no accounting or no record."""
         try:
             answer = self._get(f"job/{number}", "slurmdb")
         except _NotServedError:
@@ -128,7 +128,7 @@ class Rest:
         return states.the_job(self._read(states.of_answer, answer), number)
 
     def cancel(self, number: int) -> None:
-        """End a job. One that has ended is no error."""
+        """Cancel a job. It is no error if the job has ended."""
         try:
             self._ask("DELETE", f"/slurm/{rest_forms.name(_api(self))}/job/{number}")
         except SlurmError as error:
@@ -136,7 +136,7 @@ class Rest:
                 raise
 
     def specification(self) -> str:
-        """Return what it says of its own API."""
+        """Return the server's OpenAPI specification."""
         status, text = self._exchange("GET", "/openapi/v3", None, self._token())
         if status != http.client.OK:
             raise self._refused(status, text.strip()[:200])
@@ -149,10 +149,10 @@ class Rest:
         return self._ask("GET", f"/{part}/{rest_forms.name(_api(self))}/{what}")
 
     def _ask(self, method: str, path: str, request: Any = None) -> dict[str, Any]:
-        """Return what a request is answered.
+        """Send a request, and return the reply.
 
         Raises:
-            SlurmError: It is refused, or not answered.
+            SlurmError: It is refused, or there is no reply.
         """
         status, text = self._exchange(method, path, request, self._token())
         try:
@@ -160,15 +160,15 @@ class Rest:
         except ValueError:
             answer = None
         if status != http.client.OK or not isinstance(answer, dict) or rest_forms.said(answer):
-            # One that is no JSON is a word or two.
+            # A reply that is not JSON is a short text.
             raise self._refused(status, rest_forms.said(answer) if answer is not None else text.strip()[:200])
         return answer
 
     def _read(self, reader: Callable[[dict[str, Any]], _Found], answer: dict[str, Any]) -> _Found:
-        """Return what is in an answer.
+        """Parse a reply.
 
         Raises:
-            SlurmError: It is of another form.
+            SlurmError: It has another form.
         """
         try:
             return reader(answer)
@@ -178,7 +178,7 @@ class Rest:
     def _refused(self, status: int, said: str) -> SlurmError:
         where = f"slurmrestd at {self.address}"
         source = self._token().source
-        # The second is Slurm 24.11's, of a token that another key has signed.
+        # Slurm 24.11 sends the second one for a token signed with another key.
         if status in (http.client.UNAUTHORIZED, http.client.NETWORK_AUTHENTICATION_REQUIRED):
             return SlurmError(
                 f"{where} does not take the token in {source}: make another with scontrol token."
@@ -195,7 +195,7 @@ class Rest:
         return SlurmError(f"{where} says: {words}.")
 
     def _exchange(self, method: str, path: str, request: Any, mine: token.Token) -> tuple[int, str]:
-        """Return the status and the text that a request is answered with."""
+        """Send a request, and return the status and the text of the reply."""
         headers = {
             "Accept": "application/json",
             "X-SLURM-USER-NAME": mine.user,
@@ -211,7 +211,7 @@ class Rest:
             answer = connection.getresponse()
             return answer.status, answer.read().decode(errors="replace")
         except UnicodeError:
-            # As IDNA has it: a label is empty, or too long.
+            # From IDNA: a label is empty or too long.
             raise SlurmError(f"slurmrestd at {self.address} has a name that no host can have.") from None
         except (OSError, http.client.HTTPException) as error:
             why = (error.strerror if isinstance(error, OSError) else None) or str(error) or "it hung up"
@@ -221,31 +221,31 @@ class Rest:
 
 
 _HAS_ENDED = re.compile(r"already complet|Invalid job id|Unable to find", re.IGNORECASE)
-"""How slurmrestd says that a job is none any more."""
+"""slurmrestd's errors for a job that has ended."""
 _SILENT = re.compile(
     r"Unspecified error|Failed while looking|Zero Bytes|Protocol authentication|Unable to contact"
     r"|unable to load",
     re.IGNORECASE,
 )
-"""How slurmrestd says that the controller did not answer it, or did not take the token."""
+"""slurmrestd's errors when the controller did not answer, or did not accept the token."""
 
 
 def access(address: str | None, token_file: str) -> Access:
-    """Return how Slurm is asked: through slurmrestd where there is an address, else by its programs."""
+    """Return the interface to Slurm: slurmrestd if there is an address, otherwise Slurm's programs."""
     return Rest(address, token_file) if address else commands
 
 
 def of_config(slurm: SlurmConfig) -> Access:
-    """Return how Slurm is asked for a job."""
+    """Return the interface to Slurm for a job's configuration."""
     return access(slurm.rest, slurm.rest_jwt)
 
 
 @functools.cache
 def _api(server: Rest) -> int:
-    """Return the newest version that a server and this trainer speak.
+    """Return the newest API version that both a server and this trainer support.
 
     Raises:
-        SlurmError: There is none, or it does not answer.
+        SlurmError: There is none, or the server does not answer.
     """
     found = rest_forms.newest(server.specification())
     if found is None:
@@ -255,7 +255,7 @@ def _api(server: Rest) -> int:
 
 
 class _UnixConnection(http.client.HTTPConnection):
-    """HTTP over a socket in the file system."""
+    """HTTP over a Unix socket."""
 
     def __init__(self, path: str) -> None:
         super().__init__("localhost", timeout=_TIMEOUT_S)
@@ -269,7 +269,7 @@ class _UnixConnection(http.client.HTTPConnection):
 
 
 def _connection(address: str) -> http.client.HTTPConnection:
-    """Return a connection that is made by the first request. Certificates are verified."""
+    """Return a connection that opens with the first request. Certificates are verified."""
     if address.startswith(_UNIX):
         return _UnixConnection(address.removeprefix(_UNIX))
     scheme, _, host = address.partition("://")

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What slurmrestd is sent and what it answers, in the form of a version of its API. Pure functions.
+"""The requests and replies of slurmrestd, for each version of its API. Pure functions.
 
-The forms are those of its own OpenAPI specification: v0.0.38 (Slurm 22.05), and v0.0.40 to v0.0.42 (23.11 to
-25.05), which have another one. v0.0.39 is left out: what lists it lists one of the others as well.
+The forms follow its OpenAPI specification: v0.0.38 (Slurm 22.05) has one form, v0.0.40 to v0.0.42 (23.11 to
+25.05) another. v0.0.39 is left out: every server that offers it also offers one of the others.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from rdm_job.slurm.states import counted
 __all__ = ["APIS", "accounts", "name", "newest", "nodes", "partitions", "said", "submission"]
 
 APIS = (38, 40, 41, 42)
-"""The versions that are known, as the last number of ``v0.0.N``."""
+"""The supported versions, as the last number of ``v0.0.N``."""
 _FIRST_NEW = 40
 _ENDLESS = 0xFFFFFFFE
-"""Slurm's number for no limit, and the next for none set, where v0.0.38 has plain numbers."""
+"""Slurm's number for "no limit" in the plain numbers of v0.0.38; the next number means "not set"."""
 
 
 def name(api: int) -> str:
-    """Return a version as it stands in paths."""
+    """Return a version in the form used in paths."""
     return f"v0.0.{api}"
 
 
 def newest(specification: str) -> int | None:
-    """Return the newest known version that an OpenAPI specification, JSON or YAML, lists; None for none."""
-    # JSON may escape a slash.
+    """Return the newest supported version in an OpenAPI specification, JSON or YAML; None without one."""
+    # JSON may escape slashes.
     paths = specification.replace("\\/", "/")
     listed = {int(found) for found in re.findall(r"/slurm/v0\.0\.(\d+)/job/submit", paths)}
     return max(listed.intersection(APIS), default=None)
@@ -40,16 +40,16 @@ def newest(specification: str) -> int | None:
 def submission(script: str, directory: str, environment: Mapping[str, str], api: int) -> dict[str, Any]:
     """Return the request that submits a script.
 
-    slurmrestd reads no ``#SBATCH`` lines, so they are read here, as sbatch does.
+    slurmrestd ignores ``#SBATCH`` lines, so this function reads them as sbatch does.
 
     Args:
-        script: The text of a script that :mod:`rdm_job.slurm.script` wrote.
-        directory: Where it runs.
-        environment: What it gets.
+        script: The text of a script from :mod:`rdm_job.slurm.script`.
+        directory: Its working directory.
+        environment: Its environment.
         api: One of ``APIS``.
 
     Raises:
-        ValueError: An option has no form in this API; one sentence.
+        ValueError: This API does not support an option; one sentence.
     """
     parts: list[dict[str, Any]] = []
     entries: Any = dict(environment)
@@ -59,9 +59,9 @@ def submission(script: str, directory: str, environment: Mapping[str, str], api:
         part: dict[str, Any] = {"current_working_directory": directory, "environment": entries}
         for option, value in options:
             for key, word in _property(option, value, api):
-                # GRES of two options are one list.
+                # Two options for GRES make one list.
                 part[key] = f"{part[key]},{word}" if key == "tres_per_node" and key in part else word
-        # sbatch counts them by itself.
+        # sbatch computes this itself.
         part["tasks"] = part["tasks_per_node"] * sum(int(value) for key, value in options if key == "nodes")
         parts.append(part)
     request: dict[str, Any] = {"job": parts[0]} if len(parts) == 1 else {"jobs": parts}
@@ -73,7 +73,7 @@ def submission(script: str, directory: str, environment: Mapping[str, str], api:
 
 
 def said(answer: Any) -> str:
-    """Return what an answer says went wrong; empty when nothing did."""
+    """Return the errors in a reply; empty without any."""
     errors = answer.get("errors") if isinstance(answer, Mapping) else None
     words = [
         ": ".join(dict.fromkeys(str(error[key]).strip().rstrip(".") for key in keys if error.get(key)))
@@ -85,21 +85,21 @@ def said(answer: Any) -> str:
 
 
 def partitions(answer: Mapping[str, Any]) -> list[Partition]:
-    """Return the partitions of an answer.
+    """Return the partitions in a reply.
 
-    v0.0.40 and later do not tell which is the default one; where there is one partition, it is that.
+    v0.0.40 and later do not mark the default one; an only partition is the default.
     """
     entries = answer["partitions"]
     return [_partition(entry, len(entries) == 1) for entry in entries]
 
 
 def nodes(answer: Mapping[str, Any]) -> list[ClusterNode]:
-    """Return the nodes of an answer."""
+    """Return the nodes in a reply."""
     return [
         ClusterNode(
             name=str(entry["name"]),
             partitions=_list(entry.get("partitions")),
-            # As in `gpu:a10:4(S:0-1)`.
+            # Such as `gpu:a10:4(S:0-1)`.
             gres=generic_resources(re.sub(r"\([^)]*\)", "", str(entry.get("gres") or ""))),
             features=_list(entry.get("features")),
             cpus=int(entry.get("effective_cpus") or entry.get("cpus") or 0),
@@ -110,7 +110,7 @@ def nodes(answer: Mapping[str, Any]) -> list[ClusterNode]:
 
 
 def accounts(answer: Mapping[str, Any], user: str) -> list[str]:
-    """Return a user's accounts, of an answer with associations."""
+    """Return a user's accounts, from a reply with associations."""
     found = {str(one.get("account") or "") for one in answer["associations"] if one.get("user") == user}
     return sorted(found - {""})
 
@@ -130,10 +130,10 @@ def _components(script: str) -> list[list[tuple[str, str]]]:
 
 
 def _property(option: str, value: str, api: int) -> Iterator[tuple[str, Any]]:
-    """Yield what an option of sbatch is in a request.
+    """Yield the properties of a request for an option of sbatch.
 
     Raises:
-        ValueError: It is nothing there; one sentence.
+        ValueError: The API does not support it; one sentence.
     """
     new = api >= _FIRST_NEW
     plain = {
@@ -176,7 +176,7 @@ def _property(option: str, value: str, api: int) -> Iterator[tuple[str, Any]]:
     elif option == "hint":
         raise ValueError(f"slurmrestd takes no launcher.slurm.hint={value}, only nomultithread.")
     elif option == "signal" and not new:
-        # Its key `signal` takes none for the script alone, and all others would end by it.
+        # Its key `signal` cannot signal only the script, and the signal would end all other processes.
         raise ValueError(
             f"slurmrestd of {name(api)} cannot tell a script that its time limit is near: set "
             "launcher.slurm.signal=0, and the job ends at its limit without saving."
@@ -195,14 +195,14 @@ def _number(value: int, new: bool) -> Any:
 
 
 def _partition(entry: Mapping[str, Any], only: bool) -> Partition:
-    """Return a partition of either form: plain keys, or sections."""
+    """Return a partition from either form: plain keys, or sections."""
     sections = isinstance(entry.get("maximums"), Mapping)
     flagged = "default" in [str(flag).lower() for flag in entry.get("flags") or ()]
     most = entry["maximums"] if sections else {}
     allowed = entry["accounts"] if sections else {}
     state = entry["partition"]["state"] if sections else entry.get("state")
     minutes = _limit(most.get("time") if sections else entry.get("max_time_limit"))
-    # v0.0.38 has blanks in this key, against its own specification.
+    # In v0.0.38 this key has blanks, contrary to its specification.
     least = entry.get("min nodes per job") or entry.get("min_nodes_per_job")
     if sections:
         least = entry.get("minimums", {}).get("nodes")

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The sbatch script of a job, to be read by people as well. A pure function.
+"""Writes the sbatch script of a job, which people should be able to read, too. A pure function.
 
-Values stand in lines of ``#SBATCH``, where no shell sees them, and have been checked by
-:mod:`rdm_core.config.slurm`. Paths are quoted.
+:mod:`rdm_core.config.slurm` has validated all values, and they are in ``#SBATCH`` lines, which no shell
+evaluates. Paths are quoted.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from rdm_core.config.slurm import Component, components, image_kind, runs_in_ima
 __all__ = ["OUTPUT", "RUN_VARIABLE", "script", "srun_of_ranks"]
 
 OUTPUT = "slurm.out"
-"""What the script itself, srun and Slurm say, in the job's directory."""
+"""The output of the script itself, srun and Slurm, in the job's directory."""
 RUN_VARIABLE = "RDM_SLURM_RUN"
-"""Tells a run of the script from the ones before it was requeued, on all nodes the same."""
+"""Identifies a run of the script among those before a requeue; the same on all nodes."""
 
 _HEAD = """\
 #!/bin/bash
@@ -67,11 +67,11 @@ def script(name: str, directory: str, python: str, config: JobConfig, pyxis: Seq
     """Return the script.
 
     Args:
-        name: The job's, which holds no more than letters, digits, ``-``, ``_`` and ``.``.
+        name: The job's, which consists of letters, digits, ``-``, ``_`` and ``.``.
         directory: The job's, the same path on all nodes.
-        python: That of the environment, likewise.
-        config: The job's, without a problem in it.
-        pyxis: srun's options that have the agents run in an image, where pyxis is to do that.
+        python: That of the environment, the same path on all nodes.
+        config: The job's, which is valid.
+        pyxis: srun's options for running the agents in an image with pyxis; empty without it.
     """
     slurm = config.launcher.slurm
     in_image = runs_in_image(slurm)
@@ -101,7 +101,7 @@ def script(name: str, directory: str, python: str, config: JobConfig, pyxis: Seq
 
 
 def _of_job(name: str, config: JobConfig) -> Iterator[str]:
-    """Yield what is said once; of what stands after `hetjob`, Slurm would take it for that component."""
+    """Yield the options of the whole job; after `hetjob`, Slurm would apply them to one component."""
     slurm = config.launcher.slurm
     yield f"job-name={name}"
     yield f"output={OUTPUT}"
@@ -134,10 +134,10 @@ def _of_component(part: Component, config: JobConfig) -> Iterator[str]:
 
 
 def srun_of_ranks(config: JobConfig) -> tuple[tuple[str, ...], ...]:
-    """Return srun's options for a step of a task per rank beside the agents' own, for each component.
+    """Return srun's options for a second step with one task per rank, for each component.
 
     Args:
-        config: The job's; only one of Slurm has components.
+        config: The job's; the result is empty if it does not use Slurm.
     """
     if config.launcher.kind != "slurm":
         return ()
@@ -149,7 +149,7 @@ def srun_of_ranks(config: JobConfig) -> tuple[tuple[str, ...], ...]:
             f"--ntasks={part.nodes * part.slots}",
             f"--ntasks-per-node={part.slots}",
             "--distribution=block",
-            # Both steps have all that the job has on each node.
+            # Both steps use all of the job's resources on each node.
             "--overlap",
             "--overcommit",
             "--export=ALL",
@@ -163,7 +163,7 @@ def srun_of_ranks(config: JobConfig) -> tuple[tuple[str, ...], ...]:
 
 
 def _srun(parts: int, overlap: bool) -> Sequence[str]:
-    """Return srun's options: an agent that ends leaves the others alone, who know better what to do."""
+    """Return srun's options: when one agent ends, srun must not end the others, which decide themselves."""
     groups = ",".join(map(str, range(parts)))
     return [
         *((f"--het-group={groups}",) if parts > 1 else ()),
@@ -171,6 +171,6 @@ def _srun(parts: int, overlap: bool) -> Sequence[str]:
         "--kill-on-bad-exit=0",
         "--wait=0",
         "--mpi=none",
-        # All CPUs of the job on a node are for the agent's processes.
+        # The agent's processes may use all of the job's CPUs on a node.
         "--cpu-bind=none",
     ]

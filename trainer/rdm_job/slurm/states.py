@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What Slurm says of a job, from JSON or text of squeue and sacct. Pure functions.
+"""Parses the state of jobs from the JSON or text of squeue and sacct. Pure functions.
 
-Releases differ: 22.05 has one state, numbers and nulls where 23.11 and later have lists of a state and its
-flags, and ``{"set": true, "infinite": false, "number": 7}``.
+Releases differ: 22.05 has a single state, plain numbers and nulls; 23.11 and later have a list of a state and
+its flags, and ``{"set": true, "infinite": false, "number": 7}``.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = [
 ]
 
 QUEUE_FORMAT = "%i|%T|%P|%N|%S|%Q|%e|%r"
-"""For ``squeue --noheader --format``: the reason, which may hold anything, is last."""
+"""For ``squeue --noheader --format``. The reason is last, because it may contain anything."""
 ACCOUNT_FORMAT = "JobID,State%60,Partition,NodeList%1000,ExitCode,Start,End"
 """For ``sacct --noheader --parsable2 --allocations --format``."""
 
@@ -38,7 +38,7 @@ _ENDED = frozenset(
         *("OUT_OF_MEMORY", "PREEMPTED", "RECONFIG_FAIL", "REVOKED", "TIMEOUT"),
     }
 )
-# What a job is in besides its state; squeue prints one of them in the state's place.
+# Flags that a job has besides its state; squeue may print one instead of the state.
 _FLAGS = frozenset(
     {
         *("COMPLETING", "CONFIGURING", "EXPEDITING", "POWER_UP_NODE", "REQUEUED", "REQUEUE_FED"),
@@ -49,22 +49,22 @@ _FLAGS = frozenset(
 
 @dataclass(frozen=True)
 class Seen:
-    """A job, or one component of a heterogeneous one, as Slurm says.
+    """A job, or one component of a heterogeneous job, as Slurm reports it.
 
     Attributes:
-        job: Its number; a component's is its own.
-        leader: Number of the first component, which is the job's; without components the job's own.
-        state: Slurm's word, as ``PENDING``, and nothing besides.
-        flags: What it is in besides, as ``COMPLETING``.
-        reason: Slurm's word for why it waits or has ended; empty when there is none.
+        job: Its id; a component has its own.
+        leader: The id of the first component, which is the job's; without components the job's own.
+        state: Slurm's base state, such as ``PENDING``, without flags.
+        flags: Its flags, such as ``COMPLETING``.
+        reason: Slurm's code for why it waits or has ended; empty without one.
         partition: Its partition.
         nodes: Its nodes, in Slurm's short form.
-        by: The user who cancelled it, a name or a number; empty where Slurm does not say.
-        start: When it began, or is expected to; None when that is not known. Seconds since 1970.
-        priority: Among those that wait.
-        code: Exit code of its script.
+        by: The user who cancelled it, a name or a number; empty if Slurm does not report it.
+        start: When it began, or is expected to; None if unknown. Seconds since 1970.
+        priority: Its priority among the jobs that wait.
+        code: The exit code of its script.
         signal: The signal that ended it; 0 for none.
-        end: When it ended, or will at its time limit; None when that is not known. Seconds since 1970.
+        end: When it ended, or will at its time limit; None if unknown. Seconds since 1970.
     """
 
     job: int
@@ -83,12 +83,12 @@ class Seen:
 
     @property
     def has_ended(self) -> bool:
-        """It holds no node any more, and gets none."""
+        """Whether it holds no node any more, and will not get any."""
         return self.state in _ENDED and not {"COMPLETING", "REQUEUED"} & set(self.flags)
 
     @property
     def waits(self) -> bool:
-        """It holds no node."""
+        """Whether it waits for nodes."""
         return self.state == "PENDING"
 
 
@@ -96,16 +96,16 @@ def of_json(text: str) -> list[Seen]:
     """Return the jobs that ``squeue --json``, ``sacct --json`` or ``scontrol --json`` printed.
 
     Raises:
-        ValueError: It is something else.
+        ValueError: It has another form.
     """
     return of_answer(json.loads(text))
 
 
 def of_answer(answer: Any) -> list[Seen]:
-    """Return the jobs of such JSON, as slurmrestd has it as well.
+    """Return the jobs of such JSON, which slurmrestd returns as well.
 
     Raises:
-        ValueError: It is something else.
+        ValueError: It has another form.
     """
     if not isinstance(answer, dict) or not isinstance(answer.get("jobs"), list):
         raise ValueError("no list of jobs")
@@ -143,7 +143,7 @@ def of_account_text(text: str) -> list[Seen]:
         words = line.split("|")
         if len(words) != 7 or (numbers := _numbers(words[0])) is None:
             continue
-        # As in `CANCELLED by 1000`.
+        # Such as `CANCELLED by 1000`.
         said, _, by = words[1].partition(" by ")
         state, flags = _state([said])
         code, _, signal = words[4].partition(":")
@@ -165,7 +165,7 @@ def of_account_text(text: str) -> list[Seen]:
 
 
 def the_job(seen: Iterable[Seen], number: int) -> Seen | None:
-    """Return a job of all that were seen: its first component, with what is worst of all its components.
+    """Return one of the jobs: its first component, with the worst state of all its components.
 
     A heterogeneous job is one job: it waits until all its components can run, and ends as one.
     """
@@ -188,7 +188,7 @@ def the_job(seen: Iterable[Seen], number: int) -> Seen | None:
 
 
 def place(seen: Iterable[Seen], job: Seen) -> int | None:
-    """Return how many jobs wait for the same partition before a job, and one; None when it does not wait."""
+    """Return a job's place in the queue of its partition, from 1; None if it does not wait."""
     if not job.waits:
         return None
     before = {
@@ -203,8 +203,8 @@ def place(seen: Iterable[Seen], job: Seen) -> int | None:
 
 
 def _of(job: Mapping[str, Any]) -> Seen:
-    """Return the job that an entry of any release's JSON holds."""
-    # sacct's has sections where squeue's has plain keys.
+    """Return the job from a JSON entry of any release."""
+    # sacct's entries have sections, and squeue's have plain keys.
     said = job.get("state")
     state, flags = _state(_words(said.get("current") if isinstance(said, Mapping) else job.get("job_state")))
     reason = said.get("reason") if isinstance(said, Mapping) else job.get("state_reason")
@@ -234,11 +234,11 @@ def _of(job: Mapping[str, Any]) -> Seen:
 
 
 def _state(words: Iterable[str]) -> tuple[str, tuple[str, ...]]:
-    """Return the state and the flags among what is said."""
+    """Return the state and the flags from a list of both."""
     said = [word.strip().rstrip("+").upper() for word in words if word]
     flags = tuple(word for word in said if word in _FLAGS)
     state = next((word for word in said if word not in _FLAGS), "")
-    # A flag in the state's place: which state it is, only the flag tells.
+    # Only a flag was printed: derive the state from it.
     if not state and flags:
         state = "PENDING" if flags[0].startswith(("REQUEUE", "RESV", "SPECIAL")) else "RUNNING"
     return state, flags
@@ -249,20 +249,20 @@ def _words(value: Any) -> list[str]:
 
 
 def _word(value: Any) -> str:
-    """Return what is said, or nothing where Slurm has a word for nothing."""
+    """Return a value, or an empty text for Slurm's words for nothing."""
     text = str(value or "").strip()
     return "" if text in ("None", "(null)", "N/A", "None assigned", "Unknown") else text
 
 
 def counted(value: Any) -> Any:
-    """Return a number of either form; None where none is set."""
+    """Return a number in either form; None if it is not set."""
     if isinstance(value, Mapping):
         return value.get("number") if value.get("set") and not value.get("infinite") else None
     return value if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
 def _exit(value: Any) -> tuple[int, int]:
-    """Return (exit code, signal) of any form: sections, or the number that wait(2) gives."""
+    """Return (exit code, signal) from either form: sections, or a status of wait(2)."""
     if not isinstance(value, Mapping) or "return_code" not in value:
         number = int(counted(value) or 0)
         return number >> 8, number & 0x7F
@@ -272,7 +272,7 @@ def _exit(value: Any) -> tuple[int, int]:
 
 
 def _numbers(text: str) -> tuple[int, int] | None:
-    """Return (job, leader) of ``70``, ``70+1``; None of anything else, as a task of an array."""
+    """Return (job, leader) of ``70`` or ``70+1``; None of anything else, such as an array task."""
     found = re.fullmatch(r"(\d+)(?:\+(\d+))?", text.strip())
     return None if found is None else (int(found[1]) + int(found[2] or 0), int(found[1]))
 

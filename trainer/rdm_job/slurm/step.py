@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What runs on each node of a job that Slurm has started: its agent, as a task of srun.
+"""Runs the agent on each node of a job that Slurm has started, as a task of srun.
 
-The nodes meet as the members of a rendezvous do, through files of the job's directory, which all of them see.
-The first one, whose rank is 0, makes the job of them, and the others begin when that is done.
+The nodes meet like the members of a rendezvous, through files in the job's directory, which all nodes share.
+The first node, with rank 0, writes the job's directory; then all agents start.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ __all__ = ["again", "before_this_run", "refuse", "run", "time_is_up"]
 MEET_S = 300.0
 """How long nodes wait for each other in the job's directory, in seconds: a shared file system may be late."""
 _KILL_WAIT_S = 20.0
-"""What the processes get to save when Slurm ends the job, in seconds; Slurm's KillWait is 30 when not set."""
+"""How long processes may take to save when Slurm ends the job, in seconds; its KillWait is 30 by default."""
 _TIME_S = 3600.0
 
 
@@ -47,10 +47,10 @@ def run(path: Path) -> int:
         path: The job's directory.
 
     Returns:
-        The exit code: 0, also when the job has failed in order; 1 when it could not begin.
+        The exit code: 0 even when the job has failed; 1 when it could not begin.
 
     Raises:
-        TrainerError: This is no task of srun, or the nodes do not meet.
+        TrainerError: This is not a task of srun, or the nodes do not meet.
     """
     try:
         number, count = int(os.environ["SLURM_PROCID"]), int(os.environ["SLURM_NTASKS"])
@@ -72,7 +72,7 @@ def run(path: Path) -> int:
     os.environ["RDM_CLUSTER_KEY"] = str(job.key)
     os.environ["RDM_JOBS"] = str(path.parent)
     os.environ[EXECUTION_ENVIRONMENT] = os.environ[FORMER_VARIABLE] = HOST
-    # Slurm ends a job by signals to all its processes, and then kills it.
+    # Slurm ends a job with a signal to all its processes, and later kills them.
     signal.signal(signal.SIGTERM, lambda *_: _asked_by(job, SLURM, _KILL_WAIT_S))
     before: State | None = None
     if number == 0:
@@ -89,7 +89,7 @@ def run(path: Path) -> int:
 
 
 def refuse(path: Path, why: str) -> None:
-    """Say to the others that this node does not come.
+    """Report to the others that this node cannot take part.
 
     Args:
         path: The job's directory.
@@ -103,35 +103,35 @@ def refuse(path: Path, why: str) -> None:
 
 
 def time_is_up(path: Path) -> None:
-    """Let the job save and end: Slurm says that its time limit is near."""
+    """Let the job save and end, because Slurm has signalled that its time limit is near."""
     _asked_by(JobDirectory(path), TIME, _TIME_S)
 
 
 def again(path: Path) -> bool:
-    """Whether the job, whose agents have all ended, is to be put into the queue again."""
+    """Whether to requeue the job, whose agents have all ended."""
     job = JobDirectory.of_master(path)
     if job.asked_to_stop() is not None and not job.asked_by():
         return False
-    # As one of them read it.
+    # Read the launcher's messages as the first worker.
     said = FileClient(path / "nodes" / os.environ[RUN_VARIABLE], 1).receive()
     if not any(message["type"] == "start" for message in said):
-        # Its agents could not begin, and could not the next time.
+        # Its agents could not start, and would not the next time.
         return False
     return view.goes_on(job.read_state(), configuration.load_job(job.resolved).launcher.max_restarts)
 
 
 def before_this_run(known: State, run_before: bool, most_restarts: int, now: float) -> State:
-    """Return how the job was before it began here, with what Slurm did to it counted.
+    """Return the job's state before this run; a requeue by Slurm counts as a failure and a restart.
 
     Args:
-        known: What its agents last wrote.
-        run_before: Whether Slurm has started it before.
+        known: The state that its agents last wrote.
+        run_before: Whether Slurm has started the job before.
         most_restarts: ``launcher.max_restarts``.
         now: Seconds since 1970.
     """
     if not run_before or known.state == "queued":
         return known
-    # Its agents had no time to say so themselves.
+    # Its agents had no time to record this.
     reason = (
         "Slurm put it back into the queue: a node failed, an agent was killed, or another job went before it."
     )
@@ -143,7 +143,7 @@ def before_this_run(known: State, run_before: bool, most_restarts: int, now: flo
 
 
 def _asked_by(job: JobDirectory, who: str, grace: float) -> None:
-    """Leave word for the agents, unless the user has."""
+    """Request the agents to stop, unless the user has."""
     if job.asked_to_stop() is None:
         job.ask_to_stop(grace, who)
 
@@ -151,7 +151,7 @@ def _asked_by(job: JobDirectory, who: str, grace: float) -> None:
 def _lead(
     job: JobDirectory, meeting: Path, own: Member, count: int, config: configuration.JobConfig
 ) -> State:
-    """Wait for all nodes, and make the job of them. Return how it was before, as :func:`_begin` does."""
+    """Wait for all nodes, and write the job's directory. Return the previous state, like :func:`_begin`."""
     roster = Roster(own, count, "connection", commands.nodes(os.environ.get("SLURM_JOB_NODELIST", "")))
     launcher = Launcher(FileServer(meeting, count), roster, os.environ[RUN_VARIABLE], _unheard)
     try:
@@ -159,7 +159,7 @@ def _lead(
         assert members is not None
         before = _begin(job, members, config)
     except Exception as error:
-        # The others would wait, whatever it is.
+        # On any error: otherwise the others would wait.
         launcher.cancel(str(error))
         raise
     if before.has_ended:
@@ -170,11 +170,11 @@ def _lead(
 
 
 def _unheard(line: str) -> None:
-    """Print nothing: how a job of Slurm ended is read in the last lines of its output."""
+    """Print nothing: the last lines of the job's output must say how it ended."""
 
 
 def _begin(job: JobDirectory, members: Sequence[Member], config: configuration.JobConfig) -> State:
-    """Make the job of its members. Return how it was before; it has ended where it must not go on.
+    """Write the job's directory for its members. Return the previous state: final if no restarts are left.
 
     Raises:
         TrainerError: The first node has no free ports.
@@ -197,19 +197,19 @@ def _begin(job: JobDirectory, members: Sequence[Member], config: configuration.J
     job.make(dataclasses.replace(request, node=nodes[0].name, nodes=nodes, offer=offer))
     outputs.link(job, config, sum(node.slots for node in nodes), time.time())
     if not before.has_ended:
-        # From here on it is counted when it is put back into the queue, whoever ends its agents and when.
+        # With this state a later requeue counts as a restart, however the agents end.
         before = dataclasses.replace(before, state="starting", reason="")
     job.write_state(before)
     return before
 
 
 def _slots(config: configuration.JobConfig) -> list[int]:
-    """Return the processes of each node: those of the first component come first."""
+    """Return the number of processes on each node, in the order of the components."""
     return [part.slots for part in components(config) for _ in range(part.nodes)]
 
 
 def _address(name: str, interface: str | None) -> str:
-    """Return this node's address that the others reach it at.
+    """Return the address at which the others reach this node.
 
     Args:
         name: The node's.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The token (JWT) that a user shows to slurmrestd. It is in no configuration, command line, log or error."""
+"""The user's token (JWT) for slurmrestd. It is never in a configuration, command line, log or error."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ REMEDY = "make another with scontrol token"
 
 @dataclass(frozen=True)
 class Token:
-    """A token, whose text is in no representation of it.
+    """A token. Its text is not part of its representation.
 
     Attributes:
-        user: Whom it is of.
-        source: Where it was found, for sentences.
+        user: Its user.
+        source: Where it was found, for messages.
         text: The secret.
     """
 
@@ -42,14 +42,14 @@ class Token:
 
 
 def read(path: str, environment: Mapping[str, str]) -> Token:
-    """Return the token of the environment or of a file.
+    """Return the token from the environment or from a file.
 
     Args:
         path: ``launcher.slurm.rest_jwt``.
-        environment: Of this process; its ``SLURM_JWT`` goes before the file.
+        environment: This process's; its ``SLURM_JWT`` takes precedence over the file.
 
     Raises:
-        SlurmError: There is none, others can read it, or it has expired; in one sentence without it.
+        SlurmError: There is none, others can read it, or it has expired; the message does not contain it.
     """
     if VARIABLE in environment:
         return of(environment[VARIABLE], VARIABLE, time.time())
@@ -78,7 +78,7 @@ def read(path: str, environment: Mapping[str, str]) -> Token:
 
 
 def of(text: str, source: str, now: float) -> Token:
-    """Return the token that a text holds, bare or as ``scontrol token`` prints it.
+    """Return the token in a text, bare or as ``scontrol token`` prints it.
 
     Args:
         text: The text.
@@ -86,15 +86,15 @@ def of(text: str, source: str, now: float) -> Token:
         now: Seconds since 1970.
 
     Raises:
-        SlurmError: It holds none, one that has expired, or one that does not say whose it is, where this host
-            does not either.
+        SlurmError: It holds no token, an expired one, or one without a user while this process's user has no
+            name.
     """
     bare = text.strip().removeprefix(f"{VARIABLE}=")
     if _FORM.fullmatch(bare) is None:
         raise SlurmError(f"What {source} holds is no token for slurmrestd (a JWT): {REMEDY}.")
     claims: object = None
     part = bare.split(".")[1]
-    # Slurm verifies it. One that cannot be read here may still be Slurm's.
+    # Slurm verifies the token. One that cannot be parsed here may still be valid.
     with contextlib.suppress(ValueError):
         claims = json.loads(base64.urlsafe_b64decode(part + "=" * (-len(part) % 4)))
     known = claims if isinstance(claims, dict) else {}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What the login host is asked about jobs of Slurm. All nodes share their directories."""
+"""The verbs for Slurm jobs, on the login host. All nodes share the jobs' directories."""
 
 from __future__ import annotations
 
@@ -39,25 +39,25 @@ from rdm_log.tails import tail
 __all__ = ["check", "start", "state", "states", "stop"]
 
 _FRESH_S = 10.0
-"""So long the agents' last word stands for itself, in seconds: Slurm is not asked at every look."""
+"""While the agents' last state is younger than this, in seconds, Slurm is not queried."""
 _END_S = 60.0
 """How long Slurm may take to end a job that is cancelled, in seconds."""
 _POLL_S, _NEWS_S = 1.0, 0.2
 _NO_NUMBER = 0
-"""Stands for the number of a job while it is submitted."""
+"""The id of a job that is being submitted."""
 _EXITED = re.compile(
     r"srun: error: .*(: task.*: Exited with exit code|generating job report)|srun: Terminating"
 )
-"""What srun says when a task has said why it ended."""
+"""srun's own lines after a task has reported why it ended."""
 _SUBMIT_S = 120.0
-"""How long that may take, in seconds."""
+"""How long a submission may take, in seconds."""
 
 
 def check(request: Request, config: configuration.JobConfig) -> dict[str, Any]:
-    """Look at everything that a job needs of Slurm and of this host.
+    """Check everything that a job needs of Slurm and of this host.
 
     Returns:
-        The answer to ``check``, see ``rdm_job.check``.
+        The reply to ``check``, see ``rdm_job.check``.
     """
     problems = list(standing_in_the_way(request))
     facts: dict[str, Any] = {
@@ -71,7 +71,7 @@ def check(request: Request, config: configuration.JobConfig) -> dict[str, Any]:
     if slots:
         world = world_size(config)
         problems += configuration.check(config, world, slots.pop() if len(slots) == 1 else None)
-        # What is in an image is not seen from here.
+        # Files in an image cannot be checked here.
         if not in_image:
             problems += [*files_missing(config), *inspection.problems(configuration.dump(config), (), config)]
     else:
@@ -101,7 +101,7 @@ def check(request: Request, config: configuration.JobConfig) -> dict[str, Any]:
 
 
 def _of_image(config: configuration.JobConfig) -> list[str]:
-    """Return what is wrong with a job's image, and with what its processes are to see there."""
+    """Return the problems of a job's image, and of the paths that its processes need there."""
     found = image.problems(config.launcher.slurm)
     if found or config.launcher.program or not isinstance(config, configuration.Config):
         return found
@@ -109,7 +109,7 @@ def _of_image(config: configuration.JobConfig) -> list[str]:
 
 
 def _without_mpi(request: Request, slurm: SlurmConfig) -> list[str]:
-    """Return why ranks cannot be started as the job asks. slurmrestd says nothing of it."""
+    """Return why srun cannot start ranks with the job's ``mpi``. Through slurmrestd this is unknown."""
     if slurm.mpi == "none" or slurm.rest or not (why := commands.without_mpi(slurm.mpi)):
         return []
     return [
@@ -119,7 +119,7 @@ def _without_mpi(request: Request, slurm: SlurmConfig) -> list[str]:
 
 
 def _refused(request: Request, config: configuration.JobConfig) -> list[str]:
-    """Return what Slurm itself says against the script, which it is shown without being submitted."""
+    """Return why Slurm itself would refuse the script, from a test without submitting it."""
     path = jobs_root() / f".{request.name}.{os.getpid()}.sbatch"
     try:
         write_atomically(path, _script(jobs_root() / request.name, config))
@@ -151,7 +151,7 @@ def start(job: JobDirectory, request: Request, config: configuration.JobConfig) 
     slurm = rest.of_config(config.launcher.slurm)
     if request.accelerator != "cpu":
         there, machines = slurm.cluster()
-        # It would be submitted without GPUs.
+        # With an unknown partition the job would be submitted without GPUs.
         if unknown := limits.unknown_partitions(config, there):
             raise ConfigError(unknown)
         config = limits.with_gpus(config, request.accelerator, there, machines)
@@ -162,9 +162,9 @@ def start(job: JobDirectory, request: Request, config: configuration.JobConfig) 
     write_atomically(job.key, secrets.token_hex(32), mode=0o600)
     write_atomically(job.script, _script(job.path, config))
     job.forget_stop()
-    # A number may come again, where Slurm's records were taken away.
+    # An id may be reused after Slurm's records were deleted.
     shutil.rmtree(job.path / "nodes", ignore_errors=True)
-    # Whoever looks meanwhile sees a job of Slurm's, and does not judge it.
+    # Meanwhile others must see that this is a Slurm job which is being submitted.
     _write_number(job, _NO_NUMBER, config)
     known = State(
         request.name,
@@ -186,11 +186,11 @@ def start(job: JobDirectory, request: Request, config: configuration.JobConfig) 
 
 
 def state(path: JobDirectory, wait: float = 0.0) -> State:
-    """Return how a job is, at once or when its agents have news.
+    """Return the state of a job, at once or when its agents change it.
 
     Args:
         path: The job's directory.
-        wait: Seconds to wait for news; 0: at once.
+        wait: Seconds to wait for a change; 0: return at once.
     """
     job = JobDirectory.of_master(path.path)
     before, deadline = job.version, time.monotonic() + wait
@@ -202,7 +202,7 @@ def state(path: JobDirectory, wait: float = 0.0) -> State:
 
 
 def states(jobs: Iterable[JobDirectory]) -> list[State]:
-    """Return how several jobs are; Slurm is asked once for all that were submitted the same way."""
+    """Return the states of several jobs, with one query per interface to Slurm."""
     queues: dict[Access, list[Seen] | SlurmError] = {}
     found = []
     for job in jobs:
@@ -211,19 +211,19 @@ def states(jobs: Iterable[JobDirectory]) -> list[State]:
             try:
                 queues[slurm] = slurm.queue()
             except SlurmError as error:
-                # It may have taken a minute, and would for every job.
+                # Keep the error: a query may take a minute, which every job would repeat.
                 queues[slurm] = error
         found.append(_told(JobDirectory.of_master(job.path), queues[slurm]))
     return found
 
 
 def stop(path: JobDirectory, *, now: bool, timeout: float) -> tuple[bool, State]:
-    """End a job. Return whether it had not ended, and how it is.
+    """Stop a job. Return whether it was still running or queued, and its state.
 
     Args:
         path: The job's directory.
-        now: At once, and not after a checkpoint.
-        timeout: Seconds until it is cancelled in any case.
+        now: Stop at once, without a checkpoint.
+        timeout: Seconds after which the job is cancelled.
     """
     job = JobDirectory.of_master(path.path)
     known = _told(job)
@@ -256,11 +256,11 @@ def _gone(slurm: Access, number: int) -> bool:
 
 
 def _told(job: JobDirectory, queue: list[Seen] | SlurmError | None = None) -> State:
-    """Return how a job is, and keep how it ended: Slurm forgets.
+    """Return the state of a job; write a final state, because Slurm forgets.
 
     Args:
-        job: Its directory, as its master sees it.
-        queue: What Slurm has answered already, or why it has not; None to ask it where that is needed.
+        job: Its directory, from the master's point of view.
+        queue: Slurm's queue, or the error of the query; None to query it if needed.
     """
     known = job.read_state()
     fresh = known.state != "queued" and time.time() - job.version / 1e9 < _FRESH_S
@@ -283,14 +283,14 @@ def _told(job: JobDirectory, queue: list[Seen] | SlurmError | None = None) -> St
     except SlurmError as error:
         return dataclasses.replace(known, reason=f"Slurm does not answer: {error}")
     seen = the_job(queue, number)
-    # squeue keeps the jobs that ended lately, but not who cancelled them.
+    # squeue still lists jobs that ended recently, but not who cancelled them.
     if seen is None or (seen.state == "CANCELLED" and not seen.by):
         try:
             seen = slurm.recorded(number) or seen
         except SlurmError as error:
             if seen is None:
                 return dataclasses.replace(known, reason=f"Slurm's accounting does not answer: {error}")
-    # The agents may have ended the job between the looks.
+    # The agents may have ended the job since the state was read.
     known = job.read_state()
     asked = job.asked_to_stop() is not None and not job.asked_by()
     words = [line for line in tail(job.path / OUTPUT, 4 + len(known.nodes)) if not _EXITED.match(line)]
@@ -300,7 +300,7 @@ def _told(job: JobDirectory, queue: list[Seen] | SlurmError | None = None) -> St
         completed = _first_seen(job, seen, now)
     found = view.current(known, seen, queue, asked, now, words, completed)
     if found.has_ended or found.state in ("queued", "starting"):
-        # No agent speaks for it.
+        # No agent evaluates it.
         found = dataclasses.replace(found, verdict=of_state(found))
     if found.has_ended and not known.has_ended:
         job.write_state(found)
@@ -308,12 +308,12 @@ def _told(job: JobDirectory, queue: list[Seen] | SlurmError | None = None) -> St
 
 
 def _first_seen(job: JobDirectory, seen: Seen, now: float) -> float:
-    """Return when this host first saw how a job has ended, and keep it.
+    """Return when this host first saw that a job had ended, and record it.
 
-    Its own clock counts: the controller's, which Slurm's times are of, may be another one.
+    The time is from this host's own clock, because that of Slurm's controller may differ.
     """
     path = job.slurm.with_name("completed.json")
-    # A job that was in the queue again ends at another time.
+    # A requeued job has another end time.
     end = {"job": seen.job, "end": seen.end}
     with contextlib.suppress(FileNotFoundError, ValueError):
         kept = json.loads(path.read_text())
@@ -324,7 +324,7 @@ def _first_seen(job: JobDirectory, seen: Seen, now: float) -> float:
 
 
 def _write_number(job: JobDirectory, number: int, config: configuration.JobConfig) -> None:
-    """Keep a job's number, and how Slurm is asked about it."""
+    """Write a job's id, and the interface to Slurm for it."""
     slurm = config.launcher.slurm
     kept = {"job": number, **({"rest": slurm.rest, "rest_jwt": slurm.rest_jwt} if slurm.rest else {})}
     write_atomically(job.slurm, json.dumps(kept) + "\n")
@@ -335,6 +335,6 @@ def _number(job: JobDirectory) -> int:
 
 
 def _access(job: JobDirectory) -> Access:
-    """Return how Slurm was asked when a job was submitted."""
+    """Return the interface to Slurm with which a job was submitted."""
     kept = json.loads(job.slurm.read_text())
     return rest.access(kept.get("rest"), kept.get("rest_jwt", ""))

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""How a job is, by what its agents say and what Slurm says. Pure functions.
+"""Combines the reports of a job's agents and of Slurm to the job's state. Pure functions.
 
-While agents are at work they know best. Before they have begun, and when they have ended without a last word,
-Slurm does.
+While agents run, their state counts. Before they start, and if they have ended without a final state, Slurm's
+does.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from rdm_job.slurm.states import Seen
 __all__ = ["LATE_S", "current", "goes_on"]
 
 LATE_S = 90.0
-"""How long the agents' last word may take to the login host, in seconds. NFS shows what a directory had up to
-a minute ago (nfs(5), acdirmax)."""
+"""How long the agents' final state may take to reach the login host, in seconds: NFS may show a directory as
+it was up to a minute ago (nfs(5), acdirmax)."""
 
 
 def current(
@@ -32,17 +32,17 @@ def current(
     last_words: Sequence[str] = (),
     completed: float | None = None,
 ) -> State:
-    """Return how a job is.
+    """Return the state of a job.
 
     Args:
-        known: What its agents last wrote.
-        seen: The job as Slurm has it; None when Slurm does not know it any more.
-        queue: All jobs that Slurm has in its memory.
+        known: The state that its agents last wrote.
+        seen: The job in Slurm; None if Slurm does not know it any more.
+        queue: All jobs in Slurm's memory.
         asked: Whether it was stopped by `rdm-provision stop`.
         now: Seconds since 1970.
-        last_words: Of the script and of srun.
-        completed: When this host first saw that it had ended well, by the clock that ``now`` is of; None when
-            it has not, or nobody is to wait for the agents' last word.
+        last_words: The last lines of the script's and srun's output.
+        completed: When this host first saw that Slurm's job had succeeded, by the same clock as ``now``; None
+            if it has not, or not to wait for the agents' final state.
     """
     if known.has_ended:
         return known
@@ -69,20 +69,20 @@ def current(
 
 
 def goes_on(known: State, most_restarts: int) -> bool:
-    """Whether a job whose agents have ended is to begin again on other nodes.
+    """Whether a job whose agents have ended should restart on other nodes.
 
     Args:
-        known: What its agents last wrote.
+        known: The state that its agents last wrote.
         most_restarts: ``launcher.max_restarts``.
     """
     if known.state == "queued":
         return True
-    # An agent that was killed could not say so.
+    # These states are not final: an agent was killed before it could write one.
     return known.state in ("starting", "running", "restarting") and known.restarts < most_restarts
 
 
 def _waits(seen: Seen, queue: Iterable[Seen], now: float) -> str:
-    """Return that a job waits, where, and why, as far as Slurm says."""
+    """Return the message that a job waits, with where, why and until when, as far as Slurm reports it."""
     place = states.place(queue, seen)
     text = f"It waits in partition {seen.partition}" if seen.partition else "It waits"
     if place:
@@ -101,7 +101,7 @@ def _ended(seen: Seen, known: State, asked: bool, last_words: Sequence[str]) -> 
             return "stopped", "It was cancelled, as asked."
         agents = f" {known.reason}" if known.state == "stopping" else ""
         who = f"by {seen.by}" if seen.by else "by somebody"
-        # Why it waited is of no interest any more, unless Slurm has cancelled it for that.
+        # The reason for waiting no longer matters, unless Slurm has cancelled the job for it.
         because = f" ({why(seen.reason)})" if never(seen.reason) else ""
         return "stopped", f"It was cancelled {who}, not by rdm-provision stop{because}.{agents}"
     saved = known.progress.get("checkpoint")
