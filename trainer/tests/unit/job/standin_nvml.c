@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-3.0-or-later
-// A stand-in of NVIDIA's libnvidia-ml.so.1 for tests: two GPUs that do not exist, the second one with a part (MIG),
-// and the functions of them that
-// nvidia-ml-py calls here. Functions that it does not find it reports as such, as with an old driver.
+// A stand-in for NVIDIA's libnvidia-ml.so.1 in tests: two GPUs that do not exist, the second one with a MIG
+// partition, and the functions that nvidia-ml-py calls here. It reports missing functions as such, like those of an
+// old driver.
 #include <stdio.h>
 #include <string.h>
 
@@ -13,7 +13,7 @@ typedef struct { unsigned int version; int celsius; } margin;
 typedef struct { handle device; unsigned long long type, data; unsigned int gi, ci; } event;
 
 enum { OK = 0, NOT_SUPPORTED = 3, NOT_FOUND = 6, SIZE = 7, TIMEOUT = 10 };
-static char gpus[3];  // the third is the part
+static char gpus[3];  // the third is the MIG partition
 static int told;
 static const unsigned long long MIB = 1024 * 1024;
 
@@ -64,7 +64,7 @@ int nvmlDeviceGetTemperature(handle gpu, int sensor, unsigned int *celsius) {
   return index_of(gpu) == 2 ? NOT_SUPPORTED : OK;
 }
 
-// Where it is slowed down (1): of the first GPU. The second one's driver tells how far away that is.
+// The slowdown temperature (kind 1) of the first GPU. The second GPU's driver reports only the margin to it.
 int nvmlDeviceGetTemperatureThreshold(handle gpu, int kind, unsigned int *celsius) {
   *celsius = 98;
   return kind == 1 && index_of(gpu) == 0 ? OK : NOT_SUPPORTED;
@@ -84,7 +84,7 @@ int nvmlDeviceGetClockInfo(handle gpu, int domain, unsigned int *mhz) {
   return OK;
 }
 
-// The software's power cap, and its answer to heat.
+// The software's power cap and thermal slowdown.
 int nvmlDeviceGetCurrentClocksThrottleReasons(handle gpu, unsigned long long *reasons) {
   (void)gpu;
   *reasons = 0x4 | 0x20;
@@ -111,7 +111,7 @@ int nvmlDeviceRegisterEvents(handle gpu, unsigned long long types, handle events
   return OK;
 }
 
-// Once, the second GPU falls off the bus.
+// The first call reports that the second GPU has fallen off the bus (Xid 79).
 int nvmlEventSetWait_v2(handle events, event *found, unsigned int milliseconds) {
   (void)events, (void)milliseconds;
   if (told++) return TIMEOUT;

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What an agent that was started again knows of its job."""
+"""The state with which a restarted agent continues its job."""
 
 from __future__ import annotations
 
@@ -18,5 +18,5 @@ def test_the_master_s_restart_is_one_more_failure_and_all_others_are_kept() -> N
     assert found.failures[0] == failure
     assert [(one.node, one.rank) for one in found.failures] == [("n2", 1), ("n1", None)]
     assert "container was restarted" in found.failures[1].reason
-    # Of another node's the master tells.
+    # The master records the restarts of other nodes.
     assert after_restart(known, "n2") == known

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The agent's lock on file systems that refuse flock, or do it as NFS does."""
+"""The agent's lock on file systems that refuse flock, or implement it like NFS."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ sys.stdin.read()
 
 
 def as_nfs(file: int | IO[Any], operation: int) -> None:
-    """Lock a file as NFS does: its flock is a lock of all bytes, for which the file must be open accordingly.
+    """Lock a file like NFS, where flock locks all bytes and needs a file that is open in the right mode.
 
-    The kernel judges: its locks of open file descriptions are refused as NFS' are (fs/nfs/file.c, fcntl(2)).
+    The kernel refuses its own locks of open file descriptions in the same way (fs/nfs/file.c, fcntl(2)).
     """
     kind = {
         fcntl.LOCK_SH: fcntl.F_RDLCK,
@@ -93,7 +93,7 @@ def test_a_job_has_one_agent_as_long_as_that_lives(job: JobDirectory) -> None:
     with lock:
         assert job.has_agent
         assert job.lock() is None
-        # Others may look at it meanwhile.
+        # The failed attempt must not change that.
         assert job.has_agent
     assert not job.has_agent
     again = job.lock()

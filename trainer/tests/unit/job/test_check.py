@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a node says against a job: all of it at once."""
+"""A node reports all problems of a job at once."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_every_problem_of_a_configuration_is_told_at_once(
 def test_jobs_of_one_name_that_two_users_begin_at_once_look_for_ports_from_different_places(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Both look before either listens, so what is free is no help."""
+    """Both search before either listens, so a test whether ports are free does not help."""
     looked: list[int] = []
 
     def take(_address: str, count: int, start: int) -> list[int]:
@@ -124,7 +124,7 @@ def test_a_launcher_whose_program_is_missing_says_where_it_comes_from(
 def test_a_configuration_that_is_checked_is_never_a_file_of_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """``launcher.env`` may hold secrets, and whoever checks may be killed at any time."""
+    """``launcher.env`` may hold secrets, and the check may be killed at any time."""
     monkeypatch.setenv("RDM_JOBS", str(tmp_path))
     written: list[str] = []
 

@@ -31,7 +31,7 @@ def server() -> Iterator[ControlServer]:
 
 @pytest.fixture
 def join(server: ControlServer) -> Iterator[Callable[..., ControlClient]]:
-    """Make clients that are closed in the end."""
+    """Return a function that makes clients; they are closed after the test."""
     with ExitStack() as made:
 
         def make(name: str, secret: bytes = SECRET, port: int | None = None) -> ControlClient:
@@ -47,12 +47,12 @@ def connect(server: ControlServer) -> socket.socket:
 
 
 def until(what: str, turn: Callable[[], object]) -> None:
-    """Take turns until one is the last; the server waits in them."""
+    """Repeat ``turn`` until it is true, without a pause: the server waits in it."""
     wait_until(what, turn, pause=lambda: None)
 
 
 def heard_by(server: ControlServer, client: ControlClient, message: dict[str, Any]) -> None:
-    """Let a client say something, and the server hear it."""
+    """Let a client send a message, and the server receive it."""
 
     def turn() -> bool:
         client.receive()
@@ -100,7 +100,7 @@ def test_a_thousand_members_are_heard() -> None:
     with ExitStack() as made:
         limits = resource.getrlimit(resource.RLIMIT_NOFILE)
         made.callback(resource.setrlimit, resource.RLIMIT_NOFILE, limits)
-        # Both ends, and a selector of each client.
+        # Both ends of each connection, and each client's selector.
         processes.allow_files(3 * members + UNPROVEN)
         server = ControlServer("127.0.0.1", 0, SECRET, members)
         made.callback(server.close)
@@ -146,7 +146,7 @@ def test_who_does_not_know_the_secret_is_not_heard(
 
 
 def test_a_server_that_does_not_know_the_secret_is_not_obeyed(join: Callable[..., ControlClient]) -> None:
-    """It may have taken the master's address, or its port before it."""
+    """It may have taken the master's address, or its port before the master did."""
     with socket.create_server(("127.0.0.1", 0)) as false:
         client = join("n2", port=false.getsockname()[1])
         client.receive()
@@ -157,7 +157,7 @@ def test_a_server_that_does_not_know_the_secret_is_not_obeyed(join: Callable[...
                 wait_until("it says who it is", lambda: client.receive() or client._about)
                 hello = json.loads(said.readline())
             assert (hello["name"], client.is_proven) == ("n2", False)
-            # What it can do is to give back what it was sent.
+            # All it can do is to return the member's own proof.
             connection.sendall(json.dumps({"proof": hello["proof"], "order": "kill"}).encode() + b"\n")
             wait_until("it is left", lambda: client.receive() or client._lines is None)
             assert is_closed(connection)
@@ -177,7 +177,7 @@ def test_a_member_does_not_wait_for_ever_for_a_proof(
 
 
 def hello(server: ControlServer, connection: socket.socket, to: socket.socket | None = None) -> None:
-    """Prove to be n2, with the challenge of one connection, on it or another one."""
+    """Prove to be n2 with a connection's challenge, on that connection or on another one."""
     with connection.makefile() as said:
         until("it is there", lambda: not server.receive(0.05) and server._unproven)
         challenge = json.loads(said.readline())["challenge"]
@@ -195,7 +195,7 @@ def test_a_proof_of_another_connection_does_not_count(server: ControlServer) -> 
 
 @pytest.mark.parametrize("what", ["inserted", "repeated", "changed"])
 def test_only_messages_of_who_has_proved_itself_count(what: str, server: ControlServer) -> None:
-    """Who is between the two can hand their proofs on, and then has their connection."""
+    """A man in the middle can relay the proofs, and then controls the connection."""
     with connect(server) as connection:
         hello(server, connection)
         until("it is proven", lambda: not server.receive(0.05) and server._members)
@@ -239,7 +239,7 @@ def test_rubbish_harms_nobody(
 def test_who_says_nothing_is_not_waited_for(server: ControlServer, monkeypatch: pytest.MonkeyPatch) -> None:
     with connect(server) as connection:
         until("it is there", lambda: not server.receive(0.05) and server._unproven)
-        # Byte by byte it gains no time.
+        # Sending single bytes gains no time.
         connection.sendall(b"{")
         monkeypatch.setattr(control, "_UNPROVEN_S", 0.0)
         until("it is turned away", lambda: not server.receive(0.05) and is_closed(connection))
@@ -295,7 +295,7 @@ def test_a_flood_leaves_the_process_files_to_open(
         connections = [flood.enter_context(connect(server)) for _ in range(200)]
         with connect(server) as probe:
             lowest = probe.fileno()
-        # As many as there are, and some that the server may take of them.
+        # The limit leaves the server only some of the waiting connections.
         resource.setrlimit(resource.RLIMIT_NOFILE, (lowest + control._FILES_LEFT + 20, limits[1]))
         try:
             until("the newest is accepted", lambda: server.receive(0.05) or is_closed(connections[0]))
@@ -316,7 +316,7 @@ def test_without_files_it_goes_on(server: ControlServer, join: Callable[..., Con
         try:
             server.receive(0.05)
             heard_by(server, client, {"report": 1})
-            # Whoever waits for messages does not spin meanwhile.
+            # Meanwhile receive() must not spin.
             assert server._listener not in server._selector.get_map()
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, limits)

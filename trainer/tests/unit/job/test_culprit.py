@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Who failed first, of all that end when one does."""
+"""Finds the process that failed first, when the failure of one ends all."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ TRACEBACK = ("Traceback (most recent call last):", '  File "train.py", line 3, i
         (1, (*TRACEBACK, RESET), f": {RESET}", True),
         (1, ("[rank3]: " + TRACEBACK[0], "[rank3]:   File", "[rank3]: " + RESET), f": {RESET}", True),
         (1, (*TRACEBACK, RESET, "During handling:", *TRACEBACK, "KeyError: 'x'"), ": KeyError: 'x'", False),
-        # What comes as the process ends says nothing of why.
+        # Lines written while the process ends do not name the cause.
         (
             1,
             (*TRACEBACK, "KeyError: 'x'", "[rank3]:[W1123 14:00:00.000000000 ProcessGroupNCCL.cpp:1538] no"),
@@ -60,7 +60,7 @@ TRACEBACK = ("Traceback (most recent call last):", '  File "train.py", line 3, i
         (2, ("usage: train.py", "train.py: error: no --lr", ""), ": train.py: error: no --lr", False),
         (1, (), "", False),
         (134, ("[rank3]:[E1123] Watchdog caught NCCL timeout", "frame #1"), ": [E1123] Watchdog", True),
-        # Nobody's exception kills a process.
+        # A process that was killed did not end by its exception.
         (137, (*TRACEBACK, RESET), "", False),
         (143, (*TRACEBACK, "KeyError: 'x'"), "", True),
     ],
@@ -123,6 +123,6 @@ def test_an_exit_code_is_said_in_words(code: int, said: str) -> None:
 def test_a_process_lines_are_its_own() -> None:
     log = ["a warning", "[rank1]: Traceback", "[rank11]: other", "[rank1]: ValueError: no", ""]
     assert lines_of(1, log) == ["[rank1]: Traceback", "[rank1]: ValueError: no"]
-    # Nobody's lines may be about it; another's are not.
+    # Lines without a rank may be its own; lines of another rank are not.
     assert lines_of(2, log) == ["a warning"]
     assert len(lines_of(0, [f"line {number}" for number in range(50)])) == LINES

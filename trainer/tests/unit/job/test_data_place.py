@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Data that a configuration names as containers have them, on a host whose jobs are elsewhere."""
+"""Data whose configured path is that in containers, on a host with another directory of jobs."""
 
 from __future__ import annotations
 

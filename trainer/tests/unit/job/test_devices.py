@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What is read of devices, and gpustat's lines of them.
+"""Readings of devices, and their lines in gpustat's form.
 
-NVIDIA's driver is a stand-in: a library of C with the functions that the real nvidia-ml-py calls.
+A C library stands in for NVIDIA's driver, with the functions that the real nvidia-ml-py calls.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from rdm_job.devices import Sampler, amd, count, line, nvidia
 from rdm_job.devices.visible import chosen, lists_of
 from rdm_log.signs import Device
 
-# The form of the lines that people's monitors read.
+# The form that existing monitoring tools parse.
 LINE = re.compile(r"\[\d+\] .{16,} \| (\d{2,3}'C, )? {0,2}\d{1,3} % \| +\d+ / +\d+ MB \|")
 STANDIN = Path(__file__).parent / "standin_nvml.c"
 MIB = 1024 * 1024
 
 
 def test_gpustats_line_to_the_character() -> None:
-    """The document's own lines."""
+    """The lines are those in the original document."""
     a10 = Device(0, "NVIDIA A10", 49, 0, 0, 22731 * MIB)
     assert line(a10) == "[0] NVIDIA A10       | 49'C,   0 % |     0 / 22731 MB |"
     h200 = Device(1, "NVIDIA H200", 61, 98, 71204 * MIB, 143771 * MIB)
@@ -47,7 +47,7 @@ def test_nvidia_smi_where_the_library_is_missing() -> None:
 
 @pytest.fixture(scope="module")
 def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the stand-in of NVIDIA's library."""
+    """A directory with the stand-in for NVIDIA's library."""
     folder = tmp_path_factory.mktemp("nvml")
     library = folder / "libnvidia-ml.so.1"
     subprocess.run(["cc", "-shared", "-fPIC", "-Wall", "-Werror", "-o", library, STANDIN], check=True)
@@ -74,7 +74,7 @@ def test_all_that_nvidias_library_tells(driver: Path) -> None:
         "[0] NVIDIA A10       | 49'C,  97 % |  1024 / 22731 MB |",
         "[1] NVIDIA A10       | 50'C,  97 % |  1024 / 22731 MB |",
     ]
-    # A part of the second one, with memory of its own.
+    # A MIG partition of the second GPU, with its own memory.
     assert own == ["[1] NVIDIA A10       | 50'C,  97 % |   512 /  4864 MB |"]
     assert (devices[0]["celsius"], devices[0]["celsius_limit"]) == (49, 98)
     assert devices[1] == {
@@ -129,7 +129,7 @@ def test_amd_from_sysfs(tmp_path: Path) -> None:
             (device / name).write_text(f"{text}\n")
     (tmp_path / "dev/dri").mkdir(parents=True)
     (tmp_path / "dev/kfd").touch()
-    # The container may use one of the two.
+    # The container may use only one of the two AMD GPUs.
     (tmp_path / "dev/dri/renderD130").touch()
     reader = amd.Reader(tmp_path)
     (device_,) = reader.devices()
@@ -145,7 +145,7 @@ def test_amd_from_sysfs(tmp_path: Path) -> None:
 
 
 class Amdsmi(types.ModuleType):
-    """A stand-in of AMD's library with one GPU, which does not know all that it is asked."""
+    """A stand-in for AMD's library with one GPU, which does not support every query."""
 
     def amdsmi_init(self) -> None:
         pass
@@ -194,7 +194,7 @@ def test_amd_s_library_goes_over_sysfs(tmp_path: Path, monkeypatch: pytest.Monke
     assert (device.name, device.percent, device.used) == ("AMD Instinct MI300X", 88, 1024)
     assert (device.watts, device.watts_limit, device.ecc) == (650, 750, {"corrected": 3})
     assert (device.throttled, device.processes) == (("sw_thermal",), {4711: 1000 * MIB})
-    # Its library may be installed, and the driver not.
+    # The library may be installed without the driver.
     broken = types.ModuleType("amdsmi")
     monkeypatch.setitem(sys.modules, "amdsmi", broken)
     assert amd.Reader(tmp_path).devices() == (before,)
@@ -237,7 +237,7 @@ def test_cuda_s_variable_chooses_a_job_s_gpus(said: str | None, places: list[int
         ({"ROCR_VISIBLE_DEVICES": "3,1"}, [3, 1]),
         ({"HIP_VISIBLE_DEVICES": "2", "CUDA_VISIBLE_DEVICES": "0"}, [2]),
         ({"CUDA_VISIBLE_DEVICES": "0"}, [0]),
-        # What HIP counts is what ROCm's runtime has left.
+        # HIP counts only the devices that ROCR_VISIBLE_DEVICES has selected.
         ({"ROCR_VISIBLE_DEVICES": "GPU-b3,1", "HIP_VISIBLE_DEVICES": "1"}, [1]),
     ],
 )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The verdict on a job that runs, from what its nodes' agents tell; and what an agent sees of its node."""
+"""The verdict on a running job from its agents' reports, and what an agent observes of its node."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def run(iteration: int = 40) -> dict[str, Any]:
 
 
 def reports(*, iteration: int = 40, **ranks: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """What two healthy nodes with two ranks each tell, with something else of some ranks (``r3``)."""
+    """Return the reports of two healthy nodes with two ranks each, with changes for some ranks (``r3``)."""
 
     def watch(first: int) -> dict[str, Any]:
         told = [rank(n, iteration=iteration, **ranks.get(f"r{n}", {})) for n in (first, first + 1)]
@@ -99,7 +99,7 @@ def test_a_healthy_job(tmp_path: Path, clock: Clock) -> None:
     assert found["verdict"] == "healthy"
     assert found["reason"] == "Iteration 639 of 5000, 0.50 s a step, lm loss 8.0000."
     assert found["since"] == 1001.0
-    # A long checkpoint, and a restart.
+    # A long checkpoint and a restart are healthy.
     pauses = reports()
     pauses["n1"]["watch"]["phase"] = "saving"
     disk = {"kind": "disk", "text": "The disk of n2 is full.", "node": "n2"}
@@ -152,7 +152,7 @@ def test_that_others_use_a_node_is_told_after_a_while_and_makes_no_job_suspect(
         "n2 has too few processors for its ranks, its quota is 0.5: rank 3 takes 1.50 s of its own in a "
         "step, 900 ms of it waiting for a processor; its peers take 500 ms."
     )
-    # Where all have the same, it is chance who is held back first.
+    # With equal quotas, it is chance which node is throttled first.
     busy["n2"]["watch"]["quota"] = busy["n1"]["watch"]["quota"] = 0.5
     for step in range(61):
         clock.now += 1
@@ -256,7 +256,7 @@ def test_the_verdict_on_a_job_that_has_ended() -> None:
     done = of_state(replace(STATE, state="finished", progress={"iteration": 50}))
     assert (done["verdict"], done["reason"]) == ("finished", "It came to iteration 50.")
     short = {"iteration": 30, "train_iterations": 50, "phase": "done"}
-    # It was told to end there; otherwise it says nothing of why.
+    # "done" means that it ended there on request; otherwise the reason is unknown.
     for phase, word in (("done", "finished"), ("training", "suspect")):
         told = of_state(replace(STATE, state="finished", progress={**short, "phase": phase}))
         assert told["verdict"] == word
@@ -266,7 +266,7 @@ def test_whose_loss_was_no_number_is_known_when_its_process_has_ended(tmp_path: 
     health = Health(REQUEST, config(tmp_path))
     broken = reports(r3={"nan_at": 38})
     assert health.verdict(STATE, broken)["culprits"] == [{"kind": "nan", "node": "n2", "rank": 3}]
-    # Those that still tell are no culprits; and processes that have ended tell nothing.
+    # The ranks that still report are no culprits, and ended processes report nothing.
     for gone in ("n2", "n1"):
         broken[gone]["watch"]["ranks"] = []
         broken["n2"]["watch"]["run"] = {**run(5000), "nan": 3}
@@ -348,7 +348,7 @@ def test_how_far_another_program_is_is_read_from_its_log(tmp_path: Path, job: Jo
     assert (found["losses"][0][0], found["losses"][-1]) == (1, [1001, 8.5])
     assert found["phase"] == "training"
     assert "checkpoint" not in found
-    # What the program says itself goes before it, however old; an attempt without lines takes nothing away.
+    # The program's own progress takes precedence, however old; without any, the known progress stays.
     read = {"progress": {}, "watch": watch.report()}
     said = {"progress": {"iteration": 7, "time": 1.0}, "watch": {}}
     state = replace(STATE, progress=found)
@@ -438,7 +438,7 @@ def test_an_agent_thins_what_it_has_measured(
     Watch(job, REQUEST, config(tmp_path)).measure([])
     assert path.stat().st_size < 0.8 * before
     lines = path.read_text().splitlines(keepends=True)
-    # Of the older half every second record, of the newer one all, and what was measured now.
+    # Every second record of the older half, all of the newer half, and the new measurement.
     assert lines[:2] == [record.format(10_000), record.format(10_002)]
     newest = numbers[-1]
     assert lines.index(record.format(newest)) - lines.index(record.format(newest - 100)) == 100
@@ -471,12 +471,12 @@ def test_an_agent_sees_how_its_ranks_get_on(tmp_path: Path, job: JobDirectory) -
         found: dict[str, Any] = watch.report()["ranks"][0]
         return found
 
-    # The first two warm up, and less than 15 s are too few.
+    # The first two steps are warm-up, and less than 15 s is too short.
     for step in range(1, 16):
         assert "compute_s" not in told(step, 9.0 if step < 3 else 0.5)
     found = told(16, 0.5)
     assert (found["compute_s"], found["least_s"], found["waited_s"]) == (0.5, pytest.approx(0.4), 0.2)
-    # One record of many names nobody, and fifteen seconds of them do.
+    # A single slow record does not count, but fifteen seconds of them do.
     assert told(17, 4.0)["compute_s"] == 0.5
     for step in range(18, 30):
         assert told(step, 4.0)["least_s"] == pytest.approx(0.4)
@@ -509,7 +509,7 @@ def test_the_records_of_gpus_are_lines_and_json(tmp_path: Path, job: JobDirector
 def test_the_time_to_the_next_checkpoint_counts_what_a_rank_waits(
     tmp_path: Path, job: JobDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A node without lines of steps, 25 of 40 steps of 1.1 s before the next checkpoint."""
+    """The node logs no steps; the next checkpoint is 25 of 40 steps of 1.1 s away."""
     watch = Watch(job, REQUEST, config(tmp_path, checkpoint={"interval": 40}))
     writer = HeartbeatWriter(job.heartbeat(1))
     writer.step(176)
@@ -555,15 +555,15 @@ def test_prometheus_file_says_no_longer_that_a_job_runs_when_it_has_ended(
     assert "rdm_node_memory_used_bytes" in told.read_text()
     job.write_state(replace(STATE, state="failed", ended=9.0, verdict={"verdict": "failed"}))
     watch.end()
-    # The thread that measures may be in the middle of it.
+    # The measuring thread may still be in the middle of a measurement.
     watch.measure([])
     assert 'rdm_job_verdict{job="gpt",verdict="failed"} 1' in told.read_text()
     assert "rdm_node_memory_used_bytes" not in told.read_text()
-    # One that Slurm starts again may do so on other nodes.
+    # Slurm may restart the job on other nodes.
     job.write_state(replace(STATE, state="queued"))
     watch.end()
     assert not told.exists()
-    # Nor is what ends an agent hidden by a state that a full disk has cut, or that is none.
+    # A truncated or invalid state must not raise an error that hides the agent's own.
     for text in ("", "[]", '{"failures": [1]}'):
         told.write_text("rdm_node_memory_used_bytes 1")
         (job.path / "state.json").write_text(text)
@@ -610,7 +610,7 @@ def put(root: Path, files: dict[str, str]) -> None:
 
 
 def test_segments_that_were_sent_again_are_read_by_name(tmp_path: Path) -> None:
-    """Of a kernel: columns are added in between, and other protocols have lines of the same form."""
+    """The text is from a real kernel: columns are inserted, and other protocols have similar lines."""
     put(
         tmp_path,
         {
@@ -646,14 +646,14 @@ def test_errors_of_each_interface_and_of_each_infiniband_port_are_counted(tmp_pa
             f"{ports}/1/hw_counters/packet_seq_err": "16",
             f"{ports}/1/hw_counters/local_ack_timeout_err": "32",
             f"{ports}/1/hw_counters/out_of_sequence": "1000",
-            # One that the firmware does not count, and a card without the driver's own counters.
+            # A counter that the firmware does not support, and a port without hw_counters.
             f"{ports}/2/counters/symbol_error": "N/A",
             f"{ports}/2/counters/link_downed": "64",
         },
     )
     found = measure(1.0, tmp_path, {}, root=tmp_path)
     assert found.interfaces == {"ib0": 7, "mlx5_0/1": 63, "mlx5_0/2": 64}
-    # What has none has none.
+    # A node without interfaces reports none.
     assert measure(1.0, tmp_path, {}, root=tmp_path / "absent").interfaces == {}
 
 
@@ -665,12 +665,12 @@ def test_errors_of_each_interface_and_of_each_infiniband_port_are_counted(tmp_pa
             {
                 "job/memory.current": "500",
                 "job/memory.events": "low 0\nhigh 8\nmax 21\noom 4\noom_kill 3\noom_group_kill 1",
-                # The host's are others' as well.
+                # The host's counters include other jobs.
                 "memory.current": "900",
                 "memory.events": "oom 9\noom_kill 99",
             },
         ),
-        # In a container, whose own path is not to be seen.
+        # In a container, where the cgroup's own path is not visible.
         ("0::/docker/0123", {"memory.current": "500", "memory.events": "oom 4\noom_kill 3"}),
         (
             "5:memory:/job\n4:cpu,cpuacct:/",
@@ -689,7 +689,7 @@ def test_who_was_killed_for_memory_is_counted_of_the_own_cgroup(
     put(tmp_path, {"proc/self/cgroup": line})
     put(tmp_path / "sys/fs/cgroup", files)
     assert measure(1.0, tmp_path, {}, root=tmp_path).killed == 3
-    # A kernel that does not count is not one that killed nobody.
+    # Without the kernel's counter the number is unknown, not 0.
     for name in files:
         if name.endswith(("events", "oom_control")):
             (tmp_path / "sys/fs/cgroup" / name).write_text("under_oom 0\n")
@@ -697,7 +697,7 @@ def test_who_was_killed_for_memory_is_counted_of_the_own_cgroup(
 
 
 def test_memory_is_that_of_who_has_less_left(tmp_path: Path) -> None:
-    """Not of who has used a larger share: a small container that grows would come into view too late."""
+    """Not that with the larger used share: a small container that grows would be noticed too late."""
     (tmp_path / "proc/self").mkdir(parents=True)
     (tmp_path / "proc/self/cgroup").write_text("0::/\n")
     (tmp_path / "proc/meminfo").write_text("MemTotal: 25000000 kB\nMemAvailable: 15000000 kB\n")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What was asked for, by the names by which programs tell what they are; and what a node's processes told."""
+"""The requested values under the names with which programs report theirs, compared with their reports."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ OURS = {
     "parallel": {"pipeline": 2, "partition": "3-1"},
     "optimisation": {"micro_batch_size": 2, "global_batch_size": 8},
 }
-# As FASOP's _01_run_inter.sh begins it, and what that writes before.
+# The command of FASOP's _01_run_inter.sh, and the lines that the script writes before it.
 PROGRAM = [
     *("_00_pretrain_gpt.py", "--num-layers", "48", "--hidden-size=1600", "--micro-batch-size", "1"),
     *(
@@ -50,7 +50,7 @@ def test_of_our_trainer_its_layout_and_model_are_asked_for(tmp_path: Path) -> No
         "HIDDEN_SIZE": "64",
         "NUM_LAYERS": "4",
     }
-    # Numbers of chunks, of which each stage has two.
+    # The partition is by chunk, with two chunks per stage.
     chunks = {"pipeline": 2, "virtual_pipeline": 2, "partition": "1-0-2-1"}
     interleaved = requested(REQUEST, config(tmp_path, **{**OURS, "parallel": chunks, "engine": "native"}))
     assert interleaved["PARTITION"] == "3-1"
@@ -88,7 +88,7 @@ def test_of_another_program_its_arguments_are_and_what_follows_from_them(tmp_pat
 def test_replicas_are_asked_for_only_where_the_options_say_how_many(
     tmp_path: Path, options: str, replicas: str | None
 ) -> None:
-    """Of 4 processes. Options that are not known may share the work, too; forks clip what 4 cannot have."""
+    """With 4 processes. Unknown options may divide the work, too, and forks reduce sizes above 4."""
     program = ["pretrain_gpt.py", "--num-layers", "4", *options.split()]
     found = requested(REQUEST, config(tmp_path, launcher={"program": program}))
     assert (found.get("data_parallel_size"), found.get("DP_SIZE")) == (replicas, replicas)
@@ -130,7 +130,7 @@ def test_a_node_that_has_built_something_else_is_named(tmp_path: Path, job: JobD
         watch.begin()
         HeartbeatWriter(job.heartbeat(rank)).built({**right, "NNODES": 1})
     assert evidence() == ["NNODES is 1 on n1, and 2 was asked for."]
-    # Another attempt tells it anew.
+    # Another attempt reports its values again.
     job.forget_ranks()
     watch.begin()
     assert evidence() == ["It has not come to a step yet."]

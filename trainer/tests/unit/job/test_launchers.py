@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What launchers are told, and what is read from what they tell."""
+"""The launchers' command lines and environments, and the variables that they set."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ SECRETS = {
 
 
 def test_what_deepspeed_puts_on_pdsh_s_command_line_has_no_value_of_the_job(tmp_path: Path) -> None:
-    """DeepSpeed's own launcher, and a pdsh that says how it was started."""
+    """This runs DeepSpeed's own launcher with a pdsh that records its command line."""
     pdsh = tmp_path / "bin" / "pdsh"
     pdsh.parent.mkdir()
     pdsh.write_text('#!/bin/sh\nfor word; do echo "$word"; done > "$SAID"\n')
@@ -106,7 +106,7 @@ def test_other_launchers_have_the_job_s_variables_themselves() -> None:
     attempt = dataclasses.replace(ATTEMPT, extra=SECRETS)
     alone = dataclasses.replace(attempt, nodes=ATTEMPT.nodes[:1])
     for kind, launcher in LAUNCHERS.items():
-        # Without other nodes DeepSpeed's starts the processes itself.
+        # On a single node DeepSpeed's launcher starts the processes itself.
         of = alone if kind == "deepspeed" else attempt
         assert SECRETS.items() <= environment_of_launcher(launcher, of, {"PYTHONPATH": "/a"}).items()
 
@@ -119,7 +119,7 @@ def test_torchrun_is_told_which_node_is_which() -> None:
     assert (first["--master-addr"], second["--master-addr"]) == ("192.169.16.100", "192.169.16.100")
     assert (first["--nproc-per-node"], second["--nproc-per-node"]) == ("8", "4")
     assert second["--local-addr"] == "192.169.16.101"
-    # Without, each attempt leaves a directory in /tmp.
+    # Without it, each attempt leaves a directory in /tmp.
     assert first["--log-dir"] == f"{ATTEMPT.directory}/torchrun"
 
 
@@ -129,13 +129,13 @@ def test_mpirun_hands_over_names_and_fills_nodes_by_slot() -> None:
     assert command[command.index("-H") + 1] == "192.169.16.100:8,192.169.16.101:4"
     names = {command[at + 1] for at, word in enumerate(command) if word == "-x"}
     assert names == set(environment(ATTEMPT))
-    # What a killed one leaves goes with the directory of links that is around the job's.
+    # A killed mpirun's files are removed with the directory of links.
     assert command[command.index("orte_tmpdir_base") + 1] == "/jobs"
 
 
 @pytest.mark.parametrize("kind", LAUNCHERS)
 def test_processes_run_the_python_of_the_attempt(kind: str) -> None:
-    """Which may be by a path that every node has."""
+    """Its path may be one that every node has."""
     elsewhere = dataclasses.replace(ATTEMPT, python="/tmp/rdm-1/environment/bin/python")
     command = LAUNCHERS[kind].command(elsewhere, 0)
     assert elsewhere.python in command

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Paths that are the same on every node lead to what is each node's own."""
+"""Paths that are the same on every node lead to each node's own files."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rdm_job.links import Links
 
 
 def test_the_python_of_the_links_is_that_of_the_environment(tmp_path: Path) -> None:
-    """Two nodes with environments and jobs of other paths run the same command."""
+    """Nodes with different paths of environments and jobs run the same command."""
     directory = tmp_path / "n1" / "jobs" / "one"
     directory.mkdir(parents=True)
     links = Links("one@mark", tmp_path)
@@ -45,7 +45,7 @@ def test_a_link_that_leads_elsewhere_is_mended(tmp_path: Path) -> None:
 
 
 def test_links_of_a_job_whose_agent_was_killed_go_with_the_next_job_s(tmp_path: Path) -> None:
-    """Not those of one that has an agent, a process or was made just now, nor anybody else's."""
+    """Links stay if the job has an agent or a process, if they are new, or if another program made them."""
     long_ago = time.time() - 3600
     agent = """
 import sys

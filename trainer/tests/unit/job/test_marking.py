@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a rank writes comes into its node's log with its number, however it ends."""
+"""A rank's lines reach its node's log with its number, however the rank ends."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ marked = Marked(3, 1, 2)
 
 
 def run(folder: Path, program: str) -> int:
-    """Run what a rank does, and return how it ended. Its launcher reads what it was started with."""
+    """Run a program as a rank does, and return its exit code; nothing may reach the original streams."""
     files = [str(folder / name) for name in ("out", "err")]
     started = subprocess.run(
         [sys.executable, "-c", BEGIN + program, *files], capture_output=True, timeout=60, check=False
@@ -40,7 +40,7 @@ def test_each_line_has_its_rank_those_of_its_programs_and_at_its_end(tmp_path: P
             "subprocess.run([sys.executable, '-c', 'import os; os.write(2, b\"of a program\")'])\n"
             "os.write(1, b'no newline')\n"
             "marked.end()\n"
-            # It is all there, and what comes is as it was.
+            # All lines are in the log, and later lines have no mark.
             "assert open(sys.argv[1]).read().endswith('no newline')\n"
             "os.write(2, b'\\nlast')\n",
         )
@@ -60,7 +60,7 @@ def test_what_a_rank_wrote_before_it_was_killed_is_there(tmp_path: Path) -> None
 
 
 def test_nobody_waits_for_what_goes_on_writing(tmp_path: Path) -> None:
-    """It does so when the rank has ended."""
+    """Its lines are still marked after the rank has ended."""
     now = tmp_path / "now"
     program = (
         "import os, pathlib, time\n"

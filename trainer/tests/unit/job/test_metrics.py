@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Prometheus' text, as its own parser reads it; and the dashboard, which asks for metrics that there are."""
+"""The text for Prometheus, read by its own parser; and the dashboard, which uses only existing metrics."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ SAMPLE = Sample(0, 10**9, 2**30, 2**31, 0, {3: 2**20}, 100, 7, {"mlx5_0/1": 2}, 
 
 
 def read(text: str) -> dict[tuple[str, tuple[str, ...]], float]:
-    """Return what Prometheus takes from a text."""
+    """Return the samples that Prometheus' parser reads from a text."""
     own = ("job", "node", "name", "gpu")
     return {
         (sample.name, tuple(value for key, value in sample.labels.items() if key not in own)): sample.value
@@ -135,7 +135,7 @@ def test_who_connects_and_asks_nothing_takes_few_files_and_keeps_nobody_away() -
                 silent.enter_context(socket.create_connection(("127.0.0.2", port), timeout=60))
                 for _ in range(4 * exporter._CONNECTIONS)
             ]
-            # The first are closed for the last.
+            # The oldest connections are closed in favour of the newest.
             for connection in connections[: 3 * exporter._CONNECTIONS]:
                 assert connection.recv(1) == b""
             wait_until(

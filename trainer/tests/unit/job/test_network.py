@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Which ports jobs take that look at the same time."""
+"""The ports of jobs that search at the same time."""
 
 from __future__ import annotations
 

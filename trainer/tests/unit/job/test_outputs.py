@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The mdx scripts' names for what a job leaves."""
+"""The mdx scripts' names for a job's outputs."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a process of a job may do."""
+"""The limits and the usage of a job's processes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_a_process_gets_the_open_files_that_it_may_have(wanted: str, allowed: in
 
 
 def test_a_rank_has_used_what_a_users_program_has(tmp_path: Path) -> None:
-    """It is below the process that keeps the record. What has ended of it counts, too."""
+    """The program is a child of the rank's process, and its ended children count, too."""
     program = (
         "import subprocess, sys, time\n"
         "spend = 'import time\\nwhile time.process_time() < 0.5: pass'\n"
@@ -48,7 +48,7 @@ def test_a_rank_has_used_what_a_users_program_has(tmp_path: Path) -> None:
         assert alone < 100_000_000
         assert 200_000_000 + alone < resident < 400_000_000
         assert seconds >= 0.5
-        # What is below is counted with who is above, and nobody who is gone is there.
+        # Children count towards their parents, and processes that do not exist are left out.
         assert found.keys() == {process.pid, os.getppid()}
         assert found[os.getppid()][1] >= resident
         sample = measure(1.0, tmp_path, {3: process.pid})

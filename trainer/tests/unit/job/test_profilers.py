@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The profilers' command lines, with a stand-in for the profiler: a program that says how it was started."""
+"""The profilers' command lines, with a stand-in for the profiler that records its own."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rdm_job.directory import JobDirectory
 from rdm_job.profilers import wrapped
 from rdm_job.protocol import Node, Request
 
-# It records its words and then, as the real ones, runs what comes after its own options.
+# It records its arguments and then, like the real ones, runs the command after its own options.
 STAND_IN = """#!/bin/sh
 echo "$0 $*" > "$SAID"
 while [ "$1" != {python} ]; do shift; done
@@ -33,7 +33,7 @@ def program(folder: Path, name: str) -> Path:
 
 
 def run_rank(tmp_path: Path, kind: str, rank: int) -> tuple[subprocess.CompletedProcess[str], str]:
-    """Run one process of a job as launchers do; return how it ended, and what the profiler was told."""
+    """Run one process of a job as launchers do; return its result, and the profiler's command line."""
     (tmp_path / "program.py").write_text("import os\nprint('rank', os.environ['RANK'], 'ran')\n")
     given = tmp_path / "job.yaml"
     given.write_text(

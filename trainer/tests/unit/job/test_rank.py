@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a process that runs another program knows of its end, in a log into which others write."""
+"""How a rank reports the end of a user's own program, in a log that other processes write to as well."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ Root Cause (first observed failure):
   exitcode  : 1 (pid: 815)
 ============================================================
 """
-"""What torch's launcher writes when a process has ended with exit code 1."""
+"""The output of torch's launcher after a process has ended with exit code 1."""
 
 
 def ended(
@@ -81,7 +81,7 @@ print(json.dumps([{name: os.environ.get(name) for name in names}, sys.argv[1:]])
 
 
 def test_a_rank_has_the_job_s_variables_whatever_its_launcher_hands_over(tmp_path: Path) -> None:
-    """DeepSpeed's would put them on pdsh's command line, so it gets none."""
+    """DeepSpeed's launcher would put them on pdsh's command line, so it gets none."""
     (tmp_path / "program.py").write_text(TELLS)
     path = os.environ.get("PYTHONPATH", "")
     variables = {
@@ -123,7 +123,7 @@ def test_a_rank_has_the_job_s_variables_whatever_its_launcher_hands_over(tmp_pat
 
 
 def told(log: Path, record: dict[str, Any]) -> Ended:
-    """Return what the node tells the master of a process, after all that was written meanwhile."""
+    """Return the node's report of a process, with the log as it is by now."""
     return Ended.of("n1", Part._described(record, log.read_text().splitlines()))
 
 
@@ -141,7 +141,7 @@ def test_a_victim_stays_one_when_its_launcher_has_written_after_it(tmp_path: Pat
 
 def test_a_culprit_stays_one_when_its_victims_have_written_before_it_has_ended(tmp_path: Path) -> None:
     log = tmp_path / "n1.err"
-    # Its connections break before it has ended: as its interpreter ends, while nobody waits for it yet.
+    # Its peers' connections break while its interpreter shuts down, before it has ended.
     program = (
         "import atexit, pathlib\n"
         f"log = pathlib.Path({str(log)!r})\n"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Directories of jobs go, also after a removal that was killed, and where nodes share them."""
+"""Directories of jobs are removed, even after a removal was killed, and when nodes share them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NODES = (Node("n1", "10.0.0.100", 2), Node("n2", "10.0.0.101", 2))
 
 
 class KilledError(BaseException):
-    """Stands in for SIGKILL: nothing of ours handles it."""
+    """Stands in for SIGKILL: our code does not handle it."""
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def make(root: Path) -> None:
-    """Make a job that has ended, with files to remove."""
+    """Make an ended job with files to remove."""
     job = JobDirectory(root / "demo-1", "n1")
     job.make(Request("demo-1", "n1", NODES, ""))
     job.write_state(State(job="demo-1", directory=str(job.path), state="finished", started=1.0, ended=2.0))
@@ -77,7 +77,7 @@ def test_nodes_that_share_a_directory_tell_of_one(root: Path, monkeypatch: pytes
     monkeypatch.setenv("RDM_NODE", "n2")
     (theirs,) = removal.remove(["demo-1"], dry_run=True)["removed"]
     assert ours["identity"] == theirs["identity"]
-    # What the one is removing has the same identity for the other.
+    # A directory that one node is removing has the same identity on the other.
     killed_at_file(5, monkeypatch)
     (late,) = removal.remove(["demo-1"], dry_run=True)["removed"]
     assert (late["identity"], late["bytes"] < theirs["bytes"]) == (theirs["identity"], True)
@@ -89,7 +89,7 @@ def test_nodes_that_share_a_directory_tell_of_one(root: Path, monkeypatch: pytes
 
 @pytest.mark.parametrize("step", ["state", "_size", "_delete"])
 def test_another_node_may_be_faster(root: Path, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
-    """At each step another node takes the whole directory away."""
+    """Before each step another node removes the whole directory."""
     real = getattr(removal, step)
 
     def after_the_other(*arguments: Any) -> Any:

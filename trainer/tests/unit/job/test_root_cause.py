@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Who is blamed for a failure, in every order in which it can become known."""
+"""The root cause of a failure, in every order in which the facts can become known."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SHORT = Failure(
 
 @dataclass
 class Master:
-    """A master that hears of a failure on a clock of the test's own, as its loop does."""
+    """The part of the master's loop that finds the root cause, with the test's own clock."""
 
     nodes: tuple[str, ...] = ("n2",)
     now: float = 0.0
@@ -45,16 +45,16 @@ class Master:
             self.say(node, life="first", answers=0)
 
     def say(self, node: str, **message: Any) -> None:
-        """A node's word comes."""
+        """Receive a node's message."""
         self.heard[node] = self.now
         self.words.hear(node, message)
 
     def connect(self, node: str) -> None:
-        """A node connects, and has said nothing yet."""
+        """Let a node connect without a message."""
         self.heard[node] = self.now
 
     def look(self) -> None:
-        """What the master does after whatever has come."""
+        """Evaluate, as the master does after each round of messages."""
         self.words.beat += 1
         lost = tuple(node for node in self.nodes if self.now - self.heard[node] > SILENCE_S)
         known = Known(lost, self.words.anew, self.ended, self.launcher)
@@ -97,7 +97,7 @@ def _connects(master: Master) -> None:
 
 
 def _speaks(master: Master) -> None:
-    """The new agent knows nothing of the job's attempt, and all is well with it."""
+    """The new agent does not know the attempt, and reports no failure."""
     master.say("n2", life="second", since=RESTARTED, answers=master.words.beat)
 
 
@@ -118,7 +118,7 @@ AROUND: tuple[Event, ...] = (
 
 
 def _can_be(order: tuple[Event, ...]) -> bool:
-    """What the dead agent said comes before the new one connects, and that before it speaks."""
+    """Whether n2's events are in order: the dead agent's report, a new connection, a message on it."""
     of_n2 = [event for event in order if event in (_last_report_is_read_late, _connects, _speaks)]
     return of_n2 == [_last_report_is_read_late, _connects, _speaks]
 
@@ -128,7 +128,7 @@ def test_a_node_that_went_is_blamed_in_whatever_order_it_becomes_known(sign: Eve
     orders = [order for order in itertools.permutations((sign, *AROUND)) if _can_be(order)]
     assert len(orders) == 840
     for order in orders:
-        # Looked after each event, or only when all is over: a starved master sees many at once.
+        # Evaluate after each event, or only after several: a starved master sees many at once.
         for looks in itertools.product((True, False), repeat=len(order) - 1):
             master = Master()
             for event, looked in zip(order, (*looks, True), strict=True):
@@ -160,7 +160,7 @@ def test_one_that_says_that_it_is_well_is_not_waited_for_any_longer() -> None:
         master.look()
         master.say(node, life="first", answers=master.words.beat)
     master.look()
-    # They have answered before the failure had settled.
+    # They replied before the failure had settled.
     _settled(master)
     master.look()
     assert culprit(master) is None
@@ -189,7 +189,7 @@ def test_launchers_that_ended_before_the_last_processes_said_so_have_not_failed(
     _settled(master)
     master.look()
     assert culprit(master) is None
-    # The last word of n2's process comes with its answer.
+    # The final state of n2's process comes with its reply.
     master.say("n2", life="first", answers=master.words.beat)
     master.launcher = None
     master.look()
@@ -202,7 +202,7 @@ def test_the_first_process_that_fails_after_a_launcher_has_all_the_time_to_settl
     master.now += SETTLE_S - 0.1
     master.ended = (ECHO,)
     master.look()
-    # Whoever it is the echo of takes a little longer to say so.
+    # The process that caused the echo reports a little later.
     master.now += SETTLE_S - 0.1
     for _ in range(2):
         master.look()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Logs are rotated while they are written, and whoever reads them reads across."""
+"""Logs are rotated while they are written, and readers continue across the pieces."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_so_many_pieces_are_kept_and_none_when_nobody_wants_it(tmp_path: Path) -
 def test_a_full_disk_leaves_the_log_and_its_pieces_as_they_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str, at: int
 ) -> None:
-    """A file system over the network says only when a file is made sure that there is no room for it."""
+    """A network file system may report a full disk only at fsync."""
     log = tmp_path / "n1.out"
     log.write_text("older\n" * 10)
     rotate(log, 10, keep=3)
@@ -80,7 +80,7 @@ def test_a_full_disk_leaves_the_log_and_its_pieces_as_they_are(
     assert next(calls) == at + 1
     assert [path.read_text() for path in with_pieces(log)] == ["older\n" * 10, "x\n" * 100]
     assert {path.name for path in tmp_path.iterdir()} == {"n1.out", "n1.out.1", ".n1.out.before"}
-    # With room again all of it is there, once.
+    # With room again, the log is rotated, and each line exists once.
     rotate(log, 10, keep=3)
     assert [path.read_text() for path in with_pieces(log)] == ["older\n" * 10, "x\n" * 100, ""]
     assert end_of(log) == 260
@@ -90,7 +90,7 @@ def test_a_disk_that_takes_only_a_part_leaves_the_log_as_it_is(tmp_path: Path) -
     log = tmp_path / "n1.out"
     log.write_text("x\n" * 50_000)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    # The kernel then writes so much of what it is given, and says only how much that was.
+    # The kernel then writes only a part, and returns its size instead of an error.
     resource.setrlimit(resource.RLIMIT_FSIZE, (70_001, limits[1]))
     try:
         rotate(log, 10, keep=3)

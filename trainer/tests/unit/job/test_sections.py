@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A node's answer about the logs of one of its jobs."""
+"""A node's reply with the sections of a job's logs."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ def test_a_file_stays_small_and_its_newest_records_are_whole(tmp_path: Path, for
         assert path.stat().st_size <= most
     text = path.read_text()
     assert text.endswith("".join(form.format(number) for number in range(4990, 5000)))
-    # Of each record all lines are there, and old ones are few.
+    # Each kept record has all its lines, and fewer old ones are kept.
     kept = [number for number in range(5000) if form.format(number) in text]
     assert "".join(form.format(number) for number in kept) == text
     assert kept[0] == 0

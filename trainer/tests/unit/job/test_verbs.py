@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a node answers about a job that has been started on it."""
+"""A node's replies about a job that was started on it."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_who_wants_a_rank_that_the_job_does_not_have_is_told_how_many_there_are(
 
 
 def test_a_rank_that_is_alone_on_its_node_wrote_all_of_its_log(job: JobDirectory) -> None:
-    """But for what a launcher of all nodes wrote of another one, which is on the master."""
+    """Except on the master, where a launcher of all nodes writes lines of other nodes."""
     both = (Node("n1", "127.0.0.1", 1), Node("n2", "127.0.0.2", 1))
     job.make(dataclasses.replace(REQUEST, nodes=both))
     job.log("n1", "out").write_text("a\n[rank1]: b\nn1: c\nn2: d\n127.0.0.2: e\n")
@@ -64,7 +64,7 @@ def test_who_wants_a_rank_that_nothing_marks_is_told_what_would(job: JobDirector
         "No line on n1 says that rank 1 wrote it. With logging.mark_ranks each line of the next job does; or "
         "the program begins its lines as [rank1]: does, by the variable RANK."
     )
-    # Another node's log has its lines.
+    # This rank's lines are in another node's log.
     assert "notice" not in verbs.logs("gpt", rank=3)
     job.log("n1", "out").write_text("[rank1]: a line\n")
     assert "notice" not in verbs.logs("gpt", rank=1, grep="nothing")
@@ -82,14 +82,14 @@ def test_a_rank_of_the_layout_before_is_still_one_of_the_job(
     told = verbs.logs("gpt", stream="err", rank=20)
     assert "ranks" not in told
     assert (told["parts"]["n1"] if through_slurm else told["text"]) == "[rank20]: NCCL is slow\n"
-    # Also where it wrote nothing of the kind.
+    # The same without a matching line.
     assert "ranks" not in verbs.logs("gpt", stream="err", rank=20, grep="Error")
 
 
 def test_the_ranks_of_a_job_of_slurm_are_known_when_it_has_begun(
     job: JobDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever its logs have: one that goes on has those of before, one that begins has none yet."""
+    """The logs do not matter: a resumed job has old ones, and a new job has none yet."""
     monkeypatch.setattr(slurm, "state", lambda *_: STATE)
     job.slurm.touch()
     for lines in ("", "begun\n"):

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 # ruff: noqa: N802, N815  # the library's names
-"""What becomes of a node's GPUs on their way to the verdict: driver, sampler, watch, health.
+"""The way of a node's GPU readings to the verdict: driver, sampler, watch, health.
 
-NVIDIA's driver is a stand-in: a module with the names of nvidia-ml-py that are used, over a test's own GPUs.
+A module with the names of nvidia-ml-py that are used stands in for NVIDIA's driver, with the test's own GPUs.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ STATE = State(job="gpt", state="running", started=1.0)
 
 @dataclass
 class Gpu:
-    """One GPU, as the driver knows it."""
+    """One GPU's readings in the driver."""
 
     index: int
     celsius: int = 60
@@ -51,10 +51,10 @@ class Gpu:
 
 
 class Driver(types.ModuleType):
-    """The stand-in of nvidia-ml-py."""
+    """The stand-in for nvidia-ml-py."""
 
     class NVMLError(Exception):
-        """What the library raises."""
+        """The library's exception."""
 
     NVML_CLOCK_SM, NVML_CLOCK_MEM = 1, 2
     NVML_TEMPERATURE_GPU = 0
@@ -121,7 +121,7 @@ class Driver(types.ModuleType):
 
 @pytest.fixture
 def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
-    """Eight GPUs, on all of which somebody is."""
+    """Eight GPUs, all in use."""
     made = Driver(*(Gpu(index, used=20000 * MIB, processes=[1]) for index in range(8)))
     monkeypatch.setitem(sys.modules, "pynvml", made)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
@@ -130,7 +130,7 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
 
 @pytest.fixture
 def watched(tmp_path: Path) -> Callable[..., Watch]:
-    """Returns what watches the second node, of a job with some configuration."""
+    """Return a function that makes the second node's watch, for a job with some configuration."""
 
     def make(**more: Any) -> Watch:
         request = replace(REQUEST, node="n2")
@@ -161,7 +161,7 @@ def program() -> Iterator[subprocess.Popen[bytes]]:
 def test_gpus_of_others_are_no_program_s(
     driver: Driver, watched: Callable[..., Watch], program: subprocess.Popen[bytes]
 ) -> None:
-    """A node with eight GPUs, of which the job has two processes: what is on the others is not its own."""
+    """The job has two processes on a node with eight GPUs; the others' processes are not its own."""
     driver.gpus[6].processes.append(program.pid)
     watch = watched(launcher={"program": ["train.py"]})
     driver.xids = [(driver.gpus[5], 79), (driver.gpus[6], 79), (driver.gpus[1], 79)]
@@ -179,13 +179,13 @@ def test_gpus_of_others_are_no_program_s(
 def test_where_the_driver_shows_no_process_of_ours_a_program_may_be_on_all_gpus_it_sees(
     driver: Driver, watched: Callable[..., Watch], shown: list[int]
 ) -> None:
-    """In a container it may show nobody's, or the host's: numbers that are no process' there."""
+    """In a container it may show none, or the host's process ids, which do not exist there."""
     for gpu in driver.gpus:
         gpu.processes = list(shown)
     watch = watched(launcher={"program": ["train.py"]})
     watch.measure([])
     assert len(watch.gpu) == 8
-    # Those of all, when they are ours to be seen, tell which are others'.
+    # If the processes shown exist here, they show which GPUs are others'.
     for gpu in driver.gpus:
         gpu.processes = [1]
     watch.measure([])
@@ -204,7 +204,7 @@ def test_a_node_without_a_process_on_its_gpus_is_named(
         return found
 
     assert on_gpus() == 2
-    # In a container the driver may name nobody, but it shows their memory.
+    # In a container the driver may show no processes, but it shows their memory.
     driver.gpus[0].processes, driver.gpus[1].processes = [], []
     assert on_gpus() == 2
     driver.gpus[0].used = 20 * MIB
@@ -218,7 +218,7 @@ def test_a_node_without_a_process_on_its_gpus_is_named(
     found = health.verdict(STATE, {"n1": {"watch": busy}, "n2": {"watch": watch.report()}})
     assert "No process is on the GPUs of n2." in found["evidence"]
     assert found["culprits"] == [{"kind": "idle", "node": "n2", "rank": None}]
-    # Of a node that does not tell, somebody may be on the GPUs.
+    # On a node without this reading, the GPUs may be in use.
     silent = {**watch.report(), "gpu_processes": None}
     found = health.verdict(STATE, {"n1": {"watch": silent}, "n2": {"watch": watch.report()}})
     assert "No process is on the GPUs of n2." in found["evidence"]
@@ -229,14 +229,14 @@ def test_a_node_without_a_process_on_its_gpus_is_named(
     [(1200, 81559, True), (700, 81559, False), (700, 183359, False), (300, 8192, True), (20, 22731, False)],
 )
 def test_a_small_program_on_a_large_gpu_is_somebody(used: int, total: int, is_in_use: bool) -> None:
-    """The driver itself takes some hundred MiB of the GPUs of these years."""
+    """The driver itself takes some hundred MiB on recent GPUs."""
     assert Device(0, "GPU", used=used * MIB, total=total * MIB).is_in_use is is_in_use
 
 
 def test_what_the_driver_tells_comes_to_the_verdict(
     driver: Driver, watched: Callable[..., Watch], tmp_path: Path
 ) -> None:
-    """Throttling counts when it lasts, ECC errors when there are more, and other jobs' GPUs never."""
+    """Throttling counts if it lasts, ECC errors if they increase, and other jobs' GPUs never."""
     watch, health = watched(), Health(REQUEST, config(tmp_path))
 
     def found() -> dict[str, Any]:

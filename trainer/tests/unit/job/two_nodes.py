@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A job on two nodes with two processes each, for tests of what is told of it."""
+"""A job on two nodes with two processes each, for tests of reports about it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ STATE = State(job="gpt", state="running", started=1.0)
 
 
 def config(tmp_path: Path, **more: Any) -> Config:
-    """Return the job's configuration, with some sections in it."""
+    """Return the job's configuration with some sections."""
     path = tmp_path / "config.yaml"
     path.write_text(json.dumps({"name": "gpt", **more}))
     return configuration.load(path)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The fabric of a member: which interface, and what NCCL, Gloo and UCX are told."""
+"""The fabric of a member: its interface, and the settings for NCCL, Gloo and UCX."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_the_interface_of_an_active_port_is_taken_with_its_rails(
     found = fabric.find_fabric(sysfs=tmp_path)
     assert (found.interface, found.address) == ("ib1", "10.9.0.7")
     assert [str(port) for port in found.ports] == ["mlx5_0:1", "mlx5_1:1"]
-    # A VLAN, a bond or a bridge is no port's own.
+    # A VLAN, a bond or a bridge does not belong to a port.
     monkeypatch.setattr(fabric, "address_of", {"bond0": "10.9.0.7"}.get)
     assert len(fabric.find_fabric("bond0", sysfs=tmp_path).ports) == 6
 
@@ -108,7 +108,7 @@ def test_the_gid_of_a_container_is_its_own_address_and_not_the_third(
     assert fabric.library_settings(Fabric("eth2", "10.9.0.7", ports), tmp_path)["NCCL_IB_GID_INDEX"] == "13"
     assert "NCCL_IB_GID_INDEX" not in fabric.library_settings(Fabric("eth2", "10.9.0.8", ports), tmp_path)
 
-    # Each rail has an address of its own, and NCCL one index for all.
+    # Each rail has its own address, and NCCL uses one index for all.
     monkeypatch.setattr(fabric, "address_of", {"eth2": "10.9.0.7", "eth3": "10.9.1.7"}.get)
     other = _device(tmp_path, "mlx5_1", layer="Ethernet", net="eth3")
     _gids(other, {13: ("0000:0000:0000:0000:0000:ffff:0a09:0107", "RoCE v2")})

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What launcher and workers say to each other, how often, and when a connection breaks in between."""
+"""The messages between launcher and workers, how often they are sent, and after a connection breaks."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_a_worker_whose_connection_breaks_before_it_hears_of_the_start_hears_of_
     def lead() -> None:
         assert launcher.gather(240.0) == (LAUNCHER, WORKER)
         gathered.set()
-        # Nobody has received this yet.
+        # No worker has received this yet.
         launcher.start(29500)
         ends.append(
             launcher.run(Command(["true"], dict(os.environ)), 240.0, lambda: False, reports.__setitem__)
@@ -124,7 +124,7 @@ def test_a_worker_that_is_asked_to_stop_has_not_failed_whatever_its_command_ends
         client = ControlClient("127.0.0.1", server.port, "n1#process", SECRET)
         worker = Worker(client, WORKER, lambda line: None)
         assert isinstance(worker.gather(240.0, "the launcher", lambda: False), Started)
-        # As torchrun ends with a signal.
+        # torchrun ends like this after a signal.
         run(worker, "trap 'exit 1' TERM; sleep 1000 & wait", lambda: True, dict)
         client.close()
 
@@ -139,14 +139,14 @@ def test_a_worker_that_is_asked_to_stop_has_not_failed_whatever_its_command_ends
 
 
 class Said:
-    """A server whose members say what is written here, turn by turn.
+    """A server with scripted messages from its members.
 
     Args:
-        turns: What has come, as :meth:`ControlServer.receive` returns it.
+        turns: The result of each call of :meth:`ControlServer.receive`.
 
     Attributes:
-        lists: To whom the list of members was sent, each time.
-        disconnected: Whose connection was closed.
+        lists: The recipients of the list of members, each time.
+        disconnected: The connections that were closed.
     """
 
     refused: tuple[str, ...] = ()
@@ -157,24 +157,24 @@ class Said:
         self.disconnected: list[str] = []
 
     def receive(self, timeout: float = 0.0) -> dict[str, list[dict[str, Any]]]:
-        """Return what comes next."""
+        """Return the next messages."""
         return self._turns.pop(0)
 
     def send(self, message: dict[str, Any], to: Iterable[str] | None = None) -> None:
-        """Keep to whom a list goes."""
+        """Record the recipients of a list."""
         if message["type"] == "members" and to is not None:
             self.lists.append(sorted(to))
 
     def disconnect(self, name: str) -> None:
-        """Keep whose."""
+        """Record a closed connection."""
         self.disconnected.append(name)
 
     def is_connected(self, name: str) -> bool:
-        """All are."""
+        """Return True for all."""
         return True
 
     def silent_for(self, name: str) -> float:
-        """Nobody has been silent."""
+        """Return 0 for all."""
         return 0.0
 
 
@@ -206,7 +206,7 @@ def test_a_worker_that_is_killed_between_the_list_and_its_acknowledgement_is_rep
         {"c1": [first], "killed": [second]},
         {"c1": [{"type": "ack", "round": 2}]},
         {"successor": [second]},
-        # Of the list that has its predecessor, too.
+        # These acknowledge the old list, with the successor's predecessor.
         {"c1": [{"type": "ack", "round": 2}], "successor": [{"type": "ack", "round": 2}]},
         {"c1": [{"type": "ack", "round": 4}]},
         {"successor": [{"type": "ack", "round": 4}]},
@@ -229,7 +229,7 @@ def test_a_worker_that_was_only_slow_comes_again_by_itself(monkeypatch: pytest.M
         return any(text in line for line in said)
 
     def stall() -> bool:
-        """Let the worker do nothing once it has come, until it counts as gone."""
+        """Stall the worker after it has joined, until it counts as gone."""
         if is_said("n1 (10.0.0.2) has come"):
             wait_until("it has gone", lambda: is_said("n1 (10.0.0.2) has gone"))
             monkeypatch.setattr(meeting, "_SILENT_S", 240.0)
@@ -264,7 +264,7 @@ TRANSPORTS = ["connections", "files"]
 def _ends(
     transport: str, folder: Path, count: int
 ) -> tuple[ServerTransport, Callable[[int], ClientTransport]]:
-    """Return a launcher's end, and what makes a worker's by its number."""
+    """Return a launcher's end, and a function that makes a worker's end by its number."""
     if transport == "files":
         return FileServer(folder, count), lambda number: FileClient(folder, number)
     server = ControlServer("127.0.0.1", 0, SECRET, count)

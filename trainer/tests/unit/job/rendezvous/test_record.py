@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a member keeps of its job, while its file system hangs and when it works."""
+"""A member's record of its job, while its file system hangs and when it works."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_a_file_system_that_hangs_does_not_hold_a_member_up(
     [
         (End(0), "finished", "done done", "finished"),
         (End(143, "n1 was stopped."), "stopped", "stopped stopped", "finished"),
-        # Nobody asked for it.
+        # The same code without a request to stop.
         (End(143, "n1 ended with exit code 143.", ("killed",), "n1"), "failed", "done failed", "failed"),
         (End(1, "n1 has not been heard of for 60 s.", (), "n1"), "failed", "done failed", "failed"),
     ],

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Who takes part in a rendezvous: the same ranks whatever the order, one place for one name."""
+"""The members of a rendezvous: ranks do not depend on the order of arrival, and a name is unique."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LAUNCHER = Member("n0", "n0", "10.0.0.1", 8)
 
 
 def _worker(number: int, *, name: str = "") -> Member:
-    # Addresses run against names.
+    # The order of addresses is the reverse of that of names.
     return Member(name or f"n{number}", "host", f"10.0.1.{250 - number}", 8)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a member says of itself."""
+"""A member's address, secret, command and port."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from rdm_job.rendezvous.run import Plan, launch, own_member, read_secret, sessio
 
 @pytest.fixture
 def debian(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A host on which every name, its own too, resolves as Debian's /etc/hosts has the host's own."""
+    """A host on which every name resolves to 127.0.1.1, like the host's own in Debian's /etc/hosts."""
 
     def resolve(*_: Any, **__: Any) -> list[Any]:
         return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.1.1", 0))]

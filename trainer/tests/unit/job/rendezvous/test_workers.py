@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Workers that a launcher starts: specs, commands, and what is cancelled."""
+"""Workers that a launcher starts: specs, commands, and cancellation."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.waiting import wait_until
 
 SECRET = "a secret of tests, long enough"
 COMMAND = ["train", "it's a file.yaml", "data.blend=[a, b]"]
-# Writes its arguments, its environment and the spec into a log, and answers as Slurm does.
+# Writes its arguments, its environment and the spec to a log, and prints what sbatch prints.
 SERVICE = """\
 import json, os, sys
 log, fails, *words = sys.argv[1:]
@@ -36,11 +36,11 @@ print("Submitted batch job", 17 + len(open(log).readlines()))
 
 
 class Service:
-    """A batch service, as far as its commands go.
+    """The commands of a batch service.
 
     Args:
-        folder: Where it lies.
-        fails: Which words make its commands fail.
+        folder: The directory of its program and log.
+        fails: The text that makes its commands fail.
     """
 
     def __init__(self, folder: Path, fails: str = "never") -> None:
@@ -52,12 +52,12 @@ class Service:
 
     @property
     def calls(self) -> list[dict[str, Any]]:
-        """What it was called with."""
+        """The recorded calls."""
         return [json.loads(line) for line in self._log.read_text().splitlines()] if self._log.exists() else []
 
     @property
     def words(self) -> list[list[str]]:
-        """The arguments alone, without folders."""
+        """The arguments of each call, paths without their directories."""
         return [[Path(word).name for word in call["words"]] for call in self.calls]
 
 
@@ -128,7 +128,7 @@ def test_the_secret_is_in_files_for_the_owner_alone_and_nowhere_else(
     workers.start()
     _submitted(workers, service, 1)
     (call,) = service.calls
-    # The spec goes before the Secret's manifest here.
+    # Here the spec precedes the Secret's manifest.
     plain, variables, name = Path(call["words"][1]).read_text().split("\n")
     manifest = json.loads(Path(call["words"][2]).read_text())
     assert Path(plain).read_text() == f"{SECRET}\n"
@@ -265,7 +265,7 @@ def test_kubernetes_takes_the_spec(tmp_path: Path, values: dict[str, str], limit
     assert [document["kind"] for document in documents] == ["Service", "Job"]
     for document in documents:
         kubernetes_validate.validate(document, "1.37", strict=True)
-        # The oldest in which Indexed Jobs and their policy for failures are there for good.
+        # The oldest version in which Indexed Jobs and their pod failure policy are stable.
         kubernetes_validate.validate(document, "1.31", strict=True)
     service, job = documents
     name = service["metadata"]["name"]
@@ -279,7 +279,7 @@ def test_kubernetes_takes_the_spec(tmp_path: Path, values: dict[str, str], limit
     assert container["command"] == ["rdm-trainer", "rendezvous", "--", *COMMAND]
     assert container["resources"]["limits"] == limits
     names = [entry["name"] for entry in container["env"]]
-    # A reference knows only what stands before it.
+    # A reference can only use earlier variables.
     assert names.index("INDEX") < names.index("RDZV_NAME")
     (volume, _) = pod["volumes"]
     assert volume["secret"]["secretName"] == name

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Docker archives in small."""
+"""Small Docker archives for tests."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 def layer(*entries: tuple[str, str | None, str]) -> bytes:
-    """A layer of (path, content, path that it is a hard link to); a directory has neither."""
+    """Return a layer of (path, content, target of a hard link); a directory has neither."""
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w:gz") as made:
         for name, content, link in entries:
@@ -25,7 +25,7 @@ def layer(*entries: tuple[str, str | None, str]) -> bytes:
 
 
 def archive(path: Path, *layers: bytes, manifest: str | None = None) -> Path:
-    """Make an archive of layers, the lowest first, with a manifest of theirs or the one that is given."""
+    """Make an archive of layers, the lowest first, with their manifest or the given one."""
     names = [f"{number}.tar" for number in range(len(layers))]
     parts = dict(zip(names, layers, strict=True))
     parts["blobs/sha256/1234"] = json.dumps({"config": {"Env": ["PATH=/opt/bin:/bin"]}}).encode()

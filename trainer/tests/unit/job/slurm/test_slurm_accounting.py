@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What the accounting would never let run, before it is submitted, by what sacctmgr of 22.05 printed."""
+"""Jobs that the accounting would never let run are refused, by the output of 22.05's sacctmgr."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ def problems(known: Accounting = KNOWN, partitions: Any = PARTITIONS, **slurm: A
 
 
 def with_qos(name: str, **more: Any) -> Accounting:
-    """The same accounting with another QOS."""
+    """Return the accounting with another QOS."""
     return dataclasses.replace(
         KNOWN, qos={**KNOWN.qos, name: dataclasses.replace(KNOWN.qos["normal"], name=name, **more)}
     )
 
 
 def of_qos(**words: str) -> Qos:
-    """A QOS as sacctmgr prints it, of which only these columns say something."""
+    """Return a QOS parsed from sacctmgr's form, with only these columns filled."""
     words.setdefault("name", "x")
     row = "|".join(words.get(column, "") for column in accounting.QOS_FORMAT.split(","))
     return accounting.qualities(row)[words["name"]]
@@ -104,7 +104,7 @@ def test_a_user_without_an_account_is_told_who_gives_one() -> None:
         "runs it adds one with: sacctmgr add user nobody account=ACCOUNT."
     ]
     assert problems(dataclasses.replace(nobody, enforced=frozenset())) == []
-    # slurmdbd does not answer, and the controller knows the associations all the same.
+    # slurmdbd does not answer, but the controller still knows the associations.
     assert problems(dataclasses.replace(nobody, associations=None)) == []
 
 
@@ -168,17 +168,17 @@ MORE = ": ask for no more, or Slurm lets it wait for ever."
             "launcher.slurm.time 05:00:00 is more than the 04:00:00 of your jobs of account physics (MaxWall)"
             f"{MORE}",
         ),
-        # An account above has the limit.
+        # A parent account has the limit.
         (
             {"nodes": 2, "gres": "gpu:a10:4"},
             f"The job asks for 8 GPUs, and all jobs of account science may have 6 (GrpTRES){MORE}",
         ),
-        # All components of a job have it together.
+        # All components of a job share it.
         (
             {"nodes": {"hgx": 1, "gpu2": 1}, "gres": {"hgx": "gpu:4", "gpu2": "gpu:3"}},
             f"The job asks for 7 GPUs, and all jobs of account science may have 6 (GrpTRES){MORE}",
         ),
-        # The QOS goes before the account, also with a longer time.
+        # The QOS takes precedence over the account, even with a longer time.
         (
             {"qos": "long", "time": "3-0", "gres": "gpu:1"},
             "is more than the 2-00:00:00 of a job of the QOS long",
@@ -248,13 +248,13 @@ def test_a_partition_may_take_some_qos_only() -> None:
 
 
 def test_a_limit_of_each_job_is_of_each_component() -> None:
-    # Three nodes, of which a job may have two.
+    # Three nodes, while a job may have two.
     assert problems(nodes={"hgx": 1, "gpu2": 2}, gres={"hgx": "gpu:2", "gpu2": "gpu:2"}) == []
     assert len(problems(nodes={"hgx": 1, "gpu2": 2}, gres="gpu:4")) == 1
 
 
 def test_equal_limits_of_two_partitions_are_two() -> None:
-    """A user's own, in each of them: each component has its own one, and not both one together."""
+    """A user has one in each partition, so each component has its own limit, and they share none."""
     own = [Association("law", "rdm", one.name, "", ("normal",), group={"node": 1}) for one in PARTITIONS]
     known = dataclasses.replace(KNOWN, associations=own)
     there = {"hgx": 1, "gpu2": 1}
@@ -263,7 +263,7 @@ def test_equal_limits_of_two_partitions_are_two() -> None:
         "The job asks for 2 nodes, and all your jobs of account law in partition gpu2 may have 1 (GrpTRES)"
         f"{MORE}"
     ]
-    # What is one's for all partitions is one.
+    # An association for all partitions is one limit.
     known = dataclasses.replace(KNOWN, associations=[dataclasses.replace(own[0], partition="")])
     assert problems(known, account="law", nodes=there) == [
         f"The job asks for 2 nodes, and all your jobs of account law may have 1 (GrpTRES){MORE}"
@@ -271,7 +271,7 @@ def test_equal_limits_of_two_partitions_are_two() -> None:
 
 
 def limited(account: str, user: str = "", known: Accounting = KNOWN, **limits: Any) -> Accounting:
-    """The same accounting, in which an account, or its user, has other limits."""
+    """Return an accounting in which an account, or its user, has other limits."""
     return dataclasses.replace(
         known,
         associations=[
@@ -326,7 +326,7 @@ def test_of_numbers_of_jobs_that_of_the_qos_goes_before_the_accounts() -> None:
     assert problems(known) == []
     known = limited("science", "", with_qos("normal", counts={"GrpJobs": 1}), counts={"GrpJobs": 0})
     assert problems(known) == []
-    # It is another kind.
+    # These are limits of different kinds.
     known = limited("science", "", with_qos("normal", counts={"MaxJobsPerUser": 1}), counts={"GrpJobs": 0})
     assert len(problems(known)) == 1
 
@@ -354,9 +354,9 @@ def test_of_numbers_of_jobs_that_of_the_qos_goes_before_the_accounts() -> None:
             {"cpus": 2, "time": "2:30"},
             f"The job asks for 6 minutes of CPUs, and a job of the QOS normal may have 5 (MaxTRESMins){MORE}",
         ),
-        # Slurm gives it a time that its limits allow.
+        # Without a time limit, Slurm sets one within its limits.
         (limited("physics", "rdm", minutes={"gres/gpu": 1}), {"gres": "gpu:2"}, ""),
-        # Others' jobs may have used it up, or none.
+        # How much other jobs have used is unknown.
         (limited("science", group_minutes={"cpu": 1}, group_seconds=60), {"time": "60"}, ""),
         (
             limited("science", group_minutes={"cpu": 0}),
@@ -419,7 +419,7 @@ def test_what_a_limit_says_of_resources(text: str, found: dict[str, int]) -> Non
     of=st.sampled_from([("mem", "MGTP"), ("cpu", " KMG")]),
 )
 def test_what_slurm_writes_of_a_number_is_that_number(halves: int, power: int, of: tuple[str, str]) -> None:
-    """It takes the greatest unit in which a number has no more than a half behind its point."""
+    """Slurm uses the largest unit in which the number is a multiple of one half."""
     name, units = of
     written = f"{halves // 2}" if halves % 2 == 0 else f"{halves / 2:.2f}"
     assert of_qos(maxtres=f"{name}={written}{units[power]}").most == {name: halves * 1024**power // 2}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What Slurm's programs are given, and what is done where one is not there. Stand-ins print for them."""
+"""The calls of Slurm's programs, and the behaviour without them. Shell scripts stand in for them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ StandIn = Callable[[str, str], Path]
 
 @pytest.fixture
 def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StandIn:
-    """Makes a program of Slurm's of a shell script, on a host that has no other."""
+    """Return a function that makes one of Slurm's programs from a shell script, on a host without others."""
     programs = tmp_path / "bin"
     programs.mkdir()
     monkeypatch.setenv("PATH", str(programs))
@@ -106,7 +106,7 @@ def test_an_accounting_that_does_not_answer_is_not_one_without_accounts(stand_in
 
 
 def test_a_limit_for_which_slurm_refuses_a_job_is_in_words(stand_in: StandIn, tmp_path: Path) -> None:
-    # What 22.05 printed.
+    # The output of 22.05.
     policy = "Job violates accounting/QOS policy (job submit limit, user's size and/or time limits)"
     words = f"allocation failure: {policy}"
     stand_in("sbatch", f'echo "sbatch: error: AssocMaxSubmitJobLimit" >&2; echo "{words}" >&2; exit 1')
@@ -171,7 +171,7 @@ def test_a_start_does_not_leave_out_gpus_where_the_default_partition_is_not_know
             "srun: error: Invalid MPI type 'pmix', --mpi=list for acceptable types\n",
             "Couldn't find the specified plugin name for mpi/pmix looking at all files",
         ),
-        # What is asked of the cluster is no matter here.
+        # Errors about the allocation do not matter here.
         ("allocation failure: Unable to contact slurm controller (connect failure)\n", ""),
     ],
 )

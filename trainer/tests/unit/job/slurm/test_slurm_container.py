@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What container runtimes are told, to the byte, and what a Docker archive becomes."""
+"""The exact commands for container runtimes, and the conversion of a Docker archive."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rdm_job.slurm.script import script
 from tests.unit.job.slurm.archives import archive, layer
 
 LONG = "d" * 120
-"""A name that a tar keeps in a header of its own."""
+"""A name so long that a tar stores it in a header of its own."""
 MOUNTS = [("/shared/jobs", "/shared/jobs"), ("/data/pile", "/data")]
 
 
@@ -188,7 +188,7 @@ def test_the_layers_of_an_archive_become_what_docker_shows(tmp_path: Path, name:
         "opt/kept": "old",
         "opt/changed": "new",
         "opt/first": "new",
-        # It was a link to what is not there any more.
+        # It was a link to a file that a layer above has replaced.
         "opt/second": "old",
         "gone": "a file",
         "anew": None,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a node does about the image of a job, and what it says where it cannot."""
+"""How a node prepares and enters a job's image, and its errors."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.unit.job.slurm.archives import archive, layer
 
 
 def job_in(directory: Path, **slurm: Any) -> Path:
-    """The directory of a job in an image, as a task of srun on n2 finds it."""
+    """Make a job in an image, and return its directory as a task of srun on n2 finds it."""
     job = JobDirectory(directory / "jobs/gpt", "n2")
     job.make(Request("gpt", "n2", (Node("n2", "127.0.0.1", 1),)))
     config = configuration.from_dict({"launcher": {"kind": "slurm", "slurm": slurm}})
@@ -34,7 +34,7 @@ def job_in(directory: Path, **slurm: Any) -> Path:
 
 @pytest.fixture
 def on_n2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A node whose only program is an enroot that does nothing; returns where its programs are."""
+    """A node whose only program is an enroot that does nothing; the value is its directory of programs."""
     programs = tmp_path / "bin"
     programs.mkdir()
     (programs / "enroot").write_text("#!/bin/sh\n")
@@ -47,7 +47,7 @@ def on_n2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def refused(job: Path) -> str:
-    """What the node says to the others when it cannot enter the image."""
+    """Return the node's message to the others when it cannot enter the image."""
     with pytest.raises(SystemExit, match="1"):
         main(["job", "enter", str(job)])
     message = json.loads((job / "nodes/7.0/1.jsonl").read_text().splitlines()[-1])
@@ -105,7 +105,7 @@ def test_a_node_uses_the_runtime_that_runs_the_image(tmp_path: Path, on_n2: Path
     ("stand_in", "said"),
     [
         ("echo FATAL ERROR: no inodes. >&2; exit 1", "sqfstar failed on n2: FATAL ERROR: no inodes."),
-        # More than a pipe holds, before it reads anything.
+        # More errors than a pipe holds, before it reads any input.
         ("echo {1..20000} >&2; echo Too much. >&2; exit 1", "sqfstar failed on n2: Too much."),
     ],
     ids=["early", "much"],
@@ -126,7 +126,7 @@ def test_an_image_is_taken_as_it_is_where_containers_are_to_be_made_anew(
     tmp_path: Path, on_n2: Path, reload: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told = tmp_path / "told"
-    # Words for `import -o FILE IMAGE`, which makes the file.
+    # This is for `import -o FILE IMAGE`, which makes the file.
     (on_n2 / "enroot").write_text(
         f'#!/bin/sh\necho "$1" >>{told}\n'
         'while [ $# -gt 1 ]; do [ "$1" = -o ] && echo made >"$2"; shift; done\n'
@@ -172,7 +172,7 @@ def test_an_archive_is_held_to_its_digest_before_an_image_is_made_of_it(tmp_path
     ):
         image.prepare(job_in(tmp_path, image=str(made), image_sha256="0" * 64))
     assert list(kept.glob("*.sqsh")) == []
-    # Case does not matter, and one that nobody looked at is not taken for it.
+    # Case does not matter, and an unverified image is not used as a verified one.
     image.prepare(job_in(tmp_path, image=str(made)))
     image.prepare(job_in(tmp_path, image=str(made), image_sha256=digest.upper()))
     assert len(list(kept.glob("*.sqsh"))) == 2

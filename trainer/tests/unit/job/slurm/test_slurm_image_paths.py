@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What the processes of a job in an image would not see, said before it is submitted."""
+"""Files that a job's processes would not see in an image are reported before it is submitted."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rdm_trainer.data.indexed_dataset import IndexedWriter
 
 @pytest.fixture
 def shared(tmp_path: Path) -> Path:
-    """A file system of the nodes, with one data set."""
+    """The nodes' shared file system, with one data set."""
     (tmp_path / "shared/pile").mkdir(parents=True)
     with IndexedWriter(tmp_path / "shared/pile/text", np.uint16) as writer:
         for _ in range(200):
@@ -52,7 +52,7 @@ def data(prefix: str, **more: Any) -> dict[str, Any]:
 def test_paths_are_those_in_the_image(shared: Path, tmp_path: Path) -> None:
     assert problems(tmp_path / "jobs", [f"{shared}/pile:/data"], **data("/data/text")) == []
     assert problems(tmp_path / "jobs", [str(shared)], **data(f"{shared}/pile/text")) == []
-    # The jobs themselves are always there.
+    # The directory of the jobs is always mounted.
     assert problems(shared, [], **data(f"{shared}/pile/text")) == []
 
 
@@ -62,7 +62,7 @@ def test_what_is_not_mounted_is_named_with_what_to_mount(shared: Path, tmp_path:
         f"the directory of the jobs and launcher.slurm.mounts: add {shared}/pile there, and give the path "
         "that it has in the image."
     ]
-    # A mount there would hide the jobs.
+    # A mount at the same path would hide the jobs.
     hidden = problems(shared / "pile/jobs", [], **data(f"{shared}/pile/text"))
     assert f"add {shared}/pile:/data there" in hidden[0]
 
@@ -74,7 +74,7 @@ def test_nobody_is_told_to_mount_the_whole_node(tmp_path: Path) -> None:
 
 @pytest.fixture
 def hidden(tmp_path: Path) -> Iterator[Path]:
-    """A directory of others, with an image and a data set."""
+    """A directory that this user may not read."""
     hidden = tmp_path / "hidden"
     hidden.mkdir(mode=0)
     user = os.geteuid()

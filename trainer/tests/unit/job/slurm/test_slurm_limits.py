@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a job asks for that the cluster could never give, before it is submitted."""
+"""Requests that the cluster could never fulfil are refused before the job is submitted."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ NO_GRES = (PARTITIONS, [dataclasses.replace(node, gres={}) for node in NODES])
 
 
 def asks(*overrides: str, cluster: Any = CLUSTER, accelerator: str = "cuda") -> tuple[list[str], list[str]]:
-    """What gpt2-xl.yaml asks for of GPUs, and what is said against it."""
+    """Return the GPU requests of gpt2-xl.yaml, and the problems with them."""
     config = configuration.load(CONFIGS / "gpt2-xl.yaml", ["launcher.kind=slurm", *overrides])
     job = limits.with_gpus(config, accelerator, *cluster)
     lines = script("xl", "/jobs/xl", "/env/bin/python", job).splitlines()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What slurmrestd is sent and answers, and the token. A real one is asked in test_slurm_rest.py."""
+"""The requests and replies of slurmrestd, and the token. test_slurm_rest.py uses a real server."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ NO_OPTIONS = frozenset(
         *("image", "image_sha256", "container", "mounts", "image_program", "reload_container"),
     }
 )
-"""Of the keys of ``launcher.slurm``, those that are no options of sbatch in ``ALL``."""
+"""The keys of ``launcher.slurm`` that are not options of sbatch in ``ALL``."""
 NOW = 1795400000.0
 
 
@@ -175,7 +175,7 @@ def test_partitions_and_nodes_of_the_later_form() -> None:
 
 
 def test_a_partition_of_22_05() -> None:
-    # Its specification has underscores in the last key.
+    # Its specification has underscores in the last key, but the server sends blanks.
     entry = {"name": "wide", "flags": ["default"], "total_nodes": 2, "state": "UP", "min nodes per job": 2}
     (one,) = rest_forms.partitions({"partitions": [entry]})
     assert (one.is_default, one.nodes, one.least_nodes, one.most_nodes) == (True, 2, 2, None)
@@ -227,7 +227,7 @@ def test_a_user_whom_the_host_does_not_know_needs_a_token_that_says_whose_it_is(
         "The token for slurmrestd in ~/.slurm.jwt cannot be read: there is no such home directory; give "
         "launcher.slurm.rest_jwt as a whole path, or set SLURM_JWT."
     )
-    # A token goes without a home.
+    # A token in the environment needs no home directory.
     assert token.read("~/.slurm.jwt", {"SLURM_JWT": jwt(sun="me")}).user == "me"
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""How slurmrestd is reached, with a small server in its place; a real one is asked in test_slurm_rest.py."""
+"""Connections to slurmrestd, with a small server in its place; test_slurm_rest.py uses a real server."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TOKEN = jwt(sun="me")
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
-    """Answers as the server says, and keeps what it was shown."""
+    """Sends the server's answers, and records the requests."""
 
     server: Any
 
@@ -42,19 +42,19 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, *_: Any) -> None:
-        """Nothing is logged."""
+        """Log nothing."""
 
     def address_string(self) -> str:
         return "test"
 
 
 class UnixServer(socketserver.ThreadingUnixStreamServer):
-    """The same at a socket in the file system."""
+    """The same server at a Unix socket."""
 
 
 @contextlib.contextmanager
 def running(server: Any, answers: dict[str, Any]) -> Iterator[Any]:
-    """Serve, until the end, the specification and some answers."""
+    """Serve the specification and some answers until the context ends."""
     server.answers = {"/openapi/v3": (200, SPECIFICATION), **answers}
     server.shown = []
     thread = threading.Thread(target=server.serve_forever, daemon=True)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The script that is submitted: what it asks for, and that no value gets out of its line."""
+"""The submitted script: its requests, and that no value breaks out of its line."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def job(launcher: dict[str, Any] | None = None, **slurm: Any) -> Config:
 
 
 def options(text: str) -> list[list[str]]:
-    """The options of each component, as Slurm reads them: before the first command."""
+    """Return the options of each component, which Slurm reads up to the first command."""
     found: list[list[str]] = [[]]
     for line in text.splitlines():
         if line and not line.startswith("#"):
@@ -73,7 +73,7 @@ def test_a_heterogeneous_job_has_a_component_for_each_partition_and_one_order_of
     assert "--gres=gpu:a10:4" in second
     for part in (first, second):
         assert {"--cpus-per-task=14", "--hint=nomultithread", "--time=1-00:00:00"} <= set(part)
-    # Of what stands behind `hetjob` Slurm takes the output for that component's.
+    # After `hetjob`, Slurm would apply these options to that component only.
     assert not any(option.startswith(("--output", "--job-name", "--signal")) for option in second)
     assert "srun --het-group=0,1 " in text
     assert slurm_options.world_size(config) == 32
@@ -137,7 +137,7 @@ def test_no_value_breaks_out_of_its_line(key: str, value: str) -> None:
     plain = script("gpt", "/jobs/gpt", "/env/bin/python", job())
     text = script("gpt", "/jobs/gpt", "/env/bin/python", config)
     added = [line for line in text.split("\n") if line not in plain.split("\n")]
-    # An interface is not Slurm's business.
+    # The interface is not an option of Slurm.
     assert len(added) == (0 if key == "interface" else 1)
     assert all(re.fullmatch(rf"#SBATCH --[a-z-]+={re.escape(value)}", line) for line in added)
     assert not re.search(r"[\s\"'\\#`$;]", value)

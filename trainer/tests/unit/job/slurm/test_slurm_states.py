@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What Slurm's programs printed, of 22.05 and 24.11, and how a job is by it."""
+"""The state of jobs, from recorded output of Slurm 22.05 and 24.11."""
 
 from __future__ import annotations
 
@@ -256,7 +256,7 @@ def test_the_agents_word_is_the_last_one() -> None:
 
 
 def test_a_last_word_may_be_late_on_a_shared_file_system() -> None:
-    # Whatever the controller's clock says.
+    # The controller's clock does not matter.
     seen = Seen(9, 9, "COMPLETED", end=NOW - 9999)
     state, reason = current(RUNNING, seen, completed=NOW - view.LATE_S / 2)
     assert (state, "not here yet" in reason) == ("running", True)
@@ -276,7 +276,7 @@ def test_what_goes_on_is_counted_and_limited() -> None:
     assert not view.goes_on(RUNNING, 0)
     assert not view.goes_on(dataclasses.replace(RUNNING, state="stopping"), 3)
     assert not view.goes_on(dataclasses.replace(RUNNING, state="failed"), 3)
-    # Agents that said that it goes on have counted themselves.
+    # Agents that requeued the job have counted the restart themselves.
     assert before_this_run(QUEUED, True, 0, NOW) == QUEUED
     assert before_this_run(RUNNING, False, 0, NOW) == RUNNING
     again = before_this_run(RUNNING, True, 1, NOW)
@@ -289,7 +289,7 @@ def test_what_goes_on_is_counted_and_limited() -> None:
 
 @pytest.fixture
 def task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> JobDirectory:
-    """A job on one node, of which this process is srun's first task."""
+    """A job on one node, in which this process is srun's first task."""
     job = JobDirectory(tmp_path / "gpt", "n1")
     job.make(Request("gpt", "n1", (Node("n1", "127.0.0.1", 1),)))
     job.write_resolved("{launcher: {kind: slurm, max_restarts: 1, slurm: {interface: lo}}}")
@@ -350,7 +350,7 @@ def test_what_the_first_node_cannot_write_lets_no_other_node_wait(
 
 
 def said_by_the_first(task: JobDirectory, run: str) -> list[tuple[str, str]]:
-    """The kind of each message of the first node, and why."""
+    """Return the type and the reason of each message of the first node."""
     lines = (task.path / "nodes" / run / "0.jsonl").read_text().splitlines()
     return [(message["type"], message.get("reason", "")) for message in map(json.loads, lines)]
 

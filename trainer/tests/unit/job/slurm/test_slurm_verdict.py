@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The verdict on a job of Slurm of which no agent tells: it waits, and has a reason; or it has ended."""
+"""The verdict on a Slurm job without agents: it waits for a reason, or has ended."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_the_verdict_has_slurm_s_reason(
 ) -> None:
     job = JobDirectory(tmp_path / "gpt", "login")
     job.make(Request("gpt", "login", (Node("login", "127.0.0.1", 1),)))
-    # It has been requeued: how far it came is no step of this run.
+    # It has been requeued: its progress is from an earlier run.
     job.write_state(State("gpt", "queued", launcher="slurm", started=5.0, progress={"iteration": 40}))
     job.slurm.write_text(json.dumps({"job": 7}))
     monkeypatch.setattr(commands, "queue", lambda: [seen])
@@ -63,7 +63,7 @@ def test_a_last_word_is_waited_for_by_the_clock_of_the_host_that_waits(
         now += passed
         looks.append(verbs.state(job).state)
     assert looks == ["running", "running", "failed"]
-    # It has been in the queue again, and ends another time.
+    # It has been requeued, and ends a second time.
     job.write_state(State("gpt", "running", launcher="slurm", started=5.0))
     now, end = now + 60, end + 60
     assert verbs.state(job).state == "running"
@@ -84,7 +84,7 @@ def test_a_slurm_that_does_not_answer_is_asked_once_for_all_jobs(
         job.make(Request(job.path.name, "login", (Node("login", "127.0.0.1", 1),)))
         job.write_state(State(job.path.name, "queued", launcher="slurm", started=5.0))
         job.slurm.write_text(json.dumps({"job": 7}))
-    # Its agents have just said how it is.
+    # Its agents have just written its state.
     jobs[2].write_state(State("three", "running", launcher="slurm", started=5.0))
     silence = "Slurm does not answer: Connection refused."
     assert [(one.state, one.reason) for one in verbs.states(jobs)] == [
@@ -113,13 +113,13 @@ def test_a_job_that_is_being_submitted_is_not_judged_by_who_looks(
 
     monkeypatch.setattr(commands, "submit", submit)
     config = configuration.from_dict({"launcher": {"kind": "slurm"}})
-    # A meeting of another job that had the number.
+    # The files of another job that had the same id.
     (job.path / "nodes/7.0").mkdir(parents=True)
     told = verbs.start(job, request, config)
     assert (told["started"], told["job"]["job"], told["job"]["state"]) == (True, "gpt", "queued")
     assert looked == ["queued"]
     assert not (job.path / "nodes").exists()
-    # Whoever submitted it was killed.
+    # The submitting process was killed.
     job.slurm.write_text(json.dumps({"job": 0}))
     os.utime(job.slurm, (1.0, 1.0))
     found = verbs.state(job)
@@ -136,7 +136,7 @@ def test_a_job_whose_agents_never_began_does_not_go_back_into_the_queue(
     job.write_resolved(configuration.dump(configuration.from_dict({"launcher": {"max_restarts": 1}})))
     job.write_state(State("gpt", "queued", launcher="slurm"))
     assert not again(job.path)
-    # Its image does not run on one of the nodes: a restart mends nothing, and would not be counted.
+    # Its image does not run on one of the nodes: a restart would not help, and would not be counted.
     refuse(job.path, "n2 has no image.")
     assert not again(job.path)
     FileServer(job.path / "nodes/7.0", 2).send({"type": "start"})
@@ -156,5 +156,5 @@ def test_a_library_that_the_nodes_would_miss_is_said_before_the_queue(
         return any("wandb, which is not installed" in one for one in verbs.check(request, config)["problems"])
 
     assert said()
-    # What is in an image is not seen from here.
+    # The packages in an image are unknown here.
     assert not said(slurm={"image": "/i/x.sqsh"})
