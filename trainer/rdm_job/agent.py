@@ -406,7 +406,7 @@ class Master:
         return root_cause.Known(tuple(lost), self._words.anew, tuple(ended), self._launcher_failure())
 
     def _launcher_failure(self) -> Failure | None:
-        """Return a launcher's failure: it failed, or all launchers ended well before all processes did."""
+        """Return a launcher's failure: it failed, or all launchers succeeded but not all processes did."""
         for node, report in self._reports.items():
             if said := culprit.how_it_ended(report["launcher"] or 0):
                 reason = f"The launcher on {node} failed: {said}."

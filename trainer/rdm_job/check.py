@@ -174,7 +174,7 @@ def _launcher(request: Request, config: JobConfig) -> Iterator[str]:
 
 
 def _brings(programs: Sequence[str]) -> str:
-    """Return a hint how to install a launcher's programs where the job runs."""
+    """Return a hint on how to install a launcher's programs where the job runs."""
     if here() == "container":
         return _REMEDY["container"]
     said = [f"{_INSTALLS[program]}: true" for program in programs if program in _INSTALLS]

@@ -69,7 +69,7 @@ class Health:
     def verdict(self, state: State, reports: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
         """Return the verdict as plain data; ``since`` is when the job got this verdict.
 
-        An error in the evaluation must not end the job: then the result is empty.
+        An error in the evaluation must not end the job: the result is then empty.
 
         Args:
             state: The job's state, from its launcher.

@@ -48,7 +48,7 @@ class Attempt:
         number: 0, then one more for each restart.
         accelerator: ``cuda``, ``rocm`` or ``cpu``.
         extra: The configuration's ``launcher.env``.
-        python: The Python of the processes, by such a path, too.
+        python: The Python of the processes, by a path of the same kind.
         srun: srun's options for the processes, for each component of a Slurm job.
     """
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Prefixes each line that a rank writes with its number, as the ranks of a node share one log."""
+"""Prefixes each line of a rank with its number, because the ranks of a node share one log."""
 
 from __future__ import annotations
 

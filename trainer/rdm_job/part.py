@@ -96,7 +96,7 @@ class Part:
             )
 
     def prepare(self) -> None:
-        """Make the links that the master's launcher needs over ssh, before this node first reports to it."""
+        """Make the links that the master's launcher needs over ssh, before this node's first report."""
         if self.links is not None:
             self.links.make(self.directory.path, self.directory.exports)
 

@@ -104,7 +104,7 @@ def _paths(config: Config) -> Iterator[tuple[str, str, str]]:
 
 
 def _to_do(path: str, mounts: Sequence[tuple[str, str]]) -> str:
-    """Return a hint how to mount a path's directory in the image without hiding another mount."""
+    """Return a hint on how to mount a path's directory in the image without hiding another mount."""
     directory = posixpath.dirname(posixpath.normpath(path))
     if directory == "/":
         return "move it from / into a directory, add that there"

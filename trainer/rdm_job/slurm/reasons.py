@@ -112,7 +112,7 @@ def is_limit(text: str) -> bool:
 
 
 def _of_limit(word: str) -> str:
-    """Return what a reason says that is a limit of an account or a QOS; nothing of another one."""
+    """Return the meaning of a limit of an account or a QOS; empty for other reasons."""
     found = _LIMIT.fullmatch(word)
     if found is None:
         return ""

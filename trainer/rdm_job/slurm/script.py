@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Writes the sbatch script of a job, which people should be able to read, too. A pure function.
+"""Writes the sbatch script of a job, which people will read, too. A pure function.
 
 :mod:`rdm_core.config.slurm` has validated all values, and they are in ``#SBATCH`` lines, which no shell
 evaluates. Paths are quoted.

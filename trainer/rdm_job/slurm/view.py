@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Combines the reports of a job's agents and of Slurm to the job's state. Pure functions.
+"""Combines what a job's agents and Slurm report into the job's state. Pure functions.
 
 While agents run, their state counts. Before they start, and if they have ended without a final state, Slurm's
 does.
@@ -82,7 +82,7 @@ def goes_on(known: State, most_restarts: int) -> bool:
 
 
 def _waits(seen: Seen, queue: Iterable[Seen], now: float) -> str:
-    """Return the message that a job waits, with where, why and until when, as far as Slurm reports it."""
+    """Return the message that a job waits: where, why and until when, as far as Slurm reports it."""
     place = states.place(queue, seen)
     text = f"It waits in partition {seen.partition}" if seen.partition else "It waits"
     if place:

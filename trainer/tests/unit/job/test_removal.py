@@ -63,7 +63,7 @@ def test_what_a_killed_removal_has_left_is_no_job_and_goes_with_the_next(
 ) -> None:
     killed_at_file(number, monkeypatch)
     assert JobDirectory.all() == [], "it is listed no more"
-    make(root)  # a job of that name is in nobody's way
+    make(root)  # a new job of that name does not get in the way
     seen = removal.remove([], dry_run=True)
     assert [one["job"] for one in seen["removed"]] == ["demo-1"]
     assert len(list(root.iterdir())) == 2

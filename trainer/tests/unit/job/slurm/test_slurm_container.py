@@ -242,7 +242,7 @@ def test_a_full_disk_is_not_said_to_be_the_archive_s_fault(
     path = archive(tmp_path / "image.tar.gz", layer(("opt", "x", "")))
 
     def full(dir: Path) -> IO[bytes]:
-        return Path("/dev/full").open("w+b")  # whoever asks for it closes it
+        return Path("/dev/full").open("w+b")  # the caller closes it
 
     monkeypatch.setattr(tempfile, "TemporaryFile", full)
     with pytest.raises(TrainerError, match=f"^{tmp_path} has no room to unpack {path}: No space left"):

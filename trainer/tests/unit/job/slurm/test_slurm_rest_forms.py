@@ -35,7 +35,7 @@ ALL: dict[str, Any] = {
 }
 NO_OPTIONS = frozenset(
     {
-        *("partition", "signal"),  # `nodes` names the partitions; what takes `signal` is tested for itself
+        *("partition", "signal"),  # `nodes` names the partitions; `signal` has tests of its own
         *("interface", "step", "mpi", "rest", "rest_jwt"),
         *("image", "image_sha256", "container", "mounts", "image_program", "reload_container"),
     }
