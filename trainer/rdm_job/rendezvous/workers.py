@@ -214,7 +214,7 @@ class Workers:
             self._forget()
 
     def leave(self) -> None:
-        """Keep no record of the workers: they end with the job."""
+        """Stop submitting, and drop the record of the workers, which end with the job."""
         self._stop_submitting()
         self._forget()
 
