@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What was measured on a cluster: the file beside its inventory."""
+"""The measurements of a cluster, kept in a file next to its inventory."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from rdm_planner.profile import Profile, shape_of
 __all__ = ["FASTEST", "ClusterProfile"]
 
 FASTEST = 2.0
-"""The highest speed that a node can have; who writes 90 means 0.9."""
+"""The highest speed of a node. It catches a percentage such as 90, which should be 0.9."""
 
-# Nodes of a kind differ by some percent; a kind of its own is worth it from here on.
+# Nodes of one kind differ by a few percent. A larger difference makes a kind of its own.
 _ALIKE = 0.05
 _ROUNDED = 0.05
 
@@ -34,10 +34,10 @@ class ClusterProfile:
     """Profiles of a cluster's GPUs, each for layers of one shape.
 
     Args:
-        nodes: The GPU that was found on each node, by the node's name.
-        speeds: How fast nodes compute, as a share of the one that was profiled; of those that differ.
+        nodes: The GPU found on each node, by the node's name.
+        speeds: Compute speeds relative to the profiled node, only for nodes that differ from it.
         profiles: One for each GPU and shape.
-        validations: Layouts that were run, with what was predicted: plain data, the newest last.
+        validations: Layouts that were run, with their predicted times: plain data, the newest last.
     """
 
     nodes: Mapping[str, str] = field(default_factory=dict)
@@ -47,13 +47,13 @@ class ClusterProfile:
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """Read the file, or one that ``rdm-trainer profile`` wrote.
+        """Read a cluster's profile, or the profile of one GPU that ``rdm-trainer profile`` wrote.
 
         Args:
             path: The file.
 
         Raises:
-            TrainerError: It cannot be read, or is no such file.
+            TrainerError: The file cannot be read, or is neither.
         """
         try:
             text = path.read_text(encoding="utf-8")
@@ -86,7 +86,7 @@ class ClusterProfile:
         return _HEAD + yaml.safe_dump(data, sort_keys=False, default_flow_style=None, width=120)
 
     def of_job(self, config: Config) -> list[Profile]:
-        """Return a profile of each GPU: that of the job's shape, or another, which is refused later.
+        """Return one profile of each GPU, preferably of the job's shape; other shapes are rejected later.
 
         Args:
             config: The job.
@@ -101,13 +101,13 @@ class ClusterProfile:
     def with_measured(
         self, nodes: Mapping[str, str], profile: Profile, seconds: Mapping[str, float] | None = None
     ) -> Self:
-        """Return it with a new profile in place of an older one of that GPU and shape.
+        """Return a copy in which a new profile replaces the older one of the same GPU and shape.
 
         Args:
-            nodes: The GPU of each node, as far as it was found.
-            profile: What was measured.
-            seconds: What each of the nodes took for the same work, that of the profile first; None where
-                they were not compared. Speeds of other nodes with this GPU compare with another node, and go.
+            nodes: The GPU of each node where one was found.
+            profile: The new profile.
+            seconds: The time of each node for the same work, the profiled node first; None if nodes were not
+                compared. Earlier speeds of nodes with this GPU refer to another node and are dropped.
         """
         others = (one for one in self.profiles if (one.gpu, one.shape) != (profile.gpu, profile.shape))
         speeds = {name: share for name, share in self.speeds.items() if self.nodes.get(name) != profile.gpu}
@@ -119,7 +119,7 @@ class ClusterProfile:
         )
 
     def with_validation(self, record: Mapping[str, Any]) -> Self:
-        """Return it with one more record of layouts that were run.
+        """Return a copy with one more validation record.
 
         Args:
             record: Plain data.
@@ -128,7 +128,7 @@ class ClusterProfile:
 
 
 def _speeds(seconds: Mapping[str, float]) -> dict[str, float]:
-    """Return the speeds of nodes that differ from the first, rounded, so that there are few kinds."""
+    """Return the speeds of nodes that differ from the first, rounded to keep the number of kinds small."""
     shares = {name: next(iter(seconds.values())) / own for name, own in seconds.items()}
     return {
         name: min(FASTEST, max(_ROUNDED, round(_ROUNDED * round(share / _ROUNDED), 2)))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""How an engine takes a step, as far as its time depends on it. Engines state theirs beside their code."""
+"""The properties of an engine's step that determine its time. Each engine states its own next to its code."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ __all__ = ["EngineStep"]
 
 @dataclass(frozen=True)
 class EngineStep:
-    """What an engine sends when, and what of that it hides behind computing. The pipeline's schedule is 1F1B.
+    """What an engine sends and when, and how much of it overlaps with compute; the schedule is 1F1B.
 
     Args:
-        hidden_sends: The share of a stage's sends and receives in which it computes, from 0 to 1.
-        gradient_bytes: Of one gradient on its way to the other replicas.
-        reduces_each_micro_batch: Gradients are reduced after each micro-batch, not once in a step.
-        shards_optimiser: A replica updates its part of the weights; it gets the sum of that part alone, and
-            gathers the weights after the step.
-        hidden_reduction: The share of a backward pass in which gradients are reduced meanwhile, from 0 to 1.
-        weight_bytes: Of one weight that is gathered.
+        hidden_sends: The share of a stage's sends and receives that overlaps with compute, from 0 to 1.
+        gradient_bytes: Bytes of one gradient when replicas reduce it.
+        reduces_each_micro_batch: Gradients are reduced after each micro-batch, not once per step.
+        shards_optimiser: Each replica receives the summed gradients of its part of the weights, updates that
+            part, and gathers the other parts after the step.
+        hidden_reduction: The share of a backward pass that overlaps with reducing gradients, from 0 to 1.
+        weight_bytes: Bytes of one weight when it is gathered.
         gathers_each_micro_batch: How often weights are gathered for a micro-batch instead of after the step.
-        hidden_gathers: The share of a micro-batch in which weights are gathered meanwhile, from 0 to 1; of
-            its forward pass, where they are gathered after the step.
-        tied_bytes: Of one gradient of a tied embedding, on its way between the stages that hold it.
-        exchanges: All-to-alls in a pass of a block with experts, of tokens' rows: to their experts, and back.
-        exchange_bytes: Of one element of such a row.
-        hidden_exchanges: The share of an exchange in which a rank computes, from 0 to 1.
-        mean_bytes: Of one gradient, no expert's, on its way to the mean over the expert axis in a backward
-            pass; 0 where these ranks are replicas to the reduction of gradients.
+        hidden_gathers: The share of a micro-batch that overlaps with gathering weights, from 0 to 1; the
+            share of its forward pass if weights are gathered after the step.
+        tied_bytes: Bytes of one gradient of a tied embedding between the stages that hold it.
+        exchanges: All-to-alls of token rows in one pass of a block with experts: to the experts and back.
+        exchange_bytes: Bytes of one element of such a row.
+        hidden_exchanges: The share of an exchange that overlaps with compute, from 0 to 1.
+        mean_bytes: Bytes of one non-expert gradient when a backward pass averages it over the expert axis;
+            0 if the gradient reduction treats these ranks as replicas.
     """
 
     hidden_sends: float

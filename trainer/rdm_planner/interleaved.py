@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What an interleaved pipeline takes for one step, as the native engine executes it.
+"""The step time of an interleaved pipeline as the native engine runs it.
 
-The order of the passes is that of :mod:`rdm_core.pipeline_schedule`. A pass begins when its stage is free and
-what it needs has arrived. Chunk ``c`` of stage ``s`` is virtual stage ``c * stages + s``.
+Passes run in the order of :mod:`rdm_core.pipeline_schedule`. A pass begins when its stage is free and its
+input has arrived. Chunk ``c`` of stage ``s`` is virtual stage ``c * stages + s``.
 
 Source: Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM"
 (2021), section 2.2.
@@ -25,43 +25,43 @@ __all__ = ["Interleaved", "InterleavedProblem", "Timed", "chunk_blocks", "degree
 
 _MOST_CHUNKS = 4
 
-# A step of more than this many times the stages' micro-batches grows by the same with each further time.
+# Beyond this many groups of one micro-batch per stage, each further group adds the same time.
 _REGULAR = 4
 
 
 def degrees(blocks: int, stages: int) -> list[int]:
-    """Return the numbers of chunks that are tried: 2, and up to 4 what divides the blocks of an even stage.
+    """Return the numbers of chunks to try: 2, and those up to 4 that divide the blocks of an even stage.
 
-    With more, the bubble hardly shrinks, and what is sent grows.
+    More chunks hardly shrink the bubble, but send more.
 
     Args:
-        blocks: Of the model.
-        stages: Of the pipeline.
+        blocks: Blocks of the model.
+        stages: Stages of the pipeline.
     """
     most = blocks // stages if stages > 1 else 0
     return [chunks for chunks in range(2, min(most, _MOST_CHUNKS) + 1) if chunks == 2 or most % chunks == 0]
 
 
 def chunk_blocks(blocks: Sequence[int], chunks: int) -> list[int]:
-    """Return the blocks of each chunk, in the model's order: a stage's first chunks have one more.
+    """Return the blocks of each chunk in the model's order; a stage's first chunks take the remainder.
 
     Args:
-        blocks: Of each stage.
-        chunks: Of each stage.
+        blocks: Blocks of each stage.
+        chunks: Chunks of each stage.
     """
     return [count // chunks + (chunk < count % chunks) for chunk in range(chunks) for count in blocks]
 
 
 class Timed(NamedTuple):
-    """A pass of a step, and when it is done.
+    """A pass of a step with its times.
 
     Args:
-        stage: Which, from 0.
-        chunk: Of the stage.
-        micro_batch: Of the step.
-        is_forward: It is no backward pass.
-        begin: Seconds from the step's begin.
-        end: Seconds.
+        stage: The stage, from 0.
+        chunk: The chunk of the stage.
+        micro_batch: The micro-batch of the step.
+        is_forward: It is a forward pass.
+        begin: Seconds after the step begins.
+        end: Seconds after the step begins.
     """
 
     stage: int
@@ -72,14 +72,14 @@ class Timed(NamedTuple):
     end: float
 
 
-# A pass: its stage; its work (twice its virtual stage, and one more for a backward pass); the number of the
-# pass that it waits for, from 1, or 0; its micro-batch.
+# A pass: its stage; its work (twice its virtual stage, plus one for a backward pass); the number of the pass
+# it waits for, from 1, or 0 for none; its micro-batch.
 _Pass = tuple[int, int, int, int]
 
 
 @functools.lru_cache(maxsize=64)
 def _order(stages: int, chunks: int, micro_batches: int) -> tuple[_Pass, ...]:
-    """Return the passes of all stages, each after the one that it waits for."""
+    """Return the passes of all stages, each after the pass it waits for."""
     last = stages * chunks - 1
     numbers = [[0] * micro_batches for _ in range(2 * last + 2)]
     waiting = [iter(passes(stage, stages, chunks, micro_batches)) for stage in range(stages)]
@@ -116,12 +116,12 @@ def _simulated(stages: int, order: Sequence[_Pass], work: Sequence[float]) -> li
 
 
 def timeline(work: Sequence[tuple[float, float]], stages: int, micro_batches: int) -> list[Timed]:
-    """Return the passes of a step in the order in which they begin.
+    """Return the passes of a step, ordered by when they begin.
 
     Args:
         work: Seconds of the forward and the backward pass of each virtual stage.
-        stages: Of the pipeline.
-        micro_batches: Of the step; with several chunks a multiple of the stages.
+        stages: Stages of the pipeline.
+        micro_batches: Micro-batches of the step; with several chunks, a multiple of the stages.
     """
     flat = list(itertools.chain(*work))
     order = _order(stages, len(work) // stages, micro_batches)
@@ -139,9 +139,9 @@ class Interleaved:
 
     Args:
         stages: Pipeline stages p.
-        chunks: Of each stage, v.
+        chunks: Chunks v of each stage.
         micro_batches: Micro-batches m of a step, a multiple of the stages.
-        forward: The share of a forward in a stage's time.
+        forward: The share of the forward pass in a stage's time.
     """
 
     stages: int
@@ -155,14 +155,14 @@ class Interleaved:
         return 2 * self.stages * self.chunks * min(self.micro_batches, 2 * _REGULAR * self.stages)
 
     def ends(self, times: Sequence[float]) -> list[float]:
-        """See :class:`rdm_planner.schedules.Schedule`; chunks are taken to be as large as each other."""
+        """See :class:`rdm_planner.schedules.Schedule`; it assumes chunks of equal size."""
         return self.ends_of_chunks([time / self.chunks for time in times] * self.chunks)
 
     def ends_of_chunks(self, times: Sequence[float]) -> list[float]:
-        """Return when each stage ends its last backward, in seconds.
+        """Return when each stage ends its last backward pass, in seconds.
 
         Args:
-            times: Forward and backward of one micro-batch on each virtual stage, seconds.
+            times: Forward plus backward time of one micro-batch on each virtual stage, seconds.
         """
         work = [time * share for time in times for share in (self.forward, 1 - self.forward)]
         groups = self.micro_batches // self.stages
@@ -181,8 +181,8 @@ class Interleaved:
     def paths(self, _stage: int) -> list[Path]:
         """See :class:`rdm_planner.schedules.Schedule`.
 
-        A stage computes all passes. Before its first and after its last one, the first chunk of each stage
-        before it computes, which is no less than a chunk of those that follow.
+        A stage computes all its passes. Before its first pass and after its last one, each earlier stage
+        computes its first chunk, which is never smaller than its other chunks.
         """
         return [Path(float(self.micro_batches), 0.0, 0.0, 1 / self.chunks)]
 
@@ -193,21 +193,21 @@ class Interleaved:
 
 @dataclass(frozen=True)
 class InterleavedProblem(Problem):
-    """A cut for an interleaved pipeline of a model whose blocks are alike: units of each stage.
+    """A problem for an interleaved pipeline of a model whose blocks are alike; a cut counts units per stage.
 
     Args:
         interleaved: The schedule, without sends.
-        sends: What they add to each stage's time for one micro-batch, seconds.
+        sends: Seconds that sends add to each stage's time for one micro-batch.
     """
 
-    # Bounds leave too much open to prove a cut.
+    # The bounds are too loose to prove a cut.
     effort: ClassVar[float] = 0.05
 
     interleaved: Interleaved = Interleaved(1, 1, 1)
     sends: tuple[float, ...] = ()
 
     def ends(self, cut: Sequence[int]) -> list[float]:
-        """See :class:`rdm_planner.partition.Problem`; from the blocks that each chunk really has."""
+        """See :class:`rdm_planner.partition.Problem`; it uses the actual blocks of each chunk."""
         stages, chunks = self.interleaved.stages, self.interleaved.chunks
         blocks = [count - (stage == 0) - (stage == stages - 1) for stage, count in enumerate(cut)]
         times = []

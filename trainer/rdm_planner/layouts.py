@@ -18,8 +18,8 @@ class Layout:
         data: Replicas.
         pipeline: Stages.
         micro_batch: Samples that a replica computes at a time.
-        checkpointing: The backward pass computes the blocks' activations again instead of keeping them.
-        zero_stage: What replicas share: optimiser states (1), gradients too (2), weights too (3).
+        checkpointing: The backward pass recomputes the blocks' activations instead of keeping them.
+        zero_stage: What replicas shard: optimiser states (1), also gradients (2), also weights (3).
         expert: Replicas that share the experts of each layer.
         virtual_pipeline: Chunks of layers on each stage.
     """
@@ -37,28 +37,28 @@ class Layout:
         """Return the micro-batches of a step.
 
         Args:
-            batch: Samples of a step.
+            batch: Samples per step.
         """
         return batch // (self.data * self.micro_batch)
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """What a layout takes with one cut on one placement.
+    """The cost of a layout with one cut on one placement.
 
     Args:
         layout: The layout.
         nodes: The GPU of each node, in the order of ranks.
         cut: Layers of each stage, as the cost model counts them.
-        seconds: Of a step.
-        parts: Where the time goes, seconds by name.
-        memory_gib: Of the fullest GPU, GiB.
-        stage_memory_gib: Of a GPU of each stage, GiB; empty if not computed.
-        stage_seconds: What each stage takes for a micro-batch, forward and backward, with its sends; empty
-            if not computed.
-        forward_share: The share of the forward pass in it.
+        seconds: Step time.
+        parts: Breakdown of the step time, seconds by name.
+        memory_gib: Memory used on the fullest GPU, GiB.
+        stage_memory_gib: Memory used on a GPU of each stage, GiB; empty if not computed.
+        stage_seconds: Time of each stage for a micro-batch, forward and backward, with its sends; empty if
+            not computed.
+        forward_share: The share of the forward pass in ``stage_seconds``.
         fits: Every stage fits its GPUs.
-        bound: What any cut of this layout takes at least on this placement; None if not computed.
+        bound: Lower bound on the step time of any cut of this layout on this placement; None if not computed.
     """
 
     layout: Layout

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 __all__ = ["NodeKind", "order_count", "orders", "ring_nodes", "tried_orders"]
 
 _ORDERS = 200
-# Of more orders some rotations are tried: all of up to 90 nodes, then so many that a search takes seconds.
+# If there are more orders, only rotations are tried: all of them up to 90 nodes, beyond that only as many as
+# a search handles in seconds.
 _ROTATED_NODES = 8192
 _LEAST_ROTATIONS = 8
 
@@ -22,13 +23,13 @@ class NodeKind:
     """What all nodes of one kind have in common.
 
     Args:
-        gpu: The name of its GPUs, which no other kind has.
+        gpu: The name of its GPUs, unique to this kind.
         gpus: GPUs of a node.
         inter: Bandwidth to other nodes, bit/s.
         intra: Bandwidth between GPUs of the node, bit/s.
         memory_gib: Memory of a GPU that a program can use, GiB.
-        price: Of one node for an hour; 0 if unknown.
-        speed: How fast it computes, as a share of what its GPUs are known for.
+        price: Price of a node-hour; 0 if unknown.
+        speed: Compute speed relative to the known speed of its GPUs.
     """
 
     gpu: str
@@ -52,7 +53,7 @@ def orders(nodes: Sequence[NodeKind]) -> Iterator[tuple[NodeKind, ...]]:
     """Yield every distinct order of nodes, the given one first.
 
     Args:
-        nodes: In their order.
+        nodes: The nodes in the given order.
     """
     kinds = list(dict.fromkeys(nodes))
     given = [kinds.index(node) for node in nodes]
@@ -61,7 +62,7 @@ def orders(nodes: Sequence[NodeKind]) -> Iterator[tuple[NodeKind, ...]]:
     while True:
         if order != given:
             yield tuple(kinds[index] for index in order)
-        # The next larger order: raise the last position that can be, and let the smallest follow it.
+        # The lexicographically next permutation.
         position = next((at for at in range(len(order) - 2, -1, -1) if order[at] < order[at + 1]), None)
         if position is None:
             return
@@ -81,12 +82,12 @@ def order_count(nodes: Sequence[NodeKind]) -> int:
 
 
 def tried_orders(nodes: Sequence[NodeKind]) -> list[tuple[NodeKind, ...]]:
-    """Return the orders of nodes that a search tries: all distinct ones, or of many only rotations.
+    """Return the orders of nodes that a search tries: all distinct ones, or only rotations if there are many.
 
-    Of up to 90 nodes these are all rotations, which FASOP tries, so that no layout of FASOP's is left out.
+    Up to 90 nodes, all rotations are among them. FASOP tries these, so none of its layouts is missed.
 
     Args:
-        nodes: In their order, those of a kind together.
+        nodes: The nodes in order, those of a kind together.
     """
     tried = list(itertools.islice(orders(nodes), _ORDERS + 1))
     if len(tried) > _ORDERS:
@@ -104,8 +105,8 @@ def ring_nodes(stage: int, rank: int, tensor: int, data: int, gpus: int) -> list
     Args:
         stage: Pipeline stage i.
         rank: Tensor rank k.
-        tensor: Tensor degree.
-        data: Data degree.
+        tensor: Tensor-parallel degree.
+        data: Data-parallel degree.
         gpus: GPUs of a node.
     """
     first = rank + tensor * data * stage
