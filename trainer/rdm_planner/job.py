@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What layouts of a trainer's job cost.
+"""The cost of a trainer job's layouts.
 
-A step is as the engine states it (:class:`rdm_planner.engine_step.EngineStep`); times come from
-:class:`rdm_planner.times.Times`; memory is that of :mod:`rdm_core.cost.dry_run`.
+The engine describes its step (:class:`rdm_planner.engine_step.EngineStep`), times come from
+:class:`rdm_planner.times.Times`, and memory from :mod:`rdm_core.cost.dry_run`.
 
-Sources: FLOPs as in PaLM, appendix B (Chowdhery et al. 2022); sums of tensor parallelism as in Megatron-LM
+Sources: FLOPs as in PaLM, appendix B (Chowdhery et al. 2022); tensor-parallel all-reduces as in Megatron-LM
 (Shoeybi et al. 2019), two of a block's activations forward and two backward; rings as in Patarasuk and Yuan
 2009; ZeRO's traffic as in Rajbhandari et al. 2020, section 7; the exchange of tokens as in GShard (Lepikhin
 et al. 2020), evenly between all ranks that share the experts.
@@ -51,8 +51,7 @@ def with_layout(config: Config, layout: Layout, cut: Sequence[int] | None = None
     Args:
         config: The job.
         layout: The layout.
-        cut: Units of each stage, as :class:`TrainerModel` counts them; the partition is left as it is
-            without.
+        cut: Units of each stage, as :class:`TrainerModel` counts them; without a cut the partition stays.
     """
     partition = config.parallel.partition if layout.pipeline > 1 else "even"
     if cut is not None and layout.pipeline > 1:
@@ -90,7 +89,7 @@ def blocks_of(cut: Sequence[int]) -> list[int]:
 def published_peaks(
     config: Config, nodes: Iterable[NodeKind], peaks: Mapping[str, float], efficiency: float
 ) -> PublishedPeaks:
-    """Return the times of a job's layers as published figures have them.
+    """Return the times of a job's layers, derived from published figures.
 
     Args:
         config: The job; its layout is ignored.
@@ -115,7 +114,7 @@ def _width(config: Config) -> int:
 
 
 def _summed_bits(config: Config, layer: LayerSize) -> float:
-    """Return what tensor ranks sum in a sample's forward pass: outputs of each attention and of the MLP."""
+    """Return the bits that tensor ranks sum in a sample's forward pass: the outputs of attention and MLP."""
     if not _is_block(layer):
         return 0.0
     is_decoder = layer.name == "DecoderBlock"
@@ -124,7 +123,7 @@ def _summed_bits(config: Config, layer: LayerSize) -> float:
 
 
 def _head_bits(config: Config, layer: LayerSize) -> float:
-    """Return a sample's queries, key and value of one head of keys and values."""
+    """Return the bits of a sample's queries, key and value of one key-value head."""
     if not _is_block(layer):
         return 0.0
     spec = config.spec
@@ -137,11 +136,11 @@ def _is_block(layer: LayerSize) -> bool:
 
 
 class _ExpertAxis(NamedTuple):
-    """What the expert axis adds, seconds.
+    """Seconds that the expert axis adds.
 
     Args:
-        exchange: To each pass of a block with experts: its tokens' way there and back.
-        mean: To a backward pass, for each parameter that is no expert's: the mean of its gradient.
+        exchange: For each pass of a block with experts: sending tokens to the experts and back.
+        mean: For each non-expert parameter in a backward pass: averaging its gradient.
     """
 
     exchange: float = 0.0
@@ -153,17 +152,18 @@ _NO_EXPERTS = _ExpertAxis()
 
 @dataclass(eq=False)
 class Job:
-    """A job, whatever its layout and the nodes' order: what all its :class:`TrainerModel` share.
+    """What all :class:`TrainerModel` of a job share, independent of the layout and the nodes' order.
 
     Args:
-        config: The job; its layout is ignored, but for what ``checkpointing`` and ``zero_stages`` allow.
-        times: What its layers and the links take.
-        statement: How the engine takes a step of a job with a layout.
-        checkpointing: The values of ``parallel.activation_checkpointing`` that are tried.
-        zero_stages: Those of ``parallel.zero_stage``.
-        expert_degrees: Those of ``parallel.expert``; all that the model and the replicas allow if None.
-        virtual_degrees: Those of ``parallel.virtual_pipeline``; those of
-            :func:`rdm_planner.interleaved.degrees` if None.
+        config: The job; the keys that are searched are ignored.
+        times: The times of its layers and of the links.
+        statement: Describes the engine's step for a job with a layout.
+        checkpointing: The values of ``parallel.activation_checkpointing`` to try.
+        zero_stages: The values of ``parallel.zero_stage`` to try.
+        expert_degrees: The values of ``parallel.expert`` to try; None tries all that the model and the
+            replicas allow.
+        virtual_degrees: The values of ``parallel.virtual_pipeline`` to try; None tries those of
+            :func:`rdm_planner.interleaved.degrees`.
     """
 
     config: Config
@@ -184,17 +184,17 @@ class Job:
 
     @cached_property
     def batch(self) -> int:
-        """Samples of a step."""
+        """Samples per step."""
         return self.config.optimisation.global_batch_size
 
     def shaped(self, layout: Layout) -> _Shaped:
-        """Return what there is to know of a layout on whatever nodes."""
+        """Return what a layout implies on any nodes."""
         if layout not in self._shaped:
             self._shaped[layout] = _Shaped(self, layout)
         return self._shaped[layout]
 
     def units(self, config: Config) -> list[tuple[LayerSize, ...]]:
-        """Return what a cut counts, for a tensor degree."""
+        """Return the units that a cut counts, for a tensor degree."""
         tensor = config.parallel.tensor
         if tensor not in self._units:
             self._units[tensor] = _units(flops.layer_sizes(config.spec))
@@ -222,7 +222,7 @@ class Job:
     def sums(
         self, layout: Layout, gpu: str, axis: _ExpertAxis = _NO_EXPERTS
     ) -> tuple[list[float], list[float]]:
-        """Return the running sums of the units' times for a micro-batch: forward and backward; backward."""
+        """Return running sums of the units' seconds for a micro-batch: both passes, and the backward pass."""
         key = (gpu, layout.tensor, layout.micro_batch, self._recomputed(layout), axis)
         if key not in self._sums:
             known: dict[str, tuple[float, float]] = {}
@@ -238,7 +238,7 @@ class Job:
         return self._sums[key]
 
     def schedule(self, layout: Layout, gpu: str, axis: _ExpertAxis) -> OneForwardOneBackward | Interleaved:
-        """Return a layout's schedule, with the share that a forward has of both passes there."""
+        """Return a layout's schedule, with the forward pass's share of the time on this GPU."""
         key = layout, gpu, axis
         if key not in self._schedules:
             both, backward = self.sums(layout, gpu, axis)
@@ -252,7 +252,7 @@ class Job:
         return self._schedules[key]
 
     def slowdowns(self, layout: Layout, axes: Mapping[str, _ExpertAxis]) -> dict[str, tuple[float, float]]:
-        """Return how slow GPUs are: at every layer; and all layers together, seconds."""
+        """Return for each GPU its least slowdown over the layers, and the seconds of all layers together."""
         key = (frozenset(axes.items()), layout.tensor, layout.micro_batch, self._recomputed(layout))
         if key not in self._slowdowns:
             running = {gpu: self.sums(layout, gpu, axis)[0] for gpu, axis in axes.items()}
@@ -265,7 +265,7 @@ class Job:
         size, tensor = layout.micro_batch, layout.tensor
         again = self._recomputed(layout) if _is_block(layer) else 0.0
         exchange = axis.exchange if layer.experts else 0.0
-        # A tied weight's mean is that of the layer which it is tied to.
+        # A tied weight's gradient is averaged with the layer that it is tied to.
         averaged = layer.own(tensor) - layer.own_experts(tensor) - layer.tied // tensor
         backward = self.times.backward(gpu, layer.name, size, tensor, checkpointed=again == 1)
         if 0 < again < 1:
@@ -277,14 +277,14 @@ class Job:
         )
 
     def _recomputed(self, layout: Layout) -> float:
-        """Return the share of the blocks that compute their activations again, as an even cut has it."""
+        """Return the share of the blocks that recompute their activations, assuming an even cut."""
         if not layout.checkpointing:
             return 0.0
         most, blocks = self.config.parallel.activation_checkpointing_blocks, self.config.spec.blocks
         return 1.0 if most is None else min(1.0, most * layout.pipeline / blocks)
 
     def layouts(self, world_size: int, gpus: int) -> Iterator[Layout]:
-        """Yield every layout that the trainer takes.
+        """Yield every layout that the trainer accepts.
 
         Args:
             world_size: GPUs of all nodes.
@@ -297,7 +297,7 @@ class Job:
                         yield dataclasses.replace(layout, expert=expert, virtual_pipeline=chunks)
 
     def rejections(self, world_size: int, gpus: int) -> Iterator[str]:
-        """Yield for each choice of degrees that is no layout why it is none.
+        """Yield a reason for each combination of degrees that is not a layout.
 
         Args:
             world_size: GPUs of all nodes.
@@ -324,7 +324,7 @@ class Job:
     def _degrees(self, world_size: int, gpus: int) -> Iterator[tuple[int, int, int, int, int]]:
         """Yield all tensor, data, pipeline, expert and virtual degrees of a world.
 
-        Tensor ranks share a node.
+        Tensor ranks never span nodes.
         """
         for tensor in range(1, gpus + 1):
             if gpus % tensor:
@@ -338,7 +338,7 @@ class Job:
                             yield tensor, data, stages, expert, chunks
 
     def _expert_degrees(self, tensor: int, data: int) -> Sequence[int]:
-        """Return the degrees that divide the replicas and a tensor rank's experts, or those that are held."""
+        """Return the fixed degrees, or else those that divide the replicas and a tensor rank's experts."""
         if self.expert_degrees is not None:
             return self.expert_degrees
         experts = self.config.spec.experts
@@ -346,7 +346,7 @@ class Job:
         return [degree for degree in range(1, most + 1) if most % degree == 0]
 
     def _virtual_degrees(self, stages: int) -> Sequence[int]:
-        """Return the numbers of a stage's chunks, or those that are held; the blocks must be alike."""
+        """Return the fixed numbers of chunks per stage, or else those to try; 1 if blocks differ."""
         if self.virtual_degrees is not None:
             return self.virtual_degrees
         spec = self.config.spec
@@ -356,7 +356,7 @@ class Job:
     def _rejection(
         self, tensor: int, data: int, stages: int, expert: int, chunks: int, batch: int
     ) -> str | None:
-        """Return why degrees are no layout for a global batch; None when they are one."""
+        """Return why degrees are not a layout for a global batch; None if they are."""
         if stages > self.config.spec.blocks:
             return f"There are more stages than the model's {self.config.spec.blocks} blocks."
         if batch % data:
@@ -380,9 +380,9 @@ class Job:
         return 0 if self.config.optimisation.precision == "fp32" and not is_native else 1
 
     def _zero_stages(self, data: int, stages: int) -> list[int]:
-        """Return the ZeRO stages that differ: weights of 16 bits always have 1, a pipeline never has 2.
+        """Return the distinct ZeRO stages: 16-bit weights need at least 1, a pipeline allows at most 1.
 
-        The native engine has 1 alone.
+        The native engine has stage 1 only.
         """
         least = self._least_zero
         most = 1 if stages > 1 or self.config.engine == "native" else 3
@@ -392,7 +392,7 @@ class Job:
         return sorted(zero for zero in stage_by_name if zero <= most)
 
     def _sizes(self, tensor: int, data: int, stages: int, zero: int, chunks: int) -> Iterator[Layout]:
-        # A batch that grows is divided at each of its sizes, and chunks take micro-batches in groups.
+        # A batch that ramps up must divide at each of its sizes, and chunks take micro-batches in groups.
         group = stages if chunks > 1 else 1
         ramp = self.config.optimisation.rampup_batch_size
         share = math.gcd(self.batch, *((ramp.start, ramp.increment) if ramp else ())) // data
@@ -403,7 +403,7 @@ class Job:
 
 
 class _Held(NamedTuple):
-    """Running sums over the units: a rank's parameters; its experts'; the tied ones; units of each kind."""
+    """Running sums over the units: a rank's parameters; those of experts; tied ones; units of each kind."""
 
     own: list[int]
     experts: list[int]
@@ -412,7 +412,7 @@ class _Held(NamedTuple):
 
 
 class _Shaped:
-    """A job with a layout, on whatever nodes."""
+    """A job with a layout, on any nodes."""
 
     def __init__(self, job: Job, layout: Layout) -> None:
         self.job = with_layout(job.config, layout)
@@ -422,13 +422,13 @@ class _Shaped:
         self.micro_batches = layout.accumulation(job.batch)
         self._held = job.held(self.job)
         self._counts = self._held.counts
-        # With rotary positions, the trainer takes no stage that has the embedding alone, and each chunk has
-        # a block.
+        # With rotary positions, the trainer rejects a stage that has only the embedding. Each chunk needs a
+        # block.
         self.chunks = layout.virtual_pipeline
         self.first = self.chunks + 1 if self.job.spec.is_rotary or self.chunks > 1 else 1
-        # All blocks of a GPT are alike: it matters how many there are, and not which.
+        # All blocks of a GPT are alike, so only their number matters.
         self._is_uniform = len(self._counts[0]) <= 3
-        # With intervals, or where some blocks alone compute again, memory is no line.
+        # Memory is not linear with checkpointing intervals, or when only some blocks recompute.
         parallel = self.job.parallel
         self._is_linear = (
             self._is_uniform
@@ -439,9 +439,9 @@ class _Shaped:
         self._lines: dict[tuple[bool, bool], tuple[tuple[float, float], float, float]] = {}
 
     def own(self, begin: int, end: int) -> tuple[int, int]:
-        """Return the parameters that a rank of a stage has: all but its experts'; these.
+        """Return the parameters of a rank of a stage: non-expert ones, and those of experts.
 
-        What is tied to its first layer counts once.
+        A parameter tied to its first layer counts once.
         """
         held = self._held
         tied = held.tied[end] if begin == 0 else 0
@@ -449,7 +449,7 @@ class _Shaped:
         return held.own[end] - held.own[begin] - tied - experts, experts
 
     def activation_bits(self) -> float:
-        """Return what a rank of a stage hands to the next for a micro-batch."""
+        """Return the bits that a rank of a stage sends to the next stage for a micro-batch."""
         model = self.job.model
         tokens = self.job.spec.tokens_per_sample / self.job.parallel.token_shards
         return self.layout.micro_batch * tokens * model.hidden_size * _width(self.job) * _BITS
@@ -458,7 +458,7 @@ class _Shaped:
         return most_held(stage, self.layout.pipeline, self.chunks, self.micro_batches)
 
     def memory(self, stage: int, begin: int, end: int) -> int:
-        """Return the bytes of a rank of a stage with some units."""
+        """Return the bytes that a rank of a stage with these units holds."""
         in_flight = self._in_flight(stage)
         is_last = stage == self.layout.pipeline - 1
         key: tuple[object, ...] = (in_flight, is_last, begin == 0, end - begin)
@@ -471,9 +471,9 @@ class _Shaped:
         return self._memory[key]
 
     def most_memory(self, stage: int, begin: int, end: int) -> float:
-        """Return at least :meth:`memory`, which it exceeds by some bytes, in less time.
+        """Return an upper bound on :meth:`memory`, a few bytes above it, in less time.
 
-        Of blocks that are alike, memory grows by the same with each, and so it does with each micro-batch.
+        Memory grows linearly with like blocks and with micro-batches in flight.
         """
         blocks = min(end, len(self.units) - 1) - max(begin, 1)
         if not self._is_linear or blocks < 1 or self.layout.pipeline == 1:
@@ -487,20 +487,20 @@ class _Shaped:
         return base + blocks * by_block + in_flight * (per_micro_batch + blocks * by_both)
 
     def _line(self, is_first: bool, is_last: bool) -> tuple[tuple[float, float], float, float]:
-        """Return the bytes of a stage: constant, by micro-batch; by block; by block and micro-batch."""
+        """Return a stage's bytes: constant and per micro-batch; per block; per block and micro-batch."""
 
         def held(blocks: int, in_flight: int) -> int:
             units = self.units[:1] * is_first + self.units[1:2] * blocks + self.units[-1:] * is_last
             layers = list(itertools.chain(*units))
             return stage_memory(self.job, layers, self.layout.data, in_flight, last=is_last).total
 
-        # Of multiples of the chunks, whose shares of activations are exact.
+        # Multiples of the chunks, because their shares of the activations are exact.
         few = self.chunks
         one, two, one_more, two_more = held(1, few), held(2, few), held(1, 2 * few), held(2, 2 * few)
         by_both = (two_more - one_more - two + one) / few
         by_block = two - one - few * by_both
         by_micro_batch = (one_more - one) / few - by_both
-        # Shares of replicas are rounded down: by a byte of each component, for each block.
+        # The replicas' shares are rounded down, by up to a byte per component and block.
         return (
             (one - by_block - few * (by_micro_batch + by_both), by_micro_batch),
             by_block + _ROUNDED,
@@ -510,11 +510,11 @@ class _Shaped:
 
 @dataclass(frozen=True)
 class TrainerModel:
-    """What layouts of a job cost on nodes in one order.
+    """The cost of a job's layouts on nodes in one order.
 
     Args:
         job: The job.
-        nodes: In their order; all have as many GPUs.
+        nodes: The nodes in order, all with the same number of GPUs.
     """
 
     job: Job
@@ -531,7 +531,7 @@ class TrainerModel:
         return self.gpus * len(self.nodes)
 
     def layouts(self) -> Iterator[Layout]:
-        """Yield every layout that the trainer takes, and of whose tensor degree the times are known."""
+        """Yield every layout that the trainer accepts and for whose tensor degree the times are known."""
         kinds = {node.gpu for node in self.nodes}
         known = [tensors for gpu in kinds if (tensors := self.job.times.tensors(gpu)) is not None]
         for layout in self.job.layouts(self.world_size, self.gpus):
@@ -539,7 +539,7 @@ class TrainerModel:
                 yield layout
 
     def tries(self, layout: Layout) -> list[tuple[int, ...]]:
-        """Return the trainer's own cut: blocks evenly."""
+        """Return the trainer's own cut, which is even."""
         blocks, stages = self.job.config.spec.blocks, layout.pipeline
         cut = [blocks // stages + (stage < blocks % stages) for stage in range(stages)]
         cut[0] += 1
@@ -547,11 +547,11 @@ class TrainerModel:
         return [tuple(cut)]
 
     def placement(self, layout: Layout) -> Hashable:
-        """Return what orders of nodes have in common on which a layout costs the same."""
+        """Return a key that is equal for all orders of nodes on which a layout costs the same."""
         return tuple(tuple(node.gpu for node in nodes) for nodes in self._stages(layout))
 
     def ideal(self, layout: Layout) -> Problem:
-        """Return a problem that is never slower in any order of the nodes: without sends and mixed stages."""
+        """Return a problem that no order of the nodes beats: it has no sends and no mixed stages."""
         ranks = layout.tensor * layout.data
         count = self._count
         axes = self._expert_axes(layout)
@@ -574,7 +574,7 @@ class TrainerModel:
         return collections.Counter(node.gpu for node in self.nodes)
 
     def problem(self, layout: Layout) -> Problem:
-        """Return what :func:`rdm_planner.partition.best_cut` needs for a layout."""
+        """Return the input of :func:`rdm_planner.partition.best_cut` for a layout."""
         shaped = self.job.shaped(layout)
         stages = self._stages(layout)
         inner, sends = self._schedule(layout), self._sends(shaped, stages)
@@ -602,7 +602,7 @@ class TrainerModel:
         return Problem(sums, schedule, total, rest, fits, shaped.first)
 
     def estimate(self, layout: Layout, cut: Sequence[int]) -> Estimate:
-        """Return what a layout with a cut takes."""
+        """Return the cost of a layout with a cut."""
         problem = self.problem(layout)
         times = problem.times(cut)
         ends = problem.ends(cut)
@@ -652,7 +652,7 @@ class TrainerModel:
     def _running(
         self, layout: Layout, stages: Sequence[Sequence[NodeKind]], *, with_experts: bool = True
     ) -> list[tuple[list[float], list[float]]]:
-        """Return each stage's :meth:`Job.sums`, those of its slowest node and of its slowest links."""
+        """Return each stage's :meth:`Job.sums` on its slowest node and its slowest links."""
         known = {}
         for nodes in stages:
             if id(nodes) not in known:
@@ -663,7 +663,7 @@ class TrainerModel:
         return [known[id(nodes)] for nodes in stages]
 
     def _expert_axes(self, layout: Layout) -> dict[str, _ExpertAxis]:
-        """Return what the expert axis adds at least on each kind of GPU: where all of a stage are of it."""
+        """Return a lower bound on what the expert axis adds, by GPU: that of a stage with only this GPU."""
         return {gpu: self._expert_axis(layout, {gpu}) for gpu in self._count}
 
     def _expert_axis(self, layout: Layout, gpus: Collection[str]) -> _ExpertAxis:
@@ -678,11 +678,11 @@ class TrainerModel:
         ranks = layout.tensor * layout.expert
         seconds = self._all_to_all(gpus, ranks, bits)
         if times.is_measured:
-            # Measured times of layers have the exchange among their tensor ranks in them.
+            # Measured layer times already include the exchange among tensor ranks.
             seconds = max(0.0, seconds - self._all_to_all(gpus, layout.tensor, bits))
         across = ranks > self.gpus or self.gpus % ranks > 0
         link = times.all_reduce(gpus, across=across)
-        # As many rings leave a node as there are tensor ranks in it.
+        # One ring per tensor rank leaves the node.
         bandwidth = link.bandwidth / (layout.tensor if across else 1)
         share = 2 * (layout.expert - 1) / layout.expert
         return _ExpertAxis(
@@ -691,7 +691,7 @@ class TrainerModel:
         )
 
     def _all_to_all(self, gpus: Collection[str], ranks: int, bits: float) -> float:
-        """Return the time in which ranks that are next to each other send all of them even parts."""
+        """Return the time of an even all-to-all between adjacent ranks."""
         if ranks == 1:
             return 0.0
         within, leaving = _parts_sent(ranks, self.gpus)
@@ -709,7 +709,7 @@ class TrainerModel:
         return max(nodes, key=lambda node: slowdown[node.gpu])
 
     def _stages(self, layout: Layout) -> list[tuple[NodeKind, ...]]:
-        """Return the distinct kinds of each stage's nodes, in order: its ranks are next to each other."""
+        """Return the distinct kinds of each stage's nodes, in order; a stage has adjacent ranks."""
         ranks = layout.tensor * layout.data
         if ranks not in self._by_ranks:
             kinds, numbers = self._kinds
@@ -718,7 +718,7 @@ class TrainerModel:
             for stage in range(layout.pipeline):
                 first, last = stage * ranks // self.gpus, ((stage + 1) * ranks - 1) // self.gpus + 1
                 group = tuple(dict.fromkeys(numbers[first:last]))
-                # A stage of more than two nodes has whole nodes, in whatever order.
+                # Order does not matter in a stage of more than two nodes, because it has whole nodes.
                 group = tuple(sorted(group)) if last - first > 2 else group
                 found.append(groups.setdefault(group, tuple(kinds[number] for number in group)))
             self._by_ranks[ranks] = found
@@ -730,15 +730,15 @@ class TrainerModel:
 
     @cached_property
     def _kinds(self) -> tuple[list[NodeKind], list[int]]:
-        """Return the kinds of nodes, and the number of each node's; the same in every order of the nodes."""
+        """Return the kinds of nodes, numbered alike in every order of the nodes, and each node's number."""
         kinds = sorted(set(self.nodes), key=lambda node: node.gpu)
         number = {kind: number for number, kind in enumerate(kinds)}
         return kinds, [number[node] for node in self.nodes]
 
     def _sends(self, shaped: _Shaped, stages: Sequence[Sequence[NodeKind]]) -> tuple[float, ...]:
-        """Return what each stage adds to a micro-batch: it sends and receives at each of its borders.
+        """Return the seconds that sends and receives at a stage's boundaries add to a micro-batch.
 
-        It does so for each of its chunks, which also send from the last stage to the first.
+        Each chunk sends and receives; with several chunks, the last stage also sends to the first.
         """
         layout, times = shaped.layout, self.job.times
         ranks = layout.tensor * layout.data
@@ -764,7 +764,7 @@ class TrainerModel:
                     )
                     for one, other in pairs
                 )
-                # An output one way, a gradient the other.
+                # Outputs go forward, gradients go back.
                 known[key] = 2 * slowest * waited
             for end in (stage, following):
                 added[end] += messages * known[key]
@@ -776,7 +776,7 @@ class TrainerModel:
         return [known[id(nodes)] for nodes in stages]
 
     def _after(self, shaped: _Shaped, nodes: Sequence[NodeKind]) -> _After:
-        """Return what follows a stage's last micro-batch."""
+        """Return the costs that follow a stage's last micro-batch."""
         layout, step, times = shaped.layout, shaped.step, self.job.times
         others, experts = zero_replicas(shaped.job, layout.data)
         update = max(times.optimiser(node.gpu) for node in nodes)
@@ -788,7 +788,7 @@ class TrainerModel:
         link = times.all_reduce({node.gpu for node in nodes}, across=across)
 
         def ring(replicas: int) -> float:
-            # As many rings leave a node as there are ranks in it that have something else.
+            # Each set of ranks with different parameters has its own ring leaving the node.
             alike = layout.data // replicas
             bandwidth = link.bandwidth / (min(layout.tensor * alike, self.gpus) if across else 1)
             return (replicas - 1) / replicas * _BITS / bandwidth
@@ -809,7 +809,7 @@ class TrainerModel:
         )
 
     def _tied_seconds(self, shaped: _Shaped, stages: Sequence[Sequence[NodeKind]]) -> float:
-        """Return the time of summing the tied embedding's gradients between the first and the last stage."""
+        """Return the time to sum the tied embedding's gradients between the first and the last stage."""
         layout, job = shaped.layout, shaped.job
         if layout.pipeline == 1 or not job.model.tied_embeddings:
             return 0.0
@@ -817,14 +817,14 @@ class TrainerModel:
         across = len(self.nodes) > 1
         ends = {stages[0][0].gpu, stages[-1][-1].gpu}
         pairs = min(self.gpus, layout.tensor * layout.data) if across else 1
-        # Of two, an all-reduce moves the data once.
+        # Between two ranks, an all-reduce moves the data once.
         return self.job.times.all_reduce(ends, across=across).seconds(
             words * shaped.step.tied_bytes * _BITS * pairs
         )
 
 
 class _Work(NamedTuple):
-    """A stage's work: parameters of a rank; seconds of a micro-batch's passes, and of the backward pass."""
+    """A stage's work: a rank's parameters; seconds of a micro-batch's two passes; of its backward pass."""
 
     own: tuple[int, int]
     both: float
@@ -841,10 +841,10 @@ def _rated(rates: tuple[float, float], own: tuple[int, int]) -> float:
 
 @dataclass(frozen=True)
 class _After:
-    """What follows a stage's backward passes; rates are seconds of one of a rank's parameters.
+    """The costs that follow a stage's backward passes; rates are seconds per parameter of a rank.
 
-    Of a pair, the second is that of experts' parameters, the first that of all others.
-    ``hidden_reduction`` and ``hidden_gathers`` are shares of the stage's own passes.
+    A pair has the rate of non-expert parameters first, then that of expert parameters. ``hidden_reduction``
+    and ``hidden_gathers`` are shares of the stage's own passes.
     """
 
     optimiser: tuple[float, float]
@@ -858,7 +858,7 @@ class _After:
     micro_batches: int = 0
 
     def reduction(self, work: _Work) -> float:
-        """Return what nothing hides of reducing gradients, and of gathering weights within the step."""
+        """Return the exposed time of reducing gradients, and of gathering weights within the step."""
         if not self.reductions:
             return 0.0
         hidden = self.hidden_reduction * work.backward
@@ -869,7 +869,7 @@ class _After:
         return seconds
 
     def update(self, work: _Work) -> float:
-        """Return the time of the optimiser, and what nothing hides of gathering its results."""
+        """Return the time of the optimiser, plus the exposed time of gathering its results."""
         seconds = _rated(self.optimiser, work.own)
         if any(self.gather) and not self.gathers:
             hidden = self.hidden_gathers * (work.both - work.backward)
@@ -890,20 +890,20 @@ def _works(
 
 
 def _total(costs: Sequence[_After], added: float, works: Sequence[_Work], ends: Sequence[float]) -> float:
-    """Return a step's time: the norm of all gradients is known when the last of them is reduced.
+    """Return a step's time. Optimisers wait for the norm of all gradients, known after the last reduction.
 
-    ``added`` is what no cut changes.
+    ``added`` is the time that does not depend on the cut.
     """
     reduced = max(end + cost.reduction(work) for end, cost, work in zip(ends, costs, works, strict=True))
     return added + reduced + max(cost.update(work) for cost, work in zip(costs, works, strict=True))
 
 
 def _leaving(stage: int, ranks: int, gpus: int) -> int:
-    """Return how many ranks of a node send to another node, from a stage to the next; the most of a node."""
+    """Return the most ranks of any node that send to another node, from a stage to the next."""
     if ranks >= gpus:
         return gpus
     first = stage * ranks % gpus
-    # Each sends to the one so many ranks on; the stage may go on in a second node.
+    # Rank r sends to rank r + ranks. The stage may span two nodes.
     here = min(first + ranks, gpus) - max(first, gpus - ranks)
     there = first + ranks - gpus - (gpus - ranks)
     return max(0, here, there)
@@ -911,10 +911,10 @@ def _leaving(stage: int, ranks: int, gpus: int) -> int:
 
 @functools.cache
 def _parts_sent(ranks: int, gpus: int) -> tuple[float, float]:
-    """Return what ranks next to each other send in an all-to-all, in what one of them has.
+    """Return what adjacent ranks send in an all-to-all, as multiples of one rank's data.
 
     Returns:
-        What a rank sends within its node; what leaves a node; each the most of any.
+        What a rank sends within its node, and what leaves a node; both are maxima.
     """
     within = leaving = 0.0
     for first in range(0, math.lcm(ranks, gpus), gpus):
@@ -925,7 +925,7 @@ def _parts_sent(ranks: int, gpus: int) -> tuple[float, float]:
 
 
 def _units(layers: Sequence[LayerSize]) -> list[tuple[LayerSize, ...]]:
-    """Return what a cut counts: what is before the blocks, each block with what follows it, what is after."""
+    """Return the units of a cut: all before the blocks, each block with what follows it, all after them."""
     blocks = [index for index, layer in enumerate(layers) if _is_block(layer)]
     bounds = [0, *blocks, blocks[-1] + 1, len(layers)]
     return [tuple(layers[begin:end]) for begin, end in itertools.pairwise(bounds)]
