@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The best cut of a list of layers into pipeline stages, for one layout on one placement. Exact.
+"""The exact best cut of a list of layers into pipeline stages, for one layout on one placement.
 
-A step's time is no sum over stages, so dynamic programming alone cannot minimise it. From the last stage on
-it minimises the bounds of :class:`rdm_planner.schedules.Path`; from the first stage on a depth-first search
-then chooses stages, and simulates only cuts whose bound lies below the best time found so far. Most good cuts
-meet their bound, so that few simulations prove the optimum.
+A step's time is not a sum over stages, so dynamic programming alone cannot minimise it. From the last stage
+backwards, it minimises the bounds of :class:`rdm_planner.schedules.Path`. A depth-first search from the first
+stage then simulates only cuts whose bound is below the best time found so far. Most good cuts meet their
+bound, so a few simulations prove the optimum.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ from typing import ClassVar
 
 from rdm_planner.schedules import Chosen, Path, Schedule
 
-# By position among the layers, seconds.
+# Seconds by position among the layers.
 Sums = Sequence[float] | Mapping[int, float]
 
 __all__ = ["Cut", "CutSearch", "Problem", "best_cut", "ends_that_fit"]
 
-# Times this close are the same: sums over layers are rounded in another order than a simulation's.
+# Times this close are equal: a simulation adds and rounds in another order than sums over layers.
 _TOLERANCE = 1e-9
 
-# When so many passes are simulated, or so many stages of cuts tried, the best cut so far is returned with
-# its bound.
+# After simulating this many passes, or trying this many stages of cuts, the search returns the best cut so
+# far with its bound.
 _WORK = 40_000
 _LEAST_SIMULATIONS = 20
 _STEPS = 40_000
-# The shares of that which are spent before and after cuts are improved by moves of single layers.
+# The shares of that work done before and after improving cuts by moves of single layers.
 _SHARES = (0.1, 1.0)
 
-# How many cuts are improved by moves of single layers.
+# The number of cuts to improve by moves of single layers.
 _STARTS = 3
 
-# Halvings of the time in which all stages are to end.
+# Bisection steps for the time within which all stages end.
 _HALVINGS = 30
 
 
@@ -61,19 +61,20 @@ def _nothing(_first: int) -> float:
 
 @dataclass(frozen=True)
 class Problem:
-    """What a cut is chosen for.
+    """A pipeline to cut.
 
     Args:
-        sums: For each stage the running sums of the layers' times on it, seconds, from 0 to all layers;
-            stages on devices of one kind share one list.
-        schedule: The pipeline.
+        sums: For each stage, running sums of the layers' times on it, seconds, from 0 to all layers; stages
+            on devices of one kind share one list.
+        schedule: The pipeline's schedule.
         total: A cut's step time in seconds, from the layers of each stage and :meth:`Schedule.ends`.
-        rest: What ``total`` adds at least to the end of the first stage, given that stage's layers.
-        fits: Whether a stage can hold the layers from ``begin`` to ``end - 1``; with more it never can again.
-        first: Layers that the first of several stages has at least.
+        rest: Lower bound on what ``total`` adds to the end of the first stage, given that stage's layers.
+        fits: Whether a stage can hold the layers from ``begin`` to ``end - 1``. If a range does not fit, no
+            larger range does.
+        first: Minimum layers of the first stage if there are several.
 
     Attributes:
-        effort: The share of the usual work after which the search for the best cut ends.
+        effort: The share of the usual work after which the search stops.
     """
 
     effort: ClassVar[float] = 1.0
@@ -87,12 +88,12 @@ class Problem:
 
     @property
     def layers(self) -> int:
-        """Layers that are cut."""
+        """Number of layers to cut."""
         return len(self.sums[0]) - 1
 
     @functools.cached_property
     def least_rest(self) -> float:
-        """Seconds of :attr:`rest` with the number of layers that makes it the least."""
+        """The minimum of :attr:`rest` over the layers of the first stage, seconds."""
         stages = len(self.sums)
         firsts = range(self.first, self.layers - stages + 2) if stages > 1 else (self.layers,)
         return min(map(self.rest, firsts), default=0.0)
@@ -118,7 +119,7 @@ class Problem:
         return self.total(cut, self.ends(cut))
 
     def ends(self, cut: Sequence[int]) -> list[float]:
-        """Return when each stage ends its last backward, in seconds.
+        """Return when each stage ends its last backward pass, in seconds.
 
         Args:
             cut: Layers of each stage.
@@ -126,7 +127,7 @@ class Problem:
         return self.schedule.ends(self.times(cut))
 
     def holds(self, cut: Sequence[int]) -> bool:
-        """Tell whether every stage can hold its layers, and the first has enough.
+        """Tell whether every stage can hold its layers and the first stage has enough of them.
 
         Args:
             cut: Layers of each stage.
@@ -148,7 +149,7 @@ class Cut:
     Args:
         layers: Layers of each stage.
         seconds: Its step time.
-        bound: What any cut takes at least, seconds; ``seconds`` itself when the cut is proved to be the best.
+        bound: Lower bound on the step time of any cut, seconds; ``seconds`` if this cut is proved the best.
     """
 
     layers: tuple[int, ...]
@@ -162,12 +163,12 @@ class Cut:
 
 
 def best_cut(problem: Problem, *, below: float = math.inf, tries: Iterable[Sequence[int]] = ()) -> Cut | None:
-    """Return the fastest cut, None when none is faster than a time that is known already.
+    """Return the fastest cut; None if no cut is faster than ``below``.
 
     Args:
-        problem: What is cut.
-        below: Only faster cuts are of interest, seconds.
-        tries: Cuts that are known to be good; the result is never slower than the best of them that fits.
+        problem: The problem.
+        below: Ignore cuts that are not faster than this, seconds.
+        tries: Known good cuts; the result is never slower than the best of them that fits.
     """
     search = CutSearch(problem)
     search.begin(below, lambda: tries)
@@ -176,23 +177,23 @@ def best_cut(problem: Problem, *, below: float = math.inf, tries: Iterable[Seque
 
 
 def ends_that_fit(problem: Problem, most: Sequence[float] | None = None) -> list[tuple[int, int]]:
-    """Return between which places each stage ends in any cut that fits; none when no cut can.
+    """Return the earliest and the latest end of each stage over all cuts that fit; empty if none fits.
 
     Args:
-        problem: What is cut.
-        most: The time that each stage takes at most, seconds; any without.
+        problem: The problem.
+        most: The maximum time of each stage, seconds; unlimited if None.
     """
     fits, layers, stages = problem.fits, problem.layers, len(problem.sums)
     latest, begin = [], 0
     for stage, running in enumerate(problem.sums):
-        # From the latest begin a stage reaches the furthest.
+        # A stage reaches furthest from its latest begin.
         end = layers - (stages - 1 - stage)
         if most is not None:
             end = min(end, bisect.bisect_right(running, running[begin] + most[stage]) - 1)
         if end > begin and not fits(stage, begin, end):
             ends = range(begin + 1, end + 1)
             end = begin + bisect.bisect_left(ends, True, key=functools.partial(_is_over, fits, stage, begin))
-        # A layer that this stage cannot hold is an earlier one's, or a later one's.
+        # A layer that does not fit this stage belongs to an earlier or a later one.
         begin = max(begin, end)
         latest.append(begin)
     if begin < layers:
@@ -212,15 +213,15 @@ def ends_that_fit(problem: Problem, most: Sequence[float] | None = None) -> list
 
 
 class CutSearch:
-    """The search for the best cut, which can be put off when its bound is known.
+    """The search for the best cut, in two phases: :meth:`begin` finds a bound, :meth:`finish` may come later.
 
     Args:
-        problem: What is cut.
+        problem: The problem.
 
     Attributes:
-        bound: What any cut takes at least, seconds, or that no cut is faster than a time that is known.
-        best: The fastest cut so far; None without one that is faster than that time.
-        upper: Its time, or that time.
+        bound: Lower bound on the step time of cuts, seconds; never above ``upper``.
+        best: The fastest cut so far; None if no cut is faster than the limit given.
+        upper: The time of ``best``, or that limit.
     """
 
     def __init__(self, problem: Problem) -> None:
@@ -229,22 +230,22 @@ class CutSearch:
         self.upper = math.inf
         self.bound = 0.0
         self.best: tuple[int, ...] | None = None
-        # Cuts that were simulated, from which better ones are searched.
+        # Simulated cuts, the starting points for moves of single layers.
         self.starts: dict[tuple[int, ...], float] = {}
-        # Simulations, and stages tried, of one attempt, and how many at most.
+        # Simulations and stages tried in one attempt, and their limits.
         self.simulations = self.steps = self.most = self.most_steps = 0
         self.ends: list[tuple[int, int]] = []
-        # For each stage, where it begins at the earliest when it ends at a position.
+        # For each stage, its earliest begin by its end.
         self.lows: list[dict[int, int]] = []
-        # For each stage, what cuts take at least in which it begins at a position, besides the rest.
+        # For each stage, a lower bound without the rest, by where the stage begins.
         self.suffix: list[dict[int, float]] = []
 
     def begin(self, below: float, tries: Callable[[], Iterable[Sequence[int]]] = tuple) -> None:
-        """Find the least bound of all cuts, and a cut that has it.
+        """Find the least bound of all cuts, and a cut with this bound.
 
         Args:
-            below: Only faster cuts are of interest, seconds.
-            tries: Returns cuts that are known to be good.
+            below: Ignore cuts that are not faster than this, seconds.
+            tries: Returns known good cuts.
         """
         self.upper = below
         self.paths = [list(self.problem.schedule.paths(stage)) for stage in range(self.stages)]
@@ -263,7 +264,7 @@ class CutSearch:
         """Find the fastest cut, after :meth:`begin`.
 
         Args:
-            below: Only faster cuts are of interest, seconds.
+            below: Ignore cuts that are not faster than this, seconds.
         """
         if below < self.upper:
             self.upper, self.best = below, None
@@ -281,11 +282,11 @@ class CutSearch:
 
     @property
     def is_proved(self) -> bool:
-        """No cut is faster than the fastest that is known."""
+        """No cut is faster than the fastest known one."""
         return self.bound >= self._aim()
 
     def result(self) -> Cut | None:
-        """Return the fastest cut that is known; None when none is faster than what was known before."""
+        """Return the fastest cut found; None if none is faster than the limit."""
         return None if self.best is None else Cut(self.best, self.upper, self.bound)
 
     def _aim(self) -> float:
@@ -298,7 +299,7 @@ class CutSearch:
                     self._try(tuple(known))
 
     def _try(self, cut: tuple[int, ...]) -> float:
-        """Return what a cut takes, or what it takes at least when that is too much; keep the fastest."""
+        """Return a cut's time, or its lower bound if that is already too slow; keep the fastest cut."""
         if cut in self.starts:
             return self.starts[cut]
         least = self._least(cut)[0]
@@ -311,7 +312,7 @@ class CutSearch:
         return seconds
 
     def _least(self, cut: Sequence[int]) -> tuple[float, int]:
-        """Return what a cut takes at least, and which stage decides that."""
+        """Return a lower bound on a cut's time, and the stage that determines it."""
         times = self.problem.times(cut)
         total, before, bound, decides = sum(times), 0.0, 0.0, 0
         for stage, (own, paths) in enumerate(zip(times, self.paths, strict=True)):
@@ -322,7 +323,7 @@ class CutSearch:
         return bound + self.problem.rest(cut[0]), decides
 
     def _least_sums(self) -> tuple[list[Sums], list[Sums]]:
-        """Return the least times of the stages before each stage, up to a position, and after it."""
+        """Return the least total times of the stages before and after each stage, by position."""
         sums, layers, stages = self.problem.sums, self.problem.layers, self.stages
         if all(running is sums[0] for running in sums):
             left = [sums[0][-1] - done for done in sums[0]]
@@ -348,7 +349,7 @@ class CutSearch:
         return [*before], [*after]
 
     def _balanced(self, ends: Sequence[tuple[int, int]]) -> list[tuple[int, ...]]:
-        """Return cuts whose slowest stage is as fast as it can be within memory: full early, or full late."""
+        """Return cuts whose slowest stage is as fast as memory allows: one filled early, one filled late."""
         high = sum(running[-1] for running in self.problem.sums)
         low, found = 0.0, self._filled(ends, high)
         for _ in range(_HALVINGS):
@@ -360,7 +361,7 @@ class CutSearch:
         return [cut for cut in (found, self._filled_from_the_end(ends, high)) if cut]
 
     def _filled(self, ends: Sequence[tuple[int, int]], most: float) -> tuple[int, ...]:
-        """Return the cut whose stages are filled in turn up to a time; none if layers are left."""
+        """Return the cut that fills stages in turn up to a time; empty if layers are left."""
         cut, begin = [], 0
         for stage, (running, (earliest, latest)) in enumerate(zip(self.problem.sums, ends, strict=True)):
             end = min(bisect.bisect_right(running, running[begin] + most) - 1, latest)
@@ -373,7 +374,7 @@ class CutSearch:
         return tuple(cut) if begin == self.problem.layers else ()
 
     def _filled_from_the_end(self, ends: Sequence[tuple[int, int]], most: float) -> tuple[int, ...]:
-        """Return the same, filled from the last stage on."""
+        """Return the same, filled from the last stage backwards."""
         cut, end = [], self.problem.layers
         for stage in range(self.stages - 1, -1, -1):
             running = self.problem.sums[stage]
@@ -394,7 +395,7 @@ class CutSearch:
             self._descend(cut, seconds, most)
 
     def _descend(self, cut: tuple[int, ...], upper: float, most: int) -> None:
-        """Move single layers as long as that is faster: to neighbours, and from the stage that decides."""
+        """Move single layers while that helps: between neighbours, and away from the limiting stage."""
         near = [pair for stage in range(self.stages - 1) for pair in ((stage, stage + 1), (stage + 1, stage))]
         before: tuple[int, ...] | None = None
         while cut != before:
@@ -420,7 +421,7 @@ class CutSearch:
                 self.upper, self.best = upper, cut
 
     def _limits(self) -> list[float]:
-        """Return what each stage takes at most in a cut that is fast enough, seconds."""
+        """Return the maximum time of each stage in a cut that is fast enough, seconds."""
         room = self._aim() - self.problem.least_rest
         lists = {id(running): running for running in self.problem.sums}.values()
         total = sum(
@@ -431,7 +432,7 @@ class CutSearch:
         for paths in self.paths:
             limit = math.inf
             for path in paths:
-                # The other stages take the rest of the total at least.
+                # The other stages take at least the rest of the total.
                 own, left = path.own, room - path.seconds
                 if path.after >= 1.0:
                     own, left = own - 1.0, left - total
@@ -443,7 +444,7 @@ class CutSearch:
         return found
 
     def _earliest(self, stage: int) -> dict[int, int]:
-        """Return for each position where a stage can end, where it then begins at the earliest."""
+        """Return a stage's earliest begin for each position where it can end."""
         fits = self.problem.fits
         running, limit = self.problem.sums[stage], self.limits[stage]
         low = self.ends[stage - 1][0] if stage else 0
@@ -456,7 +457,7 @@ class CutSearch:
         return lows
 
     def _by_bound(self) -> tuple[float, tuple[int, ...] | None]:
-        """Return the least bound of all cuts, and a cut that has it; dynamic programming over stages."""
+        """Return the least bound of all cuts and a cut with it, by dynamic programming over stages."""
         layers = self.problem.layers
         self.limits = self._limits()
         self.ends = ends_that_fit(self.problem, self.limits)
@@ -467,7 +468,7 @@ class CutSearch:
         first, last = self.ends[0]
         aim = self._aim() - min(map(self.problem.rest, range(first, last + 1)))
         self.suffix = [{} for _ in range(self.stages)] + [{layers: 0.0}]
-        # Of cuts with the same bound the one whose stages take the least together.
+        # Among cuts with equal bounds, the one with the least total time of its stages.
         chosen: list[dict[int, tuple[float, int]]] = [{} for _ in range(self.stages)] + [{layers: (0.0, 0)}]
         is_list = isinstance(self.before[0], Sequence)
         for stage in range(self.stages - 1, -1, -1):
@@ -500,13 +501,13 @@ class CutSearch:
         return self.suffix[0][0], tuple(cut)
 
     def _extend(self, chosen: Chosen, cut: list[int], begin: int, rest: float) -> bool:
-        """Search all cuts whose first stages are these; False when too many are left.
+        """Search all cuts that begin with the chosen stages; return False if the limits stop the search.
 
         Args:
-            chosen: Those stages.
+            chosen: The chosen stages.
             cut: Their layers.
-            begin: Where the stage after them begins.
-            rest: What the first stage's layers add.
+            begin: Where the next stage begins.
+            rest: What the first stage's layers add, seconds.
         """
         stage = len(cut)
         if stage == self.stages:
@@ -541,7 +542,7 @@ class CutSearch:
 
 
 def _longest(paths: Sequence[Path], before: float, own: float, after: float) -> float:
-    """Return what a step takes at least as far as one stage decides it, with the times of the others."""
+    """Return the lower bound on a step's time from one stage's paths, given the times of the other stages."""
     longest = 0.0
     for path in paths:
         seconds = path.before * before + path.own * own + path.after * after + path.seconds

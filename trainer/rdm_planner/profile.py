@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Times that ``rdm-trainer profile`` measured on a GPU: its file, and the planner's times from such files."""
+"""Times that ``rdm-trainer profile`` measured on a GPU: the file, and the planner's times from such files."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ __all__ = [
 ]
 
 FORMAT = 1
-"""Of the file."""
+"""Version of the file's format."""
 
 LEAST_SECONDS = 1e-9
-"""In place of a time that is less: times of layers are differences, and noise makes some of them negative."""
+"""Floor of measured times: layer times are differences, and noise makes some of them negative."""
 
-# Of noise a larger micro-batch may take a little less than a smaller one.
+# With noise, a larger micro-batch may take a little less time than a smaller one.
 _LEAST_GROWTH = 0.8
 
-# Profiles of models without experts do not name these.
+# Profiles of models without experts lack these keys.
 _OF_EXPERTS = ("experts", "router_top_k", "norm_topk_prob", "aux_loss_coeff", "capacity_factor")
 _NOT_SHAPE = (
     *("layers", "decoder_layers", "positions", "padded_vocab_size"),
@@ -49,9 +49,9 @@ _NOT_SHAPE = (
 
 
 def shape_of(config: Config) -> dict[str, Any]:
-    """Return what the time of a layer depends on besides micro-batch and tensor degree.
+    """Return what a layer's time depends on, apart from micro-batch and tensor degree.
 
-    How many layers a model has does not belong to it.
+    The number of layers is not part of it.
 
     Args:
         config: The job.
@@ -82,19 +82,19 @@ def packages_of(engine: str) -> tuple[str, ...]:
 
 
 def _shape(measured: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the shape in a file, with what earlier releases left out: they knew nothing else."""
+    """Return the shape in a file, with the values that earlier releases implied but did not write."""
     found = {"rope": False, "qk_norm": False, "engine": "deepspeed", "documents": False, **measured}
     return found | ({"biases": "all"} if found.get("biases") is True else {})
 
 
 @dataclass(frozen=True)
 class LayerTimes:
-    """What one layer takes for one micro-batch, seconds.
+    """The times of one layer for one micro-batch, seconds.
 
     Args:
-        forward: Of its forward pass.
-        backward: Of its backward pass.
-        checkpointed: Of its backward pass when that computes the forward pass again first.
+        forward: The forward pass.
+        backward: The backward pass.
+        checkpointed: The backward pass when it first recomputes the forward pass.
     """
 
     forward: float
@@ -104,15 +104,16 @@ class LayerTimes:
 
 @dataclass(frozen=True)
 class Profile:
-    """What was measured on one kind of GPU.
+    """The measurements of one kind of GPU.
 
     Args:
         gpu: Its name.
-        shape: Of the layers: :func:`shape_of`.
-        versions: Of the engine's packages, and the container's ``image`` where a cluster's nodes ran one.
-        date: When, ISO 8601.
-        memory_gib: What a program can use of a GPU.
-        optimiser: Seconds of the optimiser's step for each parameter.
+        shape: The layers' shape, from :func:`shape_of`.
+        versions: Versions of the engine's packages, and the container's ``image`` if a cluster's nodes ran
+            one.
+        date: When it was measured, ISO 8601.
+        memory_gib: GPU memory that a program can use.
+        optimiser: Seconds of the optimiser's step per parameter.
         layers: Tensor degree → kind of layer → micro-batch → times.
         links: ``within`` a node or ``across`` nodes → ``point_to_point`` or ``all_reduce`` → the link.
     """
@@ -134,7 +135,7 @@ class Profile:
             path: The file.
 
         Raises:
-            TrainerError: It cannot be read, or is no profile.
+            TrainerError: The file cannot be read, or is not a profile.
         """
         try:
             return cls.of(json.loads(path.read_text(encoding="utf-8")), str(path))
@@ -148,11 +149,11 @@ class Profile:
         """Return a profile from plain data.
 
         Args:
-            data: What :meth:`plain` returned.
-            source: Where it is from, for messages.
+            data: The result of :meth:`plain`.
+            source: Where the data come from, for messages.
 
         Raises:
-            TrainerError: It is no profile.
+            TrainerError: The data are not a profile.
         """
         try:
             if data["format"] != FORMAT:
@@ -194,7 +195,7 @@ class Profile:
         return json.dumps(self.plain(), indent=2, sort_keys=False) + "\n"
 
     def plain(self) -> dict[str, Any]:
-        """Return it as plain data, as it is written."""
+        """Return the profile as the plain data that its file contains."""
         return {
             "format": FORMAT,
             **dataclasses.asdict(self),
@@ -208,15 +209,15 @@ class Profile:
         }
 
     def require(self, config: Config, *, source: str, command: str) -> None:
-        """Refuse a profile that does not hold for a job.
+        """Reject a profile that does not apply to a job.
 
         Args:
             config: The job.
             source: The profile's file, for the message.
-            command: What measures the right one, for the message.
+            command: The command that measures the right one, for the message.
 
         Raises:
-            TrainerError: It was measured with another shape, or has times that no GPU can have.
+            TrainerError: The profile is of another shape, or has times that no GPU can reach.
         """
         hint = f"measure it again: {command}"
         for key, wanted in shape_of(config).items():
@@ -233,14 +234,14 @@ class Profile:
             raise TrainerError(f"{source} cannot be right: {problem}. On an idle host, {hint}")
 
     def require_versions(self, versions: Mapping[str, str], *, where: str, source: str, command: str) -> None:
-        """Refuse a profile that was measured with other software.
+        """Reject a profile that was measured with other software.
 
         Args:
-            versions: Where the job will run: of the engine's packages, and the container's image; as far as
-                they are known.
-            where: Whose they are, for the message: ``n1 has``, ``here is``.
+            versions: The known versions where the job will run: the engine's packages and the container's
+                image.
+            where: Where they were found, for the message: ``n1 has``, ``here is``.
             source: The profile's file, for the message.
-            command: What measures the right one, for the message.
+            command: The command that measures the right one, for the message.
 
         Raises:
             TrainerError: A version differs.
@@ -253,7 +254,7 @@ class Profile:
                 )
 
     def lost_in_noise(self) -> str:
-        """Return the first kind of layer whose time noise has hidden; empty if there is none."""
+        """Return the first block whose measured time is lost in noise; empty if there is none."""
         for tensor, kinds in self.layers.items():
             for kind, points in kinds.items():
                 for size, one in sorted(points.items()):
@@ -262,9 +263,9 @@ class Profile:
         return ""
 
     def _implausible(self, config: Config) -> str | None:
-        """Return which time of a block no GPU can have, and why; of a GPU without a published peak none.
+        """Return which time of a block is impossible, and why; None without one, or without a published peak.
 
-        At its peak a GPU does a block's FLOPs in that time at least, and twice in a backward pass.
+        A block's FLOPs at the GPU's peak are a lower bound on its time, doubled for a backward pass.
         """
         accelerator = flops.find_accelerator(self.gpu)
         if accelerator is None:
@@ -295,11 +296,10 @@ class Profile:
 
 
 def interpolate(points: Mapping[int, float], size: int) -> float:
-    """Return the time of a micro-batch from those of others.
+    """Return the time of a micro-batch, interpolated linearly between measured sizes.
 
-    Between two measured sizes it lies on the straight line through them, at one it is what was measured.
-    Outside, the time of a sample is that of the nearest measured size: above the largest a GPU is busy, and
-    below the smallest nothing better is known.
+    Outside the measured sizes, a sample takes as long as at the nearest one: above the largest, the GPU is
+    busy; below the smallest, nothing better is known.
 
     Args:
         points: Micro-batch → seconds; at least one.
@@ -319,12 +319,12 @@ def interpolate(points: Mapping[int, float], size: int) -> float:
 
 @dataclass(frozen=True)
 class MeasuredTimes:
-    """See :class:`rdm_planner.times.Times`. Links that were not measured are the nodes' published ones.
+    """See :class:`rdm_planner.times.Times`. Links that were not measured have the nodes' published bandwidth.
 
-    Layers and optimiser take what was measured, over the node's speed.
+    Times of layers and of the optimiser are the measured ones divided by the node's speed.
 
     Args:
-        profiles: Of each GPU, by its name.
+        profiles: The profile of each GPU, by its name.
         nodes: A node with each GPU, by its name.
     """
 
@@ -341,7 +341,7 @@ class MeasuredTimes:
         return self.profiles[gpu].layers.keys()
 
     def forward(self, gpu: str, kind: str, micro_batch: int, tensor: int) -> float:
-        """See :class:`rdm_planner.times.Times`. A norm's time is within that of the head."""
+        """See :class:`rdm_planner.times.Times`. The head's time includes the norm's."""
         points = self.profiles[gpu].layers[tensor].get(kind, {})
         if not points:
             return 0.0

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a search reports besides its winner: why others are slower, what was left out, and what time costs."""
+"""A search's report besides the winner: why others are slower, what was left out, and what time costs."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ class Slower:
     """Why a layout is slower than the fastest.
 
     Args:
-        share: By which part of the fastest's time.
-        parts: What each part of its step takes longer, seconds; less than 0 where it is faster.
-        most: The part that takes the most longer.
+        share: How much slower it is, as a share of the fastest's time.
+        parts: Extra seconds of each part of its step; negative where it is faster.
+        most: The part with the most extra time.
     """
 
     share: float
@@ -54,11 +54,11 @@ def slower(best: Estimate, other: Estimate) -> Slower:
 
 
 def rejected(model: TrainerModel, unfit: int) -> dict[str, int]:
-    """Return how many choices of degrees are no layout, by the reason, and how many layouts do not fit.
+    """Return how many combinations of degrees are not layouts, by reason, and how many layouts do not fit.
 
     Args:
         model: The job on the nodes in any order.
-        unfit: Layouts that fit no memory, of those that were tried.
+        unfit: The number of tried layouts that do not fit the memory.
     """
     reasons = collections.Counter(model.job.rejections(model.world_size, model.gpus))
     if unfit:
@@ -67,11 +67,11 @@ def rejected(model: TrainerModel, unfit: int) -> dict[str, int]:
 
 
 def gpus_needed(job: Job, nodes: Sequence[NodeKind]) -> int | None:
-    """Return how many GPUs a job needs that fits no layout on these nodes; None when many more do not help.
+    """Return how many GPUs a job needs if it fits these nodes in no layout; None if many more do not help.
 
     Args:
         job: The job.
-        nodes: The nodes; more of them are more of each kind.
+        nodes: The nodes; each kind is multiplied.
     """
     for times in range(2, _MOST_TIMES + 1):
         model = TrainerModel(job, tuple(nodes) * times)
@@ -81,10 +81,10 @@ def gpus_needed(job: Job, nodes: Sequence[NodeKind]) -> int | None:
 
 
 def nearest_batch(job: Job, world_size: int, gpus: int) -> int | None:
-    """Return the global batch that is the nearest to a job's and that a layout divides; None without one.
+    """Return the global batch nearest to a job's that some layout divides; None if there is none.
 
     Args:
-        job: The job, whose batch no layout divides.
+        job: The job; no layout divides its batch.
         world_size: GPUs of all nodes.
         gpus: GPUs of a node.
     """
@@ -101,10 +101,10 @@ class Point:
     """The fastest layout on some of the nodes.
 
     Args:
-        nodes: How many of each GPU's nodes.
+        nodes: The number of nodes with each GPU.
         estimate: The layout.
-        gpu_hours: Of a step.
-        price: Of a step; None when no price of a GPU-hour is known.
+        gpu_hours: GPU-hours of a step.
+        price: Price of a step; None if the prices of GPU-hours are not known.
     """
 
     nodes: Mapping[str, int]
@@ -119,10 +119,10 @@ class Point:
 
 
 def subsets(nodes: Sequence[NodeKind]) -> list[tuple[NodeKind, ...]]:
-    """Return subsets of nodes: of each kind none, a power of two, or all.
+    """Return subsets of nodes: none, a power of two, or all of each kind.
 
     Args:
-        nodes: All of them.
+        nodes: All nodes.
     """
     count = collections.Counter(nodes)
     choices = [
@@ -141,12 +141,12 @@ def pareto_front(
     fastest: Callable[[Sequence[NodeKind]], Estimate | None],
     prices: Mapping[str, float],
 ) -> list[Point]:
-    """Return what no other subset beats both in time and in cost, the fastest first.
+    """Return the subsets that no other subset beats in both time and cost, the fastest first.
 
     Args:
         sets: Subsets of the nodes.
-        fastest: Returns the fastest layout on some nodes; None when none fits.
-        prices: Of a GPU-hour, by the GPU's name; GPU-hours are the cost unless there is one for each.
+        fastest: Returns the fastest layout on some nodes; None if none fits.
+        prices: Prices of a GPU-hour, by the GPU's name; without a price for each GPU, GPU-hours are the cost.
     """
     points = []
     for nodes in sets:
