@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a pipeline of unequal stages takes for one step.
+"""The step time of a pipeline of unequal stages.
 
-A schedule answers three questions: when does each stage end, given all stages' times; what does a step take
-at least, as far as one stage decides it; and as far as the first stages do. The latter are paths through the
-schedule; they let :mod:`rdm_planner.partition` choose one stage after the other. All grow with every stage's
-time.
+A schedule computes when each stage ends, given all stages' times, and two lower bounds on a step's time: one
+from a single stage, one from the first stages. The bounds are paths through the schedule. They let
+:mod:`rdm_planner.partition` choose one stage after the other. All three grow with every stage's time.
 """
 
 from __future__ import annotations
@@ -17,17 +16,17 @@ from typing import NamedTuple, Protocol
 
 __all__ = ["BlockingSends", "Chosen", "OneForwardOneBackward", "Path", "Schedule"]
 
-# The share of a forward in a stage's time where a backward takes twice as long.
+# The share of the forward pass in a stage's time if the backward pass takes twice as long.
 _FORWARD = 1 / 3
 
-# Two steps of a pipeline differ by the same time on all stages when they do so within this part of it.
+# Relative tolerance for a pipeline to count as regular: two steps differ by the same time on all stages.
 _SAME = 1e-12
 
 
 class Path(NamedTuple):
     """A step takes at least ``before * B + own * O + after * A + seconds``.
 
-    B, O and A are the times of all stages before this one, of this one and of all after it.
+    B is the total time of all stages before this one, O that of this one, and A that of all after it.
     """
 
     own: float
@@ -40,9 +39,9 @@ class Chosen(NamedTuple):
     """The first stages of a pipeline, whose times are known.
 
     Args:
-        stages: What a schedule remembers of each.
-        total: Their times together, seconds.
-        bound: What a step takes at least, seconds.
+        stages: The schedule's own record of each.
+        total: Their total time, seconds.
+        bound: Lower bound on a step's time, seconds.
     """
 
     stages: tuple[tuple[float, ...], ...] = ()
@@ -55,19 +54,19 @@ class Schedule(Protocol):
 
     @property
     def work(self) -> int:
-        """Passes that :meth:`ends` simulates: forwards and backwards of all stages."""
+        """Number of passes that :meth:`ends` simulates, forward and backward, over all stages."""
         ...
 
     def ends(self, times: Sequence[float]) -> list[float]:
-        """Return when each stage ends its last backward, in seconds; the first stage ends last.
+        """Return when each stage ends its last backward pass, in seconds; the first stage ends last.
 
         Args:
-            times: Forward and backward of one micro-batch on each stage, seconds.
+            times: Forward plus backward time of one micro-batch on each stage, seconds.
         """
         ...
 
     def paths(self, stage: int) -> Iterable[Path]:
-        """Return what bounds a step from below, as far as one stage decides it.
+        """Return the lower bounds on a step's time that follow from one stage.
 
         Args:
             stage: The stage.
@@ -75,12 +74,12 @@ class Schedule(Protocol):
         ...
 
     def extend(self, chosen: Chosen, time: float, after: float) -> Chosen:
-        """Return what is known when one more stage is chosen.
+        """Return the chosen stages with one more.
 
         Args:
             chosen: The stages before it.
             time: Its time, seconds.
-            after: What all stages after it take at least together, seconds.
+            after: Lower bound on the total time of all stages after it, seconds.
         """
         ...
 
@@ -89,9 +88,9 @@ class Schedule(Protocol):
 class OneForwardOneBackward:
     """1F1B as FASOP simulates it: a send ends when the receiver is ready, and the sender waits for that.
 
-    Only the first stage's outputs and the last stage's gradients take time to send. A forward is the same
-    share of every stage's time, a third in FASOP. Of the program, it keeps that a forward send does not wait
-    in the steady phase.
+    Only the first stage's outputs and the last stage's gradients take time to send. A forward pass is the
+    same share of every stage's time, a third in FASOP. As in FASOP's program, a forward send does not wait in
+    the steady phase.
 
     Source: Hwang et al., "FASOP", HPDC 2024, and its program; the schedule is PipeDream's (Narayanan et al.
     2021, figure 4).
@@ -99,9 +98,9 @@ class OneForwardOneBackward:
     Args:
         stages: Pipeline stages p.
         micro_batches: Micro-batches m of a step.
-        first_send: Of the first stage's output, seconds.
-        last_send: Of the last stage's gradient, seconds.
-        forward: The share of a forward in a stage's time.
+        first_send: Time to send the first stage's output, seconds.
+        last_send: Time to send the last stage's gradient, seconds.
+        forward: The share of the forward pass in a stage's time.
     """
 
     stages: int
@@ -116,7 +115,7 @@ class OneForwardOneBackward:
         return 2 * self.stages * self.micro_batches
 
     def ends(self, times: Sequence[float]) -> list[float]:
-        """See :class:`Schedule`; work grows with stages times micro-batches until the pipeline is regular."""
+        """See :class:`Schedule`; it simulates micro-batches only until the pipeline is regular."""
         p, m = self.stages, self.micro_batches
         if p == 1:
             return [m * times[0]]
@@ -127,12 +126,12 @@ class OneForwardOneBackward:
         for i in range(p - 1, first - 1, -1):
             forward[i] = max(sent[i], sent[i - 1] if i else 0.0) + f[i]
         backward = [0.0] * p
-        gradient = [0.0] * p  # when a stage's gradient is sent; nobody waits for the first stage's
+        gradient = [0.0] * p  # when a stage's gradient is sent; the first stage sends none
         self._backward(first, g, forward, backward, gradient)
         j = 1
         seen: tuple[float, list[float]] | None = None
         while j < m:
-            # Stages before this one have no forward left.
+            # Stages before this one have no forward passes left.
             first = max(0, p - m + j)
             for i in range(p - 1, max(first, 1) - 1, -1):
                 arrived = forward[i - 1] + self.first_send if i == 1 else forward[i - 1]
@@ -143,7 +142,7 @@ class OneForwardOneBackward:
             self._backward(first, g, forward, backward, gradient)
             j += 1
             if j < m - p:
-                # Once all stages move on by the same time, they do so until the first runs out of forwards.
+                # Once regular, the pipeline stays so until the first stage runs out of forward passes.
                 state = forward + gradient[1:] + backward
                 if seen is not None:
                     step = state[0] - seen[1][0]
@@ -161,7 +160,7 @@ class OneForwardOneBackward:
         return backward
 
     def _warm_up(self, f: list[float]) -> tuple[list[float], list[float]]:
-        """Return the ends of each stage's last warm-up forward, and of its sending."""
+        """Return when each stage ends its last warm-up forward pass, and when it has sent the output."""
         p, m = self.stages, self.micro_batches
         ends, sent = [0.0] * p, [0.0] * p
         for j in range(min(p - 1, m)):
@@ -171,7 +170,7 @@ class OneForwardOneBackward:
                     break
                 end = max(sent[i], arrived) + f[i]
                 ends[i] = end
-                # The receiver takes its warm-up inputs one after the other.
+                # The receiver takes its warm-up inputs one at a time.
                 if 0 < j < min(p - 2 - i, m) and ends[i + 1] > end:
                     end = ends[i + 1]
                 arrived = sent[i] = end if i else end + self.first_send
@@ -185,7 +184,7 @@ class OneForwardOneBackward:
         backward: list[float],
         gradient: list[float],
     ) -> None:
-        """Do one backward of each stage; those from ``first`` on have done a forward before it."""
+        """Simulate one backward pass of each stage; stages from ``first`` on did a forward pass before it."""
         last = self.stages - 1
         arrived = 0.0
         for i in range(last, -1, -1):
@@ -208,10 +207,11 @@ class OneForwardOneBackward:
         return [self._paths_of(stage) for stage in range(self.stages)]
 
     def _paths_of(self, stage: int) -> list[Path]:
-        """Return the paths that one stage decides.
+        """Return the paths through one stage.
 
-        A path begins either with the stage's own warm-up or with the first micro-batch's way down and back,
-        and ends either with the stage's own last backwards or with the last micro-batch's way down and back.
+        A path begins either with the stage's own warm-up or with the first micro-batch's trip to the last
+        stage and back. It ends either with the stage's own last backward passes or with the last
+        micro-batch's trip.
         """
         p, m = self.stages, self.micro_batches
         f, g = self.forward, 1 - self.forward
@@ -219,7 +219,7 @@ class OneForwardOneBackward:
             return [Path(float(m), 0.0, 0.0)]
         is_last = stage == p - 1
         warm = p - 1 - stage
-        # Between the stage's forward and backward, backward and forward, and two of a kind.
+        # Delays from a stage's forward to its backward pass, the reverse, and between two forward passes.
         to_backward = self.last_send if stage == p - 2 else 0.0
         to_forward = self.last_send if is_last else 0.0
         between_forwards = self.first_send if stage <= 1 else 0.0
@@ -259,19 +259,19 @@ class OneForwardOneBackward:
 
     @property
     def _wait(self) -> float:
-        """What a way down to the last stage takes longer for all micro-batches but the first, seconds.
+        """Extra seconds of the trip to the last stage for all micro-batches but the first.
 
-        The last stage begins one when it has sent the gradient of the one before; that takes until the stage
-        before it has done this one's forward, and the send itself.
+        The last stage begins a micro-batch after sending the previous one's gradient. That send starts when
+        the stage before it has done this micro-batch's forward pass.
         """
-        # Of two stages the first sends its output meanwhile.
+        # With two stages, the first one sends its output at the same time.
         return self.last_send if self.stages > 2 else max(0.0, self.last_send - self.first_send)
 
     def extend(self, chosen: Chosen, time: float, after: float) -> Chosen:
         """See :class:`Schedule`.
 
-        As :meth:`paths`, but the way down may turn at any stage. From stage r on there are r - i fewer
-        micro-batches to wait for, and what lies between is waited for instead.
+        These are the paths of :meth:`paths`, but a trip may turn back at any stage. A trip of stage i that
+        turns at stage r waits for r - i fewer micro-batches, and for the stages between instead.
         """
         p, m = self.stages, self.micro_batches
         if p == 1:
@@ -280,21 +280,21 @@ class OneForwardOneBackward:
         left = p - stage
         f, g = time * self.forward, time * (1 - self.forward)
         total = chosen.total + time
-        # Micro-batches that go down before the first comes back from here, and come back after the last.
+        # Micro-batches that pass this stage before the first returns to it, and return after the last passed.
         turns = min(left, m)
         # The last two stages wait for the last stage's gradients.
         wait = self._wait if m > 1 else 0.0
         send_down = self.last_send if left == 1 or (left == 2 and m > 1) else 0.0
         send_back = (0.0, self.last_send + wait, self.last_send)[left] if left <= 2 else 0.0
-        # The way to the last stage and back, through stages that are not chosen yet.
+        # The trip to the last stage and back, through stages that are not chosen yet.
         down = total + after + self.last_send
         back = down + wait
         base = chosen.total + (self.first_send if stage else 0.0)
         if m > left:
-            # Sends of a regular step; the paths above have those of its ends.
+            # Sends in the steady phase; those at its ends belong to the trips.
             base += (m - left) * time + ((m - left - 1) * self.last_send if left <= 2 else 0.0)
-        # For each stage: what lies between the ways at the begin and at the end; its forward, its backward;
-        # the stages up to it; what the ways take at least.
+        # For each stage: the time between the trips at the begin and at the end; its forward and backward
+        # times; the total of the stages up to it; lower bounds on both trips.
         own = (base, f, g, total - (0.0 if stage else self.first_send), turns * f, turns * g)
         stages, bound = [], chosen.bound
         for between, forward, backward, until, start, finish in chosen.stages:
@@ -325,8 +325,8 @@ class BlockingSends:
     """A schedule whose stages do nothing else while they send and receive.
 
     Args:
-        inner: The schedule without.
-        seconds: What that adds to each stage's time for one micro-batch.
+        inner: The schedule without sends.
+        seconds: Seconds that sends add to each stage's time for one micro-batch.
     """
 
     inner: Schedule
@@ -357,7 +357,7 @@ class BlockingSends:
         """See :class:`Schedule`."""
         stage = len(chosen.stages)
         sends = self._before[-1] - self._before[stage + 1]
-        # Stages' times are without the sends here, and with them to the schedule inside.
+        # Times exclude the sends here and include them in the inner schedule.
         inside = chosen._replace(total=chosen.total + self._before[stage])
         found = self.inner.extend(inside, time + self.seconds[stage], after + sends)
         return found._replace(total=found.total - self._before[stage + 1])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Every layout on every placement of nodes; those that cannot be among the fastest are never solved."""
+"""A search over every layout on every placement; it never solves those that cannot be among the fastest."""
 
 from __future__ import annotations
 
@@ -19,44 +19,44 @@ __all__ = ["CostModel", "Found", "floor", "ideal_sums", "search", "slowdowns"]
 
 
 class CostModel(Protocol):
-    """What layouts of one model cost on nodes in one order."""
+    """The cost of one model's layouts on nodes in one order."""
 
     def layouts(self) -> Iterator[Layout]:
-        """Yield the layouts that are possible."""
+        """Yield the possible layouts."""
         ...
 
     def placement(self, layout: Layout) -> Hashable:
-        """Return what orders of the nodes have in common on which a layout costs the same."""
+        """Return a key that is equal for all orders of nodes on which a layout costs the same."""
         ...
 
     def ideal(self, layout: Layout) -> Problem:
-        """Return a problem that is never slower than the layout's, in whatever order the nodes are."""
+        """Return a problem that is never slower than the layout's, for any order of the nodes."""
         ...
 
     def problem(self, layout: Layout) -> Problem:
-        """Return what a cut is chosen for."""
+        """Return the problem that a cut must solve."""
         ...
 
     def tries(self, layout: Layout) -> Iterable[Sequence[int]]:
-        """Return cuts that are good without a search."""
+        """Return good cuts that need no search."""
         ...
 
     def estimate(self, layout: Layout, cut: Sequence[int]) -> Estimate:
-        """Return what a layout with a cut takes."""
+        """Return the cost of a layout with a cut."""
         ...
 
 
 @dataclass(frozen=True)
 class Found:
-    """What a search found.
+    """The result of a search.
 
     Args:
-        best: The fastest, one for each layout, the fastest first.
-        layouts: Layouts that there are.
-        solved: How often a cut was searched: of a layout, for each order of nodes that makes a difference.
-        unfit: Layouts of which no cut fits, of those that were tried.
-        bound: What any layout takes at least on the orders of nodes that were tried, seconds: the fastest's
-            time when it is proved to be the fastest.
+        best: The fastest estimates, one per layout, the fastest first.
+        layouts: Number of layouts.
+        solved: Number of searches for a cut: one per layout and distinct placement.
+        unfit: Number of tried layouts that have no fitting cut.
+        bound: Lower bound on the step time of any layout on the tried orders of nodes, seconds; the fastest's
+            time if it is proved the fastest.
     """
 
     best: tuple[Estimate, ...]
@@ -67,10 +67,10 @@ class Found:
 
 
 def slowdowns(running: Mapping[str, Sequence[float]]) -> dict[str, float]:
-    """Return how much slower each kind of device is, at every layer, than the fastest device for each layer.
+    """Return each kind's slowdown: at every layer, it is at least this much slower than the fastest kind.
 
     Args:
-        running: For each kind the running sums of the layers' times, seconds.
+        running: For each kind of device, running sums of the layers' times, seconds.
     """
     if len(running) == 1:
         return dict.fromkeys(running, 1.0)
@@ -85,12 +85,12 @@ def slowdowns(running: Mapping[str, Sequence[float]]) -> dict[str, float]:
 def ideal_sums(
     running: Mapping[str, Sequence[float]], stages: int, room: Callable[[Sequence[str]], int]
 ) -> list[Sequence[float]]:
-    """Return running sums that are never slower than a pipeline's, in whatever order its nodes are.
+    """Return running sums that are never slower than a pipeline's, for any order of its nodes.
 
     Args:
-        running: For each kind of device the running sums of the layers' times, seconds.
-        stages: Stages.
-        room: How many stages can be at most on devices of only these kinds.
+        running: For each kind of device, running sums of the layers' times, seconds.
+        stages: Number of stages.
+        room: Returns the maximum number of stages on devices of only these kinds.
     """
     if len(running) == 1:
         return list(running.values()) * stages
@@ -109,7 +109,7 @@ def ideal_sums(
 
 @dataclass(frozen=True)
 class _Spread:
-    """How layers can be spread at best over stages that take the times of these lists."""
+    """The best possible spread of layers over stages with these running sums."""
 
     lists: tuple[Sequence[float], ...]
     total: float
@@ -127,13 +127,13 @@ class _Spread:
 
 
 def floor(problem: Problem, known: dict[tuple[int, ...], _Spread] | None = None) -> float:
-    """Return what any cut of a problem takes at least, in seconds, without choosing one.
+    """Return a lower bound on the time of any cut of a problem, in seconds, without choosing a cut.
 
-    The layers' times are taken from the fastest stage for each, and spread as if they could be divided.
+    It takes each layer's time on its fastest stage, and spreads the total as if layers could be split.
 
     Args:
-        problem: What would be cut.
-        known: What was found for other problems with some of the same lists.
+        problem: The problem.
+        known: Cached spreads of problems with the same lists.
     """
     lists = {id(running): running for running in problem.sums}
     spread = known.get(tuple(lists)) if known is not None else None
@@ -145,7 +145,7 @@ def floor(problem: Problem, known: dict[tuple[int, ...], _Spread] | None = None)
     first = list(problem.schedule.paths(0))
     if len(first) == 1 and not first[0].after:
         return total / _reached(problem, spread) + problem.least_rest
-    # The slowest stage takes this at least.
+    # The slowest stage takes at least this long.
     share = total / sum(spread.rates[id(running)] for running in problem.sums)
     lowest = math.inf
     for stage in range(len(problem.sums)):
@@ -163,9 +163,10 @@ def floor(problem: Problem, known: dict[tuple[int, ...], _Spread] | None = None)
 
 
 def _reached(problem: Problem, spread: _Spread) -> float:
-    """Return how much of the fastest stages' work all stages do at most for each second of a step.
+    """Return the maximum work of all stages per second of a step, in seconds of the fastest stage.
 
-    Each has one path, without the stages after it: the more those before it do, the less is left for it.
+    Each stage has one path, without the stages after it. The more the stages before it do, the less time it
+    has left.
     """
     done = 0.0
     for stage, running in enumerate(problem.sums):
@@ -184,17 +185,17 @@ def search(
     """Return the fastest layouts.
 
     Args:
-        models: One for each order of the nodes that is to be tried.
-        keep: How many to return.
-        alike: What layouts have in common of which only the fastest is returned.
-        progress: Called with the layouts that are done and all of them, whenever one more is.
+        models: One for each order of the nodes to try.
+        keep: How many layouts to return.
+        alike: Returns a key; of layouts with equal keys, only the fastest is returned.
+        progress: Called after each layout with the number done and the total.
 
     Returns:
         The ``keep`` fastest layouts, each on its fastest placement and with its fastest cut.
     """
     first = models[0]
-    # A layout waits with a bound for all orders of nodes, then each order that differs with its own, and then
-    # with that of its cuts. A search for a cut ends only when the bound still lets it win.
+    # A layout waits with a bound over all orders of nodes. Then each distinct order waits with its own bound,
+    # and finally with the bound of its cuts. A search for a cut is finished only if its bound can still win.
     waiting: list[tuple[float, int, Layout, CostModel | None, Problem, CutSearch | None]] = []
     spreads: dict[tuple[int, ...], _Spread] = {}
     for layout in first.layouts():
@@ -221,7 +222,7 @@ def search(
                 distinct: dict[Hashable, CostModel] = {}
                 for one in models:
                     distinct.setdefault(one.placement(layout), one)
-                # Of orders that cost the same the first is tried: the given one where it is among them.
+                # Of orders that cost the same, try the first: the given one if it is among them.
                 for one in distinct.values():
                     order += 1
                     problem = one.problem(layout)

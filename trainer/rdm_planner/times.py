@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The times that a step is made of: published figures, or what was measured on the user's cluster.
+"""The times that make up a step: from published figures, or measured on the user's cluster.
 
-Seconds, bits and GiB. A GPU is named as in :class:`rdm_planner.nodes.NodeKind`, a layer as the model's
-configuration names its kind (``Embedding``, ``Block``, ``EncoderBlock``, ``Head``…).
+Units are seconds, bits and GiB. GPUs are named as in :class:`rdm_planner.nodes.NodeKind`. Layers have the
+names of their kinds in the model's configuration (``Embedding``, ``Block``, ``EncoderBlock``, ``Head``…).
 """
 
 from __future__ import annotations
@@ -18,48 +18,48 @@ __all__ = ["LayerWork", "Link", "PublishedPeaks", "Times"]
 
 @dataclass(frozen=True)
 class Link:
-    """What moving data takes: ``latency + bits / bandwidth``.
+    """A link; moving data takes ``latency + bits / bandwidth``.
 
     Args:
-        latency: Of one message, or of one collective, seconds.
-        bandwidth: Bit/s. Within a node it is one GPU's, between nodes one node's, which the GPUs that send at
-            once share. Of an all-reduce it is the bus bandwidth, as nccl-tests count it: n ranks move
-            ``2 (n - 1) / n`` of their data; a reduce-scatter or an all-gather half of that.
+        latency: Seconds per message or collective.
+        bandwidth: Bit/s. Within a node it is one GPU's; between nodes it is one node's, shared by the GPUs
+            that send at the same time. For an all-reduce it is the bus bandwidth as in nccl-tests: n ranks
+            move ``2 (n - 1) / n`` of their data; a reduce-scatter or an all-gather moves half of that.
     """
 
     latency: float
     bandwidth: float
 
     def seconds(self, bits: float) -> float:
-        """Return the time of moving some data.
+        """Return the time to move some data.
 
         Args:
-            bits: How much.
+            bits: The amount of data.
         """
         return self.latency + bits / self.bandwidth
 
 
 class Times(Protocol):
-    """What one model's layers take on each GPU, and what the links between them do."""
+    """The times of one model's layers on each GPU, and of the links between GPUs."""
 
     @property
     def is_measured(self) -> bool:
-        """They were measured, and are not a guess."""
+        """Whether the times were measured rather than estimated."""
         ...
 
     def tensors(self, gpu: str) -> Collection[int] | None:
-        """Return the tensor degrees whose times are known; None if those of any are.
+        """Return the tensor degrees with known times; None if the times of any degree are known.
 
         Args:
-            gpu: Its name.
+            gpu: The GPU's name.
         """
         ...
 
     def forward(self, gpu: str, kind: str, micro_batch: int, tensor: int) -> float:
-        """Return the seconds of one layer's forward pass, with the sums of its tensor parallelism.
+        """Return the seconds of one layer's forward pass, including its tensor-parallel communication.
 
         Args:
-            gpu: Its name.
+            gpu: The GPU's name.
             kind: The layer's kind.
             micro_batch: Samples.
             tensor: Tensor degree.
@@ -67,14 +67,14 @@ class Times(Protocol):
         ...
 
     def backward(self, gpu: str, kind: str, micro_batch: int, tensor: int, *, checkpointed: bool) -> float:
-        """Return the seconds of one layer's backward pass, with the sums of its tensor parallelism.
+        """Return the seconds of one layer's backward pass, including its tensor-parallel communication.
 
         Args:
-            gpu: Its name.
+            gpu: The GPU's name.
             kind: The layer's kind.
             micro_batch: Samples.
             tensor: Tensor degree.
-            checkpointed: It computes the forward pass again first.
+            checkpointed: It first recomputes the forward pass.
         """
         ...
 
@@ -82,7 +82,7 @@ class Times(Protocol):
         """Return the seconds of the optimiser's step for each parameter that a rank updates.
 
         Args:
-            gpu: Its name.
+            gpu: The GPU's name.
         """
         ...
 
@@ -109,20 +109,20 @@ class Times(Protocol):
         """Return the memory of a device that a program can use, in GiB.
 
         Args:
-            gpu: Its name.
+            gpu: The GPU's name.
         """
         ...
 
 
 @dataclass(frozen=True)
 class LayerWork:
-    """What one layer does for one sample.
+    """The work of one layer for one sample.
 
     Args:
-        flops: Of a forward pass.
-        summed_bits: What its tensor-parallel ranks sum in a forward pass; in a backward pass as much.
-        head_bits: What ranks that share a head of keys and values gather, and in a backward pass sum.
-        key_value_heads: There are so many of these.
+        flops: FLOPs of a forward pass.
+        summed_bits: Bits that its tensor-parallel ranks sum in a forward pass; a backward pass sums as many.
+        head_bits: Bits that ranks sharing a key-value head gather; a backward pass sums them.
+        key_value_heads: Number of key-value heads.
     """
 
     flops: float
@@ -131,19 +131,20 @@ class LayerWork:
     key_value_heads: int = 1
 
     def sent_bits(self, tensor: int) -> float:
-        """Return what each of so many tensor ranks sends in a pass, in rings."""
+        """Return the bits that each tensor rank sends in a pass, using rings."""
         sharing = max(1, tensor // self.key_value_heads)
         return 2 * (tensor - 1) / tensor * self.summed_bits + (sharing - 1) / sharing * self.head_bits
 
 
 @dataclass(frozen=True)
 class PublishedPeaks:
-    """A guess: FLOPs over a share of the published peak, bits over the published bandwidth, no latency.
+    """An estimate: FLOPs over a share of the published peak, bits over the published bandwidth, no latency.
 
-    A backward pass takes twice a forward; the optimiser's step is bound by memory and counts as nothing.
+    A backward pass takes twice as long as a forward pass. The optimiser's step is memory-bound and counts as
+    zero.
 
     Args:
-        work: What a layer of each kind does.
+        work: The work of each kind of layer.
         nodes: A node with each GPU, by its name.
         peaks: Dense peak of each GPU by its name, TFLOP/s.
         efficiency: The share of the peak that layers reach, from 0 to 1.

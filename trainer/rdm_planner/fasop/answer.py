@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What FASOP finds for one of its models, and what an exact search under its cost model finds."""
+"""FASOP's result for one of its models, and that of an exact search with its cost model."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ class FasopAnswer:
 
     Args:
         name: The model.
-        layouts: Layouts that there are, each on each placement that FASOP tries.
-        unfit: Those whose memory FASOP finds too small.
-        heuristic: With FASOP's own cuts, and its program's slips.
-        exact: With the best cuts.
-        bound: What any layout takes at least on those placements, seconds.
+        layouts: Number of layouts, counted on each placement that FASOP tries.
+        unfit: Number of those that do not fit the memory according to FASOP.
+        heuristic: Layouts with FASOP's own cuts, including the bugs of its program.
+        exact: Layouts with the best cuts.
+        bound: Lower bound on the step time of any layout on those placements, seconds.
     """
 
     name: str
@@ -44,7 +44,7 @@ class FasopAnswer:
     bound: float
 
     def to_json(self) -> dict[str, Any]:
-        """Return what ``--json`` prints; times are seconds."""
+        """Return the output of ``--json``; times are in seconds."""
         return {
             "ok": True,
             "layouts": self.layouts,
@@ -60,11 +60,11 @@ def answer(name: str, groups: Iterable[tuple[int, str, int]], top: int) -> Fasop
 
     Args:
         name: ``gpt2XL``, ``bert`` or ``T5``, with the batch of FASOP's cases.
-        groups: How many nodes, their GPU, and how many in each.
-        top: How many layouts.
+        groups: For each group, the number of nodes, their GPU, and the number of GPUs per node.
+        top: How many layouts to return.
 
     Raises:
-        TrainerError: FASOP has no such model or nodes, or none fits.
+        TrainerError: FASOP has no such model or nodes, or no layout fits.
     """
     shape = SHAPES.get(name)
     if shape is None:

@@ -15,16 +15,16 @@ def minmax(
     *,
     with_slips: bool = True,
 ) -> tuple[list[int], list[float]]:
-    """Return the layers of each stage, and the stage times that FASOP goes on with.
+    """Return the layers of each stage, and the stage times that FASOP continues with.
 
     Args:
-        layers: Layers to cut, from the first on.
-        costs: For each stage the time of each layer on it, seconds; equal lists may be one.
-        boundaries: Time of sending between each stage and the next, seconds; an inner stage's time has the
-            one before it.
-        with_slips: As FASOP's program does it: where the slowest stage is the first or the last and has two
-            layers, the last move is meant to be undone, but another is made, and the times are those of
-            before it. Without, the last move is undone.
+        layers: Number of layers to cut.
+        costs: For each stage, the time of each layer on it, seconds; equal lists may be one object.
+        boundaries: Time to send from each stage to the next, seconds; an inner stage's time includes the
+            send before it.
+        with_slips: Reproduce a bug of FASOP's program: when the slowest stage is the first or the last and
+            has two layers, it means to undo the last move, but makes another one and returns the times from
+            before it. Otherwise the last move is undone.
     """
     stages = len(costs)
     cut = [layers // stages] * stages

@@ -23,17 +23,17 @@ __all__ = ["FasopModel", "rotations"]
 
 _BITS = 16
 _GIB = 1024**3
-# What FASOP adds to its estimate of memory.
+# FASOP's safety factor on estimated memory.
 _MARGIN = 1.10
-# Shares of a T5's stages are equally fast within this part of their time.
+# Relative tolerance: splits of a T5's stages this close are equally fast.
 _SAME = 1e-12
 
 
 def rotations(nodes: Sequence[NodeKind]) -> list[tuple[NodeKind, ...]]:
-    """Return the orders of nodes that FASOP tries: one of equal nodes, else the cyclic rotations.
+    """Return the orders of nodes that FASOP tries: a single one for equal nodes, else all cyclic rotations.
 
     Args:
-        nodes: In their order, those of a kind together.
+        nodes: The nodes in order, those of a kind together.
     """
     given = tuple(nodes)
     if len(set(given)) == 1:
@@ -43,13 +43,13 @@ def rotations(nodes: Sequence[NodeKind]) -> list[tuple[NodeKind, ...]]:
 
 @dataclass(frozen=True)
 class FasopModel:
-    """What a layout costs.
+    """The cost of layouts according to FASOP.
 
     Args:
         shape: The model.
-        nodes: In their order; all have as many GPUs.
-        with_slips: Reproduce the slips of FASOP's program in its heuristic.
-        within_memory: Choose only cuts whose stages fit their GPUs; FASOP itself flags those that do not.
+        nodes: The nodes in order, all with the same number of GPUs.
+        with_slips: Reproduce the bugs of FASOP's program in its heuristic.
+        within_memory: Choose only cuts whose stages fit their GPUs; FASOP itself only flags other cuts.
     """
 
     shape: Shape
@@ -82,7 +82,7 @@ class FasopModel:
                         yield Layout(tensor, data, replicas // data, size)
 
     def placement(self, layout: Layout) -> Hashable:
-        """Return what orders of nodes have in common on which a layout costs the same."""
+        """Return a key that is equal for all orders of nodes on which a layout costs the same."""
         stages = self._stage_gpus(layout.pipeline)
         schedule = self._schedule(layout)
         rates = tuple(self._reduce_rate(layout, gpu) for gpu in dict.fromkeys(stages))
@@ -90,12 +90,12 @@ class FasopModel:
         return tuple(stages), schedule, rates, self._embedding_reduce(layout), limits
 
     def ideal(self, layout: Layout) -> Problem:
-        """Return a problem that is never slower than the layout's, in whatever order the nodes are."""
+        """Return a problem that is never slower than the layout's, for any order of the nodes."""
         stages, count = layout.pipeline, len(self.nodes)
         by_gpu = collections.Counter(node.gpu for node in self.nodes)
 
         def room(kinds: Sequence[str]) -> int:
-            # A stage with one A10 is as slow as that.
+            # One A10 slows its whole stage down.
             if "A10" in kinds:
                 return stages
             nodes = sum(by_gpu[gpu] for gpu in kinds)
@@ -106,7 +106,7 @@ class FasopModel:
         return Problem(ideal_sums(running, stages, room), schedule, lambda _cut, ends: max(ends))
 
     def problem(self, layout: Layout) -> Problem:
-        """Return what :func:`rdm_planner.partition.best_cut` needs for a layout."""
+        """Return the input of :func:`rdm_planner.partition.best_cut` for a layout."""
         sums = {node.gpu: self._sums(node.gpu, layout) for node in self.nodes}
         stages = self._stage_gpus(layout.pipeline)
         rate, embedding = self._reduce_rate(layout, stages[0]), self._embedding_reduce(layout)
@@ -120,7 +120,7 @@ class FasopModel:
         )
 
     def _total(self, layout: Layout) -> Callable[[Sequence[int], Sequence[float]], float]:
-        """Return what a step takes, by the first stage's layers and each stage's end."""
+        """Return a function of a cut and each stage's end that computes the step time."""
         stages = self._stage_gpus(layout.pipeline)
         by_gpu = {gpu: self._reduce_rate(layout, gpu) for gpu in set(stages)}
         embedding = self._embedding_reduce(layout)
@@ -135,7 +135,7 @@ class FasopModel:
         return total
 
     def _fits(self, layout: Layout) -> Callable[[int, int, int], bool]:
-        """Return whether a stage can hold some layers: a T5's stage never has blocks of both halves."""
+        """Return a test whether a stage can hold some layers; a T5's stage never spans both halves."""
         half = (self.shape.layers + 2) // 2 if self.shape.name == "T5" and layout.pipeline > 1 else 0
         if not self.within_memory:
             return lambda _stage, begin, end: not begin < half < end
@@ -148,11 +148,11 @@ class FasopModel:
         return fits
 
     def tries(self, layout: Layout) -> list[tuple[int, ...]]:
-        """Return cuts that are good without a search: FASOP's own."""
+        """Return FASOP's own cut, which needs no search."""
         return [self.heuristic(layout)[0]]
 
     def heuristic(self, layout: Layout) -> tuple[tuple[int, ...], list[float]]:
-        """Return FASOP's own cut, and when each stage ends with the times that it goes on with."""
+        """Return FASOP's own cut, and when each stage ends given the times that FASOP continues with."""
         stages = self._stage_gpus(layout.pipeline)
         schedule = self._schedule(layout)
         by_gpu = {gpu: self._costs(gpu, layout) for gpu in set(stages)}
@@ -173,7 +173,7 @@ class FasopModel:
         costs: Sequence[Sequence[float]],
         boundaries: Sequence[float],
     ) -> tuple[tuple[int, ...], list[float]]:
-        """Cut each half alone, for every share of stages; both with the encoder's costs, as FASOP does."""
+        """Cut each half separately for every split of the stages, with the encoder's costs as FASOP does."""
         half = (self.shape.layers + 2) // 2
         cuts = {
             stages: minmax(half, costs[:stages], boundaries, with_slips=self.with_slips)[0]
@@ -201,12 +201,12 @@ class FasopModel:
     def estimate(
         self, layout: Layout, cut: Sequence[int] | None = None, ends: Sequence[float] | None = None
     ) -> Estimate:
-        """Return what a layout takes.
+        """Return the cost of a layout.
 
         Args:
             layout: The layout.
-            cut: Layers of each stage; FASOP's own when not given.
-            ends: When each stage ends, seconds; simulated when not given.
+            cut: Layers of each stage; FASOP's own if None.
+            ends: When each stage ends, seconds; simulated if None.
         """
         if cut is None:
             cut, ends = self.heuristic(layout)
@@ -240,7 +240,7 @@ class FasopModel:
         )
 
     def _boundaries(self, layout: Layout) -> tuple[float, ...]:
-        """Return the time of sending between each stage and the next; the slowest replica's."""
+        """Return the time to send from each stage to the next, for the slowest replica."""
         volume = layout.micro_batch * self.shape.seq * self.shape.hidden * _BITS
         slowest = self._known.get(("borders", layout.tensor, layout.data, layout.pipeline))
         if slowest is None:
@@ -267,7 +267,7 @@ class FasopModel:
 
     @functools.cached_property
     def _known(self) -> dict[tuple[object, ...], Any]:
-        """What depends on the order of nodes and less than a whole layout."""
+        """Cache of values that depend on the order of nodes and on a part of the layout."""
         return {}
 
     def _group(self, stage: int, stages: int) -> range:
@@ -279,7 +279,7 @@ class FasopModel:
         return range(node, node + 1)
 
     def _stage_gpus(self, stages: int) -> list[str]:
-        """Return the GPU of each stage: an A10 if one of its nodes has one."""
+        """Return the GPU of each stage; it is A10 if any of its nodes has A10s."""
         found: list[str] | None = self._known.get(("GPUs", stages))
         if found is None:
             found = []
@@ -290,7 +290,7 @@ class FasopModel:
         return found
 
     def _reduce_rate(self, layout: Layout, gpu: str) -> float:
-        """Return the seconds of reducing one parameter over the replicas, for a stage of such GPUs."""
+        """Return the seconds to reduce one parameter over the replicas, for a stage with this GPU."""
         tensor, data = layout.tensor, layout.data
         if data == 1:
             return 0.0
@@ -308,7 +308,7 @@ class FasopModel:
         return found
 
     def _embedding_reduce(self, layout: Layout) -> float:
-        """Return the time of summing the tied embedding's gradients between the first and the last stage."""
+        """Return the time to sum the tied embedding's gradients between the first and the last stage."""
         if layout.pipeline == 1 or self.shape.name == "T5":
             return 0.0
         tensor, data = layout.tensor, layout.data
@@ -346,7 +346,7 @@ class FasopModel:
         return fullest, fits
 
     def _memory_limits(self, stages: int) -> list[float]:
-        """Return the GiB of each stage's GPUs."""
+        """Return the memory of each stage's GPUs, GiB."""
         found: list[float] | None = self._known.get(("limits", stages))
         if found is None:
             groups = [self._group(stage, stages) for stage in range(stages)]
@@ -359,7 +359,7 @@ class FasopModel:
         return found
 
     def _memory_sums(self, layout: Layout) -> list[float]:
-        """Return the running sums of what layers hold, GiB."""
+        """Return the running sums of the layers' memory, GiB."""
         in_flight = min(layout.pipeline, layout.accumulation(self.shape.batch))
         return _memory_sums(self.shape, layout.tensor, layout.pipeline, layout.micro_batch, in_flight)
 
@@ -380,7 +380,7 @@ def _memory_sums(shape: Shape, tensor: int, stages: int, size: int, in_flight: i
 
 @functools.lru_cache(maxsize=64)
 def _first_stage_parameters(shape: Shape, tensor: int) -> list[float]:
-    """Return the parameters of a first stage of so many layers; FASOP reduces those on every stage."""
+    """Return a first stage's parameters by its number of layers; FASOP reduces these on every stage."""
     found = [0.0]
     blocks = 0
     for count, kind in enumerate(shape.kinds, start=1):

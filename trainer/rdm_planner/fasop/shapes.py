@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The models and nodes of FASOP's cases, and what its authors measured of them."""
+"""The models and nodes of FASOP's cases, with its authors' measurements."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ class Shape:
     """A model as FASOP knows it.
 
     Args:
-        name: As its profiles are called.
+        name: The name in FASOP's profiles.
         hidden: Width.
-        seq: Tokens of a sample.
-        layers: Transformer blocks; of a T5 those of encoder and decoder together.
-        vocab: Words.
+        seq: Tokens per sample.
+        layers: Transformer blocks; for a T5, of encoder and decoder together.
+        vocab: Vocabulary size.
         heads: Attention heads.
-        batch: Samples of a step.
+        batch: Samples per step.
     """
 
     name: str
@@ -42,7 +42,7 @@ class Shape:
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """The kind of each layer that is cut, in order: two more than there are blocks."""
+        """The kind of each layer in order, two more than the blocks."""
         if self.name == "T5":
             half = self.layers // 2
             return ("embedding", *["encoder"] * half, "embedding", *["decoder"] * half)
@@ -59,7 +59,7 @@ SHAPES = {
 A100 = NodeKind("A100", gpus=4, inter=40e9, intra=1840e9, memory_gib=39.59, price=32.7726)
 A10 = NodeKind("A10", gpus=4, inter=40e9, intra=128e9, memory_gib=22.20, price=8.144)
 
-# Name → (model, nodes). Of two kinds, FASOP tries the cyclic rotations.
+# Name → (model, nodes). With two kinds of nodes, FASOP tries the cyclic rotations.
 CASES: dict[str, tuple[Shape, tuple[NodeKind, ...]]] = {
     "gpt2XL": (SHAPES["gpt2XL"], (A10,) * 8),
     "gpt2XL-heterogeneous": (SHAPES["gpt2XL"], (A100, *[A10] * 7)),
@@ -68,9 +68,9 @@ CASES: dict[str, tuple[Shape, tuple[NodeKind, ...]]] = {
     "T5": (SHAPES["T5"], (A10,) * 8),
 }
 
-# (model, GPU, tensor degree) → seconds of a forward at micro-batch 1, as FASOP's authors measured them: of
-# the embedding, a block and the head; of a T5 for each half its embedding, a block, and the last block with
-# what follows it.
+# (model, GPU, tensor degree) → seconds of a forward pass at micro-batch 1, as FASOP's authors measured them:
+# for the embedding, a block and the head; for each half of a T5, its embedding, a block, and the last block
+# with the layers after it.
 _MEASURED: dict[tuple[str, str, int], tuple[float, ...]] = {
     ("T5", "A100", 1): (0.000190997, 0.001170739, 0.0011881197, 0.000220585, 0.002099025, 0.0021149037),
     ("T5", "A100", 2): (
@@ -101,7 +101,7 @@ _MEASURED: dict[tuple[str, str, int], tuple[float, ...]] = {
 
 
 def measured_seconds(shape: Shape, gpu: str, tensor: int) -> list[float]:
-    """Return each layer's forward at micro-batch 1, in seconds.
+    """Return the seconds of each layer's forward pass at micro-batch 1.
 
     Args:
         shape: The model.
@@ -109,7 +109,7 @@ def measured_seconds(shape: Shape, gpu: str, tensor: int) -> list[float]:
         tensor: Tensor degree: 1, 2 or 4.
 
     Raises:
-        KeyError: That was never measured.
+        KeyError: This combination was not measured.
     """
     measured = _MEASURED[shape.name, gpu, tensor]
     if shape.name != "T5":
@@ -120,16 +120,16 @@ def measured_seconds(shape: Shape, gpu: str, tensor: int) -> list[float]:
 
 
 def layer_seconds(shape: Shape, gpu: str, tensor: int, micro_batch: int) -> list[float]:
-    """Return each layer's time forward and backward, in seconds; a backward takes twice a forward.
+    """Return each layer's forward plus backward time in seconds; backward takes twice as long as forward.
 
     Args:
         shape: The model.
         gpu: ``A10`` or ``A100``.
         tensor: Tensor degree: 1, 2 or 4.
-        micro_batch: Samples of a micro-batch.
+        micro_batch: Samples per micro-batch.
 
     Raises:
-        KeyError: That was never measured.
+        KeyError: This combination was not measured.
     """
     scales = {kind: _scale(shape.name, gpu, kind, micro_batch) for kind in set(shape.kinds)}
     known = measured_seconds(shape, gpu, tensor)
@@ -137,7 +137,7 @@ def layer_seconds(shape: Shape, gpu: str, tensor: int, micro_batch: int) -> list
 
 
 def _scale(model: str, gpu: str, kind: str, size: int) -> float:
-    """Return a layer's time at a micro-batch of that size, of its time at 1."""
+    """Return a layer's time at a micro-batch size, relative to its time at 1."""
     if model == "gpt2XL":
         return 1.0 if gpu == "A100" and kind != "layer" else float(size)
     if kind == "post":
@@ -153,10 +153,10 @@ def _scale(model: str, gpu: str, kind: str, size: int) -> float:
     return value * size / last if size > last else value
 
 
-# From which micro-batch on a layer takes so many times what it takes at 1; beyond the last in proportion.
+# Micro-batch → a layer's time from there on, relative to its time at 1; beyond the last one it is linear.
 _FACTORS: dict[tuple[str, str, str], dict[int, float]] = {
     ("bert", "A100", "embedding"): {8: 1.385, 16: 1.385 * 1.589, 32: 1.385 * 1.589 * 1.565},
-    # The step to 16 is built on 1.235 in FASOP, although 8 has 1.236.
+    # FASOP's factor for 16 builds on 1.235, although its factor for 8 is 1.236.
     ("bert", "A100", "layer"): {8: 1.236, 16: 1.235 * 1.658},
     ("T5", "A10", "encoder"): {1: 1.0, 2: 1.140},
     ("T5", "A10", "decoder"): {1: 1.0, 2: 1.094},
