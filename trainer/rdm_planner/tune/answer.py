@@ -37,21 +37,21 @@ _SEARCHED = (
 
 @dataclass(frozen=True)
 class Answer:
-    """What a search found.
+    """The result of ``tune``.
 
     Args:
         job: The job, with the overrides.
         fleet: The nodes.
-        is_measured: The times were measured, and are no guess.
-        layouts: Layouts that there are.
-        solved: How many cuts were searched.
-        bound: What any layout takes at least on the orders of nodes that were tried, seconds: the fastest's
-            time when it is proved to be the fastest.
-        orders: How many orders of the nodes were tried, and how many there are.
-        rejected: How many choices of degrees are no layout, by the reason.
-        estimates: The best, the fastest first.
-        rows: The same for people and scripts: plain data; ``overrides`` makes the job that layout.
-        front: What no other subset of the nodes beats in time and cost; None if not requested.
+        is_measured: The times were measured rather than estimated.
+        layouts: Number of layouts.
+        solved: Number of searches for a cut.
+        bound: Lower bound on the step time of any layout on the tried orders of nodes, seconds; the fastest's
+            time if it is proved the fastest.
+        orders: How many orders of the nodes were tried, and how many exist.
+        rejected: How many combinations of degrees are not layouts, by reason.
+        estimates: The best layouts, the fastest first.
+        rows: The same as plain data, for people and scripts; ``overrides`` gives the job this layout.
+        front: Subsets of the nodes that no other subset beats in time and cost; None if not requested.
     """
 
     job: Config
@@ -84,7 +84,7 @@ class Answer:
         )
 
     def doubts(self) -> list[str]:
-        """Return why another layout, or fewer nodes, can be faster than the fastest here; a sentence each."""
+        """Return why another layout, or fewer nodes, may be faster than the winner; one sentence each."""
         best = self.rows[0]["seconds"]
         found = [self.fleet.unverified] if self.fleet.unverified else []
         for source, profile in self.fleet.profiles.values():
@@ -108,7 +108,7 @@ class Answer:
         return found
 
     def to_json(self) -> dict[str, Any]:
-        """Return what ``--json`` prints; times are seconds."""
+        """Return the output of ``--json``; times are in seconds."""
         found: dict[str, Any] = {
             "ok": True,
             "measured": self.is_measured,
@@ -132,7 +132,7 @@ def read_job(options: TuneOptions) -> Config:
     """Return the job to search a layout for.
 
     Raises:
-        TrainerError: It is none, or an override sets what is searched.
+        TrainerError: The file is not a job, or an override sets a key that is searched.
     """
     job = configuration.load(options.config, options.overrides)
     for override in options.overrides:
@@ -158,12 +158,12 @@ def answer(
     """Search for the fastest layouts.
 
     Args:
-        options: What was requested.
-        job: What :func:`read_job` returned.
+        options: The options.
+        job: The result of :func:`read_job`.
         fleet: The nodes.
-        statement: How the engine takes a step of a job with a layout.
-        keep: How many layouts; ``--top`` by default.
-        progress: Told how many layouts are done, and of how many.
+        statement: Describes the engine's step for a job with a layout.
+        keep: How many layouts to return; ``--top`` by default.
+        progress: Called with the number of layouts done and the total.
 
     Raises:
         TrainerError: There is no layout, or none fits.
@@ -175,7 +175,7 @@ def answer(
         fleet.measured(nodes) if fleet.profiles else published_peaks(job, nodes, peaks, options.efficiency)
     )
     described = Job(job, times, statement)
-    # Keys on the command line are held.
+    # Keys on the command line are fixed.
     held = {override.partition("=")[0] for override in options.overrides}
     if "parallel.zero_stage" in held:
         described.zero_stages = [job.parallel.zero_stage]
@@ -196,10 +196,10 @@ def answer(
             )
         described.virtual_degrees = [job.parallel.virtual_pipeline]
     elif len(set(nodes)) > 1:
-        # The search over orders of unlike nodes would take many times as long.
+        # With nodes of several kinds, searching all their orders would take many times as long.
         described.virtual_degrees = [1]
     models = _models(described, nodes)
-    # Of one layout the best micro-batch; of equal ones the largest, which came first.
+    # Keep the best micro-batch for each choice of degrees. On a tie the largest wins, as it comes first.
     found = search(models, keep=keep or options.top, alike=_degrees, progress=progress)
     if not found.layouts:
         raise TrainerError(_no_layout(job, models[0]))
@@ -234,7 +234,7 @@ def _degrees(layout: Layout) -> tuple[int, int, int, int]:
 
 
 def _front(described: Job, nodes: list[NodeKind], prices: dict[str, float]) -> list[Point]:
-    """Return what no other subset of the nodes beats in time and cost."""
+    """Return the subsets of the nodes that no other subset beats in time and cost."""
 
     def fastest(some: Sequence[NodeKind]) -> Estimate | None:
         found = search(_models(described, some), keep=1)
@@ -244,7 +244,7 @@ def _front(described: Job, nodes: list[NodeKind], prices: dict[str, float]) -> l
 
 
 def _too_large(described: Job, nodes: list[NodeKind]) -> str:
-    """Return how many GPUs a model needs that fits nowhere."""
+    """Return the message for a model that fits nowhere, with how many GPUs it needs."""
     name, gpus = described.config.name, len(nodes) * nodes[0].gpus
     needed = report.gpus_needed(described, nodes)
     if needed is None:
@@ -253,7 +253,7 @@ def _too_large(described: Job, nodes: list[NodeKind]) -> str:
 
 
 def _models(described: Job, nodes: Sequence[NodeKind]) -> list[TrainerModel]:
-    """Return a model for each order of nodes that is tried."""
+    """Return a model for each order of nodes to try."""
     return [TrainerModel(described, order) for order in tried_orders(nodes)]
 
 
@@ -298,7 +298,7 @@ def _row(
         f"parallel.zero_stage={layout.zero_stage}",
     ]
     if (blocks := job.parallel.activation_checkpointing_blocks) is not None:
-        # Without checkpointing, the key is refused.
+        # The configuration rejects the key without checkpointing.
         overrides.append(
             f"parallel.activation_checkpointing_blocks={blocks if layout.checkpointing else 'null'}"
         )

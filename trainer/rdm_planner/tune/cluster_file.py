@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Nodes from a file, for whoever plans a cluster that is not at hand.
+"""Nodes from a file, for planning a cluster that is not available.
 
 .. code-block:: yaml
 
@@ -8,7 +8,7 @@
     nodes:
       - {gpu: A100-40, nodes: 1, gpus: 4, price: 2.5}
       - {gpu: A10, nodes: 7, gpus: 4, inter: 50}
-      - {gpu: A10, nodes: 1, gpus: 4, speed: 0.8}    # of what the others compute
+      - {gpu: A10, nodes: 1, gpus: 4, speed: 0.8}    # relative to the other A10 nodes
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from rdm_planner.tune.fleet import NodeGroup
 __all__ = ["MOST_GPUS", "MOST_NODES", "read"]
 
 MOST_NODES, MOST_GPUS = 4096, 64
-"""Nodes of a kind, and GPUs of a node."""
+"""Limits: nodes of a kind, and GPUs of a node."""
 _BANDWIDTHS = ("inter", "intra")
 _MOST = {"price": math.inf, "speed": FASTEST, **dict.fromkeys(_BANDWIDTHS, math.inf)}
 _KEYS = ("gpu", "nodes", "gpus", *_MOST)
@@ -40,7 +40,7 @@ def read(path: Path) -> list[NodeGroup]:
         path: The file.
 
     Raises:
-        TrainerError: It cannot be read, or does not describe nodes.
+        TrainerError: The file cannot be read, or does not describe nodes.
     """
     try:
         data = yaml.safe_load(path.read_text(encoding="utf-8"))

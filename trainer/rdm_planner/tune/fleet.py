@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The nodes that a layout is searched for, and what is known of them."""
+"""The nodes to search a layout for, with their measurements and prices."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rdm_planner.tune.options import TuneOptions
 __all__ = ["Fleet", "NodeGroup", "by_gpu"]
 
 _OWN = {"speed": 1.0, "price": None, "inter": None, "intra": None}
-"""In what nodes with the same GPU can differ, and what is nothing of their own."""
+"""Attributes that may differ between nodes with the same GPU, with their defaults."""
 
 
 @dataclass(frozen=True)
@@ -28,13 +28,13 @@ class NodeGroup:
     """Nodes that are alike.
 
     Args:
-        gpu: The GPU, as we or its driver call it.
+        gpu: The GPU, by our name or its driver's.
         gpus: GPUs of each node.
-        names: The nodes' names, where they have some; else as many empty ones.
-        price: Of a GPU-hour; that of ``--price`` goes before.
-        inter: Bandwidth to other nodes, Gbit/s; that of ``--inter`` without one.
-        intra: Bandwidth between the node's GPUs, Gbit/s; that of ``--intra`` without one.
-        speed: How fast the nodes compute, as a share of what others with this GPU do; at most ``FASTEST``.
+        names: The nodes' names; empty strings if they have none.
+        price: Price of a GPU-hour; ``--price`` overrides it.
+        inter: Bandwidth to other nodes, Gbit/s; ``--inter`` if None.
+        intra: Bandwidth between the node's GPUs, Gbit/s; ``--intra`` if None.
+        speed: Compute speed relative to other nodes with this GPU; at most ``FASTEST``.
     """
 
     gpu: str
@@ -48,13 +48,13 @@ class NodeGroup:
 
 @dataclass(frozen=True)
 class Fleet:
-    """Nodes, and what was measured there.
+    """Nodes and their measurements.
 
     Args:
         groups: The nodes, those of a kind together.
-        profiles: What was measured on each GPU, with the file that it is from, by the GPU's name.
-        measure: The command that measures there.
-        unverified: What of the profiles was not compared with the nodes, as a sentence; empty if all was.
+        profiles: The file and the profile of each GPU, by the GPU's name.
+        measure: The command that measures these nodes.
+        unverified: A sentence about what of the profiles was not compared with the nodes; empty if all was.
     """
 
     groups: Sequence[NodeGroup]
@@ -82,7 +82,7 @@ class Fleet:
 
     @functools.cached_property
     def _kinds(self) -> list[tuple[NodeGroup, str, str]]:
-        """Each group, its GPU, and the name of its kind: the GPU, with what not all nodes with it have."""
+        """Each group, its GPU, and its kind's name: the GPU plus the attributes that differ between nodes."""
         gpus = [self._gpu(group.gpu)[0] for group in self.groups]
         values: dict[tuple[str, str], set[float | None]] = collections.defaultdict(set)
         for (group, gpu), key in itertools.product(zip(self.groups, gpus, strict=True), _OWN):
@@ -95,7 +95,7 @@ class Fleet:
         return found
 
     def _gpu(self, name: str) -> tuple[str, float]:
-        """Return what we call a GPU, and its memory in GiB."""
+        """Return our name of a GPU, and its memory in GiB."""
         accelerator = flops.find_accelerator(name)
         ours = accelerator.name if accelerator else name
         if ours in self.profiles:
@@ -108,7 +108,7 @@ class Fleet:
         return ours, accelerator.memory_gib
 
     def measured(self, nodes: Sequence[NodeKind]) -> Times:
-        """Return the times of the profiles.
+        """Return the times from the profiles.
 
         Raises:
             TrainerError: A GPU was not measured.
@@ -124,18 +124,18 @@ class Fleet:
         return MeasuredTimes(profiles, {node.gpu: node for node in nodes})
 
     def peaks(self) -> dict[str, float]:
-        """Return the published peak by the kind's name, TFLOP/s, of those that have one."""
+        """Return the published peaks by the kind's name, TFLOP/s; kinds without one are left out."""
         known = {name: flops.peak_tflops(gpu) for _group, gpu, name in self._kinds}
         return {name: peak for name, peak in known.items() if peak is not None}
 
     def prices(self, options: TuneOptions) -> dict[str, float]:
-        """Return the price of a GPU-hour by the kind's name, of those that have one."""
+        """Return the prices of a GPU-hour by the kind's name; kinds without one are left out."""
         given = options.price_by_gpu()
         known = {name: given.get(gpu, group.price) for group, gpu, name in self._kinds}
         return {name: price for name, price in known.items() if price}
 
     def placed(self, kinds: Sequence[str]) -> list[str]:
-        """Return the names of the nodes in the order of ranks; none where they have none.
+        """Return the names of the nodes in the order of ranks; empty if they have no names.
 
         Args:
             kinds: The kind of each node, in the order of ranks.
@@ -153,12 +153,12 @@ def by_gpu(
     """Return profiles and their files by the names of the GPUs.
 
     Args:
-        profiles: The file of each, and the profile.
-        config: The job that they must be of.
+        profiles: The file and the profile of each.
+        config: The job that they must apply to.
         measure: The command that measures the right ones.
 
     Raises:
-        TrainerError: One is of another job, or two are of one GPU.
+        TrainerError: A profile does not apply to the job, or two are of one GPU.
     """
     found: dict[str, tuple[str, Profile]] = {}
     for source, one in profiles:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The options of ``tune`` that need no cluster."""
+"""The options of ``tune`` that do not depend on a cluster."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ __all__ = ["TuneOptions", "tune_options"]
 
 @dataclass(frozen=True)
 class TuneOptions:
-    """What was requested.
+    """The options.
 
     Args:
         config: The job's file.
-        overrides: ``key.sub=value`` over it.
+        overrides: ``key.sub=value`` overrides of it.
         inter: Bandwidth between nodes, Gbit/s of a node.
         intra: Bandwidth between a node's GPUs, Gbit/s.
         efficiency: The share of their peak that GPUs reach, from 0 to 1.
-        top: How many layouts are shown.
-        pareto: Subsets of the nodes are searched too.
-        prices: Of a GPU-hour, as ``GPU=AMOUNT``.
-        as_json: Nothing but JSON is printed.
-        write: The winner goes into the file.
-        html: A page that is written.
+        top: How many layouts to show.
+        pareto: Also search subsets of the nodes.
+        prices: Prices of a GPU-hour, as ``GPU=AMOUNT``.
+        as_json: Print only JSON.
+        write: Write the winner into the job's file.
+        html: The page to write.
     """
 
     config: Path
@@ -59,7 +59,7 @@ class TuneOptions:
         """Return the prices of a GPU-hour by the GPU's name.
 
         Raises:
-            TrainerError: A GPU is not known, or the amount is no price.
+            TrainerError: A GPU is not known, or the amount is not a price.
         """
         from rdm_core.cost import flops
 
@@ -120,9 +120,9 @@ _PARAMETERS = (
 
 
 def tune_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command the parameters, and hand them to it as one :class:`TuneOptions`, its first argument.
+    """Add the parameters to a command, which gets them as one :class:`TuneOptions`, its first own argument.
 
-    A command that has ``--json`` hands it on as ``as_json``.
+    The value of ``--json``, if the command has it, becomes ``as_json``.
     """
 
     @functools.wraps(command)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What ``tune`` found as one HTML page that needs no other file and no network."""
+"""The result of ``tune`` as one HTML page that needs no other file and no network."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ _COLUMNS = (
 
 
 def write(answer: Answer, path: Path) -> None:
-    """Write the page; a file that is there is replaced.
+    """Write the page, replacing an existing file.
 
     Args:
-        answer: What was found.
+        answer: The result.
         path: The page.
 
     Raises:
-        TrainerError: It cannot be written.
+        TrainerError: The page cannot be written.
     """
     try:
         path.write_text(page(answer), encoding="utf-8")
@@ -57,7 +57,7 @@ def page(answer: Answer) -> str:
     """Return the page.
 
     Args:
-        answer: What was found.
+        answer: The result.
     """
     here = importlib.resources.files(__package__)
     style = importlib.resources.files(reports) / "assets" / "report.css"
@@ -106,7 +106,7 @@ def _diagram(answer: Answer) -> dict[str, Any]:
     shown = min(all_of_them, _MOST_SHOWN)
     if chunks > 1:
         shown = max(stages, shown - shown % stages)
-    # Chunks are drawn as large as each other.
+    # All chunks are drawn with the same size.
     times = [seconds / chunks for seconds in best.stage_seconds] * chunks
     work = [(best.forward_share * seconds, (1 - best.forward_share) * seconds) for seconds in times]
     passes = timeline(work, stages, shown)
@@ -177,14 +177,14 @@ def _front(answer: Answer) -> dict[str, Any] | None:
 
 
 def _axis(values: Sequence[float], first: float, last: float) -> Any:
-    """Return what places a value between two ends of a picture."""
+    """Return a function that maps a value to its position between two ends of a picture."""
     low, high = min(values), max(values)
     span = (high - low) or 1.0
     return lambda value: first + (value - low) / span * (last - first)
 
 
 def _cells(row: Any) -> list[tuple[Any, str]]:
-    """Return value and text of each column."""
+    """Return the value and the text of each column."""
     mfu, bubble = row["mfu"], row["parts"]["bubble"] / row["seconds"]
     degrees = ("tensor", "data", "pipeline", "virtual_pipeline", "expert", "micro_batch", "zero_stage")
     return [

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What ``tune`` found, for a terminal."""
+"""The result of ``tune``, for a terminal."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def show(answer: Answer, following: str) -> None:
     """Print an answer.
 
     Args:
-        answer: What was found.
-        following: The command to go on with.
+        answer: The result.
+        following: The command to run next.
     """
     console = Console(highlight=False)
     console.print(
@@ -82,20 +82,20 @@ def _layouts(answer: Answer) -> Table:
 
 
 def _degrees(answer: Answer) -> dict[str, str]:
-    """Return the degrees' columns, and their names in a row."""
+    """Return the columns of degrees → their keys in a row."""
     shown = {"tp": "tensor", "dp": "data", "pp": "pipeline"}
     shown |= {"v": "virtual_pipeline"} if answer.job.engine == "native" else {}
     return shown | ({"ep": "expert"} if answer.job.spec.experts else {})
 
 
 def _shares(row: Mapping[str, Any]) -> str:
-    """Return where the time of a layout's step goes, without what takes next to nothing."""
+    """Return where a layout's step time goes, without negligible parts."""
     shares = {name: seconds / row["seconds"] for name, seconds in row["parts"].items()}
     return ", ".join(f"{name} {share:.0%}" for name, share in shares.items() if share >= _LEAST_SHARE)
 
 
 def _stages(row: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield what each stage has, and which nodes they are on, in the order of ranks, where nodes differ."""
+    """Yield the blocks and memory of each stage and, if nodes differ, the nodes in the order of ranks."""
     if row["pipeline"] > 1:
         parts = "stage" if row["virtual_pipeline"] == 1 else "chunk"
         yield f"blocks of each {parts}", row["partition"]
@@ -108,7 +108,7 @@ def _stages(row: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _rest(console: Console, answer: Answer) -> None:
-    """Print why others are no layouts, and the subsets of nodes that are worth their cost."""
+    """Print what was left out and why, and the Pareto front of subsets of nodes."""
     if answer.rejected:
         console.print("Left out:")
         for reason, count in answer.rejected.items():

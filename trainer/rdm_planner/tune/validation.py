@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""How good predictions are: which layouts are run, and what comes of comparing them."""
+"""Validation of predictions: which layouts to run, and how the times compare."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ __all__ = ["chosen", "compared", "rank_correlation"]
 
 
 def chosen(count: int, best: int) -> list[int]:
-    """Return which layouts are run, by their ranks: the best, and as many of the others, evenly spread.
+    """Return the ranks of the layouts to run: the best ones, and as many of the others, evenly spread.
 
     Args:
-        count: Layouts that there are, the fastest first.
-        best: How many of the best.
+        count: Number of layouts, ranked from the fastest.
+        best: How many of the best to run.
     """
     first = min(best, count)
     others = range(first, count)
     some = min(best, len(others))
-    # The slowest is among them: what is alike is hard to put in order.
+    # The slowest layout is always included: layouts of similar speed are hard to rank.
     return [*range(first), *(others[(number + 1) * len(others) // some - 1] for number in range(some))]
 
 
 def compared(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return how far predictions are from what was measured.
+    """Return how far predictions are from measurements.
 
     Args:
-        rows: ``predicted`` and ``measured`` seconds of each layout; None where it did not run.
+        rows: ``predicted`` and ``measured`` seconds of each layout; ``measured`` is None if it did not run.
 
     Returns:
-        ``layouts`` that ran; ``mean_absolute_error``, of the measured time, and ``rank_correlation``, None of
-        too few.
+        The number of ``layouts`` that ran; ``mean_absolute_error``, relative to the measured time; and
+        ``rank_correlation``. The latter two are None if too few ran.
     """
     ran = [(float(row["predicted"]), float(row["measured"])) for row in rows if row["measured"]]
     predicted, measured = [one for one, _ in ran], [one for _, one in ran]
@@ -45,7 +45,7 @@ def compared(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def rank_correlation(one: Sequence[float], other: Sequence[float]) -> float | None:
-    """Return Spearman's correlation, equal values with their mean rank; None of values that have none.
+    """Return Spearman's correlation, with mean ranks for ties; None where it is undefined.
 
     Args:
         one: Values.

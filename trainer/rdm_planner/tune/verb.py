@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""From options and nodes to what ``tune`` prints and writes."""
+"""The verb ``tune``: from options and nodes to its output and files."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ def tune(
     statement: Callable[[Config], EngineStep],
     more: Callable[[], Mapping[str, Any]] = dict,
 ) -> Answer:
-    """Search, print what was found, and write what was requested.
+    """Search, print the result, and write the requested files.
 
     Args:
-        options: What was requested.
-        job: What :func:`rdm_planner.tune.answer.read_job` returned.
+        options: The options.
+        job: The result of :func:`rdm_planner.tune.answer.read_job`.
         fleet: The nodes.
-        following: Makes of the winner's overrides the command to go on with.
-        statement: How the engine takes a step of a job with a layout.
-        more: Called when all is shown; returns what JSON has in addition.
+        following: Returns the command to run next, given the winner's overrides.
+        statement: Describes the engine's step for a job with a layout.
+        more: Called after the output; returns additional keys for JSON.
 
     Raises:
         TrainerError: There is no layout, none fits, or the file cannot be changed.
@@ -69,14 +69,14 @@ def searched(
     statement: Callable[[Config], EngineStep],
     keep: int | None = None,
 ) -> Answer:
-    """Return what :func:`rdm_planner.tune.answer.answer` finds, with a bar on a terminal meanwhile."""
+    """Return :func:`rdm_planner.tune.answer.answer`, with a progress bar on a terminal."""
     with _progress(visible=not options.as_json) as progress:
         return answer(options, job, fleet, statement, keep=keep, progress=progress)
 
 
 @contextlib.contextmanager
 def _progress(*, visible: bool) -> Iterator[Callable[[int, int], None]]:
-    """Show on a terminal how many layouts are done."""
+    """Show a progress bar over layouts on a terminal."""
     from rich.console import Console
     from rich.progress import Progress
 
