@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Checkpoints: DeepSpeed's files, Megatron's pointers, and what makes them safe.
 
-``files`` knows directories and which of them are complete, ``identity`` what a checkpoint is of; both work
-without torch. A rank's files are its engine's. ``storage`` deals with disks that nodes do not share,
-``universal`` makes a checkpoint independent of the layout, and ``store`` puts them together for the training.
+``files`` handles directories and tells which are complete. ``identity`` describes a checkpoint's model and
+layout. Both work without torch. The engine writes a rank's files. ``storage`` handles disks that nodes do not
+share, ``universal`` makes a checkpoint independent of the layout, and ``store`` saves and resumes a training.
 """

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Files of a checkpoint whose size is right and whose content is not.
+"""Detection of checkpoint files that have the right size but damaged content.
 
-``torch.save`` writes a checksum of each part. Files without any have theirs in another file beside them.
+``torch.save`` writes a checksum of each part. Files without checksums have one in a separate file.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ CHECKSUM = ".crc32"
 
 
 def note(path: Path) -> Path:
-    """Write the checksum of a file beside it, and return where."""
+    """Write a file's checksum to a file next to it, and return that file's path."""
     beside = path.with_name(path.name + CHECKSUM)
     files.write_durably(beside, str(_checksum(path)))
     return beside
@@ -36,7 +36,7 @@ def _checksum(path: Path) -> int:
 
 
 def is_sound(path: Path) -> bool:
-    """Read a file to the end, and compare it with its checksums."""
+    """Read a file to the end and compare it with its checksums."""
     try:
         if path.suffix == CHECKSUM:
             return path.read_text().isdecimal()
@@ -45,13 +45,13 @@ def is_sound(path: Path) -> bool:
             return beside.read_text() == str(_checksum(path))
         with zipfile.ZipFile(path) as archive:
             return archive.testzip() is None
-    # A damaged directory of the archive may ask for a compression or a feature that there is not.
+    # A damaged directory of the archive may name a compression or a feature that does not exist.
     except (OSError, zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError, ValueError):
         return False
 
 
 def error(directory: Path, names: Iterable[str]) -> TrainerError:
-    """Return what to raise when files of a checkpoint's directory are damaged."""
+    """Return the error for damaged files of a checkpoint's directory."""
     what = f"{directory} is damaged in {' and '.join(sorted(names))}"
     if directory.name.endswith("_universal"):
         return TrainerError(
@@ -66,7 +66,7 @@ def error(directory: Path, names: Iterable[str]) -> TrainerError:
 
 
 def refuse(directory: Path, names: Iterable[str]) -> None:
-    """Read files to the end.
+    """Read files to the end and reject damaged ones.
 
     Raises:
         TrainerError: Some of them are damaged.
@@ -77,11 +77,11 @@ def refuse(directory: Path, names: Iterable[str]) -> None:
 
 @contextlib.contextmanager
 def naming(directory: Path, names: Iterable[str]) -> Iterator[None]:
-    """Say which of the files that were read are damaged, when reading them fails with whatever it may be.
+    """Turn any failure to read files into an error that names the damaged ones.
 
     Args:
-        directory: The step's.
-        names: The files that are read.
+        directory: The step's directory.
+        names: The files to read.
 
     Raises:
         TrainerError: Reading failed, and some of the files are damaged.

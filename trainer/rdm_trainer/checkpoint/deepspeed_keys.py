@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Keys of what DeepSpeed's checkpoints hold, and its universal ones.
+"""Keys of DeepSpeed's checkpoints, including universal ones.
 
-Source: ``deepspeed/checkpoint/constants.py`` of DeepSpeed 0.19.8. Said here as well, since the native engine
+Source: ``deepspeed/checkpoint/constants.py`` of DeepSpeed 0.19.8. They are copied because the native engine
 reads these files without DeepSpeed.
 """
 

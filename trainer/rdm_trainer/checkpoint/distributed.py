@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Tensors of which each rank has parts, in the files of ``torch.distributed.checkpoint``.
+"""Tensors sharded over ranks, in the files of ``torch.distributed.checkpoint``.
 
-A part is a box of a whole tensor, so that what one layout wrote, every other one reads.
+Each part is a box of a whole tensor, so every layout can read what another one wrote.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ class Box:
 
     Attributes:
         key: The whole tensor's name in the files.
-        shape: The whole tensor's.
-        offsets: Where the part begins in it.
+        shape: The whole tensor's shape.
+        offsets: Where the part begins in the whole tensor.
         values: The part.
     """
 
@@ -62,12 +62,12 @@ class Box:
 
 
 def boxes(shape: Sequence[int], begin: int, end: int) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """Divide a range of a flattened tensor into boxes: offsets and sizes of each, in the range's order.
+    """Split a range of a flattened tensor into boxes, and yield their offsets and sizes in order.
 
     Args:
-        shape: The tensor's.
+        shape: The tensor's shape.
         begin: The first element of the range.
-        end: The one behind its last.
+        end: The element after its last.
     """
     if begin >= end:
         return
@@ -75,7 +75,7 @@ def boxes(shape: Sequence[int], begin: int, end: int) -> Iterator[tuple[tuple[in
         yield (begin,), (end - begin,)
         return
     row = math.prod(shape[1:])
-    # The whole rows; less than one may be before and behind them.
+    # The whole rows. A part of a row may precede and follow them.
     first, last = -(-begin // row), end // row
     rests = [(last, begin - last * row, end - last * row)]
     if first <= last:
@@ -88,7 +88,7 @@ def boxes(shape: Sequence[int], begin: int, end: int) -> Iterator[tuple[tuple[in
 
 
 class _SavePlanner(DefaultSavePlanner):
-    """Plans the writing of boxes."""
+    """A plan that writes boxes."""
 
     def __init__(self, parts: Sequence[Box]) -> None:
         super().__init__(flatten_state_dict=False)
@@ -112,7 +112,7 @@ def _write_item(part: Box) -> WriteItem:
 
 
 class _Files(FileSystem):
-    """Files that tell why they could not be written."""
+    """Files that report why they could not be written."""
 
     @contextlib.contextmanager
     def create_stream(self, path: str | os.PathLike[str], mode: str) -> Iterator[Any]:
@@ -129,22 +129,22 @@ class _Files(FileSystem):
 
 
 def write(directory: Path, parts: Sequence[Box], group: Any) -> None:
-    """Write what all ranks of a group have; each calls it. On the disk when it returns.
+    """Write the parts of all ranks of a group; each rank calls this. It returns once they are on the disk.
 
     Args:
-        directory: The same for all, or each node's own.
-        parts: This rank's; those of all ranks together are the whole tensors.
-        group: Over which the ranks agree.
+        directory: One directory for all ranks, or one per node.
+        parts: This rank's parts; those of all ranks make up the whole tensors.
+        group: The process group for coordination.
 
     Raises:
-        CheckpointException: A rank could not.
+        CheckpointException: A rank could not write its parts.
     """
     writer = FileSystemWriter(str(directory))
     writer.fs = _Files()
     save({}, storage_writer=writer, planner=_SavePlanner(parts), process_group=group)
 
 
-# Classes of torch's that its metadata is made of.
+# The classes of torch that its metadata contains.
 _METADATA = (
     *("BytesStorageMetadata", "ChunkStorageMetadata", "Metadata", "MetadataIndex", "StorageMeta"),
     *("TensorProperties", "TensorStorageMetadata", "_MEM_FORMAT_ENCODING"),
@@ -152,7 +152,7 @@ _METADATA = (
 
 
 class _Unpickler(pickle.Unpickler):
-    """Makes what torch writes into its metadata, and no more."""
+    """An unpickler limited to what torch writes into its metadata."""
 
     _NAMES = frozenset(
         {
@@ -168,7 +168,7 @@ class _Unpickler(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> Any:
         if name == "MCoreMetadata" and module.partition(".")[0] == "megatron":
-            # Megatron-core's adds an attribute.
+            # Megatron-core's class only adds an attribute.
             return Metadata
         if f"{module}.{name}" not in self._NAMES:
             raise pickle.UnpicklingError(f"{module}.{name} is not read from a checkpoint")
@@ -176,14 +176,14 @@ class _Unpickler(pickle.Unpickler):
 
 
 def read_metadata(directory: Path) -> Metadata:
-    """Read which files have which parts."""
+    """Read the metadata: which file has which parts."""
     with (directory / METADATA).open("rb") as file:
         found: Metadata = _Unpickler(file).load()
     return found
 
 
 class _LoadPlanner(LoadPlanner):
-    """Reads into boxes."""
+    """A plan that reads into boxes."""
 
     def __init__(self, parts: Sequence[Box]) -> None:
         self._parts = {(part.key, part.offsets): part for part in parts}
@@ -216,7 +216,7 @@ class _LoadPlanner(LoadPlanner):
 
 
 def _plan(metadata: Metadata, parts: Sequence[Box]) -> list[ReadItem]:
-    """Return what is read for some parts."""
+    """Return the items to read for some parts."""
     by_key: dict[str, list[ChunkStorageMetadata]] = {}
     for part in parts:
         by_key.setdefault(part.key, []).append(
@@ -231,21 +231,21 @@ def _plan(metadata: Metadata, parts: Sequence[Box]) -> list[ReadItem]:
 
 
 def needed_files(metadata: Metadata, parts: Sequence[Box]) -> set[str]:
-    """Return the files that have something of some parts."""
+    """Return the files that contain data of some parts."""
     places: Mapping[MetadataIndex, Any] = metadata.storage_data
     return {places[item.storage_index].relative_path for item in _plan(metadata, parts)}
 
 
 def load(directory: Path, metadata: Metadata, parts: Sequence[Box]) -> None:
-    """Read parts, whatever parts were written. No rank waits for another.
+    """Read parts, however the tensors were split when they were written. No rank waits for another.
 
     Args:
-        directory: With the files that :func:`needed_files` names.
-        metadata: Of these.
-        parts: Whose values are replaced.
+        directory: The directory with the files from :func:`needed_files`.
+        metadata: Their metadata.
+        parts: The parts to fill.
 
     Raises:
-        KeyError: There is no tensor of a key.
+        KeyError: The files have no tensor with a part's key.
     """
     reader = FileSystemReader(directory)
     reader.set_up_storage_reader(metadata, is_coordinator=True)
@@ -256,7 +256,7 @@ def read_whole(directory: Path, metadata: Metadata, key: str) -> torch.Tensor:
     """Return a whole tensor.
 
     Raises:
-        KeyError: There is none of this key.
+        KeyError: There is no tensor with this key.
     """
     saved = metadata.state_dict_metadata[key]
     assert isinstance(saved, TensorStorageMetadata)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What lies in a checkpoints directory, and which of it is whole.
+"""The contents of a checkpoints directory, and which steps in it are complete.
 
 ::
 
@@ -10,12 +10,12 @@
       global_step20_universal/            made on demand, for another layout
       global_step30.partial/              being written, or left by a run that ended while writing
 
-A step is written under a name that ends in ``.partial`` and renamed when every rank's files are on disk and
-the manifest, which names all of them with their sizes, is too. The pointers are written last. So whatever
-ends a run, what has the final name was whole, and sizes tell whether it still is.
+A step is written under a name that ends in ``.partial``. It is renamed once every rank's files are on disk,
+along with the manifest, which lists all files with their sizes. The pointers are written last. So however a
+run ends, a directory with the final name was complete, and the sizes tell whether it still is.
 
-On disks that nodes do not share, each node has its own part under the same names, each with the manifest of
-the whole.
+On disks that nodes do not share, each node has its own files under the same names, with the manifest of all
+files.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def checkpoints_of(directory: Path) -> Path:
     """Return a job's checkpoints directory.
 
     Args:
-        directory: It, or the job's.
+        directory: The checkpoints directory, or the job's.
     """
     inner = directory / CHECKPOINTS
     return inner if inner.is_dir() else directory
@@ -88,20 +88,20 @@ def tag(iteration: int) -> str:
 
 
 def universal_tag(iteration: int) -> str:
-    """Return the name of its copy that every layout can load."""
+    """Return the name of an iteration's universal copy, which every layout can load."""
     return f"global_step{iteration}_universal"
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a step's directory must contain, and what it is of.
+    """The files that a step's directory must contain, and their model and layout.
 
     Args:
         iteration: The step.
-        files: Names below the directory, with their bytes; those of all nodes.
+        files: Bytes of each file of all nodes, by its path below the directory.
         model: The model's shape; see ``identity``.
-        layout: How it was spread over ranks; see ``identity``.
-        state: The training's own: consumed samples, skipped steps, the loss curve.
+        layout: The layout that wrote it; see ``identity``.
+        state: The training's state: consumed samples, skipped steps, the loss curve.
     """
 
     iteration: int
@@ -111,7 +111,7 @@ class Manifest:
     state: Mapping[str, Any] = field(default_factory=dict)
 
     def write(self, directory: Path) -> None:
-        """Write it into a directory, on the disk when this returns."""
+        """Write the manifest into a directory, and return once it is on the disk."""
         content = json.loads(json.dumps(dataclasses.asdict(self)))
         write_durably(
             directory / MANIFEST,
@@ -120,11 +120,11 @@ class Manifest:
 
     @classmethod
     def read(cls, directory: Path) -> Manifest | None:
-        """Read a directory's manifest; None when it has none that can be read and is as it was written."""
+        """Read a directory's manifest; None if it is missing, unreadable or damaged."""
         try:
             found = json.loads((directory / MANIFEST).read_text())
             checksum = found.pop("checksum", None)
-            # Earlier releases wrote none.
+            # Earlier releases wrote no checksum.
             if found.pop("format") != _FORMAT or checksum not in (None, _checksum(found)):
                 return None
             return cls(**found)
@@ -133,7 +133,7 @@ class Manifest:
 
     @property
     def bytes(self) -> int:
-        """Size of all files together."""
+        """Total size of all files."""
         return sum(self.files.values())
 
 
@@ -143,7 +143,7 @@ def _checksum(content: Mapping[str, Any]) -> int:
 
 @dataclass(frozen=True)
 class Step:
-    """What one directory has of one step."""
+    """The files of one step in one directory."""
 
     iteration: int
     manifest: Manifest | None
@@ -152,14 +152,14 @@ class Step:
 
 @dataclass(frozen=True)
 class Inventory:
-    """What one checkpoints directory has.
+    """The contents of one checkpoints directory.
 
     Args:
-        steps: By iteration.
-        universal: Converted copies, by iteration.
-        leftovers: Names of directories and files that a write left behind.
-        latest: What DeepSpeed's pointer says, None without one.
-        megatron: What Megatron's pointer says.
+        steps: Steps by iteration.
+        universal: Universal copies by iteration.
+        leftovers: Names of directories and files that an interrupted write left behind.
+        latest: The content of DeepSpeed's pointer; None if there is none.
+        megatron: The content of Megatron's pointer; None if there is none.
     """
 
     steps: Mapping[int, Step] = field(default_factory=dict)
@@ -174,7 +174,7 @@ class Inventory:
 
 
 def measure(directory: Path) -> dict[str, int]:
-    """Return every file below a directory but the manifest, with its bytes."""
+    """Return the bytes of every file below a directory, except the manifest."""
     found = {}
     for folder, _, names in os.walk(directory):
         for name in names:
@@ -186,7 +186,7 @@ def measure(directory: Path) -> dict[str, int]:
 
 
 def scan(directory: Path) -> Inventory:
-    """Look into a directory; one that does not exist is empty."""
+    """Return a directory's contents; a missing directory counts as empty."""
     steps, universal, leftovers = {}, {}, []
     try:
         entries = sorted(os.scandir(directory), key=lambda entry: entry.name)
@@ -213,7 +213,7 @@ def _pointer(path: Path) -> str | None:
 
 
 def missing(manifest: Manifest, parts: Iterable[Step | None]) -> list[str]:
-    """Return the manifest's files that no part has in the right size."""
+    """Return the manifest's files that no part has with the right size."""
     present = [part.files for part in parts if part is not None]
     return [
         name for name, size in manifest.files.items() if not any(have.get(name) == size for have in present)
@@ -221,11 +221,11 @@ def missing(manifest: Manifest, parts: Iterable[Step | None]) -> list[str]:
 
 
 def complete_steps(inventories: Sequence[Inventory]) -> dict[int, Manifest]:
-    """Return the steps that are whole over all directories together, oldest first."""
+    """Return the steps that are complete over all directories together, oldest first."""
     found = {}
     for iteration in sorted({step for inventory in inventories for step in inventory.steps}):
         parts = [inventory.steps.get(iteration) for inventory in inventories]
-        # Parts of different runs do not fit together: a step counts with the manifest that its files fulfil.
+        # Parts of different runs do not fit together, so only parts with equal manifests are combined.
         for part in parts:
             if part is not None and part.manifest is not None:
                 manifest = part.manifest
@@ -237,7 +237,7 @@ def complete_steps(inventories: Sequence[Inventory]) -> dict[int, Manifest]:
 
 
 def write_durably(path: Path, text: str) -> None:
-    """Replace a file's content in one move, on the disk when this returns."""
+    """Replace a file atomically, and return once it is on the disk."""
     partial = path.with_name(f".{path.name}{PARTIAL}")
     try:
         with partial.open("w") as file:
@@ -253,14 +253,14 @@ def write_durably(path: Path, text: str) -> None:
 
 
 def write_all(file: io.FileIO, data: bytes | memoryview) -> None:
-    """Write all data to an unbuffered file; one write may take only a part, on a disk that fills up."""
+    """Write all data to an unbuffered file. On a disk that fills up, one write may take only a part."""
     rest = memoryview(data).cast("B")
     while rest:
         rest = rest[file.write(rest) :]
 
 
 def _sync_directory(directory: Path) -> None:
-    # A rename lasts only when the directory is on the disk. Not every file system can be told so.
+    # A rename is durable only once the directory is synced, which some file systems do not support.
     with contextlib.suppress(OSError):
         handle = os.open(directory, os.O_RDONLY)
         try:
@@ -270,20 +270,20 @@ def _sync_directory(directory: Path) -> None:
 
 
 def commit(directory: Path, name: str, manifest: Manifest) -> None:
-    """Give ``NAME.partial`` its manifest and its final name.
+    """Write the manifest into ``NAME.partial`` and give it its final name.
 
-    A directory that already has the name makes room first and is removed afterwards.
+    An existing directory with this name is renamed first and removed afterwards.
 
     Args:
-        directory: Where it is.
+        directory: The checkpoints directory.
         name: The final name.
-        manifest: Of its files.
+        manifest: The manifest of its files.
     """
     partial, final = directory / f"{name}{PARTIAL}", directory / name
     partial.mkdir(parents=True, exist_ok=True)
     manifest.write(partial)
     if final.exists():
-        # A run that ends between the two moves leaves no final name; recover gives it back.
+        # A run that ends between the two renames leaves no final name; recover restores it.
         replaced = directory / f"{name}{REPLACED}"
         shutil.rmtree(replaced, ignore_errors=True)
         final.rename(replaced)
@@ -295,7 +295,7 @@ def commit(directory: Path, name: str, manifest: Manifest) -> None:
 
 
 def recover(directory: Path) -> None:
-    """Do the rest of a commit that ended between its two moves, or take it back."""
+    """Complete or roll back a commit that was interrupted between its two renames."""
     for leftover in scan(directory).leftovers:
         name = leftover.removesuffix(REPLACED)
         if name != leftover and not (directory / name).exists():
@@ -312,7 +312,7 @@ def point_to(directory: Path, iteration: int) -> None:
 
 
 def clear_leftovers(directory: Path) -> None:
-    """Remove what a write left behind in a directory."""
+    """Remove what interrupted writes left in a directory."""
     recover(directory)
     for name in scan(directory).leftovers:
         path = directory / name
@@ -324,7 +324,7 @@ def clear_leftovers(directory: Path) -> None:
 
 
 def _remove(directory: Path, name: str) -> None:
-    # Renamed first, so that a removal that is cut short leaves nothing with the final name.
+    # Rename first, so that an interrupted removal leaves nothing under the final name.
     path, leaving = directory / name, directory / f"{name}.removed{PARTIAL}"
     if path.exists():
         shutil.rmtree(leaving, ignore_errors=True)
@@ -334,15 +334,15 @@ def _remove(directory: Path, name: str) -> None:
 
 
 def prune(directory: Path, keep: int, newest: int) -> list[int]:
-    """Remove old steps, with their converted copies.
+    """Remove old steps with their universal copies.
 
     Args:
-        directory: Where they are.
-        keep: How many of the newest stay; 0: all.
-        newest: The newest that counts; what is after it stays.
+        directory: The checkpoints directory.
+        keep: How many of the newest steps to keep; 0 keeps all.
+        newest: The newest step that counts; later steps stay.
 
     Returns:
-        The iterations that were removed.
+        The removed iterations.
     """
     if not keep:
         return []
@@ -358,11 +358,11 @@ def prune(directory: Path, keep: int, newest: int) -> list[int]:
 
 
 def set_aside(directory: Path, after: int) -> list[str]:
-    """Rename steps so that no run takes them; nothing is removed.
+    """Rename steps so that no run uses them; nothing is removed.
 
     Args:
-        directory: Where they are.
-        after: Those after this iteration.
+        directory: The checkpoints directory.
+        after: Rename the steps after this iteration.
 
     Returns:
         The new names.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a checkpoint is of: the model's shape, which must be the same, and the layout, which may change."""
+"""A checkpoint's identity: the model's shape, which must match, and the layout, which may change."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["axes", "differences", "fingerprint", "layout_of", "model_of", "requi
 _REPLICAS = {"data"}
 
 
-# What checkpoints of earlier releases do not say: they knew one family.
+# Values missing in checkpoints of earlier releases, which knew one family of models.
 _FORMER = {
     "position_embedding": "learned",
     "norm": "layernorm",
@@ -35,12 +35,12 @@ _FORMER = {
 
 
 def model_of(config: Config) -> dict[str, Any]:
-    """Return what decides the parameters' names and shapes in the whole model, and what they mean."""
+    """Return what determines the parameters' names, shapes and meaning in the whole model."""
     spec, model = config.spec, config.model
-    # Under the names of the configuration's keys, which checkpoints have.
+    # Checkpoints use the names of the configuration's keys.
     return {
         **{key: getattr(model, key) for key in _FORMER},
-        # They change no shape, but what the weights mean.
+        # These keys change no shape, but the meaning of the weights.
         **(
             {key: getattr(model, key) for key in ("moe_router_topk", "moe_norm_topk_prob")}
             if model.experts
@@ -62,7 +62,7 @@ def model_of(config: Config) -> dict[str, Any]:
 
 
 def layout_of(config: Config, world_size: int) -> dict[str, Any]:
-    """Return what decides which rank holds which part of it, and in which form."""
+    """Return what determines which rank holds which part of the model, and in which form."""
     return {
         "tensor": config.parallel.tensor,
         "pipeline": config.parallel.pipeline,
@@ -73,13 +73,13 @@ def layout_of(config: Config, world_size: int) -> dict[str, Any]:
         "zero_stage": config.zero_stage,
         "precision": config.optimisation.precision,
         "padded_vocab_size": config.padded_vocab_size,
-        # Checkpoints of DeepSpeed's do not say so, as those of earlier releases.
+        # DeepSpeed's checkpoints leave it out, as those of earlier releases do.
         **({"engine": config.engine} if config.engine != "deepspeed" else {}),
     }
 
 
 def axes(layout: Mapping[str, Any]) -> str:
-    """Return a layout's axes, whose product is the world, for messages."""
+    """Return a layout's axes for messages; their product is the world size."""
     context = f" x CP {layout['context']}" if "context" in layout else ""
     return f"TP {layout['tensor']}{context} x PP {layout['pipeline']} x DP {layout['data']}"
 
@@ -87,7 +87,7 @@ def axes(layout: Mapping[str, Any]) -> str:
 def same_layout(saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
     """Tell whether ranks of one layout can read files of another as they are.
 
-    Without ZeRO all replicas have the same optimiser, so that their number may change.
+    Without ZeRO, all replicas have the same optimiser state, so their number may change.
 
     Args:
         saved: The layout of the files.
@@ -100,10 +100,10 @@ def same_layout(saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
 
 
 def differences(saved: Mapping[str, Any], config: Config) -> list[str]:
-    """Return in what a saved model differs from a job's, each as ``model.KEY is X here and Y there``.
+    """Return the differences between a saved model and a job's, as ``model.KEY is X here and Y there``.
 
     Args:
-        saved: What :func:`model_of` said of it.
+        saved: The result of :func:`model_of` when it was saved.
         config: The job.
     """
     wanted = model_of(config)
@@ -116,7 +116,7 @@ def differences(saved: Mapping[str, Any], config: Config) -> list[str]:
 
 
 def require_same_model(saved: Mapping[str, Any], config: Config, where: Path) -> None:
-    """Refuse a checkpoint of another model in one sentence.
+    """Reject a checkpoint of another model in one sentence.
 
     Raises:
         TrainerError: The shapes differ.

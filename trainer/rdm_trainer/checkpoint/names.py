@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Parameters that had other names in the checkpoints of earlier releases."""
+"""Parameters with other names in checkpoints of earlier releases."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 __all__ = ["has_former_names", "present_name", "with_present_names"]
 
-# Until 0.1.0 → now; below a layer's number, where there is one.
+# Names until 0.1.0 → present names, after a layer's number if there is one.
 _RENAMED = {
     "attention_norm": "input_layernorm",
     "attention.input": "self_attention.qkv_proj",
@@ -26,20 +26,20 @@ _FORMER = re.compile(rf"(\d+\.)?({'|'.join(map(re.escape, _RENAMED))})\.(weight|
 
 
 def present_name(name: str) -> str:
-    """Return what a parameter of a checkpoint is called now."""
+    """Return the present name of a checkpoint's parameter."""
     match = _FORMER.fullmatch(name)
     return f"{match[1] or ''}{_RENAMED[match[2]]}.{match[3]}" if match else name
 
 
 def has_former_names(names: Iterable[str]) -> bool:
-    """Tell whether any of some names is a former one."""
+    """Tell whether any of the names is a former one."""
     return any(_FORMER.fullmatch(name) for name in names)
 
 
 def with_present_names(state: Any) -> Any:
-    """Return what was read of a file of DeepSpeed's with the weights under their present names.
+    """Return the content of one of DeepSpeed's files with the weights under their present names.
 
-    They are the file's own keys, or those of its ``module``.
+    The weights are at the top level or under ``module``.
     """
     if not isinstance(state, dict):
         return state

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Files of a checkpoint, read as data only and compared with their checksums on the way.
+"""Reading of checkpoint files as pure data, with a check of their checksums.
 
-``torch.save`` writes an archive with a checksum of each part, which ``torch.load`` does not look at: a bit
-that a disk or a wire flipped would be trained with.
+``torch.save`` writes an archive with a checksum of each part, but ``torch.load`` ignores it. Without the
+check, training would go on with bits that a disk or a network flipped.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _DATA_ONLY = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
 
 @functools.cache
 def _classes_of_deepspeed() -> list[Any]:
-    """Return what DeepSpeed writes beside tensors and plain values."""
+    """Return the classes that DeepSpeed writes in addition to tensors and plain values."""
     if importlib.util.find_spec("deepspeed") is None:
         raise TrainerError(
             "The checkpoint is DeepSpeed's, which is not installed here; install it to read the checkpoint."
@@ -45,20 +45,20 @@ def _classes_of_deepspeed() -> list[Any]:
             raise pickle.UnpicklingError(f"attribute {name} of {kind!r} is not read from a checkpoint")
         return ZeroStageEnum[name]
 
-    # Python 3.11.0 to 3.11.3 write a member of an enumeration as `getattr` of its class.
+    # Python 3.11.0 to 3.11.3 pickle a member of an enumeration as `getattr` of its class.
     return [DynamicLossScaler, LossScaler, ZeroStageEnum, fragment_address, (zero_stage, "builtins.getattr")]
 
 
-# Of a part's header: the lengths of the name and of the extra field, and where they are.
+# The lengths of the name and of the extra field in a part's header.
 _LENGTHS = struct.Struct("<26xHH")
 
 
 @contextlib.contextmanager
 def as_data(*, of_deepspeed: bool) -> Iterator[None]:
-    """Let ``torch.load``, also DeepSpeed's, make tensors and plain values, and no more.
+    """Limit ``torch.load``, also when DeepSpeed calls it, to tensors and plain values.
 
     Args:
-        of_deepspeed: DeepSpeed wrote it; the few classes of its own that it writes are made as well.
+        of_deepspeed: DeepSpeed wrote the file; also allow the few classes that it writes.
     """
     before = os.environ.get(_DATA_ONLY)
     os.environ[_DATA_ONLY] = "1"
@@ -76,14 +76,14 @@ def load(path: Path, *, map_location: Any = None, of_deepspeed: bool = False) ->
 
     Args:
         path: The file.
-        map_location: As ``torch.load`` takes it.
+        map_location: As for ``torch.load``.
         of_deepspeed: DeepSpeed wrote it.
 
     Returns:
-        The content, and whether all of it is as it was written.
+        The content, and whether all of it is intact.
 
     Raises:
-        zipfile.BadZipFile: What tells the content is damaged; other errors may come of damage as well.
+        zipfile.BadZipFile: The pickle that describes the content is damaged. Damage can cause other errors.
     """
     with _Checked(path) as file:
         file.check_pickle()
@@ -93,20 +93,20 @@ def load(path: Path, *, map_location: Any = None, of_deepspeed: bool = False) ->
 
 
 def load_mapped(path: Path, *, of_deepspeed: bool = False) -> Any:
-    """Map a file, of which only what is used is read; nothing is compared."""
+    """Map a file, so that only the parts in use are read; checksums are not checked."""
     with as_data(of_deepspeed=of_deepspeed):
         return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
 
 
 class _Checked(io.FileIO):
-    """An archive of torch's that compares each part with its checksum when it is read."""
+    """One of torch's archives; it compares each part with its checksum when it is read."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
         self._archive = zipfile.ZipFile(path)
         self._unread = {part.header_offset: part for part in self._archive.infolist()}
         self._contents: dict[int, zipfile.ZipInfo] = {}
-        # torch compresses nothing, and would expand what the damaged list of parts calls compressed.
+        # torch never compresses, but would decompress a part that a damaged list of parts calls compressed.
         self._sound = all(part.compress_type == zipfile.ZIP_STORED for part in self._archive.infolist())
 
     def close(self) -> None:
@@ -115,7 +115,7 @@ class _Checked(io.FileIO):
         super().close()
 
     def readinto(self, buffer: Any, /) -> int:
-        """Fill a buffer: torch asks for each part's header and then for all of its content."""
+        """Fill a buffer. torch reads each part's header, and then all of its content."""
         data = memoryview(buffer).cast("B")
         begin, count = self.tell(), 0
         while count < len(data) and (read := super().readinto(data[count:])):
@@ -128,14 +128,14 @@ class _Checked(io.FileIO):
         return count
 
     def check_pickle(self) -> None:
-        """Compare what tells the rest of the content, before anything is made of it."""
+        """Check the pickle that describes the content before it is loaded."""
         for part in self._archive.infolist():
             if part.filename.endswith("/data.pkl"):
                 self._archive.read(part)
 
     def is_sound(self) -> bool:
-        """Read what torch did not ask for, and tell whether every part is as it was written."""
-        # Of a weight that torch did not ask for, it has made something up: the list of parts is damaged.
+        """Read the parts that torch did not read, and tell whether every part is intact."""
+        # torch fills a weight that it did not read with garbage; the list of parts is damaged.
         if any("/data/" in part.filename and part.file_size for part in self._unread.values()):
             return False
         try:

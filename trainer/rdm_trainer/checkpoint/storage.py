@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A checkpoints directory as all ranks see it: one, or one on each node, or anything in between."""
+"""A checkpoints directory as seen by all ranks: one shared, one per node, or anything in between."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ from rdm_trainer.distributed.leaders import find_leaders
 
 __all__ = ["Storage"]
 
-# Bytes that are sent between two meetings of all ranks.
+# Bytes sent between two barriers of all ranks.
 _MEETING = 4 * 1024**3
 
 
 class Storage:
-    """The directory on every rank, and which ranks share it. Every rank makes one.
+    """The directory on every rank, and which ranks share it. Every rank creates one.
 
     Args:
-        directory: The directory under its name on this rank.
+        directory: The directory's path on this rank.
         collective: All ranks.
-        create: Make the directory where it is missing, and refuse one that cannot be written. Otherwise it is
+        create: Create a missing directory, and reject one that is not writable. Otherwise the directory is
             only read.
 
     Attributes:
-        stores: For each rank, the rank that leads those who see the same directory.
-        leaders: The leaders, in order: one of each distinct directory.
-        is_leader: This rank leads.
+        stores: For each rank, the leader of the ranks that see the same directory.
+        leaders: The leaders in order, one for each distinct directory.
+        is_leader: This rank is a leader.
     """
 
     def __init__(self, directory: Path, collective: Collective, *, create: bool = True) -> None:
         self.directory = directory
         self.collective = collective
-        # As the job knows it, where an agent started this rank.
+        # The job's name of this node, if an agent started this rank.
         self.node = os.environ.get("RDM_NODE") or socket.gethostname()
         error = None
         if create:
@@ -58,7 +58,7 @@ class Storage:
 
     @property
     def is_shared(self) -> bool:
-        """All ranks see one directory."""
+        """All ranks see the same directory."""
         return len(self.leaders) == 1
 
     def _refuse(self, error: str | None, what: str) -> None:
@@ -67,12 +67,12 @@ class Storage:
             raise TrainerError(f"{what}: {first}.", exit_code=FAILED)
 
     def inventories(self) -> dict[int, Inventory]:
-        """Return what each directory has, by its leader."""
+        """Return the contents of each directory, by its leader."""
         found = self.collective.gather(files.scan(self.directory) if self.is_leader else None)
         return {rank: inventory for rank, inventory in enumerate(found) if inventory is not None}
 
     def each(self, action: Callable[[], Any]) -> str | None:
-        """Let each leader do something, and return the first error, if any: where, which file, why."""
+        """Run an action on each leader, and return the first error, if any: where, which file, why."""
         error = None
         if self.is_leader:
             try:
@@ -82,18 +82,18 @@ class Storage:
         return self.first_error(error)
 
     def first_error(self, error: str | None) -> str | None:
-        """Return the first of the ranks' errors, with the rank and its node; None if none has one."""
+        """Return the first error of any rank, with the rank and its node; None if there is none."""
         return self.collective.first_error(None if error is None else f"node {self.node}: {error}")
 
     def clear_leftovers(self) -> None:
-        """Remove what a write left behind, everywhere."""
+        """Remove what interrupted writes left in every directory."""
         self.each(lambda: files.clear_leftovers(self.directory))
 
     def repair_pointers(self, inventories: dict[int, Inventory], iteration: int) -> str | None:
-        """Make every directory's pointers say this iteration.
+        """Point every directory's pointers to an iteration.
 
         Returns:
-            One line about those that did not, None if all did.
+            One line about the pointers that were wrong; None if all were right.
         """
         wrong = {
             rank: inventory for rank, inventory in inventories.items() if not inventory.points_to(iteration)
@@ -113,19 +113,19 @@ class Storage:
     def spread(
         self, name: str, manifest: Manifest, needed: Sequence[set[str]], inventories: dict[int, Inventory]
     ) -> int:
-        """Bring files of a step to the directories whose ranks need them.
+        """Copy files of a step to the directories whose ranks need them.
 
         Args:
             name: The step's directory.
-            manifest: Its files.
-            needed: By rank, the names of the files that it will read.
-            inventories: What each directory has.
+            manifest: Its manifest.
+            needed: For each rank, the names of the files that it will read.
+            inventories: The contents of each directory, by its leader.
 
         Returns:
-            Bytes that were sent, by all nodes together.
+            Bytes sent by all nodes together.
 
         Raises:
-            TrainerError: A directory could not take them.
+            TrainerError: A file could not be read, sent or written.
         """
         have = {leader: _sizes(inventories[leader], name) for leader in self.leaders}
         moves = []
@@ -146,11 +146,11 @@ class Storage:
                 error = error or _receive(self.collective, path, size, source)
             moved += size
             if moved > _MEETING:
-                # Those who have nothing to send must not wait for the rest in one operation.
+                # Ranks with nothing to send must not wait for all transfers in one operation.
                 moved = 0
                 self.collective.barrier()
         if moves and self.is_leader and error is None:
-            # What has the manifest is known to belong together the next time.
+            # With the manifest, the next run knows that these files belong together.
             with contextlib.suppress(OSError):
                 manifest.write(self.directory / name)
         self._refuse(error, f"The checkpoint {name} could not be brought to every node")
@@ -164,7 +164,7 @@ def _sizes(inventory: Inventory, name: str) -> dict[str, int]:
 
 
 def _send(collective: Collective, path: Path, size: int, to: int) -> str | None:
-    # The receiver waits for SIZE bytes whatever happens here: an error is told when all moves are done.
+    # The receiver waits for all bytes whatever happens here, so an error is reported after all transfers.
     error: str | None = None
     with contextlib.ExitStack() as stack:
         try:

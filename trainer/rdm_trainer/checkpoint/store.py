@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The checkpoints of a training: save, resume, and agree about both over all ranks."""
+"""The checkpoints of a training: save and resume, coordinated over all ranks."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ from rdm_trainer.engines.engine import Engine
 __all__ = ["Checkpoints"]
 
 _RANDOM = "rng_states.pt"
-# Processes that convert a checkpoint at the most: each looks into every file.
+# Maximum number of processes that convert a checkpoint, because each opens every file.
 _PARTS = 64
 
 
 class Checkpoints:
-    """Save and resume. Every rank makes one, and calls its methods with the others.
+    """Save and resume. Every rank creates one, and all ranks call its methods together.
 
     Args:
         config: The job.
-        engine: Whose states are saved and replaced.
+        engine: The engine whose states are saved and restored.
         topology: This rank's place.
         collective: All ranks.
-        directory: The checkpoints directory under its name on this rank.
-        say: Takes a line for the log; called on rank 0.
+        directory: The checkpoints directory's path on this rank.
+        say: Logs a line; called on rank 0.
     """
 
     def __init__(
@@ -70,24 +70,24 @@ class Checkpoints:
 
     @property
     def pending(self) -> int | None:
-        """The iteration that is being saved and is not committed."""
+        """The iteration that is being saved and is not yet committed."""
         return self._pending[0] if self._pending else None
 
     def save(self, iteration: int, state: Mapping[str, Any]) -> bool:
-        """Save a step; when that is asynchronous, begin to.
+        """Save a step, or begin to if saving is asynchronous.
 
-        A failure is told in the log, on all ranks alike, and leaves the checkpoints before as they were.
+        All ranks agree on a failure. It is logged, and earlier checkpoints stay as they were.
 
         Args:
-            iteration: The step that is done.
-            state: The training's own state, which JSON can hold.
+            iteration: The last completed step.
+            state: The training's state, serialisable as JSON.
 
         Returns:
-            Whether it is saved, or begun.
+            Whether the step was saved, or saving began.
 
         Raises:
-            TrainerError: The state is not finite, so that it must not become the newest, and training on
-                cannot mend it.
+            TrainerError: The state has values that are not finite. It must not become the newest checkpoint,
+                and further training cannot repair it.
         """
         self.finish()
         problem = self._collective.first_error(self._engine.first_not_finite())
@@ -111,7 +111,7 @@ class Checkpoints:
         return self._config.checkpoint.asynchronous or self.finish()
 
     def finish(self) -> bool:
-        """Wait for what is being written, and commit it; True when nothing is, too."""
+        """Wait for a pending save and commit it. Return whether that worked; True if none is pending."""
         if self._pending is None:
             return True
         iteration, state = self._pending
@@ -133,7 +133,7 @@ class Checkpoints:
             self._storage.each(lambda: _remove(partial))
             return self._failed(iteration, problem)
         self.newest = iteration
-        # The checkpoint is whole; without the pointers it is found all the same.
+        # The checkpoint is complete, and is found even without the pointers.
         problem = self._storage.each(lambda: files.point_to(directory, iteration))
         self._storage.each(lambda: files.prune(directory, self._config.checkpoint.keep, iteration))
         if problem is not None:
@@ -153,10 +153,10 @@ class Checkpoints:
     # Resuming.
 
     def resume(self) -> Mapping[str, Any] | None:
-        """Go on from the newest complete checkpoint, or from that of ``checkpoint.load``.
+        """Resume from the newest complete checkpoint, or else from that of ``checkpoint.load``.
 
         Returns:
-            The state that :meth:`save` was given, None to begin anew.
+            The state passed to :meth:`save`; None to start from scratch.
 
         Raises:
             TrainerError: The checkpoint is of another model, or cannot be read.
@@ -204,7 +204,7 @@ class Checkpoints:
         newest = max(whole, default=None)
         steps = sorted({step for inventory in inventories.values() for step in inventory.steps})
         if newest is None and steps:
-            # To begin anew would in time overwrite what a node that comes back may complete.
+            # Starting from scratch would in time overwrite steps that a returning node may complete.
             there = ", ".join(map(str, steps))
             nodes = ", ".join(storage.nodes[leader] for leader in storage.leaders)
             raise TrainerError(
@@ -219,7 +219,7 @@ class Checkpoints:
     def _load(self, storage: Storage, manifest: Manifest, inventories: dict[int, Inventory]) -> None:
         name = files.tag(manifest.iteration)
         if METADATA in manifest.files:
-            # It says which files a rank reads.
+            # The metadata tells which files a rank reads.
             every = [{METADATA} for _ in range(self._collective.size)]
             self._spread(storage, name, manifest, every, inventories)
             inventories = storage.inventories()
@@ -247,7 +247,7 @@ class Checkpoints:
         name = files.universal_tag(manifest.iteration)
         converted = _whole_universal(inventories, manifest.iteration)
         if converted is None:
-            # One node needs all files of the step, for the conversion.
+            # The conversion needs all files of the step on one node.
             everything = [
                 set(manifest.files) if rank == 0 else set() for rank in range(self._collective.size)
             ]
@@ -274,13 +274,13 @@ class Checkpoints:
         )
 
     def _needed(self, storage: Storage, own: set[str]) -> list[set[str]]:
-        """Return the files that each rank reads; of one directory for all, only what this rank reads."""
+        """Return the files that each rank reads; with a shared directory, only those of this rank."""
         if storage.is_shared:
             return [own if rank == self._collective.rank else set() for rank in range(self._collective.size)]
         return self._collective.gather(own)
 
     def _share(self, storage: Storage, manifest: Manifest, needed: list[set[str]]) -> set[str]:
-        """Divide the files that the ranks of a directory read, each often by many, between these ranks."""
+        """Return this rank's share of checking the files that the ranks of its directory read."""
         rank = self._collective.rank
         ranks = [other for other, store in enumerate(storage.stores) if store == storage.stores[rank]]
         names = manifest.files if storage.is_shared else set().union(*(needed[other] for other in ranks))
@@ -288,7 +288,7 @@ class Checkpoints:
         return universal.shares(sizes, len(ranks))[ranks.index(rank)]
 
     def _refuse(self, directory: Path, damaged: set[str]) -> None:
-        """Fail on all ranks alike when any of them read a damaged file."""
+        """Raise an error on all ranks if any rank read a damaged file."""
         found = {name for names in self._collective.gather(damaged) for name in names}
         if found:
             raise damage.error(directory, found)
@@ -306,7 +306,7 @@ class Checkpoints:
             self._say(f"brought {sent / 1e6:.1f} MB of {name} to nodes that did not have it")
 
     def _convert(self, storage: Storage, manifest: Manifest) -> None:
-        """Convert in processes of the ranks that see rank 0's directory, while all ask now and then."""
+        """Convert in subprocesses of the ranks that see rank 0's directory, while all ranks poll."""
         self._say(
             f"converting the checkpoint of iteration {manifest.iteration} for another layout:"
             f" {_short(manifest.layout)} -> {_short(self._layout)}"
@@ -317,7 +317,7 @@ class Checkpoints:
         process: subprocess.Popen[str] | None = None
         error = None
         if rank in workers:
-            # Without an accelerator: the conversion is the CPU's, and the memory there is the ranks'.
+            # Hide the accelerators: the conversion runs on the CPU, and GPU memory belongs to the ranks.
             hidden = dict.fromkeys(("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"), "")
             process = subprocess.Popen(
                 [
@@ -355,7 +355,7 @@ class Checkpoints:
         self._on_first(lambda: universal.finish(*place))
 
     def _on_first(self, action: Callable[[], object]) -> None:
-        """Let rank 0 do something, and fail everywhere when it fails."""
+        """Run an action on rank 0, and raise its failure on every rank."""
         error = None
         if self._collective.rank == 0:
             try:
@@ -368,9 +368,9 @@ class Checkpoints:
 
 
 def _whole_universal(inventories: Mapping[int, Inventory], iteration: int) -> Manifest | None:
-    """Return the manifest of an iteration's universal copy if it is whole over all directories.
+    """Return the manifest of an iteration's universal copy if it is complete over all directories.
 
-    A copy that an earlier release made does not count: its parameters' names are those of that time.
+    A copy made by an earlier release does not count, because its parameters have other names.
     """
     copies = [Inventory(steps=inventory.universal) for inventory in inventories.values()]
     found = files.complete_steps(copies).get(iteration)
@@ -392,7 +392,7 @@ def _make_anew(directory: Path) -> None:
 
 
 def _commit(directory: Path, name: str, manifest: Manifest) -> None:
-    # A converted copy of an earlier checkpoint of this iteration is no longer one.
+    # A universal copy of an earlier checkpoint of this iteration is outdated.
     _remove(directory / files.universal_tag(manifest.iteration))
     files.commit(directory, name, manifest)
 

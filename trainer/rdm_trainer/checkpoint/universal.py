@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A step's directory made independent of the layout: DeepSpeed's universal checkpoint.
+"""Conversion of a step to DeepSpeed's universal checkpoint, which does not depend on the layout.
 
-Each parameter becomes a directory with its full fp32 weights and optimiser states, whatever ranks held them
-before; every layout then takes its part. DeepSpeed's ``ds_to_universal`` makes the same files from ZeRO 1 and
-2 (a test compares them); from ZeRO 3 it makes others, which its ZeRO 1 and 2 cannot read, and from a run
-without ZeRO none. It also writes every piece of every parameter to the disk in between. Here the checkpoint's
-files are mapped, and one parameter at a time is put together and written.
+Each parameter becomes a directory with its full fp32 weights and optimiser states, whichever ranks held them
+before. Every layout then loads its part. DeepSpeed's ``ds_to_universal`` makes the same files from ZeRO 1 and
+2 (a test compares them). From ZeRO 3 it makes other files, which its ZeRO 1 and 2 cannot read; from a run
+without ZeRO it makes none. It also writes every fragment of every parameter to disk first. This conversion
+maps the checkpoint's files instead, and merges and writes one parameter at a time.
 
-Parameters are divided over all ranks that see the files. Each starts ``python -m
-rdm_trainer.checkpoint.universal DIRECTORY ITERATION PART PARTS``, a process of its own, so that its memory is
-given back and the ranks can wait without a time limit.
+The ranks that see the files share the parameters. Each rank starts ``python -m
+rdm_trainer.checkpoint.universal DIRECTORY ITERATION PART PARTS``. It is a separate process, so that its
+memory is freed and the ranks can wait without a time limit.
 """
 
 from __future__ import annotations
@@ -55,32 +55,32 @@ __all__ = [
 ]
 
 EXPERT_PATTERNS = "expert_parameter_patterns"
-"""Beside DeepSpeed's keys: patterns of the parameters that the ranks of the expert axis share."""
+"""A key in addition to DeepSpeed's: patterns of the parameters sharded over the expert axis."""
 
 STATES = ("fp32", "exp_avg", "exp_avg_sq")
 
-# DeepSpeed reads as many parameter groups as the first stage had; others may have more.
+# DeepSpeed reads as many parameter groups as the first stage had; other stages may have more.
 _GROUPS = 16
 
 
-# A parameter of a layer's part, which only blocks have.
+# A parameter of a layer's submodule, as in blocks.
 _IN_BLOCK = re.compile(r"[0-9]+\.\w+\.")
 
 
 def merging(config: Config) -> dict[str, Any]:
-    """Return what DeepSpeed's universal checkpoints need to know to merge tensor-parallel parts.
+    """Return the information in DeepSpeed's universal checkpoints for merging tensor-parallel parts.
 
-    Every pattern meets at least one parameter of the whole model: the conversion refuses others.
+    Every pattern matches at least one parameter of the whole model, as the conversion requires.
 
     Args:
-        config: Whose ``model`` it is.
+        config: The job with the model.
     """
     whole, rows, vocabulary, tied, experts = [], [], [], [], []
     for name, placement, shared in _placements(config):
         pattern = "^" + re.escape(name) + "$"
         if _IN_BLOCK.match(name):
-            # One for all blocks. Other layers' names are too alike: an untied embedding's and the last norm's
-            # differ in the number alone.
+            # One pattern covers all blocks. Names of other layers are too similar: an untied embedding's and
+            # the last norm's differ only in the number.
             pattern = re.sub(r"^\^[0-9]+", r"^[0-9]+", pattern)
         if placement.vocabulary:
             vocabulary.append(pattern)
@@ -104,7 +104,7 @@ def merging(config: Config) -> dict[str, Any]:
 
 
 def _placements(config: Config) -> Iterator[tuple[str, Placement, bool]]:
-    """Name every parameter of the whole model, with its placement and whether layers share it."""
+    """Yield the name of every parameter of the whole model, its placement, and whether layers share it."""
     seen = set()
     for index, layer in enumerate(models.layers(config, Topology.single())):
         with torch.device("meta"):
@@ -118,7 +118,7 @@ def _placements(config: Config) -> Iterator[tuple[str, Placement, bool]]:
 
 @dataclass(frozen=True)
 class _Piece:
-    """One rank's part of a parameter: flat, in order of the data ranks, and the shape of all of them."""
+    """One model rank's part of a parameter: the data ranks' flat fragments in order, and its shape."""
 
     name: str
     shape: torch.Size
@@ -126,16 +126,16 @@ class _Piece:
     step: Any
 
     def whole(self, state: str) -> torch.Tensor:
-        """Return one state of all data ranks, without padding, in the parameter's shape."""
+        """Return one state, joined over data ranks, without padding, in the parameter's shape."""
         return torch.cat(self.states[state])[: self.shape.numel()].view(self.shape)
 
 
 def needed_files(manifest: Manifest, names: Iterable[str]) -> set[str]:
-    """Return the files of a copy that are read for some parameters.
+    """Return the files of a universal copy to read for some parameters.
 
     Args:
-        manifest: Of the copy.
-        names: The parameters'.
+        manifest: The copy's manifest.
+        names: The parameters' names.
     """
     own = {f"zero/{name}" for name in names}
     return {
@@ -146,12 +146,12 @@ def needed_files(manifest: Manifest, names: Iterable[str]) -> set[str]:
 
 
 def parameter_folder(universal: Path, name: str) -> Path:
-    """Return where a parameter lies in a universal checkpoint."""
+    """Return a parameter's directory in a universal checkpoint."""
     return universal / "zero" / name
 
 
 class _Source:
-    """The files of one step, by pipeline rank and the rank of the tensor and expert axes."""
+    """The files of one step, by pipeline rank and by rank on the tensor and expert axes."""
 
     def __init__(self, directory: Path, layout: Mapping[str, Any]) -> None:
         self.directory = directory
@@ -161,7 +161,7 @@ class _Source:
         self.data, self.stage = int(layout["data"]) // expert, int(layout["zero_stage"])
 
     def model_state(self, pipe: int, part: int) -> dict[str, Any]:
-        """Read what data rank 0 of this place wrote beside the optimiser."""
+        """Read what data rank 0 of this place wrote apart from the optimiser."""
         number = pipe * self.model + part
         prefix = "zero_pp_rank_0_" if self.stage == 3 else ""
         state: dict[str, Any] = load_mapped(
@@ -190,7 +190,7 @@ class _Source:
         return self._replicated(pipe, part)
 
     def _partitioned_optimiser(self, pipe: int, part: int) -> Iterator[_Piece]:
-        """ZeRO 1 and 2: of each group a flat tensor, cut between data ranks wherever it falls."""
+        """ZeRO 1 and 2: one flat tensor per group, split over data ranks regardless of parameters."""
         shapes: dict[str, torch.Size] = {}
         for group in self.model_state(pipe, part)[keys.PARAM_SHAPES]:
             shapes.update(group)
@@ -214,7 +214,7 @@ class _Source:
                 yield _Piece(name, shapes[name], states, step)
 
     def _partitioned_weights(self, pipe: int, part: int) -> Iterator[_Piece]:
-        """ZeRO 3: each parameter cut evenly between data ranks, padded at the end."""
+        """ZeRO 3: each parameter split evenly over data ranks, padded at the end."""
         groups = self.model_state(pipe, part)[keys.PARAM_SHAPES]
         replicas = self.optimiser_states(pipe, part)
         for number, shapes in enumerate(groups):
@@ -233,7 +233,7 @@ class _Source:
                 yield _Piece(name, shape, states, step)
 
     def _replicated(self, pipe: int, part: int) -> Iterator[_Piece]:
-        """Without ZeRO, which is fp32 alone: the optimiser is torch's, and all replicas have the same."""
+        """No ZeRO, fp32 only: the optimiser is torch's, and all replicas have the same state."""
         model = self.model_state(pipe, part)
         names: list[list[str]] = model["optimizer_parameters"]
         optimiser = model["optimizer"]
@@ -263,11 +263,11 @@ class _Source:
 
 
 class WholeWeights:
-    """The weights of a step, fp32, whatever layout wrote them; of the files, only what is asked for is read.
+    """The fp32 weights of a step, whichever layout wrote them; only requested weights are read.
 
     Args:
-        directory: The step's.
-        layout: What its manifest says of it.
+        directory: The step's directory.
+        layout: The layout in its manifest.
     """
 
     def __init__(self, directory: Path, layout: Mapping[str, Any]) -> None:
@@ -280,10 +280,10 @@ class WholeWeights:
         self._pieces = {present_name(name): (name, pieces) for name, pieces in _by_name(self._source).items()}
 
     def whole(self, name: str) -> torch.Tensor:
-        """Return a whole parameter; a vocabulary's without padding.
+        """Return a whole parameter, without padding of the vocabulary.
 
         Raises:
-            KeyError: There is none of this name.
+            KeyError: There is no parameter with this name.
         """
         if self._metadata is not None:
             return distributed.read_whole(self._directory, self._metadata, f"{STATES[0]}.{name}")
@@ -295,26 +295,26 @@ class WholeWeights:
 
 
 def _by_name(source: _Source) -> dict[str, list[_Piece]]:
-    """Return the ranks' pieces of each parameter; of a tied one, the first stage's count."""
+    """Return the ranks' pieces of each parameter; for a tied one, those of its first stage."""
     whole: dict[str, list[_Piece]] = {}
     experts = source.model_state(0, 0)[keys.UNIVERSAL_CHECKPOINT_INFO].get(EXPERT_PATTERNS, ())
     for pipe in range(source.pipeline):
         ranks = [{piece.name: piece for piece in source.pieces(pipe, rank)} for rank in range(source.model)]
         for name in ranks[0]:
-            # The ranks of the expert axis share the experts, and have the rest alike.
+            # The experts are sharded over the expert axis; all else is replicated there.
             shared = any(re.match(pattern, name) for pattern in experts)
             whole.setdefault(name, [pieces[name] for pieces in (ranks if shared else ranks[: source.tensor])])
     return whole
 
 
 def _merge(parts: list[torch.Tensor], name: str, info: Mapping[str, Any]) -> dict[str, Any]:
-    """Put the tensor ranks' parts of one state together, as DeepSpeed's loader takes it apart again."""
+    """Merge the tensor ranks' parts of one state into the form that DeepSpeed's loader splits again."""
 
     def matches(kind: str) -> bool:
         return any(re.match(pattern, name) for pattern in info.get(kind, ()))
 
     if matches(keys.TP_REPLICATED_PARAMETER_PATTERNS) and not (
-        # Until 0.1.0 the pattern of the last norm met an untied vocabulary, too.
+        # Until 0.1.0, the pattern of the last norm also matched an untied vocabulary.
         matches(keys.VOCABULARY_PARAMETER_PATTERNS) and not torch.equal(parts[0], parts[-1])
     ):
         return {keys.PARAM: parts[0].clone()}
@@ -334,7 +334,7 @@ def _save(value: Any, path: Path) -> None:
 
 
 def convert(directory: Path, iteration: int) -> Path:
-    """Make the universal copy of a step, in one move at the end.
+    """Make the universal copy of a step; it gets its name in one rename at the end.
 
     Args:
         directory: The checkpoints directory, with all files of the step.
@@ -344,7 +344,7 @@ def convert(directory: Path, iteration: int) -> Path:
         The copy's directory, ``global_stepN_universal``.
 
     Raises:
-        TrainerError: The step is not complete or damaged, or the disk is full.
+        TrainerError: The step is incomplete or damaged, or the disk is full.
     """
     begin(directory, iteration)
     try:
@@ -356,10 +356,10 @@ def convert(directory: Path, iteration: int) -> Path:
 
 
 def begin(directory: Path, iteration: int) -> None:
-    """Make room for a copy, of which several processes then make a part each.
+    """Prepare a copy, so that several processes can each make a part of it.
 
     Raises:
-        TrainerError: The step is not complete, or the directory cannot be written.
+        TrainerError: The step is incomplete, or the directory cannot be written.
     """
     manifest = Manifest.read(directory / files.tag(iteration))
     if manifest is None or files.missing(manifest, [files.scan(directory).steps.get(iteration)]):
@@ -373,13 +373,13 @@ def begin(directory: Path, iteration: int) -> None:
 
 
 def convert_part(directory: Path, iteration: int, part: int, parts: int) -> None:
-    """Make one part of a copy that was begun: some of the parameters.
+    """Convert one part of the parameters, after :func:`begin`.
 
     Args:
-        directory: Where the checkpoints are.
-        iteration: Which.
+        directory: The checkpoints directory.
+        iteration: The step.
         part: The part's number, from 0.
-        parts: Of how many.
+        parts: The number of parts.
 
     Raises:
         TrainerError: The step is damaged, or the disk is full.
@@ -387,14 +387,14 @@ def convert_part(directory: Path, iteration: int, part: int, parts: int) -> None
     step_directory = directory / files.tag(iteration)
     manifest = Manifest.read(step_directory)
     assert manifest is not None
-    # Mapped and read in parts by all processes, each file is compared with its checksums by one of them.
+    # All processes map all files, but only one process checks each file's checksums.
     damage.refuse(step_directory, shares(manifest.files, parts)[part])
     with _told(directory, iteration), damage.naming(step_directory, manifest.files):
         _convert(manifest, step_directory, _partial(directory, iteration), part, parts)
 
 
 def finish(directory: Path, iteration: int) -> Path:
-    """Give a copy whose parts are all there its name, and return its directory."""
+    """Give a copy with all its parts its final name, and return its directory."""
     manifest = Manifest.read(directory / files.tag(iteration))
     assert manifest is not None
     name = files.universal_tag(iteration)
@@ -409,7 +409,7 @@ def finish(directory: Path, iteration: int) -> Path:
 
 
 def abandon(directory: Path, iteration: int) -> None:
-    """Take away what there is of a copy that was begun."""
+    """Remove an unfinished copy."""
     shutil.rmtree(_partial(directory, iteration), ignore_errors=True)
 
 
@@ -419,7 +419,7 @@ def _partial(directory: Path, iteration: int) -> Path:
 
 @contextlib.contextmanager
 def _told(directory: Path, iteration: int) -> Iterator[None]:
-    """Turn what goes wrong into one sentence."""
+    """Turn a failure into an error of one sentence."""
     try:
         yield
     except (OSError, RuntimeError) as error:
@@ -431,11 +431,11 @@ def _told(directory: Path, iteration: int) -> Iterator[None]:
 
 
 def shares(sizes: Mapping[str, int], parts: int) -> list[set[str]]:
-    """Divide names so that what each part has in all is about as large: the largest come first.
+    """Distribute names so that all parts are about the same size, placing the largest first.
 
     Args:
-        sizes: Each name's.
-        parts: How many there are to be.
+        sizes: Size of each name's data.
+        parts: The number of parts.
     """
     found: list[set[str]] = [set() for _ in range(parts)]
     loads = [(0, part) for part in range(parts)]
@@ -470,24 +470,24 @@ class _DeepSpeedStep:
         self._source = _Source(directory, manifest.layout)
         self._first = self._source.model_state(0, 0)
         self._info = self._first[keys.UNIVERSAL_CHECKPOINT_INFO]
-        # Mapped: what is another one's part is not read.
+        # The files are mapped, so other processes' parts are not read.
         self._pieces = _by_name(self._source)
         self.sizes = {name: pieces[0].shape.numel() for name, pieces in self._pieces.items()}
 
     def merged(self, name: str, state: str) -> dict[str, Any]:
-        """Return a state of a parameter, as DeepSpeed's loader takes it apart again."""
+        """Return a parameter's merged state in the form that DeepSpeed's loader splits again."""
         return _merge([piece.whole(state) for piece in self._pieces[name]], name, self._info)
 
     def step(self, name: str) -> Any:
-        """Return how often a parameter was updated."""
+        """Return the number of updates of a parameter."""
         return self._pieces[name][0].step
 
     def common(self) -> dict[str, Any]:
-        """Return what DeepSpeed keeps once for the whole optimiser."""
+        """Return what DeepSpeed stores once for the whole optimiser."""
         return _common(self._source, self._first)
 
     def rest(self) -> dict[str, Any]:
-        """Return what else it keeps."""
+        """Return what else DeepSpeed stores."""
         dropped = {"module", "optimizer", keys.PARAM_SHAPES, "frozen_param_shapes", "frozen_param_fragments"}
         return {key: value for key, value in self._first.items() if key not in dropped}
 
@@ -508,20 +508,20 @@ class _NativeStep:
         self._step = distributed.read_whole(directory, self._metadata, "step")[0]
 
     def merged(self, name: str, state: str) -> dict[str, Any]:
-        """Return a state of a parameter, as DeepSpeed's loader takes it apart again."""
+        """Return a parameter's merged state in the form that DeepSpeed's loader splits again."""
         whole = distributed.read_whole(self._directory, self._metadata, f"{state}.{name}")
         return _merge([whole], name, self._info)
 
     def step(self, name: str) -> torch.Tensor:  # noqa: ARG002
-        """Return how often a parameter was updated."""
+        """Return the number of updates of a parameter."""
         return self._step
 
     def common(self) -> dict[str, Any]:
-        """Return what DeepSpeed wants once for the whole optimiser; its settings are the configuration's."""
+        """Return what DeepSpeed expects once for the whole optimiser; the configuration has the settings."""
         return {keys.DS_VERSION: version("deepspeed"), keys.PARAM_GROUPS: [{"params": []}] * _GROUPS}
 
     def rest(self) -> dict[str, Any]:
-        """Return what else it wants."""
+        """Return what else DeepSpeed expects."""
         return {keys.UNIVERSAL_CHECKPOINT_INFO: self._info}
 
 
@@ -530,7 +530,7 @@ def _plain_step(step: Any) -> Any:
 
 
 def _common(source: _Source, first: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what DeepSpeed keeps once for the whole optimiser: the loss scale and the groups' settings."""
+    """Return what DeepSpeed stores once for the whole optimiser: the loss scale and the groups' settings."""
     if source.stage > 0:
         saved = source.optimiser_states(0, 0)[0]
         base = saved[keys.OPTIMIZER_STATE_DICT if source.stage == 3 else keys.BASE_OPTIMIZER_STATE]
@@ -555,7 +555,7 @@ def _common(source: _Source, first: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def main(arguments: list[str]) -> int:
-    """Convert a part; a failure is one sentence on stderr."""
+    """Convert a part; print a failure as one sentence on stderr."""
     directory, *numbers = arguments
     try:
         convert_part(Path(directory), *map(int, numbers))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""One file of a checkpoint, on the disk when it is written."""
+"""Durable writing of one checkpoint file."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ __all__ = ["Sink", "write"]
 
 
 class Sink:
-    """A file that keeps its first error and takes the rest in silence.
+    """A file that keeps its first error and ignores all later writes.
 
-    torch's archive writer answers an error with others while it unwinds; the first one is the cause.
+    torch's archive writer raises further errors while it unwinds, but the first one is the cause.
     """
 
     def __init__(self, file: io.FileIO) -> None:
@@ -26,7 +26,7 @@ class Sink:
         self.error: OSError | None = None
 
     def write(self, data: Any) -> int:
-        """Write data unless a write failed before."""
+        """Write data unless an earlier write failed."""
         size = memoryview(data).nbytes
         if self.error is None:
             try:
@@ -39,10 +39,10 @@ class Sink:
         """Do nothing: the file is not buffered."""
 
     def close(self) -> None:
-        """Do nothing: who opened the file closes it."""
+        """Do nothing: the opener closes the file."""
 
     def tell(self) -> int:
-        """Return where the file ends."""
+        """Return the current position in the file."""
         return self._file.tell()
 
     def fileno(self) -> int:
@@ -51,9 +51,9 @@ class Sink:
 
 
 def write(state: Any, path: Path) -> int:
-    """Write a state to a file, on the disk when this returns, and return its bytes."""
+    """Write a state to a file, and return its bytes once it is on the disk."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    # Unbuffered: a buffer that cannot be written would complain a second time when the file is closed.
+    # Unbuffered, because a buffer that cannot be written would raise a second error when the file closes.
     with path.open("wb", buffering=0) as raw:
         sink = Sink(raw)
         torch.save(state, cast(IO[bytes], sink))
