@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Which rank has which part, how ranks share a layer, a pipeline and a word."""
+"""Parallelism: which rank has which part, and how ranks share layers, pipelines and decisions."""

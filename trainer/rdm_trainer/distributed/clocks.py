@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""How the clocks of the hosts of a job differ, found with messages between their ranks."""
+"""Offsets between the clocks of a job's hosts, measured with messages between ranks."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from rdm_trainer.distributed.collective import Collective
 __all__ = ["compare", "host_identity", "offset"]
 
 _EXCHANGES = 16
-"""Messages to the first node and back, of which the fastest counts."""
+"""Number of round trips to rank 0; the fastest counts."""
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 Clock = Callable[[], int]
 
 
 def offset(exchanges: Sequence[tuple[int, int, int, int]]) -> tuple[float, float]:
-    """Return by how much another clock is ahead of ours, and by how much that may be wrong, in nanoseconds.
+    """Return how far another clock is ahead of ours, and the error bound, in nanoseconds.
 
     Args:
-        exchanges: When a message left here, came there, its answer left there, and came here. The first and
-            the last are times of our clock.
+        exchanges: For each round trip, when the request left here and arrived there, and when the reply left
+            there and arrived here. The first and the last are times of our clock.
 
-    Source: RFC 5905 (NTP), section 8: the exchange that was the shortest on its way says it best.
+    Source: RFC 5905 (NTP), section 8: the exchange with the shortest round trip is the most accurate.
     """
     left, came, answered, back = min(exchanges, key=lambda one: one[3] - one[0] - (one[2] - one[1]))
     return ((came - left) + (answered - back)) / 2, ((back - left) - (answered - came)) / 2
@@ -38,13 +38,13 @@ def offset(exchanges: Sequence[tuple[int, int, int, int]]) -> tuple[float, float
 def compare(
     collective: Collective, host: str = "", clock: Clock = time.perf_counter_ns
 ) -> tuple[float, float]:
-    """Return what to add to this rank's clock for rank 0's, and the doubt about it, in nanoseconds.
+    """Return the offset from this rank's clock to rank 0's, and its error bound, in nanoseconds.
 
-    One rank of each host asks rank 0, one host after the other, and the others of the host have its answer.
+    One rank per host queries rank 0, one host at a time, and shares the result with the ranks of its host.
 
     Args:
-        collective: All ranks; each calls it.
-        host: What ranks have in common that have one clock; by default the boot of their kernel.
+        collective: All ranks; each calls this.
+        host: An identifier shared by ranks with the same clock; by default their kernel's boot ID.
         clock: Returns nanoseconds.
     """
     hosts: list[str] = collective.gather(host or host_identity())
@@ -82,7 +82,7 @@ def _answer(collective: Collective, leader: int, clock: Clock) -> None:
 
 
 def host_identity() -> str:
-    """Return what ranks have in common whose monotonic clock is the same."""
+    """Return an identifier shared by ranks with the same monotonic clock."""
     try:
         return _BOOT.read_text().strip()
     except OSError:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Agreement between all ranks over the CPU: small objects, flags, and waiting without a time limit.
+"""Coordination of all ranks over the CPU: small objects, flags, and waits without a time limit.
 
-A process group fails when a rank comes later than its time limit. Writing or converting a large checkpoint
-may well take longer, so nobody waits for it inside one collective operation: the ranks ask each other again
-and again, and each question is short.
+A process group fails if a rank arrives after its timeout. Writing or converting a large checkpoint may take
+longer, so ranks never wait for that inside one collective operation. They poll each other instead, and each
+poll is short.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from rdm_trainer.compute_time import waiting
 
 __all__ = ["CHUNK", "Collective", "Flags"]
 
-# Bytes of one message when a file is sent.
+# Bytes per message when sending a file.
 CHUNK = 16 * 1024 * 1024
 
-# A gathering may send so many times what there is, and so many bytes more.
+# A padded gather may send up to this factor times the data, plus this many bytes.
 _PADDING = 2
 _LITTLE = 1024 * 1024
 
 
 class Collective:
-    """All ranks, over Gloo. Every rank makes it, and calls its methods in the same order.
+    """All ranks, over Gloo. Every rank creates one, and calls its methods in the same order.
 
     Args:
-        timeout: Longest wait for one operation.
+        timeout: Timeout of one operation.
     """
 
     def __init__(self, timeout: datetime.timedelta) -> None:
@@ -44,8 +44,8 @@ class Collective:
     def gather(self, value: Any) -> list[Any]:
         """Return every rank's value, by rank.
 
-        What few ranks have, or one of them much of, is sent as it is: padded to the largest, as many times as
-        there are ranks, the names of a checkpoint's files would fill the memory of a large job's hosts.
+        Uneven values are broadcast one by one. If each were padded to the largest, the file names of a
+        checkpoint would fill the hosts' memory in a large job.
         """
         if self.size == 1:
             return [value]
@@ -58,7 +58,7 @@ class Collective:
         else:
             blocks = [self._broadcast(data, size, rank) for rank, size in enumerate(sizes)]
         return [
-            # Of this job's own ranks.
+            # The data come from this job's own ranks.
             pickle.loads(bytes(block[:size])) if size else None  # noqa: S301
             for block, size in zip(blocks, sizes, strict=True)
         ]
@@ -83,21 +83,21 @@ class Collective:
         return block.numpy().data
 
     def first_error(self, error: str | None) -> str | None:
-        """Return the error of the lowest rank that has one, with the rank's number; None if none has."""
+        """Return the error of the lowest rank with one, prefixed with its number; None if there is none."""
         for rank, found in enumerate(self.gather(error)):
             if found is not None:
                 return f"rank {rank}: {found}" if self.size > 1 else str(found)
         return None
 
     def barrier(self) -> None:
-        """Return when every rank has called it."""
+        """Return once every rank has called this."""
         self.gather(None)
 
     def wait_until(self, done: Callable[[float], bool]) -> None:
-        """Return when something has been true on every rank.
+        """Return once a condition has been true on every rank.
 
         Args:
-            done: Says whether it is; gets the seconds that it may wait for it.
+            done: Returns whether the condition is true; gets the seconds that it may wait for that.
         """
         finished = False
         patience = min(0.05, self._patience)
@@ -114,16 +114,16 @@ class Collective:
             patience = min(self._patience, 2 * patience)
 
     def send(self, data: bytearray, to: int) -> None:
-        """Send one message, of a size that the receiver knows, to a rank."""
+        """Send a message to a rank that knows its size."""
         dist.send(torch.frombuffer(data, dtype=torch.uint8), to, group=self.group)
 
     def receive(self, size: int, source: int, take: Callable[[memoryview], None]) -> None:
         """Receive messages of ``CHUNK`` bytes.
 
         Args:
-            size: Bytes in all.
-            source: The rank that sends.
-            take: Gets each message.
+            size: Total bytes.
+            source: The sending rank.
+            take: Receives each message.
         """
         buffer = torch.empty(min(size, CHUNK), dtype=torch.uint8)
         for begin in range(0, size, CHUNK):
@@ -133,10 +133,10 @@ class Collective:
 
 
 class Flags:
-    """Flags that any rank may raise at a step's end, known to all at the end of the next one.
+    """Flags that any rank may raise at the end of a step, known to all ranks at the end of the next one.
 
-    The answer is asked for before a step and read after it, on the CPU: it costs the step nothing, and all
-    ranks read the same one.
+    The all-reduce starts before a step and is read after it, on the CPU. It costs the step nothing, and all
+    ranks read the same result.
 
     Args:
         collective: All ranks.
@@ -149,7 +149,7 @@ class Flags:
         self._work: Any = None
 
     def exchange(self, raised: list[bool]) -> list[bool]:
-        """Raise flags, and return those that were up at the last call on any rank."""
+        """Raise flags, and return the flags that any rank raised at the previous call."""
         agreed = self.settle()
         self._flags = torch.tensor([int(flag) for flag in raised], dtype=torch.int64)
         if self._collective.size > 1:
@@ -159,7 +159,7 @@ class Flags:
         return agreed
 
     def settle(self) -> list[bool]:
-        """Finish what is under way and return it."""
+        """Wait for the pending exchange and return its flags."""
         if self._work is not None:
             with waiting():
                 self._work.wait()

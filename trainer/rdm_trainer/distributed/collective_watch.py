@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""When each collective operation and message begins and ends, whoever asked for it and by whatever name.
+"""A watch on the begin and the end of each collective operation and message, whoever calls it.
 
-All of them, torch's functions, what DeepSpeed bound of these when it was made, objects and batches, come to a
-method of ``torch.distributed.ProcessGroup``, each once. There they are watched, and their ends where their
-works are waited for. Only those of our own layers go another way.
+Every operation calls one method of ``torch.distributed.ProcessGroup`` once: torch's functions, references to
+them that DeepSpeed keeps, operations on objects, and batches. The watch wraps these methods, and the waits on
+their works to see the ends. Only our own layers bypass them, so their operations are wrapped separately.
 """
 
 from __future__ import annotations
@@ -47,37 +47,37 @@ _METHODS = {
     "scatter": "scatter",
     "send": "send",
 }
-"""Those of a process group, which differ between versions of torch, by what they are called elsewhere."""
+"""Methods of a process group, which differ between versions of torch → common names."""
 
 _OF_LAYERS = {
     "begin_sum": "all_reduce",
     "begin_gather": "all_gather_into_tensor",
     "begin_scatter": "reduce_scatter_tensor",
 }
-"""What our own layers begin by themselves."""
+"""Functions of our own layers that begin an operation → common names."""
 
 _WAITS = ("wait", "synchronize", "block_current_stream")
 
 
 class CollectiveWatch:
-    """Watches the collective operations of this process, while it is asked to.
+    """Watches the collective operations of this process within :meth:`watching`.
 
     Args:
-        begin: Gets an operation's name when it begins, and returns what is called when it ends: when its call
-            returns, and once more when it was waited for after that.
-        ignored: A process group that is not watched.
+        begin: Called with an operation's name when it begins. It returns a function to call at the end: when
+            the operation's call returns, and again after a later wait.
+        ignored: A process group to ignore.
     """
 
     def __init__(self, begin: Callable[[str], Callable[[], None]], ignored: Any) -> None:
         self._begin, self._ignored = begin, ignored
-        # A work that nobody keeps is never waited for.
+        # A work without other references is never waited for.
         self._ends: weakref.WeakKeyDictionary[Any, Callable[[], None]] = weakref.WeakKeyDictionary()
         self._pending: dict[int, Callable[[], None]] = {}
         self._batches: dict[Any, Callable[[], None]] = {}
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
-        """Watch what is called meanwhile; afterwards everything is as it was."""
+        """Watch the operations within this context; afterwards all functions are restored."""
         with contextlib.ExitStack() as stack:
             group = dist.ProcessGroup
             for method, name in _METHODS.items():
@@ -93,7 +93,7 @@ class CollectiveWatch:
 
     def _watched(self, function: Callable[..., Any], name: str) -> Callable[..., Any]:
         def call(group: Any, *arguments: Any, **options: Any) -> Any:
-            # What a batch has is begun at its end, all together.
+            # The operations of a batch all begin together at its end.
             if group is self._ignored or group in self._batches:
                 return function(group, *arguments, **options)
             return self._ending(self._begin(name), function, group, *arguments, **options)
@@ -103,7 +103,7 @@ class CollectiveWatch:
     def _ending(
         self, end: Callable[[], None], function: Callable[..., Any], *arguments: Any, **options: Any
     ) -> Any:
-        """Call what ends with its call, or when the work that it returns is waited for."""
+        """Call a function; report the end when it returns, and again after a wait for its work."""
         try:
             work = function(*arguments, **options)
         finally:
@@ -144,7 +144,7 @@ class CollectiveWatch:
             end = self._begin(name)
             pending: torch.Tensor = function(tensor, group)
             end()
-            # Autograd makes another tensor of the same memory.
+            # Autograd creates another tensor on the same memory.
             self._pending[pending.untyped_storage().data_ptr()] = end
             return pending
 
@@ -164,7 +164,7 @@ class CollectiveWatch:
 def _replace(
     stack: contextlib.ExitStack, owner: Any, name: str, watched: Callable[..., Any], *arguments: Any
 ) -> None:
-    """Replace a function of a class or a module, where this version has it, until the stack ends."""
+    """Replace a function of a class or a module, if this version has it, until the stack closes."""
     function = vars(owner).get(name)
     if function is not None:
         setattr(owner, name, watched(function, *arguments))

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Causal attention of a rank's two chunks of each sequence, in blocks that fused kernels compute.
+"""Causal attention of a rank's two chunks of each sequence, in blocks computed by fused kernels.
 
-A token sees all chunks before its own, and its own chunk up to itself. The first is a block without a mask,
-the second one with a square causal mask, and every fused kernel has both forms. The blocks of a query are
-merged by the log-sum-exp of their scores. Given the merged output and log-sum-exp, a kernel's backward pass
-computes what a block adds to the gradients of the whole.
+A token attends to all chunks before its own, and to its own chunk up to itself. The former is a block without
+a mask, the latter a block with a square causal mask; every fused kernel has both forms. The blocks of a query
+are merged by the log-sum-exp of their scores. Given the merged output and log-sum-exp, a kernel's backward
+pass computes a block's contribution to the gradients of the whole.
 
 The block of a rank's own keys needs no other rank. It is computed while keys and values are gathered, and in
 the backward pass while their gradients are summed.
@@ -44,12 +44,12 @@ def prefers_cudnn(capability: tuple[int, int], cudnn: int) -> bool:
 def choose_kernel(
     accelerator: str, capability: tuple[int, int], dtype: torch.dtype, head_size: int, cudnn: int
 ) -> Kernel | None:
-    """Return the fused kernel for a kind of device; None where none returns a log-sum-exp.
+    """Return the fused kernel for a kind of device; None if none returns a log-sum-exp.
 
     Args:
         accelerator: ``cpu``, ``cuda`` or ``rocm``.
         capability: Compute capability of a CUDA device.
-        dtype: Of queries, keys and values.
+        dtype: Type of queries, keys and values.
         head_size: Features of a head.
         cudnn: The version of cuDNN; 0 where there is none.
     """
@@ -84,12 +84,12 @@ def context_attention(
     """Return causal attention of a rank's tokens, [batch, own tokens, heads, head size].
 
     Args:
-        query: Of the rank's tokens, [batch, own tokens, heads, head size].
-        key: Of the rank's tokens, [batch, own tokens, key-value heads, head size].
-        value: Of the keys' shape.
-        part: What the rank has of each sequence.
-        kernel: Computes the blocks.
-        scale: Factor on the scores; one through the root of the head size by default.
+        query: Queries of the rank's tokens, [batch, own tokens, heads, head size].
+        key: Keys of the rank's tokens, [batch, own tokens, key-value heads, head size].
+        value: Values, of the keys' shape.
+        part: The rank's part of each sequence.
+        kernel: The kernel that computes the blocks.
+        scale: Factor on the scores; 1 / sqrt(head size) by default.
     """
     mixed: torch.Tensor = _ContextAttention.apply(query, key, value, part, kernel, scale)
     return mixed
@@ -98,21 +98,21 @@ def context_attention(
 def merged(
     one: tuple[torch.Tensor, torch.Tensor], other: tuple[torch.Tensor, torch.Tensor]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the attention to the keys of two blocks.
+    """Merge the attention to the keys of two blocks.
 
     Args:
-        one: The output to the keys of a block, [batch, tokens, heads, head size], and the log-sum-exp of its
+        one: The output for the keys of a block, [batch, tokens, heads, head size], and the log-sum-exp of its
             scores in fp32, [batch, heads, tokens] or [batch, heads, tokens, 1].
-        other: The same, to other keys.
+        other: The same for other keys.
     """
     weight = torch.sigmoid(other[1] - one[1]).flatten(2).transpose(1, 2)[..., None]
-    # The weights are fp32, and so are the products and their sum.
+    # The weights are fp32, so the products and their sum are too.
     output = torch.addcmul(one[0] * (1 - weight), other[0], weight)
     return output.to(one[0].dtype), torch.logaddexp(one[1], other[1])
 
 
 class _ContextAttention(torch.autograd.Function):
-    """Three blocks: both chunks to themselves, and each chunk to all chunks before it."""
+    """Attention in blocks: both chunks to themselves in one, and each chunk to all chunks before it."""
 
     @staticmethod
     def forward(
@@ -126,7 +126,7 @@ class _ContextAttention(torch.autograd.Function):
     ) -> torch.Tensor:
         ctx.part, ctx.kernel, ctx.scale = part, kernel, scale
         pending = part.begin_gather(torch.cat((key, value)))
-        # A copy, so that the projection that the query is a view of need not be kept.
+        # Copy the query, because a view would keep the whole projection alive.
         query = query.contiguous()
         own = [_as_batch(one) for one in (query, key, value)]
         outputs, sums = (one.unflatten(0, (-1, 2)) for one in _forward(kernel, scale, True, *own))
@@ -149,7 +149,7 @@ class _ContextAttention(torch.autograd.Function):
         part, kernel, scale = ctx.part, ctx.kernel, ctx.scale
         gradient = gradients[0].contiguous()
         of_query = torch.zeros_like(query).unflatten(1, (2, -1))
-        # Keys and values. At most two blocks add to one, so its own precision is enough for the sum.
+        # Keys and values. At most two blocks add to each, so its own precision suffices for the sum.
         of_all = keys.new_zeros((2 * keys.shape[0], *keys.shape[1:]))
         for index, before in enumerate(part.before(query)):
             if before:
@@ -176,7 +176,7 @@ def _as_batch(chunks: torch.Tensor) -> torch.Tensor:
 
 
 def _heads_first(tensor: torch.Tensor) -> torch.Tensor:
-    # cuDNN's backward pass takes the output's layout for the query's, and each gradient's for its input's.
+    # cuDNN's backward pass assumes that queries have the output's layout, and gradients their input's.
     return tensor.contiguous().transpose(1, 2)
 
 
@@ -188,7 +188,7 @@ def _forward(
     key: torch.Tensor,
     value: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return a block's output [batch, tokens, heads, head size] and its log-sum-exp as the kernel has it."""
+    """Return a block's output [batch, tokens, heads, head size] and its log-sum-exp in the kernel's shape."""
     inputs = [_heads_first(one) for one in (query, key, value)]
     aten = torch.ops.aten
     if kernel == "cudnn":
@@ -211,18 +211,18 @@ def _backward(
     key: torch.Tensor,
     value: torch.Tensor,
 ) -> list[torch.Tensor]:
-    """Return what a block adds to the gradients of its query, key and value, each of its shape.
+    """Return a block's contributions to the gradients of its query, key and value, with their shapes.
 
     Args:
-        kernel: The one of the forward pass.
+        kernel: The kernel of the forward pass.
         scale: As in the forward pass.
-        causal: Masked.
-        log_sum_exp: Merged, of the shape that the kernel returned.
-        gradient: Of the merged output.
+        causal: The block has a causal mask.
+        log_sum_exp: The merged log-sum-exp, in the kernel's shape.
+        gradient: Gradient of the merged output.
         query: [batch, tokens, heads, head size].
-        output: Merged, of the query's shape.
+        output: The merged output, of the query's shape.
         key: [batch, keys, key-value heads, head size].
-        value: Of the keys' shape.
+        value: Values, of the keys' shape.
     """
     inputs = [_heads_first(one) for one in (gradient, query, key, value, output)]
     tokens, keys, sums = query.shape[1], key.shape[1], log_sum_exp.contiguous()
@@ -231,7 +231,7 @@ def _backward(
         backward = aten._scaled_dot_product_flash_attention_for_cpu_backward
         found = backward(*inputs, sums, 0.0, causal, scale=scale)
     else:
-        # The state of the random numbers, which a kernel reads only for dropout.
+        # The random state, which a kernel reads only for dropout.
         seed = offset = query.new_empty((), dtype=torch.int64)
         if kernel == "cudnn":
             backward = aten._scaled_dot_product_cudnn_attention_backward

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Sequences sharded over the ranks of the context axis.
 
-Each rank has its own tokens of every layer; only attention needs those of others, whose keys and values are
-gathered. A causal token meets all tokens before it, so a sequence is cut into twice as many chunks as there
-are ranks, and each rank takes one from the front and one from the back: all have the same work.
+Each rank has its own tokens in every layer. Only attention needs those of other ranks, so it gathers their
+keys and values. With a causal mask, later tokens attend to more tokens. To balance the work, a sequence is
+split into twice as many chunks as ranks, and each rank takes one from the front and one from the back.
 
 Source: Dubey et al., "The Llama 3 Herd of Models" (2024), section 3.3.2.
 """
@@ -23,11 +23,11 @@ __all__ = ["SequencePart"]
 
 @dataclass(frozen=True)
 class SequencePart:
-    """What a rank has of each sequence: two chunks, as far from its beginning as from its end.
+    """A rank's part of each sequence: two chunks, equally far from its beginning and its end.
 
     Args:
-        rank: On the context axis.
-        ranks: Of that axis.
+        rank: Rank on the context axis.
+        ranks: Number of ranks of that axis.
         group: Their process group.
     """
 
@@ -37,14 +37,14 @@ class SequencePart:
 
     @classmethod
     def of(cls, topology: Topology) -> SequencePart | None:
-        """Return a rank's part; None where it has whole sequences."""
+        """Return a rank's part; None if it has whole sequences."""
         if topology.context == 1:
             return None
         return cls(topology.context_rank, topology.context, topology.context_group)
 
     @property
     def chunks(self) -> tuple[int, int]:
-        """The two that are this rank's."""
+        """The indices of this rank's two chunks."""
         return self.rank, 2 * self.ranks - 1 - self.rank
 
     def own(self, sequences: torch.Tensor) -> torch.Tensor:
@@ -56,8 +56,8 @@ class SequencePart:
         """Return the positions of this rank's tokens in their sequence, int64 [own tokens].
 
         Args:
-            tokens: How many it has.
-            device: Where the positions lie.
+            tokens: Number of this rank's tokens.
+            device: The device of the positions.
         """
         half = torch.arange(tokens // 2, device=device)
         return torch.cat([index * (tokens // 2) + half for index in self.chunks])
@@ -70,12 +70,12 @@ class SequencePart:
     def seen(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
     ) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
-        """Return the queries of each of this rank's chunks, with the keys and values that they see.
+        """Return the queries of each of this rank's chunks, with the keys and values that they attend to.
 
         Args:
-            query: Of this rank's tokens, [batch, own tokens, ...].
-            key: Of all tokens, [batch, tokens, ...].
-            value: Of all tokens.
+            query: Queries of this rank's tokens, [batch, own tokens, ...].
+            key: Keys of all tokens, [batch, tokens, ...].
+            value: Values of all tokens.
         """
         size = query.shape[1] // 2
         return [
@@ -88,11 +88,11 @@ class SequencePart:
         return [index * (own.shape[1] // 2) for index in self.chunks]
 
     def place(self, index: int) -> int:
-        """Return where a chunk of the sequence lies among those of the ranks, one rank after the other."""
+        """Return a chunk's index when the chunks are ordered by rank."""
         return 2 * index if index < self.ranks else 2 * (2 * self.ranks - 1 - index) + 1
 
     def begin_gather(self, own: torch.Tensor) -> torch.Tensor:
-        """Begin to gather all ranks' [batch, own tokens, ...]; only :meth:`end_gather` may read it."""
+        """Begin to gather the ranks' [batch, own tokens, ...]; only :meth:`end_gather` reads the tensor."""
         return layers.begin_gather(own.unflatten(1, (2, -1)).movedim(1, 0), self.group)
 
     def end_gather(self, pending: torch.Tensor) -> torch.Tensor:
@@ -101,7 +101,7 @@ class SequencePart:
         return torch.cat([chunks[self.place(index)] for index in range(2 * self.ranks)], dim=1)
 
     def begin_scatter(self, whole: torch.Tensor) -> torch.Tensor:
-        """Begin to sum [batch, tokens, ...] over the ranks; only :meth:`end_scatter` may read it."""
+        """Begin to sum [batch, tokens, ...] over the ranks; only :meth:`end_scatter` reads the tensor."""
         chunks = whole.chunk(2 * self.ranks, dim=1)
         by_place = sorted(range(2 * self.ranks), key=self.place)
         return layers.begin_scatter(torch.stack([chunks[index] for index in by_place]), self.group)
@@ -113,7 +113,7 @@ class SequencePart:
 
 
 class _Gather(torch.autograd.Function):
-    """Gather the ranks' chunks; the gradient of each is the ranks' sum."""
+    """Gather the ranks' chunks; a chunk's gradient is summed over the ranks."""
 
     @staticmethod
     def forward(ctx: Any, own: torch.Tensor, part: SequencePart) -> torch.Tensor:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Which ranks see the same directory: all of a shared file system, and each node's own of a local disk."""
+"""Detection of ranks that see the same directory: all on a shared file system, one node on a local disk."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ _TOKEN = ".rdm-token-"  # noqa: S105
 
 
 def find_leaders(directory: Path, collective: Collective) -> tuple[list[int], str | None]:
-    """Put a token into each rank's directory, and look which ranks see it. Every rank calls this.
+    """Write a token into each rank's directory, and check which ranks see it. Every rank calls this.
 
     Args:
-        directory: Under its name on this rank; it need not exist.
+        directory: The directory's path on this rank; it need not exist.
         collective: All ranks.
 
     Returns:
-        For each rank, the rank that leads those who see the same directory; and why this rank could not write
-        there, None if it could or need not. Where no rank can, those of each node have a leader.
+        For each rank, the leader of the ranks that see the same directory; and why this rank could not write
+        there, None if it could or did not need to. If no rank can write, each node has its own leader.
     """
     # Ranks of one node in one directory need no token.
     places = collective.gather(_place(directory))
@@ -43,7 +43,7 @@ def find_leaders(directory: Path, collective: Collective) -> tuple[list[int], st
     tokens: list[str | None] = collective.gather(written)
     seen = collective.rank
     if token is not None:
-        # Asked for by name: a list of the directory may be an old one on a network file system.
+        # Check for the name, because a listing may be stale on a network file system.
         seen = next(
             (
                 rank
@@ -67,7 +67,7 @@ def _is_there(path: Path) -> bool:
 
 
 def _place(directory: Path) -> tuple[str, int, int] | str:
-    """Return what is equal only for two processes in the same directory of the same machine."""
+    """Return a key that is equal only for processes in the same directory of the same machine."""
     try:
         status = directory.stat()
     except OSError:

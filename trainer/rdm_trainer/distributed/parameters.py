@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Initial weights that do not depend on the layout.
 
-Every parameter knows the whole tensor of which it is a part. The whole one is drawn in blocks of rows, each
-from a generator seeded by (seed, canonical name, block), and a rank draws only the blocks that it needs. So
-one process and any number of them begin with the same numbers.
+Every parameter knows its whole tensor. The whole tensor is drawn in blocks of rows, each from a generator
+seeded by (seed, canonical name, block). A rank draws only the blocks that it needs. So the initial weights
+are the same for any number of processes.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ __all__ = ["Placement", "initialise", "parameter", "placement_of", "seed_of"]
 
 _BLOCK_ELEMENTS = 1 << 20  # drawn at once: 4 MiB
 _FEW = 8
-"""Fewer blocks than these are drawn without threads, which would cost more."""
+"""Below this number of blocks, threads would cost more than they save."""
 
 
 @dataclass(frozen=True)
 class Placement:
-    """What part of which whole tensor a parameter is, and how the whole one begins.
+    """A parameter's part of its whole tensor, and the initial values of that tensor.
 
     Attributes:
         shape: Shape of the whole tensor.
-        dimension: The dimension that tensor-parallel ranks divide; ``None``: each has all of it.
+        dimension: The dimension sharded over tensor-parallel ranks; ``None`` if each has the whole tensor.
         index: This rank's part.
         parts: Number of parts.
-        std: Standard deviation of the normal distribution; ``None``: ``constant`` everywhere.
-        constant: The value where there is no distribution.
+        std: Standard deviation of the normal distribution; ``None`` fills with ``constant``.
+        constant: The value if there is no distribution.
         vocabulary: The first dimension is the padded vocabulary.
-        decays: Weight decay applies: to matrices, not to biases, norms and positions.
-        experts: The first dimension are experts; the ranks of the tensor and the expert axis divide it.
+        decays: Weight decay applies, as to matrices, but not to biases, norms and positions.
+        experts: The first dimension counts experts, sharded over the tensor and expert axes.
     """
 
     shape: tuple[int, ...]
@@ -68,7 +68,7 @@ class Placement:
 
 
 def parameter(placement: Placement) -> nn.Parameter:
-    """Make a parameter, uninitialised, that carries its placement."""
+    """Create an uninitialised parameter that carries its placement."""
     weight = nn.Parameter(torch.empty(placement.local_shape))
     weight.placement = placement  # type: ignore[attr-defined]
     # DeepSpeed's norms count a parameter without this mark on the first tensor rank only.
@@ -77,14 +77,14 @@ def parameter(placement: Placement) -> nn.Parameter:
 
 
 def placement_of(weight: nn.Parameter) -> Placement:
-    """Return the placement that ``parameter`` gave."""
+    """Return a parameter's placement, as set by ``parameter``."""
     placement = weight.placement  # type: ignore[attr-defined]
     assert isinstance(placement, Placement)
     return placement
 
 
 def seed_of(*parts: object) -> int:
-    """A generator's seed, as good as random and the same everywhere, from any parts."""
+    """Return a pseudorandom seed, the same on every machine, derived from any parts."""
     digest = hashlib.sha256("\0".join(map(str, parts)).encode()).digest()
     return int.from_bytes(digest[:8], "little") >> 1
 
@@ -93,8 +93,8 @@ def initialise(module: nn.Module, prefix: str, seed: int) -> None:
     """Fill the module's parameters.
 
     Args:
-        module: A layer whose parameters were made by ``parameter``.
-        prefix: What precedes their names in the whole model, as ``3.`` or ``tied_modules.embed.``.
+        module: A layer whose parameters were created by ``parameter``.
+        prefix: The prefix of their names in the whole model, as ``3.`` or ``tied_modules.embed.``.
         seed: The job's seed.
     """
     draws: list[Callable[[], None]] = []
@@ -105,23 +105,23 @@ def initialise(module: nn.Module, prefix: str, seed: int) -> None:
             draw()
         return
     with ThreadPoolExecutor(_threads()) as pool:
-        # torch draws without Python's lock.
+        # torch releases the GIL while it draws.
         for _ in pool.map(lambda draw: draw(), draws):
             pass
 
 
 def _threads() -> int:
-    """Return how many of this process's cores are for each of the node's ranks."""
+    """Return each rank's share of the cores that this process may use."""
     return max(1, len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
 
 
 def _draws(local: torch.Tensor, placement: Placement, name: str, seed: int) -> Iterator[Callable[[], None]]:
-    """Fill a parameter that has no distribution; of others, yield what draws each block that it needs."""
+    """Fill a constant parameter at once; for others, yield a function that draws each block it needs."""
     if placement.std is None:
         local.fill_(placement.constant)
         return
     row = max(1, math.prod(placement.shape[1:]))
-    # A block's size must follow from the tensor's row alone: vocabularies are padded to different heights.
+    # A block's size must depend only on the row size, because vocabularies are padded to different heights.
     block = max(1, _BLOCK_ELEMENTS // row)
     local_rows = local.shape[0]
     first = placement.index * local_rows if placement.dimension == 0 else 0
@@ -138,13 +138,13 @@ def _draws(local: torch.Tensor, placement: Placement, name: str, seed: int) -> I
 
 
 def _draw(local: torch.Tensor, placement: Placement, seed: int, block: tuple[int, int], skipped: int) -> None:
-    """Draw a block, and keep what belongs to some rows of a rank's part.
+    """Draw a block, and copy its part into some rows of a rank's part.
 
     Args:
-        local: These rows.
-        placement: The parameter's.
-        seed: The block's.
-        block: Rows and elements of a row of the whole tensor.
+        local: The rows to fill.
+        placement: The parameter's placement.
+        seed: The block's seed.
+        block: Rows of the block, and elements of a row of the whole tensor.
         skipped: Rows of the block before these.
     """
     generator = torch.Generator().manual_seed(seed)
@@ -152,7 +152,7 @@ def _draw(local: torch.Tensor, placement: Placement, seed: int, block: tuple[int
     if local.numel() == block[0] * block[1]:
         local.normal_(0.0, placement.std, generator=generator)
         return
-    # Always the whole block: a shorter draw would not be the beginning of a longer one.
+    # Always draw the whole block: a shorter draw is not a prefix of a longer one.
     drawn = torch.empty(block).normal_(0.0, placement.std, generator=generator)
     part = drawn[skipped : skipped + len(local)].view(-1, *placement.shape[1:])
     if placement.dimension not in (None, 0):

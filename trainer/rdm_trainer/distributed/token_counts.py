@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The number that each micro-batch's loss is divided by, so that every token of a step counts alike.
+"""Divisors of micro-batch losses, so that every token of a step has the same weight.
 
-Engines average over micro-batches and replicas. Where masks leave different numbers of tokens, the mean of
-the micro-batches' means would weigh a token by how few others its micro-batch has. So each sum is divided by
-the mean count of all micro-batches of the step, and the average of these is the sum over all tokens, divided
-by their number.
+Engines average over micro-batches and replicas. If masks leave different numbers of tokens, the mean of
+micro-batch means would give more weight to tokens of micro-batches with fewer tokens. So each sum is divided
+by the mean count over all micro-batches of the step. The average is then the mean over all tokens.
 """
 
 from __future__ import annotations
@@ -26,19 +25,19 @@ Batch = tuple[Any, tuple[torch.Tensor, ...]]
 def with_counts(
     batches: Iterator[Batch], micro_batches: int, topology: Topology, device: torch.device
 ) -> Iterator[Batch]:
-    """Yield a step's micro-batches, the loss's divisor behind labels and mask.
+    """Yield a step's micro-batches with the loss's divisor after labels and mask.
 
-    All of them are read before the first is given, and the replicas that compute losses exchange one number.
+    It reads all of them before it yields the first. The replicas that compute losses exchange one number.
 
     Args:
         batches: (inputs, (labels, loss mask float32)) on the CPU.
-        micro_batches: That a step takes on each replica.
+        micro_batches: Micro-batches of a step on each replica.
         topology: This rank's place; in a pipeline only the last stage's ranks have a loss.
         device: Where the exchange takes place.
     """
     taken = list(itertools.islice(batches, micro_batches))
     if len(taken) < micro_batches:
-        # The data are at their end, as they are on every replica.
+        # The data have ended, on every replica.
         return
     count = torch.stack([mask.sum() for _, (_, mask) in taken]).sum().to(device)
     if topology.data > 1 and topology.pipeline_rank == topology.pipeline - 1:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Which rank holds which part: the tensor, context, expert, pipeline and data axes and their process groups.
+"""The axes of a job: tensor, context, expert, pipeline and data, with their process groups.
 
-The context axis is the inner part of the data axis: its ranks have different tokens of the same samples. So
-is the expert axis, whose ranks have different samples, and different experts of each layer.
+The context axis is the inner part of the data axis; its ranks have different tokens of the same samples. The
+expert axis is an inner part of it too; its ranks have different samples, and different experts of each layer.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ __all__ = ["Topology", "key_value_group", "own_group", "prefer_collectives", "qu
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Keep what DeepSpeed prints while it sets itself up out of the log, which other tools parse."""
+    """Silence DeepSpeed's output during its initialisation, because other tools parse the log."""
     with Path(os.devnull).open("w") as nowhere, contextlib.redirect_stdout(nowhere):
         yield
 
 
 def replicas(world: int, tensor: int, pipeline: int, expert: int = 1, context: int = 1) -> int:
-    """Return how many ranks with tokens of their own a world has for each rank of a model.
+    """Return the size of the data axis: the ranks of a world with tokens of their own, per rank of a model.
 
     Raises:
-        TrainerError: The world cannot be divided like that.
+        TrainerError: The world size does not fit the axes.
     """
     smallest = tensor * pipeline * expert * context
     if world % smallest:
@@ -48,19 +48,19 @@ def replicas(world: int, tensor: int, pipeline: int, expert: int = 1, context: i
 
 
 def own_group(rows: torch.Tensor) -> Any:
-    """Make a group of each row of ranks, on every rank, and return the one that this rank is in."""
+    """Create a group for each row of ranks, and return this rank's group; every rank calls this."""
     if rows.shape[1] == 1:
-        # Nobody else has to wait for it.
+        # No other rank has to take part.
         return dist.new_group([dist.get_rank()], use_local_synchronization=True)
     own, _ = dist.new_subgroups_by_enumeration(rows.tolist())
     return own
 
 
 def key_value_group(sharing: int) -> Any:
-    """Make the groups of tensor ranks that share a head of keys and values, on every rank; return the own.
+    """Create the groups of tensor ranks that share a key-value head, and return this rank's; all call this.
 
     Args:
-        sharing: So many ranks share one; they follow on each other.
+        sharing: Number of adjacent ranks that share a head.
     """
     if sharing == 1:
         return None
@@ -68,25 +68,25 @@ def key_value_group(sharing: int) -> Any:
 
 
 def prefer_collectives() -> None:
-    """Let NCCL's sums go on beside matrix products, which would else leave them no multiprocessor."""
+    """Give NCCL's kernels priority, or matrix products would leave them no multiprocessor."""
     os.environ.setdefault("TORCH_NCCL_HIGH_PRIORITY", "1")
 
 
 @dataclass(frozen=True)
 class Topology:
-    """This rank's place. Ranks count tensor first, then data, then pipeline, as DeepSpeed's grid does.
+    """This rank's place. Ranks count tensor first, then data, then pipeline, as in DeepSpeed's grid.
 
     Attributes:
-        data: Ranks with tokens of their own, those of the context and the expert axis included.
-        context: Of these, so many share each sample.
-        expert: Of these, so many share the experts.
-        model_group: The ranks of the tensor and the expert axis, which share the experts.
-        replica_group: Those that have the same of everything.
-        key_value_group: The tensor ranks that share a head of keys and values, if there are fewer heads.
+        data: Ranks with tokens of their own, including the context and expert axes.
+        context: Number of these ranks that share each sample.
+        expert: Number of these ranks that share the experts.
+        model_group: The ranks of the tensor and expert axes, which share the experts.
+        replica_group: The ranks with the same parameters.
+        key_value_group: The tensor ranks that share a key-value head, if there are fewer heads than ranks.
         sequence_parallel: Between the tensor-parallel layers, each tensor rank has its part of the tokens.
 
-    The groups are ``None`` in a topology made without process groups; ``grid`` is DeepSpeed's
-    ``PipelineParallelGrid`` (its model-parallel unit), whose groups these are, where its engine runs.
+    The groups are ``None`` in a topology without process groups. With DeepSpeed's engine, ``grid`` is its
+    ``PipelineParallelGrid`` (its model-parallel unit), which owns the groups.
     """
 
     world_size: int
@@ -121,24 +121,24 @@ class Topology:
         sharing: int = 1,
         sequence_parallel: bool = False,
     ) -> Topology:
-        """Spread the initialised world over axes, on every rank.
+        """Map the initialised world to axes; every rank calls this.
 
         Args:
             tensor: Ranks that share each layer.
             pipeline: Stages of each replica.
             expert: Data-parallel ranks that share the experts.
             context: Ranks that share each sample.
-            sharing: Tensor ranks that share a head of keys and values.
-            sequence_parallel: Tensor ranks share the tokens between the tensor-parallel layers.
+            sharing: Tensor ranks that share a key-value head.
+            sequence_parallel: Tensor ranks shard the tokens between the tensor-parallel layers.
 
         Raises:
-            TrainerError: The world cannot be divided like that.
+            TrainerError: The world size does not fit the axes.
         """
         world, rank = dist.get_world_size(), dist.get_rank()
         data = replicas(world, tensor, pipeline, expert, context)
         prefer_collectives()
         sizes = {"pipeline": pipeline, "data": data, "tensor": tensor}
-        # A mesh makes a group of one for each rank, all ranks waiting for each other each time.
+        # On an axis of size 1, a mesh would create one group per rank, each time with a barrier of all ranks.
         shared = {axis: size for axis, size in sizes.items() if size > 1}
         groups: dict[str, Any] = {}
         if shared:
@@ -181,12 +181,12 @@ class Topology:
 
     @classmethod
     def single(cls) -> Topology:
-        """One rank without process groups."""
+        """Return a topology of one rank without process groups."""
         return cls.part()
 
     @classmethod
     def part(cls, *, tensor: int = 1, tensor_rank: int = 0) -> Topology:
-        """One tensor rank's view without process groups, for building its layers but not running them."""
+        """Return one tensor rank's view without process groups, to build its layers but not run them."""
         return cls(
             world_size=tensor,
             rank=tensor_rank,
@@ -200,42 +200,42 @@ class Topology:
 
     @property
     def context_rank(self) -> int:
-        """Which of the ranks that share a sample."""
+        """Rank among those that share a sample."""
         return self.data_rank % self.context
 
     @property
     def batch_ranks(self) -> int:
-        """Groups of ranks that have samples of their own."""
+        """Number of groups of ranks with samples of their own."""
         return self.data // self.context
 
     @property
     def batch_rank(self) -> int:
-        """Which of them."""
+        """Index of this rank's group among these."""
         return self.data_rank // self.context
 
     @property
     def expert_rank(self) -> int:
-        """Which of the ranks that share the experts."""
+        """Rank among those that share the experts."""
         return self.data_rank % self.expert
 
     @property
     def model(self) -> int:
-        """Ranks of the tensor and the expert axis."""
+        """Number of ranks of the tensor and expert axes."""
         return self.expert * self.tensor
 
     @property
     def model_rank(self) -> int:
-        """Which of them."""
+        """Rank among these."""
         return self.expert_rank * self.tensor + self.tensor_rank
 
     @property
     def replicas(self) -> int:
-        """Ranks that have the same of everything."""
+        """Number of ranks with the same parameters."""
         return self.data // self.expert
 
     @property
     def replica(self) -> int:
-        """Which of them."""
+        """Rank among these."""
         return self.data_rank // self.expert
 
     @property

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What takes the steps of a training: :class:`rdm_trainer.engines.engine.Engine`, and who implements it."""
+"""Training engines: the interface :class:`rdm_trainer.engines.engine.Engine` and its implementations."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Sums of the gradients of micro-batches in fp32."""
+"""Accumulation of micro-batch gradients in fp32."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 __all__ = ["accumulate"]
 
-# Elements of a row of a large gradient where compiled kernels take it: they know then how it is aligned.
+# Compiled kernels see a large gradient as rows of this many elements, so that they know its alignment.
 _ROW = 1024
 
 
@@ -31,15 +31,15 @@ def accumulate(total: torch.Tensor, gradient: torch.Tensor, *, first: bool, comp
     """Add a gradient to its sum.
 
     Args:
-        total: float32, contiguous.
-        gradient: Of the same shape.
-        first: It is the first of a step: copied instead of added to zeros.
-        compiled: Large ones may be taken by compiled kernels.
+        total: The sum, float32, contiguous.
+        gradient: The gradient, of the same shape.
+        first: It is the first of a step, so copy it instead of adding it to zeros.
+        compiled: Compiled kernels may process large gradients.
     """
     take = _copy if first else _add
     rows, rest = divmod(total.numel(), _ROW)
     if compiled and rows >= _ROW and not rest:
-        # PyTorch's own kernels between two types reach half of the memory's bandwidth.
+        # PyTorch's own mixed-type kernels reach only half of the memory bandwidth.
         _compiled(take)(total.view(rows, _ROW), gradient.reshape(rows, _ROW))
     else:
         take(total, gradient)

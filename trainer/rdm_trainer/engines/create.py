@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The engine that a job asks for."""
+"""Creation of the engine that a job configures."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ __all__ = ["create", "create_topology"]
 
 
 def create_topology(config: Config) -> Topology:
-    """Spread the initialised world over the job's axes, with the process groups that its engine uses.
+    """Map the initialised world to the job's axes, with the process groups that its engine uses.
 
     Raises:
-        TrainerError: The world cannot be divided like that, or the engine is not installed.
+        TrainerError: The world size does not fit the axes, or the engine is not installed.
     """
     parallel = config.parallel
     axes = (parallel.tensor, parallel.pipeline, parallel.expert)
@@ -35,7 +35,7 @@ def create_topology(config: Config) -> Topology:
         raise TrainerError(
             "engine is deepspeed, but DeepSpeed is not installed here; install it, or set engine to native."
         )
-    # Only here: the native engine needs no DeepSpeed.
+    # Imported late, because the native engine needs no DeepSpeed.
     from rdm_trainer.engines.deepspeed import topology
 
     return topology.create_topology(*axes, sharing=sharing)
@@ -48,13 +48,13 @@ def create(
     fill: Fill | None = None,
     on_loss: Callable[[torch.Tensor], None] | None = None,
 ) -> Engine:
-    """Make the job's engine, on every rank.
+    """Create the job's engine; every rank calls this.
 
     Args:
         config: The job.
-        topology: This rank's place, of :func:`create_topology`.
+        topology: This rank's place, from :func:`create_topology`.
         fill: Gives each layer its weights; initial ones by default.
-        on_loss: Takes the losses that this rank computes in training, before they are averaged.
+        on_loss: Receives the losses that this rank computes in training, before they are averaged.
     """
     if config.engine == "native":
         return NativeEngine(config, topology, fill=fill, on_loss=on_loss)

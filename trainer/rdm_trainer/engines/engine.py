@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What the training loop knows of an engine: it takes steps, evaluates, has a learning rate and states."""
+"""The training loop's view of an engine: it takes steps, evaluates, and has a learning rate and states."""
 
 from __future__ import annotations
 
@@ -31,21 +31,21 @@ from rdm_trainer.models.transformer import Block, Norm
 __all__ = ["DTYPES", "Batch", "Engine", "States", "StepResult", "Watcher", "adamw"]
 
 Watcher = Callable[[str, str], contextlib.AbstractContextManager[Any]]
-"""(kind, name) of something that a step does → entered when it begins, left when it ends."""
+"""(kind, name) of an operation in a step → a context entered when it begins and left when it ends."""
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 @dataclass(frozen=True)
 class StepResult:
-    """What a step did. The loss stays on the device until it is asked for, so that steps do not wait for it.
+    """The result of a step. The loss stays on the device until it is read, so that steps do not wait for it.
 
     Attributes:
-        mean_loss: float32 scalar on the device: the mean over the tokens that count; with experts without
-            their load-balancing loss, which an engine's step leaves in it.
-        grad_norm: Norm of all gradients before clipping; ``None`` where it is not known.
-        skipped: The gradients overflowed, and the weights were left alone. Only fp16 tells; a bf16 step with
-            gradients that are not finite is left out as well, and its norm says so.
+        mean_loss: float32 scalar on the device: the mean over the tokens that count. With experts it excludes
+            the load-balancing loss; the engines' own result still includes that.
+        grad_norm: Norm of all gradients before clipping; ``None`` if it is not known.
+        skipped: The gradients overflowed, so the weights were not updated. Only fp16 reports this. A bf16
+            step with gradients that are not finite is skipped too; its norm shows it.
         loss_scale: fp16's factor on the loss; 1 otherwise.
         balance: The load-balancing loss of a Mixture of Experts on the device, the mean over blocks,
             micro-batches and replicas; None without experts.
@@ -64,16 +64,16 @@ class StepResult:
 
     @property
     def grad_norm(self) -> float | None:
-        """Norm of all gradients before clipping, ``None`` where it is not known; waits for the device."""
+        """Norm of all gradients before clipping, ``None`` if it is not known; waits for the device."""
         return None if self.norm is None else float(self.norm)
 
 
 class States(Protocol):
-    """An engine's weights and optimiser as files. Every rank calls the methods with the others.
+    """An engine's weights and optimiser as files. All ranks call the methods together.
 
     Attributes:
-        files: What this rank wrote last, with its bytes.
-        error: Why it could not.
+        files: The files that this rank wrote last, with their bytes.
+        error: Why writing failed; None if it did not.
     """
 
     @property
@@ -83,26 +83,26 @@ class States(Protocol):
     def error(self) -> str | None: ...  # noqa: D102
 
     def save(self, directory: Path, name: str, state: Mapping[str, Any], extra: Mapping[str, Any]) -> None:
-        """Begin to write into an empty directory; in the background, where that is configured.
+        """Begin to write into an empty directory, in the background if that is configured.
 
         Args:
-            directory: The checkpoints'.
-            name: The step's, in it.
-            state: The training's own state.
-            extra: What this rank writes besides, by the file's name.
+            directory: The checkpoints directory.
+            name: The name of the step's directory in it.
+            state: The training's state.
+            extra: Additional content that this rank writes, by the file's name.
         """
 
     def wait(self, seconds: float) -> bool:
-        """Wait up to so many seconds and tell whether everything is written, or failed."""
+        """Wait up to some seconds, and tell whether writing has finished or failed."""
 
     def can_load(self, layout: Mapping[str, Any]) -> bool:
-        """Tell whether files of a layout (see ``identity``) are read as they are."""
+        """Tell whether this layout can read the files of another one (see ``identity``) as they are."""
 
     def needed_files(self, manifest: Manifest, directory: Path) -> set[str]:
         """Return the files that this rank reads."""
 
     def load(self, directory: Path, name: str, manifest: Manifest) -> set[str]:
-        """Read them, and return the names of those that are damaged."""
+        """Read the files, and return the names of damaged ones."""
 
     def needed_universal_files(self, manifest: Manifest) -> set[str]:
         """Return the files of a universal copy that this rank reads."""
@@ -112,12 +112,12 @@ class States(Protocol):
 
         Args:
             folder: The copy, ``global_stepN_universal``.
-            manifest: Of the checkpoint: its counters, and what it was saved with.
+            manifest: The manifest of the checkpoint, with its counters and the configuration that saved it.
         """
 
 
 class Engine(abc.ABC):
-    """The model and its optimiser. Every rank makes one and takes every step with the others.
+    """The model and its optimiser. Every rank creates one, and all ranks take every step together.
 
     Args:
         config: The job.
@@ -125,10 +125,10 @@ class Engine(abc.ABC):
         device: Where it computes.
 
     Attributes:
-        work: What ranks with the same work have in common.
+        work: A label shared by ranks with the same work.
         states: The weights and the optimiser, for checkpoints.
         module: The model, or this rank's stage of it.
-        optimiser: Of :func:`adamw`.
+        optimiser: The optimiser, from :func:`adamw`.
     """
 
     work: str
@@ -137,7 +137,7 @@ class Engine(abc.ABC):
     optimiser: torch.optim.Optimizer
 
     def __init__(self, config: Config, topology: Topology, device: torch.device) -> None:
-        # Newer torch renames them, and would say so at each call; older has no other names.
+        # Newer torch renames them and would warn at each call; older torch lacks the new names.
         warnings.filterwarnings(
             "ignore", ".*(all_gather_into_tensor|reduce_scatter_tensor). is deprecated", FutureWarning
         )
@@ -147,7 +147,7 @@ class Engine(abc.ABC):
         self._watchers: list[Watcher] = []
         self._part = SequencePart.of(topology)
 
-    # What engines differ in.
+    # Implemented by each engine.
 
     @abc.abstractmethod
     def _train_step(self, batches: Iterator[Batch]) -> StepResult:
@@ -169,32 +169,32 @@ class Engine(abc.ABC):
     @property
     @abc.abstractmethod
     def steps(self) -> int:
-        """Steps that were taken, those before a checkpoint included."""
+        """Number of steps taken, including those before a checkpoint."""
 
     @abc.abstractmethod
     def optimiser_states(self) -> Mapping[torch.Tensor, Mapping[str, Any]]:
-        """Return the optimiser's states, by the tensor that each is of."""
+        """Return the optimiser's states, by the tensor that each belongs to."""
 
     @abc.abstractmethod
     def close(self) -> None:
-        """Let go of the device's memory."""
+        """Free the device's memory."""
 
     def _whole_shape(self, weight: nn.Parameter) -> torch.Size:
-        """Return a weight's shape, also where the replicas share it."""
+        """Return a weight's whole shape, even if the replicas shard it."""
         return weight.shape
 
     def _kept_part(self, weight: nn.Parameter) -> torch.Tensor:
-        """Return what this rank keeps of a weight between steps."""
+        """Return the part of a weight that this rank keeps between steps."""
         return weight
 
-    # What they have in common.
+    # Common to all engines.
 
     def train_step(self, batches: Iterator[Batch]) -> StepResult:
         """Take one step.
 
         Args:
-            batches: Micro-batches on the CPU, of which it takes as many as the accumulation needs. In a
-                pipeline only the first and the last stage read it.
+            batches: Micro-batches on the CPU; a step takes as many as the accumulation needs. In a pipeline,
+                only the first and the last stage read them.
         """
         if self._dropout:
             self._seed_dropout()
@@ -202,16 +202,16 @@ class Engine(abc.ABC):
             return self._with_balance(self._train_step(self._loaded(batches)))
 
     def evaluate(self, batches: Iterator[Batch]) -> float:
-        """Return the mean loss of as many micro-batches as a training step takes, without training."""
+        """Return the mean loss over as many micro-batches as a step takes, without training."""
         with _attention_kernels(self.device), torch.no_grad():
             return float(self._evaluate(self._loaded(batches)))
 
     def set_batch(self, samples: int) -> None:
-        """Take steps, and evaluate, with so many samples from now on."""
+        """Use this number of samples for steps and evaluations from now on."""
         self.accumulation = samples // (self.config.optimisation.micro_batch_size * self.topology.batch_ranks)
 
     def set_weight_decay(self, value: float) -> None:
-        """Take this weight decay from the next step on, for the weights that decay."""
+        """Use this weight decay from the next step on, for the weights that decay."""
         for group in self.optimiser.param_groups:
             if group["decays"]:
                 group["weight_decay"] = value
@@ -223,7 +223,7 @@ class Engine(abc.ABC):
 
     @property
     def shape(self) -> dict[str, int]:
-        """What the model and its ranks have become, whatever was asked for, by the names of the job info."""
+        """The actual sizes of the model and its axes, by their names in the job info."""
         topology = self.topology
         norms = (one.weight for one in self.module.modules() if isinstance(one, Norm))
         widths = [self._whole_shape(weight)[0] for weight in norms]
@@ -233,7 +233,7 @@ class Engine(abc.ABC):
             "DP_SIZE": dist.get_world_size(topology.data_group) // topology.context,
             "TENSOR_MP_SIZE": dist.get_world_size(topology.tensor_group),
             "PIPELINE_MP_SIZE": dist.get_world_size(topology.pipeline_group),
-            # A first stage may have the embedding only.
+            # A first stage may have only the embedding.
             **({"HIDDEN_SIZE": widths[0]} if widths else {}),
         }
 
@@ -243,7 +243,7 @@ class Engine(abc.ABC):
 
     @contextlib.contextmanager
     def watched(self, watcher: Watcher) -> Iterator[None]:
-        """Let a watcher see what the steps within do; other steps are as fast as without it."""
+        """Let a watcher observe the steps within this context; other steps cost nothing extra."""
         self._watchers.append(watcher)
         try:
             yield
@@ -252,7 +252,7 @@ class Engine(abc.ABC):
 
     @contextlib.contextmanager
     def _span(self, kind: str, name: str) -> Iterator[None]:
-        """Show those who watch that something begins, and that it ends."""
+        """Report the begin and the end of an operation to the watchers."""
         with contextlib.ExitStack() as stack:
             for watcher in self._watchers:
                 stack.enter_context(watcher(kind, name))
@@ -260,7 +260,7 @@ class Engine(abc.ABC):
 
     @torch.no_grad()
     def first_not_finite(self) -> str | None:
-        """Return the name of something of this rank's state that has a NaN or an infinity; None without.
+        """Return the name of a part of this rank's state with a NaN or an infinity; None if all is finite.
 
         It waits for the device.
         """
@@ -271,7 +271,7 @@ class Engine(abc.ABC):
             for name, value in {"weights": master, **state}.items():
                 if isinstance(value, torch.Tensor):
                     named[f"part {number} of the optimiser's {name}"] = value
-        # The largest value is found without a copy, and is NaN where one is.
+        # The maximum norm needs no copy, and is NaN if any value is.
         largest = {
             name: torch.linalg.vector_norm(value, torch.inf, dtype=torch.float32).to(self.device)
             for name, value in named.items()
@@ -281,12 +281,12 @@ class Engine(abc.ABC):
         return next((name for name, fine in zip(largest, finite, strict=True) if not fine), None)
 
     def _work(self, kinds: list[str]) -> str:
-        """Return what ranks with the same work have in common; ``kinds`` are those of this stage's layers."""
+        """Return a label shared by ranks with the same work; ``kinds`` are those of this stage's layers."""
         place = self.topology
         return partition.work_of(place.pipeline_rank, place.pipeline, kinds if place.pipeline > 1 else [])
 
     def _loaded(self, batches: Iterator[Batch]) -> Iterator[Batch]:
-        """Return a step's micro-batches on the device, with what their losses are divided by."""
+        """Return a step's micro-batches on the device, with the divisors of their losses."""
         if self._part is not None:
             batches = map(self._own_tokens, batches)
         if self.config.counts_tokens:
@@ -306,7 +306,7 @@ class Engine(abc.ABC):
         return _to(inputs, self.device), _to(labels, self.device)
 
     def _with_balance(self, result: StepResult) -> StepResult:
-        """Tell a step's load-balancing loss from the rest, and begin a new sum of it."""
+        """Separate a step's load-balancing loss from the rest, and reset its sum."""
         if not self.config.spec.experts:
             return result
         balance = torch.zeros((), device=self.device)
@@ -314,14 +314,14 @@ class Engine(abc.ABC):
             if isinstance(module, MoEEmbedding) and module.balance is not None:
                 balance, module.balance = module.balance, None
         if self.topology.pipeline > 1:
-            # The last stage has it.
+            # Only the last stage has it.
             dist.all_reduce(balance, group=self.topology.pipeline_group)
         balance = self._averaged(balance)
         rest = result.mean_loss - self.config.spec.aux_loss_coeff * balance
         return dataclasses.replace(result, mean_loss=rest, balance=balance)
 
     def _averaged(self, loss: torch.Tensor) -> torch.Tensor:
-        """Average a sum over this rank's micro-batches over these, and over all replicas."""
+        """Turn a sum over this rank's micro-batches into the mean over them and over all replicas."""
         loss = loss / self.accumulation
         if self.topology.data > 1:
             dist.all_reduce(loss, group=self.topology.data_group)
@@ -329,9 +329,9 @@ class Engine(abc.ABC):
         return loss
 
     def _seed_dropout(self) -> None:
-        # From the step, not from the last state: a resumed run drops what an unbroken one would. The ranks of
-        # a tensor group share it, because what is whole on each must be dropped alike; with sequence
-        # parallelism nothing is.
+        # The seed depends on the step, so that a resumed run drops the same features as an uninterrupted one.
+        # Ranks of a tensor group share it, because replicated states must be dropped alike; with sequence
+        # parallelism no states are replicated.
         topology = self.topology
         shard = (topology.tensor_rank,) if topology.sequence_parallel else ()
         place = (topology.pipeline_rank, topology.data_rank, *shard)
@@ -339,12 +339,12 @@ class Engine(abc.ABC):
 
 
 def adamw(config: Config, groups: list[dict[str, Any]], device: torch.device) -> torch.optim.AdamW:
-    """Make torch's AdamW with a job's settings.
+    """Create torch's AdamW with a job's settings.
 
     Args:
         config: The job.
-        groups: Of parameters, with what they do otherwise.
-        device: Where they are.
+        groups: Parameter groups, with settings that differ from the job's.
+        device: Where the parameters are.
     """
     optimisation = config.optimisation
     return torch.optim.AdamW(
@@ -375,7 +375,7 @@ def _attention_kernels(device: torch.device) -> contextlib.AbstractContextManage
 def _to(value: Any, device: torch.device) -> Any:
     if isinstance(value, torch.Tensor):
         if device.type == "cuda" and value.device.type == "cpu":
-            # From pageable memory the copy would wait for all that the device still has to do.
+            # A copy from pageable memory would wait for all work queued on the device.
             value = value.pin_memory()
         return value.to(device, non_blocking=True)
     return tuple(_to(part, device) for part in value)

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The learning rate of each step."""
+"""The learning rate and the weight decay of each step."""

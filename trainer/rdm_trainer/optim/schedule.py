@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Learning rate and weight decay as pure functions of what has moved the weights.
+"""Learning rate and weight decay as pure functions of the steps and samples that have updated the weights.
 
-Samples are counted, as Megatron does; steps that were skipped for an overflow do not count. Where the lengths
-are given in steps, each step counts as many samples as the present batch has, whatever batch it had: the rate
-of a step then does not depend on the batches, and does not jump where a training goes on with another one.
+Schedules count samples, as Megatron's do; steps skipped for an overflow do not count. If the lengths are
+given in steps, each step counts as many samples as the current batch has, whatever batch it had. The rate
+then does not depend on earlier batches, and does not jump when a training goes on with another batch.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ __all__ = ["LearningRate", "WeightDecay"]
 
 @dataclass(frozen=True)
 class LearningRate:
-    """A rise from 0 to the highest rate, then a decay to the lowest one, which stays.
+    """A warm-up from 0 to the highest rate, then a decay to the lowest rate, which stays.
 
     Args:
         highest: The rate at the end of the warm-up.
         lowest: The rate from the end of the decay.
-        warmup: Samples of the rise; 0 begins at the highest rate.
-        decay: Samples until the lowest rate, those of the warm-up included.
-        form: The decay's form. ``constant`` keeps the highest rate, also after ``decay``; ``wsd`` keeps it
-            until the tail.
-        tail: Samples of the decay at the end of a ``wsd``.
-        tail_form: Its form.
-        per_step: Samples that each step counts; 0 counts those that it took.
+        warmup: Samples of the warm-up; 0 begins at the highest rate.
+        decay: Samples until the lowest rate, including those of the warm-up.
+        form: The form of the decay. ``constant`` keeps the highest rate, even after ``decay``; ``wsd`` keeps
+            it until the tail.
+        tail: Samples of the decay at the end of ``wsd``.
+        tail_form: The form of that decay.
+        per_step: Samples that each step counts; 0 counts the samples that it took.
 
     Source: the published description of Megatron-LM's ``OptimizerParamScheduler``.
     """
@@ -47,12 +47,12 @@ class LearningRate:
 
     @classmethod
     def of(cls, config: Config, steps: int = 0, samples: int = 0) -> LearningRate:
-        """Read the schedule from a job's configuration; the decay's unit is the schedule's.
+        """Read the schedule from a job's configuration; it uses the unit of the decay.
 
         Args:
-            config: Of the job.
-            steps: Those that have moved the weights already, maybe with another batch.
-            samples: What these took.
+            config: The job's configuration.
+            steps: Steps that have already updated the weights, maybe with another batch.
+            samples: Samples of these steps.
         """
         optimisation = config.optimisation
         batch = optimisation.global_batch_size
@@ -88,13 +88,13 @@ class LearningRate:
         )
 
     def after(self, steps: int, samples: int) -> float:
-        """Return the rate after so many steps have moved the weights, with so many samples."""
+        """Return the rate after these numbers of steps and samples have updated the weights."""
         return self.at(steps * self.per_step if self.per_step else samples)
 
     def at(self, samples: int) -> float:
-        """Return the rate after so many counted samples.
+        """Return the rate after a number of counted samples.
 
-        The first step runs at ``at(0)``, which is 0 when there is a warm-up: so does Megatron's.
+        The first step runs at ``at(0)``, which is 0 with a warm-up, as in Megatron.
         """
         if self.warmup > 0 and samples <= self.warmup:
             return self.highest * samples / self.warmup
@@ -114,13 +114,13 @@ class LearningRate:
 
 @dataclass(frozen=True)
 class WeightDecay:
-    """A weight decay that goes from one value to another over the training, and stays there.
+    """A weight decay that changes from one value to another over the training, and then stays.
 
     Args:
         start: The value of the first step.
         end: The value from ``length`` on.
-        length: Samples of the training, or steps where ``in_steps``.
-        form: ``constant`` is ``end`` from the beginning.
+        length: Samples of the training, or steps if ``in_steps``.
+        form: The form of the change; ``constant`` is ``end`` from the beginning.
         in_steps: The training's length is given in steps.
 
     Source: as :class:`LearningRate`.
@@ -147,7 +147,7 @@ class WeightDecay:
         return cls(start, end, length, form, in_steps=samples is None)
 
     def after(self, steps: int, samples: int) -> float:
-        """Return the value after so many steps have moved the weights, with so many samples."""
+        """Return the value after these numbers of steps and samples have updated the weights."""
         taken = steps if self.in_steps else samples
         if self.form == "constant" or taken >= self.length:
             return self.end
@@ -156,7 +156,7 @@ class WeightDecay:
 
 
 def _remaining(form: str, done: float) -> float:
-    """Return how much of the way is left, from 1 to 0, when so much of its length is done."""
+    """Return the remaining share of the change, from 1 to 0, when a share of its length is done."""
     if form == "linear":
         return 1.0 - done
     if form == "exponential":
@@ -167,5 +167,5 @@ def _remaining(form: str, done: float) -> float:
 
 
 def _moved(length: float, passed: int, counted: int) -> float:
-    """Return a length in another count, in which what has passed is longer or shorter; the rest is not."""
+    """Convert a length to another count: only the part that has passed changes its length."""
     return counted + length - passed if length >= passed else counted * length / passed
