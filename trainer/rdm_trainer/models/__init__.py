@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""GPT, T5 and BERT, each as one list of layers that serves every layout."""
+"""GPT, T5 and BERT, each as one list of layers for every layout."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ PADDING = 0
 def layers(
     config: Config, topology: Topology, padding: int = PADDING, device: torch.device | None = None
 ) -> list[Layer]:
-    """Return the layers of the configured model as this tensor rank has them.
+    """Return the layers of the configured model for this tensor rank.
 
     Args:
-        config: Whose ``model`` says which.
-        topology: Only its tensor axis matters here.
+        config: The job with the model.
+        topology: This rank's place; only its tensor axis matters here.
         padding: The padding token of a T5.
         device: Where the layers will run.
     """
@@ -55,8 +55,8 @@ def build(
     Args:
         config: The job.
         topology: This rank's place.
-        device: Where the parameters go; the CPU by default.
-        dtype: Of the parameters.
+        device: The device of the parameters; the CPU by default.
+        dtype: The type of the parameters.
         padding: The padding token of a T5; that of the job's data by default.
         divide: Called with each layer as soon as it has its weights; only without a pipeline.
         fill: Gives each layer its weights; initial ones by default.
@@ -71,7 +71,7 @@ def build(
 
 
 def parameter_shapes(model: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Return the shape of each parameter of the whole model, with a vocabulary that is not padded."""
+    """Return the shape of each parameter of the whole model, without padding of the vocabulary."""
     job = Config(model=dataclasses.replace(model, make_vocab_size_divisible_by=1))
     shapes = {}
     for index, layer in enumerate(layers(job, Topology.single())):
@@ -83,5 +83,5 @@ def parameter_shapes(model: ModelConfig) -> dict[str, tuple[int, ...]]:
 
 
 def padding_of(config: Config) -> int:
-    """Return the padding token of a job's data; only a T5 asks for it."""
+    """Return the padding token of a job's data; only a T5 needs it."""
     return special_tokens.of_job(config).padding if config.model.kind == "t5" else PADDING

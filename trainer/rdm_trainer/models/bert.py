@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""BERT: an encoder that gives back the tokens that are masked in its text.
+"""BERT: an encoder that predicts masked tokens.
 
-It is Megatron's without the head that tells whether two sentences follow each other, and so without token
-types (``--bert-no-binary-head``): norms stand before each part, as in a GPT, which deep models need. Hugging
-Face calls it MegatronBert.
+It is Megatron's BERT without the next-sentence head and hence without token types
+(``--bert-no-binary-head``). It is pre-norm as a GPT, which deep models need. Hugging Face calls it
+MegatronBert.
 
 Source: Devlin et al., "BERT" (2019); Shoeybi et al., "Megatron-LM" (2019), section 5.
 """
@@ -30,7 +30,7 @@ __all__ = ["layers"]
 
 
 class _Dense(nn.Module):
-    """A linear layer that every tensor rank has whole."""
+    """A linear layer replicated on every tensor rank."""
 
     def __init__(self, spec: ModelSpec) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class _Dense(nn.Module):
 
 
 class FinalNorm(Norm):
-    """The encoder's last norm, and what stands between it and the head: a layer, its activation, a norm."""
+    """The encoder's last norm, and the layers before the head: dense, activation and norm."""
 
     def __init__(self, spec: ModelSpec) -> None:
         super().__init__(spec)
@@ -59,7 +59,7 @@ class FinalNorm(Norm):
 
 
 def layers(config: Config, topology: Topology, device: torch.device | None = None) -> list[Layer]:
-    """Return the model's layers: tokens int64 [batch, sequence] go in, the head makes logits or the loss."""
+    """Return the model's layers, from tokens int64 [batch, sequence] to logits or the loss."""
     spec = config.spec
     rotary = RotaryPositions(spec, device) if spec.is_rotary else None
     positions: Callable[[], nn.Module] = partial(PositionEmbedding, spec, topology)

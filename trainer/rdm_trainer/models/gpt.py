@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A decoder: GPT with learned positions, Llama and Qwen3 with rotary ones, any of them with experts."""
+"""Decoders: GPT with learned positions, Llama and Qwen3 with rotary ones, each with or without experts."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ Pair = tuple[torch.Tensor, torch.Tensor]
 
 
 class DocumentEmbedding(VocabParallelEmbedding):
-    """The word embedding of tokens that have their documents' beginnings beside them."""
+    """The word embedding of tokens paired with the beginnings of their documents."""
 
     def forward(  # type: ignore[override]
         self, inputs: torch.Tensor | Pair, labels: tuple[torch.Tensor, ...] | None = None
     ) -> torch.Tensor | Pair:
-        """Look up the tokens of a pair; of states alone, make loss or logits."""
+        """Embed the tokens of a pair; given states alone, return loss or logits."""
         if isinstance(inputs, torch.Tensor):
             return super().forward(inputs, labels)
         tokens, starts = inputs
@@ -45,7 +45,7 @@ class DocumentEmbedding(VocabParallelEmbedding):
 
 
 class DocumentPositions(PositionEmbedding):
-    """Learned positions, which may begin anew in each document."""
+    """Learned positions, which may restart in each document."""
 
     def __init__(self, spec: ModelSpec, topology: Topology, *, resets: bool) -> None:
         super().__init__(spec, topology)
@@ -58,7 +58,7 @@ class DocumentPositions(PositionEmbedding):
 
 
 class DocumentDropout(nn.Dropout):
-    """What stands in for positions where they are rotary."""
+    """The embedding's dropout, in place of learned positions, for a model with rotary ones."""
 
     def forward(self, inputs: Pair) -> Pair:  # type: ignore[override]
         """Drop features of the states."""
@@ -67,28 +67,28 @@ class DocumentDropout(nn.Dropout):
 
 
 class DocumentBlock(Block):
-    """A block that is told where documents begin."""
+    """A block that knows where documents begin."""
 
     def forward(self, inputs: Pair) -> Pair:  # type: ignore[override]
-        """Map the states."""
+        """Map the states; the beginnings pass through."""
         states, starts = inputs
         return super().forward(states, starts=starts), starts
 
 
 class DocumentNorm(Norm):
-    """The last norm, behind which documents do not matter."""
+    """The last norm; it drops the beginnings of documents."""
 
     def forward(self, inputs: Pair) -> torch.Tensor:  # type: ignore[override]
-        """Normalise the states, and return only them."""
+        """Normalise the states and return only them."""
         return super().forward(inputs[0])
 
 
 def layers(config: Config, topology: Topology, device: torch.device | None = None) -> list[Layer]:
-    """Return the model's layers: tokens int64 [batch, sequence] go in, the head makes logits or the loss.
+    """Return the model's layers, from tokens int64 [batch, sequence] to logits or the loss.
 
-    Where documents matter, (tokens, where each one's document begins) go in; both int64. Blocks have the
-    same numbers whatever the positions are: with rotary ones, the layer of the learned ones has only their
-    dropout.
+    If documents matter, the input is (tokens, the beginning of each token's document), both int64. Block
+    numbers do not depend on the kind of positions: with rotary ones, the layer of learned positions has only
+    the dropout.
     """
     spec, data = config.spec, config.data
     rotary = None if spec.positions else RotaryPositions(spec, device)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Mixture of Experts: a router gives each token to some of a block's feed-forward parts.
+"""Mixture of Experts: a router sends each token to some of a block's experts.
 
-The ranks of the tensor and the expert axis share the experts, each with whole ones: a rank sends the rows of
-its tokens to those that have their experts, and gets them back (two all-to-alls). Of the tokens that tensor
-ranks have alike, each sends its part. No row is padded, and none is dropped unless there is a capacity.
+The ranks of the tensor and expert axes share the experts; each expert is whole on one rank. A rank sends the
+rows of its tokens to the ranks with their experts and gets them back (two all-to-alls). Tensor ranks have the
+same tokens, so each sends a part of them. No row is padded, and none is dropped unless there is a capacity.
 
 Source: Switch Transformer (Fedus et al. 2021) for the load-balancing loss and the capacity; Mixtral (Jiang
 et al. 2024) and Qwen3 (2025) for the router; MegaBlocks (Gale et al. 2022) for products without padding.
@@ -45,18 +45,18 @@ __all__ = [
 ]
 
 States = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
-"""Hidden states, and behind the first block the sum of the blocks' load-balancing losses, float32 scalar."""
+"""Hidden states and, after the first block, the sum of the blocks' load-balancing losses, float32 scalar."""
 
 
 def load_balancing_loss(probabilities: torch.Tensor, experts: torch.Tensor) -> torch.Tensor:
-    """Return how unevenly tokens are given to experts; top-k when they are given evenly.
+    """Return how unevenly tokens are routed to experts; it is top-k for even routing.
 
     Args:
-        probabilities: The router's, over all experts: float32 [tokens, experts].
-        experts: The chosen ones: int64 [tokens, top-k].
+        probabilities: The router's probabilities of all experts, float32 [tokens, experts].
+        experts: The chosen experts, int64 [tokens, top-k].
 
     Source: Fedus et al. 2021, equation 4, and for k > 1 ``load_balancing_loss_func`` of transformers, which
-    joins all layers before the product: of one layer it is the same.
+    joins all layers before the product; for one layer it is the same.
     """
     tokens, count = probabilities.shape
     shares = _counts(experts, count).to(probabilities.dtype) / tokens
@@ -64,14 +64,14 @@ def load_balancing_loss(probabilities: torch.Tensor, experts: torch.Tensor) -> t
 
 
 def within_capacity(experts: torch.Tensor, count: int, capacity: int) -> torch.Tensor:
-    """Tell which of the tokens' choices their experts take: bool [tokens, top-k].
+    """Return which choices are within the capacity of their experts, bool [tokens, top-k].
 
-    First choices come before second ones, and tokens in their order.
+    First choices have priority over second ones, then earlier tokens over later ones.
 
     Args:
-        experts: The chosen ones: int64 [tokens, top-k].
-        count: Experts.
-        capacity: Tokens that each takes at most.
+        experts: The chosen experts, int64 [tokens, top-k].
+        count: Number of experts.
+        capacity: Maximum tokens per expert.
     """
     chosen = experts.t().flatten()
     order = chosen.argsort(stable=True)
@@ -82,7 +82,7 @@ def within_capacity(experts: torch.Tensor, count: int, capacity: int) -> torch.T
 
 
 def _counts(experts: torch.Tensor, count: int) -> torch.Tensor:
-    """Return how often each expert is chosen, int64 [count]; the device is not waited for."""
+    """Return how often each expert is chosen, int64 [count], without waiting for the device."""
     chosen = experts.flatten()
     return torch.zeros(count, dtype=torch.int64, device=chosen.device).index_add_(
         0, chosen, torch.ones_like(chosen)
@@ -94,7 +94,7 @@ def _inverse(order: torch.Tensor) -> torch.Tensor:
 
 
 class _Permute(torch.autograd.Function):
-    """Repeat each row so many times and put the rows in another order; adds up gradients in a fixed order."""
+    """Repeat and reorder rows; the backward pass sums gradients in a fixed order."""
 
     @staticmethod
     def forward(
@@ -114,7 +114,7 @@ class _Permute(torch.autograd.Function):
 
 
 class _AllToAll(torch.autograd.Function):
-    """Send each rank of a group its rows, and receive those for this one; gradients go the other way."""
+    """Exchange rows between the ranks of a group; gradients go the other way."""
 
     @staticmethod
     def forward(
@@ -136,7 +136,7 @@ def _exchange(rows: torch.Tensor, sent: list[int], received: list[int], group: A
 
 
 class Router(nn.Module):
-    """Chooses experts for each token; every rank has all of it."""
+    """A router that chooses experts for each token; every rank has the whole router."""
 
     def __init__(self, spec: ModelSpec) -> None:
         super().__init__()
@@ -144,11 +144,11 @@ class Router(nn.Module):
         self.top_k, self.normalises = spec.router_top_k, spec.norm_topk_prob
 
     def forward(self, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Choose for [tokens, hidden].
+        """Choose experts for [tokens, hidden].
 
         Returns:
-            The probabilities of all experts, float32 [tokens, experts]; the weights of those that are chosen
-            [tokens, top-k]; and these, int64 [tokens, top-k].
+            The probabilities of all experts, float32 [tokens, experts]; the weights of the chosen experts,
+            [tokens, top-k]; and the chosen experts, int64 [tokens, top-k].
         """
         probabilities = functional.linear(tokens, self.weight).float().softmax(dim=-1)
         weights, experts = probabilities.topk(self.top_k, dim=-1)
@@ -181,10 +181,10 @@ class Experts(nn.Module):
         """Map [rows, hidden] to the same shape.
 
         Args:
-            rows: Those of the first expert, then those of the second, and so on.
-            counts: How many each has, int64 [experts of this rank].
+            rows: Rows sorted by expert.
+            counts: Rows of each expert, int64 [experts of this rank].
         """
-        # The kernel wants rows of 16 bytes or a multiple.
+        # The kernel requires rows of a multiple of 16 bytes.
         aligned = self.fc1.shape[-1] % 8 == self.fc2.shape[-1] % 8 == 0
         sizes = None if aligned and _has_grouped_products(rows) else counts.tolist()
         wide = _grouped_linear(rows, self.fc1.flatten(1, 2), counts, sizes)
@@ -192,7 +192,7 @@ class Experts(nn.Module):
 
 
 def _has_grouped_products(rows: torch.Tensor) -> bool:
-    """Tell whether the device multiplies groups of rows in one kernel: NVIDIA's from Hopper on, in bf16."""
+    """Tell whether the device has a kernel for grouped products: NVIDIA's from Hopper on, in bf16."""
     return (
         rows.is_cuda
         and rows.dtype == torch.bfloat16
@@ -206,10 +206,10 @@ def _has_grouped_products(rows: torch.Tensor) -> bool:
 def _grouped_linear(
     rows: torch.Tensor, weights: torch.Tensor, counts: torch.Tensor, sizes: list[int] | None
 ) -> torch.Tensor:
-    """Multiply each group of rows [rows, inputs] with its matrix of [groups, outputs, inputs].
+    """Multiply each group of rows [rows, inputs] by its matrix of [groups, outputs, inputs].
 
-    With ``sizes``, the counts on the host, it is a loop; all groups are in it, so that the ranks' backward
-    passes are alike.
+    With ``sizes``, the counts on the host, it loops over the groups, including empty ones, so that all ranks
+    have the same backward pass.
     """
     if sizes is None:
         ends = counts.cumsum(0).to(torch.int32)
@@ -219,7 +219,7 @@ def _grouped_linear(
 
 
 class MoE(nn.Module):
-    """A block's router and experts, instead of one feed-forward part."""
+    """A block's router and experts, in place of an MLP."""
 
     def __init__(self, spec: ModelSpec, topology: Topology) -> None:
         super().__init__()
@@ -231,16 +231,16 @@ class MoE(nn.Module):
         self.group = topology.model_group if topology.model > 1 else None
         self.ranks = topology.model
 
-    # The rows of an expert are as many as the tokens that it gets: nothing for a compiler of fixed shapes.
+    # The number of an expert's rows varies, which does not suit a compiler of fixed shapes.
     @torch.compiler.disable
     def forward(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Map [..., hidden] to the same shape, and return the load-balancing loss with it."""
+        """Map [..., hidden] to the same shape, and return the load-balancing loss too."""
         tokens = hidden_states.flatten(0, -2)
         probabilities, weights, experts = self.router(tokens)
         loss = load_balancing_loss(probabilities, experts)
         if self.capacity_factor is not None:
             capacity = math.ceil(self.capacity_factor * experts.numel() / self.count)
-            # What is dropped goes to an expert that does not exist.
+            # Dropped choices go to an expert that does not exist.
             experts = experts.where(within_capacity(experts, self.count, capacity), self.count)
         if self.tensor_group is None:
             return self._mixed(tokens, weights, experts).view_as(hidden_states), loss
@@ -254,7 +254,7 @@ class MoE(nn.Module):
         return summed_output(whole, self.tensor_group).view_as(hidden_states), loss
 
     def _mixed(self, tokens: torch.Tensor, weights: torch.Tensor, experts: torch.Tensor) -> torch.Tensor:
-        """Return the weighted sum of what each token's experts make of it: [tokens, hidden]."""
+        """Return the weighted sum of the outputs of each token's experts, [tokens, hidden]."""
         top_k = experts.shape[1]
         chosen = experts.flatten()
         order = chosen.argsort(stable=True)
@@ -269,11 +269,11 @@ class MoE(nn.Module):
         return mixed
 
     def _elsewhere(self, rows: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
-        """Let the ranks that have the experts compute the rows, which lie by expert: ``counts`` of each."""
+        """Compute rows, sorted by expert, on the ranks with their experts; ``counts`` has rows per expert."""
         there = torch.empty_like(counts)
         with waiting():
             dist.all_to_all_single(there, counts, group=self.group)
-        # By the rank that the rows come from, then by expert.
+        # Received rows are ordered by their source rank, then by expert.
         there = there.view(self.ranks, -1)
         sent, received = torch.stack((counts.view(self.ranks, -1).sum(1), there.sum(1))).tolist()
         rows = _AllToAll.apply(rows, sent, received, self.group)
@@ -288,7 +288,7 @@ class MoE(nn.Module):
 
 
 class MoEBlock(Block):
-    """Self-attention and experts; it adds its load-balancing loss to those of the blocks before it."""
+    """Self-attention and experts; it adds its load-balancing loss to the sum so far."""
 
     def __init__(self, spec: ModelSpec, topology: Topology, **options: Any) -> None:
         super().__init__(spec, topology, feed_forward=MoE, **options)
@@ -301,12 +301,12 @@ class MoEBlock(Block):
     def with_loss(
         self, states: torch.Tensor, before: torch.Tensor | None, starts: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the states behind the block, and the loss of the blocks before it with its own.
+        """Return the block's output states, and the sum of the losses up to this block.
 
         Args:
-            states: Those before it, [batch, sequence, hidden].
-            before: The loss of the blocks before it; None for the first one.
-            starts: Where each token's document begins, as the attention takes it.
+            states: The block's input states, [batch, sequence, hidden].
+            before: The sum of the losses of earlier blocks; None for the first one.
+            starts: Where each token's document begins, as for the attention.
         """
         states = states + self.dropped(self.self_attention(self.input_layernorm(states), None, starts))
         update, loss = self.mlp(self.pre_mlp_layernorm(states))
@@ -314,7 +314,7 @@ class MoEBlock(Block):
 
 
 class DocumentMoEBlock(MoEBlock):
-    """One that is told where documents begin: they stand between the states and the loss."""
+    """A block that knows where documents begin; the beginnings come between states and loss."""
 
     def forward(self, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:  # type: ignore[override]
         """Map the hidden states and the loss."""
@@ -324,7 +324,7 @@ class DocumentMoEBlock(MoEBlock):
 
 
 class MoENorm(Norm):
-    """The last norm; it leaves the load-balancing loss alone."""
+    """The last norm; the load-balancing loss passes through."""
 
     def forward(self, states: States) -> States:  # type: ignore[override]
         """Normalise the hidden states."""
@@ -333,24 +333,24 @@ class MoENorm(Norm):
 
 
 class DocumentMoENorm(MoENorm):
-    """The last norm, behind which documents do not matter."""
+    """The last norm; it drops the beginnings of documents."""
 
     def forward(self, inputs: tuple[torch.Tensor, ...]) -> States:  # type: ignore[override]
-        """Normalise the hidden states, and return them with the loss."""
+        """Normalise the hidden states and return them with the loss."""
         states, _, loss = inputs
         return super().forward((states, loss))
 
 
 class MoEEmbedding(VocabParallelEmbedding):
-    """The vocabulary's matrix, whose loss in training has the load-balancing loss in it.
+    """The vocabulary's matrix; in training its loss includes the load-balancing loss.
 
     Args:
         spec: The model.
-        arguments: Those of :class:`VocabParallelEmbedding`.
+        arguments: Arguments of :class:`VocabParallelEmbedding`.
 
     Attributes:
-        balance: Sum of the load-balancing losses, each the mean of the blocks', of the micro-batches since it
-            was last set to None.
+        balance: Sum of the micro-batches' load-balancing losses, each the mean over blocks, since it was last
+            set to None.
     """
 
     def __init__(self, spec: ModelSpec, *arguments: Any, **options: Any) -> None:
@@ -359,7 +359,7 @@ class MoEEmbedding(VocabParallelEmbedding):
         self.balance: torch.Tensor | None = None
 
     def forward(self, inputs: States, labels: tuple[torch.Tensor, ...] | None = None) -> torch.Tensor:
-        """Look tokens up, or make the loss or the logits of the last states."""
+        """Embed tokens, or return the loss or the logits of the last states."""
         if not isinstance(inputs, tuple):
             return super().forward(inputs, labels)
         hidden_states, summed = inputs
@@ -373,12 +373,12 @@ class MoEEmbedding(VocabParallelEmbedding):
 
 
 class DocumentMoEEmbedding(MoEEmbedding):
-    """One of tokens that have their documents' beginnings beside them."""
+    """The embedding of tokens paired with the beginnings of their documents."""
 
     def forward(  # type: ignore[override]
         self, inputs: States, labels: tuple[torch.Tensor, ...] | None = None
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-        """Look up the tokens of a pair; of states and their loss, make the loss or the logits."""
+        """Embed the tokens of a pair; given states and their loss, return the loss or the logits."""
         if isinstance(inputs, torch.Tensor) or inputs[0].is_floating_point():
             return super().forward(inputs, labels)
         tokens, starts = inputs

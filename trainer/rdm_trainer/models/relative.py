@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""T5's relative positions: what is added to the scores of attention, by head and distance.
+"""T5's relative positions: a bias on the attention scores, by head and distance.
 
-Near distances have a row of the table each, farther ones share rows that grow with the logarithm. A stack's
-table is one parameter, of the layer behind its embedding. It goes with the states from block to block, and so
-through a pipeline's stages, and its gradient comes back the same way: no stage has a copy to keep the same.
+Each near distance has its own row of the table; farther distances share rows on a logarithmic scale. The
+table of a stack is one parameter of the layer after its embedding. It travels with the states from block to
+block, and so through a pipeline's stages. Its gradient comes back the same way, so no stage has a copy to
+synchronise.
 
 Source: Raffel et al., "Exploring the Limits of Transfer Learning with a Unified Text-to-Text Transformer"
 (2020), section 2.1, and Mesh TensorFlow's ``_relative_position_bucket``.
@@ -25,7 +26,7 @@ __all__ = ["RelativePositions", "bucket_of", "score_bias"]
 
 
 class RelativePositions(nn.Module):
-    """A stack's table, of which a tensor rank has its heads' columns, and the dropout after the embedding."""
+    """A stack's table, with this tensor rank's heads as columns, and the dropout after the embedding."""
 
     def __init__(self, spec: ModelSpec, topology: Topology) -> None:
         super().__init__()
@@ -42,7 +43,7 @@ class RelativePositions(nn.Module):
 
     def forward(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the states [batch, sequence, hidden], and the table's rows [buckets, heads of this rank]."""
-        # ZeRO-3 frees the parameter behind this layer, and not what was made of it.
+        # Clone it, because ZeRO-3 frees the parameter after this layer.
         return functional.dropout(hidden_states, self.dropout, self.training), self.weight.clone()
 
 
@@ -50,10 +51,10 @@ def bucket_of(distances: torch.Tensor, buckets: int, farthest: int, *, causal: b
     """Return the row of each distance, int64 of the same shape.
 
     Args:
-        distances: Of a key from its query, int64: below 0 where it is before it.
+        distances: Distance of a key from its query, int64; negative if the key comes first.
         buckets: Rows of the table.
-        farthest: From here on, all distances have the last row.
-        causal: Keys behind a query are not seen; else either direction has half of the rows.
+        farthest: Distances from here on share the last row.
+        causal: Later keys are masked; otherwise each direction has half of the rows.
     """
     rows = torch.zeros_like(distances)
     if causal:
@@ -69,16 +70,16 @@ def bucket_of(distances: torch.Tensor, buckets: int, farthest: int, *, causal: b
 
 
 def score_bias(table: torch.Tensor, queries: int, keys: int, farthest: int, *, causal: bool) -> torch.Tensor:
-    """Return what is added to the scores, [1, heads, queries, keys].
+    """Return the bias on the scores, [1, heads, queries, keys].
 
     Args:
         table: [buckets, heads].
-        queries: How many; they are the last of the keys' tokens.
-        keys: How many.
+        queries: Number of queries; they are the last of the keys' tokens.
+        keys: Number of keys.
         farthest: As for :func:`bucket_of`.
-        causal: As there.
+        causal: As for :func:`bucket_of`.
     """
     distances = torch.arange(-(keys - 1), queries, device=table.device)
     by_distance = table[bucket_of(distances, table.shape[0], farthest, causal=causal)]
-    # A query's keys are a run of distances that begins one earlier for each token before it.
+    # A query's distances are a contiguous range, shifted by one for each earlier token.
     return by_distance.t().unfold(1, keys, 1).flip(1)[None]

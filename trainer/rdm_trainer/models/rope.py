@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Rotary positions: each pair of a head's features is turned by an angle that grows with the position.
+"""Rotary positions: each pair of a head's features is rotated by an angle proportional to the position.
 
 Source: Su et al., "RoFormer" (2021); the pairs are (i, i + half), as in GPT-NeoX and Llama. Scaling: Llama
 3.1's as published with the model, YaRN as in Peng et al. (2023).
@@ -17,24 +17,24 @@ __all__ = ["RotaryPositions", "frequencies"]
 
 
 class RotaryPositions:
-    """The turns of all positions of a sequence, shared by the blocks of a rank.
+    """The rotations of all positions of a sequence, shared by the blocks of a rank.
 
-    It is no module: DeepSpeed would round its tables to the parameters' type.
+    This is not a module, because DeepSpeed would round its tables to the parameters' type.
 
     Args:
-        spec: The model, whose ``seq_length`` says how many positions there are.
-        device: Where the tables lie.
+        spec: The model; its ``seq_length`` is the number of positions.
+        device: The device of the tables.
     """
 
     def __init__(self, spec: ModelSpec, device: torch.device | None = None) -> None:
         turns, factor = frequencies(spec.head_size, spec.rope_theta, spec.rope_scaling)
         angles = torch.outer(torch.arange(spec.seq_length, dtype=torch.float32), turns)
-        # [sequence, 1, half a head], to be multiplied with [batch, sequence, heads, half a head].
+        # [sequence, 1, half a head], to multiply with [batch, sequence, heads, half a head].
         self.cos = (angles.cos() * factor)[:, None].to(device)
         self.sin = (angles.sin() * factor)[:, None].to(device)
 
     def rotate(self, heads: torch.Tensor, places: slice | torch.Tensor) -> torch.Tensor:
-        """Turn queries or keys.
+        """Rotate queries or keys.
 
         Args:
             heads: [batch, sequence, heads, head size].
@@ -52,7 +52,7 @@ def frequencies(size: int, theta: float, scaling: RopeScaling | None) -> tuple[t
     Args:
         size: Features of a head.
         theta: The base.
-        scaling: For longer sequences than the model was first trained on.
+        scaling: The scaling for sequences longer than the model was first trained on.
     """
     steps = torch.arange(0, size, 2, dtype=torch.float32) / size
     turns = 1.0 / theta**steps
@@ -67,7 +67,7 @@ def frequencies(size: int, theta: float, scaling: RopeScaling | None) -> tuple[t
         return kept * turns + (1.0 - kept) * turns / scaling.factor, 1.0
 
     def pair_with(rounds: float) -> float:
-        """Return the (fractional) pair that turns so often within the original length."""
+        """Return the (fractional) pair that makes this many rotations within the original length."""
         length = scaling.original_positions / (rounds * 2.0 * math.pi)
         return size * math.log(length) / (2.0 * math.log(theta))
 

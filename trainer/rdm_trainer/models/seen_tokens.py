@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Causal attention that ends at a document's beginning, or at a window's.
+"""Causal attention limited to a token's document, or to a sliding window.
 
-Documents lie one behind the other in a sample, so what a token sees is a run of tokens that ends with itself,
-and the first of them says all about it. On GPUs the kernel of ``flex_attention`` skips the blocks of keys
-that no query of a block sees; elsewhere the mask is made in full.
+Documents follow each other in a sample, so a token attends to a contiguous range of tokens that ends with
+itself, and the first of them defines the range. On GPUs, the kernel of ``flex_attention`` skips the blocks of
+keys to which no query of a block attends. Elsewhere a full mask is built.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ __all__ = ["attention_of_last", "first_seen", "flex_attention", "mask_of"]
 def first_seen(
     places: torch.Tensor, starts: torch.Tensor | None = None, window: int | None = None
 ) -> torch.Tensor:
-    """Return the first token that each token sees, int64 [batch or 1, sequence].
+    """Return the first token that each token attends to, int64 [batch or 1, sequence].
 
     Args:
-        places: Of the tokens in the sample, int64 [sequence].
-        starts: Where their documents begin, int64 [batch, sequence]; None: documents do not matter.
-        window: Tokens that each sees at most, itself included; None: all before it.
+        places: Positions of the tokens in the sample, int64 [sequence].
+        starts: Where their documents begin, int64 [batch, sequence]; None if documents do not matter.
+        window: Maximum tokens that each attends to, including itself; None for all before it.
     """
     if window is None:
         assert starts is not None
@@ -36,7 +36,7 @@ def first_seen(
 
 
 def mask_of(first: torch.Tensor, places: torch.Tensor, keys: int) -> torch.Tensor:
-    """Return bool [batch or 1, 1, queries, keys]: True where a token at a place sees a key."""
+    """Return bool [batch or 1, 1, queries, keys], True where a query attends to a key."""
     seen = torch.arange(keys, device=first.device)
     return ((seen >= first[..., None]) & (seen <= places[:, None]))[:, None]
 
@@ -51,16 +51,16 @@ def attention_of_last(
     """Return causal attention of the last tokens of a sequence.
 
     Args:
-        query: [batch, heads, tokens, head size], of these.
-        key: [batch, key-value heads, sequence, head size], of all up to the last.
-        value: Of the keys' shape.
-        dropout: Probability.
-        scale: Factor on the scores; one through the root of the head size by default.
+        query: Queries of these tokens, [batch, heads, tokens, head size].
+        key: Keys of all tokens up to the last, [batch, key-value heads, sequence, head size].
+        value: Values, of the keys' shape.
+        dropout: Probability of dropout.
+        scale: Factor on the scores; 1 / sqrt(head size) by default.
     """
     tokens, size = query.shape[2:]
     is_half = query.dtype in (torch.float16, torch.bfloat16)
     if query.is_cuda and torch.version.hip is None and is_half and size % 8 == 0 and size <= 256:
-        # Of all kernels, only this one's causal mask ends at the last key instead of beginning at the first.
+        # Only this kernel aligns its causal mask with the last key instead of the first.
         flash = torch.ops.aten._scaled_dot_product_flash_attention
         mixed: torch.Tensor = flash(query, key, value, dropout, True, scale=scale)[0]
         return mixed
@@ -79,17 +79,17 @@ def flex_attention(
     places: torch.Tensor | None = None,
     scale: float | None = None,
 ) -> torch.Tensor:
-    """Return attention of tokens that each see those of their sample from the first one to themselves.
+    """Return attention of tokens to their sample, each from its first token up to itself.
 
     Args:
         query: [batch, heads, tokens, head size].
         key: [batch, key-value heads, sequence, head size].
-        value: Of the keys' shape.
-        first: As :func:`first_seen` gives it.
-        places: Of the queries in the sequence, int64 [tokens]; None: they are all of it.
-        scale: Factor on the scores; one through the root of the head size by default.
+        value: Values, of the keys' shape.
+        first: The first tokens, from :func:`first_seen`.
+        places: Positions of the queries in the sequence, int64 [tokens]; None if they are the whole sequence.
+        scale: Factor on the scores; 1 / sqrt(head size) by default.
     """
-    # It takes a second to import, which only GPUs need.
+    # Imported late: it takes a second, and only GPUs need it.
     from torch.nn.attention import flex_attention as flex
 
     batch, _, tokens, _ = query.shape
@@ -99,7 +99,7 @@ def flex_attention(
         last = own if places is None else places[own]
         return (other <= last) & (other >= first[sample, own])
 
-    # What is compiled already takes these in as they are.
+    # Code that is being compiled inlines these functions.
     inlined = torch.compiler.is_compiling()
     make: Any = flex.create_block_mask if inlined else _compiled(flex.create_block_mask)
     attention: Any = flex.flex_attention if inlined else _compiled(flex.flex_attention)

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""T5: an encoder and a decoder, one after the other in a single list of layers.
+"""T5: an encoder and a decoder in a single list of layers.
 
-What passes between layers is a tuple, because a pipeline's stages send each other nothing else: in the
-encoder (encoder states, encoder tokens, decoder tokens), in the decoder (memory, decoder states, encoder
-tokens), and where positions are relative, their table behind these. The tokens travel along for the padding
-mask and until the decoder looks its own up. Every state in a tuple must have a gradient where stages meet, so
-the last decoder block passes on only its states, and the last encoder block no table.
+Layers pass tuples, because a pipeline's stages send each other only the layers' outputs: in the encoder
+(encoder states, encoder tokens, decoder tokens), in the decoder (memory, decoder states, encoder tokens).
+With relative positions, their table follows. The encoder's tokens serve the padding mask; the decoder's
+tokens travel until the decoder embeds them. Between stages, every state in a tuple must have a gradient. So
+the last decoder block passes on only its states, and the last encoder block drops the table.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ States = tuple[torch.Tensor, ...]
 
 
 class Embedding(VocabParallelEmbedding):
-    """The shared word embedding: of the encoder, of the decoder, and as head when it is tied."""
+    """The word embedding, shared by the encoder, the decoder and, if tied, the head."""
 
     def forward(  # type: ignore[override]
         self,
         inputs: torch.Tensor | States,
         labels: tuple[torch.Tensor, ...] | None = None,
     ) -> torch.Tensor | States:
-        """Look up the encoder's of (encoder tokens, decoder tokens), the decoder's behind the encoder."""
+        """Embed the encoder's tokens or, after the encoder, the decoder's; as head, return loss or logits."""
         if isinstance(inputs, torch.Tensor):
             return super().forward(inputs, labels)
         if len(inputs) == 2:
@@ -52,7 +52,7 @@ class SharedPositions(PositionEmbedding):
     """The positions, shared by encoder and decoder."""
 
     def forward(self, states: States) -> States:  # type: ignore[override]
-        """Add the positions to the decoder's states where there are some, else to the encoder's."""
+        """Add the positions to the decoder's states if there are any, otherwise to the encoder's."""
         first, second, third = states
         if second.is_floating_point():
             return first, super().forward(second), third
@@ -63,7 +63,7 @@ class TablePositions(RelativePositions):
     """The table of relative positions of either stack."""
 
     def forward(self, states: States) -> States:  # type: ignore[override]
-        """Put the table behind the states."""
+        """Append the table to the states."""
         first, second, third = states
         if second.is_floating_point():
             second, table = super().forward(second)
@@ -73,7 +73,7 @@ class TablePositions(RelativePositions):
 
 
 class EncoderBlock(Block):
-    """A block of the encoder: every token looks at every token that is not padding."""
+    """A block of the encoder: every token attends to all tokens except padding."""
 
     def __init__(self, spec: ModelSpec, topology: Topology, padding: int, *, last: bool) -> None:
         super().__init__(spec, topology, causal=False)
@@ -81,7 +81,7 @@ class EncoderBlock(Block):
         self.last = last
 
     def forward(self, states: States) -> States:  # type: ignore[override]
-        """Map the encoder's states [batch, sequence, hidden]; behind the last block there is no table."""
+        """Map the encoder's states [batch, sequence, hidden]; the last block drops the table."""
         encoder, encoder_tokens, decoder_tokens, *table = states
         mask = _visible(encoder_tokens, self.padding)
         encoder = super().forward(encoder, mask, table=table[0] if table else None)
@@ -100,7 +100,7 @@ class EncoderNorm(Norm):
 class DecoderBlock(Block):
     """A block of the decoder: causal self-attention, attention to the encoder, feed-forward.
 
-    Padding at the end needs no mask here: nothing before it looks at it, and the loss leaves it out.
+    Padding at the end needs no mask here: no earlier token attends to it, and the loss ignores it.
     """
 
     def __init__(self, spec: ModelSpec, topology: Topology, padding: int, *, last: bool) -> None:
@@ -125,7 +125,7 @@ class DecoderBlock(Block):
 
 
 class FinalNorm(Norm):
-    """The decoder's last norm, which may scale what becomes logits."""
+    """The decoder's last norm, which may scale the states before the logits."""
 
     def __init__(self, spec: ModelSpec) -> None:
         super().__init__(spec)
@@ -138,10 +138,10 @@ class FinalNorm(Norm):
 
 
 def _visible(tokens: torch.Tensor, padding: int) -> torch.Tensor:
-    """Return bool [batch, 1, 1, sequence]: True up to the last token that is not padding, True for the first.
+    """Return bool [batch, 1, 1, sequence]: True for the first token and up to the last that is not padding.
 
-    Padding only follows a text, which ends with a sentinel. Within it, the same id is a token like others:
-    GPT-2's only special one ends each document, too.
+    Only trailing tokens are padding, because a text ends with a sentinel. Within a text, the same ID is an
+    ordinary token: GPT-2's only special token also ends each document.
     """
     places = torch.arange(tokens.shape[1], device=tokens.device)
     last = (places * (tokens != padding)).amax(dim=1, keepdim=True)
@@ -149,11 +149,11 @@ def _visible(tokens: torch.Tensor, padding: int) -> torch.Tensor:
 
 
 def layers(config: Config, topology: Topology, padding: int) -> list[Layer]:
-    """Return the layers: (encoder tokens, decoder tokens) go in, the head makes logits or the loss."""
+    """Return the layers, from (encoder tokens, decoder tokens) to logits or the loss."""
     spec = config.spec
     embedding = word_embedding(Embedding, config, topology)
     positions: Callable[[], nn.Module] = partial(SharedPositions, spec, topology)
-    # Learned positions are both stacks', while each has a table of its own.
+    # Both stacks share learned positions, but each has its own table.
     shared: str | None = "positions"
     if spec.relative_buckets:
         positions, shared = partial(TablePositions, spec, topology), None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The parts that the models share: attention, feed-forward, norms, positions, block.
+"""The modules that the models share: attention, MLP, norms, positions, block.
 
 Source: pre-norm blocks as in GPT-2 (Radford et al., 2019): ``x + f(norm(x))``, residual outputs initialised
 with the standard deviation divided by the root of twice the number of blocks. RMSNorm: Zhang and Sennrich
@@ -50,12 +50,12 @@ __all__ = [
 
 
 def residual_std(spec: ModelSpec) -> float:
-    """Standard deviation of the layers that add to the residual stream."""
+    """Return the initial standard deviation of layers that add to the residual stream."""
     return spec.init_std / math.sqrt(2.0 * spec.layers)
 
 
 class Norm(nn.Module):
-    """Layer norm or RMSNorm over the features, whole on every tensor rank."""
+    """LayerNorm or RMSNorm over the features, replicated on every tensor rank."""
 
     def __init__(self, spec: ModelSpec) -> None:
         super().__init__()
@@ -71,7 +71,7 @@ class Norm(nn.Module):
 
 
 class HeadNorm(nn.Module):
-    """RMSNorm over the features of each head; every tensor rank has all of it for its own heads."""
+    """RMSNorm over the features of each head; every tensor rank has the whole weight for its own heads."""
 
     def __init__(self, spec: ModelSpec, group: Any) -> None:
         super().__init__()
@@ -86,10 +86,10 @@ class HeadNorm(nn.Module):
 
 
 class Past:
-    """The keys and values of the tokens before these, while a text is generated.
+    """The keys and values of earlier tokens during text generation.
 
     Attributes:
-        length: How many tokens there were.
+        length: Number of earlier tokens.
     """
 
     def __init__(self) -> None:
@@ -99,7 +99,7 @@ class Past:
     def extended(
         self, owner: nn.Module, key: torch.Tensor, value: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return an attention's keys and values [batch, tokens, heads, head size] of all tokens so far."""
+        """Return a layer's keys and values of all tokens so far, [batch, tokens, heads, head size]."""
         if owner in self._kept:
             before = self._kept[owner]
             key, value = torch.cat((before[0], key), dim=1), torch.cat((before[1], value), dim=1)
@@ -112,7 +112,7 @@ class PositionEmbedding(nn.Module):
 
     Args:
         spec: The model.
-        topology: This rank's place, which says what it has of each sequence.
+        topology: This rank's place, which determines its part of each sequence.
     """
 
     def __init__(self, spec: ModelSpec, topology: Topology) -> None:
@@ -126,11 +126,11 @@ class PositionEmbedding(nn.Module):
         self.past: Past | None = None
 
     def forward(self, hidden_states: torch.Tensor, starts: torch.Tensor | None = None) -> torch.Tensor:
-        """Add the positions to [batch, sequence, hidden]: the first ones, or those that follow a past.
+        """Add the positions to [batch, sequence, hidden], from 0 or continuing after a past.
 
         Args:
-            hidden_states: Of the tokens.
-            starts: Where positions start again at 0, int64 [batch, sequence].
+            hidden_states: The tokens' states.
+            starts: Where each token's document begins if positions restart there, int64 [batch, sequence].
         """
         tokens = hidden_states.shape[1] * self.shards
         places = _positions(tokens, hidden_states.device, self.past, starts, self.part)
@@ -145,7 +145,7 @@ def _positions(
     starts: torch.Tensor | None,
     part: SequencePart | None,
 ) -> slice | torch.Tensor:
-    """Return the positions of so many tokens, behind a past or counted in each document."""
+    """Return the positions of tokens, continuing after a past, or counted per document."""
     if part is None and starts is None:
         first = past.length if past is not None else 0
         return slice(first, first + tokens)
@@ -154,7 +154,7 @@ def _positions(
 
 
 class _Attention(nn.Module):
-    """Heads divided over the tensor ranks, and the projection that puts them together."""
+    """Attention with heads sharded over the tensor ranks, and the output projection that joins them."""
 
     def __init__(self, spec: ModelSpec, topology: Topology) -> None:
         super().__init__()
@@ -164,7 +164,7 @@ class _Attention(nn.Module):
         self.head_size = spec.head_size
         self.scale = spec.softmax_scale
         self.dropout = spec.attention_dropout
-        # With sequence parallelism, nothing is whole on each rank, and all draw differently anyway.
+        # With sequence parallelism no state is replicated, and ranks draw different numbers anyway.
         shares_state = topology.tensor > 1 and not topology.sequence_parallel
         self.tensor_rank = topology.tensor_rank if shares_state else None
         self.out_proj = RowParallelLinear(
@@ -186,13 +186,13 @@ class _Attention(nn.Module):
 
         Args:
             query: [batch, queries, heads of this rank, head size].
-            key: What is compared with the query: [batch, keys, key-value heads of this rank, head size].
-            value: What is averaged, of the keys' shape.
-            mask: bool, broadcast over [batch, heads, queries, keys]; True where attention may look.
-            causal: No query looks at later keys; the queries are the last keys.
-            first: The first key that each query sees, and its own is the last.
-            places: The queries' own keys, int64 [queries]; by default the last ones.
-            bias: Added to the scores, [1, heads of this rank, queries, keys].
+            key: [batch, keys, key-value heads of this rank, head size].
+            value: Values, of the keys' shape.
+            mask: bool, broadcast over [batch, heads, queries, keys]; True where a query attends to a key.
+            causal: Queries do not attend to later keys; the queries are the last keys.
+            first: The first key that each query attends to; its own key is the last.
+            places: Positions of the queries among the keys, int64 [queries]; by default the last ones.
+            bias: Bias on the scores, [1, heads of this rank, queries, keys].
 
         Returns:
             [batch, queries, features of this rank's heads].
@@ -239,10 +239,11 @@ class _Attention(nn.Module):
 
     @contextlib.contextmanager
     def _own_random_state(self, device: torch.device) -> Iterator[None]:
-        """Draw differently on each tensor rank.
+        """Draw different random numbers on each tensor rank.
 
-        The ranks share their random state, so that what is whole on each is dropped alike; their heads must
-        not be. The seed is drawn from it, so that a recomputation under checkpointing repeats itself.
+        The ranks share their random state, so that replicated states are dropped alike. Their heads must be
+        dropped differently. The seed is drawn from the shared state, so that checkpointing's recomputation
+        draws the same one.
         """
         if self.tensor_rank is None:
             yield
@@ -258,11 +259,11 @@ class SelfAttention(_Attention):
 
     Args:
         spec: The model.
-        topology: Whose tensor axis divides the heads.
-        causal: No token looks at later ones.
-        rotary: Rotates positions into queries and keys; ``None`` where they are learned.
-        apart: No token looks into another document.
-        resets: The positions of each document begin anew.
+        topology: This rank's place; the heads are sharded over its tensor axis.
+        causal: Tokens do not attend to later ones.
+        rotary: The rotary positions; ``None`` if positions are learned.
+        apart: Tokens do not attend to other documents.
+        resets: Positions restart in each document.
     """
 
     def __init__(
@@ -282,8 +283,8 @@ class SelfAttention(_Attention):
         self.window = spec.window
         self.relative_max_distance = spec.relative_max_distance
         self.part = SequencePart.of(topology)
-        # Rows lie by key-value head: its queries, its key, its value. Dividing the rows divides the heads;
-        # ranks that share one put their features together, and each takes its queries and the key and value.
+        # Rows are grouped by key-value head: its queries, its key, its value. Sharding the rows shards the
+        # heads. Ranks that share a head gather their features; each takes its queries, the key and the value.
         self.sharing = spec.ranks_of_key_value_head(topology.tensor)
         self.first_query = topology.tensor_rank % self.sharing * self.group_size
         self.key_value_group = topology.key_value_group
@@ -294,7 +295,7 @@ class SelfAttention(_Attention):
             spec.init_std,
             bias=spec.has_qkv_biases,
         )
-        # With sequence parallelism, the engine sums these weights' gradients with the others that are whole.
+        # With sequence parallelism, the engine sums the gradients of these and other replicated weights.
         group = topology.tensor_group if topology.tensor > 1 and not topology.sequence_parallel else None
         self.q_norm = HeadNorm(spec, group) if spec.qk_norm else None
         self.k_norm = HeadNorm(spec, group) if spec.qk_norm else None
@@ -310,10 +311,10 @@ class SelfAttention(_Attention):
         """Map [batch, sequence, hidden] to the same shape.
 
         Args:
-            hidden_states: Of the tokens.
+            hidden_states: The tokens' states.
             mask: As for :meth:`attend`.
-            starts: Where each token's document begins, int64 [batch, sequence]; None: that does not matter.
-            table: Of relative positions, [buckets, heads of this rank].
+            starts: Where each token's document begins, int64 [batch, sequence]; None if it does not matter.
+            table: The table of relative positions, [buckets, heads of this rank].
         """
         whole: torch.Tensor = self.out_proj(self.inner(hidden_states, mask, starts, table))
         return whole
@@ -325,7 +326,7 @@ class SelfAttention(_Attention):
         starts: torch.Tensor | None = None,
         table: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Return what :meth:`forward` projects."""
+        """Return the input of the output projection."""
         query, key, value = self.qkv(hidden_states, starts if self.resets else None)
         causal = self.causal
         if self.past is not None:
@@ -343,7 +344,7 @@ class SelfAttention(_Attention):
         if table is not None:
             bias = score_bias(table, query.shape[1], keys, self.relative_max_distance, causal=causal)
             return self.attend(query, key, value, mask, causal, bias=bias)
-        # A single token looks at all that there are.
+        # A single token attends to all tokens so far.
         causal = causal and (self.past is None or query.shape[1] > 1)
         if starts is None and window is None:
             if self.part is None:
@@ -358,12 +359,12 @@ class SelfAttention(_Attention):
     def qkv(
         self, hidden_states: torch.Tensor, starts: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return queries, keys and values of [batch, sequence, hidden], as :meth:`attend` takes them."""
+        """Return the queries, keys and values of [batch, sequence, hidden] for :meth:`attend`."""
         mixed = self.qkv_proj(hidden_states)
         if self.sharing > 1:
             whole = gathered(mixed, self.key_value_group, 2).unflatten(-1, (-1, self.head_size))
             queries = whole[..., self.first_query : self.first_query + self.group_size, :]
-            # A copy, so that the rest need not be kept.
+            # A copy, because a view would keep the rest alive.
             mixed = torch.cat((queries, whole[..., -2:, :]), dim=-2).flatten(-2)
         mixed = mixed.unflatten(-1, (self.key_value_heads, self.group_size + 2, self.head_size))
         if self.group_size == 1:
@@ -380,7 +381,7 @@ class SelfAttention(_Attention):
 
 
 class CrossAttention(_Attention):
-    """Attention of the decoder's sequence to the encoder's."""
+    """Attention of the decoder's tokens to the encoder's states."""
 
     def __init__(self, spec: ModelSpec, topology: Topology) -> None:
         super().__init__(spec, topology)
@@ -404,7 +405,7 @@ class CrossAttention(_Attention):
 
 
 def activated(spec: ModelSpec, wide: torch.Tensor) -> torch.Tensor:
-    """Return what a feed-forward part's second matrix takes of what its first made."""
+    """Return the activated output of an MLP's first layer, the input of its second."""
     if spec.ffn == "gated":
         gate, up = wide.chunk(2, dim=-1)
         return _activation(spec, gate) * up
@@ -420,7 +421,7 @@ def _activation(spec: ModelSpec, wide: torch.Tensor) -> torch.Tensor:
 
 
 class MLP(nn.Module):
-    """Two linear layers with an activation between them; where it gates, the first has a gate beside it."""
+    """Two linear layers with an activation in between; with gating, the first layer includes the gate."""
 
     def __init__(self, spec: ModelSpec, topology: Topology) -> None:
         super().__init__()
@@ -443,12 +444,12 @@ class MLP(nn.Module):
         return whole
 
     def inner(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """Return what the second layer takes."""
+        """Return the input of the second layer."""
         return activated(self.spec, self.fc1(hidden_states))
 
 
 class Block(nn.Module):
-    """Self-attention and feed-forward, each on the normalised states and added to them."""
+    """Self-attention and MLP, each applied to the normalised states and added to the residual stream."""
 
     def __init__(
         self,
@@ -478,7 +479,7 @@ class Block(nn.Module):
         starts: torch.Tensor | None = None,
         table: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Map [batch, sequence, hidden] to the same shape; the rest is as for the attention."""
+        """Map [batch, sequence, hidden] to the same shape; other arguments are as for the attention."""
         if self.divided and hidden_states.shape[0] % 2 == 0:
             return self._in_halves(hidden_states, mask, starts, table)
         hidden_states = hidden_states + self.dropped(
@@ -493,7 +494,7 @@ class Block(nn.Module):
         starts: torch.Tensor | None,
         table: torch.Tensor | None,
     ) -> torch.Tensor:
-        """Compute one half of the batch while the other's sums go over the tensor ranks."""
+        """Compute one half of the batch while the tensor ranks all-reduce the other."""
         halves = hidden_states.chunk(2)
         masks, begins = ((None, None) if one is None else one.chunk(2) for one in (mask, starts))
         attention, mlp = self.self_attention, self.mlp
@@ -521,10 +522,10 @@ class Block(nn.Module):
 def word_embedding(
     kind: Callable[..., VocabParallelEmbedding], config: Config, topology: Topology
 ) -> Callable[[], VocabParallelEmbedding]:
-    """Return what makes the table of the vocabulary, which looks tokens up and, as the head, predicts them.
+    """Return a factory of the vocabulary's embedding, which embeds tokens and, as the head, predicts them.
 
     Args:
-        kind: Makes the model's own form of it.
+        kind: Creates the model's own kind of embedding.
         config: The job.
         topology: This rank's place.
     """
