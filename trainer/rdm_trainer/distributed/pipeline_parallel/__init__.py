@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The list of layers, cut into stages. The cuts alone need no torch."""
+"""The list of layers, cut into pipeline stages."""

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """A list of layers as a model: whole on one stage, or cut into the stages of a pipeline.
 
-Both forms give a parameter the same name (``3.self_attention.qkv_proj.weight``,
-``tied_modules.embed.weight``), so that a checkpoint of one can be converted for the other.
+Parameters have the same names in both forms (``3.self_attention.qkv_proj.weight``,
+``tied_modules.embed.weight``), so that checkpoints can be converted between them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = ["Fill", "FlatModel", "Labels", "Layer", "Maker", "bounds", "recompute
 
 Labels = tuple[torch.Tensor, ...]
 Fill = Callable[[nn.Module, str], None]
-"""Gives a layer its weights; it also takes what precedes their names in the whole model."""
+"""Fills a layer's weights, given the layer and the prefix of their names in the whole model."""
 
 
 @dataclass(frozen=True)
@@ -35,10 +35,10 @@ class Layer:
     """One layer of a model that may not be built here.
 
     Attributes:
-        kind: Its name in partitions; a transformer block's ends with ``Block``.
-        make: Makes the module.
+        kind: Its name in partitions; a transformer block's name ends with ``Block``.
+        make: Creates the module.
         tied: Layers with the same key share one module.
-        joined: It belongs to the layer before it, and partitions do not count it.
+        joined: It stays with the layer before it, and partitions do not count it.
     """
 
     kind: str
@@ -47,15 +47,15 @@ class Layer:
     joined: bool = False
 
     def prefix(self, index: int) -> str:
-        """Return what precedes the parameters' names in the whole model."""
+        """Return the prefix of the parameters' names in the whole model."""
         return f"tied_modules.{self.tied}." if self.tied else f"{index}."
 
 
 def bounds(config: Config, layers: Sequence[Layer]) -> list[int]:
-    """Return where each virtual stage begins in the layers, and the end of the last.
+    """Return where each virtual stage begins in the layers, and where the last one ends.
 
-    The last norm goes with the head: every stage must have parameters that decay and others that do not,
-    or the stages' optimisers would not have the same groups, whose norms they sum one after the other.
+    The last norm stays with the head. Every stage must have parameters with and without weight decay, so that
+    all stages' optimisers have the same groups, because they sum the norms group by group.
     """
     places = [index for index, layer in enumerate(layers) if not layer.joined]
     found = [[*places, len(layers)][bound] for bound in config.stage_bounds()]
@@ -69,9 +69,9 @@ def bounds(config: Config, layers: Sequence[Layer]) -> list[int]:
     return found
 
 
-# What keeps a compiled block computing while sums go over its tensor ranks: they begin early and are waited
-# for late. The halves of a batch share the norms' weights, and small things that are shared must not join
-# their kernels, or each half would wait for both sums.
+# Options that overlap a compiled block's compute with its all-reduces over tensor ranks. These begin early
+# and end late. The halves of a batch share the norms' weights. Such small shared tensors must not fuse the
+# kernels of both halves, or each half would wait for both all-reduces.
 _OVERLAP: dict[str, Any] = {
     "reorder_for_compute_comm_overlap": True,
     "reorder_for_compute_comm_overlap_passes": ["sink_waits", "raise_comms"],
@@ -80,7 +80,7 @@ _OVERLAP: dict[str, Any] = {
 
 
 class Maker:
-    """Makes layers where they belong, initialised: one at a time, so that host memory holds only one."""
+    """Creates initialised layers on their device, one at a time, so that host memory holds only one."""
 
     def __init__(
         self,
@@ -97,7 +97,7 @@ class Maker:
         self._device, self._dtype = device, dtype
 
     def __call__(self, layer: Layer, index: int) -> nn.Module:
-        """Make the layer of a number, which is part of its weights' names."""
+        """Create the layer with an index, which is part of its weights' names."""
         module = layer.make()
         self._fill(module, layer.prefix(index))
         for weight in module.parameters():
@@ -125,11 +125,11 @@ def run_layers(
     """Apply the layers.
 
     Args:
-        layers: In their order.
-        functions: What they compute, one for each.
-        states: What the first of them takes.
-        interval: Of so many successive blocks only the first one's input is kept.
-        recomputed: Blocks to which this applies, the first ones.
+        layers: The layers in order.
+        functions: The function of each layer.
+        states: Input of the first layer.
+        interval: Keep only the first block's input of this many successive blocks.
+        recomputed: Number of blocks, from the first, to which this applies.
     """
     index = 0
     while index < len(layers):
@@ -147,11 +147,11 @@ def run_layers(
 
 
 def recomputed_blocks(config: Config, chunks: Sequence[Sequence[Layer]]) -> list[int]:
-    """Return how many blocks of each of a stage's chunks compute their activations again.
+    """Return how many blocks of each of a stage's chunks recompute their activations.
 
     Args:
         config: The job.
-        chunks: The layers of each; the first ones' blocks are the stage's first.
+        chunks: The layers of each chunk, in the order of the stage's blocks.
     """
     blocks = [sum(is_block(layer.kind) for layer in chunk) for chunk in chunks]
     ends = [config.parallel.recomputed(end) for end in (0, *itertools.accumulate(blocks))]
@@ -159,21 +159,21 @@ def recomputed_blocks(config: Config, chunks: Sequence[Sequence[Layer]]) -> list
 
 
 class FlatModel(nn.Module):
-    """The list of layers, or a stage of it, on a rank (of a tensor-parallel group: its part of each).
+    """The list of layers, or a stage of it, on one rank; with tensor parallelism, its part of each layer.
 
     Args:
         config: The job.
-        layers: The whole model; the last one is the head.
-        device: Where the parameters go.
-        dtype: Of the parameters.
-        divide: Called with each layer when it has its weights, before the next one is made; ZeRO-3 leaves
-            of it what this replica keeps.
+        layers: The whole model; the last layer is the head.
+        device: The device of the parameters.
+        dtype: The type of the parameters.
+        divide: Called with each layer once it has its weights, before the next layer is created; ZeRO-3 uses
+            it to shard the layer over replicas.
         fill: Gives each layer its weights; initial ones by default.
         chunks: The layers of this stage, in ascending order; all in one chunk by default.
 
     Attributes:
-        layers: Of all chunks.
-        before_layer: Called with each layer before it computes, where it is set.
+        layers: The layers of all chunks.
+        before_layer: Called with each layer before it computes, if set.
     """
 
     before_layer: Callable[[nn.Module], object] | None = None
@@ -205,9 +205,9 @@ class FlatModel(nn.Module):
                 self.tied_modules[layer.tied] = make(layer, index)
 
     def forward(self, inputs: Any, labels: Labels | None = None, chunk: int = 0) -> Any:
-        """Return what the next chunk takes; with the head, the loss of a micro-batch.
+        """Return the input of the next chunk; the chunk with the head returns the loss of a micro-batch.
 
-        Without labels, the head makes the logits [batch, sequence, vocabulary].
+        Without labels, the head returns the logits [batch, sequence, vocabulary].
         """
         numbers = self._chunks[chunk]
         has_head = numbers.stop == len(self._all)
@@ -218,7 +218,7 @@ class FlatModel(nn.Module):
         return functions[-1](states, labels) if has_head else states
 
     def uses(self) -> collections.Counter[nn.Parameter]:
-        """Return in how many chunks each weight is used: tied ones may be in several."""
+        """Return the number of chunks that use each weight; tied ones may be in several."""
         return collections.Counter(
             weight
             for numbers in self._chunks

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Layers and the loss, divided over the tensor-parallel ranks."""
+"""Layers and the loss, sharded over the tensor-parallel ranks."""

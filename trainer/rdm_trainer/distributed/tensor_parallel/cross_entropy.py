@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """The output projection and its cross entropy as one operation, in chunks of tokens.
 
-The logits are the largest tensor of a training step, and only their gradient outlives the loss. So each chunk
-goes all the way from states to gradients while the forward pass runs, and the whole logits never exist. The
-vocabulary may be divided over tensor ranks: each reduces its part to three numbers per token (largest logit,
-sum of exponentials, the label's logit), and only those are exchanged.
+The logits are the largest tensor of a training step, and only their gradient outlives the loss. So the
+forward pass computes each chunk all the way from states to gradients, and the whole logits never exist. If
+the vocabulary is sharded over tensor ranks, each rank reduces its part to three numbers per token (largest
+logit, sum of exponentials, the label's logit), and exchanges only those.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rdm_core.cost.chunks import chunk_tokens
 
 __all__ = ["linear_cross_entropy"]
 
-# Of a gradient that is in fp32 at once.
+# Maximum elements of a gradient to convert to fp32 at once.
 _PART_ELEMENTS = 1 << 26
 
 
@@ -38,20 +38,21 @@ def linear_cross_entropy(
     compiled: bool = False,
     chunk_elements: int | None = None,
 ) -> torch.Tensor:
-    """Return the cross entropy of ``hidden_states @ weight.T``, summed over the tokens that the mask counts.
+    """Return the mean cross entropy of ``hidden_states @ weight.T`` over the tokens that the mask counts.
 
     Args:
         hidden_states: [..., hidden].
         weight: This rank's rows of the vocabulary's matrix, [vocabulary / tensor, hidden].
         labels: int64 [...], indices into the whole vocabulary.
         mask: float32 [...]; 0 where a token does not count.
-        count: float32 scalar that the sum is divided by; the tokens that the mask counts by default.
+        count: float32 scalar, the divisor of the sum; by default the number of tokens that the mask counts.
         first: The token of this rank's first row.
-        valid: Rows that are tokens; those after them are padding. All of them by default.
-        group: The tensor ranks; ``None`` when the vocabulary is whole.
-        sums_gradient: Sum the states' gradient over the tensor ranks; else each has what its rows add to it.
+        valid: Number of rows that are tokens; later rows are padding. All rows by default.
+        group: The tensor ranks; ``None`` if the vocabulary is whole.
+        sums_gradient: Sum the states' gradient over the tensor ranks; otherwise each rank keeps its own rows'
+            contribution.
         compiled: Run the element-wise parts through ``torch.compile``.
-        chunk_elements: Logits that may exist at once; as many as are fast by default.
+        chunk_elements: Maximum number of logits at once; by default a number that is fast.
 
     Returns:
         float32 scalar, the same on every rank of the group.
@@ -78,10 +79,10 @@ def linear_cross_entropy(
 def _reduce(
     logits: torch.Tensor, labels: torch.Tensor, first: int, valid: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Reduce this rank's logits [tokens, rows] to each token's maximum, sum and label, float32 [tokens]."""
+    """Return each token's largest logit, sum of exponentials and label's logit here, float32 [tokens]."""
     columns = torch.arange(logits.shape[1], device=logits.device)
     scores = torch.where(columns < valid, logits.float(), float("-inf"))
-    # A rank whose rows are all padding has no maximum; a finite one keeps its sum at 0.
+    # A rank with only padding has no maximum; a finite value keeps its sum at 0.
     largest = scores.amax(dim=1).clamp_min(torch.finfo(torch.float32).min)
     total = torch.exp(scores - largest[:, None]).sum(dim=1)
     local = labels - first
@@ -114,7 +115,7 @@ def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
 def _over_ranks(
     own_part: tuple[torch.Tensor, torch.Tensor, torch.Tensor], group: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return log of the sum of exponentials over the whole vocabulary and the label's logit, [tokens]."""
+    """Return the log-sum-exp over the whole vocabulary and the label's logit, [tokens]."""
     largest, total, chosen = own_part
     if group is None:
         return largest + torch.log(total), chosen
@@ -127,9 +128,10 @@ def _over_ranks(
 
 
 def _shrink(hidden_states: torch.Tensor) -> torch.Tensor | None:
-    """Return a power of two for fp16's states, so that their sum over all tokens cannot overflow.
+    """Return a power of two that scales fp16 states so that their sum over all tokens cannot overflow.
 
-    Each is summed with a factor of up to 1. What is divided by the number of tokens later may be small.
+    Each state is summed with a factor of up to 1. Values that are divided by the number of tokens later may
+    be small.
     """
     if hidden_states.dtype != torch.float16:
         return None
@@ -139,7 +141,7 @@ def _shrink(hidden_states: torch.Tensor) -> torch.Tensor | None:
 
 
 def _scaled(gradient: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Return a gradient times a scale, which may be larger than fp16 can hold."""
+    """Return a gradient times a scale; the scale may exceed fp16's range."""
     if dtype != torch.float16:
         return (gradient * scale).to(dtype)
     result = torch.empty_like(gradient, dtype=dtype)
@@ -182,11 +184,11 @@ class _LinearCrossEntropy(torch.autograd.Function):
             states = hidden_states[part] if shrink is None else hidden_states[part] * shrink
             update = gradient.t() @ states
             if weight_gradient is None:
-                # Sums of several chunks in 16 bits would lose what the chunks are not meant to cost.
+                # Summing several chunks in 16 bits would lose precision.
                 weight_gradient = update.float() if size < tokens else update
             else:
                 weight_gradient += update
-            # The next chunk's logits take their memory.
+            # The next chunk's logits reuse this memory.
             del gradient, update, states
         if states_gradient is not None:
             if group is not None and sums_gradient:
@@ -198,7 +200,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         states_gradient, weight_gradient, count, shrink = ctx.saved_tensors
-        # Only here, where a loss scale has come in: divided by the tokens, fp16 could not hold them.
+        # Divide only here, where the loss scale is included; otherwise fp16 would underflow.
         scale = gradients[0] / count
         return (
             _scaled(states_gradient, scale, states_gradient.dtype),

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Linear layers and the vocabulary's matrix, divided over the tensor-parallel ranks.
+"""Linear layers and the vocabulary's matrix, sharded over the tensor-parallel ranks.
 
-Source: Shoeybi et al., "Megatron-LM" (arXiv 1909.08053), section 3: a matrix product divided by columns and
-then one by rows needs one sum over the ranks in each direction. A column-parallel layer sums the gradient of
-its input, a row-parallel one its output; what lies between stays divided.
+Source: Shoeybi et al., "Megatron-LM" (arXiv 1909.08053), section 3: a matrix product sharded by columns,
+followed by one sharded by rows, needs one all-reduce in each direction. A column-parallel layer sums the
+gradient of its input, a row-parallel one its output; the states in between stay sharded.
 
 With sequence parallelism, the states outside of these pairs, [batch, tokens, hidden], are sharded by tokens:
-a column-parallel layer gathers its input, and a row-parallel one scatters its output's sum. Source:
+a column-parallel layer gathers its input, and a row-parallel one reduce-scatters its output. Source:
 Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models" (2022), section 4.2.
 """
 
@@ -35,13 +35,13 @@ __all__ = [
 ]
 
 
-# Of states [batch, tokens, hidden].
+# The dimension of tokens in states [batch, tokens, hidden].
 _TOKENS = 1
 
 
 def begin_sum(tensor: torch.Tensor, group: Any) -> torch.Tensor:
-    # These are the collectives that torch.compile takes into its graph, told by the import above what they
-    # return. It must not be read before end_collective; until then the sum goes on beside what is computed.
+    # torch.compile includes these collectives in its graph; the import above registers their results' shapes.
+    # The result must not be read before end_collective. Until then, the all-reduce overlaps with compute.
     pending: torch.Tensor = torch.ops._c10d_functional.all_reduce(
         tensor.contiguous(), "sum", group.group_name
     )
@@ -49,7 +49,7 @@ def begin_sum(tensor: torch.Tensor, group: Any) -> torch.Tensor:
 
 
 def begin_gather(tensor: torch.Tensor, group: Any) -> torch.Tensor:
-    # The ranks' tensors come after each other in the first dimension.
+    # The ranks' tensors are concatenated in the first dimension.
     pending: torch.Tensor = torch.ops._c10d_functional.all_gather_into_tensor(
         tensor.contiguous(), group.size(), group.group_name
     )
@@ -57,7 +57,7 @@ def begin_gather(tensor: torch.Tensor, group: Any) -> torch.Tensor:
 
 
 def begin_scatter(tensor: torch.Tensor, group: Any) -> torch.Tensor:
-    # Of the sum over the ranks, each gets its part of the first dimension.
+    # Each rank gets its part of the sum, split in the first dimension.
     pending: torch.Tensor = torch.ops._c10d_functional.reduce_scatter_tensor(
         tensor.contiguous(), "sum", group.size(), group.group_name
     )
@@ -75,22 +75,22 @@ def end_collective(pending: torch.Tensor) -> torch.Tensor:
 
 
 def end_gather(pending: torch.Tensor, group: Any, dimension: int) -> torch.Tensor:
-    """Wait for :func:`begin_gather`, and put the ranks' parts after each other in a dimension from 0."""
+    """Wait for :func:`begin_gather`, and concatenate the ranks' parts in a dimension, counted from 0."""
     parts: torch.Tensor = end_collective(pending).unflatten(0, (group.size(), -1))
     return parts.movedim(0, dimension).flatten(dimension, dimension + 1)
 
 
 def begin_scatter_of(whole: torch.Tensor, group: Any, dimension: int) -> torch.Tensor:
-    """Begin to give each rank its part of the ranks' sum, in a dimension from 0."""
+    """Begin to reduce-scatter a tensor in a dimension, counted from 0."""
     parts = whole.unflatten(dimension, (group.size(), -1)).movedim(dimension, 0)
     return begin_scatter(parts.flatten(0, 1), group)
 
 
 class _LinearSumGradient(torch.autograd.Function):
-    """Linear layer whose input's gradient is summed over the ranks while its weight's is computed.
+    """Linear layer; its input's gradient is summed over the ranks while its weight's gradient is computed.
 
-    Of sharded tokens it keeps only this rank's, and gathers the others' again while the input's gradient is
-    computed.
+    If tokens are sharded, it saves only this rank's tokens. The backward pass gathers the others again while
+    it computes the input's gradient.
     """
 
     @staticmethod
@@ -128,7 +128,7 @@ class _LinearSumGradient(torch.autograd.Function):
 
 
 class _BeginSum(torch.autograd.Function):
-    """Begin a sum over the ranks, whose gradient every rank has; or of it, this rank's tokens."""
+    """Begin an all-reduce or, with sequence parallelism, a reduce-scatter over tokens."""
 
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, group: Any, sequence_parallel: bool) -> torch.Tensor:
@@ -146,7 +146,7 @@ class _BeginSum(torch.autograd.Function):
 
 
 class _EndSum(torch.autograd.Function):
-    """Wait for a sum that was begun."""
+    """Wait for a pending sum."""
 
     @staticmethod
     def forward(_ctx: Any, pending: torch.Tensor) -> torch.Tensor:
@@ -158,7 +158,7 @@ class _EndSum(torch.autograd.Function):
 
 
 class _SumGradient(torch.autograd.Function):
-    """A tensor that every rank has whole and uses on its own part: its gradient is all ranks' sum."""
+    """A replicated tensor that each rank applies to its own part; its gradient is summed over the ranks."""
 
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, group: Any) -> torch.Tensor:
@@ -171,11 +171,11 @@ class _SumGradient(torch.autograd.Function):
 
 
 def shared_tensor(tensor: torch.Tensor, group: Any) -> torch.Tensor:
-    """Return a tensor that every rank has whole, for use on what the ranks have divided.
+    """Return a replicated tensor for use on sharded data.
 
     Args:
-        tensor: The same on all ranks.
-        group: The tensor ranks, over which its gradient is summed; ``None``: there is one.
+        tensor: The tensor, the same on all ranks.
+        group: The tensor ranks, over which its gradient is summed; ``None`` if there is only one.
     """
     if group is None:
         return tensor
@@ -184,7 +184,7 @@ def shared_tensor(tensor: torch.Tensor, group: Any) -> torch.Tensor:
 
 
 class _Gather(torch.autograd.Function):
-    """Put the ranks' parts after each other; what each rank's use adds to their gradients is summed."""
+    """Concatenate the ranks' parts; the backward pass sums all ranks' gradients of each part."""
 
     @staticmethod
     def forward(ctx: Any, part: torch.Tensor, group: Any, dimension: int) -> torch.Tensor:
@@ -197,40 +197,40 @@ class _Gather(torch.autograd.Function):
 
 
 def gathered(part: torch.Tensor, group: Any, dimension: int) -> torch.Tensor:
-    """Return the parts of all ranks of a group, in their order, on each of them.
+    """Return the concatenated parts of all ranks of a group, in the ranks' order.
 
     Args:
         part: This rank's part.
-        group: Its ranks, each of which uses what it needs of the whole.
-        dimension: In which the parts come after each other, from 0.
+        group: The ranks; each uses what it needs of the whole.
+        dimension: The dimension of concatenation, from 0.
     """
     whole: torch.Tensor = _Gather.apply(part, group, dimension)
     return whole
 
 
 def summed_output(part: torch.Tensor, group: Any, *, sequence_parallel: bool = False) -> torch.Tensor:
-    """Return the sum over the tensor ranks, whose gradient each rank has whole.
+    """Return the sum over the tensor ranks; every rank gets the sum's whole gradient.
 
     Args:
         part: This rank's summand; with sequence parallelism [batch, tokens, hidden].
         group: The tensor ranks.
-        sequence_parallel: Return only this rank's tokens of the sum, and take the gradient of only these.
+        sequence_parallel: Return only this rank's tokens of the sum, and expect the gradient of only these.
     """
     summed: torch.Tensor = _EndSum.apply(_BeginSum.apply(part, group, sequence_parallel))
     return summed
 
 
 class ColumnParallelLinear(nn.Module):
-    """``y = x A + b`` with the outputs divided over the tensor ranks.
+    """``y = x A + b`` with the outputs sharded over the tensor ranks.
 
     Args:
-        inputs: Features of the input, which every rank has whole.
+        inputs: Features of the input, replicated on every rank.
         outputs: Features of the whole output.
-        topology: Whose tensor axis divides it.
-        std: Of the initial weights.
-        bias: Without, there is no b.
-        stacked: So many matrices in one, each divided alike: the weight is [stacked, outputs, inputs], and
-            the outputs of a rank lie one matrix after the other.
+        topology: This rank's place, with the tensor axis.
+        std: Standard deviation of the initial weights.
+        bias: Add b.
+        stacked: Number of matrices in one, each sharded alike: the weight is [stacked, outputs, inputs], and
+            a rank's outputs are ordered by matrix.
     """
 
     def __init__(
@@ -266,14 +266,14 @@ class ColumnParallelLinear(nn.Module):
 
 
 class RowParallelLinear(nn.Module):
-    """``y = x A + b`` with the inputs divided over the tensor ranks.
+    """``y = x A + b`` with the inputs sharded over the tensor ranks.
 
     Args:
-        inputs: Features of the whole input, of which each rank has its part.
-        outputs: Features of the output, which every rank gets whole.
-        topology: Whose tensor axis divides it.
-        std: Of the initial weights.
-        bias: Without, there is no b.
+        inputs: Features of the whole input; each rank has its part.
+        outputs: Features of the output, whole on every rank.
+        topology: This rank's place, with the tensor axis.
+        std: Standard deviation of the initial weights.
+        bias: Add b.
     """
 
     def __init__(
@@ -293,9 +293,9 @@ class RowParallelLinear(nn.Module):
         """Map this rank's [..., inputs / tensor] to the whole [..., outputs].
 
         Args:
-            hidden_states: The inputs, or to end with, what the beginning returned.
-            step: With several ranks it can be done in two steps, so that something else is computed while
-                the ranks' parts are summed. Until then, what the first returns must not be read.
+            hidden_states: The inputs or, for ``end``, the result of ``begin``.
+            step: With several ranks, do only one of two steps, so that other compute overlaps with the sum
+                over the ranks. The result of ``begin`` must not be read before ``end``.
         """
         if self.group is None:
             return functional.linear(hidden_states, self.weight, self.bias)
@@ -310,17 +310,17 @@ class RowParallelLinear(nn.Module):
 
 
 class VocabParallelEmbedding(nn.Module):
-    """The vocabulary's matrix, divided by tokens: looks tokens up, and as head makes logits or the loss.
+    """The vocabulary's matrix, sharded by tokens: embeds tokens and, as the head, returns logits or the loss.
 
     One module does both because the two may share the matrix, and ZeRO-3 gathers the parameters of the
     module that is called.
 
     Args:
-        vocabulary: Tokens that exist; the rest of the matrix is padding, which no token meets.
+        vocabulary: Number of tokens; later rows of the matrix are padding, which no token uses.
         padded: Rows of the whole matrix.
         hidden: Features.
-        topology: Whose tensor axis divides it.
-        std: Of the initial weights.
+        topology: This rank's place, with the tensor axis.
+        std: Standard deviation of the initial weights.
         compiled: Compile the element-wise part of the loss.
     """
 
@@ -354,13 +354,13 @@ class VocabParallelEmbedding(nn.Module):
         self.compiled = compiled
 
     def forward(self, inputs: torch.Tensor, labels: tuple[torch.Tensor, ...] | None = None) -> torch.Tensor:
-        """Look tokens up, or as the head, make the loss where there are labels, else the logits.
+        """Embed tokens or, as the head, return the loss if there are labels and the logits otherwise.
 
         Args:
-            inputs: Tokens int64 [...], of which the rows [..., hidden] are returned; or the final hidden
-                states [..., hidden].
+            inputs: Tokens int64 [...], to return their rows [..., hidden]; or the final hidden states
+                [..., hidden].
             labels: Next tokens int64 and loss mask float32, both of the states' shape without features, and
-                the number that the loss is divided by where that is not the mask's sum.
+                the loss's divisor if it is not the mask's sum.
         """
         if not inputs.is_floating_point():
             return self._look_up(inputs)
@@ -372,8 +372,7 @@ class VocabParallelEmbedding(nn.Module):
     def logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """Return the logits [..., vocabulary] of hidden states [..., hidden], whole on each rank.
 
-        Padding is left out, and no gradient goes through them: training takes :meth:`loss`, which never has
-        all of them at once.
+        They have no padding and no gradient. Training uses :meth:`loss`, which never holds all logits.
         """
         own = functional.linear(hidden_states, self.weight)
         if self.group is None:
@@ -391,7 +390,7 @@ class VocabParallelEmbedding(nn.Module):
             first=self.first,
             valid=self.valid,
             group=self.group,
-            # With sequence parallelism, the gather of the states sums it on the way back.
+            # With sequence parallelism, the backward pass of the states' gather sums the gradient.
             sums_gradient=not self.sequence_parallel,
             compiled=self.compiled,
         )

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""DeepSpeed's engines. All that is read or replaced of what DeepSpeed does not publish is in this folder.
+"""DeepSpeed's engines. Only this package reads or replaces private parts of DeepSpeed.
 
-The names were read from DeepSpeed 0.19.8:
+The names are those of DeepSpeed 0.19.8:
 
 ========================  =================================================================================
 ``engine``                ``PipelineEngine._INSTRUCTION_MAP``, ``._exec_backward_pass``, ``.pipe_buffers``,

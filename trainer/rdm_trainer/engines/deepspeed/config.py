@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""DeepSpeed's JSON for a job."""
+"""DeepSpeed's JSON configuration of a job."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rdm_core.cost import flops
 
 __all__ = ["deepspeed_json"]
 
-# DeepSpeed sets aside communication buffers of this many elements; a small model needs smaller ones.
+# Elements of DeepSpeed's communication buffers; a small model needs smaller ones.
 _BUCKET = 200_000_000
 _SMALLEST_BUCKET = 1_000_000
 
@@ -23,26 +23,26 @@ def deepspeed_json(
     clips: bool = True,
     checkpoint: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Return what DeepSpeed is told.
+    """Return DeepSpeed's configuration.
 
-    The optimiser is not in it: the engine hands over torch's AdamW, because DeepSpeed would compile its own
-    on the first start, for minutes and once per way of starting. The learning rate is the training loop's.
+    It has no optimiser. The engine passes torch's AdamW, because DeepSpeed would compile its own for minutes,
+    on the first start with each launcher. The training loop sets the learning rate.
 
     Args:
         config: The job, checked against this number of ranks.
-        world_size: Ranks.
-        clips: DeepSpeed clips the gradients; otherwise the engine does it.
-        checkpoint: DeepSpeed's section ``checkpoint``, as ``{"load_universal": True}``.
+        world_size: Number of ranks.
+        clips: DeepSpeed clips the gradients; otherwise the engine does.
+        checkpoint: DeepSpeed's section ``checkpoint``, such as ``{"load_universal": True}``.
     """
     optimisation = config.optimisation
     accumulation = config.accumulation(config.data_parallel(world_size))
     settings: dict[str, Any] = {
-        # The ranks of the expert axis are no replicas to DeepSpeed.
+        # DeepSpeed does not treat the ranks of the expert axis as replicas.
         "train_batch_size": optimisation.global_batch_size // config.parallel.expert,
         "train_micro_batch_size_per_gpu": optimisation.micro_batch_size,
         "gradient_accumulation_steps": accumulation,
         "gradient_clipping": optimisation.clip_grad if clips else 0.0,
-        # The log lines and the times in them are the training loop's.
+        # The training loop writes the log lines and their times.
         "steps_per_print": None,
         "wall_clock_breakdown": False,
         "timers": {"throughput": {"enabled": False}},
@@ -51,7 +51,7 @@ def deepspeed_json(
         **_precision(optimisation),
     }
     if config.parallel.pipeline > 1:
-        # Slicing what crosses a stage's boundary over tensor ranks costs more gathers than it saves traffic.
+        # Partitioning what stages send over tensor ranks costs more in gathers than it saves in traffic.
         settings["pipeline"] = {"pipe_partitioned": False, "grad_partitioned": False}
     if checkpoint:
         settings["checkpoint"] = dict(checkpoint)
@@ -80,9 +80,9 @@ def _precision(optimisation: OptimisationConfig) -> dict[str, Any]:
     """Return the sections for the precision; fp32 needs none."""
     if optimisation.precision == "bf16":
         return {
-            # Each gradient is added to the fp32 sum as soon as it is there, and its own memory is free again.
+            # Each gradient is added to the fp32 sum at once, and its memory is freed.
             "bf16": {"enabled": True, "immediate_grad_update": True},
-            # Summed in bf16, micro-batches and replicas would lose what is small.
+            # Sums over micro-batches and replicas in bf16 would lose small values.
             "data_types": {"grad_accum_dtype": "fp32"},
             "communication_data_type": "fp32",
         }

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A shorter step for bf16 weights with fp32 copies.
+"""A faster step for bf16 weights with fp32 copies.
 
-DeepSpeed's ``BF16_Optimizer`` goes over the fp32 gradients seven times per step and waits for the device
-twice. Its data (flat weights, copies, gradients, their names in checkpoints) is right; only the way of a
-gradient through it is long. Here the first micro-batch's gradient is copied instead of added to zeros, a
-replica gets the sum of only its own part, and the clipping factor goes into the fused AdamW as the divisor
-that it takes for loss scales. A step whose norm is not finite is left out on the device, without asking it.
+DeepSpeed's ``BF16_Optimizer`` passes over the fp32 gradients seven times per step and waits for the device
+twice. This optimiser keeps its data (flat weights, copies, gradients, their names in checkpoints) and
+shortens the path of a gradient: it copies the first micro-batch's gradient instead of adding it to zeros, a
+replica gets the sum of only its own part, and the fused AdamW applies the clipping factor as its divisor for
+loss scales. The device skips a step whose norm is not finite, without a synchronisation.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["DistributedOptimizer"]
 
 
 class DistributedOptimizer(BF16_Optimizer):
-    """DeepSpeed's optimiser for bf16 after ``adopt``."""
+    """DeepSpeed's bf16 optimiser after ``adopt``."""
 
     topology: Topology
     pieces: list[torch.Tensor]
@@ -40,17 +40,17 @@ class DistributedOptimizer(BF16_Optimizer):
         *,
         compiled: bool = False,
     ) -> None:
-        """Turn the engine's ``BF16_Optimizer`` into this one, before its first step.
+        """Convert the engine's ``BF16_Optimizer`` to this class before its first step.
 
         Args:
-            engine: DeepSpeed's, just initialised.
+            engine: DeepSpeed's engine, just initialised.
             topology: This rank's place.
-            counts: Tells whether this rank counts a parameter's gradient in the norm of all.
+            counts: Returns whether this rank counts a parameter's gradient in the global norm.
             compiled: Sum the gradients of micro-batches with compiled kernels.
         """
         optimiser = engine.optimizer
         assert type(optimiser) is BF16_Optimizer
-        # DeepSpeed makes the object deep inside its set-up, so it can only be changed afterwards.
+        # DeepSpeed creates the object deep inside its initialisation, so it can only be changed afterwards.
         optimiser.__class__ = cls
         optimiser.topology = topology
         optimiser.compiled = compiled
@@ -58,7 +58,7 @@ class DistributedOptimizer(BF16_Optimizer):
         engine.buffered_allreduce_fallback = optimiser._sum_over_replicas
 
     def _counted_pieces(self, counts: Callable[[nn.Parameter], bool]) -> list[torch.Tensor]:
-        """Return views of this replica's part of the gradients that hold what this rank counts."""
+        """Return views of this replica's part of the gradients that this rank counts."""
         pieces = []
         for weights, gradients, part in zip(
             self.bf16_groups,
@@ -97,7 +97,7 @@ class DistributedOptimizer(BF16_Optimizer):
 
     @torch.no_grad()
     def _sum_over_replicas(self, grads: Any = None, elements_per_buffer: int = 0) -> None:  # noqa: ARG002
-        """Sum the gradients over the replicas; the mean's division comes in the step."""
+        """Sum the gradients over the replicas; the step divides them."""
         for present, gradients in zip(
             self.fp32_groups_has_gradients, self.fp32_groups_gradients, strict=True
         ):
@@ -118,7 +118,7 @@ class DistributedOptimizer(BF16_Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # noqa: ARG002
-        """Take a step with what ``_sum_over_replicas`` left."""
+        """Take a step with the sums of ``_sum_over_replicas``."""
         device = self.fp32_groups_flat_partition[0].device
         squares = torch.zeros((), device=device)
         for piece in self.pieces:
@@ -139,11 +139,11 @@ class DistributedOptimizer(BF16_Optimizer):
         ):
             weights.grad = gradient
         self.optimizer.step()
-        # Their addresses are known only after the first step.
+        # The states exist only after the first step.
         self._lazy_init_hp_params_optimizer_state()
         self.update_lp_params()
         self.clear_hp_grads()
 
     def clear_hp_grads(self) -> None:
-        """Begin new sums: the next gradient of each weight is copied, not added."""
+        """Reset the sums: the next gradient of each weight is copied, not added."""
         self.fp32_groups_has_gradients = [[False] * len(group) for group in self.fp32_groups_gradients]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The model, its optimiser and DeepSpeed put together."""
+"""The engine that trains the model with DeepSpeed."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ INSTRUCTIONS = {
     schedule.ReduceTiedGrads: "reduce",
     schedule.OptimizerStep: "optimiser",
 }
-"""The pipeline's instructions, by the kinds of ``rdm_log.timeline``."""
+"""The pipeline's instructions → kinds of ``rdm_log.timeline``."""
 
 
 class DeepSpeedEngine(Engine):
@@ -54,9 +54,9 @@ class DeepSpeedEngine(Engine):
 
     Args:
         config: The job.
-        topology: This rank's place, of :func:`rdm_trainer.engines.deepspeed.topology.create_topology`.
+        topology: This rank's place, from :func:`rdm_trainer.engines.deepspeed.topology.create_topology`.
         fill: Gives each layer its weights; initial ones by default.
-        on_loss: Takes the losses that this rank computes in training, before they are averaged.
+        on_loss: Receives the losses that this rank computes in training, before they are averaged.
 
     Attributes:
         deepspeed: DeepSpeed's engine.
@@ -72,7 +72,7 @@ class DeepSpeedEngine(Engine):
     ) -> None:
         super().__init__(config, topology, torch.device(get_accelerator().current_device_name()))
         self._on_loss = on_loss
-        # Each engine's own messages, per rank and layer, would drown the log lines.
+        # DeepSpeed's messages per rank and layer would drown the log lines.
         logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
         warnings.filterwarnings("ignore", "c10d::broadcast_: an autograd kernel was not registered")
         clips_itself = config.optimisation.precision == "fp32" and config.zero_stage == 0
@@ -112,10 +112,10 @@ class DeepSpeedEngine(Engine):
         self.states = DeepSpeedStates(config, self.deepspeed, topology, self.parameter_names())
 
     def _join_expert_axis(self, model: nn.Module) -> None:
-        """Make of gradients, and of their norm, what they are over the ranks that share the experts."""
+        """Average gradients, and compute their norm, over the ranks that share the experts."""
         for weight in model.parameters():
             weight.register_hook(functools.partial(_mean_gradient, weight, self.topology))
-            # What DeepSpeed's norms count beside the first model-parallel rank's.
+            # DeepSpeed's norms count weights with this mark on each model-parallel rank, others on the first.
             weight.tensor_model_parallel = self._counts(weight)  # type: ignore[attr-defined]
 
     def _model(self, fill: Fill | None, settings: Mapping[str, Any]) -> Any:
@@ -140,7 +140,7 @@ class DeepSpeedEngine(Engine):
 
     @property
     def shape(self) -> dict[str, int]:
-        """What DeepSpeed and the model have become; see :attr:`Engine.shape`."""
+        """The actual sizes in DeepSpeed and the model; see :attr:`Engine.shape`."""
         return {
             **super().shape,
             "GLOBAL_BATCH_SIZE": self.deepspeed.train_batch_size() * self.topology.expert,
@@ -158,20 +158,20 @@ class DeepSpeedEngine(Engine):
             group["lr"] = rate
 
     def set_batch(self, samples: int) -> None:
-        """Take steps, and evaluate, with so many samples from now on."""
+        """Use this number of samples for steps and evaluations from now on."""
         super().set_batch(samples)
-        # The ranks of the expert axis are no replicas to DeepSpeed.
+        # DeepSpeed does not treat the ranks of the expert axis as replicas.
         self.deepspeed.set_train_batch_size(samples // self.topology.expert)
-        # A step ends where these are a multiple of the accumulation.
+        # A step ends when this is a multiple of the accumulation.
         self.deepspeed.micro_steps = 0
 
     @property
     def steps(self) -> int:
-        """Steps that were taken, those before a checkpoint included."""
+        """Number of steps taken, including those before a checkpoint."""
         return int(self.deepspeed.global_steps)
 
     def optimiser_states(self) -> Mapping[torch.Tensor, Mapping[str, Any]]:
-        """Return the optimiser's states, by the tensor that each is of."""
+        """Return the optimiser's states, by the tensor that each belongs to."""
         wrapped = self.deepspeed.optimizer
         states: Mapping[torch.Tensor, Mapping[str, Any]] = getattr(wrapped, "optimizer", wrapped).state
         return states
@@ -185,13 +185,13 @@ class DeepSpeedEngine(Engine):
         return part
 
     def close(self) -> None:
-        """Let go of the device's memory."""
+        """Free the device's memory."""
         with quiet():
             self.deepspeed.destroy()
 
     @contextlib.contextmanager
     def watched(self, watcher: Watcher) -> Iterator[None]:
-        """Let a watcher see what the steps within do; other steps are as fast as without it."""
+        """Let a watcher observe the steps within this context; other steps cost nothing extra."""
         try:
             with super().watched(watcher):
                 self._show_instructions()
@@ -200,7 +200,7 @@ class DeepSpeedEngine(Engine):
             self._show_instructions()
 
     def _show_instructions(self) -> None:
-        """Hand the pipeline's instructions to those who watch, and only then."""
+        """Wrap the pipeline's instructions while there are watchers."""
         if self.topology.pipeline > 1:
             self.deepspeed._INSTRUCTION_MAP = (
                 {one: self._shown(one, act) for one, act in self._instructions.items()}
@@ -255,14 +255,14 @@ class DeepSpeedEngine(Engine):
         return self._averaged(loss)
 
     def _averaged_over_experts(self, loss: torch.Tensor) -> torch.Tensor:
-        """Average what DeepSpeed averaged over its replicas."""
+        """Average over the expert axis what DeepSpeed averaged over its replicas."""
         if self.topology.expert > 1:
             dist.all_reduce(loss, group=self.topology.expert_group)
             loss = loss / self.topology.expert
         return loss
 
     def _clip(self, optimiser: torch.optim.Optimizer, *_: object) -> None:
-        """Clip before the step: without ZeRO, DeepSpeed would count tied and shared gradients wrongly."""
+        """Clip before the step, because without ZeRO DeepSpeed miscounts tied and shared gradients."""
         weights = [
             weight
             for group in optimiser.param_groups
@@ -280,7 +280,7 @@ class DeepSpeedEngine(Engine):
             torch._foreach_mul_([weight.grad for weight in weights], scale)
 
     def _counts(self, weight: nn.Parameter) -> bool:
-        """Each of the whole model's gradients counts once, on one rank of a replica."""
+        """Return whether this rank counts a gradient in the norm; one rank per replica does."""
         if placement_of(weight).experts:
             return True
         if getattr(weight, "ds_pipe_replicated", False) or self.topology.expert_rank > 0:
@@ -289,14 +289,14 @@ class DeepSpeedEngine(Engine):
 
 
 def _mean_gradient(weight: nn.Parameter, topology: Topology, gradient: torch.Tensor) -> torch.Tensor:
-    """Make a micro-batch's gradient that of the mean over the ranks of the expert axis.
+    """Turn a micro-batch's gradient into that of the mean over the ranks of the expert axis.
 
-    An expert's has the parts of all of them; the others are averaged here, each micro-batch: they are few
-    beside the rows that the ranks exchange.
+    An expert's gradient already includes all ranks' parts. Other gradients are averaged here for each
+    micro-batch; they are small compared to the rows that the ranks exchange.
     """
     if placement_of(weight).experts:
         return gradient / topology.expert
-    # In fp32: summed in 16 bits, what is small would be lost.
+    # Sums in 16 bits would lose small values.
     mean = gradient.to(torch.float32, copy=True)
     with waiting():
         dist.all_reduce(mean, group=topology.expert_group)
@@ -313,30 +313,30 @@ def _told(
 
 
 def _backward_at_once(engine: Any, buffer_id: int) -> None:
-    """Run a stage's backward pass once, also where its output is several tensors.
+    """Run a stage's backward pass once, even if its output is several tensors.
 
-    DeepSpeed goes through the stage again for each of them: a stage of a T5 that has the end of the encoder
-    and the beginning of the decoder would go through its encoder blocks twice.
+    DeepSpeed would run it once for each of them: a T5's stage with the end of the encoder and the beginning
+    of the decoder would run its encoder blocks twice.
     """
     outputs = engine.pipe_buffers["outputs"][buffer_id]
     received = engine.grad_layer
     if not engine.is_last_stage() and isinstance(outputs, tuple) and len(received) > 1:
         states = [output for output in outputs if output.is_floating_point()]
-        # One number whose gradients are those that were received.
+        # The derivatives of these sums are the received gradients.
         joint = torch.stack(
             [(state * gradient).sum() for state, gradient in zip(states, received, strict=True)]
         )
         engine.pipe_buffers["outputs"][buffer_id] = joint
         engine.grad_layer = torch.ones_like(joint)
     PipelineEngine._exec_backward_pass(engine, buffer_id)
-    # Its buffers take the next gradients.
+    # Its buffers are reused for the next gradients.
     engine.grad_layer = received
 
 
 def _import_muon() -> None:
-    """Import DeepSpeed's optimiser Muon without torch's compiler, which takes seconds of every process.
+    """Import DeepSpeed's Muon optimiser without torch's compiler, which takes seconds in every process.
 
-    DeepSpeed imports it with any optimiser, and a function in it, which nobody calls, is compiled at that.
+    DeepSpeed imports it with any optimiser. The import would compile a function that nobody calls.
     """
     before = os.environ.get("TORCHDYNAMO_DISABLE")
     os.environ["TORCHDYNAMO_DISABLE"] = "1"
@@ -349,7 +349,7 @@ def _import_muon() -> None:
 
 
 def _groups(model: nn.Module) -> list[dict[str, Any]]:
-    """Return this rank's parameters: those that decay and those that do not."""
+    """Return this rank's parameters in two groups: with and without weight decay."""
     decaying: list[nn.Parameter] = []
     others: list[nn.Parameter] = []
     for weight in model.parameters():
@@ -358,9 +358,9 @@ def _groups(model: nn.Module) -> list[dict[str, Any]]:
 
 
 def _clear_padding(weight: Any) -> None:
-    """Set to zero what makes a weight's last part as long as the others: DeepSpeed leaves memory as it was.
+    """Zero the padding of a weight's last part, because DeepSpeed leaves it uninitialised.
 
-    A NaN there would be taken for one of the weight, and a job would end at its next checkpoint.
+    A NaN in it would count as one of the weight, and the job would end at its next checkpoint.
     """
     part = weight.ds_tensor
     part[max(0, weight.ds_numel - weight.ds_zero_partition_rank * part.numel()) :].zero_()

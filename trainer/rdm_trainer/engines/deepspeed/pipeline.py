@@ -46,15 +46,15 @@ class _TiedSpec(TiedLayerSpec):
 class PipelineModel(PipelineModule):
     """This rank's stage of the list of layers.
 
-    DeepSpeed's own cuts are even, by type or by size; ours come from ``partition``. The head is not a layer
-    that is run: with the labels it becomes the loss.
+    DeepSpeed's own cuts are even, by type or by size; ours come from ``partition``. The head is not run as a
+    layer: with the labels it becomes the loss.
 
     Args:
         config: The job.
         topology: This rank's place.
-        layers: The model; the last one is the head.
-        device: Where the parameters go.
-        dtype: Of the parameters.
+        layers: The model; the last layer is the head.
+        device: The device of the parameters.
+        dtype: The type of the parameters.
         fill: Gives each layer its weights; initial ones by default.
     """
 
@@ -71,7 +71,7 @@ class PipelineModel(PipelineModule):
         specs = [
             (_TiedSpec if layer.tied else _Spec)(layer, index, make) for index, layer in enumerate(layers)
         ]
-        # Read by _partition_layers, which DeepSpeed's constructor calls.
+        # DeepSpeed's constructor calls _partition_layers, which reads this.
         self._bounds = bounds(config, layers)
         with quiet():
             super().__init__(
@@ -88,7 +88,7 @@ class PipelineModel(PipelineModule):
         self._set_bounds(self.parts[self.stage_id], self.parts[self.stage_id + 1])
 
     def forward(self, inputs: Any) -> Any:
-        """Run this stage's layers; of the last stage up to the head."""
+        """Run this stage's layers; on the last stage, up to the head."""
         count = len(self.local_layers) - (self._local_stop == self._num_layers)
         return run_layers(
             self.local_layers[:count], self.forward_funcs[:count], inputs, self._interval, self._recomputed

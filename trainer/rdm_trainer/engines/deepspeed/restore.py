@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Bring a checkpoint's states into an engine: as they are, or from the universal copy."""
+"""Loading of a checkpoint's states into an engine: as they are, or from the universal copy."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ _LAYER = re.compile(r"layer_(\d+)(?:-model_(\d+))?-model_states\.pt")
 
 
 def needed_files(manifest: Manifest, engine: Any, topology: Topology) -> set[str]:
-    """Return the files that this rank reads when the layout is the saved one."""
+    """Return the files that this rank reads if the layout is the saved one."""
     place = topology.pipeline_rank * topology.model + topology.model_rank
     module: Any = engine.module
     needed = set()
     for name in manifest.files:
         if zero := _ZERO.fullmatch(name):
             replica, owner = int(zero[1]) == topology.replica, int(zero[2]) == place
-            # DeepSpeed counts the weights' files of all tensor ranks.
+            # DeepSpeed counts the model files of all tensor ranks.
             if replica and (owner or zero[3] == "model"):
                 needed.add(name)
         elif layer := _LAYER.fullmatch(name):
@@ -47,8 +47,8 @@ def needed_files(manifest: Manifest, engine: Any, topology: Topology) -> set[str
 
 
 def load_same_layout(engine: Any, directory: Path, tag: str) -> None:
-    """Let DeepSpeed read what each rank of the same layout wrote."""
-    # DeepSpeed leaves a line of its own debugging on standard output.
+    """Let DeepSpeed load files of the same layout."""
+    # DeepSpeed prints a debugging line to standard output.
     with _settings_kept(engine), Path(os.devnull).open("w") as nowhere, contextlib.redirect_stdout(nowhere):
         engine.load_checkpoint(str(directory), tag=tag, load_lr_scheduler_states=False)
 
@@ -56,14 +56,14 @@ def load_same_layout(engine: Any, directory: Path, tag: str) -> None:
 def load_universal(engine: Any, folder: Path, topology: Topology, manifest: Manifest) -> None:
     """Read a universal copy.
 
-    ZeRO 1 and 2, and bf16 in a pipeline, are DeepSpeed's; its ZeRO 3 takes no parts for tensor ranks, and
-    without ZeRO it has nothing.
+    DeepSpeed loads ZeRO 1 and 2, and bf16 in a pipeline. Its ZeRO 3 does not split parameters over tensor
+    ranks, and without ZeRO it has no loader, so both are done here.
 
     Args:
-        engine: DeepSpeed's, whose weights and optimiser are replaced.
+        engine: DeepSpeed's engine; its weights and optimiser are replaced.
         folder: The copy, ``global_stepN_universal``.
         topology: This rank's place.
-        manifest: Of the checkpoint: its counters, and what it was saved with.
+        manifest: The manifest of the checkpoint, with its counters and the configuration that saved it.
     """
     with _settings_kept(engine):
         if engine.zero_optimization_stage() == 3:
@@ -86,9 +86,9 @@ def load_universal(engine: Any, folder: Path, topology: Topology, manifest: Mani
 
 
 class _settings_kept:  # noqa: N801  # a context manager reads as a verb
-    """Keep the optimiser's settings, which the configuration gives, from being replaced by saved ones.
+    """Keep the configured settings of the optimiser while a checkpoint with other settings loads.
 
-    Loading may change them where they are, or put other dictionaries and objects into their place.
+    Loading may change the settings in place, or replace the dictionaries and objects that hold them.
     """
 
     def __init__(self, engine: Any) -> None:
@@ -121,12 +121,12 @@ class _settings_kept:  # noqa: N801  # a context manager reads as a verb
             setattr(optimiser, name, scaler)
 
 
-# What a dynamic loss scale has come to; the rest of it are settings.
+# The state of a dynamic loss scaler; its other attributes are settings.
 _SCALE_STATE = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
 
 
 def _scalers(optimiser: Any) -> dict[str, Any]:
-    """Return what keeps the loss scale, by the attribute; DeepSpeed's optimisers differ in it."""
+    """Return the loss scalers by attribute name, which differs between DeepSpeed's optimisers."""
     return {
         name: vars(optimiser)[name]
         for name in ("loss_scale_config", "loss_scaler")
@@ -139,7 +139,7 @@ def _is_dynamic(scaler: Any) -> bool:
 
 
 def _place_steps(optimiser: torch.optim.Optimizer) -> None:
-    """Move the step counts, which DeepSpeed leaves where they were loaded, to where torch reads them."""
+    """Move the loaded step counts to the devices where torch expects them, which DeepSpeed omits."""
     for group in optimiser.param_groups:
         for weight in group["params"]:
             state = optimiser.state.get(weight, {})
@@ -148,21 +148,21 @@ def _place_steps(optimiser: torch.optim.Optimizer) -> None:
 
 
 def _counted(step: Any, weight: torch.Tensor, group: Mapping[str, Any]) -> torch.Tensor:
-    """Return a step count of its own for a weight; torch's fused optimisers keep it on the device."""
+    """Return a weight's own copy of a step count; torch's fused optimisers keep it on the device."""
     on_device = group.get("fused") or group.get("capturable")
     count = torch.as_tensor(step, dtype=torch.float32)
     return count.to(weight.device if on_device else "cpu", copy=True)
 
 
 def _set_loss_scale(optimiser: Any, scale: float | None) -> None:
-    """Take over fp16's loss scale, unless the configuration fixes it."""
+    """Restore fp16's loss scale, unless the configuration fixes it."""
     for scaler in _scalers(optimiser).values():
         if scale is not None and _is_dynamic(scaler):
             scaler.cur_scale = scale
 
 
 def _part(folder: Path, name: str, state: str, weight: torch.nn.Parameter) -> torch.Tensor:
-    """Read one state of a parameter and take this rank's part of it."""
+    """Read one state of a parameter, and return this tensor rank's part."""
     placement = placement_of(weight)
     whole: torch.Tensor = reading.load_mapped(parameter_folder(folder, name) / f"{state}.pt")["param"]
     if placement.vocabulary:
@@ -172,9 +172,9 @@ def _part(folder: Path, name: str, state: str, weight: torch.nn.Parameter) -> to
 
 
 def _take_tensor_parts(engine: Any, topology: Topology) -> None:
-    """Let DeepSpeed's loader take the parts of the tensor axis of all that is not an expert's.
+    """Let DeepSpeed's loader split non-expert parameters over the tensor axis only.
 
-    It divides everything over the model-parallel ranks, which are those of the expert axis, too.
+    It would split everything over the model-parallel ranks, which include the expert axis.
     """
     for weight in engine.module.parameters():
         if not placement_of(weight).experts:
@@ -190,7 +190,7 @@ def _load_tensor_part(
 
 
 def _load_replicated(engine: Any, folder: Path) -> None:
-    """Without ZeRO, which is fp32 alone: torch's optimiser over the weights themselves."""
+    """No ZeRO, fp32 only: load torch's optimiser and the weights themselves."""
     optimiser = engine.optimizer
     names = {parameter: name for name, parameter in engine.module.named_parameters()}
     for group in optimiser.param_groups:
@@ -207,13 +207,13 @@ def _load_replicated(engine: Any, folder: Path) -> None:
 
 
 def _load_partitioned(engine: Any, folder: Path, topology: Topology) -> None:
-    """ZeRO 3: each data rank's slice of each parameter, then the weights from their fp32 copies."""
+    """ZeRO 3: load each data rank's slice of each parameter, then copy the weights from fp32."""
     from deepspeed.utils import safe_set_local_fp32_param, safe_set_local_optimizer_state
 
     optimiser = engine.optimizer
     optimiser.checkpoint_event_prologue()
     for master in optimiser.fp32_partitioned_groups_flat:
-        # Before the first step there is nothing to set.
+        # The states do not exist before the first step.
         for state in STATES[1:]:
             optimiser.optimizer.state[master][state] = torch.zeros_like(master)
     step: Any = None
@@ -221,7 +221,7 @@ def _load_partitioned(engine: Any, folder: Path, topology: Topology) -> None:
         weight: Any = parameter
         size = weight.ds_tensor.numel()
         for state in STATES:
-            # A view, where it can be one: of a file that is mapped, only this rank's slice is read.
+            # A view if possible, so that only this rank's slice of the mapped file is read.
             flat = _part(folder, name, state, weight).reshape(-1)
             own = flat[size * topology.replica :][:size]
             own = torch.nn.functional.pad(own, (0, size - own.numel())).to(engine.device)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What DeepSpeed saves and loads, as the store of checkpoints wants it."""
+"""DeepSpeed's states for checkpoints."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class DeepSpeedStates:
 
     Args:
         config: The job.
-        engine: DeepSpeed's.
+        engine: DeepSpeed's engine.
         topology: This rank's place.
-        names: Of this rank's parameters.
+        names: Names of this rank's parameters.
     """
 
     def __init__(self, config: Config, engine: Any, topology: Topology, names: list[str]) -> None:
@@ -35,18 +35,18 @@ class DeepSpeedStates:
         self._writer = RankWriter(asynchronous=config.checkpoint.asynchronous)
         self._layout = identity.layout_of(config, topology.world_size)
         engine.checkpoint_engine = self._writer
-        # On a full disk this would fail on rank 0 alone, between two barriers of DeepSpeed.
+        # On a full disk this would fail only on rank 0, between two of DeepSpeed's barriers.
         copy_script = engine._copy_recovery_script
         engine._copy_recovery_script = lambda path: _tolerate(copy_script, path)
 
     @property
     def files(self) -> Mapping[Path, int]:
-        """What this rank wrote last, with its bytes."""
+        """The files that this rank wrote last, with their bytes."""
         return self._writer.files
 
     @property
     def error(self) -> str | None:
-        """Why it could not."""
+        """Why writing failed; None if it did not."""
         return self._writer.error
 
     def save(self, directory: Path, name: str, state: Mapping[str, Any], extra: Mapping[str, Any]) -> None:
@@ -72,7 +72,7 @@ class DeepSpeedStates:
         return self._writer.wait(seconds)
 
     def can_load(self, layout: Mapping[str, Any]) -> bool:
-        """See :class:`rdm_trainer.engines.engine.States`: DeepSpeed's own files fit one layout alone."""
+        """See :class:`rdm_trainer.engines.engine.States`; DeepSpeed's own files fit only one layout."""
         return identity.same_layout(layout, self._layout)
 
     def needed_files(self, manifest: Manifest, directory: Path) -> set[str]:  # noqa: ARG002
@@ -93,7 +93,7 @@ class DeepSpeedStates:
         restore.load_universal(self._engine, folder, self._topology, manifest)
 
     def _optimiser_names(self) -> dict[str, Any]:
-        """Name the optimiser's parameters where DeepSpeed keeps no record of them: without ZeRO."""
+        """Return the names of the optimiser's parameters if DeepSpeed does not record them: without ZeRO."""
         if self._config.zero_stage:
             return {}
         groups = [group["params"] for group in self._engine.optimizer.param_groups]

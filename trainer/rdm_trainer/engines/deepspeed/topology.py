@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The axes of a job as DeepSpeed's grid has them, whose process groups its engines use.
+"""The axes of a job in DeepSpeed's grid, whose process groups its engines use.
 
-DeepSpeed is told that the expert axis belongs to its model-parallel axis, beside the tensor axis. Then its
-replicas (of gradients, optimiser states, files) are ranks that have the same experts, and nothing of its own
-Mixture of Experts is needed; what the ranks of the expert axis have alike, the engine averages over them.
+The expert axis is part of DeepSpeed's model-parallel axis, together with the tensor axis. So DeepSpeed's
+replicas (of gradients, optimiser states, files) are ranks with the same experts, and its own Mixture of
+Experts is not needed. The engine averages the gradients of all other parameters over the expert axis.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ __all__ = ["create_topology", "without_compiler"]
 
 
 def without_compiler() -> None:
-    """Keep DeepSpeed from building a shared-memory operation with a C++ compiler, which a node may lack."""
+    """Stop DeepSpeed from building a shared-memory operation, because a node may lack a C++ compiler."""
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
 
 
 @contextlib.contextmanager
 def _groups_of_one_at_home() -> Iterator[None]:
-    """Let only its rank make a group of one. All ranks would wait for each other, once for each rank."""
+    """Let only its own rank create a group of one; otherwise all ranks would synchronise for each group."""
     make = dist.new_group
 
     def new_group(ranks: Any = None, **options: Any) -> Any:
@@ -54,16 +54,16 @@ def _groups_of_one_at_home() -> Iterator[None]:
 
 
 def create_topology(tensor: int, pipeline: int, expert: int = 1, *, sharing: int = 1) -> Topology:
-    """Spread the initialised world over axes, on every rank.
+    """Map the initialised world to axes; every rank calls this.
 
     Args:
         tensor: Ranks that share each layer.
         pipeline: Stages of each replica.
         expert: Data-parallel ranks that share the experts.
-        sharing: Tensor ranks that share a head of keys and values.
+        sharing: Tensor ranks that share a key-value head.
 
     Raises:
-        TrainerError: The world cannot be divided like that.
+        TrainerError: The world size does not fit the axes.
     """
     without_compiler()
     if not deepspeed.comm.is_initialized():

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""One rank's files of a checkpoint, written by a thread of its own.
+"""A thread that writes one rank's files of a checkpoint.
 
-DeepSpeed hands each file to its *checkpoint engine*; this is one. It only takes the states in while DeepSpeed
-collects them, and writes after that: DeepSpeed waits for all ranks in between, and a slow or full disk on one
-node must neither run into the others' time limit nor leave them waiting.
+DeepSpeed passes each file to a *checkpoint engine*. This one only collects the states during DeepSpeed's save
+and writes them afterwards, because that save has barriers: a slow or full disk on one node must not make
+other ranks wait or time out.
 
-DeepSpeed 0.19.8's own asynchronous engine (``decoupled``) works only with its buffered writer for NVMe, waits
-at most five minutes, and loses write errors; this one works for every ZeRO stage and on every file system.
+The asynchronous engine of DeepSpeed 0.19.8 (``decoupled``) needs its buffered writer for NVMe, waits at most
+five minutes, and loses write errors. This one works for every ZeRO stage and on every file system.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = ["RankWriter"]
 
 
 class _Snapshot:
-    """Copies states into host memory; tensors that share memory still do so afterwards."""
+    """Copies states to host memory; tensors that share memory still share it in the copy."""
 
     def __init__(self) -> None:
         self._storages: dict[int, tuple[torch.UntypedStorage, torch.UntypedStorage]] = {}
@@ -48,7 +48,7 @@ class _Snapshot:
         storage = tensor.untyped_storage()
         pair = self._storages.get(storage._cdata)
         if pair is None:
-            # The original is kept, so that its address is not given to another one.
+            # Keep the original, so that its address is not reused.
             pair = storage, (storage.clone() if storage.device.type == "cpu" else storage.cpu())
             self._storages[storage._cdata] = pair
         copied = torch.empty(0, dtype=tensor.dtype)
@@ -59,12 +59,12 @@ class RankWriter(CheckpointEngine):
     """DeepSpeed's checkpoint engine for one rank.
 
     Args:
-        asynchronous: Copy the states into host memory, so that training may go on while they are written.
+        asynchronous: Copy the states to host memory, so that training can continue during the write.
 
     Attributes:
-        files: What was written, with its bytes.
-        error: Why writing failed.
-        damaged: Names of the files that were read and are not what was written.
+        files: The written files, with their bytes.
+        error: Why writing failed; None if it did not.
+        damaged: Names of files that were read and found damaged.
     """
 
     def __init__(self, *, asynchronous: bool = False) -> None:
@@ -78,37 +78,37 @@ class RankWriter(CheckpointEngine):
         self.error: str | None = None
         self.damaged: set[str] = set()
 
-    # DeepSpeed's side.
+    # Called by DeepSpeed.
 
     def create(self, info: object) -> None:  # DeepSpeed's name
-        """Begin a checkpoint; nothing to do."""
+        """Do nothing at the begin of a checkpoint."""
 
     def commit(self, info: object) -> bool:  # noqa: ARG002  # DeepSpeed's name
-        """End a checkpoint; it is committed by the store, when all ranks are done."""
+        """End a checkpoint; the store commits it once all ranks are done."""
         return True
 
     def makedirs(self, path: str, exist_ok: bool = False) -> None:  # DeepSpeed's name
-        """Make no directory: the writing thread does, where an error can be told."""
+        """Do nothing: the writing thread creates directories, because it can report errors."""
 
     def save(self, state_dict: Any, path: str) -> None:
-        """Take a file's content."""
+        """Collect a file's content."""
         self._taken.append((self._snapshot(state_dict) if self._asynchronous else state_dict, Path(path)))
 
     def load(self, path: str, map_location: Any = None) -> Any:
-        """Read a file of DeepSpeed's, and note when it is damaged: all ranks go on until all have read."""
+        """Read one of DeepSpeed's files, and only record damage: all ranks must finish reading first."""
         content, is_sound = reading.load(Path(path), map_location=map_location, of_deepspeed=True)
         if not is_sound:
             self.damaged.add(Path(path).name)
         return with_present_names(content)
 
     def preserves_storage_sharing(self) -> bool:
-        """DeepSpeed clones parts of flat buffers, so that not the whole buffer is written for each."""
+        """Return True, so that DeepSpeed clones parts of flat buffers instead of writing whole buffers."""
         return True
 
-    # The store's side.
+    # Called by the store.
 
     def start(self) -> None:
-        """Begin to write what was taken."""
+        """Begin to write the collected files."""
         self.files, self.error = {}, None
         taken, self._taken = self._taken, []
         self._snapshot = _Snapshot()
@@ -116,7 +116,7 @@ class RankWriter(CheckpointEngine):
         self._thread.start()
 
     def wait(self, seconds: float) -> bool:
-        """Wait up to so many seconds and tell whether everything is written, or failed."""
+        """Wait up to some seconds, and tell whether writing has finished or failed."""
         if self._thread is None:
             return True
         self._thread.join(seconds)
@@ -129,7 +129,7 @@ class RankWriter(CheckpointEngine):
                 self.files[path] = writing.write(state, path)
             except OSError as error:
                 self.error = f"{path}: {error.strerror or error}"
-            except Exception as error:  # A state that cannot be pickled, for one; every rank must hear of it.
+            except Exception as error:  # For example, a state that cannot be pickled; report it to all ranks.
                 self.error = f"{path}: {type(error).__name__}: {error}"
             if self.error is not None:
                 with contextlib.suppress(OSError):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The engine on torch alone."""
+"""The engine built on torch only."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ __all__ = ["NativeEngine"]
 
 
 class NativeEngine(Engine):
-    """The model, a schedule for its micro-batches and an optimiser that the replicas share.
+    """The model, a schedule for its micro-batches, and an optimiser sharded over the replicas.
 
     Args:
         config: The job.
         topology: This rank's place.
         fill: Gives each layer its weights; initial ones by default.
-        on_loss: Takes the losses that this rank computes in training, before they are averaged.
+        on_loss: Receives the losses that this rank computes in training, before they are averaged.
     """
 
     steps = 0
@@ -67,12 +67,12 @@ class NativeEngine(Engine):
             group["lr"] = rate
 
     def set_batch(self, samples: int) -> None:
-        """Take steps, and evaluate, with so many samples from now on."""
+        """Use this number of samples for steps and evaluations from now on."""
         super().set_batch(samples)
         self._stage.micro_batches = self.accumulation
 
     def optimiser_states(self) -> Mapping[torch.Tensor, Mapping[str, Any]]:
-        """Return the optimiser's states, by the tensor that each is of."""
+        """Return the optimiser's states, by the tensor that each belongs to."""
         return self.optimiser.state
 
     def first_not_finite(self) -> str | None:
@@ -81,7 +81,7 @@ class NativeEngine(Engine):
         return super().first_not_finite()
 
     def close(self) -> None:
-        """Let go of the device's memory."""
+        """Free the device's memory."""
         self.states.wait(float("inf"))
         self.sharded.wait_for(self.module)
         self.sharded.close()
@@ -108,13 +108,13 @@ class NativeEngine(Engine):
         return loss / self.topology.data
 
     def _counted(self, loss: torch.Tensor) -> torch.Tensor:
-        """Each replica's loss counts once: on one rank of its last stage."""
+        """Return the loss on one rank of each replica's last stage, and zero on the others."""
         is_counted = self.topology.is_last_stage and self.topology.tensor_rank == 0
         return loss if is_counted else torch.zeros_like(loss)
 
 
 def _shared(config: Config, topology: Topology) -> dict[str, Sequence[int]]:
-    """Return the weights that several stages have, by name, with these stages' ranks in order."""
+    """Return the weights that several stages share: names → the ranks of these stages in order."""
     if topology.pipeline == 1:
         return {}
     layers = models.layers(config, topology)

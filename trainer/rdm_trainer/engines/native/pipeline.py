@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A stage of a pipeline: its passes, and what it exchanges with its neighbours.
+"""A stage of a pipeline: its passes, and its messages to and from its neighbours.
 
-:mod:`rdm_core.pipeline_schedule` has the order of the passes. What a pass needs is received just before it:
-on a GPU, a receive that waits takes multiprocessors from what computes. Sends go on beside the next passes;
-none is waited for within a step, so that stages wait for each other only as the order of the passes says.
+:mod:`rdm_core.pipeline_schedule` has the order of the passes. A pass receives its input just before it
+begins, because on a GPU a waiting receive takes multiprocessors from compute. Sends overlap with the next
+passes. No pass waits for a send within a step, so stages wait for each other only where the order of the
+passes requires it.
 
-``torch.distributed.pipelining`` was tried first; docs/engines.md says what it showed.
+``torch.distributed.pipelining`` was tried first; docs/engines.md has the results.
 """
 
 from __future__ import annotations
@@ -33,16 +34,16 @@ Shapes = list[tuple[torch.Size, torch.dtype]]
 class Stage:
     """Runs this rank's layers for the micro-batches of a step. Without a pipeline, it is the only stage.
 
-    Every rank makes one with the others.
+    All ranks create their stages together.
 
     Args:
         module: This rank's layers; it takes inputs, labels and a chunk, and the last chunk of the last stage
             returns the loss.
         topology: This rank's place.
         device: Where it computes.
-        micro_batches: Of a step.
-        chunks: Of layers, on each stage.
-        span: Shows those who watch that something begins, and that it ends.
+        micro_batches: Micro-batches of a step.
+        chunks: Chunks of layers on each stage.
+        span: Reports the begin and the end of an operation to watchers.
     """
 
     def __init__(
@@ -58,19 +59,19 @@ class Stage:
         self.micro_batches, self._chunks, self._span = micro_batches, chunks, span
         self._stage, self._stages = topology.pipeline_rank, topology.pipeline
         self._channels = _channels(topology, device, chunks)
-        # Of what a chunk receives and of the gradients that it gets; its first micro-batch brings them.
+        # Shapes of a chunk's inputs and of the gradients that it receives, known from its first micro-batch.
         self._incoming: dict[int, Shapes] = {}
         self._outgoing: dict[int, Shapes] = {}
 
     def train(self, batches: Iterator[Batch], expect_backward: Callable[[bool], None]) -> torch.Tensor:
-        """Let the weights' gradients be those of the mean loss of a step's micro-batches.
+        """Compute the weights' gradients for the mean loss of a step's micro-batches.
 
         Args:
-            batches: On the device; only the first and the last stage read them.
+            batches: Micro-batches on the device; only the first and the last stage read them.
             expect_backward: Called before each backward pass with whether it is its chunk's last of the step.
 
         Returns:
-            float32 scalar: the mean loss where this is the last stage, else 0.
+            float32 scalar: the mean loss on the last stage, 0 on the others.
         """
         held: dict[tuple[int, int], tuple[Tensors, Any]] = {}
         total = torch.zeros((), device=self._device)
@@ -103,7 +104,7 @@ class Stage:
         return total / self.micro_batches
 
     def evaluate(self, batches: Iterator[Batch]) -> torch.Tensor:
-        """Return the mean loss of a step's micro-batches where this is the last stage, else 0."""
+        """Return the mean loss of a step's micro-batches on the last stage, and 0 on the others."""
         total = torch.zeros((), device=self._device)
         for one in forwards(self._stages, self._chunks, self.micro_batches):
             outputs = self._forward(one, self._receive(one), batches)
@@ -145,7 +146,7 @@ class Stage:
     # The neighbours.
 
     def _receive(self, one: Pass) -> Tensors:
-        """Wait for what a pass needs of a neighbour; nothing where that is the data, or its own loss."""
+        """Return a pass's input from a neighbour; empty if the input is data or the stage's own loss."""
         is_own = self._is_begin(one) if one.is_forward else self._is_end(one)
         if is_own:
             return ()
@@ -170,14 +171,14 @@ class Stage:
 
 
 class _Channel:
-    """Messages of one kind from one rank to another; they arrive in the order in which they are sent.
+    """Messages of one kind from one rank to another; they arrive in the order of sending.
 
-    It has a process group of its own: on a GPU, what waits in a group's stream keeps back all that follows. A
-    send waits for its receiver, which may wait for a message the other way first.
+    It has its own process group. On a GPU, an operation that waits in a group's stream blocks all later ones:
+    a send waits for its receiver, which may first wait for a message in the other direction.
 
     Args:
-        group: These two ranks.
-        peer: The other one.
+        group: The process group of the two ranks.
+        peer: The other rank.
     """
 
     def __init__(self, group: Any, peer: int) -> None:
@@ -185,13 +186,13 @@ class _Channel:
         self._sent: deque[tuple[list[dist.Work], list[torch.Tensor]]] = deque()
 
     def send(self, tensors: list[torch.Tensor]) -> None:
-        """Begin to send, and keep the tensors until they have arrived."""
+        """Begin to send tensors, and keep them until they have arrived."""
         while self._sent and all(work.is_completed() for work in self._sent[0][0]):
             self._sent.popleft()
         self._sent.append((self._begin(dist.isend, tensors), tensors))
 
     def receive(self, room: Tensors) -> None:
-        """Wait for a message; on a GPU, what is computed from now on waits."""
+        """Wait for a message; on a GPU, later kernels wait for it."""
         for work in self._begin(dist.irecv, room):
             work.wait()
 
@@ -202,27 +203,27 @@ class _Channel:
         return works
 
     def announce(self, shapes: Shapes, device: torch.device) -> None:
-        """Say what all messages of a chunk are like."""
+        """Send the shapes of all messages of a chunk."""
         dist.send_object_list([shapes], self._peer, group=self._group, device=device)
 
     def announced(self, device: torch.device) -> Shapes:
-        """Wait for an announcement."""
+        """Wait for the shapes of a chunk's messages."""
         what: list[Any] = [None]
         dist.recv_object_list(what, self._peer, group=self._group, device=device)
         shapes: Shapes = what[0]
         return shapes
 
     def finish(self) -> None:
-        """Wait until all is sent."""
+        """Wait until all messages are sent."""
         while self._sent:
             for work in self._sent.popleft()[0]:
                 work.wait()
 
 
 def _channels(topology: Topology, device: torch.device, chunks: int) -> dict[tuple[bool, bool], _Channel]:
-    """Return this stage's channels by whether activations, not gradients, go there, and whether it sends.
+    """Return this stage's channels, keyed by (carries activations, not gradients; this stage sends).
 
-    With several chunks the last stage is followed by the first.
+    With several chunks, the first stage follows the last one.
     """
     stage, stages = topology.pipeline_rank, topology.pipeline
     found: dict[tuple[bool, bool], _Channel] = {}
@@ -232,7 +233,7 @@ def _channels(topology: Topology, device: torch.device, chunks: int) -> dict[tup
     ranks = torch.arange(topology.world_size).view(stages, -1)
     own = ranks[:, topology.rank % ranks.shape[1]].tolist()
     borders = range(stages if chunks > 1 else stages - 1)
-    # Borders of one turn share no stage; of an odd ring, the last one has a turn of its own.
+    # Borders that share no stage take the same turn. In an odd ring, the last border has its own turn.
     of_turn = {border: 2 if border == stages - 1 and stages % 2 else border % 2 for border in borders}
     for turn in sorted(set(of_turn.values())):
         these = [border for border in borders if of_turn[border] == turn]
@@ -246,7 +247,7 @@ def _channels(topology: Topology, device: torch.device, chunks: int) -> dict[tup
             sends = activations == (stage == border)
             channel = _Channel(group, ends[stage == border])
             found[activations, sends] = channel
-            # NCCL connects two ranks when the first message is sent, and both wait for that.
+            # NCCL connects two ranks at their first message, and both wait for the connection.
             one = torch.zeros(1, device=device)
             if sends:
                 channel.send([one])
@@ -257,7 +258,7 @@ def _channels(topology: Topology, device: torch.device, chunks: int) -> dict[tup
 
 
 def _states(outputs: Any) -> list[torch.Tensor]:
-    """Return what has a gradient of a chunk's outputs: tokens travel along, too."""
+    """Return the outputs of a chunk that have a gradient; tokens have none."""
     tensors = (outputs,) if isinstance(outputs, torch.Tensor) else tuple(outputs)
     return [tensor for tensor in tensors if tensor.is_floating_point()]
 

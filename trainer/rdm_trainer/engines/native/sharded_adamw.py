@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""AdamW with its states divided over the replicas: ZeRO 1 with fp32 weights and gradients.
+"""AdamW with its states sharded over the replicas: ZeRO 1 with fp32 weights and gradients.
 
-Weights lie one after the other in buckets, which backward passes fill from the last layer to the first.
-In a step's last backward pass, each bucket that is full is reduced while the pass goes on; every replica gets
-the sum of its own part, updates that part of the weights in fp32, and all gather the rest while the next
-forward pass begins, which waits for each bucket where it first needs it.
+Weights are stored contiguously in buckets, which backward passes fill from the last layer to the first. In a
+step's last backward pass, each full bucket is reduced while the pass continues. Every replica gets the sum
+of its own part and updates that part of the weights in fp32. Then the replicas gather all parts while the
+next forward pass begins; it waits for each bucket where it first needs it.
 
 Source: Rajbhandari et al., "ZeRO" (2020), stage 1.
 """
@@ -29,22 +29,22 @@ from rdm_trainer.engines.engine import DTYPES, adamw
 __all__ = ["STATES", "Fragment", "ShardedAdamW"]
 
 STATES = ("fp32", "exp_avg", "exp_avg_sq")
-"""Of each weight, by the names of DeepSpeed's universal checkpoints."""
+"""The states of each weight, by their names in DeepSpeed's universal checkpoints."""
 
-# Elements of a bucket: 128 MiB of fp32 gradients keep a link busy, and leave little to reduce at the end.
+# Elements of a bucket: 128 MiB of fp32 gradients keep a link busy and leave little to reduce at the end.
 _BUCKET = 1 << 25
-# Elements: kernels want a weight's beginning at a multiple of 128 bytes.
+# Elements: kernels expect a weight to begin at a multiple of 128 bytes.
 _ALIGNMENT = 64
 
 
 @dataclass(frozen=True)
 class Fragment:
-    """What this replica keeps of a weight: elements ``begin`` to ``end`` of this rank's flattened part.
+    """This replica's fragment of a weight: elements ``begin`` to ``end`` of this rank's flattened part.
 
     Attributes:
-        name: The weight's.
-        weight: It, for its placement and shape.
-        states: Of these elements, flat fp32, by the names of ``STATES``.
+        name: The weight's name.
+        weight: The weight, for its placement and shape.
+        states: The states of these elements, flat fp32, by the names of ``STATES``.
     """
 
     name: str
@@ -55,10 +55,10 @@ class Fragment:
 
 
 class _Bucket:
-    """Some weights, their gradients' sums, and this replica's part of both.
+    """Some weights, their summed gradients, and this replica's part of both.
 
     Args:
-        weights: By name, in the order in which their gradients come.
+        weights: Names and weights, in the order in which their gradients arrive.
         topology: This rank's place.
     """
 
@@ -71,7 +71,7 @@ class _Bucket:
             self.spans[weight] = slice(size, size + weight.numel())
             size += -(-weight.numel() // _ALIGNMENT) * _ALIGNMENT
         if placement_of(first).experts:
-            # Ranks of the expert axis have different ones.
+            # Ranks of the expert axis have different experts.
             parts, part, group = topology.replicas, topology.replica, topology.replica_group
         else:
             parts, part, group = topology.data, topology.data_rank, topology.data_group
@@ -85,23 +85,23 @@ class _Bucket:
         own = size // parts
         self.own = slice(own * part, own * (part + 1))
         self.own_values, self.own_gradients = self.values[self.own], self.gradients[self.own]
-        # fp32 weights are their own master.
+        # fp32 weights are their own master copy.
         is_fp32 = first.dtype == torch.float32
         self.master = self.own_values.detach() if is_fp32 else self.own_values.float()
         self.decays = placement_of(first).decays
-        # Gradients of a step's last backward passes that it waits for.
+        # Number of gradients from a step's last backward passes that complete the bucket.
         self.uses = 0
         self.clear()
 
     def clear(self) -> None:
-        """Begin a step."""
+        """Reset the bucket at the begin of a step."""
         self.filled: set[nn.Parameter] = set()
         self.complete = 0
         self.work: Any = None
         self.sum: torch.Tensor | None = None
 
     def overlap(self, weight: nn.Parameter) -> tuple[int, int]:
-        """Return the beginning and the end of this replica's part of a weight, in the bucket."""
+        """Return the begin and the end of this replica's part of a weight, as positions in the bucket."""
         span = self.spans[weight]
         return max(span.start, self.own.start), min(span.stop, self.own.stop)
 
@@ -114,7 +114,7 @@ class ShardedAdamW:
         module: This rank's stage; its weights are moved into the buckets.
         topology: This rank's place.
         device: Where it computes.
-        shared: Weights that other stages have, too, by name: the stages' ranks in order, this one among them.
+        shared: Weights shared with other stages: names → the ranks of all these stages in order.
     """
 
     def __init__(
@@ -145,13 +145,13 @@ class ShardedAdamW:
             device,
         )
         for bucket in self.buckets:
-            # Of all buckets, so that a checkpoint may be loaded before the first step.
+            # Create all states now, so that a checkpoint can be loaded before the first step.
             self.optimiser.state[bucket.master] = {
                 "step": torch.zeros((), device=device),
                 **{state: torch.zeros_like(bucket.master) for state in STATES[1:]},
             }
         self._counted = list(self._pieces(self.is_counted))
-        # With sequence parallelism, a tensor rank computed these gradients from its tokens alone.
+        # With sequence parallelism, a tensor rank computes these gradients from its own tokens only.
         self._partial = list(
             self._pieces(lambda _, weight: placement_of(weight).dimension is None)
             if topology.sequence_parallel
@@ -162,20 +162,20 @@ class ShardedAdamW:
         self._hooks = [weight.register_post_accumulate_grad_hook(self._take) for weight in self._bucket_of]
 
     def close(self) -> None:
-        """Let go of the weights: a hook holds them in a circle that Python's collector cannot see."""
+        """Release the weights: hooks keep them in a reference cycle that Python's collector cannot see."""
         for hook in self._hooks:
             hook.remove()
 
     # Gradients.
 
     def begin(self) -> None:
-        """Begin a step's sums."""
+        """Begin the sums of a step."""
         for bucket in self.buckets:
             bucket.clear()
         self._reducing, self._next = False, 0
 
     def expect_backward(self, is_last: bool) -> None:
-        """Say whether the next backward pass is its chunk's last of the step: then buckets are reduced."""
+        """Set whether the next backward pass is its chunk's last of the step; if so, it reduces buckets."""
         self._reducing = is_last
 
     @torch.no_grad()
@@ -189,11 +189,11 @@ class ShardedAdamW:
         weight.grad = None
         if self._reducing:
             bucket.complete += 1
-            # In one order on all replicas, whatever becomes complete first.
+            # All replicas reduce in the same order, whichever bucket is complete first.
             while self._next < len(self.buckets) and self._is_complete(self.buckets[self._next]):
                 self._reduce(self.buckets[self._next])
                 if self._next and self._reduce_dtype != torch.float32:
-                    # One copy is on its way while the next one is made; more would take memory.
+                    # One copy is in transit while the next one is made; more would take memory.
                     self._finish(self.buckets[self._next - 1])
                 self._next += 1
 
@@ -202,9 +202,9 @@ class ShardedAdamW:
         return bucket.complete == bucket.uses
 
     def _reduce(self, bucket: _Bucket) -> None:
-        """Begin to sum a bucket over the replicas; the mean's division comes in the step.
+        """Begin to sum a bucket over the replicas; the step divides the sum.
 
-        An expert's gradient has the parts of all ranks of the expert axis already.
+        An expert's gradient already includes the parts of all ranks of the expert axis.
         """
         group = bucket.group
         if group is None:
@@ -218,7 +218,7 @@ class ShardedAdamW:
 
     @staticmethod
     def _finish(bucket: _Bucket) -> None:
-        """Wait for a bucket's sum, and let go of its copy in another type."""
+        """Wait for a bucket's sum, and release its copy in another type."""
         if bucket.sum is not None:
             bucket.work.wait()
             if bucket.sum.dtype != torch.float32:
@@ -228,7 +228,7 @@ class ShardedAdamW:
     @torch.no_grad()
     def reduce(self) -> None:
         """Finish the sums over replicas, over tensor ranks, and over the stages that share weights."""
-        # Of layers that no forward pass came to.
+        # Gathers for layers that no forward pass used.
         while self._gathering:
             self._gathering.popitem()[1].wait()
         for bucket in self.buckets[self._next :]:
@@ -246,14 +246,14 @@ class ShardedAdamW:
                 self._sum_over_stages(bucket.own_gradients, ranks)
 
     def _sum_over_tensor_ranks(self) -> None:
-        """Add, in one message, the gradients that each tensor rank has of its tokens."""
+        """Sum the gradients that tensor ranks computed from their own tokens, in one message."""
         if self._partial:
             total = torch.cat(self._partial)
             dist.all_reduce(total, group=self._topology.tensor_group)
             torch._foreach_copy_(self._partial, total.split([len(piece) for piece in self._partial]))
 
     def _sum_over_stages(self, gradient: torch.Tensor, ranks: Sequence[int]) -> None:
-        """Add the gradients of the same weights on other stages, in one order on all of them."""
+        """Sum the gradients of shared weights over stages, in the same order on all of them."""
         rank, group = self._topology.rank, self._topology.pipeline_group
         parts = {other: gradient if other == rank else torch.empty_like(gradient) for other in ranks}
         operations = []
@@ -276,7 +276,7 @@ class ShardedAdamW:
                     yield bucket.gradients[low:high]
 
     def is_counted(self, name: str, weight: nn.Parameter) -> bool:
-        """Each of the whole model's weights counts once, on one stage and one tensor rank of a replica."""
+        """Return whether this rank counts a weight; one stage and one tensor rank per replica does."""
         if name in self._shared and self._shared[name][0] != self._topology.rank:
             return False
         return self._topology.tensor_rank == 0 or placement_of(weight).dimension is not None
@@ -287,10 +287,11 @@ class ShardedAdamW:
     def step(self, loss: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Update the weights with the sums of :meth:`reduce`.
 
-        A step whose norm is not finite is left out, on the device.
+        The device skips a step whose norm is not finite.
 
         Args:
-            loss: What this rank knows of the step's loss: of all ranks together, the sum over the replicas.
+            loss: This rank's contribution to the step's loss; all ranks' contributions add up to the sum over
+                the replicas.
 
         Returns:
             The mean loss and the norm of the mean gradient before clipping, on the device.
@@ -306,7 +307,7 @@ class ShardedAdamW:
         divisor = torch.full((), replicas, device=self._device)
         if self._clip:
             divisor = divisor * ((norm + 1e-6) / self._clip).clamp_min(1.0)
-        # The fused AdamW takes both for loss scales.
+        # The fused AdamW supports both for loss scaling.
         optimiser: Any = self.optimiser
         optimiser.grad_scale, optimiser.found_inf = divisor, 1.0 - norm.isfinite().float()
         for bucket in self.buckets:
@@ -317,7 +318,7 @@ class ShardedAdamW:
 
     @torch.no_grad()
     def publish(self) -> None:
-        """Begin to make the weights what the replicas' parts in fp32 are; see :meth:`wait_for`."""
+        """Begin to update the weights from the replicas' fp32 parts; see :meth:`wait_for`."""
         # In the order in which a forward pass needs them.
         for bucket in reversed(self.buckets):
             if bucket.values.dtype != torch.float32:
@@ -328,7 +329,7 @@ class ShardedAdamW:
                 )
 
     def wait_for(self, layer: nn.Module) -> None:
-        """Let what is computed from now on see the weights of a layer that the replicas gather."""
+        """Make later computation wait for the gathered weights of a layer."""
         if self._gathering:
             for weight in layer.parameters():
                 work = self._gathering.pop(self._bucket_of[weight], None)
@@ -336,7 +337,7 @@ class ShardedAdamW:
                     work.wait()
 
     def fragments(self) -> Iterator[Fragment]:
-        """Yield what this replica keeps of each weight, in its part of the layout."""
+        """Yield this replica's fragment of each weight."""
         for bucket in self.buckets:
             moments = self.optimiser.state[bucket.master]
             values = {"fp32": bucket.master, **{state: moments[state] for state in STATES[1:]}}
@@ -354,7 +355,7 @@ class ShardedAdamW:
 
     @property
     def steps(self) -> torch.Tensor:
-        """How often the weights were updated, float32 scalar on the device."""
+        """Number of updates of the weights, float32 scalar on the device."""
         step: torch.Tensor = self.optimiser.state[self.buckets[0].master]["step"]
         return step
 
@@ -365,12 +366,12 @@ class ShardedAdamW:
 
 
 def _divided(module: nn.Module, shared: Mapping[str, Sequence[int]]) -> list[list[tuple[str, nn.Parameter]]]:
-    """Return the weights of each bucket. Buckets are in the order in which a backward pass completes them.
+    """Return the weights of each bucket, in the order in which a backward pass completes the buckets.
 
-    Weights that decay and others are apart, for the optimiser's groups, and so are experts, which have fewer
-    replicas. Those that stages share have buckets of their own, which are alike on all these stages.
+    Weights with and without decay have separate buckets, for the optimiser's groups. So have experts, because
+    they have fewer replicas. Weights shared between stages have their own buckets, equal on all these stages.
     """
-    # The last of a kind is the one that is filled now.
+    # The last bucket of a kind is the one being filled.
     buckets: dict[Any, list[list[tuple[str, nn.Parameter]]]] = {}
     completed: dict[str, int] = {}
     for position, (name, weight) in enumerate(reversed(list(module.named_parameters()))):

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The native engine's weights and optimiser in checkpoints: every layout reads what any other wrote.
+"""The native engine's weights and optimiser in checkpoints; every layout can read what any other wrote.
 
-Of each weight there are the fp32 values and AdamW's moments, under the name and in the shape that it has in
-the whole model, without the vocabulary's padding.
+A checkpoint has each weight's fp32 values and AdamW moments, with its name and shape in the whole model and
+without padding of the vocabulary.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from rdm_trainer.engines.native.sharded_adamw import STATES, Fragment, ShardedAd
 __all__ = ["NativeStates"]
 
 _STEP = "step"
-# Writing may take as long as it takes, and the ranks wait for each other at its end. A rank that dies ends
-# the job in other ways.
+# The ranks wait for each other at the end of writing, which may take any time. If a rank dies, the job ends
+# in other ways.
 _TIMEOUT = datetime.timedelta(days=7)
 
 
@@ -45,7 +45,7 @@ class NativeStates:
     """The states of the native engine; see :class:`rdm_trainer.engines.engine.States`.
 
     Args:
-        engine: Whose states these are.
+        engine: The engine with these states.
     """
 
     def __init__(self, engine: _Engine) -> None:
@@ -80,7 +80,7 @@ class NativeStates:
         return not self._thread.is_alive()
 
     def can_load(self, layout: Mapping[str, Any]) -> bool:
-        """See :class:`rdm_trainer.engines.engine.States`: what this engine wrote under any layout."""
+        """See :class:`rdm_trainer.engines.engine.States`; it reads what this engine wrote in any layout."""
         return layout.get("engine") == "native"
 
     def needed_files(self, manifest: Manifest, directory: Path) -> set[str]:
@@ -126,7 +126,7 @@ class NativeStates:
             yield from self._boxes(fragment)
 
     def _saved_parts(self) -> Iterator[Box]:
-        """Yield what this rank writes: what several ranks have, only one of them does."""
+        """Yield the parts that this rank writes; only one rank writes a replicated part."""
         optimiser, rank = self._engine.sharded, dist.get_rank()
         for fragment in optimiser.fragments():
             if optimiser.is_counted(fragment.name, fragment.weight):
@@ -145,7 +145,7 @@ class NativeStates:
             place, size = list(offsets), list(sizes)
             if axis is not None:
                 place[axis] += placement.index * fragment.weight.shape[axis]
-            # The padding is this layout's.
+            # Drop the padding, which depends on the layout.
             size[0] = min(size[0], shape[0] - place[0])
             if size[0] > 0:
                 for state in STATES:
@@ -172,5 +172,5 @@ class NativeStates:
                 self.error = f"{directory}: {reason}"
         except OSError as error:
             self.error = f"{error.filename or directory}: {error.strerror or error}"
-        except Exception as error:  # Every rank must hear of it.
+        except Exception as error:  # Report it to every rank.
             self.error = f"{directory}: {type(error).__name__}: {error}"
