@@ -186,7 +186,7 @@ def ends_that_fit(problem: Problem, most: Sequence[float] | None = None) -> list
     fits, layers, stages = problem.fits, problem.layers, len(problem.sums)
     latest, begin = [], 0
     for stage, running in enumerate(problem.sums):
-        # A stage reaches furthest from its latest begin.
+        # A stage reaches furthest from its latest start.
         end = layers - (stages - 1 - stage)
         if most is not None:
             end = min(end, bisect.bisect_right(running, running[begin] + most[stage]) - 1)
@@ -235,7 +235,7 @@ class CutSearch:
         # Simulations and stages tried in one attempt, and their limits.
         self.simulations = self.steps = self.most = self.most_steps = 0
         self.ends: list[tuple[int, int]] = []
-        # For each stage, its earliest begin by its end.
+        # For each stage, its earliest start by its end.
         self.lows: list[dict[int, int]] = []
         # For each stage, a lower bound without the rest, by where the stage begins.
         self.suffix: list[dict[int, float]] = []
@@ -444,7 +444,7 @@ class CutSearch:
         return found
 
     def _earliest(self, stage: int) -> dict[int, int]:
-        """Return a stage's earliest begin for each position where it can end."""
+        """Return a stage's earliest start for each position where it can end."""
         fits = self.problem.fits
         running, limit = self.problem.sums[stage], self.limits[stage]
         low = self.ends[stage - 1][0] if stage else 0

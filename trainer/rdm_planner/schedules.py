@@ -293,7 +293,7 @@ class OneForwardOneBackward:
         if m > left:
             # Sends in the steady phase; those at its ends belong to the trips.
             base += (m - left) * time + ((m - left - 1) * self.last_send if left <= 2 else 0.0)
-        # For each stage: the time between the trips at the begin and at the end; its forward and backward
+        # For each stage: the time between the trips at the start and at the end; its forward and backward
         # times; the total of the stages up to it; lower bounds on both trips.
         own = (base, f, g, total - (0.0 if stage else self.first_send), turns * f, turns * g)
         stages, bound = [], chosen.bound

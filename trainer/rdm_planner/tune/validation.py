@@ -49,7 +49,7 @@ def rank_correlation(one: Sequence[float], other: Sequence[float]) -> float | No
 
     Args:
         one: Values.
-        other: As many.
+        other: As many other values.
     """
     try:
         return statistics.correlation(_ranks(one), _ranks(other))

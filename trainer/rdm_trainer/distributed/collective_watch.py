@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A watch on the begin and the end of each collective operation and message, whoever calls it.
+"""A watch on the start and the end of each collective operation and message, whoever calls it.
 
 Every operation calls one method of ``torch.distributed.ProcessGroup`` once: torch's functions, references to
 them that DeepSpeed keeps, operations on objects, and batches. The watch wraps these methods, and the waits on

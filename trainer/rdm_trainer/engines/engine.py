@@ -252,7 +252,7 @@ class Engine(abc.ABC):
 
     @contextlib.contextmanager
     def _span(self, kind: str, name: str) -> Iterator[None]:
-        """Report the begin and the end of an operation to the watchers."""
+        """Report the start and the end of an operation to the watchers."""
         with contextlib.ExitStack() as stack:
             for watcher in self._watchers:
                 stack.enter_context(watcher(kind, name))

@@ -2,7 +2,7 @@
 """BERT: an encoder that predicts masked tokens.
 
 It is Megatron's BERT without the next-sentence head and hence without token types
-(``--bert-no-binary-head``). It is pre-norm as a GPT, which deep models need. Hugging Face calls it
+(``--bert-no-binary-head``). It is pre-norm like a GPT, which deep models need. Hugging Face calls it
 MegatronBert.
 
 Source: Devlin et al., "BERT" (2019); Shoeybi et al., "Megatron-LM" (2019), section 5.

@@ -32,7 +32,7 @@ Pair = tuple[torch.Tensor, torch.Tensor]
 
 
 class DocumentEmbedding(VocabParallelEmbedding):
-    """The word embedding of tokens paired with the beginnings of their documents."""
+    """The word embedding of tokens paired with the starts of their documents."""
 
     def forward(  # type: ignore[override]
         self, inputs: torch.Tensor | Pair, labels: tuple[torch.Tensor, ...] | None = None
@@ -70,13 +70,13 @@ class DocumentBlock(Block):
     """A block that knows where documents begin."""
 
     def forward(self, inputs: Pair) -> Pair:  # type: ignore[override]
-        """Map the states; the beginnings pass through."""
+        """Map the states; the documents' starts pass through."""
         states, starts = inputs
         return super().forward(states, starts=starts), starts
 
 
 class DocumentNorm(Norm):
-    """The last norm; it drops the beginnings of documents."""
+    """The last norm; it drops the documents' starts."""
 
     def forward(self, inputs: Pair) -> torch.Tensor:  # type: ignore[override]
         """Normalise the states and return only them."""
@@ -86,9 +86,9 @@ class DocumentNorm(Norm):
 def layers(config: Config, topology: Topology, device: torch.device | None = None) -> list[Layer]:
     """Return the model's layers, from tokens int64 [batch, sequence] to logits or the loss.
 
-    If documents matter, the input is (tokens, the beginning of each token's document), both int64. Block
-    numbers do not depend on the kind of positions: with rotary ones, the layer of learned positions has only
-    the dropout.
+    If documents matter, the input is (tokens, the start of each token's document), both int64. Block numbers
+    do not depend on the kind of positions: with rotary ones, the layer of learned positions has only the
+    dropout.
     """
     spec, data = config.spec, config.data
     rotary = None if spec.positions else RotaryPositions(spec, device)

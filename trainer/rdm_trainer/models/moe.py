@@ -158,7 +158,7 @@ class Router(nn.Module):
 
 
 class Experts(nn.Module):
-    """This rank's experts: feed-forward parts of one shape, computed as grouped matrix products."""
+    """This rank's experts: MLPs of one shape, computed as grouped matrix products."""
 
     def __init__(self, spec: ModelSpec, topology: Topology) -> None:
         super().__init__()
@@ -314,7 +314,7 @@ class MoEBlock(Block):
 
 
 class DocumentMoEBlock(MoEBlock):
-    """A block that knows where documents begin; the beginnings come between states and loss."""
+    """A block that knows where documents begin; their starts come between states and loss."""
 
     def forward(self, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:  # type: ignore[override]
         """Map the hidden states and the loss."""
@@ -333,7 +333,7 @@ class MoENorm(Norm):
 
 
 class DocumentMoENorm(MoENorm):
-    """The last norm; it drops the beginnings of documents."""
+    """The last norm; it drops the documents' starts."""
 
     def forward(self, inputs: tuple[torch.Tensor, ...]) -> States:  # type: ignore[override]
         """Normalise the hidden states and return them with the loss."""
@@ -373,7 +373,7 @@ class MoEEmbedding(VocabParallelEmbedding):
 
 
 class DocumentMoEEmbedding(MoEEmbedding):
-    """The embedding of tokens paired with the beginnings of their documents."""
+    """The embedding of tokens paired with the starts of their documents."""
 
     def forward(  # type: ignore[override]
         self, inputs: States, labels: tuple[torch.Tensor, ...] | None = None

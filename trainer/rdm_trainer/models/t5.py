@@ -98,7 +98,7 @@ class EncoderNorm(Norm):
 
 
 class DecoderBlock(Block):
-    """A block of the decoder: causal self-attention, attention to the encoder, feed-forward.
+    """A block of the decoder: causal self-attention, attention to the encoder, MLP.
 
     Padding at the end needs no mask here: no earlier token attends to it, and the loss ignores it.
     """

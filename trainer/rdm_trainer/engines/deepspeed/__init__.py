@@ -13,7 +13,7 @@ The names are those of DeepSpeed 0.19.8:
 ``pipeline``              ``PipelineModule._partition_layers``, ``._set_bounds``, ``._local_start``,
                           ``._local_stop``, ``._num_layers``
 ``states``                ``engine._copy_recovery_script``, ``.checkpoint_engine``
-``restore``               ``fp32_partitioned_groups_flat`` and its like of ZeRO 3; loss scalers' attributes
+``restore``               ``fp32_partitioned_groups_flat`` and its like in ZeRO 3; loss scalers' attributes
 ``topology``              ``deepspeed.ops.__compatible_ops__``
 ========================  =================================================================================
 """

@@ -51,7 +51,7 @@ def deepspeed_json(
         **_precision(optimisation),
     }
     if config.parallel.pipeline > 1:
-        # Partitioning what stages send over tensor ranks costs more in gathers than it saves in traffic.
+        # Splitting the stages' messages over tensor ranks costs more in gathers than it saves in traffic.
         settings["pipeline"] = {"pipe_partitioned": False, "grad_partitioned": False}
     if checkpoint:
         settings["checkpoint"] = dict(checkpoint)

@@ -81,7 +81,7 @@ class RankWriter(CheckpointEngine):
     # Called by DeepSpeed.
 
     def create(self, info: object) -> None:  # DeepSpeed's name
-        """Do nothing at the begin of a checkpoint."""
+        """Do nothing at the start of a checkpoint."""
 
     def commit(self, info: object) -> bool:  # noqa: ARG002  # DeepSpeed's name
         """End a checkpoint; the store commits it once all ranks are done."""

@@ -94,14 +94,14 @@ class _Bucket:
         self.clear()
 
     def clear(self) -> None:
-        """Reset the bucket at the begin of a step."""
+        """Reset the bucket at the start of a step."""
         self.filled: set[nn.Parameter] = set()
         self.complete = 0
         self.work: Any = None
         self.sum: torch.Tensor | None = None
 
     def overlap(self, weight: nn.Parameter) -> tuple[int, int]:
-        """Return the begin and the end of this replica's part of a weight, as positions in the bucket."""
+        """Return the start and the end of this replica's part of a weight, as positions in the bucket."""
         span = self.spans[weight]
         return max(span.start, self.own.start), min(span.stop, self.own.stop)
 
