@@ -238,7 +238,7 @@ class Job:
         return self._sums[key]
 
     def schedule(self, layout: Layout, gpu: str, axis: _ExpertAxis) -> OneForwardOneBackward | Interleaved:
-        """Return a layout's schedule, with the forward pass's share of the time on this GPU."""
+        """Return a layout's schedule, with the forward pass's share of the time on these GPUs."""
         key = layout, gpu, axis
         if key not in self._schedules:
             both, backward = self.sums(layout, gpu, axis)

@@ -51,7 +51,7 @@ class Times(Protocol):
         """Return the tensor degrees with known times; None if the times of any degree are known.
 
         Args:
-            gpu: The GPU's name.
+            gpu: The device's name.
         """
         ...
 
@@ -59,7 +59,7 @@ class Times(Protocol):
         """Return the seconds of one layer's forward pass, including its tensor-parallel communication.
 
         Args:
-            gpu: The GPU's name.
+            gpu: The device's name.
             kind: The layer's kind.
             micro_batch: Samples.
             tensor: Tensor degree.
@@ -70,7 +70,7 @@ class Times(Protocol):
         """Return the seconds of one layer's backward pass, including its tensor-parallel communication.
 
         Args:
-            gpu: The GPU's name.
+            gpu: The device's name.
             kind: The layer's kind.
             micro_batch: Samples.
             tensor: Tensor degree.
@@ -82,7 +82,7 @@ class Times(Protocol):
         """Return the seconds of the optimiser's step for each parameter that a rank updates.
 
         Args:
-            gpu: The GPU's name.
+            gpu: The device's name.
         """
         ...
 
@@ -109,7 +109,7 @@ class Times(Protocol):
         """Return the memory of a device that a program can use, in GiB.
 
         Args:
-            gpu: The GPU's name.
+            gpu: The device's name.
         """
         ...
 

@@ -290,7 +290,7 @@ class FasopModel:
         return found
 
     def _reduce_rate(self, layout: Layout, gpu: str) -> float:
-        """Return the seconds to reduce one parameter over the replicas, for a stage with this GPU."""
+        """Return the seconds to reduce one parameter over the replicas, for a stage with these GPUs."""
         tensor, data = layout.tensor, layout.data
         if data == 1:
             return 0.0

@@ -90,7 +90,7 @@ class Storage:
         self.each(lambda: files.clear_leftovers(self.directory))
 
     def repair_pointers(self, inventories: dict[int, Inventory], iteration: int) -> str | None:
-        """Point every directory's pointers to an iteration.
+        """Set every directory's pointers to an iteration.
 
         Returns:
             One line about the pointers that were wrong; None if all were right.
