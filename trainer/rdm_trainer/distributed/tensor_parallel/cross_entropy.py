@@ -79,7 +79,7 @@ def linear_cross_entropy(
 def _reduce(
     logits: torch.Tensor, labels: torch.Tensor, first: int, valid: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return each token's largest logit, sum of exponentials and label's logit here, float32 [tokens]."""
+    """Return this rank's largest logit, sum of exponentials and label's logit, each float32 [tokens]."""
     columns = torch.arange(logits.shape[1], device=logits.device)
     scores = torch.where(columns < valid, logits.float(), float("-inf"))
     # A rank with only padding has no maximum; a finite value keeps its sum at 0.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The axes of a job in DeepSpeed's grid, whose process groups its engines use.
+"""The axes of a job in DeepSpeed's grid; its engines use the process groups of this grid.
 
 The expert axis is part of DeepSpeed's model-parallel axis, together with the tensor axis. So DeepSpeed's
 replicas (of gradients, optimiser states, files) are ranks with the same experts, and its own Mixture of
