@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""How long a rank computes in a step, without its waiting for others: so that a slow rank can be named.
+"""Measure how long a rank computes in a step, waiting excluded, so that a slow rank can be named.
 
-Everything that waits for others is a collective or a message. On the CPU their wall time is taken. On a GPU,
-CUDA events are put around those on the computing stream, of one step between two log lines only, and read
-where the log waits for the device anyway. What overlaps with computing on another stream is not waiting; what
-is inside of a compiled graph is not seen: then the ranks of a tensor-parallel group look alike.
+Waiting is the time in collectives and messages. On a CPU it is their wall time. On a GPU, CUDA events
+surround those on the computing stream, in one step between two log lines only; they are read where the log
+waits for the device anyway. Communication that overlaps with computing on another stream is not waiting.
+Collectives inside a compiled graph are not seen, so the ranks of a tensor-parallel group then look alike.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _current: ComputeTime | None = None
 
 @contextlib.contextmanager
 def waiting() -> Iterator[None]:
-    """Count what is done meanwhile as waiting for other ranks."""
+    """Count the time of the block as waiting for other ranks."""
     if _current is None or torch.compiler.is_compiling():
         yield
         return
@@ -41,10 +41,10 @@ def waiting() -> Iterator[None]:
 
 
 class ComputeTime:
-    """A rank's compute time of its steps. One of a process counts at a time; it watches torch's collectives.
+    """The compute time of a rank's steps. Only a process's newest one counts; it wraps torch's collectives.
 
     Args:
-        heartbeat: Where it is reported.
+        heartbeat: Where the time is reported.
         device: Where the steps are computed.
     """
 
@@ -67,12 +67,12 @@ class ComputeTime:
             collective = getattr(dist, name)
             if not hasattr(collective, "tells_waiting"):
                 setattr(dist, name, _telling(collective))
-        # What was begun before is waited for here, also by torch itself.
+        # Asynchronous collectives are waited for here, also by torch itself.
         if not hasattr(dist.Work.wait, "tells_waiting"):
             setattr(dist.Work, "wait", _telling(dist.Work.wait))  # noqa: B010  # to mypy it is a method
 
     def close(self) -> None:
-        """Watch no longer."""
+        """Stop counting."""
         global _current
         if _current is self:
             _current = None
@@ -82,7 +82,7 @@ class ComputeTime:
 
         Args:
             iteration: Its number.
-            measured: It is measured: on a GPU only such a step costs anything.
+            measured: Whether to measure it. On a GPU, only a measured step costs anything.
         """
         self.heartbeat.step(iteration)
         self._loss_iteration = iteration
@@ -101,22 +101,22 @@ class ComputeTime:
         self._is_measured = False
 
     def waiting(self) -> contextlib.AbstractContextManager[None]:
-        """Count what is done meanwhile as waiting."""
+        """Count the time of the block as waiting."""
         if self._on_gpu and self._is_measured and torch.cuda.current_stream() == torch.cuda.default_stream():
             return self._between_events()
         return self.heartbeat.waiting()
 
     def note_loss(self, loss: torch.Tensor) -> None:
-        """Keep the first step in which a loss of this rank's own was no number, without waiting for it."""
+        """Keep the first step in which a loss of this rank was not finite, without waiting for the device."""
         is_first = ~torch.isfinite(loss.detach()).all() & (self._nan_at < 0)
-        # `where` would copy a number to the device, and wait for all that is to be done there before.
+        # `where` would copy a number to the device, and wait for everything queued there.
         self._nan_at = self._nan_at.masked_fill(is_first, self._loss_iteration)
 
     def tell(self, group: str) -> None:
-        """Write the rank's record, when one is due. The device must have been waited for.
+        """Write the rank's record if one is due. The caller must have waited for the device.
 
         Args:
-            group: What ranks with the same work have in common.
+            group: A name that all ranks with the same work share.
         """
         if not self.heartbeat.is_due:
             return
@@ -127,7 +127,7 @@ class ComputeTime:
             seconds = sum(begin.elapsed_time(end) for begin, end in self._waits) / 1000.0
             self._compute_s -= seconds
             self._steps += len(self._ends)
-            # What the host waited says nothing here: it runs ahead of the device.
+            # The host's waiting means nothing here: the host runs ahead of the device.
             waited = {"waited_s": seconds / max(1, self._steps)}
             self._ends, self._waits = [], []
         nan_at = int(self._nan_at)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """How :mod:`rdm_trainer.engines` take a step, for the planner. No torch.
 
-Whoever changes what the engine sends, when, or behind which computing it hides that, changes this file.
+Change this file whenever an engine changes what it sends, when it sends it, or what computing hides it.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ __all__ = ["engine_step"]
 
 
 def engine_step(config: Config) -> EngineStep:
-    """Return how a job's engine takes a step: DeepSpeed's, as its configuration is made, or the native one.
+    """Return how a job's engine takes a step: DeepSpeed's, as we configure it, or the native one.
 
-    DeepSpeed's pipeline engine waits for every send and receive. The native one waits for receives alone,
+    DeepSpeed's pipeline engine waits for every send and receive. The native one waits for receives only,
     which are half of them (:mod:`rdm_trainer.engines.native.pipeline`). ZeRO 1 reduces after the last
-    micro-batch, in fp32 unless weights are fp16. ZeRO 2 and 3 reduce every micro-batch's gradients beside its
+    micro-batch, in fp32 unless weights are fp16. ZeRO 2 and 3 reduce every micro-batch's gradients during its
     backward pass (``overlap_comm``); 3 gathers the weights for each forward and each backward pass, and
-    prefetches them. The native engine reduces beside the last micro-batch's backward pass, in
-    ``parallel.reduce_dtype``, and gathers the weights beside the next step's first forward pass.
+    prefetches them. The native engine reduces during the last micro-batch's backward pass, in
+    ``parallel.reduce_dtype``, and gathers the weights during the next step's first forward pass.
 
-    Both wait for the rows of tokens that a block's experts exchange (:mod:`rdm_trainer.models.moe`). What the
-    ranks of the expert axis have alike, the native engine reduces over all replicas; for DeepSpeed its
-    gradients are averaged over that axis in fp32 in each backward pass, which waits for it.
+    Both wait for the rows of tokens that a block's experts exchange (:mod:`rdm_trainer.models.moe`). The
+    native engine reduces the gradients of weights that are no expert's over all replicas. For DeepSpeed they
+    are averaged over the expert axis, in fp32, in each backward pass, which waits for that.
 
     Args:
         config: The job, with its layout.

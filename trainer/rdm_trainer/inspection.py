@@ -27,7 +27,7 @@ def problems(job: dict[str, Any]) -> list[str]:
     try:
         config = configuration.load_text(job["config"], job["overrides"])
     except ConfigError as error:
-        # What does not fit is said by who asks.
+        # The caller reports what does not fit.
         if error.rest is None:
             return []
         config = error.rest

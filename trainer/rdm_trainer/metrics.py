@@ -40,7 +40,7 @@ class Step:
         global_batch_size: Samples of a step.
         losses: Averages over the steps that were not skipped, by name.
         loss_scale: fp16's; 1 otherwise.
-        grad_norm: Before clipping; None where the optimiser does not say.
+        grad_norm: Before clipping; None where the optimiser does not report it.
         skipped: Steps since the last line whose gradients overflowed.
         nan: Steps since the last line whose loss was not a number.
         throughput: Our additions, by name, in their order: see ``throughput_fields`` in train.py.
@@ -91,9 +91,9 @@ def memory_line(
         rank: The writer.
         iterations: Steps done.
         allocated: Bytes in tensors.
-        most: The highest value of it.
+        most: The highest value of ``allocated``.
         reserved: Bytes held by the allocator.
-        most_reserved: The highest value of it.
+        most_reserved: The highest value of ``reserved``.
     """
     mebibyte = 1024.0 * 1024.0
     return (
@@ -106,7 +106,7 @@ def memory_line(
 
 
 def start_line(stages: Mapping[str, float]) -> str:
-    """Return the line about the start, which is ours: its seconds until the first step is done, by stage."""
+    """Return our own line about the start: the seconds until the first step is done, by stage."""
     each = ", ".join(f"{stage} {seconds:.1f}" for stage, seconds in stages.items())
     return f"started in {sum(stages.values()):.1f} s: {each}"
 
@@ -125,7 +125,7 @@ def validation_lines(where: str, losses: Mapping[str, float]) -> list[str]:
     """
     line = f" validation loss at {where} | "
     for name, value in losses.items():
-        # Above 20 Megatron writes the perplexity of 20, which keeps it a number.
+        # Above 20, Megatron writes the perplexity of 20, which stays finite.
         line += f"{name} value: {value:.6E} | {name} PPL: {math.exp(min(20.0, value)):.6E} | "
     rule = "-" * (len(line) + 1)
     return [rule, line, rule]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What every workload does around its training: be the only one, join the others, hear signals."""
+"""What every workload does around its training: lock its directory, join the other ranks, catch signals."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from rdm_core.errors import TrainerError
 
 __all__ = ["Start", "Stop", "alone", "device", "join", "memory"]
 
-# SIGUSR1 is what batch systems send before the time is up.
+# Batch systems send SIGUSR1 before the time limit.
 _SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 
 
 @contextlib.contextmanager
 def alone(job_dir: Path) -> Iterator[None]:
-    """Keep a second training out of a directory: the two would take each other's checkpoints for theirs."""
+    """Keep a second training out of a directory: each would take the other's checkpoints for its own."""
     if os.environ.get("RANK", "0") != "0":
         yield
         return
@@ -39,7 +39,7 @@ def alone(job_dir: Path) -> Iterator[None]:
         except OSError as error:
             raise TrainerError(f"{job_dir} cannot be written: {error.strerror}.") from None
         try:
-            # Unlike flock's, not kept by the processes that read data, which end a little later.
+            # Unlike flock's lock, processes that read data do not keep this one: they end a little later.
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise TrainerError(
@@ -52,12 +52,12 @@ def alone(job_dir: Path) -> Iterator[None]:
 
 
 def join(precision: str, backend: str, timeout: datetime.timedelta) -> None:
-    """Become a rank: take a device and meet the others. Without a launcher, be a world of one.
+    """Become a rank: choose a device and join the process group. Without a launcher, the world size is 1.
 
     Args:
-        precision: What is computed in: fp32, bf16 or fp16.
-        backend: Of the process group: auto, nccl or gloo.
-        timeout: Of its operations.
+        precision: The precision of the computation: fp32, bf16 or fp16.
+        backend: The process group's backend: auto, nccl or gloo.
+        timeout: The timeout of its operations.
 
     Raises:
         TrainerError: This node's device cannot do that.
@@ -65,19 +65,19 @@ def join(precision: str, backend: str, timeout: datetime.timedelta) -> None:
     on_cpu = device().type == "cpu"
     _require_device(precision, backend)
     if not on_cpu:
-        # A launcher may show each rank its own device alone.
+        # A launcher may show each rank only its own device.
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
     if backend == "auto":
         backend = "gloo" if on_cpu else "nccl"
     if "WORLD_SIZE" not in os.environ:
-        # Port 0: the store takes one that is free, and nobody else has to know it.
+        # Port 0: the store takes a free one, and no other process needs to know it.
         os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT="0")
     dist.init_process_group(backend, timeout=timeout, device_id=device() if backend == "nccl" else None)
 
 
 def device() -> torch.device:
-    """Return what this process computes on: its GPU, unless a job wants the CPU or there is none."""
-    # The variable is DeepSpeed's, which launchers set for both engines.
+    """Return this process's device: its GPU, unless the job wants the CPU or there is none."""
+    # The variable is DeepSpeed's; launchers set it for both engines.
     if os.environ.get("DS_ACCELERATOR") == "cpu" or not torch.cuda.is_available():
         return torch.device("cpu")
     return torch.device("cuda", torch.cuda.current_device())
@@ -119,13 +119,13 @@ def _require_device(precision: str, backend: str) -> None:
 
 
 class Start:
-    """What a start spends its time on.
+    """How long each stage of a start takes.
 
     Args:
-        began: When it began, on the monotonic clock; by default when the process did.
+        began: When it began, on the monotonic clock; by default, when the process began.
 
     Attributes:
-        stages: Seconds by name, in the order of their ends.
+        stages: Seconds by name, in the order in which the stages ended.
     """
 
     def __init__(self, began: float | None = None) -> None:
@@ -144,7 +144,7 @@ def _age() -> float:
 
 
 class Stop:
-    """Hears signals that ask for an end in order. A second Ctrl-C ends at once."""
+    """Catches signals that request an orderly end. A second Ctrl-C ends at once."""
 
     def __init__(self) -> None:
         self.received: signal.Signals | None = None

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""How long a job's layers, its optimiser and its links take on these ranks.
+"""Measure how long a job's layers, its optimiser and its links take on these ranks.
 
-Steps are taken by the trainer's own engine, with few blocks and with more: what a block takes is the
-difference, and what is left is the embedding's and the head's. So all that the engine does for a block, as
-summing its gradients in fp32, is in its time.
+The trainer's own engine takes steps with few blocks and with more. The difference is the time of the blocks,
+the rest that of the embedding and the head. So a block's time includes everything that the engine does for
+it, such as summing its gradients in fp32.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ from rdm_trainer.tools.all_reduce import join, this_node
 __all__ = ["measure", "measure_links", "measure_nodes", "start"]
 
 _MICRO_BATCHES = 4
-"""Of a step."""
+"""In each step."""
 _WARM_UP, _STEPS = 2, 4
 _LEAST_BYTES, _GPU_BYTES, _CPU_BYTES = 4096, 64 << 20, 4 << 20
 _REPEATS = 10
 _NODE_S = 2.0
-"""How long each rank computes while nodes are compared, seconds at least."""
+"""The least time, in seconds, that each rank computes while nodes are compared."""
 
 
 @dataclass(frozen=True)
 class _Pass:
-    """What a model takes for a micro-batch, and what a step takes besides its micro-batches; seconds."""
+    """A model's seconds for a micro-batch, and a step's seconds besides its micro-batches."""
 
     forward: float
     backward: float
@@ -58,7 +58,7 @@ class _Pass:
 
 
 def start(config: Config) -> torch.device:
-    """Become a rank; without a launcher, a world of one.
+    """Become a rank; without a launcher, the world size is 1.
 
     Args:
         config: The job.
@@ -75,12 +75,12 @@ def measure(
     blocks: tuple[int, int],
     report: Callable[[str], None] = lambda _line: None,
 ) -> Profile:
-    """Measure on all ranks together; they are of one kind.
+    """Measure on all ranks together; their devices are of one kind.
 
     Args:
         config: The job; its layout, its number of blocks and its data are ignored.
         device: This rank's.
-        micro_batches: The micro-batches, rising. What does not fit the memory is left out with a line.
+        micro_batches: The sizes, ascending. One that does not fit in the memory is reported and left out.
         blocks: How many blocks the two models have: few, and more.
         report: Called with what is measured next.
 
@@ -99,8 +99,8 @@ def measure(
             continue
         topology = create.create_topology(_shared(config, tensor))
         layers[tensor], updates = _layers(config, topology, device, sizes, blocks, report)
-        # Of the largest degree, which has the fewest replicas: they would reduce their gradients meanwhile.
-        # ZeRO gives each its part of the parameters.
+        # The largest degree's time counts: it has the fewest replicas that reduce gradients meanwhile. ZeRO
+        # gives each replica its part of the parameters.
         optimiser = updates * (topology.data if config.zero_stage else 1)
     report("the links")
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
@@ -118,7 +118,7 @@ def measure(
 
 
 def _shared(config: Config, tensor: int) -> Config:
-    """Return the job with so many tensor ranks and no pipeline."""
+    """Return the job with this tensor degree and no pipeline."""
     parallel = dataclasses.replace(
         config.parallel,
         tensor=tensor,
@@ -139,7 +139,7 @@ def _layers(
     blocks: tuple[int, int],
     report: Callable[[str], None],
 ) -> tuple[dict[str, dict[int, LayerTimes]], float]:
-    """Return the times of each kind of layer, and of the optimiser for each parameter of this rank."""
+    """Return the times of each kind of layer, and the optimiser's time per parameter of this rank."""
     few, more = blocks
     is_t5 = config.model.kind == "t5"
     counts = {"few": (few, few), "more": (more, few)}
@@ -172,7 +172,7 @@ def _layers(
             checkpointed -= few * one.checkpointed
         ahead, back = _embedding(_job(config, topology, (few, few), "none"), topology, device, size)
         tables = ["Embedding", "DecoderEmbedding"] if is_t5 else ["Embedding"]
-        # Measured alone, it may seem to take more than there is.
+        # Measured alone, the embedding may seem to take more time than is left.
         ahead, back = min(ahead, max(0.0, forward) / 3), min(back, max(0.0, backward) / 3)
         for kind in tables:
             found.setdefault(kind, {})[size] = LayerTimes(ahead, back, back)
@@ -227,7 +227,7 @@ def _sized(job: Config, topology: Topology, size: int) -> Config:
 
 
 def _batches(job: Config, topology: Topology, size: int) -> Iterator[Any]:
-    """Yield the same few micro-batches for ever: reading is not what is measured."""
+    """Yield the same few micro-batches forever: reading data is not measured."""
     job = _sized(job, topology, size)
     train = loaders.build(
         job, data_rank=topology.data_rank, data_size=topology.data, consumed_samples=0
@@ -240,7 +240,7 @@ def _passes(
     job: Config, topology: Topology, sizes: Iterable[int], report: Callable[[str], None]
 ) -> dict[int, _Pass]:
     """Return the times of a model by micro-batch."""
-    # Each engine compiles again; what torch's cache on the disk has is soon there.
+    # Each engine compiles again; torch's cache on the disk makes that fast.
     torch.compiler.reset()
     engine = create.create(job, topology)
     engine.lr = 1e-4
@@ -264,7 +264,7 @@ def _passes(
 
 
 def _timed_steps(engine: Engine, batches: Iterator[Any]) -> _Pass:
-    """Return the medians over all but a step's first micro-batch: the device is behind from then on."""
+    """Return the medians without each step's first micro-batch: after it, the device lags behind the host."""
     forward, backward, whole = [], [], []
     clock = _Clock(engine.device)
     for step in range(_WARM_UP + _STEPS):
@@ -281,12 +281,12 @@ def _timed_steps(engine: Engine, batches: Iterator[Any]) -> _Pass:
         backward += [end - begin for begin, end in zip(back[:-1], ahead[1:], strict=True)]
         whole.append(marks[-1][1] - ahead[0])
     ahead_s, back_s, step_s = (statistics.median(times) for times in (forward, backward, whole))
-    # With the optimiser, that is what the first and the last micro-batch take longer than others.
+    # This includes the extra time of the first and the last micro-batch.
     return _Pass(ahead_s, back_s, max(LEAST_SECONDS, step_s - _MICRO_BATCHES * (ahead_s + back_s)))
 
 
 class _Clock:
-    """When the device, or on a CPU the program, came to each part of a step."""
+    """When the device, or on a CPU the program, reached each part of a step."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -307,7 +307,7 @@ class _Clock:
         yield
 
     def read(self) -> list[tuple[str, float]]:
-        """Return the kinds of what began, and when, in seconds."""
+        """Return the kind and the time of each mark, in seconds."""
         if self.device.type != "cuda":
             return self.marks
         torch.cuda.synchronize(self.device)
@@ -316,7 +316,7 @@ class _Clock:
 
 
 def _embedding(job: Config, topology: Topology, device: torch.device, size: int) -> tuple[float, float]:
-    """Return the times of looking a micro-batch's tokens up, forward and backward."""
+    """Return the times of a micro-batch's embedding lookup, forward and backward."""
     layer = models.layers(job, topology)[0]
     module = layer.make()
     initialise(module, layer.prefix(0), job.optimisation.seed)
@@ -344,9 +344,9 @@ def _embedding(job: Config, topology: Topology, device: torch.device, size: int)
 
 
 def measure_nodes(config: Config, device: torch.device) -> dict[str, float]:
-    """Return how long each node computes for a sample, to compare nodes of a kind; seconds, by name.
+    """Return each node's seconds of computing per sample, by name, to compare nodes of one kind.
 
-    All nodes at once: each rank takes passes of one block with embedding and head. A node is as slow as its
+    All nodes compute at once: each rank runs one block with embedding and head. A node is as slow as its
     slowest rank.
 
     Args:
@@ -382,7 +382,7 @@ def _on(device: torch.device, data: Any) -> Any:
 
 
 def _ranks_here() -> int:
-    """Return how many ranks share this node, by the nodes' names: not every launcher sets that."""
+    """Return how many ranks share this node, by counting its name: not every launcher sets the number."""
     nodes: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(nodes, this_node())
     return nodes.count(this_node())
@@ -411,7 +411,7 @@ def measure_links(device: torch.device) -> dict[str, dict[str, Link]]:
             "all_reduce": _ring(device, groups[dist.get_rank() // local], local),
         }
     if world > local:
-        # All of a node send at once, and share what leaves it.
+        # All ranks of a node send at once, and share its links.
         one = _link(device, lambda data: _send(data, local, 0, local))
         found["across"] = {
             "point_to_point": Link(one.latency, one.bandwidth * local),
@@ -421,7 +421,7 @@ def measure_links(device: torch.device) -> dict[str, dict[str, Link]]:
 
 
 def _send(data: torch.Tensor, count: int, first: int, distance: int) -> None:
-    """Let some ranks from the first on send to those so many further."""
+    """Let ``count`` ranks from ``first`` on each send to the rank ``distance`` further on."""
     index = dist.get_rank() - first
     if 0 <= index < count:
         dist.send(data, first + index + distance)
@@ -435,7 +435,7 @@ def _ring(device: torch.device, group: Any, ranks: int) -> Link:
 
 
 def _link(device: torch.device, move: Callable[[torch.Tensor], object]) -> Link:
-    """Return a link from the times of little and of much data, those of the slowest rank."""
+    """Return a link, from the slowest rank's times for a small and for a large message."""
     most = _GPU_BYTES if device.type == "cuda" else _CPU_BYTES
     latency, seconds = (_seconds(device, move, size) for size in (_LEAST_BYTES, most))
     return Link(latency, 8 * most / max(seconds - latency, LEAST_SECONDS))

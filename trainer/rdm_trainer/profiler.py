@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Profilers: what a rank runs under, and which steps they look at.
+"""Profilers, and the steps that they record.
 
-``nsys`` and ``rocprofv3`` start the rank's process; the training tells them when the steps begin and names
-what they see with NVTX's ranges, which torch gives to roctx on ROCm. torch's profiler is in the process.
+``nsys`` and ``rocprofv3`` start the rank's process; the training signals when the steps begin and names what
+they record with NVTX ranges, which torch passes to roctx on ROCm. torch's profiler runs in the process.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ __all__ = ["Profiler"]
 
 
 class Profiler:
-    """Lets a profiler see some steps of this rank.
+    """Records some steps of this rank with a profiler.
 
     Args:
         config: The job.
-        engine: What is seen.
-        rank: This one.
-        job_dir: In whose ``profile/`` torch's profiler writes ``rank-NNNNN.json``, Chrome's trace format.
+        engine: The engine that takes the steps.
+        rank: This rank.
+        job_dir: torch's profiler writes ``profile/rank-NNNNN.json`` in it, in Chrome's trace format.
     """
 
     def __init__(self, config: Config, engine: Engine, rank: int, job_dir: Path) -> None:
@@ -42,7 +42,7 @@ class Profiler:
 
     @contextlib.contextmanager
     def step(self, iteration: int) -> Iterator[None]:
-        """Take a step; the profiler sees the ones that were asked for."""
+        """Take a step; the profiler records it if it was chosen."""
         if iteration not in self._steps:
             yield
             return
@@ -68,7 +68,7 @@ class Profiler:
         else:
             self._torch = ()
             if self._on_gpu:
-                # Of `nsys profile --capture-range=cudaProfilerApi`; rocprofv3 records from the start on.
+                # For `nsys profile --capture-range=cudaProfilerApi`; rocprofv3 records from the start.
                 torch.cuda.profiler.start()
 
     def _stop(self) -> None:

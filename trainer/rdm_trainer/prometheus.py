@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Metrics of a training that was started by hand: what its agents would tell Prometheus, by their own code.
+"""Prometheus metrics of a training that was started by hand: those of agents, from the same code.
 
-One rank of each node measures it beside the steps, the first rank also tells of the job. Nobody judges such a
-training, so there is no verdict before it has ended.
+One rank of each node measures during the steps; the first rank also exports the job's metrics. Nothing
+evaluates such a training while it runs, so there is no verdict before it has ended.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ from rdm_trainer.distributed.collective import Collective
 __all__ = ["telling"]
 
 _EACH_S = 5.0
-"""As often as agents do."""
+"""Seconds between exports; the same as agents'."""
 _THIS_MACHINE = "127.0.0.1"
 
 
 @contextlib.contextmanager
 def telling(config: Config, job_dir: Path, collective: Collective, progress: Progress) -> Iterator[None]:
-    """Tell Prometheus of what is trained meanwhile, where that is wanted and no agent does so.
+    """Export metrics during the block, if the job wants them and no agent exports them.
 
     Args:
         config: The job.
         job_dir: Where the files go.
-        collective: All ranks, each of which must come here.
+        collective: All ranks; each of them must call this.
         progress: How far the training is.
     """
     wanted = config.logging.prometheus or config.logging.metrics_port is not None
@@ -69,7 +69,7 @@ def telling(config: Config, job_dir: Path, collective: Collective, progress: Pro
 
 
 class _Teller:
-    """Tells of one node, in a thread of its own. What is in the way ends no training, and is said once."""
+    """Exports one node's metrics, in a thread. An error does not end the training; the first is printed."""
 
     def __init__(
         self,
@@ -127,9 +127,9 @@ class _Teller:
         )
 
     def end(self, *, has_failed: bool) -> None:
-        """Leave the file with how the job has ended, and those of other nodes not at all."""
+        """Leave a file that says how the job has ended; other nodes' files are removed."""
         self._is_over.set()
-        # A driver that hangs ends no training.
+        # A driver that hangs must not keep the training from ending.
         self._thread.join(_EACH_S)
         text = ""
         with self._complaining():

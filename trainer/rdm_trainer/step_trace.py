@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What this rank does when, in a few steps: the files that ``rdm_log.timeline`` reads.
+"""Trace a few steps of this rank, into the files that ``rdm_log.timeline`` reads.
 
-In those steps each pipeline instruction, collective operation and step of the optimiser leaves two marks: on
-a GPU events of its stream, which nobody waits for until the last of the steps is over, on a CPU the time.
+Each pipeline instruction, collective and optimiser step leaves two marks: on a CPU the time, on a GPU events
+of its stream. Nothing waits for these events before the last of the steps is over.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ class StepTrace:
 
     Args:
         steps: Which ones.
-        engine: What is watched.
-        topology: This rank's place.
+        engine: The engine that takes the steps.
+        topology: This rank's position.
         collective: All ranks.
-        job_dir: In whose ``trace/`` the file goes.
-        sees_collectives: Look at each collective, too. Code that is compiled would be compiled anew for that.
+        job_dir: The file goes into its ``trace/``.
+        sees_collectives: Record each collective, too. Compiled code would be compiled again for that.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class StepTrace:
 
     @contextlib.contextmanager
     def step(self, iteration: int) -> Iterator[None]:
-        """Take a step. Recorded is only what is asked for: the others pay for one comparison."""
+        """Take a step, and record it if it was chosen. Other steps cost one comparison."""
         if iteration not in self._steps:
             yield
             return
@@ -77,12 +77,12 @@ class StepTrace:
             self.close()
 
     def close(self) -> None:
-        """Write what is recorded: the last step is over, or the training ended before it."""
+        """Write what was recorded, after the last step or when the training ends before it."""
         if self._marks:
             self._write()
 
     def _begin(self) -> None:
-        """Compare the clocks, and find where the device's time begins on this host's."""
+        """Compare the hosts' clocks, and find the origin of the device's time on this host's clock."""
         self._ahead, self._doubt = clocks.compare(self._collective)
         if self._on_gpu:
             torch.cuda.synchronize()
@@ -110,7 +110,7 @@ class StepTrace:
             self._marks.append([kind, name, self._step, number, begin, self._mark()])
 
     def _begun(self, name: str) -> Callable[[], None]:
-        """Note that a collective begins, and return what notes its end; the last end counts."""
+        """Mark the begin of a collective, and return a function that marks its end; the last call counts."""
         begin = self._mark()
         mark = ["collective", name, self._step, -1, begin, begin]
         self._marks.append(mark)
@@ -149,7 +149,7 @@ class StepTrace:
         }
         self._marks.clear()
         path = self._job_dir / TRACES / f"rank-{topology.rank:05d}.json"
-        # A full disk ends no training.
+        # A full disk must not end a training.
         with contextlib.suppress(OSError):
             path.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(path, json.dumps(told))

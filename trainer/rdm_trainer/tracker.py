@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Throughput, and what TensorBoard and its like get: what is made of a step's numbers beside the log line."""
+"""Throughput, and a step's numbers for TensorBoard and other trackers."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class Tracker:
 
     Args:
         config: The job.
-        job_dir: Where their files go, None on a rank that writes none.
-        world_size: Devices.
+        job_dir: Where the writers' files go; None on a rank that writes none.
+        world_size: Number of devices.
     """
 
     def __init__(self, config: Config, job_dir: Path | None, *, world_size: int) -> None:
@@ -38,7 +38,7 @@ class Tracker:
         self._writers = Writers(config, job_dir)
 
     def rates(self, seconds: float, batch: float) -> dict[str, float]:
-        """Return the rates of a step of so many seconds and samples.
+        """Return the rates of a step, from its seconds and its samples.
 
         They are tokens per second of the whole job, and TFLOP/s per device by Megatron's formula.
         """
@@ -54,10 +54,10 @@ class Tracker:
         }
 
     def throughput(self, seconds: float, batch: float) -> dict[str, str]:
-        """Return the fields at the end of the log line for a step of so many seconds and samples.
+        """Return the fields at the end of the log line, from a step's seconds and samples.
 
-        The first three are Megatron-DeepSpeed's. ``MFU (%)`` is ours, where the device's peak is known: the
-        FLOPs that the model needs, without recomputation, of those that the device could do.
+        The first three are Megatron-DeepSpeed's. ``MFU (%)`` is ours, if the device's peak is known: the
+        FLOPs that the model needs, without recomputation, as a share of those that the device could do.
         """
         rates = self.rates(seconds, batch)
         fields = {

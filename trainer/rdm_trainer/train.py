@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """The training of one rank, from process groups to the last checkpoint.
 
-The loop never waits for the device between log lines, except once after the first step: losses are added up
-where they are computed.
+The loop never waits for the device between log lines, except once after the first step: losses are summed on
+the device.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def run(config: Config, job_dir: Path) -> int:
         is written in either case.
 
     Raises:
-        TrainerError: The user can mend it; among others, that the last step could not be saved.
+        TrainerError: The user can fix it; for example, the last step could not be saved.
     """
     start = process.Start()
     start.end("imports")
@@ -69,7 +69,7 @@ def run(config: Config, job_dir: Path) -> int:
         with process.Stop() as stop:
             training = Training(config, job_dir, stop=stop, start=start)
             training.run()
-        # Only in order: after an error the others may not come, and the launcher ends them.
+        # Only after an orderly end: after an error the others may never get here; the launcher ends them.
         training.close()
         dist.barrier()
         dist.destroy_process_group()
@@ -77,7 +77,7 @@ def run(config: Config, job_dir: Path) -> int:
 
 
 def _layers(stages: Mapping[int, Sequence[str]]) -> dict[str, Any]:
-    """Return the layers that were built, and where they were cut, by the names of the job info.
+    """Return the layers that were built and the pipeline's partition, by the job info's names.
 
     Args:
         stages: The kinds of the blocks of each stage.
@@ -85,7 +85,7 @@ def _layers(stages: Mapping[int, Sequence[str]]) -> dict[str, Any]:
     blocks = [kind for kinds in stages.values() for kind in kinds]
     return {
         "PARTITION": "-".join(str(len(stages[stage])) for stage in sorted(stages)),
-        # Of a T5, the configuration's layers are the encoder's.
+        # A T5's configured layers are the encoder's.
         "NUM_LAYERS": len([kind for kind in blocks if kind != "DecoderBlock"]),
     }
 
@@ -98,7 +98,7 @@ class _Sums:
         self.clear()
 
     def clear(self) -> None:
-        """Begin anew."""
+        """Start over."""
         self._loss = torch.zeros((), device=self._device)
         self._nan = torch.zeros((), dtype=torch.int64, device=self._device)
         self._balance: torch.Tensor | None = None
@@ -106,7 +106,7 @@ class _Sums:
         self.begin = time.monotonic()
 
     def add(self, result: StepResult, samples: int) -> None:
-        """Add a step of so many samples without waiting for it."""
+        """Add a step and the number of its samples, without waiting for the device."""
         loss, skipped = result.mean_loss, result.skipped
         self.steps += 1
         self.samples += samples
@@ -119,13 +119,13 @@ class _Sums:
             self._balance = result.balance + (0.0 if self._balance is None else self._balance)
 
     def other_losses(self) -> dict[str, float]:
-        """Return the averages of what is logged beside the loss: of a Mixture of Experts, how it balances."""
+        """Return the averages of other logged losses: a Mixture of Experts' load balancing."""
         if self._balance is None:
             return {}
         return {metrics.LOAD_BALANCING_LOSS: float(self._balance) / self.steps}
 
     def read(self) -> tuple[float, int]:
-        """Return the average loss of the steps that count, NaN if there is none, and the NaN steps."""
+        """Return the average loss of the steps that count (NaN if none does), and the number of NaN steps."""
         nan = int(self._nan)
         count = self.steps - max(self.skipped, nan)
         return (float(self._loss) / count if count > 0 else float("nan")), nan
@@ -172,7 +172,7 @@ class Training:
             fill=self._first_weights(),
             on_loss=lambda loss: self._compute_time.note_loss(loss),
         )
-        # Each process says where it is: what a launcher was told is not what it has done.
+        # Each process reports its node: a launcher may have placed it elsewhere than configured.
         mine = (self.topology.pipeline_rank, self.engine.blocks, os.environ.get(NODE_VARIABLE, ""))
         built = self._collective.gather(mine)
         stages = {stage: blocks for stage, blocks, _ in built}
@@ -238,7 +238,7 @@ class Training:
     # Setting up.
 
     def _first_weights(self) -> Fill | None:
-        """Return what gives the layers the weights of ``checkpoint.init_from``; None once there are newer."""
+        """Return what fills the layers from ``checkpoint.init_from``; None once the job has a checkpoint."""
         where = self.config.checkpoint.init_from
         if where is None or any(self._collective.gather(bool(scan(self.job_dir / CHECKPOINTS).steps))):
             return None
@@ -281,7 +281,7 @@ class Training:
     def _steps_left(self) -> int:
         """Return how many steps the training still has to take.
 
-        Samples are counted, where the configuration gives them: earlier steps may have had another batch.
+        Samples count, if the configuration gives them: earlier steps may have had another batch size.
         """
         optimisation = self.config.optimisation
         if optimisation.train_samples is None:
@@ -296,7 +296,7 @@ class Training:
             "skipped": self._skipped,
             "loss_scale": self._loss_scale,
             "data": self._order.state(),
-            # What the weights are, for those who take them alone.
+            # Describes the weights, for readers of the weights alone.
             "config": {
                 "model": self._plain["model"],
                 "data": {"tokenizer": self._plain["data"]["tokenizer"]},
@@ -325,8 +325,8 @@ class Training:
         return opened
 
     def _leads_in(self, directory: Path) -> bool:
-        """One rank of those that see a directory leads them."""
-        # Whoever is to write there says what is wrong with it, if maps are missing.
+        """Return whether this rank leads those that see a directory."""
+        # If maps are missing, the rank that writes them reports what is wrong with the directory.
         with contextlib.suppress(OSError):
             directory.mkdir(parents=True, exist_ok=True)
         leaders, _ = find_leaders(directory, self._collective)
@@ -335,7 +335,7 @@ class Training:
     # Training.
 
     def run(self) -> None:
-        """Train to the end, or until something asks for an earlier one; the last step is saved.
+        """Train to the end, or until something requests an earlier one; save the last step.
 
         Raises:
             TrainerError: The data ends too early, or the last step could not be saved.
@@ -513,7 +513,7 @@ class Training:
             self._note(
                 validation={"iteration": self.iteration, "split": split, "loss": loss}, phase="training"
             )
-        # What the evaluation took is not the next steps' time.
+        # The next steps' time does not include the evaluation.
         self._sums.begin += time.monotonic() - began
 
     def _save(self) -> None:
@@ -527,7 +527,7 @@ class Training:
         self._sums.begin += time.monotonic() - began
 
     def _ends(self, flags: Flags) -> bool:
-        """Ask the others whether anyone wants to end, and commit a checkpoint that all have written."""
+        """Return whether any rank wants to end, and commit a checkpoint that all have written."""
         settings = self.config.checkpoint
         minutes = (time.monotonic() - self._start.began) / 60
         pending = self.checkpoints.pending
@@ -553,7 +553,7 @@ class Training:
         return True
 
     def close(self) -> None:
-        """Let go of threads and files."""
+        """Release threads and files."""
         self._trace.close()
         self._loaders.close()
         self._tracker.close()
@@ -562,7 +562,7 @@ class Training:
 
 
 def _print(line: str) -> None:
-    # A full disk under the log ends no training.
+    # A full disk under the log must not end a training.
     with contextlib.suppress(OSError):
         sys.stdout.write(f"{line}\n")
         sys.stdout.flush()

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Where a job's numbers go beside its log: TensorBoard's event files, Weights & Biases, MLflow.
+"""Where a job's numbers go besides its log: TensorBoard's event files, Weights & Biases, MLflow.
 
-None of them may end a training: who fails is given up, with one sentence. While a server is asked at the
-start, all ranks wait, so that is bounded where a user has not said how long it may take.
+None of them may end a training: one that fails is dropped, with one sentence. All ranks wait while a server
+is contacted at the start, so that has a timeout, unless the user has set another one.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from rdm_core.errors import TrainerError
 __all__ = ["Job", "Writer", "Writers", "missing"]
 
 _FORBIDDEN = re.compile(r"[^\w\-. :/]")
-"""What MLflow takes in no name."""
+"""Characters that MLflow allows in no name."""
 _PATIENCE = {
     "WANDB_INIT_TIMEOUT": "30",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
 }
-"""The libraries' own variables, seconds and times: who does not answer is given up after half a minute."""
+"""The libraries' own variables, in seconds and retries: a silent server is dropped after half a minute."""
 
 
 class Job(Protocol):
-    """What is known of a job, whatever it does."""
+    """A job's configuration, whatever its workload."""
 
     @property
     def logging(self) -> Any:
@@ -45,7 +45,7 @@ class Writer(Protocol):
     """Takes numbers."""
 
     def add(self, values: Mapping[str, float], iteration: int, samples: int | None) -> None:
-        """Take numbers by name, of an iteration, after so many samples where that is an axis, too."""
+        """Take an iteration's numbers by name; ``samples`` is None if samples are no axis of theirs."""
 
     def close(self) -> None:
         """Write what is left."""
@@ -71,7 +71,7 @@ class _Wandb:
     def __init__(self, config: Job, job_dir: Path) -> None:
         import wandb
 
-        # Whose project, key and server: its own variables say so. A job that goes on is the same run.
+        # wandb's own variables give project, key and server. A resumed job continues its run.
         record = job_dir / ".wandb-run"
         before = _kept(record)
         self._run = wandb.init(
@@ -103,7 +103,7 @@ class _Mlflow:
     def add(self, values: Mapping[str, float], iteration: int, samples: int | None) -> None:
         more = {} if samples is None else {"samples": float(samples)}
         named = {_FORBIDDEN.sub("", name).strip(): value for name, value in {**values, **more}.items()}
-        # Its server may be slow, or away.
+        # The server may be slow or unreachable.
         self._mlflow.log_metrics(named, step=iteration, synchronous=False)
 
     def close(self) -> None:
@@ -114,14 +114,14 @@ _WRITERS: dict[str, Callable[[Job, Path], Writer]] = {"wandb": _Wandb, "mlflow":
 
 
 def missing(config: Job) -> Iterator[str]:
-    """Yield a sentence for each library that the configuration wants and that is not installed."""
+    """Yield a sentence for each configured library that is not installed."""
     for name in config.logging.trackers:
         if importlib.util.find_spec(name) is None:
             yield f"logging.trackers has {name}, which is not installed: install it, or leave it out."
 
 
 class Writers:
-    """All that a job has.
+    """All writers of a job.
 
     Args:
         config: The job.
@@ -148,7 +148,7 @@ class Writers:
                 self._open[name] = make(config, job_dir)
 
     def add(self, values: Mapping[str, float], iteration: int, samples: int | None = None) -> None:
-        """Hand numbers to all of them."""
+        """Pass numbers to all of them."""
         for name, writer in list(self._open.items()):
             with self._given_up(name):
                 writer.add(values, iteration, samples)
@@ -170,12 +170,12 @@ class Writers:
 
 
 def _kept(record: Path) -> str | None:
-    """Return the run that a job was before, where there was one."""
+    """Return the id of the run that a job continues, if there is one."""
     return record.read_text(encoding="utf-8").strip() or None if record.exists() else None
 
 
 def _shown(config: Job) -> dict[str, Any]:
-    """Return a configuration without what may be a secret."""
+    """Return a configuration without possible secrets."""
     plain = config.to_dict()
     plain["launcher"] = {key: value for key, value in plain["launcher"].items() if key != "env"}
     return plain
