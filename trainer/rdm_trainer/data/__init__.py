@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """From data sets in Megatron's formats to micro-batches.
 
-``sources`` puts it together: ``indexed_dataset`` reads the files, ``index_maps`` says which tokens a sample
-has, ``datasets`` makes the sample, ``sampler`` says which samples a rank takes. Nothing here needs torch but
-``loaders`` and ``mock``.
+``sources`` combines the parts: ``indexed_dataset`` reads the files, ``index_maps`` says which tokens a sample
+has, ``datasets`` makes the sample, ``sampler`` says which samples a rank takes. Only ``loaders`` needs torch.
 """
 
 from __future__ import annotations

@@ -17,15 +17,15 @@ __all__ = ["ADDED_TOKENS", "checks"]
 
 # A T5's samples are this much shorter than its sequence, as Megatron's are.
 ADDED_TOKENS = 2
-# Tokens that are compared with the vocabulary: runs, spread over the data set.
+# The number and the length of the runs of tokens that are compared with the vocabulary.
 RUNS, RUN = 64, 65_536
 
 
 def checks(config: Config) -> list[str]:
-    """Look at a job's data.
+    """Check a job's data.
 
     Args:
-        config: Of the job.
+        config: The job.
 
     Returns:
         What is wrong, one sentence each; empty when all is well.
@@ -55,7 +55,7 @@ def checks(config: Config) -> list[str]:
 
 
 def _tokenizer(config: Config) -> Iterator[str]:
-    """Hold the tokenizer to the model."""
+    """Compare the tokenizer with the model."""
     model, tokenizer = config.model, config.data.tokenizer
     if tokenizer is None:
         return
@@ -70,7 +70,7 @@ def _tokenizer(config: Config) -> Iterator[str]:
             f"{special.size}."
         )
     elif special.size < model.vocab_size and config.checkpoint.init_from is None:
-        # Of published models the vocabulary is padded.
+        # Published models have padded vocabularies.
         yield (
             f"model.vocab_size is {model.vocab_size}, but the tokenizer has only {special.size} tokens: "
             f"another tokenizer made the configuration, or model.vocab_size should be {special.size}."
@@ -78,7 +78,7 @@ def _tokenizer(config: Config) -> Iterator[str]:
 
 
 def _sentinels(config: Config) -> Iterator[str]:
-    """Hold the extra ids to the spans of a whole sample."""
+    """Compare the number of extra ids with the spans of a full sample."""
     model, data = config.model, config.data
     masked = round((model.seq_length - ADDED_TOKENS) * data.mask_probability)
     spans = min(round(masked / data.mean_span_length), model.seq_length - ADDED_TOKENS - masked)
@@ -104,7 +104,7 @@ def _sentinels(config: Config) -> Iterator[str]:
 
 
 def _mask(config: Config) -> Iterator[str]:
-    """Hold the tokenizer to what a BERT needs of it."""
+    """Check that the tokenizer has what a BERT needs."""
     try:
         if special_tokens(config.data.tokenizer, config.model.vocab_size).mask is None:
             yield "The tokenizer has no [MASK] or <mask>, which hides a BERT's tokens; take one of BERT's."
@@ -114,7 +114,7 @@ def _mask(config: Config) -> Iterator[str]:
 
 
 def _content(config: Config, dataset: IndexedDataset) -> Iterator[str]:
-    """Hold the tokens of a data set to the model."""
+    """Compare a data set's tokens with the model's vocabulary."""
     if dataset.dtype.kind not in "iu":
         yield f"{dataset.prefix} holds {dataset.dtype.name}, which are no tokens; tokens are uint16 or int32."
         return
@@ -134,7 +134,7 @@ def _content(config: Config, dataset: IndexedDataset) -> Iterator[str]:
 
 
 def _enough(config: Config, dataset: IndexedDataset, number: int | None) -> Iterator[str]:
-    """Hold the size of a data set to the sequence length."""
+    """Compare a data set's size with the sequence length."""
     if config.model.kind != "t5":
         count = len(dataset)
         cuts = bounds(config.data.split, count)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Samples by their number: of a GPT, of a T5, and of a blend of some. No torch here."""
+"""Samples by number: a GPT's, a T5's, and a blend's. No torch here."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from rdm_trainer.data.span_corruption import SpanCorruption
 
 __all__ = ["Arrays", "Blended", "Chained", "GPTDataset", "SampleSource", "T5Dataset", "WindowDataset"]
 
-# Of a GPT: tokens [s + 1].
-# Of a BERT: tokens [s], labels [s], loss mask [s].
-# Of a T5: encoder ids [s_e], decoder ids [s_d], labels [s_d], loss mask [s_d].
+# A GPT's: tokens [s + 1].
+# A BERT's: tokens [s], labels [s], loss mask [s].
+# A T5's: encoder ids [s_e], decoder ids [s_d], labels [s_d], loss mask [s_d].
 Arrays = tuple[npt.NDArray[np.generic], ...]
 
 
@@ -42,7 +42,7 @@ class GPTDataset:
     """Runs of ``seq_length + 1`` tokens, across documents."""
 
     def __init__(self, dataset: IndexedDataset, index: GPTIndex, seq_length: int, vocab_size: int) -> None:
-        """Read a data set, whose tokens lie below ``vocab_size``, by its index."""
+        """Read a data set by its index; its tokens must lie below ``vocab_size``."""
         self._dataset = dataset
         self._index = index
         self._length = seq_length + 1
@@ -97,14 +97,14 @@ class T5Dataset:
         seed: int,
         vocab_size: int,
     ) -> None:
-        """Read a data set by a table, masked with draws from the seed and the sample's number.
+        """Read a data set by a table; the seed and the sample's number determine the masking.
 
         Args:
             dataset: The sentences.
             table: [samples, 3], of the index map.
             spans: Which spans are masked.
-            seed: Of the draws.
-            vocab_size: The tokens of the sentences lie below it.
+            seed: Seed of the masking.
+            vocab_size: The tokens of the sentences must lie below it.
         """
         self._dataset = dataset
         self._table = table
@@ -145,7 +145,7 @@ class WindowDataset(T5Dataset):
 
 def _is_outside(tokens: npt.NDArray[np.int64], vocab_size: int) -> bool:
     """Whether a token is not in the vocabulary."""
-    # Without a sign, what is negative is above every vocabulary: one pass does for both bounds.
+    # As unsigned numbers, negative tokens lie above every vocabulary: one pass checks both bounds.
     return int(tokens.view(np.uint64).max(initial=0)) >= vocab_size
 
 
@@ -191,10 +191,10 @@ class Blended:
 
 
 class Chained:
-    """Several sources, one behind the other."""
+    """Several sources, one after the other."""
 
     def __init__(self, sources: Sequence[SampleSource]) -> None:
-        """Begin with the first source."""
+        """Chain the sources in this order."""
         self._sources = sources
         self._ends = list(itertools.accumulate(map(len, sources)))
 

@@ -68,7 +68,7 @@ def paths(prefix: Path) -> tuple[Path, Path]:
         prefix: The path without a suffix.
 
     Raises:
-        TrainerError: It ends in no name.
+        TrainerError: It does not end with a name.
     """
     if prefix.name in ("", ".."):
         raise TrainerError(
@@ -79,14 +79,14 @@ def paths(prefix: Path) -> tuple[Path, Path]:
 
 
 class IndexedDataset:
-    """A data set on the disk, mapped into memory: nothing is read before it is asked for.
+    """A data set on the disk, mapped into memory: nothing is read before it is needed.
 
     Attributes:
         prefix: The path without ``.bin`` or ``.idx``.
         sizes: int32 [n], tokens of each sequence.
         pointers: int64 [n], byte offset of each sequence in the ``.bin``.
         document_index: int64 [documents + 1], the sequence at which each document ends, first 0.
-        dtype: Of the tokens.
+        dtype: Type of the tokens.
     """
 
     def __init__(self, prefix: str | os.PathLike[str]) -> None:
@@ -172,7 +172,7 @@ class IndexedDataset:
             self.dtype = DTYPES[6]
 
     def _check(self) -> None:
-        """Hold the index to itself and to the length of the ``.bin``."""
+        """Check that the index is consistent and matches the length of the ``.bin``."""
         n = len(self.sizes)
         sizes_at, pointers_at, documents_at = HEADER.size, HEADER.size + 4 * n, HEADER.size + 12 * n
         if n and int(self.sizes.min()) < 0:
@@ -225,12 +225,12 @@ class IndexedDataset:
         return self.get(index)
 
     def get(self, index: int, offset: int = 0, length: int | None = None) -> npt.NDArray[np.generic]:
-        """A part of a sequence.
+        """Return a part of a sequence.
 
         Args:
             index: The sequence.
-            offset: Its first token that is wanted.
-            length: How many tokens; None is all that follow.
+            offset: Number of its first token.
+            length: How many tokens; None: all that follow.
 
         Returns:
             [length] tokens, a view of the file.
@@ -268,8 +268,8 @@ class IndexedWriter:
         """Begin the data set's ``.bin``.
 
         Args:
-            prefix: The path without a suffix; its directory is made.
-            dtype: Of the tokens, one of :data:`DTYPES`.
+            prefix: The path without a suffix; its directory is created.
+            dtype: Type of the tokens, one of :data:`DTYPES`.
 
         Raises:
             TrainerError: The format has no such dtype.
@@ -309,7 +309,7 @@ class IndexedWriter:
                 )
 
     def end_document(self) -> None:
-        """Let a document end after the sequences so far."""
+        """End a document after the sequences so far."""
         self._ends.append(len(self._sizes))
 
     def add_dataset(self, other: IndexedDataset) -> None:
@@ -328,19 +328,19 @@ class IndexedWriter:
         self._sizes.frombytes(other.sizes.tobytes())
 
     def finish(self) -> None:
-        """Write the index and let both files appear under their names."""
+        """Write the index, and give both files their final names."""
         self._file.flush()
         os.fsync(self._file.fileno())
         self._file.close()
         with self._temporary[1].open("wb") as file:
             write_index(file, np.array(self._sizes, np.int32), np.array(self._ends, np.int64), self.dtype)
-        # An index that lies there already would describe the new .bin wrongly for a moment.
+        # An older index would describe the new .bin wrongly for a moment.
         self._final[1].unlink(missing_ok=True)
         for temporary, final in zip(self._temporary, self._final, strict=True):
             temporary.replace(final)
 
     def abandon(self) -> None:
-        """Take away what was written and is not finished."""
+        """Remove the unfinished files."""
         with contextlib.suppress(OSError):
             self._file.close()
         for temporary in self._temporary:
@@ -367,13 +367,13 @@ def write_index(
     document_index: npt.NDArray[np.int64],
     dtype: np.dtype[np.generic],
 ) -> None:
-    """Write an ``.idx`` and bring it to the disk.
+    """Write an ``.idx`` and sync it to the disk.
 
     Args:
         file: Open for writing bytes.
         sizes: int32 [n], tokens of each sequence.
         document_index: int64 [documents + 1].
-        dtype: Of the tokens.
+        dtype: Type of the tokens.
     """
     pointers = np.zeros(len(sizes), "<i8")
     np.cumsum(sizes[:-1], dtype=np.int64, out=pointers[1:])
@@ -386,15 +386,15 @@ def write_index(
 
 
 def merge(prefixes: Sequence[str | os.PathLike[str]], output: str | os.PathLike[str]) -> None:
-    """Put several data sets behind one another.
+    """Concatenate several data sets.
 
     Args:
-        prefixes: Paths without suffix, in the order wanted.
-        output: The path of the new one, without suffix.
+        prefixes: Paths without suffix, in order.
+        output: The path of the new data set, without suffix.
 
     Raises:
-        TrainerError: No data set is given, one is damaged, their dtypes differ, or the output is there
-            already or cannot be written.
+        TrainerError: No data set is given, one is damaged, their dtypes differ, or the output exists or
+            cannot be written.
     """
     if not prefixes:
         raise TrainerError("nothing to merge: give at least one data set.")
@@ -414,5 +414,5 @@ def merge(prefixes: Sequence[str | os.PathLike[str]], output: str | os.PathLike[
 
 
 def _extent(length: int, expected: int) -> str:
-    """Say how a file's length differs from the one expected, both in bytes."""
+    """Return how a file's length differs from the expected one, both in bytes."""
     return f"is cut off at offset {length}" if length < expected else f"goes on after offset {expected}"

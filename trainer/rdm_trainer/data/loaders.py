@@ -23,10 +23,10 @@ from rdm_trainer.tokenizers import special_tokens
 
 __all__ = ["Documents", "Loaders", "MicroBatch", "MicroBatches", "build", "starts_of"]
 
-# Of a GPT: (tokens [b, s], (labels [b, s], loss mask [b, s])); where it is told where documents begin, tokens
-# and starts [b, s].
-# Of a BERT: (tokens [b, s], (labels [b, s], loss mask [b, s])).
-# Of a T5: ((encoder ids [b, s_e], decoder ids [b, s_d]), (labels [b, s_d], loss mask [b, s_d])).
+# A GPT's: (tokens [b, s], (labels [b, s], loss mask [b, s])); with documents' starts, (tokens, starts [b, s])
+# instead of the tokens.
+# A BERT's: (tokens [b, s], (labels [b, s], loss mask [b, s])).
+# A T5's: ((encoder ids [b, s_e], decoder ids [b, s_d]), (labels [b, s_d], loss mask [b, s_d])).
 MicroBatch = tuple[torch.Tensor | tuple[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 
 # Micro-batches that each thread keeps ready.
@@ -35,12 +35,12 @@ AHEAD = 2
 
 @dataclass(frozen=True)
 class Documents:
-    """What the ends of documents mean to a GPT.
+    """How a GPT treats the ends of documents.
 
     Attributes:
-        end: The token that ends one, and belongs to it.
-        masks_loss: What follows it is not predicted.
-        tells_starts: The model is told where each token's document begins.
+        end: The last token of a document.
+        masks_loss: The token after it is not predicted.
+        tells_starts: The model gets the start of each token's document.
     """
 
     end: int
@@ -52,7 +52,7 @@ class MicroBatches(Iterator[MicroBatch]):
     """The micro-batches of one split for one data rank.
 
     Ends after the last whole global batch, unless the sampler is cyclic. Nothing is read, and no thread runs,
-    before the first micro-batch is asked for: a pipeline stage that needs no data costs nothing.
+    before the first micro-batch is needed: a pipeline stage that needs no data costs nothing.
     """
 
     def __init__(
@@ -67,11 +67,11 @@ class MicroBatches(Iterator[MicroBatch]):
         """Read samples.
 
         Args:
-            source: Of which.
-            sampler: In whose order.
-            threads: How many read ahead; 0: the caller's alone.
+            source: The samples.
+            sampler: Their order.
+            threads: How many read ahead; 0: the caller reads.
             consumed_samples: As for :meth:`restart`.
-            documents: What the ends of documents mean to a GPT; None: nothing.
+            documents: How a GPT treats the ends of documents; None: as other tokens.
         """
         self._documents = documents
         self._source = source
@@ -83,10 +83,10 @@ class MicroBatches(Iterator[MicroBatch]):
         self.restart(consumed_samples)
 
     def restart(self, consumed_samples: int = 0) -> None:
-        """Go on behind the first samples.
+        """Continue after the first samples.
 
         Args:
-            consumed_samples: How many, of all ranks together.
+            consumed_samples: How many to skip, of all ranks together.
         """
         for future in self._ahead:
             future.cancel()
@@ -98,7 +98,7 @@ class MicroBatches(Iterator[MicroBatch]):
         return self._sampler.samples
 
     def __iter__(self) -> MicroBatches:
-        """Return this iterator, where it stands."""
+        """Return this iterator at its current position."""
         return self
 
     def __next__(self) -> MicroBatch:
@@ -141,7 +141,7 @@ class MicroBatches(Iterator[MicroBatch]):
         return (inputs[0] if len(inputs) == 1 else (inputs[0], inputs[1])), (labels, mask)
 
     def _placed(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The tensor in memory from which it can be copied to an accelerator while that computes."""
+        """Return the tensor, pinned if there is a GPU, so that the GPU can compute while it is copied."""
         return tensor.pin_memory() if self._pin else tensor
 
 
@@ -160,7 +160,7 @@ def starts_of(tokens: torch.Tensor, end_of_document: int) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class Loaders:
-    """What a training reads. None where a split is empty or nothing is wanted of it."""
+    """What a training reads. A split is None if it is empty or not wanted."""
 
     train: MicroBatches | None
     valid: MicroBatches | None
@@ -185,12 +185,12 @@ def build(
     """Open the data of a training for one rank.
 
     Args:
-        config: Of the job.
+        config: The job.
         data_rank: This rank's number among those that share a step.
         data_size: How many share it.
         consumed_samples: Training samples that were taken before, by all ranks together.
-        maps: Makes the index maps that are missing; None: this process, for itself.
-        order: For how many samples; None: that of a training that begins.
+        maps: Makes the index maps that are missing; None: this process makes them for itself.
+        order: The order of the samples; None: that of a new training.
 
     Returns:
         The micro-batches of train, valid and test.
@@ -216,7 +216,7 @@ def build(
             micro_batch_size=optimisation.micro_batch_size,
             data_rank=data_rank,
             data_size=data_size,
-            # Evaluation may go through a small split several times, in the order that it has.
+            # Evaluation may go through a small split several times, always in the same order.
             cyclic=training and config.data.sampler == "cyclic",
             seed=optimisation.seed,
         )

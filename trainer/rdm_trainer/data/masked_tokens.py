@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""BERT's masked tokens: some of a text are hidden, and the model is to give them back.
+"""BERT's masked tokens: some of a text's tokens are hidden, and the model predicts them.
 
 Source: J. Devlin et al., "BERT: Pre-training of Deep Bidirectional Transformers for Language Understanding"
 (2019), section 3.1; samples are runs of tokens across documents, as in Y. Liu et al., "RoBERTa" (2019), and
@@ -18,23 +18,23 @@ from rdm_trainer.data.datasets import Arrays, SampleSource
 __all__ = ["AROUND", "MaskedTokens", "TokenMasking"]
 
 AROUND = 2
-"""Tokens of a sample that are not of the text: its first and its last."""
+"""Tokens that a sample adds to its text: the first and the last."""
 
 
 @dataclass(frozen=True)
 class TokenMasking:
     """How text becomes a sample.
 
-    The special tokens within the text, which end documents, are never to be given back, as in BERT's own
-    data. Of the tokens that are, eight in ten are replaced by ``mask``, one in ten by any token,
-    and one in ten stays as it is.
+    Special tokens within the text, which end documents, are never chosen, as in BERT's own data. Of the
+    chosen tokens, eight in ten are replaced by ``mask``, one in ten by any token, and one in ten stays as it
+    is.
 
     Attributes:
-        probability: Part of the text, without special tokens, that is to be given back.
+        probability: Share of the text, without special tokens, that is chosen.
         vocab_size: Tokens that a replacement is drawn from.
         mask: The token that hides another.
         begin: The first token of a sample; special.
-        end: The last one, which ends documents, too; special.
+        end: The last token of a sample, which also ends documents; special.
     """
 
     probability: float
@@ -48,7 +48,7 @@ class TokenMasking:
 
         Args:
             text: int64 [s - 2].
-            random: Where the draws come from.
+            random: The source of randomness.
 
         Returns:
             Tokens int64 [s], labels int64 [s] (the tokens as they were), loss mask float32 [s].
@@ -75,7 +75,7 @@ class MaskedTokens:
         Args:
             texts: Each of one array, tokens int64 [s - 2].
             masking: Which tokens are masked.
-            seed: Of the draws.
+            seed: Seed of the masking.
         """
         self._texts = texts
         self._masking = masking

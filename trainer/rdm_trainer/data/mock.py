@@ -2,7 +2,7 @@
 """A fixed pattern of tokens that needs no file, for tests and for measuring speed.
 
 A model can learn it: each token has one successor, on a ring of up to 256 tokens that are spread over the
-vocabulary; only where a sample begins on the ring is not known.
+vocabulary. Only a sample's first token is random.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class MockGPT(_Ring):
     """Samples for a GPT."""
 
     def __init__(self, samples: int, vocab_size: int, seed: int, seq_length: int) -> None:
-        """Give so many samples of ``seq_length`` tokens and one more, below the vocabulary's size."""
+        """Provide ``samples`` samples of ``seq_length + 1`` tokens below ``vocab_size``."""
         super().__init__(samples, vocab_size, seed)
         self._tokens = seq_length + 1
 
@@ -53,7 +53,7 @@ class MockT5(_Ring):
     """Samples for a T5."""
 
     def __init__(self, samples: int, vocab_size: int, seed: int, spans: SpanCorruption) -> None:
-        """Give so many samples below the vocabulary's size, with masked spans."""
+        """Provide ``samples`` samples with masked spans, of tokens below ``vocab_size``."""
         super().__init__(samples, vocab_size, seed)
         self._spans = spans
 

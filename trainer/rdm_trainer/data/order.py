@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """The order in which a training takes its samples, kept in its checkpoints. No torch here.
 
-The index maps follow from the number of samples that they are made for: with another number all epochs may
-be drawn anew, and what a training has seen comes again. So a training that is resumed keeps the number that
-it began with, and a greater one continues the order behind the samples that the first maps hold.
+The index maps depend on the number of samples that they are made for: another number may reorder all epochs,
+so that a training sees samples again. A resumed training therefore keeps the number that it began with, and a
+greater number extends the order after the samples of the first maps.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ __all__ = ["Order", "samples_wanted"]
 def samples_wanted(
     config: Config, iteration: int | None = None, consumed_samples: int = 0
 ) -> tuple[int, int, int]:
-    """Samples of train, valid and test that the training takes.
+    """Return how many samples of train, valid and test the training takes.
 
     Args:
-        config: Of the job.
-        iteration: Steps that were taken before, maybe with another global batch; None: with the same one.
+        config: The job.
+        iteration: Steps taken before, perhaps with another global batch size; None: with the same one.
         consumed_samples: Training samples that they took.
     """
     batch = config.optimisation.global_batch_size
@@ -42,14 +42,14 @@ def samples_wanted(
 
 @dataclass(frozen=True)
 class Order:
-    """What the order of the samples follows from.
+    """What determines the order of the samples.
 
     Attributes:
-        samples: Of train, valid and test: the number that the order was made for, and each greater one that
-            it was continued for.
-        settings: What else it follows from, by the configuration's names, as JSON holds it.
-        grown: The number of training samples is a new one.
-        note: A line for the log about what became of the order that was kept; None where it simply goes on.
+        samples: For each of train, valid and test: the number that the order was made for, then each greater
+            number that it was extended to.
+        settings: What else determines it, by the configuration's names, as JSON values.
+        grown: The number of training samples has grown.
+        note: A line for the log, if the checkpoint's order is unknown or changes.
     """
 
     samples: tuple[tuple[int, ...], ...]
@@ -66,11 +66,11 @@ class Order:
         iteration: int | None = None,
         consumed_samples: int = 0,
     ) -> Order:
-        """The order of a training that begins, or goes on.
+        """Return the order of a training that begins or is resumed.
 
         Args:
-            config: Of the job.
-            kept: As :meth:`state` gave it to the checkpoint; None where that has none.
+            config: The job.
+            kept: What :meth:`state` gave to the checkpoint; None if that has none.
             iteration: As for :func:`samples_wanted`.
             consumed_samples: As for :func:`samples_wanted`.
         """
@@ -98,18 +98,18 @@ class Order:
             )
         samples = []
         for split, (number, before) in enumerate(zip(wanted, kept["samples"], strict=True)):
-            # Going through the samples again and again has no end that could come too early.
+            # A cyclic sampler never runs out of samples.
             goes_round = split == 0 and config.data.sampler == "cyclic"
             samples.append((*before, number) if number > before[-1] and not goes_round else tuple(before))
         return cls(tuple(samples), settings, grown=len(samples[0]) > len(kept["samples"][0]))
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint keeps."""
+        """Return what a checkpoint keeps."""
         return {"samples": [list(numbers) for numbers in self.samples], "settings": dict(self.settings)}
 
 
 def _settings(config: Config) -> dict[str, Any]:
-    """What decides the order of the training's samples, but for their number."""
+    """Return what determines the order of the training's samples, except their number."""
     data = config.data
     settings: dict[str, Any] = {
         "model.seq_length": config.model.seq_length,

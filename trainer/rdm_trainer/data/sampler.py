@@ -3,7 +3,7 @@
 
 The batch after c consumed samples holds samples [c, c + g) of the order; in its micro-step i, data rank r of
 d takes the rows [(i * d + r) * m, + m), for a global batch size g, which may depend on c, and a micro-batch
-size m. So a training that goes on with another global batch goes on exactly where it was.
+size m. So a training that is resumed with another global batch size continues exactly where it was.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ class Sampler:
     """The order of a split's samples, and one rank's part in it.
 
     Attributes:
-        samples: In the split.
+        samples: Samples in the split.
         batches: Samples of each step.
         micro_batch_size: Samples per micro-batch.
-        data_rank: Of this rank.
+        data_rank: This rank's number among them.
         data_size: Ranks that share a step.
-        cyclic: Go through the samples again and again, each time in a new order, a batch's end with the next
-            order's beginning where it must; otherwise once, as they come.
-        seed: Of the cyclic orders.
+        cyclic: Repeat the samples forever, each time in a new order; a batch may span two of these orders.
+            Otherwise take them once, in order.
+        seed: Seed of the cyclic orders.
     """
 
     samples: int
@@ -43,7 +43,7 @@ class Sampler:
     seed: int
 
     def micro_batches(self, consumed_samples: int) -> Iterator[npt.NDArray[np.int64]]:
-        """The micro-batches from a point on.
+        """Yield the micro-batches from a point on.
 
         Args:
             consumed_samples: Samples that all ranks together have taken before.
@@ -58,7 +58,7 @@ class Sampler:
                 yield batch[row : row + self.micro_batch_size]
 
     def _batches(self, begin: int) -> Iterator[npt.NDArray[np.int64]]:
-        """The global batches from a sample of the order on."""
+        """Yield the global batches from sample ``begin`` of the order on."""
         if not self.cyclic:
             while (end := begin + self.batches.at(begin)) <= self.samples:
                 yield np.arange(begin, end, dtype=np.int64)

@@ -71,7 +71,7 @@ def _masking(config: Config) -> TokenMasking:
 
 
 def _run(config: Config) -> int:
-    """Tokens of a sample's text, less the one that a GPT has for its last label."""
+    """Return the tokens of a sample's text, without the one that a GPT adds as its last label."""
     length = config.model.seq_length
     return length - AROUND - 1 if config.model.kind == "bert" else length
 
@@ -80,12 +80,12 @@ def sources(config: Config, *, maps: MapMaker, order: Order) -> _Samples:
     """Open the data of a training.
 
     Args:
-        config: Of the job.
+        config: The job.
         maps: Makes the index maps that are missing.
-        order: For how many samples.
+        order: The order of the samples.
 
     Returns:
-        The samples of train, valid and test; None where nothing is wanted of a split or it is empty.
+        The samples of train, valid and test; None for a split that is empty or not wanted.
 
     Raises:
         TrainerError: A file is missing or damaged, or does not fit.
@@ -125,9 +125,9 @@ class _DataSets:
     """The data sets of a configuration, each opened once.
 
     Args:
-        config: Of the job.
+        config: The job.
         maps: Makes the index maps that are missing.
-        order: For how many samples.
+        order: The order of the samples.
         spans: A T5's masking; None for a GPT.
     """
 
@@ -143,7 +143,7 @@ class _DataSets:
     def mixture(
         self, blends: Sequence[Blend], number: int, samples: Sequence[int], whole: bool
     ) -> SampleSource | None:
-        """A part of a blend, for as many samples as an order has numbers of."""
+        """Return a split of a blend, for the numbers of samples that an order has."""
         if not blends or not samples[-1]:
             return None
         if len(blends) == 1:
@@ -168,7 +168,7 @@ class _DataSets:
         return Blended(present, *load_or_build_blend(weights, samples[-1], place, self._maps))
 
     def _one(self, prefix: str, number: int, samples: Sequence[int], whole: bool) -> SampleSource | None:
-        """A part of the data set with this prefix, or all of it."""
+        """Return a split of the data set with this prefix, or all of it."""
         if prefix not in self._opened:
             self._opened[prefix] = IndexedDataset(prefix)
         data = self._opened[prefix]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""T5's span corruption: runs of tokens leave the encoder's text, and the decoder is to give them back.
+"""T5's span corruption: runs of tokens are cut out of the encoder's text, and the decoder predicts them.
 
 Source: C. Raffel et al., "Exploring the Limits of Transfer Learning with a Unified Text-to-Text Transformer"
 (2020), section 3.1.4; the layout of encoder and decoder is that of NVIDIA Megatron-LM's ``T5Dataset``.
@@ -22,9 +22,9 @@ Ids = npt.NDArray[np.int64]
 class SpanCorruption:
     """How text becomes a sample.
 
-    The encoder sees the text with each masked span replaced by a sentinel, the first by the first, and so on.
-    The decoder's labels are each sentinel followed by its span, and the end token; its input is the same
-    behind the begin token.
+    The encoder sees the text with each masked span replaced by a sentinel, in order. The decoder's labels are
+    each sentinel followed by its span, and the end token; its input is the begin token and the labels without
+    the end token.
 
     Attributes:
         encoder_length: Tokens of the encoder, s_e.
@@ -34,7 +34,7 @@ class SpanCorruption:
         sentinels: Their ids.
         begin: The decoder's first token.
         end: The last label.
-        padding: Fills up.
+        padding: Fills both up to their lengths.
     """
 
     encoder_length: int
@@ -47,14 +47,14 @@ class SpanCorruption:
     padding: int
 
     def plan(self, tokens: int) -> tuple[int, int]:
-        """How much of a text is masked.
+        """Return how much of a text is masked.
 
         Args:
-            tokens: Of the text.
+            tokens: Tokens of the text.
 
         Returns:
-            Masked tokens and spans. Below the wanted part where the decoder, or the sentinels, would not
-            suffice; at least one token stays and one is masked, of a text that has two.
+            Masked tokens and spans. They are fewer than wanted if the decoder or the sentinels do not
+            suffice. Of a text with two tokens or more, at least one stays and one is masked.
         """
         if tokens < 2:
             return 0, 0
@@ -63,7 +63,7 @@ class SpanCorruption:
             # Every span follows a token that stays.
             most = min(len(self.sentinels), masked, tokens - masked)
             spans = min(max(round(masked / self.mean_length), 1), most)
-            # Behind the spans and their sentinels comes the end token.
+            # The end token follows the spans and their sentinels.
             surplus = masked + spans + 1 - self.decoder_length
             if surplus <= 0 or masked == 1:
                 return (masked, spans) if surplus <= 0 and spans else (0, 0)
@@ -76,7 +76,7 @@ class SpanCorruption:
 
         Args:
             tokens: int64, the text.
-            random: Where the draws come from.
+            random: The source of randomness.
 
         Returns:
             Encoder ids int64 [s_e], decoder ids int64 [s_d], labels int64 [s_d], loss mask float32 [s_d]. The
@@ -86,7 +86,7 @@ class SpanCorruption:
         masked, spans = self.plan(len(tokens))
         kept_lengths = _parts(len(tokens) - masked, spans, random)
         masked_lengths = _parts(masked, spans, random)
-        # Kept and masked runs take turns, a kept one first.
+        # Kept and masked runs alternate, a kept one first.
         lengths = np.stack((kept_lengths, masked_lengths), axis=1).reshape(-1)
         ends = np.cumsum(lengths)
         encoder, labels = [], []
@@ -112,7 +112,7 @@ class SpanCorruption:
 
 
 def _parts(total: int, parts: int, random: np.random.RandomState) -> Ids:
-    """Cut a length into so many of at least 1, every way equally likely."""
+    """Cut a length into this many parts of at least 1, every way equally likely."""
     if not parts:
         return np.empty(0, np.int64)
     cuts = np.sort(random.permutation(total - 1)[: parts - 1]) + 1

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""How a data set is split into train, valid and test, and how many samples each of them is asked for.
+"""How a data set is split into train, valid and test, and how many samples each of them needs.
 
 Source: NVIDIA Megatron-LM, ``dataset_utils`` and ``training``.
 """
@@ -15,7 +15,7 @@ __all__ = ["SPLITS", "bounds", "evaluations", "share"]
 
 SPLITS = ("train", "valid", "test")
 
-# A blend asks each data set for a little more than its share, so that rounding never exhausts one.
+# A blend reserves a little more than each data set's share, so that rounding never exhausts one.
 HEADROOM = 1.005
 
 
@@ -23,12 +23,12 @@ def bounds(split: str, size: int) -> tuple[int, int, int, int]:
     """Cut documents into three runs.
 
     Args:
-        split: Three weights, as ``969,30,1``; missing ones are 0.
+        split: Three weights, such as ``969,30,1``; missing ones are 0.
         size: Documents in the data set.
 
     Returns:
-        Four bounds, the first 0 and the last ``size``. Each share is rounded by itself, and what the rounding
-        adds or lacks in all is taken off the bounds after the first.
+        Four bounds, the first 0 and the last ``size``. Each share is rounded by itself; the sum's surplus or
+        deficit is subtracted from the bounds after the first.
 
     Raises:
         TrainerError: The weights are not up to three numbers from 0 up with a sum above 0.
@@ -53,25 +53,25 @@ def bounds(split: str, size: int) -> tuple[int, int, int, int]:
 
 
 def share(samples: int, weights: Sequence[float]) -> list[int]:
-    """How many samples each data set of a blend is asked for.
+    """Return how many samples a blend reserves of each data set.
 
     Args:
-        samples: Of the blend.
-        weights: Of the data sets, with the sum 1.
+        samples: Samples of the blend.
+        weights: Weights of the data sets; their sum is 1.
 
     Returns:
-        Each one's part and half a percent more, rounded up.
+        Each one's share plus half a percent, rounded up.
     """
     return [math.ceil(samples * weight * HEADROOM) for weight in weights]
 
 
 def evaluations(train_iterations: int, interval: int, iterations: int) -> tuple[int, int]:
-    """How many iterations of evaluation a training takes.
+    """Return how many iterations of evaluation a training takes.
 
     Args:
         train_iterations: Iterations of the training.
         interval: Iterations between evaluations; 0 for none.
-        iterations: Of each evaluation.
+        iterations: Iterations of each evaluation.
 
     Returns:
         Iterations on the validation set in all, one evaluation after the end included, and on the test set.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a job's log, progress and trackers get of transformers' trainer, and how it ends early."""
+"""Reports what transformers' trainer does to a job's log, progress and trackers, and ends it early."""
 
 # ruff: noqa: ARG002  # transformers names the arguments
 
@@ -30,18 +30,18 @@ METRICS = "metrics.jsonl"
 
 
 class Reporter(TrainerCallback):
-    """Writes Megatron's lines, the heartbeat, the progress, JSON lines and what trackers get.
+    """Writes Megatron's log lines, the heartbeat, the progress, JSON lines and the trackers' numbers.
 
     Args:
         config: The fine-tuning.
         job_dir: The job's directory.
         collective: All ranks.
-        checkpoints: Those of the job.
+        checkpoints: The job's.
         compute_time: The rank's.
         progress: The job's.
-        stop: Says that a signal has asked for an end.
+        stop: Says whether a signal has requested an end.
         write: Takes the log's lines.
-        answer: Lets the model answer some prompts, on all ranks; returns what the log says of them.
+        answer: Lets the model answer some prompts, on all ranks; returns the log's lines about them.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class Reporter(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Go on from where the trainer stands."""
+        """Start from the trainer's current step."""
         self._logged = state.global_step
         self._began = time.monotonic()
         if self._is_first:
@@ -85,7 +85,7 @@ class Reporter(TrainerCallback):
     def on_step_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Set the mark that says how far this rank is."""
+        """Report the step that this rank begins."""
         interval = self._config.logging.interval
         step = state.global_step + 1
         self._compute_time.begin(step, measured=interval > 0 and step % interval == 0)
@@ -93,13 +93,13 @@ class Reporter(TrainerCallback):
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Decide with the others what comes after this step."""
+        """Decide with the other ranks whether the training ends after this step."""
         self._compute_time.end()
         is_over = state.global_step >= state.max_steps
         (stopped,) = self._flags.exchange([self._stop.received is not None])
         exits = self._config.checkpoint.exit_interval
         if stopped:
-            # It may have come to another rank.
+            # Another rank may have received it.
             self.reason = f"{self._stop.received.name if self._stop.received else 'a signal'} asked for it"
         elif exits is not None and state.global_step % exits == 0 and not is_over:
             self.reason = f"the iteration is a multiple of {exits}"
@@ -111,7 +111,7 @@ class Reporter(TrainerCallback):
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Finish what is under way."""
+        """Finish the exchange that is under way."""
         self._flags.settle()
 
     def on_log(
@@ -132,14 +132,14 @@ class Reporter(TrainerCallback):
             return
         if self._is_first:
             record = {"iteration": state.global_step, "time": time.time(), **logs}
-            # A full disk ends no training.
+            # A full disk must not end a training.
             with contextlib.suppress(OSError), (self._job_dir / METRICS).open("a", encoding="utf-8") as file:
                 file.write(json.dumps({key: _plain(value) for key, value in record.items()}) + "\n")
 
     def on_evaluate(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Let the model answer."""
+        """Let the model answer prompts, and log its answers."""
         answers = self._answer()
         if self._is_last:
             for line in answers:
@@ -149,7 +149,7 @@ class Reporter(TrainerCallback):
     def on_save(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Keep what all have written."""
+        """Commit the checkpoint, which all ranks have written."""
         self._checkpoints.commit(state.global_step)
         if self._is_first:
             self._progress.write(checkpoint=state.global_step)
@@ -215,7 +215,7 @@ class Reporter(TrainerCallback):
             self._progress.write(validation={"iteration": iteration, "split": "valid", "loss": loss})
 
     def _pause(self) -> None:
-        """Leave out what was no step: its line comes before an evaluation and a checkpoint."""
+        """Exclude an evaluation or a checkpoint from the step times; a step's line is written before both."""
         self._began = time.monotonic()
 
 

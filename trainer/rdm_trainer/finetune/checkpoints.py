@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Which of the checkpoints that transformers writes are whole, and which are kept."""
+"""Which of transformers' checkpoints are complete, and which are kept."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Checkpoints:
         collective: All ranks.
         keep: The newest N are kept; 0 keeps all.
         writes: This rank marks and removes those in its directory.
-        layout: What must be the same when a job goes on, as ``{"zero.stage": 2}``.
+        layout: What must not change when a job is resumed, such as ``{"zero.stage": 2}``.
     """
 
     def __init__(
@@ -36,10 +36,10 @@ class Checkpoints:
         self._layout = layout
 
     def newest(self) -> Path | None:
-        """Return the newest one that every rank has whole, and remove those that are not.
+        """Return the newest one that is complete on every rank, and remove incomplete ones.
 
         Raises:
-            TrainerError: It was written by another number of devices, or another stage.
+            TrainerError: It was written with another layout.
         """
         mine = {number for number, path in self._all().items() if (path / _MARK).is_file()}
         common: set[int] = set.intersection(*map(set, self._collective.gather(sorted(mine))))
@@ -64,7 +64,7 @@ class Checkpoints:
         if self._writes:
             written = self._all()[step]
             for tag in written.glob("global_step*"):
-                # DeepSpeed itself names its part on the first node alone, and looks for the name on each.
+                # DeepSpeed writes this file on the first node only, but reads it on each.
                 (written / "latest").write_text(tag.name)
             (written / _MARK).write_text(json.dumps(self._layout) + "\n")
             kept = sorted(self._all())

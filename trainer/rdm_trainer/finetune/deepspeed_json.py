@@ -15,20 +15,20 @@ _SMALLEST_BUCKET = 1_000_000
 def deepspeed_json(
     config: FinetuneConfig, parameters: int, *, each_node_saves: bool = False
 ) -> dict[str, Any] | None:
-    """Return what DeepSpeed is told, None where torch's own data parallelism does the work.
+    """Return DeepSpeed's configuration; None if torch's own data parallelism does the work.
 
-    The learning rate and the optimiser are not in it: a scheduler in this file would go before the cosine,
+    The learning rate and the optimiser are not in it: a scheduler here would override transformers' cosine,
     and DeepSpeed would compile its own optimisers on the first start.
 
     Args:
         config: The fine-tuning.
-        parameters: Weights of the model.
+        parameters: Number of the model's weights.
         each_node_saves: The nodes share no file system.
     """
     zero = config.zero
     if zero.stage == 0:
         return None
-    # DeepSpeed sets aside buffers of this many elements.
+    # DeepSpeed allocates buffers of this many elements.
     bucket = max(_SMALLEST_BUCKET, min(zero.bucket_size, parameters))
     stage: dict[str, Any] = {
         "stage": zero.stage,
@@ -46,7 +46,7 @@ def deepspeed_json(
     else:
         stage |= {"allgather_partitions": True, "allgather_bucket_size": bucket}
     return {
-        # What transformers knows and DeepSpeed must know, too.
+        # transformers replaces "auto" with its own settings.
         "train_batch_size": "auto",
         "train_micro_batch_size_per_gpu": "auto",
         "gradient_accumulation_steps": "auto",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Rows of a fine-tuning: what their files must hold, and what trl gets of them."""
+"""The rows of a fine-tuning: what the files must hold, and the columns that trl gets."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ __all__ = ["Rows", "prompt_of", "read"]
 
 
 class Rows:
-    """Rows of the training and of the evaluation, with trl's names for their columns.
+    """Rows of the training and of the evaluation; their columns have trl's names.
 
     Args:
         train: The training's.
         valid: The evaluation's, if there is one.
         is_chat: They hold messages, for the tokenizer's chat template.
-        has_turns: The training's have several answers each, so that the template must mark them.
+        has_turns: Rows have several answers, so the template must mark answers.
     """
 
     def __init__(self, train: Dataset, valid: Dataset | None, *, is_chat: bool, has_turns: bool) -> None:
@@ -64,7 +64,7 @@ _KEYS = ("data.train", "data.valid")
 
 
 def prompt_of(row: Mapping[str, Any]) -> Any:
-    """Return what a model is asked that shall answer as a row of :func:`read` does: text or messages."""
+    """Return the prompt of a row of :func:`read`: text or messages."""
     if "messages" in row:
         return row["messages"][:-1]
     return row["prompt"] if "prompt" in row else row["chosen"][:-1]
@@ -129,7 +129,7 @@ def _completions(data: DataConfig, rows: Dataset, key: str) -> Dataset:
 
 
 def _conversations(data: DataConfig, rows: Dataset, key: str) -> Dataset:
-    """Return rows of messages; as prompt and completion where each has one answer, at its end."""
+    """Return rows of messages, or of prompt and completion if each row has one answer, at its end."""
     _require(key, rows, {"messages": data.messages})
     has_turns = False
     for number, messages in enumerate(rows[data.messages], 1):

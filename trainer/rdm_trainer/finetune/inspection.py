@@ -24,7 +24,7 @@ def missing(config: FinetuneConfig, *, is_of_nodes: bool = False) -> Iterator[st
 
     Args:
         config: The fine-tuning.
-        is_of_nodes: It is started from elsewhere, where a path from here on would name another file.
+        is_of_nodes: The job was started on another machine, where a relative path names another file.
     """
     yield from _packages()
     for key, files in (("data.train", config.data.train), ("data.valid", config.data.valid)):
@@ -44,7 +44,7 @@ def _packages() -> Iterator[str]:
 
 
 def _model(config: FinetuneConfig, *, asks_hub: bool) -> Iterator[str]:
-    """Yield why the model is neither here nor on the hub, which answers late where there is no way to it."""
+    """Yield why the model is neither here nor on the hub. This is slow if the hub cannot be reached."""
     model = Path(config.model.path).expanduser()
     if model.is_dir():
         if not (model / "config.json").is_file():
@@ -55,7 +55,7 @@ def _model(config: FinetuneConfig, *, asks_hub: bool) -> Iterator[str]:
         from huggingface_hub import hf_hub_download
 
         try:
-            # A few kilobytes, which whoever loads the model needs as well.
+            # A few kilobytes, which loading the model needs as well.
             hf_hub_download(config.model.path, "config.json", revision=config.model.revision)
         except (OSError, ValueError) as error:
             said = next((line.strip() for line in str(error).splitlines() if line.strip()), repr(error))
@@ -71,7 +71,7 @@ def problems(job: dict[str, Any]) -> list[str]:
     try:
         config = configuration.load_text(job["config"], job["overrides"])
     except ConfigError:
-        # What does not fit is said by who asks.
+        # The caller reports what does not fit.
         return list(_packages())
     assert isinstance(config, FinetuneConfig)
     return list(missing(data_place.finetune_here(config, Path(job["jobs"])), is_of_nodes=True))

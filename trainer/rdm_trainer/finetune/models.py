@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The model and the tokenizer that are tuned, and what is written of them at the end."""
+"""Loads the model and the tokenizer of a fine-tuning, and merges an adapter at the end."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ def load_tokenizer(config: FinetuneConfig, *, is_chat: bool, has_turns: bool) ->
 
     Args:
         config: The fine-tuning.
-        is_chat: Messages are made text by its chat template.
+        is_chat: Its chat template turns messages into text.
         has_turns: The template must mark the answers.
 
     Raises:
-        TrainerError: There is none, or it has no template for what is to be learned.
+        TrainerError: There is none, or it has no template that suits the rows.
     """
     path = _source(config)
     try:
-        # Both are small; what they say is wrong is said before the weights are fetched.
+        # Both are small: load them first, so that errors show before the weights are fetched.
         AutoConfig.from_pretrained(path, revision=config.model.revision)
         tokenizer = AutoTokenizer.from_pretrained(path, revision=config.model.revision)
     except (OSError, ValueError, ImportError) as error:
@@ -53,7 +53,7 @@ def load_tokenizer(config: FinetuneConfig, *, is_chat: bool, has_turns: bool) ->
 
 
 def _marks_answers(tokenizer: Any) -> bool:
-    """Tell whether trl finds the answers of a conversation; it knows the templates of well-known models."""
+    """Return whether trl finds the answers of a conversation; it knows well-known models' templates."""
     from trl.chat_template_utils import get_training_chat_template, has_generation_markers
 
     if has_generation_markers(tokenizer.chat_template):
@@ -70,7 +70,7 @@ def count_parameters(config: FinetuneConfig) -> int:
 
 
 def check_targets(config: FinetuneConfig) -> None:
-    """Refuse a name in ``lora.targets`` that is no layer's: peft passes over it, if it finds another.
+    """Reject a name in ``lora.targets`` that no layer has: peft ignores it if another name matches.
 
     Raises:
         TrainerError: The model has no layer of that name.
@@ -79,7 +79,7 @@ def check_targets(config: FinetuneConfig) -> None:
         return
     layers = dict(_without_weights(config).named_modules())
     for target in config.lora.targets:
-        # As peft compares them.
+        # peft compares them the same way.
         if not any(f".{name}".endswith(f".{target}") for name in layers):
             weights = {name: getattr(layer, "weight", None) for name, layer in layers.items()}
             known = {
@@ -138,12 +138,12 @@ def adapter_of(config: FinetuneConfig) -> Any:
 
 
 def merge(config: FinetuneConfig, adapter: Path, to: Path) -> None:
-    """Write the model with an adapter merged into it, from what is on the disk.
+    """Merge an adapter on the disk into the model, and write the result.
 
     Args:
-        config: The fine-tuning, whose model is loaded once more.
+        config: The fine-tuning; its model is loaded again.
         adapter: The adapter's directory.
-        to: The model's, which is made.
+        to: The merged model's directory; it is created.
     """
     from peft import PeftModel
 

@@ -17,7 +17,7 @@ _IMAGE = "/opt/rdm"
 
 
 def require_packages() -> None:
-    """Refuse to begin without them.
+    """Raise an error if one of them is not installed.
 
     Raises:
         TrainerError: One is missing.
@@ -29,7 +29,7 @@ def require_packages() -> None:
 
 
 def _remedy() -> str:
-    """Return what brings them to where this runs."""
+    """Return how to install them here."""
     if sys.prefix == _IMAGE:
         return "build the training image with --build-arg EXTRAS=finetune, or the lab with --extra finetune"
     if is_bare_host():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The fine-tuning of one rank: trl's trainer, from the files to the directory that others load."""
+"""The fine-tuning of one rank: trl's trainer, from the data files to the exported model."""
 
 from __future__ import annotations
 
@@ -55,17 +55,17 @@ def run(config: FinetuneConfig, job_dir: Path) -> int:
         The exit code: 0 when the training is done or ended in order, 130 when Ctrl-C ended it.
 
     Raises:
-        TrainerError: The user can mend it.
+        TrainerError: The user can fix it.
     """
     _quieten()
-    # Before anything is written.
+    # These checks come before anything is written.
     rows = files.read(config, int(os.environ.get("WORLD_SIZE", "1")))
     tokenizer = models.load_tokenizer(config, is_chat=rows.is_chat, has_turns=rows.has_turns)
     models.check_targets(config)
     timeout = datetime.timedelta(minutes=config.launcher.distributed_timeout_minutes)
     with process.alone(job_dir):
         process.join(config.optimisation.precision, config.launcher.backend, timeout)
-        # It takes the ranks that have met: weights that it shards while they are loaded need them.
+        # DeepSpeed takes over the process group: it needs one to shard weights while they are loaded.
         without_compiler()
         deepspeed.init_distributed(auto_mpi_discovery=False, verbose=False)
         with process.Stop() as stop:
@@ -138,7 +138,7 @@ class _Finetuning:
                 assistant_only_loss=self._rows.has_turns,
             )
             kind = SFTTrainer
-        # After the arguments: transformers builds a model whose weights are sharded as they say.
+        # After the arguments: they tell transformers how to shard the weights while it loads them.
         model = models.load_model(config)
         trainer = kind(
             model=model,
@@ -178,7 +178,7 @@ class _Finetuning:
         """Write what transformers and vLLM load."""
         config = self._config
         to = self._job_dir / (ADAPTER if config.lora.rank else MODEL)
-        # Left out of the training, and wanted by whoever loads it.
+        # Off during the training; those who load the model want it.
         self._trainer.model.config.use_cache = True
         self._trainer.save_model(str(to))
         if config.lora.merge and self._is_first:
@@ -238,7 +238,7 @@ class _Finetuning:
 
 
 def _arguments(config: FinetuneConfig, world: int, directory: Path, is_shared: bool) -> dict[str, Any]:
-    """Return what trl's trainers are told, whatever the method."""
+    """Return the arguments that trl's trainers get with either method."""
     optimisation, evaluation = config.optimisation, config.evaluation
     on_cpu = process.device().type == "cpu"
     evaluates = bool(config.data.valid) and evaluation.interval > 0
@@ -262,11 +262,11 @@ def _arguments(config: FinetuneConfig, world: int, directory: Path, is_shared: b
         "max_grad_norm": optimisation.clip_grad,
         "gradient_checkpointing": optimisation.activation_checkpointing == "full",
         "seed": optimisation.seed,
-        # The sum of all ranks' tokens is what each token's loss is divided by.
+        # Each token's loss is divided by the number of tokens of all ranks.
         "average_tokens_across_devices": True,
         "logging_strategy": "steps" if config.logging.interval else "no",
         "logging_steps": config.logging.interval or 1,
-        # The log says which step's loss was no number.
+        # The log must show which step's loss was not a number.
         "logging_nan_inf_filter": False,
         "save_strategy": "steps" if config.checkpoint.interval else "no",
         "save_steps": config.checkpoint.interval or 1,
@@ -281,19 +281,19 @@ def _arguments(config: FinetuneConfig, world: int, directory: Path, is_shared: b
 
 
 def _quieten() -> None:
-    """Leave the log to the job's own lines."""
+    """Silence the libraries, so that the log has only the job's own lines."""
     datasets.disable_progress_bars()
     transformers.utils.logging.disable_progress_bar()
     for name in ("DeepSpeed", "accelerate", "transformers", "trl"):
         logging.getLogger(name).setLevel(logging.ERROR)
-    # trl's own calls of what transformers renames.
+    # The libraries' own calls of functions that transformers has renamed.
     warnings.filterwarnings("ignore", module="(accelerate|peft|transformers|trl)([.]|$)")
     warnings.filterwarnings("ignore", category=FutureWarning, module="torch[.]distributed")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 
 def _print(line: str) -> None:
-    # A full disk under the log ends no training.
+    # A full disk under the log must not end a training.
     with contextlib.suppress(OSError):
         sys.stdout.write(f"{line}\n")
         sys.stdout.flush()

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A model of a few thousand weights, its tokenizer and some rows, to try a fine-tuning with, on any machine.
+"""A model of a few thousand weights, its tokenizer and some rows, to try fine-tuning on any machine.
 
 ``python -m rdm_trainer.finetune.tiny DIRECTORY`` writes ``model``, ``train.jsonl``, ``valid.jsonl`` and
-``pairs.jsonl`` (for DPO) into a directory. The model is shaped as Qwen3 and knows nothing.
+``pairs.jsonl`` (for DPO) into a directory. The model has Qwen3's architecture and random weights.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _TEMPLATE = (
 
 
 def rows(count: int) -> Iterator[dict[str, str]]:
-    """Yield questions and answers, which differ in length, with an answer that is wrong."""
+    """Yield questions, each with a right and a wrong answer; the right ones differ in length."""
     names = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
     for number in range(count):
         first, second = number % 10, number // 10 % 10
@@ -57,9 +57,9 @@ def write(directory: Path, *, shape: Mapping[str, Any] = SHAPE, seed: int = 1234
     """Write a model with random weights and files for it.
 
     Args:
-        directory: Where they go; it is made.
+        directory: Where they go; it is created.
         shape: Keys of a Qwen3 configuration.
-        seed: Of the weights.
+        seed: Seed of the weights.
     """
     directory.mkdir(parents=True, exist_ok=True)
     some = list(rows(100))
