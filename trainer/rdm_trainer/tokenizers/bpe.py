@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """GPT-2's byte pairs at the speed of arrays.
 
-Text repeats its words. Each word that was met is kept with its tokens in a hash table of arrays, keyed by the
-word's own bytes, so that most of a text is looked up by a few array operations; only words that are new go to
-the tokenizers library, whose result they are. The tokens are therefore those of the library, always.
+Texts repeat their words. A hash table of arrays, keyed by a word's own bytes, keeps the tokens of each word,
+so that a few array operations look up most of a text. Only new words go to the tokenizers library. The tokens
+are therefore always the library's.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ __all__ = ["GPT2Encoder"]
 # A word of up to this many bytes is its own key: two 64-bit numbers, the length in the last byte.
 SHORT = 15
 SLOT_BITS = 20
-# Slots that are used at most, so that most words are found at the first look.
+# The most slots that are used, so that most words are found at the first probe.
 MOST_WORDS = 1 << (SLOT_BITS - 1)
 MOST_LONG_WORDS = 1 << 18
 MOST_POOLED = 1 << 24
-# Characters that are looked up together: their arrays stay in the processor's cache.
+# Characters of one lookup: their arrays stay in the processor's cache.
 BLOCK = 1 << 18
-# GPT-2 writes each byte as a character that can be seen: those that cannot move behind the 256th, in order.
+# GPT-2 writes each byte as a visible character; invisible ones become characters from 256 on, in order.
 SEEN = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
 BYTE_CHARACTERS = {
     byte: 0x100 + number for number, byte in enumerate(byte for byte in range(0x100) if byte not in SEEN)
@@ -51,7 +51,7 @@ class GPT2Encoder:
 
         try:
             self._library = ByteLevelBPETokenizer(str(vocab), str(merges))
-        except Exception as error:  # the library raises nothing finer
+        except Exception as error:  # the library raises nothing more specific
             raise TrainerError(f"{vocab} and {merges} are no vocabulary of byte pairs ({error}).") from error
         self._byte_pairs = self._library._tokenizer.model.tokenize
         slots = 1 << SLOT_BITS
@@ -73,7 +73,7 @@ class GPT2Encoder:
         self._encode([self._library.decode([number]) for number in range(tokens)])
 
     def decode(self, ids: list[int]) -> str:
-        """The text of IDS."""
+        """Return the text of token ids."""
         text: str = self._library.decode(ids)
         return text
 
@@ -84,7 +84,7 @@ class GPT2Encoder:
             texts: The documents.
 
         Returns:
-            The tokens of all, int32 [tokens], and of each text how many, int64 [texts].
+            The tokens of all texts, int32 [tokens], and the number of each text's tokens, int64 [texts].
 
         Raises:
             UnicodeEncodeError: A text has half of a surrogate pair, which is no character.
@@ -110,7 +110,7 @@ class GPT2Encoder:
         return np.concatenate(tokens), np.concatenate(counts)
 
     def _flush(self, block: list[str], counts: list[npt.NDArray[np.int64]]) -> list[npt.NDArray[np.int32]]:
-        """Tokens of a block, in a list; how many each text has is appended to the counts."""
+        """Return a block's tokens in a list, and append the number of each text's tokens to the counts."""
         if not block:
             return []
         if (
@@ -157,11 +157,11 @@ class GPT2Encoder:
         high: U64,
         long: npt.NDArray[np.bool_],
     ) -> tuple[list[int], list[int]]:
-        """Tokens of words that the table does not hold: how many each has, and where they lie in the pool.
+        """Encode words that the table lacks; return the number of each word's tokens, and where they begin.
 
         Args:
             texts: The words.
-            missing: Their numbers in the arrays that follow.
+            missing: Their positions in the arrays that follow.
             low: First halves of the keys.
             high: Second halves.
             long: Words too long for a key.
@@ -192,7 +192,7 @@ class GPT2Encoder:
         return [n for n, _ in found], [f for _, f in found]
 
     def _store(self, ids: list[int]) -> tuple[int, int]:
-        """Put IDS into the pool; return how many they are and where they begin."""
+        """Append token ids to the pool; return their number and where they begin."""
         end = self._pooled + len(ids)
         if end > len(self._pool):
             self._pool = np.concatenate((self._pool, np.zeros(max(len(self._pool), len(ids)), np.int32)))
@@ -209,7 +209,7 @@ class GPT2Encoder:
             high: Second halves.
 
         Returns:
-            The slot of each word, and whether it is there.
+            The slot of each word, and whether the word is there.
         """
         slots = _hash(low, high)
         found = (self._low[slots] == low) & (self._high[slots] == high)
@@ -221,12 +221,12 @@ class GPT2Encoder:
             same = (self._low[at] == low[pending]) & (self._high[at] == high[pending])
             found[pending[same]] = True
             pending = pending[~same & (self._count[at] > 0)]
-        # A free slot may look like the word of zeros.
+        # A free slot looks like a word of zeros.
         found &= self._count[slots] > 0
         return slots, found
 
     def _insert(self, low: U64, high: U64, counts: list[int], firsts: list[int]) -> None:
-        """Put new words, all different, into free slots behind their hashes."""
+        """Put new words, all different, into the first free slots from their hashes on."""
         slots = _hash(low, high)
         pending = np.arange(len(slots))
         count, first = np.array(counts, np.int32), np.array(firsts, np.int64)
@@ -244,7 +244,7 @@ class GPT2Encoder:
 
 
 def _pieces(text: str) -> list[str]:
-    """Cut a long text where its tokens do not notice."""
+    """Cut a long text where that does not change its tokens."""
     pieces, begin = [], 0
     while len(text) - begin > BLOCK and (end := word_begin(text, begin + BLOCK)) is not None:
         pieces.append(text[begin:end])
@@ -253,7 +253,7 @@ def _pieces(text: str) -> list[str]:
 
 
 def _keys(data: bytes, starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]) -> tuple[U64, U64]:
-    """The keys of words.
+    """Return the keys of words.
 
     Args:
         data: The text.
@@ -261,7 +261,7 @@ def _keys(data: bytes, starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.in
         lengths: Its bytes.
 
     Returns:
-        Its first eight bytes, and the next seven with the length behind. Of words longer than that: anything.
+        Each word's first eight bytes, and its next seven followed by its length; undefined for longer words.
     """
     words = np.frombuffer(data + bytes(24 + -len(data) % 8), "<u8")
     at = starts >> 3
@@ -279,7 +279,7 @@ def _keys(data: bytes, starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.in
 
 
 def _hash(low: U64, high: U64) -> npt.NDArray[np.int64]:
-    """The slot at which the search for a word begins."""
+    """Return the slot at which the search for a word begins."""
     mixed = (low * MULTIPLIERS[0]) ^ (high * MULTIPLIERS[1])
     mixed ^= mixed >> np.uint64(32)
     mixed *= MULTIPLIERS[2]

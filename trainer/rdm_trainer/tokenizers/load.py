@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Tokenizers, each as one call for many texts."""
+"""Tokenizers that encode many texts in one call."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ class Encoder(Protocol):
     """Texts to tokens and back."""
 
     def encode(self, texts: list[str]) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]:
-        """Return the tokens of all texts, and of each how many."""
+        """Return the tokens of all texts, and the number of each text's tokens."""
 
     def decode(self, ids: list[int]) -> str:
-        """The text of IDS."""
+        """Return the text of token ids."""
 
 
 class Tokenizer:
     """An encoder and the ids of its special tokens."""
 
     def __init__(self, encoder: Encoder, special: SpecialTokens) -> None:
-        """Hold an encoder and its special tokens together."""
+        """Combine an encoder with its special tokens."""
         self.encode = encoder.encode
         self.decode = encoder.decode
         self.special = special
@@ -51,15 +51,15 @@ class _Library:
         self._library = library
 
     def encode(self, texts: list[str]) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]:
-        """Return the tokens of all texts, and of each how many; without special tokens around them."""
+        """Return the tokens of all texts, without special tokens around them, and each text's number."""
         for text in texts:
-            text.encode()  # the library's own complaint about half a surrogate pair names nothing
+            text.encode()  # the library's own error about half a surrogate pair is not specific
         ids = [encoding.ids for encoding in self._library.encode_batch_fast(texts, add_special_tokens=False)]
         counts = np.fromiter(map(len, ids), np.int64, len(ids))
         return np.fromiter((i for text in ids for i in text), np.int32, int(counts.sum())), counts
 
     def decode(self, ids: list[int]) -> str:
-        """The text of IDS."""
+        """Return the text of token ids."""
         text: str = self._library.decode(ids, skip_special_tokens=False)
         return text
 
@@ -71,12 +71,12 @@ def load(files: TokenizerFiles) -> Tokenizer:
         files: Its kind and files.
 
     Returns:
-        The tokenizer. Word pieces are of lower case exactly where the vocabulary has no capital letter.
+        The tokenizer. It lower-cases word pieces if and only if the vocabulary has no capital letter.
 
     Raises:
         TrainerError: A file is missing or is not what it should be.
     """
-    # Work is spread by processes; threads of the library would only compete with them.
+    # Processes share the work; the library's threads would only compete with them.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     special = special_tokens(files, 0)
     if files.kind == "gpt2":
@@ -97,7 +97,7 @@ def _from_file(path: Path) -> Any:
 
     try:
         library = Library.from_file(str(path))
-    except Exception as error:  # the library raises nothing finer
+    except Exception as error:  # the library raises nothing more specific
         raise TrainerError(f"{path} is not a tokenizer.json ({error}).") from error
     library.no_truncation()
     library.no_padding()

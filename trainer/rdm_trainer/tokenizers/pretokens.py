@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-r"""GPT-2's cutting of text into words, for many documents at once and without a regular expression.
+r"""Cut text into GPT-2's words, for many documents at once and without a regular expression.
 
-The pattern ``'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+`` says: a
-word is a run of letters, of numbers or of other characters, with one space before it; of the white space
-before a word the last character stands apart; an apostrophe takes the end of a contraction with it. Where the
-classes of neighbours differ, runs begin; the rest are corrections at those places, all done by arrays.
+The pattern ``'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+`` means: a
+word is a run of letters, of numbers or of other characters, with one space before it. Of the white space
+before a word, the last character is separate. An apostrophe belongs to the end of a contraction. Runs begin
+where neighbours have different classes; then array operations correct these places.
 
 Source: A. Radford et al., "Language Models are Unsupervised Multitask Learners" (2019), and its code's
 pattern.
@@ -19,14 +19,14 @@ import numpy.typing as npt
 
 __all__ = ["Pretokens", "cut", "word_begin"]
 
-# Classes of characters. END stands behind each document.
+# Classes of characters. END follows each document.
 OTHER, LETTER, NUMBER, SPACE, END = range(5)
 CODE_POINTS = 0x110000
 UNKNOWN = 255
-# The surrogates, which no text has, fill whole parts of this many code points.
+# Code points are classified in parts of this size. The surrogates, which no text has, fill whole parts.
 PART = 0x800
 SEPARATOR = "\n"
-# Characters in which a place to cut is looked for at a time.
+# Characters that are searched at a time for a place to cut.
 WINDOW = 1 << 12
 
 
@@ -35,9 +35,9 @@ class Pretokens:
     """Words of several documents.
 
     Attributes:
-        data: The documents as UTF-8, a separator behind each.
+        data: The documents as UTF-8, a separator after each.
         starts: int64 [words + 1], the byte at which each word begins; the last is the length of ``data``.
-        ends: int64 [documents], which of the words are separators.
+        ends: int64 [documents], the numbers of the words that are separators.
     """
 
     data: bytes
@@ -46,9 +46,9 @@ class Pretokens:
 
 
 class _Classes:
-    """The class of each code point, as the tokenizers library sees it; asked for when first met.
+    """The class of each code point, as the tokenizers library sees it, computed when first needed.
 
-    Its regular expressions have tables of a Unicode release of their own, which need not be Python's.
+    The library's regular expressions have their own Unicode release, which may differ from Python's.
     """
 
     def __init__(self) -> None:
@@ -80,7 +80,7 @@ class _Classes:
         text = "".join(map(chr, range(begin, begin + PART)))
         self._table[begin : begin + PART] = OTHER
         for kind, pattern in ((LETTER, r"\p{L}+"), (NUMBER, r"\p{N}+"), (SPACE, r"\s+")):
-            # What does not match is left.
+            # Only what does not match is returned.
             matches = np.ones(PART, bool)
             for _, (first, last) in Split(Regex(pattern), "removed").pre_tokenize_str(text):
                 matches[first:last] = False
@@ -129,17 +129,17 @@ def cut(texts: list[str]) -> Pretokens:
 
 
 def word_begin(text: str, after: int) -> int | None:
-    """Find where a word begins, whatever surrounds it.
+    """Find a place where a word begins, whatever surrounds it.
 
-    Behind a character that is no white space, a run of another class is always a word of its own, unless an
-    apostrophe stands before it. So the words on both sides are the same when the text is cut there.
+    After a character that is not white space, a run of another class always begins a word, unless an
+    apostrophe precedes it. So a cut there leaves the words on both sides as they are.
 
     Args:
-        text: Of one document.
-        after: The first place that will do; not the beginning.
+        text: Text of one document.
+        after: The first place to consider; not the beginning.
 
     Returns:
-        The first such place; None where there is none.
+        The first such place; None if there is none.
     """
     for begin in range(after, len(text), WINDOW):
         window = text[begin - 1 : begin + WINDOW]
@@ -152,7 +152,7 @@ def word_begin(text: str, after: int) -> int | None:
 
 
 def _begins(points: npt.NDArray[np.integer], kinds: npt.NDArray[np.uint8]) -> npt.NDArray[np.int64]:
-    """Where words begin.
+    """Return where words begin.
 
     Args:
         points: [characters], code points.
@@ -165,13 +165,13 @@ def _begins(points: npt.NDArray[np.integer], kinds: npt.NDArray[np.uint8]) -> np
     kind = kinds[runs]
     begin |= kinds == END
 
-    # White space before a word: its last character stands apart, and is the word's when it is a space.
+    # White space before a word: its last character is separate, and belongs to the word if it is a space.
     after_space = np.flatnonzero((kind[1:] < SPACE) & (kind[:-1] == SPACE)) + 1
     words = runs[after_space]
     begin[words - 1] = True
     begin[words] = points[words - 1] != ord(" ")
 
-    # An apostrophe alone, no space before it, and letters behind it.
+    # A single apostrophe with no space before it and letters after it.
     alone = np.flatnonzero((kind[:-1] == OTHER) & (kind[1:] == LETTER))
     at = runs[alone]
     joined = (at > 0) & (points[at - 1] == ord(" "))

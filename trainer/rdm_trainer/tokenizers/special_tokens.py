@@ -20,7 +20,7 @@ END_OF_TEXT = "<|endoftext|>"
 
 
 class TokenizerFiles(Protocol):
-    """What :class:`rdm_core.config.TokenizerConfig` has."""
+    """The fields of :class:`rdm_core.config.TokenizerConfig`."""
 
     @property
     def kind(self) -> Literal["gpt2", "wordpiece", "huggingface"]:
@@ -41,17 +41,17 @@ class TokenizerFiles(Protocol):
 
 @dataclass(frozen=True)
 class SpecialTokens:
-    """Ids with a meaning.
+    """Ids of special tokens.
 
     Attributes:
-        size: Of the vocabulary, special tokens included, unpadded.
-        end_of_document: Behind each document that was prepared with ``--append-eod``.
+        size: Size of the vocabulary, special tokens included, unpadded.
+        end_of_document: Follows each document that was prepared with ``--append-eod``.
         begin: First token of a T5's decoder.
         end: Last label of a T5's decoder.
         padding: Fills sequences up.
         first: First token of a BERT's sample.
-        mask: Hides a BERT's tokens; None where the tokenizer has none.
-        sentinels: Those of the tokenizer that mark a T5's masked spans, the first one first.
+        mask: Hides a BERT's tokens; None if the tokenizer has none.
+        sentinels: The tokenizer's own tokens for a T5's masked spans, in order.
     """
 
     size: int
@@ -68,8 +68,8 @@ def special_tokens(tokenizer: TokenizerFiles | None, vocab_size: int) -> Special
     """Find the special ids.
 
     Args:
-        tokenizer: The tokenizer of the data; None where there is none.
-        vocab_size: The model's, without extra ids; decides where there is no tokenizer.
+        tokenizer: The tokenizer of the data; None if there is none.
+        vocab_size: The model's, without extra ids; only used without a tokenizer.
 
     Returns:
         The ids. GPT-2 has one special token, which serves as all four. Without a tokenizer the last token of
@@ -89,10 +89,10 @@ def special_tokens(tokenizer: TokenizerFiles | None, vocab_size: int) -> Special
 
 
 def of_job(config: Config) -> SpecialTokens:
-    """The special ids of a job's data.
+    """Return the special ids of a job's data.
 
     Args:
-        config: Of the job. The pattern of mock data belongs to no tokenizer.
+        config: The job. Mock data has no tokenizer.
 
     Raises:
         TrainerError: The tokenizer's files are missing or wrong.
@@ -113,8 +113,8 @@ def _gpt2(tokenizer: TokenizerFiles) -> SpecialTokens:
 
 def _wordpiece(tokenizer: TokenizerFiles) -> SpecialTokens:
     ids = read_wordpieces(existing(tokenizer.vocab, "vocab"))
-    # Megatron puts [BOS] and [EOS] behind the vocabulary where it lacks them. A line that is repeated has its
-    # number all the same, so that there may be fewer pieces than numbers.
+    # Megatron appends [BOS] and [EOS] to a vocabulary that lacks them. A repeated line takes a number, too,
+    # so there may be fewer pieces than numbers.
     begin = ids.setdefault("[BOS]", max(ids.values()) + 1)
     end = ids.setdefault("[EOS]", max(ids.values()) + 1)
     size = max(ids.values()) + 1
@@ -122,7 +122,7 @@ def _wordpiece(tokenizer: TokenizerFiles) -> SpecialTokens:
 
 
 def read_wordpieces(path: Path) -> dict[str, int]:
-    """The word pieces of a ``vocab.txt``, one per line, and their numbers.
+    """Return the word pieces of a ``vocab.txt``, one per line, and their numbers.
 
     Raises:
         TrainerError: It cannot be read, or lacks one of BERT's special tokens.
@@ -182,11 +182,11 @@ def existing(name: str | None, key: str) -> Path:
     """Return a file of the tokenizer.
 
     Args:
-        name: The file's, as the configuration has it.
-        key: Where the configuration has it, for the error.
+        name: The file's name in the configuration.
+        key: Its key there, for the error.
 
     Raises:
-        TrainerError: It is not given or not there.
+        TrainerError: It is not given or does not exist.
     """
     if name is None:
         raise TrainerError(f"the tokenizer's {key} is not given.")
@@ -197,7 +197,7 @@ def existing(name: str | None, key: str) -> Path:
 
 
 def read_json(path: Path) -> Any:
-    """The content of a JSON file.
+    """Return the content of a JSON file.
 
     Raises:
         TrainerError: It cannot be read.

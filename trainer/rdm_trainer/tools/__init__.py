@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What prepares data before a training, each behind a verb of the command line. No torch here."""
+"""Tools around a training: ``inspect`` for data sets, and ``all_reduce`` for links, which needs torch."""

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""How fast all ranks reduce, and which pair of nodes is slow: ``python -m rdm_trainer.tools.all_reduce``.
+"""Measure how fast all ranks reduce, and find slow nodes: ``python -m rdm_trainer.tools.all_reduce``.
 
-Launchers start it once per device, as they start a training, so that it takes the same way: NCCL, RCCL or
+Launchers start it once per device, as they start a training, so that it takes the same path: NCCL, RCCL or
 Gloo, the same interfaces, the same processes. It reduces tensors of growing size over all ranks. Bandwidths
 are those of nccl-tests (its doc/PERFORMANCE.md): algorithm bandwidth is size / time, bus bandwidth that times
 2 (n - 1) / n, which does not depend on the number of ranks and compares with a link's rate.
 
-An all-reduce is as slow as its slowest rank and does not show which that is. So some rounds follow in which
-each node exchanges data with one other, all pairs at once and nobody in two: who is slow is slow in each.
+An all-reduce is as slow as its slowest rank and does not show which one that is. So some rounds follow in
+which each node exchanges data with one other node, all pairs at once: a slow node is slow in each round.
 
 Rank 0 writes ``progress.json`` into the job's directory (``$RDM_JOB_DIR``), with the result under
 ``collective``.
@@ -38,12 +38,12 @@ LEAST = 1024**2
 PAIR_SIZE = 64 * 1024**2
 PAIR_ROUNDS = 8
 PAIR_TIMES = 3
-"""The best of so many exchanges counts: a processor that was busy is no slow link."""
+"""The best of this many exchanges counts: a busy processor is no slow link."""
 TIMED_S = 0.5
 """How long one size is repeated, in seconds."""
 MOST_TIMES = 20
 COPIES = 3
-"""So many times a tensor is in memory, with what a backend keeps of it."""
+"""How many times a tensor is in memory, the backend's copies included."""
 _UNITS = {"": 1, "K": 1024, "M": 1024**2, "G": 1024**3}
 
 
@@ -61,12 +61,12 @@ def parse_size(text: str) -> int:
 
 
 def this_node() -> str:
-    """Return the name of this rank's node, without one its address or host name."""
+    """Return the name of this rank's node; if it has none, its address or host name."""
     return os.environ.get("RDM_NODE") or os.environ.get("MY_IP") or socket.gethostname()
 
 
 def sizes(most: int) -> list[int]:
-    """Return the sizes to reduce, in bytes: from 1 MiB in steps of four.
+    """Return the sizes to reduce, in bytes: from 1 MiB on, each four times the one before.
 
     Args:
         most: The last of them.
@@ -78,13 +78,13 @@ def sizes(most: int) -> list[int]:
 
 
 def partner(node: int, count: int, number: int) -> int | None:
-    """Return the partner of a node in a round, None where it has none: a round-robin tournament.
+    """Return the partner of a node in a round of a round-robin tournament; None if it has none.
 
-    Over ``count - 1`` rounds (``count``, when that is odd) every pair meets once.
+    Over ``count - 1`` rounds (``count`` if that is odd), every pair meets once.
 
     Args:
-        node: From 0.
-        count: How many nodes.
+        node: The node, from 0.
+        count: Number of nodes.
         number: The round, from 0.
     """
     last = count - 1 + count % 2
@@ -120,7 +120,7 @@ class Bench:
         """Return the largest size that every rank has memory for.
 
         Args:
-            most: The largest that is wanted, in bytes.
+            most: The largest wanted size, in bytes.
         """
         if self.device.type == "cuda":
             free = torch.cuda.mem_get_info(self.device)[0]
@@ -129,7 +129,7 @@ class Bench:
         return min(most, int(-self._most(-float(free // COPIES))))
 
     def reduce(self, size: int) -> dict[str, Any]:
-        """Reduce over all ranks, some times; return the times and bandwidths.
+        """Reduce over all ranks several times; return the times and bandwidths.
 
         Args:
             size: Bytes.
@@ -162,7 +162,7 @@ class Bench:
             size: Bytes.
 
         Returns:
-            [node, node, Gb/s] on rank 0, else nothing.
+            [node, node, Gb/s] of each pair on rank 0; an empty list on other ranks.
         """
         count = len(self.nodes)
         rounds = count - 1 + count % 2
@@ -222,7 +222,7 @@ class Bench:
 def link_rate(device: torch.device, root: Path = Path("/")) -> float | None:
     """Return the rate of this container's links in Gb/s; None when it is not known.
 
-    That of all RDMA devices that it can use together for GPUs, else that of the fabric's interface.
+    For GPUs, this is the sum over all RDMA devices that it can use; otherwise the fabric's interface counts.
     """
     if device.type == "cuda":
         rates = list(_rdma_rates(root))
@@ -250,7 +250,7 @@ def _rdma_rates(root: Path) -> Iterator[float]:
 
 
 def join(seconds: float) -> torch.device:
-    """Become a rank, over the backend that a training here would take."""
+    """Become a rank, over the backend that a training here would use."""
     timeout = datetime.timedelta(seconds=seconds)
     if not torch.cuda.is_available():
         dist.init_process_group("gloo", timeout=timeout)
@@ -262,12 +262,12 @@ def join(seconds: float) -> torch.device:
 
 
 def measure(bench: Bench, most: int, seconds: float) -> Iterator[dict[str, Any]]:
-    """Yield how far it is: the keys of ``progress.json``; the last has the whole result.
+    """Yield the progress as keys of ``progress.json``; the last has the whole result.
 
     Args:
         bench: The ranks.
         most: The largest size.
-        seconds: No size is begun of which it is known that it would take longer than what is left of these.
+        seconds: The time limit; a size that is expected to exceed it is not begun.
     """
     began = time.monotonic()
     allowed = bench.largest(most)
@@ -284,7 +284,7 @@ def measure(bench: Bench, most: int, seconds: float) -> Iterator[dict[str, Any]]
     for number, size in enumerate(wanted):
         done = result["sizes"]
         expected = 2 * size / done[-1]["bytes"] * done[-1]["seconds"] if done else 0.0
-        # Rank 0 decides: the clocks of the others differ a little.
+        # The slowest clock decides for all ranks.
         late = bench._most(time.monotonic() - began + expected) > seconds
         if size > allowed or late:
             why = "the time was up" if late else "the memory of a node does not hold more"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A look into a data set: what it holds, and what is odd about it."""
+"""Report what a data set holds, and what is odd about it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rdm_trainer.tokenizers.load import Tokenizer
 __all__ = ["Report", "inspect"]
 
 PERCENTILES = (0, 5, 25, 50, 75, 95, 100)
-# Tokens that are looked at for the highest and lowest: runs, spread over the data set.
+# The number and the length of the runs of tokens that are searched for the highest and the lowest.
 RUNS, RUN = 256, 65_536
 FIRST = 32
 
@@ -25,20 +25,20 @@ class Report:
     """What a data set holds.
 
     Attributes:
-        prefix: Of its files.
-        dtype: Of the tokens.
-        bytes: Of the ``.bin`` and the ``.idx``.
-        documents: How many.
-        sequences: How many; as many as documents unless sentences are split.
-        tokens: How many.
+        prefix: Prefix of its files.
+        dtype: Type of the tokens.
+        bytes: Size of the ``.bin`` and the ``.idx`` together.
+        documents: Number of documents.
+        sequences: Number of sequences; that of documents unless sentences are split.
+        tokens: Number of tokens.
         tokens_per_sequence: Percentile to tokens.
         tokens_per_document: Percentile to tokens.
         lowest: The lowest token (of a sample of them in large data sets).
         highest: The highest token.
-        ends_documents: Part of the documents that end with the tokenizer's end-of-document token; None
+        ends_documents: Share of the documents that end with the tokenizer's end-of-document token; None
             without a tokenizer.
-        first_tokens: Of the first sequence that has any.
-        first_text: These decoded; None without a tokenizer.
+        first_tokens: The first tokens of the first sequence that has any.
+        first_text: Their text; None without a tokenizer.
         problems: One sentence each.
     """
 
@@ -59,10 +59,10 @@ class Report:
 
 
 def inspect(prefix: Path, tokenizer: Tokenizer | None = None) -> Report:
-    """Look into a data set.
+    """Inspect a data set.
 
     Args:
-        prefix: Of its files, without suffix.
+        prefix: Prefix of its files, without suffix.
         tokenizer: The one that made it, to decode the first tokens.
 
     Returns:
@@ -101,7 +101,7 @@ def inspect(prefix: Path, tokenizer: Tokenizer | None = None) -> Report:
 def _evaluate(
     report: Report, data: IndexedDataset, per_document: np.ndarray[tuple[int], np.dtype[np.int64]]
 ) -> None:
-    """Say what is odd."""
+    """Add what is odd about the data set itself."""
     if data.dtype.kind not in "iu":
         report.problems.append(f"it holds {data.dtype.name}, which are no tokens.")
     elif report.lowest is not None and report.lowest < 0:
@@ -116,7 +116,7 @@ def _evaluate(
 
 
 def _compare(report: Report, data: IndexedDataset, tokenizer: Tokenizer) -> None:
-    """Hold the data set to its tokenizer."""
+    """Compare the data set with its tokenizer."""
     special = tokenizer.special
     if report.highest is not None and report.highest >= special.size:
         report.problems.append(
@@ -138,7 +138,7 @@ def _compare(report: Report, data: IndexedDataset, tokenizer: Tokenizer) -> None
 
 
 def _percentiles(lengths: np.ndarray[tuple[int], np.dtype[np.integer]]) -> dict[str, int]:
-    """Percentile to tokens."""
+    """Return percentile to tokens."""
     if not len(lengths):
         return {}
     values = np.percentile(lengths, PERCENTILES, method="nearest")

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A model's weights alone: out of checkpoints and Hugging Face directories, and into either or a training."""
+"""A model's weights alone: from checkpoints and Hugging Face directories into either, or into a training."""

@@ -17,7 +17,7 @@ _TOKEN_TYPES = 2
 
 
 def is_published(model: ModelConfig) -> bool:
-    """Tell whether a BERT is as Megatron's are."""
+    """Return whether a BERT is like Megatron's."""
     style = (model.position_embedding, model.norm, model.activation, model.biases)
     return (
         style == ("learned", "layernorm", "gelu", "all")
@@ -29,7 +29,7 @@ def is_published(model: ModelConfig) -> bool:
 
 
 def config_json(model: ModelConfig) -> dict[str, Any]:
-    """Return what its ``config.json`` has of its own."""
+    """Return the keys that only its ``config.json`` has."""
     return {
         "hidden_act": "gelu_new",
         "num_hidden_layers": model.layers,
@@ -45,7 +45,7 @@ def config_json(model: ModelConfig) -> dict[str, Any]:
 
 
 def zeros(model: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of tensors there that a BERT here has not: token types, and the logits' bias."""
+    """Return the shapes of its tensors that a BERT here lacks: token types, and the logits' bias."""
     return {
         "bert.embeddings.token_type_embeddings.weight": (_TOKEN_TYPES, model.hidden_size),
         "cls.predictions.bias": (model.vocab_size,),
@@ -53,7 +53,7 @@ def zeros(model: ModelConfig) -> dict[str, tuple[int, ...]]:
 
 
 def mapping(model: ModelConfig) -> Iterator[Mapped]:
-    """Yield each of our parameters with the tensors that it is there, in the model's order."""
+    """Yield each of our parameters with its tensors there, in the model's order."""
     heads, size = model.attention_heads, model.head_size
     yield Mapped("tied_modules.embed.weight", ("bert.embeddings.word_embeddings.weight",))
     yield Mapped("1.weight", ("bert.embeddings.position_embeddings.weight",))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Writes a Hugging Face directory, a shard at a time, in one move at the end."""
+"""Writes a Hugging Face directory a shard at a time; it appears under its name when it is complete."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from rdm_trainer.weights.sources import CONFIG, INDEX, TOKENIZER_FILES, Source
 __all__ = ["SHARD_BYTES", "write"]
 
 SHARD_BYTES = 5 * 10**9
-"""Of a file, and about the most that is in memory at once."""
+"""Size of a file, and about the most that is in memory at once."""
 
 
 def write(source: Source, target: Path, *, dtype: str | None = None, shard_bytes: int = SHARD_BYTES) -> int:
-    """Write weights and what transformers needs beside them.
+    """Write weights, and the other files that transformers needs.
 
     Args:
         source: The weights.
-        target: A directory that there is not yet.
-        dtype: Of the tensors, as ``bfloat16``; the source's by default.
-        shard_bytes: Of a file at the most, unless one tensor is larger.
+        target: A directory that does not exist yet.
+        dtype: Type of the tensors, such as ``bfloat16``; the source's by default.
+        shard_bytes: The largest size of a file, unless one tensor is larger.
 
     Returns:
         The bytes of all tensors.
@@ -91,7 +91,7 @@ def _write_tensors(source: Source, directory: Path, dtype: torch.dtype, shard_by
         path.touch()
         mode = path.stat().st_mode
         save_file(shard, str(path), metadata={"format": "pt"})
-        # The library lets nobody else read it.
+        # The library makes the file readable by its owner only.
         path.chmod(mode)
         shards.append(list(shard))
         shard.clear()
@@ -118,9 +118,9 @@ def _write_tensors(source: Source, directory: Path, dtype: torch.dtype, shard_by
 
 
 def _carry_tokenizer(tokenizer: TokenizerConfig, target: Path, end: int | None) -> None:
-    """Copy a tokenizer's files under the names that transformers looks for, and those beside them.
+    """Copy a tokenizer's files under the names that transformers expects, and the files next to them.
 
-    Where none says which token ends a text, it is told: what scores a text without a beginning needs one.
+    If none of them says which token ends a text, add that: scoring a text without a beginning needs it.
     """
     for given, name in (
         (tokenizer.file, "tokenizer.json"),

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Hugging Face's families and ours: ``config.json`` and model section, their tensors and our parameters.
+"""Maps Hugging Face's model families to ours: ``config.json`` to model section, tensors to parameters.
 
 Both sides name whole tensors; what tensor ranks and stages hold follows from our names. Pure, and without
-transformers: the families are GPT-2, Llama, Mistral, Qwen2, Qwen3, Mixtral, Qwen3-MoE and
-T5; MegatronBert is only written.
+transformers. The families are GPT-2, Llama, Mistral, Qwen2, Qwen3, Mixtral, Qwen3-MoE and T5; MegatronBert is
+only written.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ _ACTIVATIONS = {"gelu_new", "gelu_pytorch_tanh"}
 
 
 def model_config(found: Mapping[str, Any], source: str) -> ModelConfig:
-    """Return the model's section of a ``config.json``.
+    """Return the model section for a ``config.json``.
 
     Args:
         found: Its content.
         source: The file's name, for messages.
 
     Raises:
-        TrainerError: The family is another one, or has something that our models have not.
+        TrainerError: The family is another one, or has a feature that our models lack.
     """
     kind = found.get("model_type")
     try:
@@ -88,11 +88,11 @@ def _gpt2(found: Mapping[str, Any]) -> dict[str, Any]:
 
 
 _LONGEST = 4096
-"""Tokens of a sample after an import: what published models can take would fit few devices."""
+"""Most tokens of a sample after an import: as many as published models can take would fit few devices."""
 
 
 def _llama(found: Mapping[str, Any], source: str) -> dict[str, Any]:
-    # Releases of transformers before the fifth have the base beside the scaling.
+    # Before its fifth release, transformers had the base outside the scaling.
     rope = found.get("rope_parameters") or {
         "rope_theta": found.get("rope_theta", 10000.0),
         **(found.get("rope_scaling") or {}),
@@ -131,7 +131,7 @@ def _experts(found: Mapping[str, Any], source: str) -> dict[str, Any]:
         raise TrainerError(f"{source} has router_jitter_noise, which the router here has not.")
     is_qwen = found["model_type"] == "qwen3_moe"
     return {
-        # transformers writes both families' under one name since its fifth release.
+        # Since its fifth release, transformers writes both families' number under one name.
         "experts": found["num_experts" if "num_experts" in found else "num_local_experts"],
         "ffn_hidden_size": found["moe_intermediate_size" if is_qwen else "intermediate_size"],
         "moe_router_topk": found["num_experts_per_tok"],
@@ -167,8 +167,8 @@ def config_json(model: ModelConfig, *, dtype: str, end_of_text: int | None = Non
 
     Args:
         model: Its section.
-        dtype: Of the tensors, as ``bfloat16``.
-        end_of_text: The token that ends a text, where it is known.
+        dtype: Type of the tensors, such as ``bfloat16``.
+        end_of_text: The token that ends a text, if it is known.
 
     Raises:
         TrainerError: No family of Hugging Face's is like it.
@@ -320,7 +320,7 @@ def _their_scaling(scaling: RopeScalingConfig | None) -> dict[str, Any] | None:
 
 
 def mapping(model: ModelConfig) -> Iterator[Mapped]:
-    """Yield each of our parameters with the tensors that it is there, in the model's order.
+    """Yield each of our parameters with its tensors there, in the model's order.
 
     Raises:
         TrainerError: No family of Hugging Face's is like it.
@@ -350,7 +350,7 @@ def mapping(model: ModelConfig) -> Iterator[Mapped]:
 
 
 def zeros(model: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of tensors that the model is without, and that are zero there."""
+    """Return the shapes of the family's tensors that the model lacks; they are zero there."""
     return bert.zeros(model) if model.kind == "bert" else {}
 
 
@@ -367,7 +367,7 @@ _LLAMA_NAMES = (
         "mlp.fc2": ("mlp.down_proj",),
     },
 )
-# A router's name, those that precede an expert's number, and those of its matrices.
+# The names of the router, of the experts (before their numbers), and of an expert's matrices.
 _MOE_NAMES = {
     "mixtral": ("block_sparse_moe.gate", "block_sparse_moe.experts", ("w1", "w3"), "w2"),
     "qwen3_moe": ("mlp.gate", "mlp.experts", ("gate_proj", "up_proj"), "down_proj"),
@@ -413,7 +413,7 @@ def _block(model: ModelConfig, family: str, names: Mapping[str, tuple[str, ...]]
 
 
 def _expert_parameters(count: int, family: str) -> Iterator[Mapped]:
-    """Yield a block's router, and its experts' two matrices, each of all experts in one."""
+    """Yield a block's router and its experts' two matrices; each of these has all experts in one."""
     router, experts, into, out = _MOE_NAMES[family]
     yield Mapped("mlp.router.weight", (f"{router}.weight",))
     yield Mapped(
@@ -433,10 +433,10 @@ def _expert_parameters(count: int, family: str) -> Iterator[Mapped]:
 def _pair(
     model: ModelConfig, family: str, ours: str, kind: str
 ) -> tuple[Callable[[Tensors], torch.Tensor], Callable[[torch.Tensor], Tensors]]:
-    """Return how one of a block's parameters is made of theirs, and the other way round."""
+    """Return how to make one of a block's parameters from theirs, and theirs from ours."""
     is_qkv, groups = ours.endswith("qkv_proj"), model.query_groups or model.attention_heads
     if family == "gpt2":
-        # Its matrices are [inputs, outputs], and its queries, keys and values lie in one.
+        # Its matrices are [inputs, outputs], and one has its queries, keys and values.
         turned = kind == "weight" and "layernorm" not in ours
         width = model.attention_size
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Text from a model, one token after the other, with the keys and values of earlier ones kept."""
+"""Generates text with a model, one token at a time; a GPT keeps the keys and values of earlier tokens."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ class Generator:
 
     Args:
         source: Its weights and tokenizer.
-        device: Where it runs; a GPU where there is one.
+        device: Where it runs; by default a GPU, if there is one.
 
     Raises:
-        TrainerError: It has no tokenizer, or is a T5 whose sentinels no text can have.
+        TrainerError: It has no tokenizer, or is a BERT, or a T5 whose sentinels its tokenizer lacks.
 
     Attributes:
-        goes_on: Its text goes on with a prompt; a T5's is an answer to it.
+        goes_on: Its text continues a prompt; a T5's answers it.
     """
 
     def __init__(self, source: Source, device: str | None = None) -> None:
@@ -46,10 +46,10 @@ class Generator:
             raise TrainerError(f"{source.where} names no tokenizer; data.tokenizer of its job says which.")
         self._tokenizer = load(source.tokenizer)
         self._device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-        # Positions beyond a sample's length are possible where they are rotary.
+        # Rotary positions may go beyond a sample's length.
         longest = source.model.max_position_embeddings or source.model.seq_length
         self._longest = longest
-        # Relative positions have no end.
+        # Relative positions have no limit.
         self._endless = source.model.position_embedding == "relative"
         shape = dataclasses.replace(source.model, seq_length=longest, make_vocab_size_divisible_by=1)
         # CPUs are slow with 16 bits.
@@ -73,14 +73,14 @@ class Generator:
         top_k: int | None = None,
         seed: int = 1234,
     ) -> Iterator[str]:
-        """Yield what comes after a prompt, a piece at a time; it ends with the end of a text.
+        """Yield the text that follows a prompt, a piece at a time, until a token ends it.
 
         Args:
             prompt: The beginning.
-            tokens: New ones at most.
+            tokens: The most tokens to generate.
             temperature: Divides the logits before a token is drawn; 0 takes the likeliest.
-            top_k: Draw from so many of the likeliest.
-            seed: Of what is drawn.
+            top_k: Draw from this many of the likeliest tokens.
+            seed: Seed of the draws.
 
         Raises:
             TrainerError: The prompt has no token, or leaves no room.
@@ -101,7 +101,7 @@ class Generator:
                 break
             made.append(token)
             whole = self._tokenizer.decode(made)
-            # A character may be of several tokens.
+            # A character may take several tokens.
             if not whole.endswith("\N{REPLACEMENT CHARACTER}"):
                 yield whole[len(shown) :]
                 shown = whole
@@ -116,7 +116,7 @@ class Generator:
         top_k: int | None = None,
         seed: int = 1234,
     ) -> Iterator[int]:
-        """Yield so many tokens that come after others, as :meth:`text` does."""
+        """Yield at most ``count`` tokens that follow ``ids``, as :meth:`text` does."""
         generator = torch.Generator(self._device).manual_seed(seed)
         if not self.goes_on:
             yield from self._answer(ids, count, temperature, top_k, generator)

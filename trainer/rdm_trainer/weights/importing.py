@@ -21,10 +21,10 @@ def configuration(directory: Path) -> str:
     """Return the YAML of a job with a model, its tokenizer and its weights.
 
     Args:
-        directory: In Hugging Face's format, or with checkpoints of Megatron's.
+        directory: A model in Hugging Face's format, or checkpoints of Megatron's.
 
     Raises:
-        TrainerError: It is none, its family is not known, or tensors are missing.
+        TrainerError: It is neither, its family is not known, or tensors are missing.
     """
     where = directory.expanduser().resolve()
     source = open_published(where)
@@ -45,7 +45,7 @@ def configuration(directory: Path) -> str:
 
 
 def _check_shapes(source: Any) -> None:
-    """Refuse tensors that are not of the shapes that the configuration says; none of them is read."""
+    """Reject tensors whose shapes contradict the configuration, without reading them."""
     for name, wanted in models.parameter_shapes(source.model).items():
         found = source.shape(name)
         if found != wanted:
@@ -56,6 +56,6 @@ def _check_shapes(source: Any) -> None:
 
 
 def _changed(section: Any, default: Any) -> dict[str, Any]:
-    """Return the keys of a section that are not as they are by default."""
+    """Return the keys of a section that differ from the defaults."""
     plain = dataclasses.asdict(section)
     return {key: value for key, value in plain.items() if value != getattr(default, key)}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""One of our parameters, and the tensors that it is made of elsewhere; how attention's heads lie in both."""
+"""Maps one of our parameters to another format's tensors; reorders attention's heads between the two."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ Tensors = Sequence[torch.Tensor]
 
 @dataclass(frozen=True)
 class Mapped:
-    """One of our parameters, and the tensors that it is made of there.
+    """One of our parameters, and the other format's tensors for it.
 
     Attributes:
         ours: Its name in the whole model.
-        theirs: Their tensors' names.
-        join: Makes ours of theirs.
-        split: Makes theirs of ours.
+        theirs: The other tensors' names.
+        join: Makes our parameter from their tensors.
+        split: Makes their tensors from our parameter.
     """
 
     ours: str
@@ -31,17 +31,17 @@ class Mapped:
 
 
 def join_heads(groups: int, parts: Tensors) -> torch.Tensor:
-    """Put queries, keys and values, or keys and values, together by key-value head.
+    """Join queries, keys and values, or keys and values, by key-value head.
 
     Args:
         groups: Key-value heads.
-        parts: Each of [its heads x head size, ...].
+        parts: Each is [its heads x head size, ...].
     """
     return torch.cat([part.unflatten(0, (groups, -1)) for part in parts], dim=1).flatten(0, 1)
 
 
 def split_heads(groups: int, head_size: int, whole: torch.Tensor, parts: int = 3) -> Tensors:
-    """Take apart what :func:`join_heads` put together: the last parts have one head of each group."""
+    """Undo :func:`join_heads`: all parts but the first have one head of each group."""
     by_group = whole.unflatten(0, (groups, -1))
     sizes = (by_group.shape[1] - (parts - 1) * head_size, *[head_size] * (parts - 1))
     return tuple(part.flatten(0, 1) for part in by_group.split(sizes, dim=1))

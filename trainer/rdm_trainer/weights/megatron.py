@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Checkpoints of Megatron-LM and Megatron-core in their format ``torch``, under any layout; what both have.
+"""Checkpoints of Megatron-LM and Megatron-core in their format ``torch``, under any layout.
 
-``ITERATION/mp_rank_TT[_PPP]/model_optim_rng.pt`` has one rank's part: the arguments of its training, and the
-weights by Megatron-core's names, with those of Transformer Engine where its layers include the norms, or by
-the older Megatron-LM's. Queries, keys and values lie there by key-value head, as they do here.
+``ITERATION/mp_rank_TT[_PPP]/model_optim_rng.pt`` has one rank's part: the training's arguments and the
+weights. Their names are Megatron-core's, with Transformer Engine's for norms that its layers include, or the
+older Megatron-LM's. Queries, keys and values are in the order of the key-value heads, as they are here. The
+format ``torch_dist`` shares the names and the arguments.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ _LLAMA3 = {
     "low_freq_factor": 1.0,
     "high_freq_factor": 4.0,
 }
-"""What ``--use-rope-scaling`` means in Megatron; ``--rope-scaling-factor`` alone is free."""
+"""What ``--use-rope-scaling`` means in Megatron; only ``--rope-scaling-factor`` can be chosen."""
 _RELEASE = "release"
 """Megatron's name for weights without an optimiser."""
 
@@ -62,11 +63,11 @@ class Placed:
 
     Attributes:
         ours: Its name in the whole model.
-        theirs: Its name there; of a block's, without the block.
-        block: The number of its block, if it is of one.
-        axis: That tensor ranks divide; None: each has all.
-        gated: It is two matrices, of which each tensor rank has its part of both.
-        vocabulary: Its rows are tokens, with padding behind them.
+        theirs: Its name there, without the block.
+        block: The number of its block, if it belongs to one.
+        axis: The axis that tensor ranks shard; None: each has all.
+        gated: It is two matrices; each tensor rank has its part of both.
+        vocabulary: Its rows are tokens, followed by padding.
     """
 
     ours: str
@@ -77,7 +78,7 @@ class Placed:
     vocabulary: bool = False
 
     def join(self, parts: list[torch.Tensor], tokens: int) -> torch.Tensor:
-        """Put the tensor ranks' parts together."""
+        """Join the tensor ranks' parts."""
         if self.gated:
             return torch.stack(
                 [torch.cat(halves) for halves in zip(*(one.chunk(2) for one in parts), strict=True)]
@@ -86,7 +87,7 @@ class Placed:
         return whole[:tokens] if self.vocabulary else whole
 
     def split(self, whole: torch.Tensor, rank: int, ranks: int, rows: int) -> torch.Tensor:
-        """Return a tensor rank's part; of a vocabulary padded to so many rows."""
+        """Return a tensor rank's part; a vocabulary is padded to ``rows`` rows first."""
         if self.gated:
             return torch.cat([one.chunk(ranks)[rank] for one in whole.unbind()])
         if self.vocabulary:
@@ -95,7 +96,7 @@ class Placed:
 
 
 def placed(model: ModelConfig) -> Iterator[Placed]:
-    """Yield where Megatron-core has each parameter of a model; norms by their names outside fused layers."""
+    """Yield where Megatron-core has each parameter of a model; norms have their names of unfused layers."""
     norms = ("weight", "bias") if model.norm == "layernorm" else ("weight",)
     both = ("weight", "bias") if model.biases == "all" else ("weight",)
     gated = model.activation == "swiglu"
@@ -136,7 +137,7 @@ def placed(model: ModelConfig) -> Iterator[Placed]:
 
 
 def is_checkpoint(where: Path) -> bool:
-    """Tell whether a directory has checkpoints of Megatron's; ours have its file of the latest one, too."""
+    """Return whether a directory has Megatron's checkpoints; ours have the file of the latest one, too."""
     return (where / LATEST).is_file() and ((where / _RELEASE).is_dir() or any(where.glob("iter_[0-9]*")))
 
 
@@ -159,13 +160,13 @@ def step_directory(where: Path, iteration: int | None = None) -> Path:
 
 
 class MegatronSource:
-    """The weights of a checkpoint, of whose files only what a caller wants is read.
+    """The weights of a checkpoint; only what a caller wants is read from its files.
 
     Args:
         where: The step's directory.
 
     Raises:
-        TrainerError: It is in another format, or its model has something that ours have not.
+        TrainerError: It is in another format, or its model has a feature that ours lack.
     """
 
     tokenizer: TokenizerConfig | None = None
@@ -216,7 +217,7 @@ class MegatronSource:
         return one.join(self._parts(one), self.model.vocab_size)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Return the shape of a whole parameter, of which nothing is read."""
+        """Return the shape of a whole parameter without reading it."""
         one = self._by_name[name]
         parts = [torch.empty(part.shape, device="meta") for part in self._parts(one)]
         return tuple(one.join(parts, self.model.vocab_size).shape)
@@ -236,7 +237,7 @@ class MegatronSource:
 
 
 class _Foreign:
-    """Stands for an object of a class that nothing here needs; none of its code runs."""
+    """Replaces objects of classes that are not needed here; none of their code runs."""
 
     def __init__(self, *_: object, **__: object) -> None: ...
 
@@ -245,10 +246,10 @@ class _Foreign:
     def __setitem__(self, _key: object, _value: object) -> None: ...
 
     def append(self, _value: object) -> None:
-        """Take what a list of another class is given."""
+        """Drop a value that would go into a list of another class."""
 
     def extend(self, _values: object) -> None:
-        """The same for several values."""
+        """Drop several values."""
 
 
 _ALLOWED = {
@@ -261,13 +262,13 @@ _ALLOWED = {
 
 
 class _DataOnly:
-    """What ``torch.load`` takes for the module ``pickle``: it makes tensors and plain values, and no more."""
+    """Stands in for the module ``pickle`` in ``torch.load``: it makes only tensors and plain values."""
 
     class Unpickler(pickle.Unpickler):
-        """Takes every other class for :class:`_Foreign`."""
+        """Replaces every other class by :class:`_Foreign`."""
 
         def find_class(self, module: str, name: str) -> Any:
-            """Return what a name stands for."""
+            """Return the class or function of a name."""
             found = getattr(torch, name, None) if module == "torch" else None
             if isinstance(found, torch.dtype) or (isinstance(found, type) and name.endswith("Storage")):
                 return found
@@ -275,7 +276,7 @@ class _DataOnly:
 
 
 def load(path: Path) -> dict[str, Any]:
-    """Read a file that has the arguments of a training; only plain values and tensors are made of it.
+    """Read a file that has a training's arguments, as plain values and tensors only.
 
     Raises:
         TrainerError: It cannot be read, or has no arguments.
@@ -308,13 +309,13 @@ _FUSED = (
 
 
 def fused(name: str) -> str:
-    """Return a norm's name where Transformer Engine's layers include it; another name as it is."""
+    """Return a norm's name in Transformer Engine's layers that include it; other names do not change."""
     name = name.replace("input_layernorm.", "self_attention.linear_qkv.layer_norm_")
     return name.replace("pre_mlp_layernorm.", "mlp.linear_fc1.layer_norm_")
 
 
 def _flat(state: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-    """Return a rank's weights by Megatron-core's names of separate norms."""
+    """Return a rank's weights by Megatron-core's names, with separate norms."""
     found: dict[str, torch.Tensor] = {}
     older = state.get("language_model")
     if older is None:
@@ -339,14 +340,14 @@ def _renamed(name: str, rules: tuple[tuple[str, str], ...]) -> str:
 
 
 def model_of(found: Mapping[str, Any], source: str) -> ModelConfig:
-    """Return the model's section of a training's arguments.
+    """Return the model section for a training's arguments.
 
     Args:
         found: The arguments.
         source: Where they are from, for messages.
 
     Raises:
-        TrainerError: The model has something that ours have not.
+        TrainerError: The model has a feature that ours lack.
     """
     unknown = {
         "apply_layernorm_1p": False,
@@ -403,7 +404,7 @@ def model_of(found: Mapping[str, Any], source: str) -> ModelConfig:
 
 
 def _window_of(found: Mapping[str, Any], source: str) -> int | None:
-    """Return how many tokens a token sees at most, itself included; Megatron counts those before it."""
+    """Return how many tokens a token sees at most, itself included; Megatron counts only those before it."""
     window, skipped = found.get("window_size"), found.get("window_attn_skip_freq")
     if window is None or window[0] < 0:
         return None
@@ -421,14 +422,14 @@ def _window_of(found: Mapping[str, Any], source: str) -> int | None:
 def arguments_of(
     model: ModelConfig, tensor: int, pipeline: int, rows: int, dtype: torch.dtype
 ) -> dict[str, Any]:
-    """Return the arguments of Megatron's training that make such a model.
+    """Return the arguments of a Megatron training that make such a model.
 
     Args:
         model: Its section.
         tensor: Tensor ranks.
         pipeline: Stages.
-        rows: Of the padded vocabulary.
-        dtype: Of the weights.
+        rows: Rows of the padded vocabulary.
+        dtype: Type of the weights.
     """
     return {
         "num_layers": model.layers,
@@ -470,7 +471,7 @@ def arguments_of(
 
 
 def _refuse(model: ModelConfig, tensor: int, pipeline: int) -> None:
-    """Refuse a model or a layout that Megatron has not."""
+    """Reject a model or a layout that Megatron does not have."""
     if model.kind != "gpt":
         raise TrainerError(f"model.kind is {model.kind}; a gpt can be written for Megatron.")
     if model.activation not in ("gelu", "swiglu") or model.softmax_scale is not None:
@@ -509,14 +510,14 @@ def write(
     dtype: str | None = None,
     fused: bool = True,
 ) -> int:
-    """Write weights as Megatron's release checkpoint, which it begins a training or a fine-tuning with.
+    """Write weights as Megatron's release checkpoint, from which it starts a training or a fine-tuning.
 
     Args:
         source: The weights.
-        target: A directory that there is not yet.
+        target: A directory that does not exist yet.
         tensor: Tensor ranks.
         pipeline: Stages.
-        dtype: Of the tensors, as ``bfloat16``; the source's by default.
+        dtype: Type of the tensors, such as ``bfloat16``; the source's by default.
         fused: Name norms as Transformer Engine's layers do, Megatron's default; else as ``--transformer-impl
             local``.
 
@@ -555,7 +556,7 @@ def write(
 
 
 Part = Callable[[Callable[[str], torch.Tensor]], Iterator[tuple[str, torch.Tensor]]]
-"""Yields one rank's weights by Megatron's names, of what gives the whole ones by ours."""
+"""Takes a function from our names to whole weights; yields one rank's weights by Megatron's names."""
 
 
 def _write_rank(path: Path, content: Mapping[str, Any], source: Any, part: Part) -> int:
@@ -565,10 +566,10 @@ def _write_rank(path: Path, content: Mapping[str, Any], source: Any, part: Part)
         name: torch.empty(weight.shape, dtype=weight.dtype)
         for name, weight in part(lambda name: torch.empty(shapes[name], device="meta"))
     }
-    # Memory that is not touched is not taken.
+    # Untouched memory is not allocated.
     with torch.serialization.skip_data():
         torch.save({**content, "model": OrderedDict(room)}, path)
-    # A full disk is an error here; in mapped memory it would end the process.
+    # A full disk raises an error here; in mapped memory it would kill the process.
     with path.open("r+b") as file:
         os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
     with torch.serialization.set_default_mmap_options(mmap.MAP_SHARED):
@@ -576,7 +577,7 @@ def _write_rank(path: Path, content: Mapping[str, Any], source: Any, part: Part)
     for name, weight in part(source.whole):
         mapped[name].copy_(weight)
     del mapped
-    # Only this tells that the disk could not take a page of the mapped file.
+    # Only fsync reports that the disk could not take a page of the mapped file.
     with path.open("rb") as file:
         os.fsync(file.fileno())
     return sum(weight.nbytes for weight in room.values())
@@ -593,7 +594,7 @@ def _part(
     fuse: bool,
     whole: Callable[[str], torch.Tensor],
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield one rank's weights by Megatron's names, of what gives the whole ones by ours."""
+    """Yield one rank's weights by Megatron's names; ``whole`` returns whole weights by our names."""
     each = model.layers // stages
     for one in placed(model):
         names = []
@@ -603,7 +604,7 @@ def _part(
         elif one.theirs.startswith("embedding."):
             if stage == 0:
                 names.append(one.theirs)
-            # The last stage's head has a copy of what is tied.
+            # The last stage's head has a copy of the tied embedding.
             if one.vocabulary and model.tied_embeddings and stage == stages - 1 > 0:
                 names.append("output_layer.weight")
         elif stage == stages - 1:

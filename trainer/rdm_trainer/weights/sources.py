@@ -50,13 +50,13 @@ class Source(Protocol):
     model: ModelConfig
     tokenizer: TokenizerConfig | None
     dtype: str
-    """In which they lie, as ``bfloat16``."""
+    """Type of the stored weights, such as ``bfloat16``."""
 
     def whole(self, name: str) -> torch.Tensor:
         """Return a whole parameter; a vocabulary's without padding.
 
         Raises:
-            KeyError: There is none of this name.
+            KeyError: There is none with this name.
         """
 
 
@@ -65,10 +65,10 @@ def open_source(where: Path, iteration: int | None = None) -> Source:
 
     Args:
         where: A job's directory, its checkpoints directory, a Hugging Face directory, or one of Megatron's.
-        iteration: Of a checkpoint: which one; the newest complete one by default.
+        iteration: The checkpoint's iteration; that of the newest complete one by default.
 
     Raises:
-        TrainerError: There are none, or of a model that is not known here.
+        TrainerError: There are none, or their model is not known here.
     """
     return open_published(where, iteration) or CheckpointSource(where, iteration)
 
@@ -128,7 +128,7 @@ class HuggingFaceSource:
             return dict.fromkeys(opened.keys(), single.name)
 
     def _name(self, name: str) -> str:
-        """Return a tensor's name there: what the base model saved has no prefix."""
+        """Return a tensor's name in the files: those of a saved base model have no prefix."""
         return name if name in self._files else name.partition(".")[2]
 
     def whole(self, name: str) -> torch.Tensor:
@@ -137,7 +137,7 @@ class HuggingFaceSource:
         return one.join([self._tensor(self._name(theirs)) for theirs in one.theirs])
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Return the shape of a whole parameter, of which nothing is read."""
+        """Return the shape of a whole parameter without reading it."""
         one = self._mapped[name]
         parts = [torch.empty(self._shape(self._name(theirs)), device="meta") for theirs in one.theirs]
         return tuple(one.join(parts).shape)
@@ -161,7 +161,7 @@ class HuggingFaceSource:
 
 
 class CheckpointSource:
-    """A complete checkpoint of ours, all of whose files are here.
+    """A complete checkpoint of ours; all its files must be here.
 
     Raises:
         TrainerError: There is none, or it does not say what its model is.
@@ -199,7 +199,7 @@ class CheckpointSource:
 
 
 def require_model(source: Source, config: Config) -> None:
-    """Refuse weights of another model than the job's.
+    """Reject weights of another model than the job's.
 
     Raises:
         TrainerError: The shapes differ.
@@ -213,16 +213,16 @@ def require_model(source: Source, config: Config) -> None:
 
 
 def fill(source: Source) -> Callable[[nn.Module, str], None]:
-    """Return what gives a layer its weights.
+    """Return a function that fills a layer with its weights.
 
-    It takes the layer, on the CPU, and what precedes the names of its parameters in the whole model.
+    It takes the layer, on the CPU, and the prefix of its parameters' names in the whole model.
     """
 
     def filled(module: nn.Module, prefix: str) -> None:
         for name, weight in module.named_parameters():
             placement = placement_of(weight)
             whole = source.whole(prefix + name)
-            # The padding is this layout's.
+            # The padding depends on this layout.
             if (
                 placement.vocabulary
                 and whole.shape[0] == source.model.vocab_size + source.model.vocab_extra_ids

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Hugging Face's T5 (1.0, 1.1, Flan): ``config.json`` and model section, their tensors and our parameters."""
+"""Maps Hugging Face's T5 (1.0, 1.1, Flan) to ours and back: its ``config.json`` and its tensors."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ __all__ = ["config_json", "is_published", "mapping", "section"]
 
 _ACTIVATIONS = {"relu": "relu", "gated-gelu": "geglu", "gated-silu": "swiglu"}
 _LONGEST = 512
-"""Tokens of a sample after an import, as published ones were trained with; relative positions have no end."""
+"""Tokens of a sample after an import, as in the published models' training; there is no upper limit."""
 
 
 def section(found: Mapping[str, Any], source: str) -> dict[str, Any]:
-    """Return the model's section of a ``config.json``.
+    """Return the model section for a ``config.json``.
 
     Raises:
-        TrainerError: It has an activation that our models have not.
+        TrainerError: It has an activation that our models lack.
         KeyError: It lacks a key.
     """
     activation = found.get("feed_forward_proj", "relu")
@@ -33,7 +33,7 @@ def section(found: Mapping[str, Any], source: str) -> dict[str, Any]:
             f"{source} has feed_forward_proj {activation!r}, and our models have "
             f"{' or '.join(sorted(_ACTIVATIONS))}."
         )
-    # transformers calls every T5 tied since its fifth release, also those whose heads are their own: their
+    # Since its fifth release, transformers calls every T5 tied, even if it has a head of its own; then its
     # logits are not scaled.
     tied = bool(found.get("scale_decoder_outputs", found.get("tie_word_embeddings", True)))
     return {
@@ -60,7 +60,7 @@ def section(found: Mapping[str, Any], source: str) -> dict[str, Any]:
 
 
 def is_published(model: ModelConfig) -> bool:
-    """Tell whether a T5 is as Hugging Face's are."""
+    """Return whether a T5 is like Hugging Face's."""
     return (
         (model.position_embedding, model.norm, model.biases) == ("relative", "rmsnorm", "none")
         and model.activation in _ACTIVATIONS.values()
@@ -70,10 +70,10 @@ def is_published(model: ModelConfig) -> bool:
 
 
 def config_json(model: ModelConfig) -> dict[str, Any]:
-    """Return what a T5's ``config.json`` has of its own."""
+    """Return the keys that only a T5's ``config.json`` has."""
     theirs = {ours: name for name, ours in _ACTIVATIONS.items()}
     return {
-        # The sentinels are tokens like others there.
+        # There, the sentinels are ordinary tokens.
         "vocab_size": model.vocab_size + model.vocab_extra_ids,
         "d_model": model.hidden_size,
         "d_kv": model.head_size,
@@ -91,8 +91,8 @@ def config_json(model: ModelConfig) -> dict[str, Any]:
 
 
 def mapping(model: ModelConfig) -> Iterator[Mapped]:
-    """Yield each of our parameters with the tensors that it is there, in the model's order."""
-    # Embedding, table of the positions, blocks, norm; then the same of the decoder, and the head.
+    """Yield each of our parameters with its tensors there, in the model's order."""
+    # Embedding, table of the positions, blocks, norm; then the same for the decoder, and the head.
     decoder = 2 + model.layers + 1
     yield Mapped("tied_modules.embed.weight", ("shared.weight",))
     yield from _stack(model, "encoder", 1, model.layers)
@@ -102,7 +102,7 @@ def mapping(model: ModelConfig) -> Iterator[Mapped]:
 
 
 def _stack(model: ModelConfig, name: str, first: int, blocks: int) -> Iterator[Mapped]:
-    """Yield the parameters of encoder or decoder, whose table is our layer ``first``."""
+    """Yield the parameters of encoder or decoder; its table of positions is our layer ``first``."""
     groups, size = model.attention_heads, model.head_size
     heads: dict[str, Any] = {
         "join": partial(join_heads, groups),

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Checkpoints of Megatron-core in its format ``torch_dist``, whatever layout wrote them.
 
-The files are those of ``torch.distributed.checkpoint``; ``common.pt`` beside them has the arguments of the
-training. Tensors are whole ones by Megatron-core's names; a block's lie by number, or all blocks' in one with
-the block as its first dimension. A gated product's two matrices come after each other, or have a tensor each.
+The files are those of ``torch.distributed.checkpoint``; ``common.pt`` next to them has the training's
+arguments. Tensors are whole and have Megatron-core's names. Each block has its own tensors, or one tensor has
+all blocks along its first dimension. A gated product's two matrices are concatenated, or have a tensor each.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = ["TorchDistSource", "is_checkpoint"]
 
 _COMMON = "common.pt"
 _PREFIXES = ("", "module.", "model.")
-"""Of all names, by what wraps the model that was saved."""
+"""Prefixes of all names; the wrapper of the saved model determines which one."""
 
 
 def is_checkpoint(step: Path) -> bool:
@@ -35,20 +35,20 @@ def is_checkpoint(step: Path) -> bool:
 
 
 class _Found(NamedTuple):
-    """A tensor there: of all blocks, or of one or none, where ``block`` is None."""
+    """A tensor in the files: ``block`` of all blocks' tensor, or a whole tensor if ``block`` is None."""
 
     key: str
     block: int | None
 
 
 class TorchDistSource:
-    """The weights of a checkpoint, of whose files only what a caller wants is read.
+    """The weights of a checkpoint; only what a caller wants is read from its files.
 
     Args:
         where: The step's directory.
 
     Raises:
-        TrainerError: It is not complete, or its model has something that ours have not.
+        TrainerError: It is not complete, or its model has a feature that ours lack.
     """
 
     tokenizer: TokenizerConfig | None = None
@@ -84,7 +84,7 @@ class TorchDistSource:
         return self._joined(name, [self._tensor(one) for one in self._by_name[name]])
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Return the shape of a whole parameter, of which nothing is read."""
+        """Return the shape of a whole parameter without reading it."""
         parts = [torch.empty(self._size(one), device="meta") for one in self._by_name[name]]
         return tuple(self._joined(name, parts).shape)
 
@@ -95,7 +95,7 @@ class TorchDistSource:
         return one.join(parts, self.model.vocab_size)
 
     def _found(self, one: Placed) -> list[_Found]:
-        """Return the tensors that a parameter is made of there."""
+        """Return the tensors in the files that make up a parameter."""
         for theirs in (one.theirs, megatron.fused(one.theirs)):
             if one.block is None:
                 places = [_Found(theirs, None)]
@@ -134,7 +134,7 @@ class TorchDistSource:
         return values if found.block is None else values[0]
 
     def _require_layers(self) -> None:
-        """Refuse other numbers of blocks than the arguments say, which would leave some of them out."""
+        """Reject files with another number of blocks than the arguments say: some would be left out."""
         norm = self._by_name[f"{2 + self.model.layers - 1}.pre_mlp_layernorm.weight"][0]
         if norm.block is None:
             more = norm.key.replace(f".{self.model.layers - 1}.", f".{self.model.layers}.")
@@ -147,7 +147,7 @@ class TorchDistSource:
             )
 
     def _require_known(self) -> None:
-        """Refuse weights that no parameter here takes: the model is another one."""
+        """Reject weights that no parameter here takes: the model is another one."""
         taken = {found.key for parts in self._by_name.values() for found in parts}
         kinds = tuple(f"{self._prefix}{kind}." for kind in ("decoder", "encoder", "mtp"))
         for key in self._sizes:
@@ -156,7 +156,7 @@ class TorchDistSource:
 
 
 def _require_backend(where: Path) -> None:
-    """Refuse another format, as ``zarr``."""
+    """Reject another format, such as ``zarr``."""
     about = where / "metadata.json"
     try:
         backend = json.loads(about.read_text(encoding="utf-8"))["sharded_backend"]
