@@ -15,7 +15,7 @@ from rdm_core.config import TokenizerConfig
 from rdm_trainer.data.indexed_dataset import IndexedWriter
 from rdm_trainer.tools.download import corpora
 
-# Time is the machine's, not the code's: other work on it must fail no test.
+# No deadlines: other work on the machine must not fail a test.
 hypothesis.settings.register_profile("data", deadline=None)
 hypothesis.settings.load_profile("data")
 
@@ -30,7 +30,7 @@ MakeDataset = Callable[..., Path]
 
 @pytest.fixture(scope="session")
 def small_vocabulary(tmp_path_factory: pytest.TempPathFactory) -> TokenizerConfig:
-    """Byte pairs of 300 tokens, trained here: no file need be fetched."""
+    """Byte pairs of 300 tokens, trained here, so that no file must be fetched."""
     from tokenizers import ByteLevelBPETokenizer
 
     folder = tmp_path_factory.mktemp("vocabulary")

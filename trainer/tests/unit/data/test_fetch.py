@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Fetching, from a server of our own that breaks off, forgets and lies."""
+"""Fetching from a server of our own that breaks connections, loses files and lies."""
 
 from __future__ import annotations
 

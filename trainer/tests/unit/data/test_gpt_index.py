@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""GPT's index maps, held to a slow computation from the description and to megatron-core's helper."""
+"""GPT's index maps, compared with a slow computation from the description and with megatron-core's helper."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_maps_are_those_of_the_description(
 
 @pytest.mark.parametrize(("n", "separate"), [(10 + 7, True), (10 + 8, False), (10, False), (20, False)])
 def test_last_epoch_is_apart_when_little_of_it_is_used(n: int, separate: bool) -> None:
-    # 101 tokens in samples of 10: ten per epoch; below 8 of the last epoch's, it is shuffled by itself.
+    # 101 tokens make ten samples of 10 per epoch; a last epoch with fewer than 8 is shuffled separately.
     sizes = np.full(101, 1, np.int32)
     index = build(sizes, np.arange(101, dtype=np.int32), n, 10, 1)
     apart = sorted(index.doc_idx[:101].tolist()) == list(range(101)) and len(index.doc_idx) == 202

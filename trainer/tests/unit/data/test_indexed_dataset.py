@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Data sets, held to the published description byte by byte and to megatron-core's reader and writer."""
+"""Data sets, compared byte by byte with the published description, and with megatron-core's code."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ def changed(index: bytearray, offset: int, form: str, value: int) -> bytearray:
     return index
 
 
-# How the index is damaged, and what must be said of it. Three sequences, a document index of four.
+# How the index is damaged, and what the error must say. Three sequences, a document index of four.
 DAMAGES: dict[str, tuple[Callable[[bytearray], bytes | bytearray], str]] = {
     "magic": (lambda i: b"PK" + i[2:], r"d\.idx is not an index .* at offset 0"),
     "empty": (lambda i: b"", r"d\.idx is not an index"),
@@ -249,7 +249,7 @@ def test_two_writers_with_one_process_number_do_not_meet(tmp_path: Path) -> None
 
 @contextlib.contextmanager
 def room(size: int) -> Iterator[None]:
-    """Let no file grow beyond so many bytes."""
+    """Let no file grow beyond ``size`` bytes."""
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
     try:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""From a configuration to micro-batches, what is refused before, and the verbs that look at data."""
+"""From a configuration to micro-batches, what is rejected first, and the verbs that inspect data."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def kinds(two: list[str], kind: str, vocabulary: TokenizerConfig) -> list[Config
         config(kind, mock=True),
         config(kind, blend=blend[:1], tokenizer=tokenizer),
         config(kind, blend=blend, tokenizer=tokenizer, sampler="cyclic"),
-        # The maps of whole data sets have the names of those of their parts.
+        # Maps of whole data sets have the same names as maps of their splits, so they need another directory.
         config(
             kind, train=blend, valid=blend[1:], tokenizer=tokenizer, workers=0, index_cache=f"{two[0]}.maps"
         ),
@@ -109,7 +109,7 @@ def test_a_bert_gives_back_what_is_masked(two: list[str], tmp_path: Path) -> Non
     assert loaders.train is not None
     assert others.train is not None
     batches = list(loaders.train)
-    # What a training that goes on reads is masked alike.
+    # A resumed training reads the same masks.
     assert torch.equal(flat(next(others.train))[0], flat(batches[6])[0])
     tokens, labels, mask = (torch.cat(column) for column in zip(*map(flat, batches), strict=True))
     assert tokens.shape == (144, 32)
@@ -124,7 +124,7 @@ def test_a_bert_gives_back_what_is_masked(two: list[str], tmp_path: Path) -> Non
     hidden, shown = (tokens == 4)[mask == 1], (tokens == labels)[mask == 1]
     assert 0.75 < hidden.float().mean() < 0.85
     assert 0.06 < shown.float().mean() < 0.14
-    # The text is that of a GPT.
+    # The text is the same as a GPT's.
     again = open_data(config("bert", mock=True))
     assert again.train is not None
     (inputs, (_, counted)) = next(again.train)
@@ -146,7 +146,7 @@ def test_batches_do_not_depend_on_the_layout(
         assert shapes == ([(2, 32)] * 3 if kind == "gpt" else [(2, 32), (2, 24), (2, 24), (2, 24)])
         assert dtypes == [torch.int64] * (len(shapes) - 1) + [torch.float32]
         loaders.close()
-        # Two ranks, taken up behind the first step of twelve samples.
+        # Two ranks, resumed after the first step of twelve samples.
         ranks = [open_data(settings, rank, 2, 12) for rank in range(2)]
         for step in range(6, 18):
             loader = ranks[step % 2].train
@@ -182,7 +182,7 @@ def test_documents_are_known_by_the_tokens_that_end_them(make_dataset: Callable[
 def test_a_t5_reads_documents_that_are_not_split_to_their_end(
     make_dataset: Callable[..., Path], small_vocabulary: TokenizerConfig
 ) -> None:
-    # Each token says where it stands.
+    # Each token's value is its position.
     prefix = make_dataset("documents", [[list(range(100, 290))], [list(range(290, 100, -1))]])
     tokenizer = {"kind": "gpt2", "vocab": small_vocabulary.vocab, "merges": small_vocabulary.merges}
     loaders = open_data(config("t5", blend=[{"prefix": str(prefix)}], tokenizer=tokenizer, split="1"))
@@ -230,7 +230,7 @@ def test_an_order_that_was_begun_goes_on_whatever_the_iterations(
     for settings in kinds(two, kind, small_vocabulary):
         begun = Order.of(settings)
         loaders = open_data(settings)
-        # All that the first maps hold, not only what was wanted of them.
+        # Everything that the first maps hold, not only what was wanted.
         first = samples(loaders.train, 10_000 if settings.data.sampler == "single" else 72)
         evaluated = samples(loaders.valid, 12)
         loaders.close()
@@ -250,7 +250,7 @@ def test_an_order_that_was_begun_goes_on_whatever_the_iterations(
             assert taken[: len(first)] == first[: len(taken)]
             assert samples(loaders.valid, 12) == evaluated
             loaders.close()
-            # What comes behind is told of when it is new.
+            # Samples after these are reported when they are new.
             told = [line for line in lines if "drawn anew" in line]
             has_end = not settings.data.mock and settings.data.sampler == "single"
             assert bool(told) == (has_end and iterations in (60, 200)), lines
@@ -264,7 +264,7 @@ def test_another_order_is_told_of(two: list[str]) -> None:
         return Order.of(config(**data), kept, iteration=3, consumed_samples=36).note
 
     assert note(blend=[{"prefix": two[0]}]) is None
-    # A data set that was moved gives the same samples.
+    # A data set that was moved has the same samples.
     assert note(blend=[{"prefix": f"elsewhere/{Path(two[0]).name}"}]) is None
     assert str(note(blend=[{"prefix": two[1]}], split="1", sampler="cyclic")).startswith(
         "data.sampler and data.blend and data.split changed since the checkpoint: "

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Index maps that take long, or fail, are waited for and told of."""
+"""Ranks wait for index maps that take long, and report those that fail."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_a_read_only_file_system_is_named(tmp_path: Path, monkeypatch: pytest.Mo
     def refuse(path: Path, *_: object, **__: object) -> None:
         raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
 
-    # It refuses to remove a file even where there is none.
+    # Such a file system rejects the removal even of a file that does not exist.
     monkeypatch.setattr(Path, "open", refuse)
     monkeypatch.setattr(Path, "unlink", refuse)
     with pytest.raises(TrainerError, match=r"written \(Read-only file system\): give data\.index_cache"):
@@ -84,7 +84,7 @@ def test_a_read_only_file_system_is_named(tmp_path: Path, monkeypatch: pytest.Mo
 def test_two_writers_with_one_process_number_do_not_meet(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # As in two containers on one file system: the second begins and ends while the first is at work.
+    # As in two containers on one file system: the second begins and ends while the first is writing.
     path, fsync = tmp_path / "map.npy", os.fsync
 
     def second(descriptor: int) -> None:

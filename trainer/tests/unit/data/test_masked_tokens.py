@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Which tokens of a BERT's text are to be given back."""
+"""Which tokens of a BERT's text are masked."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ from rdm_trainer.data.splits import bounds, evaluations, share
         ("98,2,0", 100, (0, 98, 100, 100)),
         ("1", 7, (0, 7, 7, 7)),
         ("1/1/1", 10, (0, 4, 7, 10)),
-        # 1.5 and 1.5 round to 2 each: the surplus of one is taken off every later bound.
+        # 1.5 and 1.5 round to 2 each: the surplus of one is subtracted from every later bound.
         ("1,1", 3, (0, 1, 3, 3)),
         ("5,3,2", 0, (0, 0, 0, 0)),
     ],
@@ -68,7 +68,7 @@ def test_evaluations() -> None:
 
 
 def greedy(weights: list[float], size: int) -> tuple[list[int], list[int]]:
-    """One sample at a time to the data set that lacks most."""
+    """Give one sample at a time to the data set that lacks most."""
     counts, chosen, numbers = [0] * len(weights), [], []
     for i in range(size):
         lacks = [weight * max(i, 1) - count for weight, count in zip(weights, counts, strict=True)]
@@ -108,7 +108,7 @@ def test_a_blend_is_kept(tmp_path: Path) -> None:
     weights = normalise([3, 1])
     made = load_or_build(weights, 100, tmp_path, MapMaker())
     assert len(list(tmp_path.iterdir())) == 2
-    # Who does not write reads what is there.
+    # A process that does not write reads the existing map.
     read = load_or_build(weights, 100, tmp_path, MapMaker(leads=lambda _: False))
     for ours, kept, computed in zip(made, read, blend(weights, 100), strict=True):
         assert isinstance(kept, np.memmap)
@@ -139,7 +139,7 @@ def test_the_order_does_not_depend_on_the_layout(
     batches = BatchRamp.constant(size)
 
     def take(micro: int, ranks: int, consumed: int, steps: int) -> list[list[int]]:
-        """The samples of each global batch, put together from all ranks."""
+        """Return the samples of each global batch, of all ranks together."""
         iterators = [
             Sampler(samples, batches, micro, rank, ranks, cyclic, seed).micro_batches(consumed)
             for rank in range(ranks)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Preparing text: the same bytes however it is done, and nothing half done."""
+"""Preparing text: always the same bytes, and never half a data set."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_bytes_do_not_depend_on_processes_or_compression(settings: Settings, tmp
     (tmp_path / "a.jsonl.zst").write_bytes(pack(raw[:half]) + pack(raw[half:]))
     (tmp_path / "one.jsonl").write_bytes(raw[:half])
     (tmp_path / "two.jsonl").write_bytes(raw[half:].rstrip(b"\n"))
-    # A frame that readers skip, as pzstd writes it, and a window beyond the library's own limit.
+    # A skippable frame, as pzstd writes it, and a window beyond the library's own limit.
     long = zstandard.ZstdCompressor(
         compression_params=zstandard.ZstdCompressionParameters(window_log=28)
     ).compressobj()
@@ -170,7 +170,7 @@ def test_interrupted_at_any_block_it_goes_on(
             assert not list(other.output_prefix.parent.glob("*.bin"))
     assert content(other) == expected
     assert done.resumed
-    # A block whose journal was not yet written is done again, and no other.
+    # Only a block whose journal was not yet written is done again.
     assert len(worked) < 1.5 * len(set(worked))
 
 
@@ -312,7 +312,7 @@ def test_bad_lines_are_named(
     settings.inputs[0].write_text("\n".join(spoil(lines)))
     with pytest.raises(TrainerError, match=said):
         preprocess(dataclasses.replace(settings, workers=workers), quiet)
-    # Nothing that one could go on with is left.
+    # Nothing is left to resume from.
     assert not list(settings.output_prefix.parent.iterdir())
 
 
@@ -362,7 +362,7 @@ def test_empty_lines_are_passed_over(settings: Settings) -> None:
 
 
 PACKS = [gzip.compress, bz2.compress, lzma.compress, zstandard.ZstdCompressor().compress]
-# Each makes a damaged file of a whole one.
+# Each damages a whole file.
 DAMAGES: dict[str, Callable[[bytes], bytes]] = {
     "cut": lambda packed: packed[: len(packed) // 2],
     "changed": lambda packed: packed[:12] + bytes(288) + packed[300:],

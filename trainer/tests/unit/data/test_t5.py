@@ -35,7 +35,7 @@ def test_generators_give_the_numbers_that_the_c_plus_plus_standard_demands() -> 
 def described(
     sizes: list[int], ends: list[int], samples: int, length: int, probability: float, seed: int
 ) -> list[tuple[int, int, int]]:
-    """The map, one sentence at a time as the description has it."""
+    """Return the map, one sentence at a time, as the description has it."""
     ratio = round(1 / probability) if probability else 0
     draws = iter(mt19937(seed).randint(0, 2**32, size=100_000, dtype=np.uint32).tolist())
 
@@ -228,7 +228,7 @@ def test_windows_take_every_token_of_a_document_as_often(
         taken = np.zeros(tokens, np.int64)
         for _, begin, count in table[table[:, 0] == number].tolist():
             taken[begin : begin + count] += 1
-        # Of a single token at the end no sample can be made.
+        # A single token at the end makes no sample.
         usable = tokens - (tokens % length == 1)
         assert set(taken[:usable].tolist()) <= {taken[:usable].max(initial=0)}
         assert usable == 0 or taken[0] > 0

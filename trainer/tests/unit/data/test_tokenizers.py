@@ -21,7 +21,7 @@ from rdm_trainer.tokenizers import load as tokenizers
 from rdm_trainer.tokenizers.pretokens import cut, word_begin
 from rdm_trainer.tokenizers.special_tokens import special_tokens
 
-# What the pattern treats apart: contractions, spaces of all kinds, letters and numbers of several scripts.
+# What the pattern distinguishes: contractions, spaces of all kinds, letters and numbers of several scripts.
 PIECES = [
     *"abIs'tremvdlLDS  \n\t\r019.,!?-\"\x00\x1c\x85", "'s", "'ll", "'re", "'S", " the",
     "\u00a0", "\u2003", "\u3000",
@@ -37,7 +37,7 @@ texts = st.one_of(
 
 @pytest.fixture(scope="module")
 def pair(small_vocabulary: TokenizerConfig) -> tuple[tokenizers.Tokenizer, Any]:
-    """Ours and the library's, of the same files."""
+    """Return our tokenizer and the library's, from the same files."""
     from tokenizers import ByteLevelBPETokenizer
 
     library = ByteLevelBPETokenizer(small_vocabulary.vocab, small_vocabulary.merges)
@@ -87,7 +87,7 @@ def test_known_tokens(gpt2_pair: tuple[tokenizers.Tokenizer, Any]) -> None:
 def test_every_character_has_the_librarys_class(pair: tuple[tokenizers.Tokenizer, Any]) -> None:
     points = [p for p in range(0x110000) if not 0xD800 <= p < 0xE000]
     sample = [*range(0x3100), *random.Random(0).sample(points, 3000)]
-    # Between two letters, what is no letter makes words of its own.
+    # Between two letters, a character that is no letter is a word of its own.
     assert_same(pair, [f"a{chr(p)}b {chr(p)}{chr(p)}1" for p in sample if not 0xD800 <= p < 0xE000])
 
 
@@ -184,7 +184,7 @@ def test_word_pieces(tmp_path: Path) -> None:
     tokens, counts = ours.encode(["The suns", "", "is, the Moon"])
     assert tokens.tolist() == [5, 6, 7, 8, 9, 5, 1]
     assert counts.tolist() == [3, 0, 4]
-    # Megatron puts [BOS] and [EOS] behind.
+    # Megatron appends [BOS] and [EOS].
     assert (ours.special.size, ours.special.begin, ours.special.end) == (13, 11, 12)
     assert (ours.special.padding, ours.special.end_of_document) == (0, 3)
     cased = tokenizers.load(write_pieces(tmp_path / "cased.txt", [*BERT, "The"]))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The verbs as a user meets them: what they print, and how they end."""
+"""The verbs as a user sees them: what they print, and how they end."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_text_to_data_set_to_a_look_at_it(tmp_path: Path, options: list[str]) ->
         "d/x_title_document.bin and .idx",
     ]
     assert done.stdout.splitlines()[2].startswith("100 documents, ")
-    # No bar where there is no terminal.
+    # No progress bar without a terminal.
     assert "\r" not in done.stderr
     names = sorted(path.name for path in (tmp_path / "d").iterdir())
     assert names == [f"x_{key}_document.{suffix}" for key in ("text", "title") for suffix in ("bin", "idx")]

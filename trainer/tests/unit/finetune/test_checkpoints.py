@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Checkpoints of a fine-tuning on nodes with a directory each."""
+"""Checkpoints of a fine-tuning whose nodes have a directory each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A fine-tuning's configuration: what is read, what cannot be, and what DeepSpeed is told."""
+"""A fine-tuning's configuration: what is read, what is rejected, and what DeepSpeed gets."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_deepspeed_shards_and_offloads_as_the_configuration_says(stage: int, tmp
     assert (zero["stage"], zero["offload_optimizer"]["device"]) == (stage, "cpu")
     # Buffers are no larger than the model.
     assert zero["reduce_bucket_size"] == 5_000_000
-    # They would go before transformers' own.
+    # They would override transformers' own.
     assert not {"scheduler", "optimizer"} & set(made)
     assert zero.get("stage3_gather_16bit_weights_on_model_save", False) is (stage == 3)
     assert "offload_param" not in zero
@@ -183,7 +183,7 @@ def test_a_node_says_all_that_it_lacks_for_a_job(tmp_path: Path) -> None:
 
 @pytest.fixture
 def tiny(tmp_path: Path) -> Path:
-    """A configuration whose model and rows are there, as far as is looked at."""
+    """A configuration whose model and rows exist, as far as the checks can see."""
     (tmp_path / "model").mkdir()
     (tmp_path / "model/config.json").touch()
     (tmp_path / "a.jsonl").touch()

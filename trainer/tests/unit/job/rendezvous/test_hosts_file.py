@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Members' names in a hosts file: there while the job runs, and nothing else changed."""
+"""Members' names in a hosts file: present while the job runs, and nothing else changes."""
 
 from __future__ import annotations
 
