@@ -66,7 +66,7 @@ def heard_by(server: ControlServer, client: ControlClient, message: dict[str, An
 
 
 def is_closed(connection: socket.socket) -> bool:
-    """Whether the other end has closed a connection."""
+    """Return whether the other end has closed a connection."""
     connection.settimeout(0.01)
     try:
         while connection.recv(65536):

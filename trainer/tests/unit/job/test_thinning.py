@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Records are thinned with their age, whole, and the file stays small."""
+"""Old records are thinned, no record is cut, and the file stays small."""
 
 from __future__ import annotations
 

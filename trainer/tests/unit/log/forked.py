@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What FASOP's Megatron-LM writes beside its steps."""
+"""What FASOP's Megatron-LM writes besides its steps."""
 
 from __future__ import annotations
 

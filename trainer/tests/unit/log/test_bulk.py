@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Lines that are read together, and parts that several processes read, say what they say one by one."""
+"""Lines read in bulk, and parts read by several processes, give the same records as lines read one by one."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def cut(data: bytes, dice: random.Random) -> Iterator[bytes]:
 
 
 def by_kind(found: Iterable[Record]) -> dict[str, list[str]]:
-    """Return records in their order: a block's timers are told before its lines, wherever it was cut."""
+    """Return records in order: a block's timers come before its lines, wherever it was cut."""
     told: dict[str, list[str]] = {}
     for one in found:
         told.setdefault("timers" if isinstance(one, Timer) else "lines", []).append(repr(one))
@@ -106,7 +106,7 @@ def test_lines_together_say_what_they_say_one_by_one(seed: int, every: bool) -> 
     data = data[: len(data) - seed % 50]
     found = list(scan.records_together(cut(data, random.Random(seed)), every=every))
     known = list(scan.records([data]))
-    # The timers before a stretch are told before it; among themselves both kinds keep their order.
+    # The timers before a stretch come before it; each of the two kinds keeps its order.
     assert [one for one in one_by_one(found) if hasattr(one, "rank")] == [
         o for o in known if hasattr(o, "rank")
     ]
@@ -134,7 +134,7 @@ def test_runs_of_lines_together_are_those_of_lines(seed: int, series: bool) -> N
 
 
 def _about(value: Any) -> Any:
-    """Return a value to twelve digits: means are added up in another order."""
+    """Return a value to twelve digits: means are summed in another order."""
     if isinstance(value, dict):
         return {key: _about(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -145,7 +145,7 @@ def _about(value: Any) -> Any:
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 10**9), st.lists(st.tuples(st.integers(0, 10**6), st.binary(max_size=3)), max_size=6))
 def test_damaged_lines_say_what_they_say_one_by_one(seed: int, damages: list[tuple[int, bytes]]) -> None:
-    """Bytes that are overwritten leave a line as long as it was, and shift none."""
+    """Overwritten bytes leave the length of each line as it was."""
     data = bytearray(log(seed))
     for place, damage in damages:
         place %= len(data)
@@ -182,7 +182,7 @@ def test_most_of_a_log_of_steps_is_read_together(before: str) -> None:
 
 @pytest.fixture
 def processes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Two processors, and no threads of other tests; how many processes were asked for."""
+    """Two processors, and no threads of other tests; returns the numbers of processes started."""
     asked: list[int] = []
     real = parallel._processes
 
@@ -208,7 +208,7 @@ def test_several_processes_read_what_one_does(
     reach: int,
     killed_from: int | None,
 ) -> None:
-    """Also when one of them is killed at a part, as the kernel does that has no memory left."""
+    """Also when one of them is killed at a part, as by the kernel when memory runs out."""
     data = log(seed, groups=30)
     names = [tmp_path / "n1.out.2", tmp_path / "n1.out.1", tmp_path / "n1.out"]
     for name, part in zip(names, (data[:9999], data[9999:77_777], data[77_777:]), strict=True):
@@ -251,7 +251,7 @@ def test_several_processes_read_what_one_does(
 
 
 def test_steps_are_handed_over_without_their_lines(tmp_path: Path) -> None:
-    """They are most of the bytes, and nobody asks for them but of steps that begin a run or are odd."""
+    """The lines are most of the bytes, and only those of steps that begin a run or are odd are used."""
     line = " iteration {:8d}/ 9999 | time: {:200d} | lm loss: {} | grad norm: {:.3f} |\n"
     path = tmp_path / "n1.out"
     losses = [f"{9 / n:.6E}" if n < 21_000 else "nan" for n in range(1, 22_000)]
@@ -274,7 +274,7 @@ def test_steps_are_handed_over_without_their_lines(tmp_path: Path) -> None:
 def test_a_log_that_is_rotated_or_cut_after_it_was_read_gives_what_was_read(
     tmp_path: Path, seed: int
 ) -> None:
-    """The processes have read all before this one asks for a line."""
+    """The processes have read everything before this one needs a line."""
     data = log(seed, groups=30)
     path, moved = tmp_path / "n1.out", tmp_path / "n1.out.1"
     parts = list(parallel._Parts([_written(path, data)], 10_000, 10**6))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Messages on standard error: real lines, and what they mean."""
+"""Messages on standard error: real lines and their meaning."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rdm_log.errors import classify, findings
 from rdm_log.messages import HARMLESS, MESSAGES
 
 CORPUS = (Path(__file__).parent / "corpus/stderr.txt").read_text().splitlines()
-# Behind the message's name stands, in many, the program that writes the line.
+# In many lines, the program that writes the line follows the message's name.
 LINES = [(*line.partition(" | ")[0].split()[:2], line.partition(" | ")[2]) for line in CORPUS]
 
 
@@ -27,7 +27,7 @@ def test_real_lines(kind: str, name: str, line: str) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "name", "line"),
-    # Those that start programs on nodes are not started through pdsh, nor do the options of one fail there.
+    # Programs that start others on nodes do not run through pdsh; a program's options do not fail there.
     [one for one in LINES if not re.match(r"(?:srun|sbatch|slurmstepd|pdsh@\S+|mpirun|train\.py)\b", one[2])],
 )
 def test_real_lines_through_pdsh(kind: str, name: str, line: str) -> None:
@@ -54,7 +54,7 @@ def test_a_warning_that_was_raised_is_an_exception() -> None:
     for line in ("DeprecationWarning: invalid escape sequence", "an.own.SlowWarning: x"):
         (found,) = findings([*head, f"{line}\n"])
         assert (found.kind, found.name, found.line) == ("error", "exception", line)
-        # After it the traceback is over.
+        # It ends the traceback.
         assert [one.kind for one in findings([*head, "KeyError: 1\n", f"{line}\n"])].count("error") == 1
 
 
@@ -118,7 +118,7 @@ def test_a_traceback_that_a_line_quotes_is_that_line_s(before: str, kinds: list[
     lines = [before + HEAD[0], HEAD[1], last]
     assert [one.kind for one in findings(lines)] == kinds
     assert [one.kind for one in findings([f"[rank3]: {line}" for line in lines])] == kinds
-    # After it the traceback is over.
+    # It ends the traceback.
     assert "error" in [one.kind for one in findings([*lines, last])]
 
 
@@ -145,7 +145,7 @@ def test_a_traceback_that_was_cut_off_is_an_error(end: str, line: str) -> None:
     (found,) = findings(["  warnings.warn(\n", *head, end])
     assert (found.name, found.kind, found.cause) == ("traceback", "error", "a traceback was cut off")
     assert (found.line, found.ranks) == (line, ())
-    # A rank's, while others go on.
+    # A rank's traceback, while other ranks go on.
     (found,) = findings([f"[rank3]: {one}" for one in head] + ["[rank1]: on it goes\n"])
     assert (found.name, found.ranks) == ("traceback", (3,))
     assert findings(["Exception ignored in: <x>\n", *head, end]) == []

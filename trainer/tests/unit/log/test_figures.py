@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Sums of many values are those of one after the other, to the last bit."""
+"""Values added in bulk have the same sums as values added one by one, to the last bit."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TIMES = st.floats(0, 1e9)
     st.data(),
 )
 def test_together_and_one_by_one(parts: list[tuple[int, int]], data: st.DataObject) -> None:
-    """Of ranks that a block cut, and of ranks that no training has."""
+    """Including ranks that the end of a block separates, and ranks that no training has."""
     together, alone = RankSums(), RankSums()
     for first, count in parts:
         ranks = array("q", range(first, first + count))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Lines of logs: those that programs are known to write, and any that they could."""
+"""Lines of logs: those that programs are known to write, and arbitrary ones."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def entries() -> Iterator[Any]:
 
 
 def written(record: Record) -> str:
-    """Return a record as the corpus has it."""
+    """Return a record as the corpus writes it."""
     fields = {key: value for key, value in record._asdict().items() if EMPTY.get(key, ...) != value}
     return f"{type(record).__name__} {json.dumps(fields, sort_keys=True)}"
 
@@ -48,7 +48,7 @@ def read(text: str | bytes, size: int = scan.BLOCK) -> list[Record]:
 @pytest.mark.parametrize("size", [scan.BLOCK, 97])
 def test_what_programs_write(text: str, expected: list[str], size: int) -> None:
     found = [written(record) for record in read(text + "\n", size)]
-    # The order of a line's timers and of what ranks wrote at once says nothing.
+    # The order of a line's timers, and of lines that ranks wrote at once, does not matter.
     assert sorted(_normal(one) for one in found) == sorted(_normal(e) for e in expected if e != "nothing")
 
 

@@ -20,8 +20,8 @@ read_timers(Path(sys.argv[1]))
 own = re.search(r"VmHWM:\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1]
 print(max(int(own), resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss))
 """
-"""The peak in KiB. RUSAGE_SELF would be this test's own, when that is more: it passes to what it starts.
-That of the workers is their own: they are no other program."""
+"""The peak in KiB. RUSAGE_SELF would include the test's own peak, which a started program inherits. The
+workers' peaks are their own: they are forked, and run no other program."""
 MIB = 1024 * 1024
 
 
@@ -39,7 +39,7 @@ def timers(number: int) -> str:
 
 
 def ranks(number: int) -> str:
-    """A timer has another name in each step, and the ranks are in another order: nothing is summed up."""
+    """Each step has another timer name and another order of ranks, so nothing can be summed."""
     lines = "".join(f"     rank {(rank + number) % 32:2d}: {rank}.25\n" for rank in range(32))
     return step(number) + f"times across ranks (ms):\n  a{number % 50}:\n{lines}  optimizer:\n{lines}"
 
@@ -54,7 +54,7 @@ def other(number: int) -> str:
 
 
 def peak(path: Path, kind: Callable[[int], str], size: int) -> int:
-    """Return the bytes that a reader of a log of this size had at most."""
+    """Return the peak memory, in bytes, of a reader of a log of this size."""
     number = 0
     with path.open("w") as file:
         while file.tell() < size:
@@ -69,8 +69,8 @@ def peak(path: Path, kind: Callable[[int], str], size: int) -> int:
 
 @pytest.mark.parametrize("kind", [step, timers, ranks, tables, other])
 def test_a_log_of_twice_the_size_takes_no_more_memory(tmp_path: Path, kind: Callable[[int], str]) -> None:
-    """Both are read by as many processes."""
+    """Both logs are read by the same number of processes."""
     few, many = (peak(tmp_path / "n1.out", kind, size * MIB) for size in (70, 140))
-    # What is handed over and waits to be noted may be more by some parts, but not by the 70 MiB of more log.
+    # Some more parts may wait to be processed, but not the additional 70 MiB of the log.
     assert many < few + 40 * MIB
     assert many < 160 * MIB

@@ -17,13 +17,13 @@ EACH = 8
 SECONDS = 24
 
 Work = Callable[[int, random.Random], tuple[float, float]]
-"""What a rank takes in a step at some moment, and how much of it it waits for a processor."""
+"""A rank's time for a step at some moment, and the share of it spent waiting for a processor."""
 
 
 def job(count: int, stages: int, seed: int, work: Work) -> list[RankHeartbeat]:
     """Return the ranks of a synchronous training, eight on a node, whose stages have different work.
 
-    In each second all of them take as long as the slowest one: what is not their own, they wait.
+    In each second, all of them take as long as the slowest one: they wait for the rest of the time.
     """
     drawn = random.Random(seed)
     records: list[list[dict[str, float]]] = [[] for _ in range(count)]
@@ -111,7 +111,7 @@ def test_heavy_tailed_noise_on_a_thousand_ranks_names_nobody() -> None:
 @settings(deadline=None, max_examples=40)
 @given(seed=st.integers(0, 2**32), count=st.sampled_from([2, 16]), times=st.floats(2.2, 20))
 def test_who_waits_for_a_processor_is_told_and_not_suspected(seed: int, count: int, times: float) -> None:
-    """The whole first node of two is busy with somebody else's work."""
+    """The whole first node of two is busy with other work."""
 
     def work(rank: int, drawn: random.Random) -> tuple[float, float]:
         time, _ = noise(0.05)(rank, drawn)
@@ -131,7 +131,7 @@ def test_who_waits_for_a_processor_is_told_and_not_suspected(seed: int, count: i
 def test_whose_quota_is_smaller_than_its_peers_is_named(
     seed: int, count: int, quota: float, times: float
 ) -> None:
-    """Nodes with quotas. Of the last one the ranks are held back, and its quota is so many times smaller."""
+    """All nodes have quotas. The last one's is ``times`` times smaller, and throttles its ranks."""
     node = f"n{count // EACH - 1}"
 
     def work(rank: int, drawn: random.Random) -> tuple[float, float]:
@@ -143,13 +143,13 @@ def test_whose_quota_is_smaller_than_its_peers_is_named(
     assert (sign.kind, sign.node, sign.is_note) == (
         ("processors", node, False) if times >= 2 else ("busy", node, True)
     )
-    # One without a quota has no less than anybody.
+    # A node without a quota has at least as much as any other.
     (sign,) = slow(job(count, 1, seed, work), {node: "its quota is small"}, {node: quota})
     assert (sign.kind, sign.node) == ("processors", node)
 
 
 def test_where_each_node_has_a_stage_of_its_own_the_same_quota_everywhere_suspects_nobody() -> None:
-    """Peers on its own node have a rank's quota: it is compared with that of the other nodes."""
+    """A rank's peers share its node's quota, so that is compared with the other nodes' quotas."""
 
     def work(rank: int, drawn: random.Random) -> tuple[float, float]:
         time, _ = noise(0.05)(rank, drawn)
@@ -215,7 +215,7 @@ def test_a_stage_alone_is_compared_with_what_it_was() -> None:
     slower[2] = replace(stages[2], compute_s=0.9, least_s=0.9)
     (sign,) = slow(slower)
     assert (sign.node, sign.rank) == ("n2", 2)
-    # Nobody waits for it; and longer sequences, or a slower data set, slow all of them.
+    # No rank waits for it; and longer sequences or a slower data set would slow all of them.
     assert slow([*stages[:2], slower[2], stages[3]]) == []
     assert slow([replace(one, compute_s=0.9, least_s=0.9) for one in stages]) == []
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Nothing that a log holds is obeyed by the terminal in which it is read."""
+"""Nothing in a log acts on the terminal that shows it."""
 
 from __future__ import annotations
 

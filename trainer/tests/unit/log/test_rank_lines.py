@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Lines of ranks' timers that are read all at once: they say what they say one by one."""
+"""Ranks' timers read in bulk give the same results as lines read one by one."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def sections(draw: st.DrawFn) -> bytes:
         lines += [STEP.replace(b"       7/", f"{number:8d}/".encode())] * draw(st.integers(0, 1))
         lines.append(tag + TIMERS)
         for name in names:
-            # A block of the log that is lost takes a name with it.
+            # A lost block of the log takes a name with it.
             if is_whole or dice.random() < 0.8:
                 lines.append(tag + b"  " + name + b":")
             for rank in range(first, first + count):
@@ -91,7 +91,7 @@ def sections(draw: st.DrawFn) -> bytes:
 @given(st.lists(sections(), min_size=1, max_size=3), st.integers(1, 60), st.integers(50, 100_000))
 @example([b"times across ranks (ms):\n  a:\n" + b"     rank  1: 0.00\n" * 3], 1, 64)
 def test_they_say_what_they_say_line_by_line(parts: list[bytes], cut: int, size: int) -> None:
-    """The same times of each rank and timer, and the same runs with them, however the log is cut."""
+    """Each rank and timer has the same times, and the runs are the same, however the log is cut."""
     data = b"".join(parts)[:-cut]
     blocks = [data[begin : begin + size] for begin in range(0, len(data), size)]
     together = list(records_together(blocks, every=True))
@@ -104,7 +104,7 @@ def test_they_say_what_they_say_line_by_line(parts: list[bytes], cut: int, size:
 
 @pytest.mark.parametrize("size", [10_000, 300])
 def test_a_heading_ends_the_name_above_it(size: int) -> None:
-    """Where the name below it is lost, the times are nobody's, also in the block that follows."""
+    """If the name below it is lost, the times belong to no timer, also in the next block."""
     ranks = b"".join(b"     rank %2d: %d.25\n" % (rank, rank) for rank in range(12))
     data = TIMERS + b"\n  a:\n" + ranks + TIMERS + b"\n" + ranks + b"  b:\n" + ranks
     blocks = [data[begin : begin + size] for begin in range(0, len(data), size)]
@@ -116,7 +116,7 @@ def test_a_heading_ends_the_name_above_it(size: int) -> None:
 
 
 def test_a_silence_ends_them() -> None:
-    """What comes more than 64 KiB behind the last one is nobody's timer."""
+    """A line more than 64 KiB after the last one belongs to no timer."""
     head = b"times across ranks (ms):\n  a:\n     rank  0: 1.00\n"
     for silence, count in ((60_000, 2), (70_000, 1)):
         data = head + b"x" * silence + b"\n     rank  1: 2.00\n"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Which rank is slow, by the timers of all ranks that Megatron writes."""
+"""Which rank is slow, from the timers that Megatron writes for all ranks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NODES = {rank: f"n{1 + rank // 4}" for rank in range(16)}
 
 
 def test_a_rank_is_compared_with_the_replicas_of_its_stage() -> None:
-    """The second stage has more layers, which makes nobody slow."""
+    """The second stage has more layers, which makes no rank slow."""
     even = {rank: 500.0 if rank < 8 else 900.0 for rank in range(16)}
     assert slow(even, 2, 1, NODES) == []
     (sign,) = slow({**even, 6: 800.0}, 2, 1, NODES)
@@ -25,7 +25,7 @@ def test_a_rank_is_compared_with_the_replicas_of_its_stage() -> None:
     assert sign.text == (
         "Rank 6 on n2 is slow: it computes for 800 ms in a step, its peers for 500 ms (1.6 times)."
     )
-    # A stage of its own has no peers.
+    # A rank with a stage of its own has no peers.
     assert slow({**even, 6: 800.0}, 16, 1, NODES) == []
 
 

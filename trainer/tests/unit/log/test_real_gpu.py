@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What the rules say of an NVIDIA H100 that was watched: idle, then under load, then with its memory full.
+"""What the rules find in records of an NVIDIA H100: idle, then under load, then with its memory full.
 
 The records are lines of a job's ``.gpu.jsonl``, every five seconds, with times from the job's start.
 """
@@ -30,7 +30,7 @@ def test_a_driver_s_own_memory_is_no_process_of_anybody() -> None:
 
 
 def test_a_gpu_at_its_power_limit_is_well() -> None:
-    """All that trains at full speed is there, and 15 K below where heat slows it down."""
+    """Every GPU that trains at full speed is at it; this one is 15 K below the heat that slows it down."""
     (gpu,) = LOADED[-1].devices
     assert gpu.throttled == ("sw_power_cap",)
     assert gpu.watts is not None

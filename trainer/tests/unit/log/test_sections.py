@@ -80,7 +80,7 @@ def test_the_documents_directory_gives_the_documents_output(job: Path) -> None:
         *[f"[{n}] NVIDIA A10       | 49'C,   0 % |     0 / 22731 MB |" for n in range(4)],
         "",
     )
-    # Of these, every line is the document's.
+    # Every line of these sections is the document's.
     for title in ("job info 10932251", "iteration time"):
         assert list(found[title].lines) == shown_of(title)
 

@@ -18,7 +18,7 @@ WELL = Sample(0, 100 * GIB, 8 * GIB, 32 * GIB, 0, {4: GIB, 5: GIB}, 10**6, 10, {
 
 
 def samples(**last: Any) -> list[Sample]:
-    """Return what was measured over a minute, which ends with something else."""
+    """Return the samples of a minute, the last of them changed."""
     times = [replace(WELL, time=5.0 * n, segments=10**6 + 5000 * n) for n in range(13)]
     return [*times[:-1], replace(times[-1], **last)]
 
@@ -70,12 +70,12 @@ def test_a_disk_that_fills_is_told_before_the_next_checkpoint_and_a_burst_is_not
     assert of_node("n2", fills, checkpoint_s=600, checkpoint_bytes=GIB, is_saving=True) == []
     burst = [replace(WELL, time=5.0 * n, disk_free=(40 if n < 6 else 10) * GIB) for n in range(13)]
     assert of_node("n2", burst, checkpoint_s=600, checkpoint_bytes=GIB) == []
-    # An hour of rest hides no disk that will be full in a minute, whatever it is that fills it.
+    # An hour of rest does not hide a disk that will be full in a minute, whatever fills it.
     rests = [replace(WELL, time=5.0 * n - 3600, disk_free=20 * GIB) for n in range(720)]
     last = rests + [replace(one, disk_free=(one.disk_free or 0) - 10 * GIB) for one in fills]
     (sign,) = of_node("n2", last, checkpoint_s=600, checkpoint_bytes=GIB, whole_bytes=2 * GIB)
     assert "its 4.3 GB are full in 40 s, before the next checkpoint in 600 s" in sign.text
-    # But a checkpoint of all nodes may have taken that much, and so may what a program of the user's writes.
+    # But a checkpoint of all nodes, or a user's own program, may have written that much.
     for whole in (3 * GIB, 0):
         assert of_node("n2", last, checkpoint_s=600, checkpoint_bytes=GIB, whole_bytes=whole) == []
 
@@ -94,7 +94,7 @@ def test_a_disk_that_fills_is_told_before_the_next_checkpoint_and_a_burst_is_not
 def test_a_node_s_own_limits_differ_from_others_work(
     quota: float, throttled: int, busy: float, limit: str
 ) -> None:
-    """Of a hundred periods so many were throttled; the two ranks took this share of the two processors."""
+    """Of a hundred periods, ``throttled`` were; the two ranks used the share ``busy`` of two processors."""
     measured = [
         replace(
             WELL,
@@ -108,7 +108,7 @@ def test_a_node_s_own_limits_differ_from_others_work(
         for n in range(13)
     ]
     assert held_back(measured) == limit
-    # One look says nothing, and neither does a node that counts nothing.
+    # One sample shows nothing, and neither does a node that counts nothing.
     assert held_back(measured[:2]) == held_back(samples()) == ""
 
 
@@ -153,7 +153,7 @@ def test_heat_is_not_said_to_be_the_power_supply_s_fault(told: tuple[str, ...], 
 
 
 def test_a_gpu_beyond_the_ranks_is_nobody_s() -> None:
-    """Its place would be the number of a rank on the next node."""
+    """Its index would give the number of a rank on the next node."""
     devices = (replace(GPU, index=0), replace(GPU, index=1, xids=(79,)), replace(GPU, index=5, xids=(79,)))
     found = of_node("n2", samples(devices=devices), ranks=(4, 5))
     assert [(sign.rank, sign.text) for sign in found] == [
@@ -176,9 +176,9 @@ def test_a_gpu_as_hot_as_where_it_is_slowed_down(
     )
     if found:
         assert found[0].text == f"GPU 3 of n2 has {celsius}'C, and is slowed down at 98'C."
-    # For a moment it may be.
+    # It may be that hot for a moment.
     assert of_node("n2", samples(devices=(hot,))) == []
-    # One that is slowed down for it is told once.
+    # A GPU that is slowed down for heat is reported once.
     throttled = replace(hot, throttled=("hw_thermal",))
     kinds = [sign.kind for sign in of_node("n2", [replace(one, devices=(throttled,)) for one in samples()])]
     assert kinds == ["throttled"]

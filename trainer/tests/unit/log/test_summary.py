@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What the files of a job come to: runs, their figures, and one table."""
+"""The summary of a job's files: runs, their figures, and one table."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_one_run_and_its_figures(tmp_path: Path) -> None:
     lines = [line(n, time, 6.0 - n / 10) for n, time in enumerate(times, 1)]
     (run,) = summary(tmp_path, n1=lines)["runs"]
     assert run["lines"] == run["last_iteration"] == 41
-    # The first step builds and warms up; it is told apart.
+    # The first step builds and warms up; it is reported separately.
     assert run["step_ms"]["first"] == 900
     assert run["step_ms"]["median"] == statistics.median(times[1:])
     assert run["step_ms"]["outliers"] == [[40, 450.0]]
@@ -81,7 +81,7 @@ def test_a_restart_begins_a_run_with_and_without_a_word_of_it(tmp_path: Path) ->
     for text in (
         [*before, *after],
         [START.format(minute=1), *before, START.format(minute=5), *after],
-        # It had begun anew, and came to no step before it began once more.
+        # It began again, and reached no step before it began once more.
         [START.format(minute=1), *before, START.format(minute=5), *after, START.format(minute=9)],
     ):
         found = summary(tmp_path, n1=text)
@@ -108,15 +108,15 @@ def test_ranks_that_say_the_same_are_one(tmp_path: Path) -> None:
 
 def test_ranks_that_each_write_a_step_with_their_own_time_are_one(tmp_path: Path) -> None:
     ranks = [line(n, 100 + 9 * rank) for n in range(1, 31) for rank in range(3)]
-    # Some lines come later than those of others.
+    # Some ranks' lines come late.
     for n in (12, 40, 41):
         ranks[n], ranks[n + 1] = ranks[n + 1], ranks[n]
     assert summary(tmp_path, n1=ranks)["restarts"] == 0
-    # What one writes again after it began anew is another run, also where several write.
+    # Steps that are written again after a restart are another run, also if several ranks write.
     again = [line(n, 150 + 9 * rank) for n in range(21, 31) for rank in range(3)]
     found = summary(tmp_path, n1=[*ranks, *again])
     assert [run["lines"] for run in found["runs"]] == [30, 10]
-    # A first step that was taken twice is no second rank.
+    # A first step that was taken twice does not make a second rank.
     found = summary(tmp_path, n1=[line(1), line(1, 130.0), *map(line, range(2, 20)), line(19, 130.0)])
     assert [run["lines"] for run in found["runs"]] == [19, 1]
 
@@ -133,7 +133,7 @@ def test_a_part_of_a_log_is_a_copy(begin: int, lines: int, tmp_path: Path) -> No
     part = text[begin : begin + 20 + lines // 10]
     found = summary(tmp_path, n060=text, n061=part, n062=["", *part[:10], part[10][:-60]])
     assert (found["restarts"], [run["lines"] for run in found["runs"]]) == (0, [lines])
-    # The same steps that took another time were taken again.
+    # The same steps with other times were taken again.
     again = [one.replace("(ms): 100.", "(ms): 101.") for one in part]
     assert summary(tmp_path, n060=text, n061=again, n062="")["restarts"] == 1
 
@@ -216,7 +216,7 @@ def test_deepspeed_alone(tmp_path: Path) -> None:
 
 
 def test_deepspeed_without_a_pipeline(tmp_path: Path) -> None:
-    """It goes on from a checkpoint, from which its timer does not count."""
+    """It resumes from a checkpoint; its timer counts only from there on."""
     text = "".join(
         f"[Rank 0] step={1000 + n}, skipped=0, lr=[0.001], mom=[(0.9, 0.95)]\n"
         f"[timer.py:264:stop] epoch=0/micro_step={2 * n}/global_step={n}, RunningAvgSamplesPerSec=15.5, "
@@ -290,7 +290,7 @@ def test_what_a_last_line_that_was_cut_lacks_is_from_the_line_above(end: int, tm
         assert run["samples_per_second"] == pytest.approx(8 / run["step_ms"]["median"] * 1000)
         told = run["learning_rate"], run["grad_norm"]["last"], run["tflops"], run["tokens_per_gpu_per_second"]
         assert told == (1e-4, 1.5, 41.5, 950.0)
-    # A line that is whole has the fields that it has.
+    # A complete line has only its own fields.
     (run,) = summary(tmp_path, n1=[*before, line(4)])["runs"]
     assert run["tflops"] is None
 
@@ -303,7 +303,7 @@ def test_skipped_steps_of_an_engine_are_those_since_the_training_began(tmp_path:
 
     assert skipped((10, 1), (20, 1), (30, 1)) == 1
     assert skipped((10, 1), (20, 4)) == 4
-    # Those before the checkpoint that it goes on from are not this run's.
+    # Steps skipped before the checkpoint from which it resumes are not this run's.
     assert skipped((1010, 7), (1020, 7), (1030, 9)) == 2
 
 
@@ -384,7 +384,7 @@ def test_quantiles_of_a_long_run_are_those_of_all() -> None:
 
 @given(st.lists(st.lists(st.integers(1, 5), min_size=1, max_size=20), min_size=1, max_size=5))
 def test_runs_are_those_that_were(lengths: list[list[int]]) -> None:
-    """Each run goes up by any intervals, and the next one begins at or below its end."""
+    """Each run's iterations rise by arbitrary intervals; the next run begins at or below its end."""
     steps: list[Step] = []
     known = []
     for number, intervals in enumerate(lengths):

@@ -32,7 +32,7 @@ from tests.unit.log.forked import ARGUMENTS, timers
 
 
 def one_forward_one_backward(stages: int, batches: int, forward: float, backward: float) -> Timeline:
-    """Return the schedule 1F1B as it is without any cost of communication."""
+    """Return the schedule 1F1B without any cost of communication."""
     orders = []
     for stage in range(stages):
         warm_up = min(batches, stages - stage - 1)
@@ -85,7 +85,7 @@ def test_timers_of_all_ranks_become_spans_with_their_steps(tmp_path: Path) -> No
     log.write_text("hello\n" + timers(4, 1686726500.0) + " iteration 10/ 50 |\n" + timers(4, 1686726900.0))
     found = read_timers(log)
     assert sorted(found.spans) == [0, 1, 2, 3]
-    # Only the last ones, which are the usual ones.
+    # Only the last steps, which are the typical ones.
     assert found.spans[0][0].begin == pytest.approx(1686726900.0e6)
     assert [(span.kind, span.step, span.micro_batch) for span in found.spans[3]] == [
         *(("forward", 1, 0), ("backward", 1, 0), ("forward", 1, 1), ("backward", 1, 1), ("optimiser", 1, -1)),
@@ -146,7 +146,7 @@ def test_no_bubble_is_told_of_timers_that_are_not_known_to_be_of_a_whole_pipelin
 
 
 def test_the_layout_is_that_of_the_last_run(tmp_path: Path) -> None:
-    """Also where a job goes on in another one, far behind the head of its log."""
+    """Also if a job resumes with another layout, far behind the head of its log."""
     log = tmp_path / "n1.out"
     before = ARGUMENTS.format(tensor=2, stages=2, world=8) + STEP + timers(8, 100.0) + "x\n" * HEAD
     after = STEP.replace("10/", "20/") + timers(8, 200.0)
@@ -223,7 +223,7 @@ def test_a_heading_between_two_blocks_is_found(tmp_path: Path) -> None:
     log = tmp_path / "n1.out"
     text = timers(2, 100.0).encode()
     for behind in (0, 1, 10, 22, 23, 24, 100):
-        # So many bytes of what is read first are the heading's.
+        # The first block to be read begins at various bytes of the heading.
         log.write_bytes(b"x\n" + text + b"\n" * (BLOCK - len(text) + behind))
         assert sorted(read_timers(log).spans) == [0, 1], behind
 
@@ -231,7 +231,7 @@ def test_a_heading_between_two_blocks_is_found(tmp_path: Path) -> None:
 def test_a_log_that_is_cut_while_it_is_read_is_no_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As rotation cuts it: to map it into memory would end the process with SIGBUS."""
+    """Rotation cuts it like this; mapping it into memory would kill the process with SIGBUS."""
     log = tmp_path / "n1.out"
     log.write_bytes(timers(2, 100.0).encode() + b"\n" * 3 * BLOCK)
     reads = []
@@ -260,7 +260,7 @@ def test_times_of_all_ranks_without_their_moments_say_where_a_step_goes(tmp_path
     log.write_text(text + block.format(30.0)[:90])
     found = read_timers(log)
     assert (found.spans, found.source) == ({}, "timers")
-    # Of the last ones that are whole; what contains others does not count.
+    # Of the last complete block; timers that contain others do not count.
     assert shares(found) == {
         0: {"forward": 20.0, "optimiser": 4.25},
         1: {"forward": 21.0, "receive": 7.0, "optimiser": 4.0},
@@ -311,7 +311,7 @@ def test_chromes_trace_format(tmp_path: Path, capsys: pytest.CaptureFixture[str]
         **{"name": "ForwardPass", "cat": "forward", "ph": "X", "ts": 0.0, "dur": 50.0, "pid": 0, "tid": 0},
         "args": {"step": 20, "micro_batch": 0},
     }
-    # Within the other: a track of its own.
+    # A span within another gets a track of its own.
     assert (events[1]["tid"], events[1]["args"]) == (1, {"step": 20})
     names = {
         event["pid"]: event["args"]["name"]

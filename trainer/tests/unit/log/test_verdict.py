@@ -35,7 +35,7 @@ COUNT = 60
 def run(
     losses: list[float] | None = None, times: list[float] | None = None, more: dict[str, float] | None = None
 ) -> dict[str, Any]:
-    """Return a run with a line each ten steps."""
+    """Return a run with a line every ten steps."""
     losses = losses or [10 - 4 * n / COUNT for n in range(COUNT)]
     times = times or [5000.0, *[1400.0] * (len(losses) - 1)]
     steps = [
@@ -173,10 +173,10 @@ def test_errors_are_evidence_and_warnings_are_not() -> None:
     verdict = evaluate(replace(HEALTHY, findings=findings([*warned, *full])))
     assert verdict.word == "suspect"
     assert verdict.reason.startswith("A disk or a quota is full, 2 times (rank 3: OSError: [Errno 28]")
-    # A job that stalls with an error says both.
+    # A stalled job with an error reports both.
     verdict = evaluate(replace(HEALTHY, findings=findings(full), seconds_since_step=500))
     assert (verdict.word, len(verdict.evidence)) == ("stalled", 2)
-    # One that has failed says which.
+    # A failed job reports the error.
     failed = replace(HEALTHY, state="failed", findings=findings(full))
     assert "quota is full" in evaluate(failed).reason
 
@@ -192,7 +192,7 @@ HARMLESS = [
 def test_a_job_with_only_harmless_lines_is_healthy(state: str, tmp_path: Path) -> None:
     assert any("libpng16" in line for line in HARMLESS)
     assert evaluate(replace(HEALTHY, state=state, findings=findings(HARMLESS))).word == "healthy"
-    # From a directory, too; and one real error among them is not lost.
+    # The same from a directory; and one real error among them is not lost.
     step = "elapsed time per iteration (ms): 9.0 | lm loss: 9.0 |"
     (tmp_path / "n1.out").write_text("".join(f" iteration {n:8}/ 50 | {step}\n" for n in range(1, 25)))
     errors = tmp_path / "n1.err"
@@ -243,7 +243,7 @@ def ended(losses: list[float] | None = None, *, last: int = 600, **more: Any) ->
                 "It came to iteration 600.",
             ],
         ),
-        # Megatron and ours say it when they end early as they were told.
+        # Megatron and our trainer report that they end early as configured.
         (
             ended(last=300, milestones={"exiting program at iteration 300": ""}),
             "finished",
@@ -270,16 +270,16 @@ def test_a_job_that_is_done_before_its_last_step_says_why() -> None:
             "The loss was not a number 1 time, first at iteration 290.",
         ),
     )
-    # The steps of a last interval have no line when that is not full.
+    # The steps of an incomplete last interval have no line.
     assert evaluate(replace(ENDED, runs=(ended(train_iterations=609),))).word == "finished"
-    # Where nobody says that it has ended, it may go on.
+    # If nothing says that it has ended, it may go on.
     assert evaluate(replace(short, state="", runs=(ended(last=300),))).word == "healthy"
 
 
 def test_what_was_asked_for_counts_also_when_a_job_is_done() -> None:
     done = replace(ENDED, runs=(ended(),))
     assert evaluate(done).word == "finished"
-    # A node that was slow, and an error that did not keep it from its end, say nothing of the result.
+    # A slow node, or an error that did not keep it from its end, does not affect the result.
     slow = Sign("slow", "Rank 3 on n2 is slow.", "n2", 3)
     broken = findings(["ValueError: no"])
     told = evaluate(replace(done, signs=[slow], findings=broken))
@@ -292,7 +292,7 @@ def test_what_was_asked_for_counts_also_when_a_job_is_done() -> None:
     assert len(other.evidence) == 3
     first = Sign("nan", "The loss of rank 3 on n2 was not a number first, at iteration 9.", "n2", 3)
     assert [one.rank for one in evaluate(replace(done, signs=[first])).culprits] == [3]
-    # Who watched it before it said so had not looked at that.
+    # The observer that watched it before this report had not considered that.
     watched = evaluate(done)
     again = evaluate(replace(done, watched=watched, reported={"": {"PARTITION": "6-6-6-6"}}))
     assert (again.word, again.evidence[1:]) == ("suspect", watched.evidence)
@@ -340,7 +340,7 @@ def test_another_word_is_no_state(tmp_path: Path, capsys: pytest.CaptureFixture[
 
 @pytest.mark.parametrize("clock", [True, False])
 def test_deepspeed_alone_is_late_and_its_slow_steps_are_named(clock: bool, tmp_path: Path) -> None:
-    """It does not say how long a step takes: the times before its lines do, where there are any."""
+    """DeepSpeed does not log how long a step takes: the times before its lines show it, if there are any."""
     now = datetime.datetime(2026, 11, 22, 10, 0)
     text = ""
     for number in range(10, 510, 10):
@@ -446,7 +446,7 @@ def test_errors_in_a_log_of_both_streams_are_found(after: str, tmp_path: Path) -
         ("A disk or a quota is full (rank 3: OSError: [Errno 28] No space left on device).",),
     )
     assert [one.node for one in verdict.culprits] == []
-    # Those of an attempt before, and before the end of a long log, are past.
+    # Errors of an earlier attempt, and those far before the end of a long log, are past.
     log.write_text(lines_of_steps(1, 40) + FULL + lines_of_steps(21, 60))
     assert evaluate(observe(log, now=log.stat().st_mtime)).word == "healthy"
     log.write_text(FULL + "on it goes\n" * 30_000 + lines_of_steps(1, 40))
@@ -468,7 +468,7 @@ def test_errors_of_a_node_without_a_file_of_errors_are_in_its_output(tmp_path: P
 
 def test_what_programs_write_in_order_is_no_error(tmp_path: Path) -> None:
     lines = (SAMPLE.parent / "lines.txt").read_text().splitlines(keepends=True)
-    # Into one another rank writes an error.
+    # One line contains another rank's error.
     sound = [line for line in lines if "RuntimeError: at iteration" not in line]
     assert len(sound) == len(lines) - 1
     for text in ("".join(sound), SAMPLE.read_text(), ARGUMENTS + lines_of_steps(1, 9)):
@@ -503,7 +503,7 @@ def test_what_was_asked_for_is_compared_with_the_arguments_of_a_program_alone(
     )
     conf.write_text("GLOBAL_BATCH_SIZE=64\nNNODES=2\n")
     assert len(evaluate(observe(log, now=now, conf=conf)).evidence) == 1
-    # Where there is nothing to compare with, that is said.
+    # If there is nothing to compare with, that is reported.
     conf.write_text("NNODES=2\n")
     for state, word in (
         ("", "healthy"),
@@ -528,7 +528,7 @@ def test_who_is_idle_is_named_once_and_nobody_where_all_are() -> None:
 
 
 def test_another_program_s_loss_that_stays_where_it_began_is_told(tmp_path: Path) -> None:
-    """Megatron writes of how many entries its vocabulary is."""
+    """Megatron logs the size of its vocabulary."""
     line = " iteration {:8d}/    5000 | elapsed time per iteration (ms): 500.0 | lm loss: 1.08257E+01 |\n"
     steps = "".join(line.format(10 * n) for n in range(1, 41))
     (tmp_path / "n1.out").write_text(
@@ -577,7 +577,7 @@ def test_what_each_node_of_others_logs_shows_is_said_of_that_node(tmp_path: Path
     gpu = "[{}] NVIDIA A10       | 49'C,  90 % | {:5d} / 22731 MB |\n"
     for node, used in (("n1", 9000), ("n2", 3)):
         (tmp_path / f"{node}.out").write_text(info + arguments + steps)
-        # What the driver takes of a GPU is no process.
+        # Memory that the driver takes is not a process.
         (tmp_path / f"{node}.gpu").write_text(gpu.format(0, used) + gpu.format(1, used))
     (tmp_path / "n3.gpu").write_text("[0] 16 CPU cores | 1 % | 10 / 64000 MB |\n")
     full = "[rank3]: OSError: [Errno 28] No space left on device\n"
@@ -594,17 +594,17 @@ def test_what_each_node_of_others_logs_shows_is_said_of_that_node(tmp_path: Path
         ("error", "n2", 3),
         ("idle", "n2", None),
     ]
-    # A small program on a large GPU is one.
+    # A small program on a large GPU is a process.
     (tmp_path / "n2.gpu").write_text("[0] NVIDIA H100 | 40'C,  90 % |  1200 / 81559 MB |\n")
     assert evaluate(observe(tmp_path, state="RUNNING", now=now)).evidence == verdict.evidence[:2]
     (tmp_path / "n2.gpu").write_text(gpu.format(0, 3) + gpu.format(1, 3))
-    # Where nothing is known of the other nodes, they may be at work.
+    # Other nodes about which nothing is known may be at work.
     for node in ("n1", "n3"):
         (tmp_path / f"{node}.gpu").write_text("")
     (tmp_path / "n2.err").write_text("")
     idle = evaluate(observe(tmp_path, state="RUNNING", now=now))
     assert (idle.word, idle.culprits[-1].node) == ("suspect", "n2")
-    # One error of many nodes is not told of each.
+    # One error on many nodes is not reported for each of them.
     for number in range(2, 32):
         (tmp_path / f"n{number}.err").write_text(full)
     told = evaluate(observe(tmp_path, state="RUNNING", now=now)).evidence
@@ -645,7 +645,7 @@ def test_what_has_nothing_of_a_training_has_neither_a_verdict_nor_a_page(
 ) -> None:
     (tmp_path / "n1.out").write_bytes(written)
     (tmp_path / "n1.err").write_bytes(written)
-    # No GPU is told of.
+    # No GPU is reported.
     (tmp_path / "n1.gpu").write_bytes(written)
 
     def said(*arguments: str) -> tuple[object, str]:
@@ -663,7 +663,7 @@ def test_what_has_nothing_of_a_training_has_neither_a_verdict_nor_a_page(
     starting = "starting: It has not come to a step yet.\n"
     assert said("log", "verdict", str(tmp_path)) == (0, starting)
     (tmp_path / "state.json").unlink()
-    # Why a program ended before its first step, both say.
+    # Both say why a program ended before its first step.
     (tmp_path / "n1.err").write_text("ModuleNotFoundError: No module named 'apex'\n")
     assert said("log", "verdict", str(tmp_path))[0] == 1
     assert "failed" in said("report", str(tmp_path), "-o", str(tmp_path / "x.html"))[1]
@@ -698,7 +698,7 @@ def test_logs_that_cannot_be_read_are_named(tmp_path: Path) -> None:
     verdict = evaluate(observe(tmp_path, now=(tmp_path / "n1.out").stat().st_mtime))
     note = "Not all logs were read: n2.out is a directory; n3.out is a link to nothing."
     assert (verdict.word, verdict.evidence[1:]) == ("healthy", (note,))
-    # Nor do they count where the others have nothing.
+    # They do not count if the other logs are empty, either.
     (tmp_path / "n1.out").write_text("")
     assert observe(tmp_path, now=0.0).tells_nothing
 
@@ -716,7 +716,7 @@ def test_an_error_at_either_end_of_long_errors_is_found(
     for node in ("n1", "n2"):
         (tmp_path / f"{node}.out").write_text(lines_of_steps(1, 40))
         (tmp_path / f"{node}.err").write_text(NOISE * 2000)
-    # The middle of the other file has one, too, and what is cut out of it is no end of a traceback.
+    # The middle of the other file has an error, too; the traceback there does not end where it is left out.
     traceback = "Traceback (most recent call last):\n" + '  File "x.py", line 3\n' * 200
     (tmp_path / "n1.err").write_text(NOISE * 380 + traceback + NOISE * 2000 + OOM + NOISE * 2000)
     assert evaluate(observe(tmp_path, now=(tmp_path / "n1.out").stat().st_mtime)).word == "healthy"
@@ -845,7 +845,7 @@ def test_a_last_line_that_breaks_off_is_not_the_end_of_a_training(
         "suspect",
         "It ended in the middle of the line of iteration 500, and does not say why.",
     )
-    # All but the newline is there, or the whole line.
+    # Only the newline is missing, or the line is complete.
     for text in (lines_of_steps(498, 500)[:-1], lines_of_steps(498, 500)):
         log.write_text(text)
         assert evaluate(observe(log, now=now)).word == "finished"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Lines that somebody looks for in a log."""
+"""Searching for lines in a log."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ ended
 def test_each_way_of_marking_a_line_names_its_rank() -> None:
     lines = MARKED.splitlines()
     assert Wanted(rank=3).of(MARKED).splitlines() == [*lines[:4], *lines[6:8]]
-    # All lines of a node are its only rank's, and of a log those that are not marked as another's.
+    # All of a node's lines are its only rank's; so are lines of a log that are not marked as another rank's.
     assert Wanted(rank=3, nodes=("n2", "10.0.0.2")).of(MARKED).splitlines() == lines[:8]
     assert Wanted(rank=3, is_alone=True).of(MARKED).splitlines() == [*lines[:8], lines[9]]
 
@@ -81,7 +81,7 @@ def test_a_traceback_goes_on_in_lines_without_a_mark(end: str) -> None:
     lines = text.split(end)
     assert found == [*lines[1:4], *lines[5:12], ""]
     assert Wanted(rank=2).of(text) == lines[4] + end
-    # Also where it is read in parts.
+    # The same when it is read in parts.
     wanted = Wanted("Error", 3)
     parts = [wanted.of(line + end) for line in lines]
     assert [part.strip() for part in parts if part] == ["KeyError: 'a'", "ValueError: no"]
@@ -102,7 +102,7 @@ def test_what_follows_a_traceback_that_is_marked_to_its_end_is_nobodys(behind: s
 
 
 def test_a_traceback_of_nobody_ends_the_one_above_it() -> None:
-    """Unless that one says that another one goes on."""
+    """Unless that traceback says that another one follows."""
     text = "[Rank 3] Traceback (most recent call last):\n  File\nValueError: no\n"
     assert Wanted(rank=3).of(text + "Traceback (most recent call last):\n  File\nOSError\n") == text
 

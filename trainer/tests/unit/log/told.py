@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a log says, in forms that can be compared however it was read."""
+"""The content of a log, in forms that can be compared however it was read."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["are_alike", "by_kind", "one_by_one"]
 
 
 def one_by_one(found: Iterable[Record | Many]) -> list[Record]:
-    """Return records, also those that were read together, each alone."""
+    """Return records one by one, also those that were read in bulk."""
     told: list[Record] = []
     for one in found:
         told += one.each() if isinstance(one, Many) else [one]
@@ -22,7 +22,7 @@ def one_by_one(found: Iterable[Record | Many]) -> list[Record]:
 
 
 def by_kind(found: Iterable[Record]) -> dict[str, list[str]]:
-    """Return times by their timer, and all other records: among themselves each keep their order."""
+    """Return times by their timer, and all other records; within each, the order stays."""
     told: dict[str, list[str]] = {}
     for one in found:
         key = f"{one.name} {one.rank}" if isinstance(one, Timer) else ""
@@ -31,7 +31,7 @@ def by_kind(found: Iterable[Record]) -> dict[str, list[str]]:
 
 
 def are_alike(one: Any, other: Any) -> bool:
-    """Return whether plain data is the same but for the last digits of numbers: sums have another order."""
+    """Return whether plain data is the same except for numbers' last digits: sums have another order."""
     if isinstance(one, dict) and isinstance(other, dict):
         return list(one) == list(other) and are_alike([*one.values()], [*other.values()])
     if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""FASOP's cases for the obvious implementation."""
+"""FASOP's cases for the reference implementation."""
 
 from rdm_planner.fasop.shapes import SHAPES, measured_seconds
 from tests.unit.planner import fasop_reference as reference

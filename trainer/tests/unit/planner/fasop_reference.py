@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""FASOP's cost model and heuristic, slow and obvious: the yardstick for ``rdm_planner.fasop``.
+"""FASOP's cost model and heuristic, slow and obvious: the reference for ``rdm_planner.fasop``.
 
 Written from the mathematics of the paper's cost model (Hwang et al., "FASOP: Fast yet Accurate Automated
 Search for Optimal Parallelization of Transformers on Heterogeneous GPU Clusters", HPDC 2024) and of its
@@ -63,7 +63,7 @@ class Estimate:
 
 
 def kinds(model: Model) -> list[str]:
-    """Return the kind of each layer of the list that is cut."""
+    """Return the kind of each layer in the list to partition."""
     if model.name == "T5":
         half = model.layers // 2
         return ["embedding"] + ["encoder"] * half + ["embedding"] + ["decoder"] * half
@@ -71,7 +71,7 @@ def kinds(model: Model) -> list[str]:
 
 
 def scale(model: Model, gpu: str, kind: str, b: int) -> float:
-    """Return a layer's time at micro-batch b, of its time at 1."""
+    """Return a layer's time at micro-batch b, relative to its time at 1."""
     if model.name == "gpt2XL":
         return 1.0 if gpu == "A100" and kind != "layer" else float(b)
     if model.name == "bert":
@@ -81,7 +81,7 @@ def scale(model: Model, gpu: str, kind: str, b: int) -> float:
             return max(1.0, b / 4)
         if kind == "embedding":
             return _steps(b, {8: 1.385, 16: 1.589, 32: 1.565}, 8, 32)
-        # The paper's program has 1.236 for 8, but builds 16 upon 1.235.
+        # The paper's program has 1.236 for 8, but computes 16 from 1.235.
         if b < 8:
             return 1.0
         return 1.236 if b == 8 else 1.235 * 1.658 * (1 if b == 16 else b / 16)
@@ -172,7 +172,7 @@ class Case:
     def minmax(
         self, layers: int, p: int, gpus: list[str], costs: Costs, boundary: list[float], slips: bool = True
     ) -> tuple[list[int], list[float]]:
-        """Return the heuristic's partition, and the stage times that it hands on."""
+        """Return the heuristic's partition, and the stage times that it passes on."""
         partition = [layers // p] * p
         for i in range(layers % p):
             partition[i - 1] += 1
@@ -195,7 +195,7 @@ class Case:
                 if last_move is None:
                     return partition, stale
                 if slips:
-                    # Slip: meant as an undo, but of another move; the times stay those of before.
+                    # Slip: meant to undo the last move, but undoes another one, and keeps the old times.
                     partition[source] += 1
                     partition[target] -= 1
                     return partition, stale
@@ -248,7 +248,7 @@ class Case:
                 continue
             parts: list[int] = []
             for stages in (first, p - first):
-                # Slip: the decoder's half is balanced with the encoder's costs, which stand first.
+                # Slip: the decoder's half is balanced with the encoder's costs, which come first.
                 parts += self.minmax(half, stages, gpus, costs, boundary, slips)[0]
             ends = simulate(self.stage_sums(parts, gpus, costs), boundary, m)
             if best is None or max(ends) < max(best[0]) * (1 - 1e-12):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The best cut: that of brute force, within memory, and never slower than FASOP's."""
+"""The best cut equals that of brute force, fits in memory, and is never slower than FASOP's."""
 
 import dataclasses
 import itertools

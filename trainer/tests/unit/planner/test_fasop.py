@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""FASOP's model: upstream's own numbers, and every layout as the obvious implementation has it."""
+"""FASOP's model: upstream's own numbers, and every layout as the reference implementation has it."""
 
 import dataclasses
 

@@ -20,7 +20,7 @@ SIZES = st.tuples(st.integers(2, 4), st.integers(1, 3), st.integers(1, 4))
 def by_hand(
     work: list[tuple[float, float]], stages: int, micro_batches: int
 ) -> dict[tuple[int, Pass], float]:
-    """Return when each pass ends: of each stage in turn, whatever can be done, until nothing is left."""
+    """Return when each pass ends: each stage in turn executes what it can, until nothing is left."""
     chunks = len(work) // stages
     left = {stage: list(passes(stage, stages, chunks, micro_batches)) for stage in range(stages)}
     free = [0.0] * stages

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Profiles: what is read from them, what is refused, and what is predicted between their points."""
+"""Profiles: what is read from them, what is rejected, and what is predicted between their points."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_times_that_no_gpu_can_have_are_refused(size: int, times: LayerTimes, pr
         wrong.require(JOB, source="h100.json", command="rdm-trainer profile gpt2-xl.yaml")
     assert str(refused.value).startswith("h100.json cannot be right: ")
     assert str(refused.value).endswith("measure it again: rdm-trainer profile gpt2-xl.yaml")
-    # Of what is no known GPU no peak is published.
+    # Only known GPUs have a published peak.
     dataclasses.replace(wrong, gpu="cpu").require(JOB, source="cpu.json", command="")
 
 

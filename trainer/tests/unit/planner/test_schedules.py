@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A pipeline's step: as the obvious simulation has it, and never below what bounds it."""
+"""A pipeline's step: equal to the reference simulation, and never below its lower bounds."""
 
 import pytest
 from hypothesis import given, settings
@@ -37,7 +37,7 @@ def test_a_step_ends_when_the_obvious_simulation_says(
 
 
 def _bounds(schedule: Schedule, times: list[float]) -> list[float]:
-    """Return what is known to be the least when the first stages are, and of the others their sum."""
+    """Return the lower bounds when the times of the first stages are known, and the sum of the others'."""
     chosen, found = Chosen(), []
     for stage, time in enumerate(times):
         chosen = schedule.extend(chosen, time, sum(times[stage + 1 :]))

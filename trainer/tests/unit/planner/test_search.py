@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The search: what it does not solve could not have won."""
+"""The search: layouts that it skips could not have won."""
 
 import math
 

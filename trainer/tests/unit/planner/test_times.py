@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What layers and links take by published figures."""
+"""The times of layers and links from published figures."""
 
 import pytest
 

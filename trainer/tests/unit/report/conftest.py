@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Logs of jobs, made by a program, and a real browser for the pages that are made of them."""
+"""Generated logs of jobs, and a real browser for the pages made from them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SLOW = 161
 RESTARTED_AT = 201
 LAST = 260
 _PATIENCE_MS = 120_000
-"""What a busy machine may take for anything in the browser."""
+"""The timeout of anything in the browser, for a busy machine."""
 
 
 def training_line(number: int, rng: random.Random, *, loss: str = "", tells_peak: bool = True) -> str:
@@ -27,9 +27,9 @@ def training_line(number: int, rng: random.Random, *, loss: str = "", tells_peak
 
     Args:
         number: The step's.
-        rng: Of what differs from step to step.
-        loss: Instead of one that falls.
-        tells_peak: What the devices could do is known, so there is an MFU.
+        rng: For values that differ from step to step.
+        loss: Replaces the falling loss.
+        tells_peak: The devices' peak is known, so there is an MFU.
     """
     milliseconds = 9000.0 if number == SLOW else 1400 + rng.gauss(0, 20)
     loss = loss or f"{2.4 + 8.5 * math.exp(-number / 60):.6E}"
@@ -56,7 +56,7 @@ def write_job(directory: Path, nodes: int = 4, seed: int = 1, *, tells_peak: boo
     for number, name in enumerate(names):
         lines = []
         if number == 0:
-            # Rank 0 tells of starts, the last rank of steps.
+            # Rank 0 logs starts, the last rank logs steps.
             lines = [
                 "[after megatron is initialized] datetime: 2023-06-14 16:02:12 \n",
                 "  successfully saved checkpoint at iteration     200 to /checkpoints\n",
@@ -90,7 +90,7 @@ def write_job(directory: Path, nodes: int = 4, seed: int = 1, *, tells_peak: boo
 def write_trace(directory: Path, *, stages: int = 2, steps: tuple[int, ...] = (20, 21)) -> None:
     """Write step traces of a pipeline whose every pass takes 10 ms, one micro-batch after the other.
 
-    Messages take 1 ms and go on beside the passes; the gradients are summed right before the optimiser.
+    Messages take 1 ms and overlap with the passes; the gradients are summed right before the optimiser.
     """
     (directory / "trace").mkdir(parents=True)
     for stage in range(stages):
@@ -112,7 +112,7 @@ def write_trace(directory: Path, *, stages: int = 2, steps: tuple[int, ...] = (2
             end = begin + 10_000 * 2 * (stages + 2)
             spans.append(["reduce", "ReduceGrads", step, -1, end - 5000, 5000])
             spans.append(["optimiser", "OptimizerStep", step, -1, end, 5000])
-            # What a program tells that is none of these.
+            # A span of none of these kinds.
             spans.append(["other", "empty_cache", step, -1, end + 5000, 500])
         told = {
             "version": 1,
@@ -143,7 +143,7 @@ def write_network(directory: Path, nodes: int = 4) -> None:
 
 
 def write_stream(path: Path, times: Sequence[float], gpus: int = 2) -> None:
-    """Write what an agent measured of GPUs at some times: the power is the place in them."""
+    """Write an agent's GPU measurements at some times; the power is the index of the time."""
     lines = []
     for number, at in enumerate(times):
         devices = [
@@ -159,7 +159,7 @@ def write_stream(path: Path, times: Sequence[float], gpus: int = 2) -> None:
 
 
 def write_full_job(directory: Path, *, tells_peak: bool = True) -> Path:
-    """Write a job that tells all that a page can draw, but what the devices do where their peak is known."""
+    """Write a job with data for every plot; the one of TFLOP/s needs an unknown peak."""
     job = write_job(directory, tells_peak=tells_peak)
     write_trace(job)
     write_network(job)
@@ -198,7 +198,7 @@ class Opened:
             self.wrong.append(said.text)
 
     def plots(self) -> dict[str, int]:
-        """Return how many points, cells or bars each plot really has."""
+        """Return how many points, cells or bars each plot has in the browser."""
         found: dict[str, int] = self.page.evaluate(
             """() => Object.fromEntries([...document.querySelectorAll("figure.plot")].map((figure) => [
                  figure.id,
@@ -208,7 +208,7 @@ class Opened:
         return found
 
     def variants(self) -> dict[str, dict[str, int]]:
-        """Choose what a plot has to choose from; return how many marks there are in each picture then."""
+        """Select each option of a plot; return how many marks each picture has then."""
         found: dict[str, dict[str, int]] = self.page.evaluate(
             """async () => {
                  const marks = [".js-line", ".point", ".hm image"].map((one) => `.drawing ${one}`);
@@ -228,7 +228,7 @@ class Opened:
         return found
 
     def traces(self, plot: str) -> list[dict[str, Any]]:
-        """Return name, form and data of what a plot draws."""
+        """Return name, form and data of a plot's traces."""
         found: list[dict[str, Any]] = self.page.evaluate(
             """(plot) => document.querySelector(`#${plot} .drawing`)._fullData.map(
                  ({ name, type, x, y }) => ({ name, type, x, y }))""",
@@ -237,7 +237,7 @@ class Opened:
         return found
 
     def too_wide(self) -> list[str]:
-        """Return what is wider than the window; what a table holds is scrolled."""
+        """Return elements that are wider than the window; the contents of tables are scrolled."""
         found: list[str] = self.page.evaluate(
             """() => [...document.querySelectorAll("main *")].filter((one) => {
                  if (!one.checkVisibility() || one.closest(".drawing, table")) return false;
@@ -250,7 +250,7 @@ class Opened:
 
 @pytest.fixture
 def opened(browser: Browser) -> Iterator[Any]:
-    """Open a file in a window of a size."""
+    """Returns a function that opens a file in a window of a given size."""
     contexts = []
 
     def open_(file: Path, width: int = 1360, *, phone: bool = False) -> Opened:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Colours that stand beside each other can be told apart, also by people who lack a kind of cones."""
+"""Adjacent colours can be distinguished, also by people who lack one kind of cones."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ XYZ: tuple[Triple, Triple, Triple] = (
 )
 WHITE: Triple = (0.95047, 1.0, 1.08883)
 LEAST = 10.0
-"""CIE 1976 difference. One of 2.3 can just be noticed with both colours side by side."""
+"""The least CIE 1976 difference. One of 2.3 is just noticeable with both colours side by side."""
 
 
 def times(matrix: tuple[Triple, Triple, Triple], vector: Triple) -> Triple:

@@ -71,7 +71,7 @@ def test_a_job_on_a_desk(tmp_path: Path, opened: Any) -> None:
         "Restarted from checkpoint 200 at 2023-06-14 18:30:00; 40 steps were taken again.",
         "Checkpoint at step 200.",
         f"{LAST + 1}\nof 400 (65 %)",
-        # Of the step before: the last line is being written.
+        # Of the step before: the last line is incomplete.
         "Tokens/s per GPU\n4,000",
         "MFU\n48.0 %\n61.0 TFLOP/s per GPU",
         "n001:0 was the least busy: 40 % on average, others 95 %.",
@@ -83,7 +83,7 @@ def test_a_job_on_a_desk(tmp_path: Path, opened: Any) -> None:
 
 @pytest.mark.parametrize("tells_peak", [True, False], ids=["mfu", "tflops"])
 def test_every_plot_that_there_is_is_drawn(tmp_path: Path, opened: Any, tells_peak: bool) -> None:
-    """A plot that is new fails here until there is a job that has it."""
+    """A new plot fails here until some job has it."""
     work = "mfu" if tells_peak else "tflops"
     write([write_full_job(tmp_path / "gpt-1", tells_peak=tells_peak)], tmp_path / "page.html")
     shown = opened(tmp_path / "page.html")
@@ -95,7 +95,7 @@ def test_every_plot_that_there_is_is_drawn(tmp_path: Path, opened: Any, tells_pe
     assert all(count > 0 for drawn in marks.values() for count in drawn.values()), marks
     assert list(marks["gpus0"]) == [title for title, _, _ in MEASURES.values()]
     assert list(marks["timeline0"]) == ["step 20", "step 21"]
-    # Collectives are within what the others show.
+    # Collectives are within the other spans.
     kinds = set(KINDS) - {"collective"}
     assert set(KIND_COLOURS) == kinds
     for plot, names in (("timeline0", {*kinds, "bubble"}), ("shares0", kinds)):
@@ -142,7 +142,7 @@ def test_what_happened_is_told_and_marked_on_the_curves(tmp_path: Path, opened: 
         places = shown.page.evaluate(
             f"document.querySelector('#{plot} .drawing')._fullLayout.shapes.map((one) => one.x0)"
         )
-        # The restart, the two checkpoints and the loss that is no number, each where it was.
+        # The restart, the two checkpoints and the NaN loss, each at its step.
         assert sorted(places) == [200, RESTARTED_AT, 250, LAST + 2], plot
         assert shown.page.locator(f"#{plot} .shapelayer path").count() == 4, plot
     assert shown.wrong == []
@@ -155,7 +155,7 @@ def test_the_timers_of_all_ranks_in_a_log_of_megatron_s_are_drawn(tmp_path: Path
     log.write_text(ARGUMENTS.format(tensor=2, stages=2, world=8) + steps + timers(8, 1686726500.0))
     write([log], tmp_path / "page.html")
     shown = opened(tmp_path / "page.html")
-    # Of each stage one rank.
+    # One rank of each stage.
     assert shown.page.locator("#timeline0 .yaxislayer-above text").all_text_contents() == [
         *("stage 0, rank 0", "stage 1, rank 4")
     ]
@@ -190,7 +190,7 @@ def test_the_scale_the_smoothing_and_the_measure_can_be_changed(tmp_path: Path, 
     page.locator("#loss input").fill("0.9")
     assert of("loss", "data.length") == before + 1
     raw, smooth = of("loss", "data[0].y"), of("loss", "data[1].y")
-    # It lags behind what falls, and begins with the first value.
+    # It begins with the first value, and lags behind the falling one.
     assert smooth[0] == raw[0]
     assert smooth[100] > raw[100]
     page.click("#gpus0 button:has-text('Temperature')")
@@ -199,7 +199,7 @@ def test_the_scale_the_smoothing_and_the_measure_can_be_changed(tmp_path: Path, 
 
 
 def test_on_a_phone_nothing_is_wider_than_the_screen(tmp_path: Path, opened: Any) -> None:
-    """Neither with all that a page can draw, of two jobs, nor with its tables opened; these are scrolled."""
+    """Neither with every plot of two jobs, nor with open tables, which are scrolled."""
     job = write_full_job(tmp_path / "a-job-with-a-name-that-is-as-long-as-names-of-jobs-can-be-63")
     other = write_full_job(tmp_path / "other", tells_peak=False)
     (other / "resolved.yaml").write_text(json.dumps({"data": {"prefix": "/a/long/path" * 20}}))
@@ -219,7 +219,7 @@ def test_it_can_be_printed(tmp_path: Path, opened: Any) -> None:
     shown = opened(tmp_path / "page.html")
     pdf = shown.page.pdf(format="A4", margin=dict.fromkeys(("left", "right", "top", "bottom"), "12mm"))
     assert pdf[:5] == b"%PDF-"
-    # A4 in points. Chromium makes what does not fit smaller, or cuts it.
+    # A4 in points. Chromium shrinks or cuts what does not fit.
     sizes = {tuple(map(float, box)) for box in re.findall(rb"/MediaBox ?\[0 0 ([\d.]+) ([\d.]+)\]", pdf)}
     assert sizes
     assert all(abs(x - 595) < 1.5 and abs(y - 842) < 1.5 for x, y in sizes), sizes
@@ -247,10 +247,10 @@ def test_it_can_be_printed(tmp_path: Path, opened: Any) -> None:
     assert len(plots) == len(shown.plots()) > 8
     for name, left, begin, end, right, high, breaks in plots:
         assert 0 <= left <= begin < end <= right <= width, name
-        # It is not cut between two sheets.
+        # It is not split between two sheets.
         assert (high < height, breaks) == (True, "avoid"), (name, high)
     assert not shown.page.is_visible(".controls")
-    # Nobody can scroll on paper: what tables that are open have is seen whole, the others are left out.
+    # Paper does not scroll: open tables are printed whole, the others are left out.
     assert shown.page.locator("details[open] table").count() == 2
     cut = shown.page.eval_on_selector_all(
         "details .table",
@@ -281,7 +281,7 @@ def test_two_jobs_are_compared(tmp_path: Path, opened: Any, capsys: pytest.Captu
         *("wide", "deep", "model.layers", "12", "24")
     ]
     assert shown.plots()["loss"] == 2 * (300 + 2), "steps, and validation losses"
-    # What jobs had in their environment is nobody's business.
+    # The jobs' environment is private.
     assert "secret" not in (tmp_path / "both.html").read_text()
 
 
@@ -314,7 +314,7 @@ def test_figures_are_written_as_people_read_them_and_no_place_is_left_empty(
     # 256 samples of 2048 tokens in 0.822 s.
     assert "Tokens/s\n637,820" in shown.page.inner_text(".tiles")
     assert "A run's first line, with what it builds, is left out." in shown.page.inner_text("#steptime")
-    # One rank's memory is no wall, and the last of an odd number of plots has the whole width.
+    # A single rank's bar is narrow, and the last of an odd number of plots has the whole width.
     bars = shown.page.eval_on_selector_all(
         "#memory .point path", "(all) => all.map((one) => one.getBoundingClientRect().width)"
     )
@@ -440,7 +440,7 @@ def test_the_machine_readable_records_come_first_and_their_times_are_the_axis(
     assert (data["x"][0], data["x"][-1]) == ("2026-11-21 08:00:00", "2026-11-21 08:59:00")
     rows = dict(zip(data["y"], data["z"], strict=True))
     assert rows["n000:0"] == list(range(60))
-    # The second node told of the first half hour only.
+    # The second node reported only the first half hour.
     assert rows["n001:1"][:29] == list(range(29))
     assert set(rows["n001:1"][31:]) == {None}
     shown.page.click("#gpus0 button:has-text('Clock')")
@@ -449,7 +449,7 @@ def test_the_machine_readable_records_come_first_and_their_times_are_the_axis(
 
 @pytest.mark.parametrize("gap_s", [0, 50_000])
 def test_long_records_that_were_thinned_lie_where_they_belong(tmp_path: Path, gap_s: int) -> None:
-    """The older half has a quarter of its records; between them is no gap, unless nobody measured."""
+    """The older half keeps a quarter of its records; they have no gap unless nothing was measured."""
     times = [20.0 * number for number in range(500)] + [10_000 + 5.0 * number for number in range(2000)]
     times = [at + gap_s * (at >= 12_000) for at in times]
     file = tmp_path / "n1.gpu.jsonl"
@@ -497,7 +497,7 @@ def test_the_verdict_of_those_who_watched_it_counts(
     (job / "state.json").write_text(json.dumps({"state": "running", "verdict": verdict}))
     shown = collect(job)
     assert shown.verdict().to_json() == {**verdict, "exit_code": 4}
-    # Also where nodes told it apart.
+    # The same if each node wrote its own report.
     parts = tmp_path / "parts" / "gpt-1"
     parts.mkdir(parents=True)
     (parts / "n000.report.json").write_text(json.dumps(collect(job, node="n000").to_json()))
@@ -506,7 +506,7 @@ def test_the_verdict_of_those_who_watched_it_counts(
         cli.main(["log", "verdict", str(job), "--json"])
     told = json.loads(capsys.readouterr().out)
     assert (told["culprits"], told["since"]) == ([culprit], 1e9)
-    # Who wrote it is gone.
+    # Its writer is gone.
     long_ago = time.time() - 3600
     os.utime(job / "state.json", (long_ago, long_ago))
     assert collect(job).verdict().word == "healthy"

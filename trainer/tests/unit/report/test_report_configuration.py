@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What of a configuration a report shows."""
+"""Which parts of a configuration a report shows."""
 
 from __future__ import annotations
 

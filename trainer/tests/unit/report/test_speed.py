@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The speed that a report draws of a job whose lines do not tell it of each GPU."""
+"""The speed that a report draws for a job whose lines do not give it per GPU."""
 
 from __future__ import annotations
 

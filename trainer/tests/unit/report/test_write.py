@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a report may take the place of, and what its figures say of a loss that is no number."""
+"""Which files a report may replace, and how its figures show a NaN loss."""
 
 from __future__ import annotations
 
