@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What is reduced, and who exchanges with whom."""
+"""What is reduced, and which nodes exchange data."""
 
 from __future__ import annotations
 

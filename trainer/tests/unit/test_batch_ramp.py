@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A batch that grows: values worked out by hand, and steps that are counted one by one."""
+"""A batch that grows: values calculated by hand, and steps counted one by one."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Which checkpoints are complete, whatever ended the run that wrote them; and what the verbs make of it."""
+"""Which checkpoints are complete, whatever ended the run that wrote them; and what the verbs do with them."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class _Killed(BaseException):
 def test_whatever_ends_a_commit_a_complete_checkpoint_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Kill the writer at each of its moves; what is complete is never less than before."""
+    """Kill the writer at each rename; there are never fewer complete checkpoints than before."""
     moves = ("rename", "replace", "mkdir", "unlink")
     killed_at, done = 0, False
     while not done:
@@ -129,7 +129,7 @@ def test_whatever_ends_the_writing_of_a_step_again_one_of_the_two_stays(
         files.clear_leftovers(directory)
         assert whole(directory) == [2, 4]
         assert not list(directory.glob("*.partial"))
-        # The successor is whole when the first of the two moves begins.
+        # The successor is complete when the first of the two renames begins.
         is_new = (directory / "global_step4/a.pt").read_bytes() != before
         assert is_new == (killed_at > 0)
         killed_at += 1

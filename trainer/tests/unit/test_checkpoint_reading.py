@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""No flipped bit of a checkpoint's file is taken for what was written, and no file runs anything."""
+"""A flipped bit in a checkpoint's file is never loaded as data, and no file runs code."""
 
 from __future__ import annotations
 
@@ -60,9 +60,9 @@ def test_what_deepspeed_writes_is_read(tmp_path: Path) -> None:
 
 @given(place=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
 @settings(max_examples=300, deadline=None)
-# In the list of parts: a weight becomes a directory, of which torch reads nothing.
+# In the zip file's list of members: a weight becomes a directory, and torch reads nothing from it.
 @example(place=0.90625, bit=4)
-# There, too: a weight is said to be compressed.
+# In the same list: a weight is marked as compressed.
 @example(place=0.91304, bit=3)
 def test_no_flipped_bit_is_loaded(tmp_path_factory: pytest.TempPathFactory, place: float, bit: int) -> None:
     path = tmp_path_factory.mktemp("flipped") / "a.pt"
@@ -71,7 +71,7 @@ def test_no_flipped_bit_is_loaded(tmp_path_factory: pytest.TempPathFactory, plac
     path.write_bytes(content)
     try:
         found, is_sound = reading.load(path, of_deepspeed=True)
-    except Exception:  # whatever it may be: damage.naming looks for the file
+    except Exception:  # of any kind: damage.naming finds the file
         return
     assert not is_sound or same(found)
 
@@ -93,7 +93,7 @@ def test_a_flipped_bit_is_found_in_every_part(tmp_path: Path, name: str) -> None
 
 
 class _Runs:
-    """Makes a file when it is read."""
+    """Makes a file when it is unpickled."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -103,7 +103,7 @@ class _Runs:
 
 
 class _Attribute:
-    """Is written as Python 3.11.0 to 3.11.3 write a member of an enumeration."""
+    """Is pickled as Python 3.11.0 to 3.11.3 pickle a member of an enumeration."""
 
     def __init__(self, kind: Any, name: str) -> None:
         self.kind, self.name = kind, name
@@ -126,7 +126,7 @@ def test_nothing_is_run_that_a_file_names(tmp_path: Path) -> None:
         reading.load(tmp_path / "a.pt", of_deepspeed=True)
     with pytest.raises(pickle.UnpicklingError):
         reading.load_mapped(tmp_path / "a.pt", of_deepspeed=True)
-    # As DeepSpeed calls it.
+    # DeepSpeed calls it like this.
     with reading.as_data(of_deepspeed=True), pytest.raises(pickle.UnpicklingError):
         torch.load(tmp_path / "a.pt", weights_only=False)
     assert not (tmp_path / "made").exists()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What is seen of the collectives of torch and DeepSpeed, in a real process group of one rank."""
+"""Which collectives of torch and DeepSpeed are observed, in a real process group of one rank."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def group() -> Iterator[None]:
 
 
 class Seen:
-    """The names of what was seen, and how often each of them ended so far."""
+    """The names of the observed collectives, and how often each of them has ended."""
 
     def __init__(self, ignored: Any = None) -> None:
         self.names: list[str] = []
@@ -45,7 +45,7 @@ class Seen:
 def test_what_was_bound_before_is_seen_once(monkeypatch: pytest.MonkeyPatch) -> None:
     # deepspeed.comm.torch is torch itself as an attribute.
     module = importlib.import_module("deepspeed.comm.torch")
-    # Or DeepSpeed would compile an extension.
+    # Otherwise, DeepSpeed would compile an extension.
     monkeypatch.setattr(module, "build_shm_op", lambda: None)
     # DeepSpeed's backend keeps the functions that it found when it was made.
     backend = module.TorchBackend("gloo", None, None)
@@ -111,7 +111,7 @@ def test_coalesced_operations_are_one() -> None:
 
 
 def test_a_batch_on_the_device_begins_and_ends_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As NCCL has it, which Gloo does not: a stand-in begins and ends it."""
+    """NCCL has such batches, and Gloo has not: a stand-in begins and ends it."""
 
     class Group:
         def _start_coalescing(self, device: str) -> None: ...

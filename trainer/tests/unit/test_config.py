@@ -27,7 +27,7 @@ SOUND: dict[str, Any] = {
 
 
 def with_changes(**changes: Any) -> Config:
-    """A sound configuration with ``section__key=value`` over it."""
+    """Return a valid configuration with the changes ``section__key=value``."""
     overrides = []
     for key, value in changes.items():
         overrides.append(f"{key.replace('__', '.')}={'null' if value is None else value}")
@@ -419,7 +419,7 @@ def test_what_does_not_fit_is_one_sentence(
 
 def test_another_program_needs_no_data_and_no_length() -> None:
     config = from_dict({"launcher": {"program": ["pretrain_gpt.py"]}})
-    # Three is no divisor of the default batch, which is nobody's here.
+    # Three does not divide the default batch size, but another program does not use that.
     assert check(config, 3) == []
     assert check(from_dict(config.to_dict(), ["name=a/b"]), 3, 2) != []
 
@@ -454,7 +454,7 @@ seq_length: 64
         "x data 4 = 8, but the world is 7",
     ):
         assert any(words in problem for problem in found), (words, found)
-    # These need a key that is wrong, or of which only the intention is known.
+    # These depend on a key that is wrong or whose value is unclear.
     for key in ("hidden_size", "max_position_embeddings", "min_lr", "data."):
         assert not any(key in problem for problem in found), (key, found)
     assert isinstance(rest, Config)

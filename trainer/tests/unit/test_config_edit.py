@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Values that are put into a job's YAML, which keeps all else."""
+"""Values are inserted into a job's YAML, and everything else stays."""
 
 from __future__ import annotations
 

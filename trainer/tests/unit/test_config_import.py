@@ -142,7 +142,7 @@ def test_what_cannot_be_read_is_refused_with_its_line(before: str, after: str, s
     ],
 )
 def test_nothing_is_started_read_or_written(statement: str, tmp_path: Path) -> None:
-    """Whatever the file has: bash may set variables, and nothing else is in its reach."""
+    """Whatever the file contains, bash may set variables, and can do nothing else."""
     program = tmp_path / "program"
     program.write_text(f"#!/bin/bash\necho > {tmp_path}/made\n")
     program.chmod(0o755)

@@ -53,7 +53,7 @@ def test_megatron_s_flags_are_mapped_to_keys_that_there_are() -> None:
     page = (DOCS / "megatron-flags.md").read_text(encoding="utf-8")
     named = {tuple(key) for key in re.findall(rf"`({'|'.join(sections)})\.(\w+)", page)}
     assert {key for key in named if key[1] not in sections[key[0]]} == set()
-    # Of the model's shape and the layout nothing is left out.
+    # Every key of the model and of the layout is there.
     for section in ("model", "parallel"):
         assert {name for where, name in named if where == section} == sections[section]
 
@@ -66,5 +66,5 @@ def test_every_flag_of_megatron_s_has_a_key_or_what_to_do_instead() -> None:
     keys, others = (re.findall(r"`(--[\w-]+)", part) for part in (by_hand, rest))
     assert {flag for flag in module.flags() if flag not in keys and flag not in others} == set()
     assert [flag for flag in others if flag in keys or others.count(flag) > 1] == []
-    # No row is empty, and no rule is for a flag that has gone.
+    # No row is empty, and no rule is for a flag that Megatron has removed.
     assert [line for line in rest.splitlines() if line.endswith("|  |")] == []

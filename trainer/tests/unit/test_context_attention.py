@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Attention in blocks: equal to that of the whole sequence, and computed by few calls of fused kernels."""
+"""Attention in blocks equals attention over the whole sequence, and takes few calls of fused kernels."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_bf16_is_as_exact_as_one_kernel(ranks: int) -> None:
     exact = one_rank(problem.to(torch.float64))
     found, expected = all_ranks(problem, ranks, "cpu"), one_rank(problem)
     for ours, theirs, true in zip(found, expected, exact, strict=True):
-        # The ranks' outputs and gradients are rounded once more, when blocks and ranks are added.
+        # The ranks' outputs and gradients are rounded once more when blocks and ranks are summed.
         assert (ours - true).norm() <= 1.5 * (theirs - true).norm()
         assert (ours - true).norm() <= 0.01 * true.norm()
 
@@ -49,7 +49,7 @@ def test_gradients_are_those_of_small_differences() -> None:
     query, key, value, _ = make_problem(8, (2, 1), head_size=4, dtype=torch.float64)
 
     def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        # One rank has all keys, so no gradient of them is another's.
+        # One rank has all keys, so all their gradients are its own.
         part = Alone(0, 1, None, torch.cat((key, value)))
         return context_attention(query, key, value, part, "cpu")
 
@@ -134,7 +134,7 @@ def test_this_device_has_a_kernel() -> None:
 
 
 class Calls(TorchDispatchMode):
-    """Notes the attention kernels that are called, with the queries and keys of each."""
+    """Records the attention kernels that are called, with the queries and keys of each."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -149,7 +149,7 @@ class Calls(TorchDispatchMode):
             query, key = args[1:3] if is_backward else args[:2]
             (self.backward if is_backward else self.forward).append((query.shape, key.shape))
             tensors = [one for one in args if isinstance(one, torch.Tensor) and one.dim() == 4]
-            # A log-sum-exp has its last dimension last in memory, too.
+            # A log-sum-exp is contiguous in its last dimension, too.
             self.are_dense &= all(
                 one.is_contiguous() if one.shape[-1] == 1 else one.transpose(1, 2).is_contiguous()
                 for one in tensors
@@ -160,11 +160,11 @@ class Calls(TorchDispatchMode):
 @pytest.mark.parametrize("kernel", ["cpu", "flash", "cudnn"])
 @pytest.mark.parametrize("rank", [0, 2])
 def test_a_rank_calls_a_kernel_three_times_at_most(kernel: Kernel, rank: int) -> None:
-    # Without a GPU, torch checks arguments and shapes of its kernels.
+    # Without a GPU, torch still checks its kernels' arguments and shapes.
     device = "cpu" if kernel == "cpu" else "meta"
     problem = make_problem(64, (6, 2), dtype=torch.bfloat16, device=device)
     part = Alone(rank, 4, None, torch.cat((problem.key, problem.value)))
-    # A layer's queries, keys and values are views of what it projects.
+    # A layer's queries, keys and values are views of one projection.
     query, key, value = (torch.stack([part.own(one)] * 2, dim=3)[:, :, :, 0] for one in problem[:3])
     with Calls() as calls:
         mixed = context_attention(query, key, value, part, kernel)
@@ -173,7 +173,7 @@ def test_a_rank_calls_a_kernel_three_times_at_most(kernel: Kernel, rank: int) ->
     assert [one.shape for one in found] == [query.shape, key.shape, value.shape]
     both = ((4, 6, 8, 8), (4, 2, 8, 8))
     before = [((2, 6, 8, 8), (2, 2, 8 * index, 8)) for index in part.chunks if index]
-    # The first one needs no other rank's keys, the last one changes no other rank's gradients.
+    # The first call needs no other rank's keys, the last one changes no other rank's gradients.
     assert calls.forward == [both, *before]
     assert calls.backward == [*before, both]
     assert calls.are_dense

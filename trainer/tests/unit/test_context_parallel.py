@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Sequences divided over ranks: who has which tokens, what is refused, what a rank keeps."""
+"""Sequences sharded over ranks: which rank has which tokens, what is rejected, what a rank keeps."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_each_token_is_of_one_rank_and_all_ranks_see_as_many(ranks: int, size: i
     assert sorted(torch.cat(places).tolist()) == list(range(tokens))
     for part, own in zip(parts, places, strict=True):
         assert part.own(sequence)[0].tolist() == own.tolist()
-    # A causal token at place n sees n + 1.
+    # With a causal mask, the token at position n sees n + 1 tokens.
     assert len({int(own.sum()) for own in places}) == 1
 
 

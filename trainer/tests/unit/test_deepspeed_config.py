@@ -79,7 +79,7 @@ def test_what_deepspeed_does_not_publish_is_used_in_one_folder() -> None:
     }
     assert found == {
         ("finetune/run.py", "deepspeed"),
-        # What it writes beside tensors.
+        # Objects that it writes besides tensors.
         ("checkpoint/reading.py", "deepspeed.runtime.fp16.loss_scaler"),
         ("checkpoint/reading.py", "deepspeed.runtime.zero.config"),
         ("checkpoint/reading.py", "deepspeed.utils.tensor_fragment"),

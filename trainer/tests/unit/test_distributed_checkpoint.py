@@ -30,7 +30,7 @@ def test_a_range_is_divided_into_boxes_in_its_order(data: st.DataObject, shape: 
             box = box.narrow(axis, offset, size)
         found += box.flatten().tolist()
     assert found == list(range(begin, end))
-    # Each is a part of the files: few of them.
+    # Each box is a part of the files, so there are few.
     assert len(boxes) <= 2 * len(shape) - 1
 
 

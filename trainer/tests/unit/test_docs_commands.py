@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Every command of this program that the guides show is one that it takes."""
+"""The program accepts every command of its own that the guides show."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def shown() -> list[tuple[str, list[str]]]:
     found = []
     for guide in GUIDES:
         for block in _BLOCK.findall(guide.read_text(encoding="utf-8")):
-            # Of a console, what is typed; the rest is what it prints.
+            # In a console block, keep what is typed; the rest is output.
             typed = re.sub(r"\\\n", " ", block)
             if re.search(r"^\$ ", typed, re.MULTILINE):
                 typed = "".join(f"{line[2:]}\n" for line in typed.splitlines() if line.startswith("$ "))
@@ -62,7 +62,7 @@ def parse(words: list[str]) -> None:
     """Have the program read a command line, and do nothing.
 
     Raises:
-        click.ClickException: It does not take it.
+        click.ClickException: The program does not accept it.
     """
     command: click.Command = cli
     context = click.Context(cli, info_name="rdm-trainer")
@@ -83,10 +83,10 @@ def test_a_command_of_the_guides_is_one_that_the_program_takes(
     guide: str, words: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert guide
-    # Options that stand before the command, as variables.
+    # Options before the command, as variables.
     monkeypatch.setenv("ROLE", "launcher")
     monkeypatch.setenv("RDZV_ID", "shown")
-    # As --version does.
+    # --version exits like this.
     with contextlib.suppress(click.exceptions.Exit):
         parse(words)
 

@@ -65,7 +65,7 @@ def test_stages_hold_what_the_partition_says() -> None:
     assert [stage.blocks for stage in stages] == [0, 11, 8, 8, 8, 8, 5, 0]
     assert stages[0].layers == ("Embedding",)
     assert stages[-1].layers == ("FinalNorm", "Head")
-    # The head is tied to the embedding on another stage, so that both hold the weights.
+    # The head is tied to the embedding on another stage, so both stages hold the weights.
     whole = flops.parameters(job("gpt2-xl").spec)
     words = 50304 * 1600
     assert sum(stage.parameters for stage in stages) == whole + words
@@ -135,7 +135,7 @@ def test_activations_are_those_of_korthikanti_without_attention_scores() -> None
             )
             sizes.append(found.stages[0].memory.activations)
         sbh = 1024 * 8 * 1024
-        # The attention keeps one fp32 number per head and token, too.
+        # The attention also keeps one fp32 number per head and token.
         per_head = 4 * 16 * 1024 * 8 / tensor
         assert sizes[1] - sizes[0] == pytest.approx(sbh * (10 + 24 / tensor) + per_head)
 
@@ -160,7 +160,7 @@ def test_estimates_agree_with_what_a_plain_loop_took_on_an_h200(
         }
     )
     found = dry_run(config, 1)
-    # That loop has all its logits at once.
+    # That loop keeps all its logits at once.
     logits = micro_batch * length * 50304 * 2
     estimate = found.stages[0].memory.activations + 8 * found.parameters + logits
     assert estimate / GIB == pytest.approx(measured_gib, rel=0.06)
@@ -169,7 +169,7 @@ def test_estimates_agree_with_what_a_plain_loop_took_on_an_h200(
 def test_a_stage_keeps_as_many_micro_batches_as_stages_follow_it() -> None:
     stages = report("gpt2-xl").stages
     assert [stage.in_flight for stage in stages] == [8, 7, 6, 5, 4, 3, 2, 1]
-    # With fewer micro-batches than stages, no more than there are.
+    # With fewer micro-batches than stages, no more than these are in flight.
     few = report("gpt2-xl", "optimisation.global_batch_size=12")
     assert [stage.in_flight for stage in few.stages] == [3, 3, 3, 3, 3, 3, 2, 1]
     assert few.bubble == pytest.approx(7 / 10)
@@ -181,7 +181,7 @@ def test_chunks_make_the_bubble_smaller_and_keep_more_activations() -> None:
     assert two.bubble == pytest.approx(7 / (2 * two.accumulation + 7))
     assert [stage.blocks for stage in two.stages] == [6] * 8
     assert [stage.in_flight for stage in two.stages] == [23, 21, 19, 17, 15, 13, 11, 9]
-    # The last stage has both of its chunks' activations of other micro-batches.
+    # The last stage keeps activations of several micro-batches for both of its chunks.
     kept = [found.stages[-1].memory.activations for found in (one, two)]
     assert kept[1] == pytest.approx(kept[0] * 9 / 2, rel=1e-6)
     assert sum(stage.parameters for stage in one.stages) == sum(stage.parameters for stage in two.stages)

@@ -21,7 +21,7 @@ def job(overrides: tuple[str, ...] = (), **model: Any) -> Config:
 @pytest.mark.parametrize(
     ("name", "billions"),
     [
-        # The two T5s and the 5B: what the documents' scripts give by arithmetic.
+        # The two T5s and the 5B: calculated from the documents' scripts.
         ("t5-23b", 19.6),
         ("t5-11b", 9.07),
         ("gpt-5b", 5.05),
@@ -90,8 +90,8 @@ def test_models_of_other_kinds_are_counted_to_the_parameter() -> None:
 
 @pytest.mark.parametrize(
     ("name", "total", "active"),
-    # transformers' models of the published configurations have as many. Published as active: 12.9 and 3.3
-    # billion.
+    # transformers' models of the published configurations have the same counts. The published active counts
+    # are 12.9 and 3.3 billion.
     [("mixtral-8x7b", 46_702_792_704, 12.9), ("qwen3-30b-a3b", 30_532_122_624, 3.35)],
 )
 def test_models_with_experts_are_counted_to_the_parameter(name: str, total: int, active: float) -> None:
@@ -133,7 +133,7 @@ def test_the_passes_of_all_layers_are_a_sample_s_whatever_the_model_s_kind() -> 
     ],
 )
 def test_the_count_is_the_models(model: dict[str, Any], overrides: tuple[str, ...]) -> None:
-    """Compare with the modules that are trained, layer by layer, as one tensor rank has them."""
+    """Compare with the modules that one tensor rank trains, layer by layer."""
     torch = pytest.importorskip("torch")
     from rdm_trainer import models
     from rdm_trainer.distributed.topology import Topology

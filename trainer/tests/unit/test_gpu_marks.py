@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What the step trace and the profilers ask of a GPU, where there is none: torch.cuda is a stand-in.
+"""What the step trace and the profilers call on a GPU, tested without one: torch.cuda is a stand-in.
 
-Its device has a clock of its own, and is behind the host until somebody waits for it.
+Its device has a clock of its own, and lags behind the host until something waits for it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ AHEAD_NS = 5_000_000
 
 
 class Gpu:
-    """A device on which each operation of a step takes 3 ms; and what it was asked, in order."""
+    """A device on which each operation of a step takes 3 ms; records the calls, in order."""
 
     def __init__(self) -> None:
         self.now_ms = 100.0
@@ -52,7 +52,7 @@ class Gpu:
 
 
 class Engine:
-    """What is watched: a step of two micro-batches, a collective, and one that goes on beside the work."""
+    """A step of two micro-batches, a collective, and one that overlaps with the work."""
 
     device = torch.device("cuda")
 
@@ -80,7 +80,7 @@ class Engine:
 
 
 class Collective:
-    """All ranks, whose own group is not looked at."""
+    """All ranks; their own group is not observed."""
 
     group = object()
 
@@ -90,7 +90,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
     made = Gpu()
 
     class Event:
-        """An event: when the device came to it, which nobody may ask before it was waited for."""
+        """An event: when the device reached it. Reading that needs a wait first."""
 
         def __init__(self, *, enable_timing: bool) -> None:
             assert enable_timing
@@ -113,7 +113,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
             made.work()
 
     class Group:
-        """A process group, which waits for a work when it is asked to."""
+        """A process group; a work that it returns is waited for on request."""
 
         def allreduce(self) -> None:
             made.work()
@@ -135,7 +135,7 @@ def test_the_step_trace_has_the_device_s_times_and_waits_for_them_once(gpu: Gpu,
         with trace.step(iteration):
             before = len(gpu.asked)
             engine.step()
-            # Within a step nobody waits for the device.
+            # Within a step, nothing waits for the device.
             assert len(gpu.asked) == before
         waits.append(gpu.asked.count("wait"))
     assert waits == [0, 2, 3, 3]
@@ -153,10 +153,10 @@ def test_the_step_trace_has_the_device_s_times_and_waits_for_them_once(gpu: Gpu,
             ("collective", "broadcast", -1),
         )
     ]
-    # What goes on beside the work ends where it was waited for.
+    # The overlapping collective ends where it was waited for.
     durations = [duration for *_, duration in told["spans"]]
     assert durations == pytest.approx([*[3000.0] * 5, 6000.0] * 2, abs=0.2)
-    # The device's first mark is the host's moment, on the first node's clock.
+    # The device's first mark is the host's time, on the first node's clock.
     first = (trace._began + AHEAD_NS) / 1e3
     begins = [begin - first for *_, begin, _ in told["spans"]]
     assert begins == pytest.approx([3000.0 * number for number in (*range(6), *range(7, 13))], abs=0.2)

@@ -68,7 +68,7 @@ def test_any_number_of_threads_draws_what_earlier_releases_drew(
     monkeypatch.setattr(subject, "_threads", lambda: threads)
     model = ModelConfig(layers=2, hidden_size=16, attention_heads=4, seq_length=8, vocab_size=50)
     weights = dict(models.build(Config(model=model), Topology.single()).named_parameters())
-    # Processors differ in the last bits.
+    # Processors' results differ in the last bits.
     rounded = [(weights[name].detach() * 100).round().to(torch.int8) for name in sorted(weights)]
     digest = hashlib.sha256(b"".join(one.numpy().tobytes() for one in rounded))
     assert digest.hexdigest() == DRAWN

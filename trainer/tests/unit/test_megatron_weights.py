@@ -92,7 +92,7 @@ def test_a_rank_has_megatrons_names_and_its_own_rows(tmp_path: Path) -> None:
         "mlp.linear_fc2.weight",
     }
     gate, up = source.whole("5.mlp.fc1.weight")
-    # The second half of the gate, then of the other.
+    # The second half of the gate, then of the up projection.
     assert torch.equal(saved["model"][f"{layer}mlp.linear_fc1.weight"], torch.cat((gate[24:], up[24:])))
     assert torch.equal(saved["model"]["output_layer.weight"][:18], source.whole("7.weight")[32:])
     assert "embedding.word_embeddings.weight" not in saved["model"]
@@ -125,7 +125,7 @@ def test_an_older_megatrons_names_are_read_and_nothing_is_run(tmp_path: Path) ->
         for kind in ("word_embeddings", "position_embeddings")
     }
     saved["model"] = {"language_model": {"embedding": embedding, "encoder": blocks}}
-    # A class that is not made, and the file is read all the same.
+    # An unknown class is not created, and the file is still read.
     saved["args"].model_type = Kind.ONE
     step = tmp_path / "old/iter_0000007/mp_rank_00"
     step.mkdir(parents=True)
@@ -156,14 +156,14 @@ class MCoreMetadata(Metadata):
 def torch_dist(
     source: InMemory, step: Path, *, numbered: bool, prefix: str = "", apart: bool = False
 ) -> None:
-    """Write what Megatron-core does under 2 tensor ranks: a rank's part of each block is a piece of its own.
+    """Write what Megatron-core does with 2 tensor ranks: each rank's part of each block is a separate piece.
 
     Args:
         source: The weights.
         step: The step's directory.
         numbered: Each block's tensors have names of their own; else all blocks' are in one.
-        prefix: Of all names.
-        apart: The matrices of a gated product have names of their own.
+        prefix: Prefix of all names.
+        apart: The matrices of a gated product have separate names.
     """
     parts: list[Box] = []
     model = source.model
@@ -203,7 +203,7 @@ def torch_dist(
 
 @pytest.fixture
 def _megatron_core(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its class has the name that it has there, as far as pickle is concerned."""
+    """Make pickle write our class under its name in Megatron-core."""
     name = "megatron.core.dist_checkpointing.strategies.torch"
     monkeypatch.setattr(MCoreMetadata, "__module__", name)
     monkeypatch.setitem(sys.modules, name, types.SimpleNamespace(MCoreMetadata=MCoreMetadata))
@@ -229,7 +229,7 @@ def test_a_distributed_checkpoint_is_read(name: str, form: dict[str, Any], tmp_p
 
 
 class Evil:
-    """Would run what it names."""
+    """Runs a command when it is unpickled without protection."""
 
     def __reduce__(self) -> Any:
         return exec, ("raise SystemExit('it was run')",)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Log lines: to the character of a known run, and readable by a parser that knows only the description."""
+"""Log lines: equal to a known run's to the character, and readable by a parser made from the description."""
 
 from __future__ import annotations
 

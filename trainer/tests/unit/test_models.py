@@ -141,7 +141,7 @@ def test_documents_of_one_sample_have_the_logits_of_each_alone(
 ) -> None:
     shape = dataclasses.replace(shape, sliding_window=window)
     alone = built(shape)
-    # One of a token, and one whose last token ends the sample.
+    # One has a single token, and one's last token ends the sample.
     documents = [torch.randint(1, 50, (2, length)) for length in (3, 1, 4)]
     ends = [torch.cat((part[:, :-1], torch.zeros(2, 1, dtype=torch.int64)), dim=1) for part in documents]
     tokens = torch.cat(ends, dim=1)
@@ -186,7 +186,7 @@ def test_a_decoder_sees_the_encoder_but_not_its_padding_nor_its_own_later_tokens
 
 
 def test_a_token_within_a_text_counts_also_where_padding_has_its_id() -> None:
-    """GPT-2's only special token ends documents and fills up."""
+    """GPT-2's only special token both ends documents and pads."""
     model = built(T5)
     text = torch.randint(1, T5.vocab_size, (1, 5))
     text[0, 2] = 0

@@ -48,7 +48,7 @@ def tokens(count: int = 12) -> torch.Tensor:
 
 
 def one_by_one(module: MoE, rows: torch.Tensor, weights: torch.Tensor | None = None) -> torch.Tensor:
-    """Let each token go through its experts on its own, with the router's weights or others."""
+    """Pass each token through its experts separately, with the router's weights or others."""
     _, given, experts = module.router(rows)
     weights = given if weights is None else weights
     mixed = torch.zeros_like(rows)
@@ -75,7 +75,7 @@ def test_both_conventions_of_the_weights() -> None:
     router = made().router
     logits = functional.linear(rows, router.weight)
     _, weights, experts = router(rows)
-    # Mixtral's words: the softmax over the chosen ones.
+    # Mixtral's description: the softmax over the chosen experts.
     torch.testing.assert_close(weights, logits.gather(1, experts).softmax(dim=-1))
     plain = Router(Config(model=dataclasses.replace(MODEL, moe_norm_topk_prob=False)).spec)
     plain.weight = router.weight
@@ -99,7 +99,7 @@ def test_an_expert_takes_its_capacity_and_first_choices_before_second_ones() -> 
     experts = torch.tensor([[0, 1], [0, 1], [1, 0], [0, 2]])
     expected = torch.tensor([[True, True], [True, False], [True, False], [False, True]])
     assert torch.equal(within_capacity(experts, 3, 2), expected)
-    # A factor that holds all tokens drops none; a small one leaves a token what it has left.
+    # A large enough factor drops no token; a small one leaves a token only its remaining experts.
     states = tokens()
     torch.testing.assert_close(made(moe_expert_capacity_factor=2.0)(states), made()(states))
     module = made(moe_expert_capacity_factor=0.5)
@@ -152,7 +152,7 @@ def test_what_cannot_be_is_one_sentence() -> None:
 
 
 def test_costs_are_those_of_what_a_token_meets_and_of_what_a_rank_holds() -> None:
-    # Each alone: beside experts of the same width as the dense one, a token meets what it meets there.
+    # With one expert of the dense width per token, a token uses as many parameters as in the dense model.
     dense = Config(model=dataclasses.replace(MODEL, experts=None)).spec
     single = Config(model=dataclasses.replace(MODEL, moe_router_topk=1)).spec
     router = 2 * 4 * 16

@@ -33,7 +33,7 @@ def blocks_of(names: list[str], bounds: list[int]) -> list[int]:
 
 @st.composite
 def listed(draw: st.DrawFn) -> tuple[list[str], list[int]]:
-    """Layers, and blocks of each stage that sum to theirs; the first and the last stage may have none."""
+    """Draw layers, and each stage's number of blocks; the first and the last stage may have none."""
     stages = draw(st.integers(2, 8))
     ends = st.integers(0, 6)
     counts = [draw(ends), *(draw(st.integers(1, 6)) for _ in range(stages - 2)), draw(ends)]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The order of passes keeps its promises on all stages together."""
+"""The order of passes is consistent over all stages."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ def shapes(draw: st.DrawFn) -> Shape:
 
 
 def times(shape: Shape, forward: int = 100, backward: int = 200, message: int = 0) -> list[int]:
-    """Run all stages in their order, each pass when what it needs is there, and return when each stage ends.
+    """Run all stages in their order, each pass when its inputs are there, and return when each stage ends.
 
-    A receive begins just before its pass, and takes as long as a message; sends go on beside the passes. It
-    fails where stages wait for each other for ever.
+    A receive begins just before its pass, and takes as long as a message; sends overlap with the passes. It
+    fails if stages deadlock.
     """
     stages, chunks, count = shape
     orders = [passes(stage, *shape) for stage in range(stages)]
@@ -85,7 +85,7 @@ def test_neighbours_send_in_the_order_in_which_they_receive(shape: Shape) -> Non
         other = (stage + 1) % stages
         wrapped = stage == stages - 1
         for forward in (True, False):
-            # What goes over this border, by the chunk before it.
+            # The messages over this border, by the chunk before it.
             here = [
                 (one.chunk, one.micro_batch) for one in passes(stage, *shape) if one.is_forward == forward
             ]
@@ -111,7 +111,7 @@ def test_the_stages_never_wait_for_each_other_and_no_longer_than_the_bubble(shap
 def test_the_planner_counts_what_stages_wait_for_their_receives(
     stages: int, micro_batches: int, message: int
 ) -> None:
-    """A stage receives at each of its borders once for a micro-batch, and sends as often."""
+    """A stage receives once per micro-batch at each of its borders, and sends as often."""
     shape = stages, 1, micro_batches
     hidden = engine_step(Config(engine="native")).hidden_sends
     exchanged = [2 * message * ((stage > 0) + (stage < stages - 1)) for stage in range(stages)]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The progress file: whole at every moment, and small however long the training."""
+"""The progress file is complete at every moment, and small however long the training is."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What is in the way of telling Prometheus ends no training that was started by hand, nor hides its error."""
+"""An error of the export to Prometheus does not end a training started by hand, nor hide its error."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_the_trainings_own_error_is_the_one_that_is_raised(
     with pytest.raises(ZeroDivisionError) as raised, telling(CONFIG, tmp_path, ALONE, progress):
         raise ZeroDivisionError
     assert raised.value.__context__ is None
-    # Not what was told before, which would be read as how it is.
+    # The file does not keep older metrics, which would be read as current.
     left = tmp_path / "metrics.n1.prom"
     assert left.exists() == (where == "of_node")
 

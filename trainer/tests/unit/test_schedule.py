@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The learning rate: values worked out by hand, and what holds for every schedule."""
+"""The learning rate: values calculated by hand, and what holds for every schedule."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_a_stable_rate_decays_at_the_end(form: str, quarter: float, half: float)
     assert rate.after(70, 560) == pytest.approx(0.1 + 0.9 * quarter)
     assert rate.after(80, 640) == pytest.approx(0.1 + 0.9 * half)
     assert [rate.after(step, 8 * step) for step in (100, 120)] == [0.1, 0.1]
-    # The same in samples, and behind a resume.
+    # The same in samples, and after a resume.
     again = of(50, 400, **optimisation, schedule="wsd", wsd_decay_style=form, wsd_decay_samples=320)
     assert [again.after(step, 8 * step) for step in range(50, 110)] == [
         rate.after(step, 8 * step) for step in range(50, 110)
@@ -156,7 +156,7 @@ def test_another_batch_changes_no_steps_rate() -> None:
         for step in range(10, 21):
             assert after.after(step, 80 + (step - 10) * batch) == pytest.approx(before.after(step, 8 * step))
         assert after.after(20, 80 + 10 * batch) == 1e-4
-        # And another one on top of it.
+        # And a second change of the batch size.
         again = of(15, 80 + 5 * batch, **lengths, global_batch_size=8)
         assert again.after(15, 80 + 5 * batch) == pytest.approx(before.after(15, 120))
         assert again.after(20, 80 + 5 * batch + 40) == 1e-4
@@ -170,7 +170,8 @@ def test_another_batch_changes_no_rate_by_samples() -> None:
 
 
 def test_a_warm_up_in_another_unit_ends_where_it_ended() -> None:
-    # Ten steps of 8 samples rose; another batch afterwards moves nothing, and one within it the rest.
+    # The warm-up was ten steps of 8 samples. Another batch size after it changes nothing; one within it
+    # changes the rest.
     assert of(20, 160, train_samples=800, warmup_iterations=10, global_batch_size=16).warmup == 80
     assert of(5, 40, train_samples=800, warmup_iterations=10, global_batch_size=16).warmup == 40 + 5 * 16
     assert of(20, 160, train_iterations=100, warmup_samples=80, global_batch_size=16).warmup == 10 * 16

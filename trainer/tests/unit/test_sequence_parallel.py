@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What sequence parallelism needs, and what it saves by the formulas."""
+"""What sequence parallelism needs, and what it saves according to the formulas."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ def test_what_is_outside_of_the_regions_is_shared(checkpointing: str) -> None:
     whole, shared = (memory(configure(job, {"parallel.sequence_parallel": it}), 4) for it in (False, True))
     spec, lines = job.spec, job.optimisation.micro_batch_size * job.model.seq_length * 2
     line = lines * spec.hidden_size
-    # Of each block four lines, or its input and the four of the block that is computed again; of the others
-    # the embedding's and the last norm's, while the head's stays whole.
+    # Each block has four lines, or its input and the four of the block that is recomputed. The embedding and
+    # the last norm add one each, while the head's stays whole.
     kept = 4 * spec.layers if checkpointing == "none" else spec.layers + 4
     assert whole.activations - shared.activations == (kept + 2) * line * 3 // 4
     assert dataclasses.replace(shared, activations=whole.activations) == whole

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A suite that leaves something in the temporary directory fails, and takes it away."""
+"""A suite that leaves files in the temporary directory fails, and removes them."""
 
 from __future__ import annotations
 

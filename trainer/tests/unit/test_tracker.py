@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Throughput fields, and what takes a step's numbers: libraries that fail, or are not there, end no training.
+"""Throughput fields, and trackers: libraries that fail or are missing do not end a training.
 
-Weights & Biases and MLflow are stand-ins, since they want a server.
+Weights & Biases and MLflow are stand-ins, since they need a server.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def test_event_files_that_cannot_be_written_are_given_up(
 
 @pytest.fixture
 def told(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
-    """What the stand-ins of both libraries were told, in an environment of their own."""
+    """The calls to the stand-ins of both libraries, in an environment of their own."""
     monkeypatch.setattr("os.environ", {**os.environ, "MLFLOW_HTTP_REQUEST_TIMEOUT": "3"})
     found: list[tuple[Any, ...]] = []
 
@@ -102,7 +102,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     )
 
     def init(**given: Any) -> types.SimpleNamespace:
-        # The real one would take it for its own directory (wandb_dir in its settings).
+        # The real one would use it as its own directory (wandb_dir in its settings).
         assert not Path(given["dir"], ".wandb").exists()
         found.append(("wandb", given))
         return run
@@ -125,10 +125,10 @@ def test_weights_and_biases_and_mlflow_get_the_same_numbers(
     tracker = Tracker(config, tmp_path, world_size=1)
     (_, given), (_, before, name), (_, _, shown) = told
     assert (given["name"], given["id"], before, name) == (tmp_path.name, None, None, tmp_path.name)
-    # Ranks wait for both servers, but not for ever, and as long as their user wants.
+    # Ranks wait for both servers, but not forever; the user's own limits win.
     bounds = ("WANDB_INIT_TIMEOUT", "MLFLOW_HTTP_REQUEST_MAX_RETRIES", "MLFLOW_HTTP_REQUEST_TIMEOUT")
     assert [os.environ[variable] for variable in bounds] == ["30", "2", "3"]
-    # What a user gives the processes in their environment may be secret.
+    # The environment that a user gives to the processes may be secret.
     assert not {"env"} & {*shown["launcher"], *given["config"]["launcher"]}
     del told[:]
     tracker.step(STEP)
@@ -137,7 +137,7 @@ def test_weights_and_biases_and_mlflow_get_the_same_numbers(
     assert (step, other, ends) == (1, 1, [("wandb", "end"), ("mlflow", "end")])
     assert first["lm-loss-training/lm loss"] == second["lm-loss-training/lm loss"] == 5.0
     assert first["samples"] == second["samples"] == 8
-    # A job that goes on is the same run.
+    # A resumed job continues the same run.
     del told[:]
     Tracker(config, tmp_path, world_size=1)
     (_, given), again = told

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Layouts of a job on GPUs of which only published figures are known."""
+"""Layouts of a job on GPUs with published figures only."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ def test_a_stage_hides_its_reduction_behind_its_own_passes() -> None:
 
 
 def _own(model: TrainerModel, layout: Layout, cut: Sequence[int]) -> list[int]:
-    """Return the parameters of a rank of each stage."""
+    """Return the parameters of a rank in each stage."""
     tuned = dataclasses.replace(
         with_layout(model.job.config, layout, cut),
         launcher=dataclasses.replace(model.job.config.launcher, nodes=None),
@@ -206,7 +206,7 @@ def test_tokens_are_exchanged_within_a_node_and_over_the_link_that_its_gpus_shar
     # Tensor ranks share the tokens, and the experts.
     assert exchange(2, 2) == pytest.approx(3 / 4 * within / 2)
     assert exchange(2, 4) == pytest.approx(4 * 1 / 2 * across / 2)
-    # Where times of layers are measured, the exchange among tensor ranks is in them.
+    # Measured times of layers include the exchange among tensor ranks.
     among = exchange(2, 1)
     assert among == pytest.approx(1 / 2 * within / 2)
     measured = _Measured(**vars(model.job.times))
@@ -303,7 +303,7 @@ def test_the_chunks_of_a_stage_are_shown_written_and_held(tmp_path: Path) -> Non
     stages = tuned.parallel.pipeline
     assert len(tuned.parallel.partition.split("-")) == 3 * stages > 3
     assert "blocks of each chunk" in output
-    # All that the command line does not fix is searched: the file's degree does not count.
+    # Everything that the command line does not fix is searched: the file's degree does not matter.
     searched = json.loads(_tune(str(path), *nodes, "--json")[1])["best"]
     held = json.loads(_tune(str(path), *nodes, "parallel.virtual_pipeline=3", "--json")[1])["best"]
     assert {row["virtual_pipeline"] for row in held} == {3}
@@ -665,7 +665,7 @@ def test_the_picture_of_a_pipeline_is_1f1b(stages: int, micro_batches: int) -> N
             held += 1 if one.is_forward else -1
             most = max(most, held)
         assert most == min(stages - stage, micro_batches)
-    # Stages that are alike take (m + p - 1) times.
+    # Equal stages take (m + p - 1) times.
     even = timeline([(0.25, 0.75)] * stages, stages, micro_batches)
     assert max(one.end for one in even) == pytest.approx(micro_batches + stages - 1)
 

@@ -54,7 +54,7 @@ T5 = ModelConfig(
     attention_heads=4,
     kv_channels=6,
     ffn_hidden_size=48,
-    # Beyond the farthest distance that is told apart.
+    # Longer than the largest distance that the buckets distinguish.
     seq_length=24,
     vocab_size=45,
     vocab_extra_ids=5,
@@ -113,7 +113,7 @@ def build(model: ModelConfig, topology: Topology | None = None, **options: Any) 
 
 
 def shaken(model: ModelConfig) -> InMemory:
-    """Return a model none of whose weights is as it begins: norms of one and biases of zero hide mistakes."""
+    """Return a model with all initial weights changed: norms of one and biases of zero hide mistakes."""
     made = build(model)
     generator = torch.Generator().manual_seed(1)
     for weight in made.parameters():
@@ -154,7 +154,7 @@ def test_an_exported_model_is_the_same_there_and_back(name: str, tmp_path: Path)
         return
     back = open_source(tmp_path / "hf")
     if is_t5:
-        # Whose sentinels are tokens like others.
+        # There, the sentinels are ordinary tokens.
         model = dataclasses.replace(model, vocab_size=50, vocab_extra_ids=0)
     require_model(back, Config(model=model))
     for ours_name in dict(source.built.named_parameters()):
@@ -171,7 +171,7 @@ def test_an_exported_model_is_the_same_there_and_back(name: str, tmp_path: Path)
 @pytest.mark.parametrize("tensor", [2, 4])
 @pytest.mark.parametrize("name", ["gpt2", "qwen3", "llama with biases", "mixtral", "t5 1.1"])
 def test_tensor_ranks_together_have_all_of_a_model(name: str, tensor: int) -> None:
-    # Some have fewer heads of keys and values than there are ranks.
+    # Some have fewer key-value heads than there are ranks.
     model = MODELS[name]
     source = shaken(model)
     ranks = [
@@ -219,7 +219,7 @@ def test_a_text_goes_on_as_transformers_lets_it(
     expected = theirs.generate(torch.tensor([ids]), max_new_tokens=15, do_sample=False, eos_token_id=None)
     generator = Generator(open_source(tmp_path / "hf"), "cpu")
     assert list(generator.tokens(ids, 15)) == expected[0, 3:].tolist()
-    # No further than the model has positions.
+    # The model's positions limit the length.
     assert len(list(generator.tokens(ids, 500))) == 21
     drawn = [list(generator.tokens(ids, 9, temperature=9.0, top_k=5, seed=seed)) for seed in (1, 1, 2)]
     assert drawn[0] == drawn[1] != drawn[2]
@@ -256,7 +256,7 @@ def test_an_imported_t5_answers_and_trains_with_its_tokenizers_sentinels(
     directory.write(source, tmp_path / "hf")
     theirs = transformers.AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "hf")
     ids = torch.tensor([[3, 7, 11, 1]])
-    # With the cache, transformers takes no decoder that is deeper than its encoder.
+    # With the cache, transformers does not support a decoder that is deeper than its encoder.
     drawn = theirs.generate(ids, max_new_tokens=30, do_sample=False, eos_token_id=None, use_cache=False)
     expected = drawn[0, 1:].tolist()
     generator = Generator(open_source(tmp_path / "hf"), "cpu")
@@ -271,7 +271,7 @@ def test_an_imported_t5_answers_and_trains_with_its_tokenizers_sentinels(
     assert list(check(job)) == []
     spans = span_corruption(job)
     assert (list(spans.sentinels), spans.begin, spans.end, spans.padding) == ([42, 41, 40], 0, 1, 0)
-    # Nothing but the data is missing.
+    # Only the data is missing.
     assert len(checks(job)) == 1
     longer = load(tmp_path / "job.yaml", [*changes, "model.seq_length=512"])
     assert "The tokenizer has 3 sentinels, but" in checks(longer)[0]

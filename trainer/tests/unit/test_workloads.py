@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a job runs: the schema, the checks and the command of its workload."""
+"""A job's workload: its schema, its checks and its command."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_who_trains_takes_no_other_workload(tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text(COMMAND)
     with pytest.raises(ConfigError, match=r"^workload \(line 1\) is 'command'; it must be train\.$"):
         configuration.load(tmp_path / "job.yaml")
-    # Over the command line, too, which has no line.
+    # The same from the command line, whose errors have no line number.
     with pytest.raises(ConfigError, match=r"^workload is 'command'; it must be train\.$"):
         configuration.from_dict({}, ["workload=command"])
 

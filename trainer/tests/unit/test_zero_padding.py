@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What ZeRO 3 keeps of a weight that its ranks do not divide."""
+"""What ZeRO 3 stores of a weight whose size is not divisible by the number of ranks."""
 
 from types import SimpleNamespace
 
