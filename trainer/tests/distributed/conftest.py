@@ -10,9 +10,9 @@ import pytest
 
 from tests.distributed.slurm_cluster import Image, Slurm, running
 
-# Ranks share few cores: threads of their own would only fight for them. Read when torch is imported.
+# Ranks share few cores, so threads of their own would only compete. torch reads this when it is imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-# Without it DeepSpeed asks for a GPU first.
+# Without it, DeepSpeed searches for a GPU first.
 os.environ.setdefault("DS_ACCELERATOR", "cpu")
 
 

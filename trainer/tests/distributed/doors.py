@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A real sshd for the nodes of :mod:`tests.distributed.nodes`: who comes to an address is on that node.
+"""A real sshd for the nodes of :mod:`tests.distributed.nodes`: a login to an address is one to its node.
 
-Launchers that use ssh run one command everywhere, by a path that each node has (``rdm_job.links``). On one
-machine that path is the same one, so the nodes must share the directory of the jobs.
+Launchers that use ssh run one command everywhere, by a path that each node has (``rdm_job.links``). Here all
+nodes are on one machine and have the same path, so they must share the directory of the jobs.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ LogLevel ERROR
 
 @contextlib.contextmanager
 def open_doors(nodes: Nodes, folder: Path) -> Iterator[None]:
-    """Have a sshd that listens at each node's address, and agents that find a ``ssh`` which knows its port.
+    """Run an sshd that listens at each node's address, and give agents an ``ssh`` that knows its port.
 
     Args:
-        nodes: Whose doors they are; from now on they share the directory of the jobs.
+        nodes: The nodes; from now on they share the directory of the jobs.
         folder: For keys and configurations.
     """
     for node in nodes.folder.glob("n[2-9]"):

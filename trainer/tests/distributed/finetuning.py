@@ -1,6 +1,6 @@
-"""Fine-tunings in processes of one that has imported trl, which takes longer than they do.
+"""Fine-tunings in forks of a server that has imported trl, since the import takes longer than they do.
 
-As a program, this is that one: it reads what is to run as JSON, a line each, forks the ranks, and answers
+Run as a program, this is the server: it reads requests as lines of JSON, forks the ranks, and answers each
 with a line.
 """
 
@@ -38,7 +38,7 @@ class Finetunings:
 
     Args:
         server: The program.
-        directory: Has what ``rdm_trainer.finetune.tiny`` writes.
+        directory: Has the output of ``rdm_trainer.finetune.tiny``.
     """
 
     def __init__(self, server: subprocess.Popen[str], directory: Path) -> None:
@@ -57,7 +57,7 @@ class Finetunings:
             job: Its directory's name.
             overrides: ``key.sub=value``.
             world: How many ranks.
-            signals: Ranks that get a signal, after how many steps, and which one.
+            signals: Ranks that get a signal: after how many steps, and which signal.
         """
         answer = self._ask(
             {"job": job, "overrides": overrides, "world": world, "signals": [*(signals or {}).items()]}
@@ -65,15 +65,15 @@ class Finetunings:
         return answer["code"], answer["out"], answer["errors"]
 
     def loss(self, model: str, rows: str, adapter: str | None = None) -> tuple[float, Any]:
-        """Return the average loss of the completions of a file, by a model that transformers loads.
+        """Return a model's average loss over the completions in a file; transformers loads the model.
 
         Args:
             model: Its directory.
             rows: The file.
-            adapter: One that is put before it.
+            adapter: An adapter to apply to it.
 
         Returns:
-            The loss, and the logits of the last row: a list of each token's.
+            The loss, and the logits of each token of the last row.
         """
         answer = self._ask({"model": model, "rows": rows, "adapter": adapter})
         return answer["loss"], answer["logits"]
@@ -88,7 +88,7 @@ class Finetunings:
 
 
 def logits(job: Path) -> Any:
-    """Return the logits that a job's trainer had for ``one.jsonl`` at its end."""
+    """Return the logits that a job's model had for ``one.jsonl`` at the end."""
     return json.loads((job / _LOGITS).read_text())
 
 
@@ -103,7 +103,7 @@ def finetunings(directory: Path) -> Iterator[Finetunings]:
     """Start the program for some tests.
 
     Args:
-        directory: Where all goes.
+        directory: Where all files go.
     """
     environment = {
         **os.environ,
@@ -127,7 +127,7 @@ def finetunings(directory: Path) -> Iterator[Finetunings]:
 
 def _serve() -> None:
     answers = os.fdopen(os.dup(1), "w")
-    # What libraries print is no answer.
+    # Output of libraries must not become an answer.
     os.dup2(2, 1)
     for module in _LOADED:
         importlib.import_module(module)
@@ -173,7 +173,7 @@ def _run(what: Mapping[str, Any]) -> dict[str, Any]:
         process, status = os.wait()
         codes[process] = abs(os.waitstatus_to_exitcode(status))
         if codes[process]:
-            # As a launcher does it.
+            # Launchers do this.
             for other in set(ranks) - set(codes):
                 os.kill(other, signal.SIGKILL)
     out, errors = ("".join(pair[stream].read_text() for pair in logs) for stream in (0, 1))
@@ -182,7 +182,7 @@ def _run(what: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _signal_itself(steps: int, number: int) -> None:
-    """Have this rank send itself a signal after so many steps."""
+    """Make this rank send itself a signal after this many steps."""
     from rdm_trainer.finetune.callback import Reporter
 
     begin = Reporter.on_step_begin
@@ -196,7 +196,7 @@ def _signal_itself(steps: int, number: int) -> None:
 
 
 def _keep_logits() -> None:
-    """Have the ranks write what their model says of ``one.jsonl`` when it is tuned, before it is exported."""
+    """Make the ranks write their tuned model's logits for ``one.jsonl`` before the export."""
     from rdm_trainer.finetune.run import _Finetuning
 
     export = _Finetuning._export
@@ -209,7 +209,7 @@ def _keep_logits() -> None:
         model = self._trainer.model_wrapped
         model.eval()
         with torch.no_grad():
-            # A rank has a part of the weights only, so all compute.
+            # A rank has only a part of the weights, so all ranks compute.
             found = model(torch.tensor([self._tokenizer(text)["input_ids"]])).logits[0].tolist()
         if self._is_first:
             (self._job_dir / _LOGITS).write_text(json.dumps(found))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What processes may have of this machine: cgroups of both versions, for which tests must be root's."""
+"""Limits on processes' use of this machine, by cgroups of both versions; tests must run as root."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _IS_NEW = (CGROUPS / "cgroup.controllers").exists()
 
 
 class Delays(NamedTuple):
-    """For how long threads did not run, in seconds.
+    """How long threads did not run, in seconds.
 
     Attributes:
-        threads: Each, when it was ready: others had the processor, or its own limit held it back.
-        throttled: All, because of their limit, on all processors together.
-        at: When.
+        threads: Each thread's time ready but waiting: for other work, or because of its own limit.
+        throttled: All threads' time throttled by their limit, on all processors together.
+        at: When this was read.
     """
 
     threads: dict[str, float]
@@ -35,12 +35,12 @@ class Delays(NamedTuple):
 
 
 class Limits:
-    """A cgroup for processes. Of version 2 it lies in the topmost, of version 1 in one of each controller.
+    """A cgroup for processes: in version 2 below the root, in version 1 below each controller's root.
 
-    What others do on this machine is not planted: processes in it come first, as far as its limits let them.
+    Other work on this machine is no planted fault: within its limits, the cgroup's processes come first.
 
     Args:
-        name: Its own.
+        name: The cgroup's name.
         controllers: What it limits.
     """
 
@@ -55,14 +55,14 @@ class Limits:
         (self._places[0] / weight).write_text(str(most))
 
     def take(self, process: int) -> None:
-        """Put a process into it, and with it all that it starts from now on."""
+        """Put a process, and everything that it starts from now on, into the cgroup."""
         # It may have ended meanwhile.
         with contextlib.suppress(ProcessLookupError):
             for place in self._places:
                 (place / "cgroup.procs").write_text(str(process))
 
     def take_all(self, process: int) -> None:
-        """Put a process, and all that it has started, into it."""
+        """Put a process, and everything that it has started, into the cgroup."""
         first = psutil.Process(process)
         for one in [first, *first.children(recursive=True)]:
             self.take(one.pid)
@@ -80,7 +80,7 @@ class Limits:
         (self._places[-1] / ("memory.max" if _IS_NEW else "memory.limit_in_bytes")).write_text(str(size))
 
     def delays(self) -> Delays:
-        """Return for how long its threads did not run, until now.
+        """Return how long its threads did not run, until now.
 
         Source: the second field of ``schedstat`` (Documentation/scheduler/sched-stats.rst).
         """
@@ -94,9 +94,9 @@ class Limits:
         return Delays(threads, throttled, time.monotonic())
 
     def delayed_since(self, before: Delays) -> float:
-        """Return for how many seconds others' work kept a thread in it from a processor, at most.
+        """Return the most seconds that other work kept one of its threads from a processor.
 
-        What its own limit may have done is none of it: of a cgroup that is often throttled it is too little.
+        Time that its own limit may explain is subtracted, so this is too low for an often throttled cgroup.
         """
         now = self.delays()
         both = now.threads.keys() & before.threads.keys()
@@ -104,7 +104,7 @@ class Limits:
         return max(0.0, most - min(now.throttled - before.throttled, now.at - before.at))
 
     def remove(self) -> None:
-        """Take it away, when nothing is in it any more."""
+        """Remove it once it is empty."""
         for place in self._places:
             wait_until("it is empty", (place / "cgroup.procs").read_text, lambda text: not text)
             place.rmdir()
@@ -112,7 +112,7 @@ class Limits:
 
 @contextlib.contextmanager
 def limited(*controllers: str) -> Iterator[Limits]:
-    """Have a cgroup that nothing is in yet."""
+    """Provide an empty cgroup."""
     limits = Limits(f"rdm-test-{os.getpid()}-{time.time_ns()}", *controllers)
     try:
         yield limits
@@ -122,12 +122,12 @@ def limited(*controllers: str) -> Iterator[Limits]:
 
 @contextlib.contextmanager
 def first_of_all() -> Iterator[Limits]:
-    """Let this process, and all that it starts meanwhile, come first on this machine."""
+    """Give this process, and everything that it starts meanwhile, precedence on this machine."""
     top = CGROUPS if _IS_NEW else CGROUPS / "cpu"
     lines = [line.split(":", 2) for line in Path("/proc/self/cgroup").read_text().splitlines()]
     before = next(path for _, names, path in lines if names == ("" if _IS_NEW else "cpu"))
     with limited("cpu") as limits:
-        # Not what it has started: a forkserver of other tests stays.
+        # Not its existing children: other tests' forkserver stays where it is.
         limits.take(os.getpid())
         try:
             yield limits

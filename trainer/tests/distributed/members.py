@@ -21,7 +21,7 @@ PROGRAM = [sys.executable, "-m", "rdm_trainer", "rendezvous"]
 
 
 def interface() -> str:
-    """Return an interface of this machine that others could reach: a lab's may go away meanwhile."""
+    """Return an interface of this machine that others could reach; a lab's may disappear meanwhile."""
     if (address := outward_address()) is not None and (name := interface_of(address)) is not None:
         return name
     for name, entries in sorted(psutil.net_if_addrs().items()):
@@ -38,7 +38,7 @@ class Members:
         folder: Where their output and the secret go.
 
     Attributes:
-        scratch: Their temporary directory, in which those that are killed leave something.
+        scratch: Their temporary directory; killed members leave files there.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -65,14 +65,14 @@ class Members:
         """Start a member.
 
         Args:
-            name: What it is called.
+            name: Its name.
             command: What it runs.
-            options: Further ones.
-            count: Members of the job, which makes it the launcher.
-            secret: Its file; nothing lets the member have none.
+            options: Further options.
+            count: Number of the job's members; giving it makes this the launcher.
+            secret: The secret's file; empty: the member has none.
             master: The launcher's address, for a worker.
-            port: The launcher's, when it is not the job's own.
-            stderr: Where its errors go.
+            port: The launcher's port, if it is not the job's own.
+            stderr: Where its standard error goes.
             within: The command that starts it.
         """
         environment = {key: value for key, value in os.environ.items() if not key.startswith("RDZV_")}
@@ -108,7 +108,7 @@ class Members:
         wait_until(f"{name} says {text!r}", lambda: self.log(name), lambda log: text in log)
 
     def end(self) -> None:
-        """End what still runs."""
+        """End members that still run."""
         for process in self._running:
             if process.poll() is None:
                 process.kill()

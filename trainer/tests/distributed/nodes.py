@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Nodes of a job on this machine: directories and addresses of the loopback network; all else is real."""
+"""Nodes of a job on this machine: directories and loopback addresses; everything else is real."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from tests.waiting import wait_until
 __all__ = ["PROGRAM", "TINY", "Nodes", "running"]
 
 PLANTED = Path(__file__).parent / "planted"
-"""Plants faults in each process that finds it on its path."""
+"""Plants faults in each process that has it on PYTHONPATH."""
 LIGHT = Path(__file__).parent / "light"
-"""Where the launcher of a node starts without torch: of jobs that say nothing of their launcher."""
+"""Lets the per-node launcher start without torch, in jobs whose launcher is not under test."""
 PROGRAM = """
 import os, pathlib, signal, sys, time
 
@@ -64,15 +64,15 @@ TINY: dict[str, Any] = {
 
 
 class Nodes:
-    """Two nodes and what is asked of them.
+    """Two nodes, and requests to them.
 
     Args:
-        folder: Where they lie.
-        config: A job's for our trainer, with faults to be planted; without it jobs run ``PROGRAM``.
-        user: Whose jobs they are; this one's by default.
+        folder: Their directory.
+        config: A configuration for our trainer, with planted faults; without it, jobs run ``PROGRAM``.
+        user: The user who runs the jobs; by default, this process's.
 
     Attributes:
-        environments: What a node has more in its environment than this process.
+        environments: Each node's additions to this process's environment.
     """
 
     def __init__(self, folder: Path, config: dict[str, Any] | None = None, user: str | None = None) -> None:
@@ -105,10 +105,10 @@ class Nodes:
         return answer
 
     def _within(self) -> list[str] | None:
-        """Return what starts a command on a node.
+        """Return the command that starts others on a node.
 
-        Trainings are started by this process, in whose cgroup they are then. An ordinary user may only read
-        more: this Python may be root's.
+        This process starts trainings itself, so that they are in its cgroup. An ordinary user gets the right
+        to read everything, because this Python may belong to root.
         """
         if self.user is None:
             return None if self.config is None else []
@@ -139,7 +139,7 @@ class Nodes:
         checked = self.ask("n1", "check", request=self.request(job, "n1", *overrides, **more))
         assert checked["problems"] == []
         for node in (str(one["name"]) for one in self.nodes):
-            # Who stopped a job on its master has not waited for the other node's agent.
+            # Stopping a job on its master does not wait for the other node's agent.
             agent = JobDirectory(self.folder / node / job, node)
             wait_until(f"no agent of {job} is left on {node}", lambda: not agent.has_agent)  # noqa: B023
             request = self.request(job, node, *overrides, offer=checked["offer"], **more)
@@ -162,20 +162,20 @@ class Nodes:
         wait_until(f"all processes of attempt {attempt} have begun", begun, wanted.issubset)
 
     def end(self, rank: int, how: str = "") -> None:
-        """Let a process end. It must not see the file before there is something in it."""
+        """Let a process end. It must not see the file while that is still empty."""
         (self.folder / "end").write_text(how)
         (self.folder / "end").replace(self.folder / f"end.{rank}")
 
     def ended(self, job: str, node: str = "n1") -> dict[str, Any]:
-        """Wait until a node says that a job has ended, and return what it says."""
-        # The first look is at once, the next ones at news.
+        """Wait until a node reports that a job has ended, and return the report."""
+        # The first query returns at once, the others wait for news.
         patience = itertools.chain([[]], itertools.repeat(["--wait", "2"]))
 
         def look() -> dict[str, Any]:
             found: dict[str, Any] = self.ask(node, "state", job, *next(patience))["job"]
             return found
 
-        # The look itself waits.
+        # The query itself waits.
         return wait_until(
             f"{job} has ended on {node}", look, lambda state: state["ended"], pause=lambda: None
         )
@@ -185,11 +185,11 @@ class Nodes:
         return int(json.loads((self.folder / f"{node}/{job}/ranks/{node}/{rank}.json").read_text())["pid"])
 
     def left(self, job: str) -> list[int]:
-        """The processes of a job."""
+        """Return the remaining processes of a job."""
         return processes.of_job(self.mark(job))
 
     def mark(self, job: str) -> str:
-        """What a job's processes carry."""
+        """Return the mark that a job's processes carry."""
         return JobDirectory(self.folder / "n1" / job, "n1").request().job_id
 
     def agent_of(self, node: str, job: str) -> int:
@@ -202,13 +202,13 @@ class Nodes:
 
 
 def _first(folder: Path) -> str:
-    """Return what PYTHONPATH is, with a folder before all others."""
+    """Return PYTHONPATH with a folder before all others."""
     return os.pathsep.join(filter(None, (str(folder), os.environ.get("PYTHONPATH"))))
 
 
 @contextlib.contextmanager
 def running(nodes: Nodes) -> Iterator[Nodes]:
-    """Nodes of which nothing runs any more afterwards."""
+    """Provide nodes, and end all their processes afterwards."""
     try:
         yield nodes
     finally:

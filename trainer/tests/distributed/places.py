@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The places on this machine where jobs run: each is asked the same."""
+"""The execution environments on this machine, all with the same methods."""
 
 from __future__ import annotations
 
@@ -35,22 +35,22 @@ class Place(Protocol):
         """Check and start a job: the small program, unless ``config`` says otherwise."""
 
     def ask(self, *words: str) -> dict[str, Any]:
-        """Ask for a job where it was started."""
+        """Query a job where it was started."""
 
     def logs(self, job: str) -> list[str]:
-        """The lines that all nodes wrote."""
+        """Return the lines that all nodes wrote."""
 
     def directories(self, job: str) -> Sequence[Path]:
-        """The job's directory, on each node."""
+        """Return the job's directory on each node."""
 
     def watcher(self, job: str) -> subprocess.Popen[bytes]:
-        """A process that waits for news of a job."""
+        """Return a process that waits for news of a job."""
 
     def node_dies(self, job: str) -> str:
-        """Kill all that a job has on its last node, as a loss of power does, and return the node's name."""
+        """Kill all of a job's processes on its last node, as a loss of power does; return the node's name."""
 
     def node_returns(self, job: str, node: str) -> None:
-        """Have a node that died begin again, when it is missed."""
+        """Start a dead node again, after its loss has been noticed."""
 
 
 class Agents:
@@ -91,7 +91,7 @@ class Agents:
             lambda: state(self, job)["nodes"],
             lambda nodes: nodes[node] == "lost",
         )
-        # What a container does when it starts.
+        # A container does this when it starts.
         assert self._nodes.ask(node, "revive")["revived"] == [job]
 
 
@@ -99,8 +99,8 @@ class InSlurm:
     """Two nodes of a Slurm's partition.
 
     Args:
-        slurm: It.
-        options: What has the job run in an image.
+        slurm: The cluster.
+        options: Options that make the job run in an image.
     """
 
     kind = "slurm"
@@ -143,12 +143,12 @@ def _watcher(job: str, environment: dict[str, str]) -> subprocess.Popen[bytes]:
 
 
 def tiny(folder: Path, kind: str, **sections: dict[str, Any]) -> str:
-    """Return the tiny GPT's configuration: 12 steps, after each of which it waits as ``FOLDER/pause`` says.
+    """Return the tiny GPT's configuration: 12 steps, with a pause after each as ``FOLDER/pause`` says.
 
     Args:
         folder: Where that file is.
         kind: The launcher.
-        sections: Keys of the configuration beside its own.
+        sections: Additional keys of the configuration.
     """
     path = os.pathsep.join(filter(None, (str(PLANTED), os.environ.get("PYTHONPATH"))))
     planted = {"PYTHONPATH": path, "PLANTED": str(folder)}
@@ -165,20 +165,20 @@ def tiny(folder: Path, kind: str, **sections: dict[str, Any]) -> str:
 
 
 def state(place: Place | Slurm, job: str) -> dict[str, Any]:
-    """How a job is."""
+    """Return a job's state."""
     found: dict[str, Any] = place.ask("state", job)["job"]
     return found
 
 
 def reaches(place: Place | Slurm, job: str, *states: str) -> dict[str, Any]:
-    """Wait until a job is in one of these states, and return how it is."""
+    """Wait until a job is in one of these states, and return its state."""
     return wait_until(
         f"{job} is {' or '.join(states)}", lambda: state(place, job), lambda one: one["state"] in states
     )
 
 
 def trains(place: Place | Slurm, job: str, iteration: int, key: str = "iteration") -> dict[str, Any]:
-    """Wait until a job has trained so many steps, or has a checkpoint of them; return how it is."""
+    """Wait until a job has reached this iteration, or has a checkpoint of it; return its state."""
     return wait_until(
         f"{job} has reached {iteration}",
         lambda: state(place, job),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What the server of the processes has done when it forks one: it takes longer than most launches do.
+"""What the process server has done before it forks: this takes longer than most launches.
 
 When an engine is first built, torch imports its compiler, and DeepSpeed tries a C++ compiler.
 """
@@ -29,11 +29,11 @@ for module in (
     importlib.import_module(module)
 compatible_operations = deepspeed.ops.__compatible_ops__
 
-# Weights are drawn in blocks of a million, of which these small models use the first few thousand.
+# Weights are drawn in blocks of a million; these small models use only the first few thousand.
 parameters._BLOCK_ELEMENTS = 1 << 14
-# So that they have several buckets, too.
+# The small models have several buckets, too.
 sharded_adamw._BUCKET = 1 << 13
 
-# Collections would write to every object, and so copy the memory that the processes share.
+# Garbage collection would write to every object, and so copy the memory that the processes share.
 gc.collect()
 gc.freeze()

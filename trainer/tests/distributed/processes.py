@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Real processes: a function in several with a process group, or ``rdm-trainer`` as a launcher starts it.
+"""Real processes: a function in a process group, or ``rdm-trainer`` as a launcher starts it.
 
-The processes come from one server that has imported torch and DeepSpeed and what these import later, so a
-launch costs well under a second. A launch can take many cases one after the other: building a new engine in
-the same processes works.
+The processes come from one server that has imported torch, DeepSpeed and what they import later, so a launch
+costs well under a second. A launch can run many cases one after the other: building a new engine in the same
+processes works.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from tests.waiting import DEADLINE_S
 __all__ = ["Command", "RankError", "ask_job", "run"]
 
 TIMEOUT_S = 600.0
-"""After which the ranks of a launch that have not answered are ended, in seconds."""
+"""Ranks of a launch that have not answered after these seconds are ended."""
 _CONTEXT = multiprocessing.get_context("forkserver")
 _PRELOADED = "preloaded"
 
@@ -46,7 +46,7 @@ def run(world: int, target: Callable[..., Any], *arguments: Any) -> list[Any]:
     Args:
         world: Number of processes.
         target: A function at the top level of a module, in which ``torch.distributed`` is initialised.
-        arguments: Of the function; they and what it returns must be picklable.
+        arguments: The function's arguments; they and its result must be picklable.
 
     Returns:
         What each rank returned.
@@ -75,17 +75,17 @@ def run(world: int, target: Callable[..., Any], *arguments: Any) -> list[Any]:
 
 
 class Command:
-    """``rdm-trainer`` with these arguments, in a process of the server; used as a ``subprocess.Popen`` is.
+    """``rdm-trainer`` with these arguments, in a process of the server; used like a ``subprocess.Popen``.
 
     Args:
         arguments: After the program's name.
         environment: Its variables; by default those of the server.
         stdin: What it reads.
-        largest_file: Bytes that a file may have, as on a disk that is full; no limit by default.
+        largest_file: The most bytes of a file, as on a full disk; no limit by default.
 
     Attributes:
-        stdout: What it writes there.
-        stderr: The same of the other stream.
+        stdout: Its standard output.
+        stderr: Its standard error.
     """
 
     def __init__(
@@ -128,10 +128,10 @@ class Command:
         return self._process.exitcode
 
     def communicate(self, timeout: float = DEADLINE_S) -> tuple[str, str]:
-        """Wait for the end; return what there is to read of both streams.
+        """Wait for the end; return the rest of both streams.
 
         Raises:
-            TimeoutError: It did not end in so many seconds, and is killed.
+            TimeoutError: It did not end in this time, and was killed.
         """
         with ThreadPoolExecutor() as pool:
             read = [pool.submit(stream.read) for stream in (self.stdout, self.stderr)]
@@ -150,14 +150,14 @@ def ask_job(
     request: Mapping[str, Any] | None = None,
     within: Sequence[str] | None = None,
 ) -> tuple[dict[str, Any], int]:
-    """Ask a node for jobs, as rdm-provision does.
+    """Query a node's jobs, as rdm-provision does.
 
     Args:
         words: After ``rdm-trainer job``.
         environment: The node's variables.
         request: What it reads.
-        within: The command that starts it, or none: it is a program of its own then, started by this process,
-            which takes longer. By default the server starts it.
+        within: The command that starts it, or an empty one: it is then a separate program, started by this
+            process, which takes longer. By default, the server starts it.
 
     Returns:
         The answer, and the exit code.
@@ -204,7 +204,7 @@ def _command(
 
 
 def _start_server() -> None:
-    """Start the server unless it runs. Of all paths Python hands it only the environment's."""
+    """Start the server unless it runs. Of sys.path, Python passes only the environment's part to it."""
     _CONTEXT.set_forkserver_preload([_PRELOADED])
     before = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = str(Path(__file__).parent)
@@ -258,5 +258,5 @@ def _rank(
         sender.send((True, target(*arguments)))
     except BaseException:
         sender.send((False, traceback.format_exc()))
-    # Not a rank's business at its end: the others may be gone already.
+    # Skip the clean-up at exit: the other ranks may be gone already.
     os._exit(0)

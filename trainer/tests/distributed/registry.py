@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A real registry of images on this machine, with a certificate that only those trust who are given it."""
+"""A real image registry on this machine; clients trust its certificate only if they get it."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class Registry:
         port: Where it listens.
 
     Attributes:
-        name: As in the names of images.
-        certificate: What tells it from others.
+        name: Its name in the names of images.
+        certificate: Its certificate.
     """
 
     def __init__(self, folder: Path, port: int) -> None:
@@ -33,7 +33,7 @@ class Registry:
         self.name, self.certificate = f"localhost:{port}", folder / "certificate.pem"
 
     def push(self, archive: Path, name: str) -> None:
-        """Have it keep the image of a Docker archive under a name."""
+        """Store the image of a Docker archive under a name."""
         target = f"docker://{self.name}/{name}"
         _run(
             "skopeo",
@@ -69,10 +69,10 @@ class Registry:
 
 @contextlib.contextmanager
 def serving(folder: Path) -> Iterator[Registry]:
-    """A registry that runs.
+    """Provide a running registry.
 
     Args:
-        folder: Where all its files are to be.
+        folder: Where all its files go.
     """
     found = network.take_free_ports("127.0.0.1", 1, int.from_bytes(folder.name.encode()[-4:]))
     assert found, "no port is free for a registry"

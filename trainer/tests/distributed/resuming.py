@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Whole trainings that stop and go on, for tests: what every rank of a launch runs."""
+"""Whole trainings that stop and are resumed, for tests: what every rank of a launch runs."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def parallel(**values: Any) -> dict[str, Any]:
 
 
 class Log:
-    """Lines that this rank wrote. Its methods speak for all ranks, and are called by all."""
+    """Lines that this rank wrote. Its methods combine all ranks' lines, and all ranks must call them."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
@@ -65,7 +65,7 @@ class Log:
         self.lines.append(line)
 
     def losses(self) -> dict[int, float]:
-        """Losses by iteration, which the last rank wrote."""
+        """Return the losses by iteration, which the last rank wrote."""
         found = (record for line in self.lines for record in lines.parse(line.encode()))
         steps = (record for record in found if isinstance(record, lines.Step))
         said = _gathered({step.iteration: step.values[metrics.LM_LOSS] for step in steps})
@@ -73,7 +73,7 @@ class Log:
         return last
 
     def find(self, words: str) -> list[str]:
-        """Return the lines of any rank with these words in them."""
+        """Return all ranks' lines that contain these words."""
         return [line for said in _gathered(self.lines) for line in said if words in line]
 
 
@@ -90,7 +90,7 @@ def train(
     stop_after: int | None = None,
     prepare: Callable[[Training], None] | None = None,
 ) -> Log:
-    """Train in this launch, to the end or for some steps, and return what was written."""
+    """Train in this launch, to the end or for some steps, and return the log."""
     log = Log()
     changes: dict[str, Any] = {} if stop_after is None else {"checkpoint.exit_interval": stop_after}
     trained = Training(training.configure(config, changes), job_dir, write=log)
@@ -103,10 +103,10 @@ def train(
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """Save under one layout, go on under another.
+    """Save under one layout, resume under another.
 
     Attributes:
-        name: Of the job.
+        name: The job's name.
         base: What both have in common.
         saved: What the first run changes.
         resumed: What the second run changes; None ends after the first.
@@ -121,7 +121,7 @@ class Case:
 
     @property
     def converts(self) -> bool:
-        """A universal copy is needed, and made in advance."""
+        """Whether a universal copy is needed and made in advance."""
         engines = {layout.get("engine") for layout in (self.saved, self.resumed or {})}
         return self.resumed != self.saved and not self.by_itself and engines != {"native"}
 
@@ -130,7 +130,7 @@ def follow(cases: list[Case], root: str) -> dict[str, dict[int, float]]:
     """Run each case in this launch: four steps, a checkpoint, four more under the other layout.
 
     Returns:
-        The losses of both runs together, by case.
+        The losses of both runs, by case.
     """
     answers = {}
     for case in cases:
@@ -138,7 +138,7 @@ def follow(cases: list[Case], root: str) -> dict[str, dict[int, float]]:
         found = train(training.configure(case.base, case.saved), job_dir, stop_after=4).losses()
         if case.resumed is not None:
             if case.converts:
-                # A process that imports DeepSpeed takes longer than all the rest of a case.
+                # A process that has to import DeepSpeed would take longer than the rest of a case.
                 if dist.get_rank() == 0:
                     convert(job_dir / "checkpoints", 4)
                 dist.barrier()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A Slurm of three nodes on this machine, with a slurmdbd of its release and this machine's MariaDB."""
+"""A Slurm cluster of three nodes on this machine, with its release's slurmdbd and this machine's MariaDB."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ StorageLoc=slurm
 
 
 class AccountedSlurm(Slurm):
-    """A cluster that holds jobs to what its accounting allows, and soon forgets those that have ended.
+    """A cluster that enforces the limits of its accounting, and soon forgets jobs that have ended.
 
-    MariaDB has no users and no network: who reaches its socket, in the tests' directory, may do everything.
+    MariaDB has no users and no network: access to its socket, in the tests' directory, allows everything.
     """
 
     more_configuration = (
@@ -49,7 +49,7 @@ class AccountedSlurm(Slurm):
         data, at = self.folder / "mariadb", self.folder / "mariadb.socket"
         (data / "mysql").mkdir(parents=True)
         program = ("mariadbd", "--no-defaults", f"--user={getpass.getuser()}", f"--datadir={data}")
-        # slurmdbd makes procedures, for which MariaDB has a table.
+        # slurmdbd creates procedures, and MariaDB needs a table for them.
         made = subprocess.run(
             [*program, "--bootstrap"],
             input=f"CREATE DATABASE slurm;\nUSE mysql;\n{_TABLES.read_text()}",
@@ -60,12 +60,12 @@ class AccountedSlurm(Slurm):
         assert made.returncode == 0, made.stderr
         self._start(*program, "--skip-grant-tables", "--skip-networking", f"--socket={at}", within=())
         wait_until("MariaDB listens", at.exists)
-        # What the library of its clients takes instead of the usual place.
+        # The client library uses this instead of the usual path.
         self.environment["MYSQL_UNIX_PORT"] = str(at)
         conf = self.folder / "slurmdbd.conf"
         host = socket.gethostname().partition(".")[0]
         conf.write_text(_DATABASE.format(folder=self.folder, host=host, port=port, user=getpass.getuser()))
-        # Slurm wants it so.
+        # Slurm requires this mode.
         conf.chmod(0o600)
         self._start("slurmdbd", "-D")
         wait_until("slurmdbd answers", lambda: "Cluster" in self.slurm("sacctmgr", "show", "cluster"))
@@ -85,5 +85,5 @@ class AccountedSlurm(Slurm):
         assert done.returncode == 0, f"{words}: {done.stdout}{done.stderr}"
 
     def knows(self, job: str) -> bool:
-        """Whether slurmctld still knows a job that has ended."""
+        """Return whether slurmctld still knows a job that has ended."""
         return bool(self.slurm("squeue", "--noheader", "--states=all", f"--jobs={self.number(job)}").strip())

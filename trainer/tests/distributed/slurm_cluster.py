@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A real Slurm of three nodes on this machine, and an image that its jobs run in.
+"""A real Slurm cluster of three nodes on this machine, and an image that its jobs run in.
 
-Slurm lets several node daemons run on one host for such tests. Their GPUs are files without devices behind
-them. What the processes run is a small program, through ``launcher.program``, unless a test says otherwise.
+Slurm lets several node daemons run on one host for such tests. Their GPUs are plain files. The processes run
+a small program, through ``launcher.program``, unless a test says otherwise.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from tests.waiting import DEADLINE_S, wait_until
 __all__ = ["EACH_RELEASE", "NODES", "PROGRAM", "RANKS", "RELEASES", "Image", "Slurm", "running"]
 
 RELEASES = {"22.05": "", "24.11": "trixie", "26.05+": "forky"}
-"""Of Slurm, or from which on, and the release of Debian that has it, which is empty for this machine's."""
+"""Releases of Slurm ("+": and later), with the release of Debian that has it; empty for this machine's."""
 EACH_RELEASE = [pytest.param(one, marks=[pytest.mark.long] if RELEASES[one] else []) for one in RELEASES]
 
 RANKS = "launcher.slurm.step=ranks"
-"""Slurm starts the ranks: sooner than torch's launcher does, where a test is not about who starts them."""
+"""Slurm starts the ranks, for tests that are not about launchers: it is faster than torch's launcher."""
 
 NODES = ("t1", "t2", "t3")
 DAEMONS = ("munged", "slurmctld", "slurmd")
@@ -105,11 +105,11 @@ while not end.exists():
 
 
 class Image:
-    """A Docker archive of two layers, whose programs are this machine's own, by mounts.
+    """A Docker archive of two layers; its programs are this machine's own, through mounts.
 
     Args:
         folder: Where it is made.
-        jobs: The directory of the jobs, for an image that is run as it is; it then has one for each mount.
+        jobs: The directory of the jobs, for an image that is run as it is, with a directory for each mount.
     """
 
     def __init__(self, folder: Path, jobs: Path | None = None) -> None:
@@ -152,7 +152,7 @@ class Image:
 
     @staticmethod
     def _layer(*entries: tuple[str, str | None]) -> bytes:
-        """A layer of directories (None), links (`usr/…`) and files (their content)."""
+        """Return a layer of directories (None), links (`usr/…`) and files (their content)."""
         packed = io.BytesIO()
         with tarfile.open(fileobj=packed, mode="w") as layer:
             for name, content in entries:
@@ -169,7 +169,7 @@ class Image:
 
     @property
     def options(self) -> list[str]:
-        """What has a job run in it."""
+        """Return the options that make a job run in the image."""
         return [
             f"launcher.slurm.image={self.archive}",
             f"launcher.slurm.mounts={json.dumps(self.mounts)}",
@@ -179,11 +179,11 @@ class Image:
 
 
 class Slurm:
-    """A cluster of three nodes, and what its login host is asked.
+    """A cluster of three nodes, and requests to its login host.
 
     Args:
         folder: Where all its files are.
-        release: Of the distribution whose Slurm it is, as ``trixie``; empty for this machine's.
+        release: The distribution's release that has this Slurm, such as ``trixie``; empty for this machine's.
     """
 
     more_configuration = ""
@@ -201,7 +201,7 @@ class Slurm:
             "SLURM_CONF": str(folder / "slurm.conf"),
             "RDM_JOBS": str(self.jobs),
             "RDM_EXECUTION_ENVIRONMENT": "host",
-            # As for users without rights: root may lack some that apptainer would give to its processes.
+            # As for ordinary users: apptainer would give its processes rights that root here may lack.
             "APPTAINER_USERNS": "1",
         }
 
@@ -242,12 +242,12 @@ class Slurm:
         """Start what slurmctld's accounting needs; here it has none.
 
         Args:
-            port: A free one, for slurmdbd.
+            port: A free port, for slurmdbd.
         """
 
     @staticmethod
     def ports(count: int, what: str) -> list[int]:
-        """Ports in a row. Another process of tests looks elsewhere first, although its number is the next."""
+        """Return consecutive free ports. Test processes with adjacent ids start their searches far apart."""
         found = network.take_free_ports("127.0.0.1", count, zlib.crc32(f"{os.getpid()} {what}".encode()))
         assert found, f"no {count} ports are free for {what}"
         return found
@@ -256,7 +256,7 @@ class Slurm:
         self._nodes[node] = self._start("slurmd", "-D", "-N", node)
 
     def node_dies(self, node: str) -> None:
-        """Kill a node's daemon and all that runs on it, at once."""
+        """Kill a node's daemon and everything that runs on it, at once."""
         self._nodes[node].kill()
         for path in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
@@ -332,7 +332,7 @@ class Slurm:
         )
 
     def begins(self, job: str, *lines: str) -> None:
-        """Wait until all processes have begun, as the logs of all nodes say, and the agents say so."""
+        """Wait until all processes have begun, according to all nodes' logs and to the agents."""
 
         def parts() -> list[str]:
             return sorted(self.ask("logs", job)["parts"].values())
@@ -341,7 +341,7 @@ class Slurm:
         self.reaches(job, "running")
 
     def begins_again(self, job: str, restarts: int, node: str) -> None:
-        """Wait until a job of one node runs after so many restarts, on a node."""
+        """Wait until a job of one node runs on a given node after this many restarts."""
         wait_until(
             f"{job} has begun again on {node}",
             lambda: self.state(job),
@@ -355,7 +355,7 @@ class Slurm:
         (self.jobs / job / "end").touch()
 
     def kill_agent(self, job: str, node: str) -> None:
-        """Kill a node's agent as the kernel does when memory is out."""
+        """Kill a node's agent as the kernel does when memory runs out."""
         for path in Path("/proc").glob("[0-9]*"):
             try:
                 words = (path / "cmdline").read_bytes().decode().split("\0")
@@ -372,7 +372,7 @@ _Cluster = TypeVar("_Cluster", bound=Slurm)
 
 @contextlib.contextmanager
 def running(cluster: _Cluster, *programs: str) -> Iterator[_Cluster]:
-    """Have a cluster up, if the programs that it needs besides Slurm's daemons are there."""
+    """Run a cluster, if the programs that it needs besides Slurm's daemons are installed."""
     missing = [name for name in (*DAEMONS, *programs) if shutil.which(name) is None]
     assert not missing, f"{', '.join(missing)} are not here: make packages installs them"
     try:

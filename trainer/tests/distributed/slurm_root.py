@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Slurm of another release of the distribution: a root with its packages, and programs that run in it.
+"""Slurm of another release of the distribution: a root directory with its packages, and programs run in it.
 
-They come from the machine's own package sources, and are kept in .artifacts. What runs there sees this
-machine's devices, /tmp, users, Python and the trainer besides.
+The packages come from the machine's own package sources, and are kept in .artifacts. Programs in the root
+also see this machine's devices, /tmp, users, Python and the trainer.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ _KEPT = Path(__file__).parents[3] / ".artifacts/slurm"
 _PACKAGES = (
     *("slurm-client", "slurmctld", "slurmd", "slurmdbd", "slurmrestd"),
     *("slurm-wlm-jwt-plugin", "slurm-wlm-basic-plugins"),
-    # What scripts of jobs run, and what takes the old root away.
+    # Programs of jobs' scripts, and for unmounting the old root.
     *("bash", "coreutils", "dash", "grep", "mount", "procps", "sed"),
-    # Of it only the libraries, which this machine's Python finds there.
+    # Only for its libraries, which this machine's Python loads there.
     *("python3", "libstdc++6"),
     *("charliecloud", "squashfs-tools"),
-    # MPI, whose processes find each other by PMIx.
+    # An MPI whose processes find each other by PMIx.
     *("libopenmpi40",),
-    # From Debian's unstable, which alone has it.
+    # Only Debian unstable has it.
     "apptainer",
 )
 _BESIDE = "sid"
-"""Where a package is from that the release lacks."""
+"""The release of packages that the wanted one lacks."""
 _LAST = rf"Package: *\nPin: release n={_BESIDE}\nPin-Priority: 100\n"
 _TIMEOUT_S = 600
 _BOUND = ("/dev", "/proc", "/run", "/sys", "/tmp")
@@ -49,13 +49,13 @@ def root(release: str) -> Path:
     """Return a root directory with a release's Slurm; fetched when there is none yet.
 
     Args:
-        release: Its code name, as ``trixie``, which has Slurm 24.11.
+        release: Its code name, such as ``trixie``, which has Slurm 24.11.
     """
     where = _KEPT / f"{release}-{zlib.crc32(' '.join(_PACKAGES).encode()):08x}"
     _KEPT.mkdir(parents=True, exist_ok=True)
     with (_KEPT / f"{release}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        # Those with other packages nobody asks for again.
+        # Roots with other lists of packages are obsolete.
         for other in set(_KEPT.glob(f"{release}-*")) - {where}:
             shutil.rmtree(other)
         if not where.exists():
@@ -64,7 +64,7 @@ def root(release: str) -> Path:
 
 
 def inside(directory: Path) -> tuple[str, ...]:
-    """Return a command that becomes its arguments in such a root."""
+    """Return a command that executes its arguments in such a root."""
     steps = [
         'mount --bind "$0" "$0"',
         *(
@@ -73,7 +73,7 @@ def inside(directory: Path) -> tuple[str, ...]:
         ),
         *(f'touch "$0{path}" && mount --bind {path} "$0{path}"' for path in _FILES),
         *_of_the_distribution(),
-        # A process in a mere chroot could make no namespaces of a user's own.
+        # A process in a plain chroot could not create user namespaces.
         'where=$PWD && cd "$0" && pivot_root . . && umount --lazy .',
         '{ cd "$where" 2>/dev/null || cd /; }',
         'exec "$@"',
@@ -88,7 +88,7 @@ def _ours() -> list[str]:
 
 
 def _of_the_distribution() -> list[str]:
-    """Return what puts the distribution's own Python, where ours is that, into the place of the root's."""
+    """Return a command that replaces the root's Python by ours, if ours is the distribution's own."""
     if sys.base_prefix != "/usr":
         return []
     ours = shlex.quote(str(Path(sys.executable).resolve()))
@@ -119,9 +119,9 @@ def _fetch(release: str, where: Path) -> None:
     command = [
         "mmdebstrap",
         "--quiet",
-        "--variant=extract",  # nothing is configured: its programs are all that is wanted
+        "--variant=extract",  # nothing is configured: only the programs are wanted
         '--aptopt=APT::Install-Recommends "false"',
-        # A mirror may be weeks behind. Signatures are verified as ever.
+        # A mirror may be weeks behind. Signatures are still verified.
         '--aptopt=Acquire::Check-Valid-Until "false"',
         f'--setup-hook=printf "{_LAST}" > "$1/etc/apt/preferences.d/beside"',
         f"--include={','.join(_PACKAGES)}",
@@ -135,9 +135,9 @@ def _fetch(release: str, where: Path) -> None:
     for name in ("bin", "sbin", "lib", "lib64"):
         if not (new / name).exists():
             (new / name).symlink_to(f"usr/{name}")
-    # What the installer sets. apptainer brings it into its images.
+    # The installer sets this, and apptainer mounts it in its images.
     (new / "etc/localtime").symlink_to("/usr/share/zoneinfo/Etc/UTC")
-    # Debian's alternatives, which the packages set when they are configured.
+    # Debian's alternatives, which configuring the packages would set.
     for program in (new / "usr/sbin").glob("slurm*-wlm"):
         (new / "usr/sbin" / program.name.removesuffix("-wlm")).symlink_to(program.name)
     new.rename(where)

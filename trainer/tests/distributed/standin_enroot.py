@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A stand-in for enroot, which is in no registry of packages: it takes its words, and runs on the host.
+"""A stand-in for enroot, which no package registry has: it takes the same arguments, and runs on the host.
 
-Its messages and exit codes are those of a record of enroot 4.1.2. What it is told lies beside the link to it.
+Its messages and exit codes were recorded from enroot 4.1.2. It logs its arguments next to the link to it.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def start(*words: str) -> None:
         fail(f"No such file or directory: {CONTAINERS / name}")
     told = {"name": name, "image": (CONTAINERS / name).read_text(), "mounts": mounts}
     (BESIDE / "told.json").write_text(json.dumps(told))
-    # Of the node's variables only those that were named are there, as in an image.
+    # As in an image, only the named ones of the node's variables exist.
     os.execvpe(command[0], command, {"PATH": "/usr/bin:/bin", "HOME": "/root", **environment})
 
 

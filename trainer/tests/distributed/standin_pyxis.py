@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A stand-in for pyxis, which is in no registry of packages: an srun that takes its options, and then none.
+"""A stand-in for pyxis, which no package registry has: an srun that removes pyxis' options.
 
-The real one reads them in a plugin of srun. What it is told lies beside the link to it.
+The real one reads them in a plugin of srun. This one logs its arguments next to the link to it.
 """
 
 from __future__ import annotations

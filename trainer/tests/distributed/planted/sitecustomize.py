@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Plants faults in the ranks of a job: Python runs this first, where it is on PYTHONPATH.
+"""Plants faults in the ranks of a job: Python runs this first if it is on PYTHONPATH.
 
-What is planted say files in ``$PLANTED``: ``slow.1`` lets rank 1 sleep so many seconds in each step,
-``nan.1`` makes its loss no number, ``grow.1`` lets it take 64 MiB more in each step until it has so many
-bytes, and ``pause`` gives the machine that the tests run on so many seconds of rest after each step.
+Files in ``$PLANTED`` choose the faults. ``slow.1`` contains the seconds that rank 1 sleeps in each step,
+``nan.1`` makes its loss NaN, ``grow.1`` contains the bytes up to which it allocates 64 MiB more in each step,
+and ``pause`` contains the seconds that the tests' machine rests after each step.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-# A launcher has the same environment, and names the same module further behind.
+# A launcher has the same environment, and the same module later in its arguments.
 is_rank = "-m" in sys.orig_argv and sys.orig_argv[sys.orig_argv.index("-m") + 1] == "rdm_job.rank"
 
 if "PLANTED" in os.environ and is_rank:
@@ -41,7 +41,7 @@ if "PLANTED" in os.environ and is_rank:
             on_loss(loss * float("nan") if planted(f"nan.{rank}") else loss)
 
         made(self, *args, on_loss=tell, **more)
-        # In the forward, where a slow kernel would be: before and after it are others to wait for.
+        # In the forward pass, as a slow kernel: before and after it, a rank waits for others.
         self.module.register_forward_pre_hook(lambda *_: time.sleep(planted(f"slow.{rank}")))
 
     def train_step(self: DeepSpeedEngine, batches: Any) -> Any:

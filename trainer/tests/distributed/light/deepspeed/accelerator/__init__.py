@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A node without an accelerator, as DeepSpeed's ``CPU_Accelerator`` tells it to ranks."""
+"""A node without an accelerator, described to ranks as by DeepSpeed's ``CPU_Accelerator``."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What the launcher of a node imports from here."""
+"""What the per-node launcher imports from here."""
 
 from __future__ import annotations
 
