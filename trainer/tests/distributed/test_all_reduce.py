@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The all-reduce between real processes: right sums, bandwidths as nccl-tests define them, pairs of nodes."""
+"""The all-reduce between real processes: correct sums, bandwidths as in nccl-tests, pairs of nodes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rdm_trainer.tools.all_reduce import LEAST, Bench, measure
 from tests.distributed import processes
 
 LONG_S = 3600.0
-"""Nothing is left out because a busy machine was slow."""
+"""A time limit so long that a busy machine does not skip any size."""
 NODES = {0: "n1", 1: "n1", 2: "n2", 3: "n2"}
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What ranks tell each other costs what there is to tell."""
+"""Gathering objects from ranks costs no more than their size."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def tell() -> dict[str, tuple[bool, int]]:
 
 
 def groups() -> tuple[int, int]:
-    """Return how many groups of one this rank took part in making, and how many of more."""
+    """Return how many groups of one rank, and of several, this rank helped to create."""
     made: list[int] = []
     new_group = dist.new_group
 
@@ -64,7 +64,7 @@ def test_every_rank_knows_what_each_said(name: str, told: list[dict[str, tuple[b
 
 @pytest.fixture(scope="module")
 def told() -> list[dict[str, tuple[bool, int]]]:
-    """What each rank found."""
+    """The results of each rank."""
     return processes.run(4, tell)
 
 

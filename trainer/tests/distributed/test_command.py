@@ -38,7 +38,7 @@ def start(directory: Path, *overrides: str, largest_file: int | None = None) -> 
 
 
 def described(line: str) -> dict[str, str]:
-    """Read a step's line by the description alone: see docs/training-log.md."""
+    """Read a step's line from the description alone: see docs/training-log.md."""
     match = re.fullmatch(r" iteration ([ \d]{8})/([ \d]{8}) \|((?: [^|:]+: +[^|]+ \|)+)", line)
     assert match, line
     fields = dict(re.findall(r" ([^|:]+): +([^| ]+) \|", match[3]))
@@ -62,7 +62,7 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str], 
 
 
 def test_a_signal_saves_and_ends(stopped: tuple[Path, list[str], int]) -> None:
-    """It goes on in a Python of its own, as a launcher starts it: the imports count."""
+    """It resumes in a Python of its own, as a launcher starts it, so that the imports count."""
     directory, lines, code = stopped
     assert code == 0
     checkpoints = directory / "job" / "checkpoints"
@@ -98,7 +98,7 @@ def test_a_signal_saves_and_ends(stopped: tuple[Path, list[str], int]) -> None:
 
 def test_a_last_step_that_cannot_be_saved_is_a_failure_and_goes_on(tmp_path: Path) -> None:
     changes = ("optimisation.train_iterations=3", "logging.tensorboard=false")
-    # A disk that takes small files alone.
+    # A disk that takes only small files.
     with start(tmp_path, *changes, largest_file=4096) as process:
         out, errors = process.communicate()
     assert process.returncode == 1

@@ -24,13 +24,13 @@ JOBS["gpt sequence parallel fp32"] = configure(JOBS["gpt fp32"], SHARDED)
 
 
 def as_one_graph(jobs: Mapping[str, Config]) -> dict[str, Any]:
-    """Train with a compiler that takes the whole of what it is given or refuses, and generates no code."""
+    """Train with a compiler that makes one graph or fails, and generates no code."""
     import torch
 
     compile_anything = torch.compile
 
     def compile_whole(function: Any, **options: Any) -> Any:
-        # The order of the sums and what is fused with what are the code generator's matter.
+        # The options choose the order of sums and the fusion, which only matter to the code generator.
         options.pop("options", None)
         return compile_anything(function, backend="aot_eager", fullgraph=True, **options)
 
@@ -41,7 +41,7 @@ def as_one_graph(jobs: Mapping[str, Config]) -> dict[str, Any]:
 @pytest.mark.parametrize(
     "names",
     [
-        # Both models and both precisions; a compilation takes ten seconds of a processor.
+        # Both models and both precisions; a compilation takes ten processor seconds.
         ("gpt bf16", "t5 fp32", "gpt context fp32", "gpt sequence parallel fp32"),
         pytest.param(("gpt fp32", "t5 bf16"), marks=pytest.mark.long),
     ],

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A rank's own time has no waiting for others in it, whatever they wait with; the culprit's has all of it."""
+"""A rank's compute time excludes waiting for others, in any operation; a slow rank's includes its delay."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ TINY: dict[str, Any] = {
 
 
 def train(folder: str, parallel: dict[str, Any]) -> dict[str, Any]:
-    """Train with a rank 1 that sleeps in each step; return this rank's last record and shortest own time."""
-    # torch's notices of new names would be in the log at each step.
+    """Train while rank 1 sleeps in each step; return this rank's last record and shortest compute time."""
+    # torch's warnings about new names would be in the log at each step.
     warnings.simplefilter("error", FutureWarning)
     rank = dist.get_rank()
     path = Path(folder) / f"{rank}.json"
     path.write_text(json.dumps({**TINY, "parallel": parallel}))
     os.environ[heartbeat.HEARTBEAT_VARIABLE] = str(Path(folder) / f"{rank}.heartbeat")
-    # Two stages on two nodes; replicas, and those who share tensors, on one.
+    # Two stages are on two nodes; replicas and tensor ranks are on one.
     os.environ[heartbeat.NODE_VARIABLE] = f"n{rank}" if "pipeline" in parallel else "n0"
     heartbeat._EACH_S = 0.0
     training = Training(configuration.load(path), Path(folder) / "job", write=lambda line: None)
@@ -69,12 +69,12 @@ def train(folder: str, parallel: dict[str, Any]) -> dict[str, Any]:
     training.close()
     record, iteration, waits = heartbeat.read(Path(folder) / f"{rank}.heartbeat")
     assert (iteration, waits) == (4, 0.0)
-    # Others may use the processors in one step or another.
+    # Other work may use the processors in some steps, so take the shortest time.
     shape = heartbeat.shape(Path(folder) / f"{rank}.heartbeat")
     return {**record, "compute_s": min([*filter(None, told), record["compute_s"]]), "shape": shape}
 
 
-# Each of them also tells what was built.
+# Each of them also reports what was built.
 @pytest.mark.parametrize(
     "parallel",
     [{"zero_stage": 0}, {"zero_stage": 1}, {"zero_stage": 3}, {"pipeline": 2}, {"tensor": 2}],
@@ -121,10 +121,10 @@ def test_the_mark_says_that_a_rank_waits(tmp_path: Path) -> None:
     assert since == 0.0
     assert record["compute_s"] >= 0
     own.close()
-    # A program that knows the former name is still understood.
+    # The former name of the field is still read.
     writer.write(own_s=2.0)
     assert heartbeat.read(tmp_path / "ranks/n1/0.heartbeat")[0]["compute_s"] == 2.0
-    # Outside of a job nobody reads it.
+    # Outside a job, a heartbeat is not written.
     HeartbeatWriter().write(compute_s=1.0)
     with pytest.raises(OSError, match="mark"):
         heartbeat.read(tmp_path / "absent.heartbeat")

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Checkpoints of earlier releases: a training goes on from them as the code of that time went on.
+"""Checkpoints of earlier releases: a training resumes from them as that release's code did.
 
-``checkpoints-0.1.tar.xz`` holds four steps of the two jobs below, written by 0.1.0 before parameters had the
-names that they have now: a GPT on one rank, a T5 in two stages. ``LOSSES`` are those of an unbroken training
-of that code.
+``checkpoints-0.1.tar.xz`` holds four steps of the two jobs below, written by 0.1.0 before parameters had
+their current names: a GPT on one rank, a T5 in two stages. ``LOSSES`` are those of an uninterrupted training
+with that code.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ GPT = _small(resuming.GPT, vocab_size=14)
 T5 = _small(
     resuming.T5, decoder_layers=1, kv_channels=2, decoder_seq_length=8, vocab_size=12, vocab_extra_ids=3
 )
-# (which checkpoint, the job, the layout that goes on)
+# (which checkpoint, the job, the layout that resumes)
 CASES = {
     "gpt": ("gpt", GPT, parallel()),
     "gpt-converted": ("gpt", GPT, parallel(tensor=2)),
@@ -47,7 +47,7 @@ CASES = {
 
 def go_on(names: list[str], root: str) -> dict[str, dict[int, float]]:
     """Train the rest of each case in this launch."""
-    # A T5 did not see the tokens within a text that have the padding's id, then.
+    # At that time, a T5 did not see tokens within a text that have the padding's id.
     t5._visible = lambda tokens, padding: (tokens != padding)[:, None, None, :]
     return {
         name: resuming.train(training.configure(CASES[name][1], CASES[name][2]), Path(root) / name).losses()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Disks that nodes do not share, disks that are full, checkpoints with parts missing, and ends in order."""
+"""Disks that nodes do not share, full disks, checkpoints with missing parts, and orderly ends."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ SAVES = training.configure(PIPELINE, {"checkpoint.interval": 2})
 
 
 def node(root: str, shift: int = 0) -> Path:
-    """Return this rank's own disk, or that of the rank so many places further on."""
+    """Return this rank's own disk, or that of the rank ``shift`` further on."""
     return Path(root) / f"node{(dist.get_rank() + shift) % dist.get_world_size()}"
 
 
 def alone(action: Any, *arguments: Any) -> None:
-    """Let rank 0 do something between two runs."""
+    """Make rank 0 do something between two runs."""
     if dist.get_rank() == 0:
         action(*arguments)
     dist.barrier()
 
 
 def own_disks(root: str) -> dict[str, Any]:
-    """Stop, go on, go on elsewhere and otherwise, where no rank sees another's directory."""
+    """Stop, and resume as before, on other disks and in other layouts; no rank sees another's directory."""
     answers: dict[str, Any] = {}
     resuming.train(SAVES, node(root), stop_after=4)
     answers["files"] = sorted(files.measure(node(root) / "checkpoints" / "global_step4"))
@@ -64,7 +64,7 @@ def own_disks(root: str) -> dict[str, Any]:
     moved = resuming.train(SAVES, node(f"{root}-moved", 1))
     answers["moved"], answers["moved says"] = moved.losses(), moved.find("brought")
 
-    # The second node says something else, the third nothing.
+    # The second node's pointer names another step, the third node has none.
     checkpoints = [Path(f"{root}-layout") / f"node{rank}" / "checkpoints" for rank in range(4)]
     alone(files.point_to, checkpoints[1], 2)
     alone((checkpoints[2] / "latest").unlink)
@@ -105,7 +105,7 @@ def test_disks_that_nodes_do_not_share(tmp_path: Path) -> None:
     assert len(found["layout says"]) == 1
     assert "global_step2" in found["layout says"][0]
     assert "repaired the checkpoint pointers to iteration 4" in found["layout says"][0]
-    # A file that is one byte short: the checkpoint before is taken.
+    # A file that is one byte short: the previous checkpoint is used.
     assert list(found["half"]) == [3, 4, 5, 6, 7, 8]
     assert any("not complete" in line for line in found["half says"])
     assert not list(Path(f"{root}-half").rglob("*.partial"))
@@ -124,7 +124,7 @@ FULL: dict[str, dict[str, Any]] = {
 
 
 def full_disk(root: str) -> dict[str, Any]:
-    """Save at 2, 4, 6 and 8; at 4 rank 1's disk takes no more than some kilobytes."""
+    """Save at 2, 4, 6 and 8; at 4, rank 1's disk takes only some kilobytes."""
 
     def prepare(trained: Training) -> None:
         save = trained.checkpoints.save
@@ -152,7 +152,7 @@ def full_disk(root: str) -> dict[str, Any]:
         files_kept = {"checkpoint.keep": 2, "parallel.zero_stage": 1, "parallel.pipeline": 1}
         config = training.configure(SAVES, {**changes, **files_kept})
         if name == "background":
-            # The first save has no pointer to read yet.
+            # At the first save, there is no pointer to read yet.
             checkpoints.mkdir(parents=True, exist_ok=True)
             alone(lambda place=checkpoints: (place / "latest").write_text("nothing"))
         log = resuming.train(config, Path(root) / name, prepare=prepare)
@@ -194,7 +194,7 @@ def slow(limit: float) -> float:
 
 
 def test_waiting_has_no_time_limit() -> None:
-    # Short, but a rank that has to wait for a core must not be taken for one that is too late.
+    # Short, but long enough that a rank that waits for a core does not count as too late.
     limit = 15.0
     assert all(waited > limit for waited in processes.run(2, slow, limit))
 
@@ -212,7 +212,7 @@ class _StopAt:
 
 
 def ends(root: str) -> dict[str, Any]:
-    """End for each reason there is."""
+    """End a training for each possible reason."""
     answers: dict[str, Any] = {}
     log, stop = Log(), _StopAt()
     trained = Training(PIPELINE, Path(root) / "signal", write=log, stop=stop)
@@ -278,7 +278,7 @@ FLIPPED = {
 
 
 def flipped_bits(root: str) -> dict[str, str]:
-    """Go on from a checkpoint with one flipped bit, in each of these files."""
+    """Resume from a checkpoint with one flipped bit, for each of these files."""
     said = {}
     resuming.train(GPT, Path(root) / "saved", stop_after=4)
     resuming.train(training.configure(GPT, NATIVE), Path(root) / "saved-native", stop_after=4)
@@ -312,7 +312,7 @@ def test_a_flipped_bit_is_not_loaded(tmp_path: Path) -> None:
 
 
 def not_finite(root: str) -> dict[str, Any]:
-    """Save at 2, 4, 6 and 8; of rank 1, one number is no longer finite before 6."""
+    """Save at 2, 4, 6 and 8; one of rank 1's numbers becomes infinite or NaN before 6."""
     answers: dict[str, Any] = {}
 
     def prepare(trained: Training) -> None:
@@ -339,7 +339,7 @@ def not_finite(root: str) -> dict[str, Any]:
         prepare(trained)
         trained.engine.first_not_finite = lambda: None  # type: ignore[method-assign]
 
-    # As an earlier release saved it.
+    # Earlier releases saved it.
     resuming.train(GPT, Path(root) / "saved", prepare=unaware, stop_after=6)
     try:
         resuming.train(GPT, Path(root) / "saved")

@@ -44,7 +44,7 @@ def tuning(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Finetunings]:
 
 @pytest.fixture(scope="module")
 def alone(tuning: Finetunings) -> Path:
-    """One process that sees all rows of a step at once: its loss is the average over their tokens."""
+    """One process sees all rows of a step at once: its loss is the average over their tokens."""
     code, _, errors = tuning.run("alone", "optimisation.micro_batch_size=8", "zero.stage=0")
     assert code == 0, errors
     return tuning.directory / "alone"
@@ -52,7 +52,7 @@ def alone(tuning: Finetunings) -> Path:
 
 @pytest.fixture(scope="module")
 def sharded(tuning: Finetunings) -> Path:
-    """The same with ZeRO-2, two micro-batches of one row on each of four ranks."""
+    """The same job with ZeRO-2: two micro-batches of one row on each of four ranks."""
     code, _, errors = tuning.run("sharded", "checkpoint.interval=2", world=RANKS)
     assert code == 0, errors
     return tuning.directory / "sharded"
@@ -77,7 +77,7 @@ def test_a_killed_job_goes_on_with_the_same_losses(tuning: Finetunings, sharded:
     code, _, _ = tuning.run("killed", *kept, world=RANKS, signals={3: (3, signal.SIGKILL)})
     job = tuning.directory / "killed"
     assert code == signal.SIGKILL
-    # It died while it wrote the next one.
+    # As if it had died while it wrote the next checkpoint.
     shutil.copytree(job / "checkpoints/checkpoint-2", job / "checkpoints/checkpoint-9")
     (job / "checkpoints/checkpoint-9/.complete").unlink()
     assert list(losses(job)) == [1, 2, 3]
@@ -121,7 +121,7 @@ def test_the_log_is_megatrons_and_the_exported_model_says_what_the_trainers_did(
     assert json.loads((job / "model/config.json").read_text())["use_cache"] is True
     progress = json.loads((job / "progress.json").read_text())
     assert (progress["train_iterations"], progress["exported"]) == (4, ["model"])
-    # Who watches it is told how long the rest takes.
+    # This shows how long the rest will take.
     assert progress["step_seconds"] > 0
     loss = progress["validation"]["loss"]
     again, found = tuning.loss("exported/model", "one.jsonl")
@@ -170,7 +170,7 @@ def test_preferences_are_learned(tuning: Finetunings) -> None:
     code, _, errors = tuning.run("dpo", "method=dpo", "data.train=[pairs.jsonl]", world=2)
     assert code == 0, errors
     found = losses(tuning.directory / "dpo")
-    # The model is what it is compared with.
+    # At first, the model equals its reference.
     assert found[1] == pytest.approx(math.log(2), rel=1e-4)
     assert found[4] < found[1]
 
@@ -205,7 +205,7 @@ def test_conversations_are_learned_by_their_answers(tuning: Finetunings) -> None
             "optimisation={train_iterations: 1, precision: fp32, global_batch_size: null}",
         )
         assert code == 0, errors
-    # Its single answer is one of those of the other.
+    # The single answer is one of the other job's answers.
     assert losses(tuning.directory / "turn")[1] != losses(tuning.directory / "turns")[1]
 
 
@@ -227,7 +227,7 @@ def test_what_was_trained_here_is_fine_tuned_and_the_reverse(tuning: Finetunings
     (tmp_path / "texts.jsonl").write_text("".join(json.dumps(text) + "\n" for text in texts))
     tokens = ("--tokenizer", "huggingface", "--tokenizer-file", f"{model}/tokenizer.json", "--append-eod")
     with pytest.raises(SystemExit, match="0"):
-        # It starts processes of its own.
+        # preprocess starts processes of its own.
         main(["preprocess", f"{tmp_path}/texts.jsonl", "--output-prefix", f"{tmp_path}/texts", *tokens])
     _command("import", model, tmp_path / "job.yaml")
     words = (

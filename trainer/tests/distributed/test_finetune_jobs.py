@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Fine-tunings as jobs: of agents, in Slurm, and of members that know no inventory."""
+"""Fine-tunings as jobs: with agents, in Slurm, and with members that know no inventory."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ CONFIG: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], dict[int, float]]:
-    """A fine-tuning of a tiny model, and the losses that it has on one process."""
+    """A fine-tuning of a tiny model, and its losses in one process."""
     directory = tmp_path_factory.mktemp("tiny")
     config = {
         **CONFIG,
@@ -76,7 +76,7 @@ def test_a_rank_that_is_killed_costs_a_restart_and_no_loss(
     told = reaches(place, job, "finished", "failed")
     assert (told["state"], told["restarts"]) == ("finished", 1), told
     assert told["progress"]["tokens_per_second"] > 0
-    # Those of the steps that both attempts made are the last one's.
+    # For steps of both attempts, the losses are the last attempt's.
     assert dict(told["progress"]["losses"]) == pytest.approx(expected, rel=1e-3)
     first = place.directories(job)[0]
     assert (first / "model/model.safetensors").is_file()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A healthy job is never called anything else, however busy the machine is with others' work."""
+"""A healthy job's verdict is always healthy, however busy the machine is with other work."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.waiting import wait_until
 
 MINUTES = float(os.environ.get("MINUTES", "60"))
 PAUSE_S = 0.25
-"""What a step rests, so that the test is no burden itself; it counts as waiting and hides nothing."""
+"""The pause after each step, to keep the test's own load small; it counts as waiting and hides nothing."""
 CONFIGURATION = {
     **TINY,
     "logging": {"interval": 1, "eval_interval": 400, "eval_iterations": 4, "tensorboard": False},
@@ -28,7 +28,7 @@ CONFIGURATION = {
 @pytest.mark.long
 @pytest.mark.timeout(60 * MINUTES + 600)
 def test_a_healthy_job_is_never_suspect_in_an_hour(tmp_path: Path) -> None:
-    """Four ranks on two nodes. `MINUTES` says how long; each change is in `verdicts.jsonl`, with the load."""
+    """Four ranks on two nodes, for `MINUTES`; `verdicts.jsonl` has each change, with the load."""
     job = "healthy"
     with running(Nodes(tmp_path, CONFIGURATION)) as nodes:
         for node in nodes.nodes:

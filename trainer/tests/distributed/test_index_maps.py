@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""One rank of those that see a directory makes its index maps; the others wait as long as it takes."""
+"""Of the ranks that see a directory, one makes its index maps; the others wait as long as it takes."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ from rdm_trainer.train import Training
 from tests.distributed import processes, resuming
 
 LIMIT_S = 15.0
-"""A rank that has to wait for a core must not be taken for one that is too late."""
+"""Long enough that a rank that waits for a core does not count as too late."""
 
 
 def make(root: str) -> list[int]:
-    """Make a map on rank 0 that takes longer than the time limit of the processes' group."""
+    """Make a map on rank 0 that takes longer than the process group's timeout."""
     collective = Collective(datetime.timedelta(seconds=LIMIT_S))
     path = Path(root) / "map.npy"
 
     def build(_: Progress) -> Iterator[tuple[Path, np.ndarray]]:
-        # What is tested is that time passes.
+        # The test needs time to pass.
         time.sleep(1.5 * LIMIT_S)
         yield path, np.arange(5)
 
@@ -55,7 +55,7 @@ def test_no_time_limit_ends_the_wait_for_a_map(tmp_path: Path) -> None:
 
 
 def on_two_nodes(root: str) -> dict[str, str | None]:
-    """Open data on two nodes; the second data set lies on a disk of each.
+    """Open data on two nodes; the second data set is on each node's own disk.
 
     Returns:
         What was wrong, by case.
@@ -83,7 +83,7 @@ def on_two_nodes(root: str) -> dict[str, str | None]:
     found = {"two file systems": problem()}
     Path.touch = refuse  # type: ignore[method-assign, assignment]
     found["finished, read-only"] = problem()
-    # As checkpoint.load is opened.
+    # checkpoint.load is opened like this.
     storage = Storage(shared, Collective(datetime.timedelta(seconds=LIMIT_S)), create=False)
     found["loaded, read-only"] = str(storage.leaders)
     found["no cache"] = problem(index_cache="/proc/maps")

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Agents of two nodes on this machine, with real launchers, processes that fail, and agents that are lost.
 
-What the processes run is a small program, through ``launcher.program``, as somebody's own Megatron would.
+The processes run a small program through ``launcher.program``, as a user's own Megatron would run.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from tests.distributed.nodes import PROGRAM, Nodes, running
 from tests.waiting import wait_until
 
 SOON_S = 60.0
-"""Within which a fault has ended a job everywhere: five times the silence that agents bear."""
+"""The time within which a fault ends a job everywhere: five times the silence that agents tolerate."""
 
 
 @pytest.fixture
@@ -42,16 +42,16 @@ def nodes(tmp_path: Path) -> Iterator[Nodes]:
         yield made
 
 
-# Under torchrun jobs end below, too.
+# Other tests below end jobs under torchrun, too.
 @pytest.mark.parametrize("launcher", ["no_ssh", pytest.param("torchrun", marks=pytest.mark.long)])
 def test_a_job_runs_to_its_end(nodes: Nodes, launcher: str) -> None:
-    # Ranks follow the order of the nodes and not that of their addresses.
+    # Ranks follow the order of the nodes, not of their addresses.
     nodes.nodes[0]["address"], nodes.nodes[1]["address"] = "127.0.0.2", "127.0.0.1"
     job = f"to-the-end-{launcher.replace('_', '-')}"
     nodes.run(job, f"launcher.kind={launcher}")
     taken = nodes.ask("n1", "check", request=nodes.request(job, "n1"))
     assert "already" in taken["problems"][0]
-    # A second start is no second agent.
+    # A second start does not make a second agent.
     again = nodes.request(job, "n1", offer={"agent_port": 1, "master_port": 2})
     assert not nodes.ask("n1", "start", request=again)["started"]
     assert nodes.ask("n1", "remove", job)["kept"] == [{"job": job, "reason": "it is running"}]
@@ -65,7 +65,7 @@ def test_a_job_runs_to_its_end(nodes: Nodes, launcher: str) -> None:
     assert "rank 1 of 2 at 127.0.0.2\n" in nodes.ask("n2", "logs", job)["text"]
     assert "MB |" in nodes.ask("n2", "logs", job, "--stream", "gpu")["text"]
     assert nodes.left(job) == []
-    # Once its agent has gone its directory is removed, on this node, and nothing that a link leads to.
+    # Once its agent has gone, its directory on this node is removed, but nothing that a link leads to.
     elsewhere = nodes.folder / "program.py"
     (nodes.folder / "n1" / job / "link").symlink_to(nodes.folder)
     seen = wait_until(
@@ -87,8 +87,8 @@ def test_a_job_runs_to_its_end(nodes: Nodes, launcher: str) -> None:
 def test_a_ranks_lines_are_told_apart_when_its_program_or_the_job_does_what_logs_say(
     nodes: Nodes, tmp_path_factory: pytest.TempPathFactory, launcher: str, is_marked: bool
 ) -> None:
-    """Of two on a node. One that is alone there needs no mark, whoever started it."""
-    # In one piece: ranks of a node share a log, and an unbuffered print writes the line's end apart.
+    """Two ranks share a node. A rank that is alone on its node needs no mark, whatever started it."""
+    # In one write: ranks of a node share a log, and an unbuffered print writes the line's end separately.
     mark = "import os\nos.write(2, f\"[rank{os.environ['RANK']}]: here\\n\".encode())\n"
     (nodes.folder / "program.py").write_text(mark + PROGRAM)
     nodes.nodes[0]["slots"] = 2
@@ -97,7 +97,7 @@ def test_a_ranks_lines_are_told_apart_when_its_program_or_the_job_does_what_logs
         nodes.run(job, f"launcher.kind={launcher}", f"logging.mark_ranks={str(is_marked).lower()}")
 
         def has(node: str, rank: int, line: str, stream: str = "out") -> None:
-            """Wait for what a program has written, which other processes may pass on."""
+            """Wait for a program's line, which other processes may forward."""
             words = ("logs", job, "--rank", str(rank), "--stream", stream)
             wait_until(
                 f"{line} of rank {rank} is told apart",
@@ -129,7 +129,7 @@ def tell(iteration, loss="9.0E+00"):
     ("loss", "word", "reason"),
     [
         ("8.0E+00", "finished", "It came to iteration 50."),
-        # What lines come to, tests/unit/log/test_verdict.py proves.
+        # tests/unit/log/test_verdict.py tests the verdicts on lines.
         pytest.param(
             "nan",
             "suspect",
@@ -141,7 +141,7 @@ def tell(iteration, loss="9.0E+00"):
 def test_what_a_program_of_the_user_s_came_to_is_known_to_its_last_line(
     nodes: Nodes, loss: str, word: str, reason: str
 ) -> None:
-    """Another node than the master's has the lines, and the last one comes just before the end."""
+    """The lines are on a node other than the master, and the last one comes just before the end."""
     before, after = PROGRAM.split("signal.signal(", 1)
     text = f"{before}{SPEAKS}tell(30)\nsignal.signal({after}\ntell(50, {loss!r})\n"
     (nodes.folder / "program.py").write_text(text)
@@ -162,7 +162,7 @@ def test_what_a_program_of_the_user_s_came_to_is_known_to_its_last_line(
 
 def test_any_command_runs_once_per_device_and_ends_the_job_by_its_exit_code(nodes: Nodes) -> None:
     job = "any"
-    # The one that fails does not before the other has written.
+    # The process that fails waits until the other has written.
     script = (
         'echo "rank $RANK of $WORLD_SIZE"; touch "$0.$RANK"; '
         'until [ -e "$0.1" ]; do sleep 0.1; done; exit $((7 * (1 - RANK)))'
@@ -234,7 +234,7 @@ def test_an_error_is_shown_with_its_last_lines_and_a_restart_goes_on(nodes: Node
 
 
 def metric(place: str, name: str) -> dict[str, str]:
-    """Wait until an agent tells a metric, and return the labels of its first value."""
+    """Wait until an agent exports a metric, and return the labels of its first value."""
 
     def look() -> dict[str, dict[str, str]]:
         with urllib.request.urlopen(f"http://{place}/metrics") as answer:
@@ -248,7 +248,7 @@ def test_a_job_that_is_stopped_saves_first_and_another_job_goes_on(nodes: Nodes)
     first, second = "first", "second"
     ports = [str(port) for port in network.take_free_ports("127.0.0.2", 2, os.getpid()) or ()]
     nodes.run(first, f"logging.metrics_port={ports[0]}")
-    # Both are on these nodes, and Prometheus asks each of them.
+    # Both jobs are on these nodes, and Prometheus scrapes each of them.
     request = nodes.request(second, "n2", f"logging.metrics_port={ports[0]}")
     (problem,) = nodes.ask("n2", "check", request=request)["problems"]
     assert problem.startswith(f"logging.metrics_port {ports[0]} is in use on n2")
@@ -262,7 +262,7 @@ def test_a_job_that_is_stopped_saves_first_and_another_job_goes_on(nodes: Nodes)
     assert (answer["job"]["state"], answer["job"]["reason"]) == ("stopped", "It saved and ended, as asked.")
     assert (nodes.folder / "saved.0").exists()
     assert (nodes.folder / "saved.1").exists()
-    # The other node's agent hears of the end a little later.
+    # The other node's agent learns of the end a little later.
     assert nodes.ended(first, "n2")["state"] == "stopped"
     assert not nodes.ask("n2", "stop", first)["stopped"]
     assert nodes.left(first) == []
@@ -289,7 +289,7 @@ def test_a_job_of_another_cluster_on_the_same_hosts_goes_on_though_its_name_is_t
     with running(others):
         others.run(job)
         theirs = others.left(job)
-        # Neither its start, nor its going on, nor its end may end the others'.
+        # Neither starting, nor resuming, nor stopping it may end the others' job.
         nodes.run(job)
         assert nodes.ask("n1", "stop", job, "--now")["stopped"]
         mark = nodes.mark(job)
@@ -303,7 +303,7 @@ def test_a_job_of_another_cluster_on_the_same_hosts_goes_on_though_its_name_is_t
 
 
 def owners(folder: Path) -> set[str]:
-    """Whose files are in a folder. Others write there: what they have replaced meanwhile does not count."""
+    """Return the owners of the files in a folder, except files that are replaced in the meantime."""
     found = set()
     for path in folder.rglob("*"):
         with contextlib.suppress(FileNotFoundError):
@@ -312,7 +312,7 @@ def owners(folder: Path) -> set[str]:
 
 
 def test_two_users_of_the_same_hosts_are_not_in_each_others_way() -> None:
-    """Two accounts that every Debian has, neither of them root, with jobs of one name at the same time."""
+    """Two accounts that every Debian has, neither of them root, run jobs of one name at the same time."""
     users = ("daemon", "nobody")
     job = "of-two-users"
     with contextlib.ExitStack() as stack:
@@ -344,14 +344,14 @@ def test_two_users_of_the_same_hosts_are_not_in_each_others_way() -> None:
 
 def test_a_lost_agent_ends_the_job_on_the_other_node(nodes: Nodes) -> None:
     cases = {"n2": ("n1", "n2 has not been heard"), "n1": ("n2", "nothing from the master n1")}
-    # Side by side, because most of it is silence.
+    # At the same time, because most of the test is waiting.
     jobs = {lost: f"lost-{lost}" for lost in cases}
     for job in jobs.values():
         nodes.run(job)
     agents = {lost: nodes.agent_of(lost, job) for lost, job in jobs.items()}
     began = time.time()
     for agent in agents.values():
-        # A frozen agent is what a cut cable looks like from the other side.
+        # To the other side, a frozen agent looks like a cut cable.
         os.kill(agent, signal.SIGSTOP)
     for lost, (other, words) in cases.items():
         state = nodes.ended(jobs[lost], other)
@@ -360,7 +360,7 @@ def test_a_lost_agent_ends_the_job_on_the_other_node(nodes: Nodes) -> None:
         assert words in state["reason"]
         os.kill(agents[lost], signal.SIGKILL)
     for lost, job in jobs.items():
-        # Processes end without their agent.
+        # Without their agent, processes end.
         left = functools.partial(nodes.left, job)
         wait_until("no process of the job is left", left, lambda found: not found)
         assert "is gone" in nodes.ended(job, lost)["reason"]
@@ -368,7 +368,7 @@ def test_a_lost_agent_ends_the_job_on_the_other_node(nodes: Nodes) -> None:
 
 
 def test_a_restart_waits_for_a_node_that_comes_back(nodes: Nodes) -> None:
-    # Side by side, because most of it is silence.
+    # At the same time, because most of the test is waiting.
     frozen, restarted = jobs = ("back-frozen", "back-restarted")
     for job in jobs:
         nodes.run(job, "launcher.max_restarts=1")
@@ -381,7 +381,7 @@ def test_a_restart_waits_for_a_node_that_comes_back(nodes: Nodes) -> None:
         lost = wait_until(f"n2 is lost to {job}", look, lambda state: state.nodes["n2"] == "lost")
         assert not lost.has_ended
     os.kill(agents[frozen], signal.SIGCONT)
-    # What the container does when it has been restarted.
+    # The container does this when it has been restarted.
     assert nodes.ask("n2", "revive")["revived"] == [restarted]
     for job in jobs:
         nodes.wait_for_attempt(job, 1)
@@ -396,7 +396,7 @@ def test_a_restart_waits_for_a_node_that_comes_back(nodes: Nodes) -> None:
 
 
 def test_a_job_whose_master_was_restarted_keeps_its_failures_and_counts_on(nodes: Nodes) -> None:
-    """Or a container that is restarted again and again would restart its job for ever, untold."""
+    """Otherwise, a container that is restarted again and again would restart its job forever, unreported."""
     job = "master-restarted"
     nodes.run(job, "launcher.max_restarts=2")
     master = JobDirectory(nodes.folder / "n1" / job, "n1")
@@ -408,7 +408,7 @@ def test_a_job_whose_master_was_restarted_keeps_its_failures_and_counts_on(nodes
     lose_master()
     assert nodes.ask("n1", "revive")["revived"] == [job]
     nodes.wait_for_attempt(job, 1)
-    # On no node is anything left of the first attempt.
+    # No process of the first attempt is left on any node.
     found = map(processes.environment_of, nodes.left(job))
     assert {one["RDM_ATTEMPT"] for one in found if one is not None} == {"1"}
     nodes.end(1, "fail 1")
@@ -434,7 +434,7 @@ def test_a_node_that_connects_again_and_is_too_busy_to_speak_is_waited_for(
     nodes: Nodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = "back-busy"
-    # Unlike DeepSpeed's, torch's launcher writes to where its processes' errors go, after them.
+    # Unlike DeepSpeed's, torch's launcher writes to its processes' standard error, after them.
     nodes.run(job, "launcher.max_restarts=1", "launcher.kind=torchrun")
     monkeypatch.setenv("RDM_CLUSTER_KEY", str(nodes.folder / "key"))
     master = JobDirectory(nodes.folder / "n1" / job, "n1")
@@ -449,12 +449,12 @@ def test_a_node_that_connects_again_and_is_too_busy_to_speak_is_waited_for(
 
     os.kill(nodes.agent_of("n2", job), signal.SIGKILL)
     connect_again()
-    # It may have seen by itself that its agent is gone.
+    # It may have noticed that its agent is gone.
     with contextlib.suppress(ProcessLookupError):
         os.kill(nodes.process_of(1, job), signal.SIGKILL)
     nodes.end(0, "lose 0")
     wait_until("somebody is blamed", master.read_state, lambda state: state.failures, pause=connect_again)
-    # Also after the failure had settled: so it was there, as far as the master knew, when it was asked.
+    # Also after the failure had settled: the master considered it connected when it sent the query.
     assert len(greeted) > 3
     assert greeted[-1] - greeted[0] > SETTLE_S
     assert nodes.ask("n2", "revive")["revived"] == [job]
@@ -467,7 +467,7 @@ def test_a_node_that_connects_again_and_is_too_busy_to_speak_is_waited_for(
 
 @contextlib.contextmanager
 def speaking_for(node: str, address: str, port: int, job: str) -> Iterator[None]:
-    """Be the agent of a node that is there, says so, and never answers how it is."""
+    """Act as the agent of a node that stays connected, but never reports its state."""
     ended = threading.Event()
     client = ControlClient(address, port, node, job_key(job))
 

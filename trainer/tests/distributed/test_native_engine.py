@@ -24,9 +24,9 @@ NATIVE = configure(GPT, {"engine": "native"})
 
 
 def without_deepspeed(job_dir: str) -> tuple[list[int], list[str]]:
-    """Train a job and let it go on, in a process that cannot import DeepSpeed.
+    """Train a job and resume it, in a process that cannot import DeepSpeed.
 
-    Return the steps of each, and what is said where DeepSpeed is needed.
+    Return the steps of both runs, and the errors where DeepSpeed is needed.
     """
     for name in list(sys.modules):
         if name.partition(".")[0] in ("deepspeed", "rdm_trainer", "tests"):
@@ -44,7 +44,7 @@ def without_deepspeed(job_dir: str) -> tuple[list[int], list[str]]:
         trained.run()
         trained.close()
         counts.append(trained.iteration)
-    # Nothing of DeepSpeed came in by another way.
+    # Nothing else imported a part of DeepSpeed.
     assert not [name for name in sys.modules if name.startswith("deepspeed.")]
     refusals = []
     for needs in (
@@ -65,9 +65,9 @@ def test_needs_no_deepspeed(tmp_path: Path) -> None:
 
 
 def watched_step() -> dict[str, Any]:
-    """Take a step and say what was going on when each bucket was reduced, and what the replicas keep.
+    """Take a step; return what was running when each bucket was reduced, and what the replicas keep.
 
-    Of the gathers that follow, say how many are under way after the step, and after a forward pass.
+    Also return how many gathers are under way after the step, and after a forward pass.
     """
     job = training.configure(NATIVE, {"parallel.reduce_dtype": "bf16"})
     topology = create.create_topology(job)
@@ -112,7 +112,7 @@ def watched_step() -> dict[str, Any]:
 
 def test_buckets_are_reduced_during_the_last_backward_pass_and_gathered_in_the_next_forward() -> None:
     for said in processes.run(2, watched_step):
-        # Two replicas, so that each takes two micro-batches of a step.
+        # With two replicas, each takes two micro-batches of a step.
         assert len(said["seen"]) > 3
         assert set(said["seen"]) == {("backward", 2)}
         assert said["copies"] == 2
@@ -122,7 +122,7 @@ def test_buckets_are_reduced_during_the_last_backward_pass_and_gathered_in_the_n
 
 
 def not_finite() -> dict[str, Any]:
-    """Take a step whose loss is not a number, and one that is like any other."""
+    """Take a step whose loss is not a number, and then a normal one."""
     topology = create.create_topology(NATIVE)
     engine: Any = create.create(NATIVE, topology)
 
@@ -151,7 +151,7 @@ def not_finite() -> dict[str, Any]:
 
 
 def released(engine: Any) -> bool:
-    """Tell whether an engine that is closed leaves no weight behind, as several in one process must."""
+    """Return whether a closed engine frees its weights, as several engines in one process must."""
     weight = weakref.ref(next(engine.module.parameters()))
     engine.close()
     gc.collect()

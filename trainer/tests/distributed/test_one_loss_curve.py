@@ -44,7 +44,7 @@ def cut(partition: str) -> dict[str, Any]:
     return {"parallel.partition": partition}
 
 
-# World size, then name of the layout, then what is different from one process.
+# World size, then name of the layout, then the difference from one process.
 LAYOUTS: dict[int, dict[str, dict[str, Any]]] = {
     1: {
         "one micro-batch": {"optimisation.micro_batch_size": 8},
@@ -83,7 +83,7 @@ LAYOUTS: dict[int, dict[str, dict[str, Any]]] = {
     },
     8: {"2 x 2 x 2": {**TENSOR, **PIPELINE}},
 }
-# The other engine, in what every model has; they are named with it in front.
+# The native engine's layouts for every model; their names begin with the engine.
 NATIVE = {"engine": "native"}
 NATIVE_LAYOUTS: dict[int, dict[str, dict[str, Any]]] = {
     1: {"one": {}, "checkpointing": FULL},
@@ -118,7 +118,7 @@ RELATIVE_LAYOUTS: dict[int, dict[str, dict[str, Any]]] = {
     },
     4: {"native, tp 2, pp 2": {**NATIVE, **TENSOR, **PIPELINE}},
 }
-# It is untied, too.
+# QWEN is untied, too.
 QWEN_LAYOUTS: dict[int, dict[str, dict[str, Any]]] = {
     2: {
         "dp 2, zero 3": zero(3),
@@ -137,7 +137,7 @@ QWEN_LAYOUTS: dict[int, dict[str, dict[str, Any]]] = {
         "native, tp 2, dp 2": {**NATIVE, **TENSOR},
     },
 }
-# Two ranks share a head of keys and values; their queries are different ones.
+# Two ranks share a key-value head; their queries differ.
 SHARED = configure(QWEN, {"model.query_groups": 2})
 SHARED_LAYOUTS: dict[int, dict[str, dict[str, Any]]] = {
     4: {
@@ -167,7 +167,7 @@ MOE_LAYOUTS: dict[int, dict[str, dict[str, Any]]] = {
         "native, ep 2, pp 2": {**NATIVE, **EXPERT, **PIPELINE},
     },
 }
-# What knows nothing of the model, and so is the same for a T5.
+# Layouts that do not depend on the model, and so need no test with a T5.
 OF_ANY_MODEL = (
     *("zero 0", "zero 2", "dp 2, zero 0", "dp 2, zero 2", "dp 2, zero 3, checkpointing"),
     *("tp 2, zero 0", "pp 2, zero 0", "tp 2, dp 2, zero 3", "tp 4"),
@@ -187,7 +187,7 @@ def with_context(layouts: dict[int, dict[str, dict[str, Any]]]) -> dict[int, dic
 
 
 MODELS: dict[str, tuple[Config, dict[int, dict[str, dict[str, Any]]]]] = {
-    # A T5 has stages of two kinds in all three dimensions at once.
+    # Only the T5, with stages of two kinds, is tested in all three dimensions at once.
     "gpt": (GPT, with_context(without("2 x 2 x 2"))),
     "t5": (T5, without(*OF_ANY_MODEL)),
     "qwen": (QWEN, QWEN_LAYOUTS),
@@ -221,7 +221,7 @@ def launch(world: int, jobs: Mapping[str, Config]) -> Said:
 
 @pytest.fixture(scope="module")
 def told() -> dict[int, Said]:
-    """What every layout of every model says; one launch for each size of the world."""
+    """The results of every layout of every model; one launch for each world size."""
     worlds = sorted({world for _, world, _ in CASES})
     said = {}
     for world in worlds:
@@ -244,7 +244,7 @@ def test_losses_are_those_of_one_process(told: dict[int, Said], model: str, worl
         [step["loss"] for step in expected], abs=1e-4, rel=0
     )
     if model.startswith("moe"):
-        # One process computes as many, in another order.
+        # One process computes the same numbers in another order.
         assert [step["loss"] for step in found] == pytest.approx(
             [step["loss"] for step in expected], abs=1e-5, rel=0
         )
@@ -256,7 +256,7 @@ def test_losses_are_those_of_one_process(told: dict[int, Said], model: str, worl
 
 @pytest.mark.parametrize("model", MODELS)
 def test_the_weights_move_the_loss(told: dict[int, Said], model: str) -> None:
-    # The evaluation is of the first step's samples: were nothing learnt, equal losses would prove little.
+    # The evaluation uses the first step's samples: if nothing were learnt, equal losses would prove little.
     losses = [step["loss"] for step in told[1][model]]
     assert abs(losses[-1] - losses[0]) > 10 * 1e-4
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Tensor-parallel layers against whole ones, and what the engine promises beside losses."""
+"""Tensor-parallel layers against whole ones, and what the engine guarantees besides losses."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ BASES = {"gpt": GPT, "t5": T5, "gpt untied": configure(GPT, {"model.tied_embeddi
 
 
 def divided_cross_entropy(valid: int, padded: int, chunk: int) -> dict[str, Any]:
-    """Compare with torch's on the whole vocabulary; the last ranks may have nothing but padding."""
+    """Compare with torch's on the whole vocabulary; the last ranks may have only padding."""
     topology = Topology.create(torch.distributed.get_world_size(), 1)
     generator = torch.Generator().manual_seed(3)
     states = torch.randn(11, 6, generator=generator).requires_grad_()
@@ -67,7 +67,7 @@ def gradient(value: torch.Tensor) -> torch.Tensor:
 
 
 def divided_layers() -> dict[str, float]:
-    """Compare a column- and a row-parallel layer in succession, and a look-up, with whole ones."""
+    """Compare a column-parallel layer followed by a row-parallel one, and a lookup, with whole ones."""
     topology, alone = Topology.create(torch.distributed.get_world_size(), 1), Topology.single()
     inputs = torch.randn(3, 5, 8, generator=torch.Generator().manual_seed(1))
     tokens = torch.randint(0, 30, (3, 5), generator=torch.Generator().manual_seed(2))
@@ -97,7 +97,7 @@ def divided_layers() -> dict[str, float]:
 
 
 def promises(*jobs: Config) -> list[dict[str, Any]]:
-    """Build an engine for each job and say what it says of itself."""
+    """Build an engine for each job, and return its properties."""
     said = []
     for config in jobs:
         topology = create.create_topology(config)
@@ -116,7 +116,7 @@ def promises(*jobs: Config) -> list[dict[str, Any]]:
 
 
 def encoder_passes(config: Config) -> int:
-    """Count how often the backward pass of a step goes through the encoder's last block, over all stages."""
+    """Count the backward passes of a step through the encoder's last block, over all stages."""
     topology = create.create_topology(config)
     engine = create.create(config, topology)
     passes: list[torch.Tensor] = []
@@ -145,7 +145,7 @@ def test_divided_layers_compute_what_whole_ones_do(world: int) -> None:
 
 @pytest.fixture(scope="module")
 def said() -> dict[str, list[dict[str, Any]]]:
-    """What the engines of each model's stages and tensor ranks say."""
+    """The properties of the engines of each model's stages and tensor ranks."""
     layout = {"parallel.tensor": 2, "parallel.pipeline": 2}
     answers = processes.run(4, promises, *(configure(base, layout) for base in BASES.values()))
     return {name: [answer[number] for answer in answers] for number, name in enumerate(BASES)}
@@ -169,7 +169,7 @@ def test_each_pattern_for_universal_checkpoints_meets_a_parameter(
     for key, expressions in patterns.items():
         for expression in expressions:
             assert any(re.match(expression, name) for name in names), (key, expression)
-    # A matrix divided by columns is merged by its first dimension, which is what the conversion does unasked.
+    # A matrix sharded by columns is merged along its first dimension, which is the conversion's default.
     matched = {name for name in names for value in patterns.values() for one in value if re.match(one, name)}
     unasked = {re.sub(r"^[0-9]+\.", "", name) for name in names - matched}
     assert all(re.fullmatch(r".*\.(qkv_proj|q_proj|kv_proj|fc1)\.(weight|bias)", name) for name in unasked), (

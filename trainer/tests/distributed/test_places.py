@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What every place promises of a job: the same list for each of them.
+"""What every execution environment guarantees for a job: the same list for each of them.
 
 The containers of a lab, and bare hosts behind a jump host, are in tests/e2e of the repository.
 """
@@ -20,8 +20,8 @@ from tests.tiny import LOSSES
 from tests.waiting import wait_until
 
 
-# What agents promise is asserted by test_job_agents.py, and by tests/e2e of the repository in containers.
-# With an image Slurm does all that it does without.
+# test_job_agents.py tests the agents' guarantees, and tests/e2e of the repository does so in containers.
+# With an image, Slurm does everything that it does without one.
 @pytest.fixture(
     params=[
         pytest.param("agents", marks=pytest.mark.long),
@@ -41,12 +41,12 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
 
 @pytest.fixture
 def name(request: pytest.FixtureRequest) -> str:
-    """A name of a job that no other place has in the same Slurm."""
+    """A job's name that is unique in the shared Slurm cluster."""
     return str(request.node.callspec.id).replace(" ", "-")
 
 
 def begins(place: Place, job: str, times: int = 1) -> None:
-    """Wait until both processes have begun, so many times, and the agents say so."""
+    """Wait until both processes have begun, ``times`` times, and the agents report it."""
     begun = [["rank", str(n), "of", "2"] for n in (0, 1) for _ in range(times)]
     wait_until(
         f"the processes of {job} have begun",

@@ -23,7 +23,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "tp 2": {"parallel.tensor": 2},
     "pp 2": {"parallel.pipeline": 2},
 }
-# Without fp16.
+# For all precisions except fp16.
 BOTH_ENGINES = {
     **LAYOUTS,
     **{f"native, {name}": {"engine": "native", **one} for name, one in LAYOUTS.items()},
@@ -32,7 +32,7 @@ BOTH_ENGINES = {
 
 
 def losses_with_fp16(jobs: Mapping[str, Config]) -> Said:
-    """Train in fp16 on a CPU, which DeepSpeed refuses for its slowness alone."""
+    """Train in fp16 on a CPU, which DeepSpeed rejects only because it is slow."""
     from deepspeed.accelerator import get_accelerator
 
     type(get_accelerator()).is_fp16_supported = lambda _: True
@@ -41,13 +41,13 @@ def losses_with_fp16(jobs: Mapping[str, Config]) -> Said:
 
 @pytest.fixture(scope="module")
 def told() -> Said:
-    """What one process and two say."""
+    """The results of one process and of two."""
     bases = {"bf16": configure(GPT, BF16), "bf16 t5": configure(T5, BF16)}
-    # A step that clips much, and one that clips nothing.
+    # One case clips much, the other nothing.
     for limit in (0.1, 0.0):
         bases[f"bf16 clip {limit}"] = configure(GPT, {**BF16, "optimisation.clip_grad": limit})
     alone: Said = processes.run(1, training.losses, {**bases, "fp32": GPT, "fp32 t5": T5})[0]
-    # DeepSpeed's own way for gradients in fp32, which ours must equal.
+    # DeepSpeed's own implementation of gradients in fp32, which ours must equal.
     alone |= processes.run(
         1,
         training.losses,
@@ -67,7 +67,7 @@ def told() -> Said:
 
 @pytest.fixture(scope="module")
 def fp16() -> Said:
-    """A loss scale so high that the first steps overflow, dynamic and fixed, alone and in pairs."""
+    """Results with a loss scale at which the first steps overflow: dynamic and fixed, alone and in pairs."""
     dynamic = configure(
         GPT,
         {**FP16, "optimisation.initial_loss_scale_power": 28, "optimisation.loss_scale_hysteresis": 1},
@@ -103,7 +103,7 @@ def test_bf16_is_alike_in_every_layout(told: Said, job: str, layout: str) -> Non
 @pytest.mark.parametrize("job", ["bf16", "bf16 t5", "bf16 clip 0.1", "bf16 clip 0.0"])
 def test_the_short_step_does_what_the_long_one_does(told: Said, job: str) -> None:
     short, long = told[job], told[f"{job} zero 2"]
-    # Sums in another order round some weights of bf16 the other way: 1.3e-4 on some processors, 0 on others.
+    # Sums in another order round some bf16 weights differently: 1.3e-4 on some processors, 0 on others.
     assert curve(short) == pytest.approx(curve(long), abs=1e-3)
     for mine, theirs in zip(short[:-1], long[:-1], strict=True):
         assert mine["grad_norm"] == pytest.approx(theirs["grad_norm"], rel=1e-3)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What two processes measure is what tune predicts from."""
+"""tune predicts from what two processes have measured."""
 
 from __future__ import annotations
 

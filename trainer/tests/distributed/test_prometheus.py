@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A training that was started by hand tells Prometheus what its agents would, in Prometheus' own format."""
+"""A training that was started by hand exports the agents' metrics, in Prometheus' own format."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ Told = dict[str, list[tuple[dict[str, str], float]]]
 
 
 def read(text: str) -> Told:
-    """Return what Prometheus takes from a text: labels and value of each sample, by its name."""
+    """Return what Prometheus reads from a text: labels and value of each sample, by its name."""
     told: Told = {}
     for family in text_string_to_metric_families(text):
         assert family.documentation
@@ -51,7 +51,7 @@ def asked(address: str, port: int) -> Told:
 
 
 def _train(folder: str, port: int, variables: dict[str, str], fails: bool) -> dict[str, Any]:
-    """Train as one rank of two nodes; return what its node told in the third step, and how it failed."""
+    """Train as one rank of two nodes; return its node's metrics in the third step, and how it failed."""
     rank = dist.get_rank()
     address = f"127.0.0.{2 + rank}"
     os.environ.update({NODE_VARIABLE: f"n{rank}", "MY_IP": address, **variables})
@@ -71,7 +71,7 @@ def _train(folder: str, port: int, variables: dict[str, str], fails: bool) -> di
                 return name in told and (rank > 0 or told[name][0][1] == 2)
 
             seen["served"] = wait_until("it is served", lambda: asked(address, port), has)
-            # It is served first.
+            # The port is served before the file is written.
             wait_until("there is a file", file.exists)
             seen["written"] = wait_until("it is written", lambda: read(file.read_text()), has)
         if training.iteration == 2 and variables:
@@ -92,7 +92,7 @@ def _train(folder: str, port: int, variables: dict[str, str], fails: bool) -> di
 
 @pytest.fixture
 def port() -> int:
-    """One that is free at all addresses, those of both nodes among them."""
+    """A port that is free at all addresses, including those of both nodes."""
     return (network.take_free_ports("127.0.0.2", 1, os.getpid()) or [0])[0]
 
 
@@ -119,7 +119,7 @@ def test_each_node_is_told_of_while_it_trains_and_the_job_afterwards(
                 assert (labels, step_s > 0) == (job, True)
                 states = [(labels["node"], labels["state"]) for labels, _ in found["rdm_job_node_state"]]
                 assert states == [("n0", "running"), ("n1", "running")]
-                # Nobody judges it.
+                # Nothing evaluates it.
                 assert not {"rdm_job_verdict", "rdm_job_end_time_seconds"} & found.keys()
     (left,) = (tmp_path / "gpt-1").glob("*.prom")
     assert left.name == "metrics.n0.prom"
@@ -136,7 +136,7 @@ def test_where_agents_tell_it_the_training_does_not(tmp_path: Path, port: int) -
 
 
 def test_the_command_alone_tells_too(tmp_path: Path) -> None:
-    """A port that another one has is said, and ends no training."""
+    """A port that is in use is reported, and does not end the training."""
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()

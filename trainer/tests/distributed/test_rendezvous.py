@@ -39,7 +39,7 @@ dist.destroy_process_group()
 
 @pytest.fixture
 def members(tmp_path: Path) -> Iterator[Members]:
-    """A job's members; none is left."""
+    """A job's members; all are ended afterwards."""
     made = Members(tmp_path)
     yield made
     made.end()
@@ -74,7 +74,7 @@ def test_torchrun_takes_all_that_it_needs_from_its_environment_and_leaves_nothin
 
 
 def _job(members: Members, *words: str) -> dict[str, Any]:
-    """Return what the verbs for all jobs say of the members' own."""
+    """Return what the general job verbs report about the members' job."""
     # All are on one host, and share the directory.
     environment = {**os.environ, "RDM_JOBS": str(members.folder / "jobs"), "RDM_NODE": "n0"}
     found, code = ask_job(*words, environment=environment)
@@ -113,7 +113,7 @@ def test_a_configuration_that_is_wrong_is_said_before_anybody_is_waited_for(
 
 
 def test_the_verb_that_stops_jobs_stops_this_one(members: Members) -> None:
-    # All run the same; the verdict names those that do not.
+    # All run the same command; otherwise the verdict would name those that do not.
     command = ["sh", "-c", "echo is at work; exec sleep 1000"]
     launcher, worker = members.start("n0", command, count=2), members.start("n1", command)
     members.said("n0", "is at work")
@@ -185,7 +185,7 @@ def test_a_worker_that_dies_during_the_exchange_is_replaced_and_nobody_starts_wi
     launcher = members.start("n0", ["true"], count=3)
     first = members.start("n1", ["true"])
     members.said("n0", "n1 (")
-    # The list reaches its host, and nobody acknowledges it.
+    # The list reaches its host, but is not acknowledged.
     first.send_signal(signal.SIGSTOP)
     other = members.start("n2", ["true"])
     members.said("n0", "n2 (")
@@ -223,7 +223,7 @@ def test_who_does_not_know_the_secret_takes_no_part(members: Members, tmp_path: 
     stranger = members.start("n1", ["touch", str(tmp_path / "ran")], "--timeout", "15", secret="other")
     assert codes(stranger) == [1]
     assert "does not know this job and its secret" in members.log("n1")
-    # It tries every second, and is named once.
+    # It tries every second, but is reported once.
     assert members.log("n0").count("Somebody at 127.0.0.1 has another secret or RDZV_ID") == 1
     assert not (tmp_path / "ran").exists()
     worker = members.start("n2", ["true"])
@@ -233,7 +233,7 @@ def test_who_does_not_know_the_secret_takes_no_part(members: Members, tmp_path: 
 def test_a_deadline_says_how_many_are_missing_and_who_came(members: Members) -> None:
     worker = members.start("n1", ["true"])
     members.said("n1", "looks for the launcher")
-    # So long that the worker, which asks every second, has come, however busy the machine.
+    # Long enough that the worker, which tries every second, has come, however busy the machine is.
     launcher = members.start("n0", ["true"], "--timeout", "30", count=4)
     assert codes(launcher, worker) == [1, 1]
     for name in ("n0", "n1"):
@@ -284,10 +284,10 @@ def test_a_job_goes_on_when_nobody_reads_its_errors(members: Members, tmp_path: 
 
 
 class Line:
-    """A way to the launcher that can be cut: nothing passes then, and no end learns of it.
+    """A connection to the launcher that can be cut: nothing passes then, and neither end notices.
 
     Args:
-        port: The launcher's.
+        port: The launcher's port.
     """
 
     def __init__(self, port: int) -> None:
@@ -298,7 +298,7 @@ class Line:
         threading.Thread(target=self._accept, daemon=True).start()
 
     def cut(self, until: Callable[[], object]) -> None:
-        """Let nothing pass until something is the case."""
+        """Let nothing pass until ``until`` returns."""
         self._open.clear()
         until()
         self._open.set()
@@ -342,12 +342,12 @@ def test_a_network_cut_of_20_s_ends_nothing(members: Members, tmp_path: Path) ->
     with closing(Line(members.port)) as line:
         first = members.start("n1", command, port=line.port)
         members.said("n0", "n1 (")
-        # Before the start its place is free meanwhile.
+        # Before the start, its rank becomes free meanwhile.
         line.cut(lambda: members.said("n0", "has gone"))
         second = members.start("n2", command)
         members.said("n1", "All 3 members start")
         line.cut(_seconds(20))
-        # It ends while nothing passes; the launcher hears of it later.
+        # It ends while nothing passes; the launcher learns of it later.
         line.cut(lambda: ends_unheard(go))
         assert codes(launcher, first, second) == [0, 0, 0], members.log("n0")
 

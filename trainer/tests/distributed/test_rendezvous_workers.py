@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A launcher that starts its workers, by a script and by Slurm."""
+"""A launcher that starts its workers, with a script and with Slurm."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.distributed.slurm_cluster import Slurm
 from tests.waiting import wait_until
 
 SAY_RANK = ["sh", "-c", 'echo "rank $NODE_RANK of $NNODES"']
-# As a service's command does: it comes back while the worker goes on, and says how that is called.
+# Like a service's command, it returns while the worker still runs, and prints the worker's id.
 TEMPLATE = f"""\
 export ROLE=worker MASTER_ADDR={{{{ MASTER_ADDR }}}} RDZV_PORT={{{{ RDZV_PORT }}}}
 export RDZV_ID={{{{ RDZV_ID | quote }}}}
@@ -30,7 +30,7 @@ echo worker {{{{ NODE_RANK }}}} is $!
 
 @pytest.fixture
 def members(tmp_path: Path) -> Iterator[Members]:
-    """A job's members; none is left."""
+    """A job's members; all are ended afterwards."""
     made = Members(tmp_path)
     yield made
     made.end()
@@ -38,7 +38,7 @@ def members(tmp_path: Path) -> Iterator[Members]:
 
 @pytest.fixture
 def options(tmp_path: Path) -> list[str]:
-    """What has a launcher start its workers by a script."""
+    """The options that make a launcher start its workers with a script."""
     (tmp_path / "worker.sh.j2").write_text(TEMPLATE)
     return [
         *("--worker-spec", str(tmp_path / "worker.sh.j2"), "--job-dir", str(tmp_path / "job")),
@@ -69,7 +69,7 @@ def test_a_launcher_that_is_interrupted_takes_its_workers_back(
     members: Members, options: list[str], tmp_path: Path, when: str
 ) -> None:
     if when == "before the start":
-        # One never comes.
+        # One worker never comes.
         template = (tmp_path / "worker.sh.j2").read_text()
         other = "{% if NODE_RANK == 2 %}sleep 1000 > /dev/null 2>&1 & echo worker 2 is $!; exit\n{% endif %}"
         (tmp_path / "worker.sh.j2").write_text(other + template)
@@ -96,7 +96,7 @@ def test_a_submission_that_fails_ends_all_and_says_why(
 
 @pytest.fixture
 def outside(members: Members, slurm: Slurm, monkeypatch: pytest.MonkeyPatch) -> Members:
-    """Members whose commands know the cluster of Slurm's."""
+    """Members whose commands use the Slurm cluster."""
     monkeypatch.setenv("SLURM_CONF", slurm.environment["SLURM_CONF"])
     return members
 
@@ -113,7 +113,7 @@ def test_a_launcher_starts_its_workers_in_slurm(outside: Members, slurm: Slurm, 
     wait_until(
         "both have said it", log.read_text, lambda text: "rank 1 of 3" in text and "rank 2 of 3" in text
     )
-    # With an interruption they are cancelled.
+    # An interruption cancels them.
     waiting = outside.start("n1", ["sleep", "1000"], *options, count=3, secret="")
     outside.said("n1", "All workers are submitted")
     waiting.send_signal(signal.SIGTERM)

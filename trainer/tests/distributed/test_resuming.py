@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A training that stops and goes on, under the same layout or another, is the one that never stopped."""
+"""A training that is stopped and resumed, under the same layout or another, equals one that never stopped."""
 
 from __future__ import annotations
 
@@ -86,11 +86,11 @@ MORE_CASES = [
     Case("bf16", GPT, {**BF16, **parallel(pipeline=2)}, {**BF16, **parallel(tensor=2)}),
     Case("native-ramp", RAMP, {**NATIVE, **parallel(pipeline=2)}, {**NATIVE, **parallel(tensor=2)}),
 ]
-"""Layouts and models whose parts CASES have in other pairs."""
+"""Pairs whose layouts and models CASES already have in other pairs."""
 
 
 def unbroken(root: str) -> dict[str, dict[int, float]]:
-    """Train without a stop, and go on alone from what four ranks saved."""
+    """Train without a stop, and resume on one rank from what four ranks saved."""
     jobs = {
         "gpt": GPT,
         "moe": MOE,
@@ -103,7 +103,7 @@ def unbroken(root: str) -> dict[str, dict[int, float]]:
         name: resuming.train(job, Path(root) / f"unbroken-{name}").losses() for name, job in jobs.items()
     }
     found["alone"] = resuming.train(GPT, Path(root) / "for-one-rank").losses()
-    # Without ZeRO every replica has everything, so that nothing needs to be converted.
+    # Without ZeRO, every replica has everything, so nothing needs to be converted.
     whole = training.configure(GPT, parallel(zero_stage=0))
     found["alone, whole"] = resuming.train(whole, Path(root) / "whole-for-one-rank").losses()
     return found
@@ -124,7 +124,7 @@ def resumed(root: str) -> Losses:
 
 @pytest.fixture(scope="module")
 def reference(root: str, resumed: Losses) -> Losses:
-    """The losses of one rank that never stopped, and of one that goes on from what four ranks saved."""
+    """The losses of one rank that never stopped, and of one that resumes from what four ranks saved."""
     found: Losses = processes.run(1, unbroken, root)[0]
     return found
 
@@ -154,7 +154,7 @@ def test_one_rank_goes_on_from_four(reference: Losses) -> None:
 
 
 def other_batches(root: str) -> dict[str, dict[str, Any]]:
-    """Go on with other global batches, from four steps of eight samples, in this launch."""
+    """Resume with other global batch sizes, after four steps of eight samples, in this launch."""
     by_samples = training.configure(
         GPT, {"optimisation.train_iterations": None, "optimisation.train_samples": 64}
     )
@@ -177,7 +177,7 @@ def other_batches(root: str) -> dict[str, dict[str, Any]]:
 def test_goes_on_with_another_global_batch(tmp_path: Path) -> None:
     said = processes.run(1, other_batches, str(tmp_path))[0]
     reached = {name: (one["iteration"], one["consumed_samples"]) for name, one in said.items()}
-    # 32 samples were taken before: 64 are reached, or as many whole batches as fit.
+    # After the first 32 samples, each run reaches 64, or as many whole batches as fit.
     assert reached == {
         "larger": (6, 64),
         "smaller": (12, 64),
@@ -185,7 +185,7 @@ def test_goes_on_with_another_global_batch(tmp_path: Path) -> None:
         "by steps": (8, 48),
         "larger, by steps": (8, 96),
     }
-    # The rate comes to its end with the training, whatever counts its length.
+    # The learning rate ends with the training, whether steps or samples give its length.
     rates = {name: one["lr"] for name, one in said.items() if name != "not a part of it"}
     assert rates == dict.fromkeys(rates, 5e-4)
     assert said["larger"]["train_iterations"] == 6
@@ -193,7 +193,7 @@ def test_goes_on_with_another_global_batch(tmp_path: Path) -> None:
 
 
 def more_iterations(root: str) -> dict[str, Any]:
-    """Open data after four of six steps, with as many steps as before and with more than an epoch has."""
+    """Open data after four of six steps, with the same number of steps and with more than an epoch has."""
     prefix = Path(root) / "d"
     random = np.random.default_rng(0)
     with IndexedWriter(prefix, np.uint16) as writer:
@@ -227,7 +227,7 @@ def test_more_iterations_continue_the_order_of_the_data(tmp_path: Path) -> None:
 
 
 def same_again(root: str) -> dict[str, Any]:
-    """Train unbroken, and twice in parts, under one layout; and try what is refused."""
+    """Train without a stop and in parts, under one layout; and try what is rejected."""
     job = training.configure(GPT, parallel(pipeline=2))
     answers: dict[str, Any] = {"unbroken": resuming.train(job, Path(root) / "unbroken").losses()}
     first = resuming.train(job, Path(root) / "parts", stop_after=3)
@@ -291,8 +291,8 @@ SETTINGS = {
 
 
 def settings_after(cases: dict[str, Any], root: str) -> dict[str, Any]:
-    """Go on with other settings of the optimiser, and return those that it then has."""
-    # DeepSpeed refuses fp16 on a CPU for its slowness alone.
+    """Resume with other settings of the optimiser, and return those that it then has."""
+    # DeepSpeed rejects fp16 on a CPU only because it is slow.
     type(get_accelerator()).is_fp16_supported = lambda _: True
     found: dict[str, Any] = {}
     for name, (saved, resumed) in cases.items():
@@ -313,7 +313,7 @@ def settings_after(cases: dict[str, Any], root: str) -> dict[str, Any]:
         scaler: Any = getattr(optimiser, "loss_scaler", None)
         found[name] = {
             "groups": [tuple(group[key] for key in keys) for group in base.param_groups],
-            # Without ZeRO the engine clips, by its configuration.
+            # Without ZeRO, the engine clips according to its configuration.
             "clip": getattr(optimiser, "clip_grad", job.optimisation.clip_grad),
             "scale": getattr(scaler, "cur_scale", 1.0),
             "window": getattr(scaler, "scale_window", None),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Sequence parallelism computes what tensor parallelism without it does, on a part of the tokens."""
+"""Sequence parallelism computes the same as tensor parallelism without it, on a part of the tokens."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rdm_trainer.models.transformer import Norm, PositionEmbedding
 from tests.distributed import processes, training
 from tests.distributed.training import BERT, GPT, QWEN, T5, configure
 
-# An epsilon that keeps AdamW from making steps of rounding errors: the gradient of a key's bias is 0.
+# An epsilon that keeps AdamW from turning rounding errors into steps: the gradient of a key's bias is 0.
 TENSOR = {"engine": "native", "parallel.tensor": 2, "optimisation.adam_epsilon": 1e-3}
 FOUR = {**TENSOR, "parallel.tensor": 4}
 FULL = {"parallel.activation_checkpointing": "full"}
@@ -49,7 +49,7 @@ SHARDED = {"parallel.sequence_parallel": True}
 
 
 def trained(config: Config) -> tuple[list[float], dict[str, torch.Tensor], set[int]]:
-    """Train three steps; return losses and gradients' norms, this rank's weights, and tokens of its norms."""
+    """Train three steps; return losses and gradient norms, weights, and norm layers' tokens of this rank."""
     topology = create.create_topology(config)
     engine: Any = create.create(config, topology)
     tokens: set[int] = set()
@@ -72,7 +72,7 @@ def _states(outputs: Any) -> torch.Tensor:
 
 
 def differences(jobs: Mapping[str, Config]) -> dict[str, dict[str, Any]]:
-    """Train each job with and without; return the largest differences, and the tokens of norms of both."""
+    """Train each job with and without it; return the largest differences, and both norm layers' tokens."""
     found = {}
     for name, job in jobs.items():
         (figures, weights, tokens), (expected, wanted, whole) = (
@@ -88,7 +88,7 @@ def differences(jobs: Mapping[str, Config]) -> dict[str, dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def compared() -> dict[str, list[dict[str, Any]]]:
-    """What every rank found of each job."""
+    """Every rank's results for each job."""
     found: dict[str, list[dict[str, Any]]] = {}
     for world, jobs in JOBS.items():
         for answer in processes.run(world, differences, jobs):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What only Slurm does to jobs. What it does as every place is in :mod:`tests.distributed.test_places`."""
+"""What only Slurm does to jobs. :mod:`tests.distributed.test_places` has what all environments do."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.tiny import LOSSES
 from tests.waiting import wait_until
 
 WHOLE = "launcher.slurm.gres=gpu:a10:4"
-"""With two nodes, all that the partition gpu2 has."""
+"""With two nodes, everything that the partition gpu2 has."""
 
 MPI = """\
 import ctypes, faulthandler, os
@@ -48,7 +48,7 @@ mpi.MPI_Finalize()
 # Else destructors of libraries race with the threads of PMIx, once faulthandler is off.
 os._exit(0)
 """
-"""Adds up over all of its world; without a way to the others each process is a world of its own."""
+"""Sums over its whole world; without a connection to the others, each process is a world of its own."""
 
 
 @pytest.fixture(scope="module", params=EACH_RELEASE)
@@ -124,7 +124,7 @@ def test_ranks_that_slurm_starts_fail_begin_again_and_are_stopped_as_any_others(
     assert (stopped["state"], stopped["reason"]) == ("stopped", "It saved and ended, as asked.")
 
 
-# Debian's packages of later ones have no plugin for PMIx.
+# Debian's packages of later releases have no plugin for PMIx.
 @pytest.mark.parametrize("slurm", EACH_RELEASE[:2], indirect=True)
 @pytest.mark.parametrize(
     ("job", "nodes", "on"),
@@ -264,7 +264,7 @@ def test_an_image_of_a_registry_is_fetched_once_or_as_often_as_the_job_says(
         return made.stat().st_ino
 
     with serving(tmp_path) as registry:
-        # Charliecloud's own program is one of the distribution's Python.
+        # Charliecloud's program runs in the distribution's Python.
         monkeypatch.setitem(slurm.environment, "PATH", f"/usr/bin:{os.environ['PATH']}")
         monkeypatch.setitem(slurm.environment, "REQUESTS_CA_BUNDLE", str(registry.certificate))
         monkeypatch.setitem(slurm.environment, "CH_IMAGE_STORAGE", str(tmp_path / "charliecloud"))
@@ -319,7 +319,7 @@ def test_what_is_told_of_its_time_limit_saves_and_goes_on_as_often_as_it_may(slu
     for job, node in jobs.items():
         slurm.begins(job, f"rank 0 of 1 on {node}")
     for job in jobs:
-        # What Slurm does by `#SBATCH --signal`, without waiting for minutes.
+        # What `#SBATCH --signal` makes Slurm do, without waiting for minutes.
         slurm.slurm("scancel", "--batch", "--signal=USR1", slurm.number(job))
     told = slurm.reaches("ends", "stopped", "failed")
     assert told["reason"] == "It saved and ended before its time limit, and no restarts are left: resume it."
@@ -336,7 +336,7 @@ def test_what_slurm_cannot_say_is_not_taken_for_an_end(slurm: Slurm, monkeypatch
     number = slurm.number("silent")
     slurm.let_end("silent")
     assert slurm.reaches("silent", "finished", "failed")["state"] == "finished"
-    # As if its agents had not said so, and Slurm's controller had forgotten it.
+    # As if its agents had not reported it, and Slurm's controller had forgotten the job.
     job = slurm.jobs / "silent"
     known = JobDirectory.of_master(job)
     known.write_state(dataclasses.replace(known.read_state(), state="running", ended=None))
@@ -356,7 +356,7 @@ def test_what_slurm_cannot_say_is_not_taken_for_an_end(slurm: Slurm, monkeypatch
 
 @pytest.mark.long
 def test_what_takes_the_nodes_away_costs_a_restart(slurm: Slurm) -> None:
-    # A time limit that is near from the beginning: Slurm may say so a minute early.
+    # A time limit that is near from the beginning: Slurm may send its signal a minute early.
     limit = ("launcher.slurm.partition=hgx", "launcher.slurm.time='2'", "launcher.slurm.signal=60")
     slurm.submit("limited", *limit, "launcher.max_restarts=1")
     slurm.submit("moves", "launcher.max_restarts=2", WHOLE)
@@ -391,7 +391,7 @@ def test_a_gpt_goes_on_from_its_last_checkpoint_after_a_nodes_death_and_a_time_l
         if job == "dies":
             slurm.node_dies(saved[job]["master"])
         else:
-            # What Slurm does by `#SBATCH --signal`, without waiting for minutes.
+            # What `#SBATCH --signal` makes Slurm do, without waiting for minutes.
             slurm.slurm("scancel", "--batch", "--signal=USR1", slurm.number(job))
     for job in saved:
         wait_until(f"{job} goes on", functools.partial(state, slurm, job), lambda one: one["restarts"] == 1)
@@ -402,7 +402,7 @@ def test_a_gpt_goes_on_from_its_last_checkpoint_after_a_nodes_death_and_a_time_l
         said = "".join(slurm.ask("logs", job, "--tail", "0")["parts"].values())
         loaded = re.findall("successfully loaded checkpoint from .* at iteration ([0-9]+)", said)
         newest = int(before["progress"]["checkpoint"])
-        # A node that dies takes what its processes did after the checkpoint; a time limit is told of.
+        # A node that dies loses its processes' work since the checkpoint; a time limit is announced.
         assert len(loaded) == 1
         assert int(loaded[0]) % 3 == 0 if job == "dies" else int(loaded[0]) >= newest
         assert newest <= int(loaded[0]) < 12

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What jobs may have by a real slurmdbd, and what it knows of them when slurmctld does not any more."""
+"""The limits that a real slurmdbd sets for jobs, and what it knows of jobs that slurmctld has forgotten."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def slurm(
             "AssocMaxGRESPerNode",
             marks=pytest.mark.long,
         ),
-        # An account above has the limit.
+        # A parent account has the limit.
         pytest.param(
             ("account", ABOVE, "set"),
             "grptres=cpu=3",
@@ -119,7 +119,7 @@ def slurm(
             "AssocGrpCPURunMinutesLimit",
             marks=pytest.mark.long,
         ),
-        # Of what is left, jobs of the past have used a little.
+        # Past jobs have used a little of the limit.
         pytest.param(
             ("account", ABOVE, "set"),
             "grptresmins=mem=30000",
@@ -193,11 +193,11 @@ def test_what_a_limit_would_never_let_run_is_refused_and_what_it_allows_runs(
     over, under = (f"{name}-{re.sub('[^a-z0-9]', '-', limit)}" for name in ("over", "under"))
     slurm.sacctmgr("modify", *whose, limit)
     try:
-        # slurmctld hears of it by itself.
+        # slurmctld learns of the limit by itself.
         request = slurm.request(over, *more)
         checked = slurm.ask("check", request=request)
         assert checked["problems"] == [said]
-        # Slurm takes the very same job, and lets it wait for that. A later one may refuse one of components.
+        # Slurm accepts the same job, and lets it wait. A later release may reject one of several components.
         answer = slurm.ask("start", request={**request, "offer": checked["offer"]})
         assert answer["ok"] or (not waits and "violates" in answer["problems"][0]), answer
         told = wait_until(
@@ -253,16 +253,16 @@ def test_how_a_job_ended_is_known_when_the_controller_has_forgotten_it(slurm: Ac
     slurm.slurm("scancel", slurm.number("killed"))
     for job in jobs:
         wait_until(f"{job} is forgotten", functools.partial(_forgotten, slurm, job))
-        # As if its agents had not said so.
+        # As if its agents had not reported it.
         known = JobDirectory.of_master(slurm.jobs / job)
         known.write_state(dataclasses.replace(known.read_state(), state="running", ended=None))
         os.utime(slurm.jobs / job / "state.json", (0, 0))
-    # The controller tells the accounting when it can.
+    # The controller reports to the accounting when it can.
     told = slurm.reaches("killed", "stopped", "failed")
     assert (told["state"], told["reason"].split(" (")[0]) == (
         "stopped",
         f"It was cancelled by {USER}, not by rdm-provision stop.",
     )
-    # The accounting says that it has ended well; its agents may still say how.
+    # According to the accounting, it has ended well; its agents may still report how.
     told = wait_until("it has ended well", lambda: slurm.state("done"), lambda one: one["reason"])
     assert told["reason"] == "Slurm says that it has ended; what its agents said last is not here yet."

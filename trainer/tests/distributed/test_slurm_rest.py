@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Jobs through a real slurmrestd with tokens: what asks it has no other way to Slurm."""
+"""Jobs through a real slurmrestd with tokens; its clients have no other access to Slurm."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.distributed.test_slurm import WHOLE
 from tests.unit.job.slurm.test_slurm_rest_forms import ALL
 from tests.waiting import DEADLINE_S, wait_until
 
-# Without the first it wants a token of its own; with the second it may be root, or Slurm's user.
+# Without the first, it needs a token of its own; with the second, it may run as root or as Slurm's user.
 _SERVER = {"SLURM_JWT": "daemon", "SLURMRESTD_SECURITY": "disable_user_check"}
 
 
@@ -53,7 +53,7 @@ class RestSlurm(Slurm):
         wait_until("slurmrestd answers", self.answers)
 
     def answers(self) -> bool:
-        """Whether it is this cluster's: another one's does not take the token."""
+        """Return whether it is this cluster's: another cluster's rejects the token."""
         with contextlib.suppress(SlurmError):
             return bool(Rest(self.address, str(self.jwt)).cluster()[0])
         return False
@@ -79,13 +79,13 @@ class RestSlurm(Slurm):
         return super().request(job, *mine, "launcher.slurm.signal=0", *overrides, **more)
 
     def problems(self, *overrides: str) -> list[str]:
-        """What stands in the way of a job that is never submitted."""
+        """Return the problems of a job, which is never submitted."""
         found: list[str] = self.ask("check", request=self.request("never", *overrides))["problems"]
         assert not (self.jobs / "never").exists()
         return found
 
 
-# Later ones are not run as root, as here.
+# Later releases do not run as root, as these tests do.
 @pytest.fixture(scope="module", params=EACH_RELEASE[:2])
 def slurm(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RestSlurm]:
     cluster = RestSlurm(tmp_path_factory.mktemp("slurm"), RELEASES[request.param])
@@ -94,7 +94,7 @@ def slurm(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 GPU2 = "launcher.slurm.partition=gpu2"
-"""Later releases do not say which partition is the default one."""
+"""Later releases do not report which partition is the default one."""
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ def test_it_knows_every_option_that_a_job_can_have(
     )
 
     def answer(request: dict[str, Any]) -> dict[str, Any]:
-        """What slurmrestd says to a request on its standard input; its controller is not there."""
+        """Return slurmrestd's answer to a request on its standard input, without a controller."""
         conf = tmp_path / "slurm.conf"
         conf.write_text(
             "ClusterName=none\nSlurmctldHost=none(127.0.0.1)\nSlurmctldPort=1\nAuthAltTypes=auth/jwt\n"
@@ -142,7 +142,7 @@ def test_it_knows_every_option_that_a_job_can_have(
             timeout=DEADLINE_S,
             check=False,
         )
-        # Later ones append another answer.
+        # Later releases append another answer.
         found: dict[str, Any] = json.JSONDecoder().raw_decode(done.stdout, done.stdout.index("{"))[0]
         return found
 
@@ -151,7 +151,7 @@ def test_it_knows_every_option_that_a_job_can_have(
     assert whole.get("warnings", []) == []
     submitted["jobs"][1]["tasks"] = "many"
     wrong = answer(submitted)
-    # Later ones say so and go on.
+    # Later releases only warn.
     assert wrong.get("warnings") or "parsing" in rest_forms.said(wrong)
 
 
@@ -166,7 +166,7 @@ def test_a_heterogeneous_job_begins_and_ends_and_its_token_is_in_no_file(slurm: 
     slurm.begins("het", "rank 0 of 3 on t1", "rank 1 of 3 on t2", "rank 2 of 3 on t3")
     assert slurm.reaches("het", "running")["master"] == "t1"
     asked = slurm.slurm("scontrol", "show", "job", slurm.number("het"))
-    # Later ones have a slash behind gres.
+    # Later releases have a slash after gres.
     assert re.search(r"TresPerNode=gres[:/]gpu:hgx:2\b", asked), asked
     assert "TimeLimit=00:10:00" in asked
     slurm.let_end("het")
@@ -217,7 +217,7 @@ def test_a_token_that_is_not_good_is_one_sentence_before_anything_is_submitted(s
     assert said == f"Others can read the token for slurmrestd in {wrong}: give it the mode 0600."
     (said,) = slurm.problems(f"launcher.slurm.rest_jwt={slurm.folder}/none")
     assert said.startswith("There is no token for slurmrestd: ")
-    # Those of other tests may be forgotten meanwhile.
+    # Slurm may forget other tests' jobs meanwhile.
     assert known() <= before
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A real training in two stages that records what its ranks do when, and is profiled."""
+"""A real training in two stages that traces its steps and is profiled."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _train(folder: str) -> str:
-    """Train as one rank of the job, whose lines the last rank writes."""
+    """Train as one rank of the job; the last rank returns the log lines."""
     directory = Path(folder)
     output = directory / "job" / "logs" / "n1.out"
     output.parent.mkdir(parents=True, exist_ok=True)
@@ -97,7 +97,7 @@ def test_what_zero_3_gathers_and_scatters_is_recorded(tmp_path: Path) -> None:
     names = []
     for rank in (0, 1):
         spans = [span for span in found.spans[rank] if span.kind == "collective"]
-        # The other rank's part has to come: none of them takes no time.
+        # Each waits for the other rank's part, so each takes some time.
         assert all(span.end > span.begin for span in spans)
         names.append([[span.name for span in spans if span.step == step] for step in (2, 3)])
     assert names[0] == names[1], "the ranks take part in the same operations in the same order"
@@ -114,7 +114,7 @@ EXCHANGED = [("recv", True), ("send", True), ("recv", True), ("send", True)]
 
 
 def _exchange() -> list[tuple[str, bool]]:
-    """Exchange messages in two ways; return each one's name, and whether its wait ended it."""
+    """Exchange messages in two ways; return each operation's name, and whether waiting for it ended it."""
     other = 1 - dist.get_rank()
     seen: list[list[Any]] = []
 
@@ -128,7 +128,7 @@ def _exchange() -> list[tuple[str, bool]]:
         return end
 
     sent, received = torch.ones(2), torch.zeros(2)
-    # Made before, as one that is used in each step.
+    # Created earlier, like a batch that is reused in each step.
     batch = [dist.P2POp(dist.irecv, received, other), dist.P2POp(dist.isend, sent, other)]
     with CollectiveWatch(begin, None).watching():
         for work in (dist.irecv(received, other), dist.isend(sent, other)):
@@ -154,7 +154,7 @@ def test_the_clocks_agree_and_nothing_overlaps(job: Path) -> None:
         assert all(one.end <= other.begin + 1.0 for one, other in itertools.pairwise(outer))
     share = bubble(found)
     assert share is not None
-    # What the schedule alone costs is (p - 1) / (m + p - 1); a busy machine adds to that.
+    # The schedule alone costs (p - 1) / (m + p - 1); a busy machine adds to that.
     assert 0.1 < share < 1
 
 
@@ -189,7 +189,7 @@ def test_the_offset_of_a_clock_is_right_to_what_is_said(ahead: int, ways: list[t
 
 
 def _compared(ahead_ns: int) -> tuple[float, float]:
-    """Compare clocks in a rank whose host is another and whose clock is ahead."""
+    """Compare clocks in a rank on another host, whose clock is ahead."""
     rank = dist.get_rank()
 
     def clock() -> int:

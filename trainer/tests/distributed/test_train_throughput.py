@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The benchmark of training works where there is no accelerator, too."""
+"""The benchmark of training also works without an accelerator."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_quick_look(tmp_path: Path, layouts: str) -> None:
             layouts,
             "--engine",
             "deepspeed,native",
-            # Workers would import torch, again for each reader.
+            # Each reader's workers would import torch again.
             "--set",
             "data.workers=0",
             "--json",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The universal copy, beside what DeepSpeed's own converter makes of the same checkpoint."""
+"""The universal copy, compared with the result of DeepSpeed's own converter for the same checkpoint."""
 
 from __future__ import annotations
 

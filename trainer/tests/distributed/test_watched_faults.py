@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Faults that are planted in a training of two nodes with real agents: each is named, with node and rank.
+"""Faults planted in a training of two nodes with real agents: each is named, with node and rank.
 
-What trains is our trainer, with what ``planted`` adds to it. For what a node has too little of, nodes have
-cgroups and a file system of their own, for which these tests must be root's. All that they start comes first
-on this machine, so that the time until a fault is named is that of a machine which is for nothing else. That
-it is the promised one is asserted by what is `long`: no cgroup keeps others from the disk and the memory.
+Our trainer runs with the additions of ``planted``. To make a resource scarce, nodes have cgroups and a file
+system of their own, so these tests must run as root. Everything that they start takes precedence on this
+machine, so that faults are named as fast as on an idle one. Only tests marked `long` assert the promised
+time: no cgroup keeps other work from the disk and the memory.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from tests.distributed.slurm_cluster import running as slurm_running
 from tests.waiting import wait_until
 
 PROMISED_S = 30.0
-"""Within which a fault is named, and for how long others' work on this machine kept a process of the job, or
-this one, from a processor meanwhile."""
+"""The seconds within which a fault is named, not counting those in which other work on this machine kept a
+process of the job, or this one, from a processor."""
 GIVEN_UP_S = 180.0
 PAUSE_S = 0.25
-"""What a step rests, so that a job is no burden to others; it counts as waiting."""
+"""The pause after each step, so that a job is a small load; it counts as waiting."""
 GIB = 1024**3
 
 Culprit = dict[str, Any]
@@ -49,8 +49,8 @@ class Watched:
 
     Args:
         job: Its directory on its master.
-        groups: The cgroups that its processes are in, and those of who looks.
-        within: Seconds until a fault is named, at most.
+        groups: The cgroups of its processes and of the observers.
+        within: The most seconds until a fault is named.
     """
 
     def __init__(self, job: JobDirectory, *groups: Limits, within: float = PROMISED_S) -> None:
@@ -62,11 +62,11 @@ class Watched:
         return self.seen[-1]
 
     def named(self) -> list[Culprit]:
-        """Who has been named until now, each as often as it was."""
+        """Return the culprits named so far, each as often as it was named."""
         return [one for found in self.seen for one in found.get("culprits", ())]
 
     def trains(self) -> None:
-        """Wait until it has made a step."""
+        """Wait until it has taken a step."""
 
         def reached() -> tuple[int, str]:
             state = self.job.read_state()
@@ -76,7 +76,7 @@ class Watched:
         assert step, reason
 
     def forgets(self, culprit: Culprit) -> None:
-        """Wait until something is no longer said."""
+        """Wait until a culprit is no longer named."""
         wait_until(
             f"{culprit} is no longer named",
             self.verdict,
@@ -111,7 +111,7 @@ def first() -> Iterator[Limits]:
 
 @pytest.fixture
 def within(request: pytest.FixtureRequest) -> float:
-    """What is not long runs beside other tests."""
+    """The most seconds until a fault is named; tests that are not `long` run at the same time as others."""
     return PROMISED_S if request.node.get_closest_marker("long") else GIVEN_UP_S
 
 
@@ -132,7 +132,7 @@ def test_who_is_slow_and_whose_loss_is_no_number_is_named(nodes: Nodes, first: L
     watched.trains()
     watched.names(SLOW, lambda: (nodes.folder / "slow.1").write_text("0.8"))
     kinds = {SLOW["kind"], NAN["kind"]}
-    # Until it is sure, it says nothing. What else is said is of this machine, which others use.
+    # It names nothing until it is sure. Signs of other kinds come from other work on this machine.
     assert [one for one in watched.named() if one["kind"] in kinds] == [SLOW]
     watched.names(NAN, (nodes.folder / "nan.0").touch)
     assert nodes.ask("n1", "stop", "watched", "--now")["stopped"]
@@ -143,7 +143,7 @@ def test_who_is_slow_and_whose_loss_is_no_number_is_named(nodes: Nodes, first: L
 
 
 def names_what_is_planted(watched: Watched, folder: Path, slow: Culprit, nan: Culprit) -> None:
-    """A rank that sleeps is named, and then one whose loss is no number."""
+    """Assert that a rank that sleeps is named, and then one whose loss is NaN."""
     watched.trains()
     watched.names(slow, lambda: (folder / f"slow.{slow['rank']}").write_text("0.8"))
     (folder / f"slow.{slow['rank']}").unlink()
@@ -151,7 +151,7 @@ def names_what_is_planted(watched: Watched, folder: Path, slow: Culprit, nan: Cu
 
 
 OTHERS = [
-    # What differs most from agents that start their own node's ranks, and costs least.
+    # The launcher that differs most from agents that start their own ranks, and takes the least time.
     pytest.param("mpirun", "rank"),
     pytest.param("mpirun", "agent", marks=pytest.mark.long),
     *(
@@ -171,7 +171,7 @@ def test_every_launcher_s_faults_are_named(
     launcher: str,
     fault: str,
 ) -> None:
-    """A rank that sleeps, one with NaN, and at the end a rank or an agent that is killed."""
+    """A rank sleeps, one has a NaN loss, and at the end a rank or an agent is killed."""
     with open_doors(nodes, tmp_path_factory.mktemp("doors")):
         nodes.start(launcher, f"launcher.kind={launcher}")
         watched = Watched(master(nodes, launcher), first, within=within)
@@ -196,7 +196,7 @@ def slurm(first: Limits, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S
 @pytest.mark.parametrize("fault", ["rank", "agent"])
 @pytest.mark.parametrize("step", ["agents", "ranks"])
 def test_faults_in_slurm_are_named(slurm: Slurm, first: Limits, step: str, fault: str) -> None:
-    """The same, of ranks that agents start, and of those that Slurm starts."""
+    """The same for ranks that agents start, and for those that Slurm starts."""
     job = f"{step}-{fault}"
     folder = slurm.folder / f"planted-{job}"
     folder.mkdir()
@@ -210,7 +210,7 @@ def test_faults_in_slurm_are_named(slurm: Slurm, first: Limits, step: str, fault
         "checkpoint.interval=0",
         config=config,
     )
-    # Before, its master is the host that it was submitted from.
+    # Before it runs, its master is the host that submitted it.
     assert slurm.reaches(job, "running", "failed", "finished")["state"] == "running"
     watched = Watched(JobDirectory.of_master(slurm.jobs / job), first)
     if fault == "rank":
@@ -246,9 +246,9 @@ def limits(nodes: Nodes) -> Iterator[dict[str, Limits]]:
 
 
 QUOTA = 0.4
-"""Of a processor: two nodes do not need all of this machine, and none is as fast as it could be."""
+"""Share of a processor: two nodes do not need the whole machine, and each is throttled."""
 EQUAL_S = 45.0
-"""For so long all nodes have the same quota, and none may be named: twice as long as it would take."""
+"""How long all nodes have the same quota and none may be named: twice the time that naming one takes."""
 
 
 @pytest.mark.long

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What one layout trained, exported, and taken up again under others."""
+"""Weights trained under one layout, exported, and loaded under others."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def follow(root: Path) -> dict[str, float]:
     job, exported = root / "job", root / "exported"
     begun = train(training.configure(QWEN, parallel(tensor=2, pipeline=2)), job, stop_after=3)
     losses = {"untrained": begun.losses()[1]}
-    # What goes on under another layout is the same training; the embedding is not tied.
+    # Resuming under another layout continues the same training; the embedding is not tied.
     if dist.get_rank() == 0:
         shutil.copytree(job, root / "copy")
     dist.barrier()
@@ -50,7 +50,7 @@ def follow(root: Path) -> dict[str, float]:
         log = train(config, root / name, stop_after=1)
         assert log.find(f"the weights are those of {root / source}")
         losses[name] = log.losses()[1]
-    # It goes on from its own checkpoint, whatever has become of the first weights.
+    # It resumes from its own checkpoint, even if the first weights are gone.
     config = training.configure(QWEN, {**parallel(pipeline=2), "checkpoint.init_from": str(root / "gone")})
     log = train(config, root / "pp 2, dp 2", stop_after=2)
     assert list(log.losses()) == [2]

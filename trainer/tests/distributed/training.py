@@ -29,11 +29,11 @@ GPT = Config(
     optimisation=OptimisationConfig(
         micro_batch_size=2, global_batch_size=8, train_iterations=4, precision="fp32", lr=1e-2
     ),
-    # The masks are drawn, and leave micro-batches different numbers of tokens.
+    # The masks are random, and leave micro-batches with different numbers of tokens.
     data=DataConfig(eod_mask_loss=True),
 )
 
-# Everything that sets Llama and Qwen apart from GPT.
+# Everything that distinguishes Llama and Qwen from GPT.
 QWEN = dataclasses.replace(
     GPT,
     model=ModelConfig(
@@ -131,10 +131,10 @@ def batches(config: Config, topology: Topology, steps: int) -> Iterator[Any]:
 
 
 def losses(jobs: Mapping[str, Config], steps: int = 3) -> dict[str, list[dict[str, Any]]]:
-    """Train each job for some steps in this world; to be called in every rank.
+    """Train each job for some steps in this world; every rank must call this.
 
     Returns:
-        For each job what each step said: loss, grad_norm, skipped, loss_scale; and an evaluation at the end.
+        For each job, each step's loss, grad_norm, skipped and loss_scale; and an evaluation at the end.
     """
     answers = {}
     for name, config in jobs.items():
