@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Tools around a training: ``inspect`` for data sets, and ``all_reduce`` for links, which needs torch."""
+"""Tools around a training: fetch, prepare and inspect data, and measure links. Only the last needs torch."""

@@ -22,7 +22,7 @@ __all__ = ["blend", "load_or_build", "normalise"]
 
 
 def normalise(weights: Sequence[float]) -> list[float]:
-    """Return weights with the sum 1."""
+    """Return the weights divided by their sum."""
     total = sum(weights)
     return [weight / total for weight in weights]
 
@@ -31,7 +31,7 @@ def blend(weights: Sequence[float], size: int) -> tuple[npt.NDArray[np.int16], n
     """Compute a blend.
 
     Args:
-        weights: Of the data sets, with the sum 1.
+        weights: Weights of the data sets; their sum is 1.
         size: Samples of the blend.
 
     Returns:
@@ -49,13 +49,13 @@ def blend(weights: Sequence[float], size: int) -> tuple[npt.NDArray[np.int16], n
 def load_or_build(
     weights: Sequence[float], size: int, directory: Path, maps: MapMaker
 ) -> tuple[npt.NDArray[np.int16], npt.NDArray[np.integer]]:
-    """Read a blend; it is made first where it is missing.
+    """Read a blend; make it first if it is missing.
 
     Args:
         weights: As given to :func:`blend`.
         size: As given to :func:`blend`.
-        directory: Where its two files lie. They depend on nothing but the weights and the size. Where it
-            cannot be written, or what is there is damaged, every process makes its own.
+        directory: The directory of its two files, which depend only on the weights and the size. If it cannot
+            be written, or the files are damaged, every process makes a blend for itself.
         maps: Makes what is missing.
 
     Returns:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Index maps as files: one array each, beside the data or in ``data.index_cache``."""
+"""Index maps as files: one array each, next to the data or in ``data.index_cache``."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ __all__ = ["misfit", "read", "require_writable", "save"]
 
 
 def require_writable(path: Path) -> None:
-    """Make the directory of a file, and refuse one that cannot be written: a map may take long to compute.
+    """Create a file's directory, and reject one that cannot be written: a map may take long to compute.
 
     Raises:
-        TrainerError: It cannot be made or written.
+        TrainerError: It cannot be created or written.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -32,12 +32,12 @@ def require_writable(path: Path) -> None:
 
 
 def save(path: Path, array: npt.NDArray[np.generic]) -> None:
-    """Write an array so that the file appears only when it is whole.
+    """Write an array; the file appears only when it is complete.
 
     Raises:
         TrainerError: The directory cannot be written.
     """
-    # Neither a process's number nor a host's name is one alone where containers share a file system.
+    # If containers share a file system, neither process ids nor host names are unique.
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")
     try:
         with temporary.open("xb") as file:
@@ -46,14 +46,14 @@ def save(path: Path, array: npt.NDArray[np.generic]) -> None:
             os.fsync(file.fileno())
         temporary.replace(path)
     except OSError as error:
-        # A read-only file system refuses this even where there is nothing to remove.
+        # A read-only file system rejects this even if there is nothing to remove.
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
         raise _unwritable(path, error) from error
 
 
 def _unwritable(path: Path, error: OSError) -> TrainerError:
-    # numpy leaves out the reason when a disk takes a part only.
+    # numpy gives no reason when a disk takes only a part.
     reason = error.strerror or f"{error}: is the disk full?"
     return TrainerError(
         f"{path} cannot be written ({reason}): give data.index_cache a directory that every node can write."

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """The maps by which Megatron cuts a data set into the samples of a GPT.
 
-Three arrays, each a ``.npy`` beside the data: ``doc_idx`` is the order of the documents over all epochs,
+Three arrays, each a ``.npy`` next to the data: ``doc_idx`` is the order of the documents over all epochs,
 ``sample_idx`` says at which entry of it and at which token each sample begins, ``shuffle_idx`` is the order
 of the samples. A sample reads one token more than the sequence length; the last token of a sample is the
 first of the next.
@@ -25,7 +25,7 @@ from rdm_trainer.data.index_maps.maker import MapMaker, Progress
 
 __all__ = ["GPTIndex", "build", "epochs_needed", "load", "load_or_build", "map_paths"]
 
-# A last epoch that is used for less than this part is shuffled by itself.
+# A last epoch of which less than this share is used is shuffled separately.
 LAST_EPOCH_PART = 0.80
 NAMES = ("doc_idx", "sample_idx", "shuffle_idx")
 
@@ -50,12 +50,12 @@ class GPTIndex:
 
 
 def epochs_needed(tokens: int, seq_length: int, samples: int) -> int:
-    """Return the fewest epochs that hold so many samples.
+    """Return the fewest epochs that hold this many samples.
 
     Args:
-        tokens: Per epoch, above 0.
-        seq_length: Tokens per sample, less the one that labels the last.
-        samples: Wanted.
+        tokens: Tokens per epoch, above 0.
+        seq_length: Tokens per sample, less the last label.
+        samples: Samples that are wanted.
 
     Returns:
         The smallest E >= 1 with (E * tokens - 1) // seq_length >= samples.
@@ -75,9 +75,9 @@ def build(
     Args:
         sizes: int32, tokens of every sequence of the data set.
         documents: int32, the sequences of this split.
-        samples: Wanted.
+        samples: Samples that are wanted.
         seq_length: Tokens per sample, less one.
-        seed: Of the shuffles.
+        seed: Seed of the shuffles.
 
     Returns:
         The maps; they hold at least ``samples`` samples.
@@ -95,7 +95,7 @@ def _arrays(
     seq_length: int,
     seed: int,
 ) -> Iterator[Any]:
-    """Yield the three maps, each as soon as it is whole; see :func:`build`."""
+    """Yield the three maps, each as soon as it is complete; see :func:`build`."""
     tokens = int(sizes[documents].sum(dtype=np.int64))
     if not tokens:
         raise TrainerError("the split holds no token.")
@@ -117,7 +117,7 @@ def _arrays(
         before_last = ((epochs - 1) * tokens - 1) // seq_length
         separate = samples - before_last < int(LAST_EPOCH_PART * ((tokens - 1) // seq_length))
 
-    # The draws come in this order: documents first, then samples.
+    # The order of the draws matters: documents first, then samples.
     random = np.random.RandomState(seed)
     if separate:
         doc_idx = np.tile(documents.astype(np.int32, copy=False), epochs - 1)
@@ -144,20 +144,20 @@ def _arrays(
 def _sample_idx(
     sizes: npt.NDArray[np.int32], doc_idx: npt.NDArray[np.int32], seq_length: int, total: int
 ) -> npt.NDArray[np.int32]:
-    """Where each sample begins: the document that holds token k * seq_length, and where in it."""
+    """Return where each sample begins: the document with token k * seq_length, and the place in it."""
     ends = np.cumsum(sizes[doc_idx], dtype=np.int64)
     tokens = np.arange(total + 1, dtype=np.int64) * seq_length
     position = np.searchsorted(ends, tokens, side="right")
     result = np.empty((total + 1, 2), np.int32)
     result[:, 0] = position
     result[:, 1] = tokens - (ends[position] - sizes[doc_idx[position]])
-    # Megatron begins at the first document even where that one is empty.
+    # Megatron begins at the first document even if that one is empty.
     result[0] = 0
     return result
 
 
 def _walks(lengths: npt.NDArray[np.int32], sample_idx: npt.NDArray[np.generic], seq_length: int) -> bool:
-    """Whether samples, some hundreds of them spread over the map, and all in all, take what they must.
+    """Return whether some hundred samples, and the map as a whole, have the right number of tokens.
 
     Args:
         lengths: Tokens of each entry of doc_idx.
@@ -180,15 +180,15 @@ def _walks(lengths: npt.NDArray[np.int32], sample_idx: npt.NDArray[np.generic], 
 def map_paths(
     prefix: Path, split: str, samples: int, seq_length: int, seed: int, directory: Path | None = None
 ) -> tuple[Path, Path, Path]:
-    """The names of the three maps.
+    """Return the paths of the three maps.
 
     Args:
-        prefix: Of the data set.
+        prefix: Prefix of the data set.
         split: ``train``, ``valid`` or ``test``.
-        samples: Wanted, as given to :func:`build`.
+        samples: As given to :func:`build`.
         seq_length: As given to :func:`build`.
         seed: As given to :func:`build`.
-        directory: Where they lie; None is beside the data.
+        directory: Their directory; None: next to the data.
     """
     stem = f"{prefix.name}_{split}_indexmap_{samples}ns_{seq_length}sl_{seed}s"
     folder = prefix.parent if directory is None else directory
@@ -203,13 +203,13 @@ def load(
     samples: int,
     seq_length: int,
 ) -> GPTIndex:
-    """Read maps, made here or elsewhere, and hold them to the data.
+    """Read maps, made here or elsewhere, and compare them with the data.
 
     Args:
         files: As :func:`map_paths` gives them.
         sizes: int32, tokens of every sequence of the data set.
         documents: int32, the sequences of this split.
-        samples: Wanted.
+        samples: Samples that are wanted.
         seq_length: Tokens per sample, less one.
 
     Returns:
@@ -239,7 +239,7 @@ def load(
     fits(1, _walks(sizes[doc_idx], sample_idx, seq_length), "samples of another length")
     fits(2, shuffle_idx.shape == (total,), f"{list(shuffle_idx.shape)}, not {[total]}")
     fits(2, shuffle_idx.dtype in (np.uint32, np.int64), str(shuffle_idx.dtype))
-    # The sum of a permutation, without the copy that a full test would take in every process.
+    # Compare the sum with a permutation's: a full test would need a copy in every process.
     permuted = (
         int(shuffle_idx.max()) < total and int(shuffle_idx.sum(dtype=np.int64)) == total * (total - 1) // 2
     )
@@ -259,17 +259,17 @@ def load_or_build(
     directory: Path | None,
     maps: MapMaker,
 ) -> GPTIndex:
-    """Read the maps of a split; they are made first where one is missing.
+    """Read the maps of a split; make them first if one is missing.
 
     Args:
-        prefix: Of the data set.
+        prefix: Prefix of the data set.
         split: ``train``, ``valid`` or ``test``.
         sizes: int32, tokens of every sequence of the data set.
         documents: int32, the sequences of this split.
-        samples: Wanted.
+        samples: Samples that are wanted.
         seq_length: Tokens per sample, less one.
-        seed: Of the shuffles.
-        directory: Where the maps lie; None is beside the data.
+        seed: Seed of the shuffles.
+        directory: The maps' directory; None: next to the data.
         maps: Makes what is missing.
 
     Returns:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The loops of the index maps that no array operation replaces, compiled when they are first called.
+"""The loops of the index maps that no array operation can replace, compiled when they are first called.
 
-Importing this takes a second or two, so whoever needs a loop imports it then: a map is made once.
+Importing this takes a second or two, so functions import it only when they need a loop: a map is made once.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 __all__ = ["blend", "mt19937_64", "sentence_rows", "swap_rows"]
 
-# While one of these runs, other threads do, too: the process answers the others' questions.
+# Other threads run meanwhile, so that the process can still answer other processes.
 _compiled = numba.njit(nogil=True)
 
 
@@ -34,11 +34,11 @@ def sentence_rows(
         sizes: Tokens of every sentence.
         firsts: First sentence of each document.
         lasts: The one after its last.
-        targets: Lengths that samples aim at, one after the other; one for each sentence and document suffice.
-        rows: [at least as many as sentences, 3]; receives first sentence, the one after the last, target.
+        targets: Target lengths of the samples, in order; one for each sentence and each document suffice.
+        rows: [sentences or more, 3]; receives first sentence, the one after the last, target.
 
     Returns:
-        Rows that were filled, and targets that were taken.
+        The number of rows that were filled, and of targets that were used.
     """
     count = taken = 0
     for document in range(len(firsts)):
@@ -64,7 +64,7 @@ def sentence_rows(
 
 @_compiled
 def swap_rows(rows: npt.NDArray[Any], numbers: npt.NDArray[np.uint64], end: int) -> None:
-    """Swap ``rows[end - 1]`` with another one before it, then the one before, once for each number."""
+    """For each number, swap a row with itself or an earlier one, from ``rows[end - 1]`` backwards."""
     for draw in range(len(numbers)):
         one = end - 1 - draw
         other = numbers[draw] % np.uint64(one + 1)
@@ -79,7 +79,7 @@ def blend(share: npt.NDArray[np.float64], chosen: npt.NDArray[np.int16], number:
     """Give each sample to the data set that lacks most.
 
     Args:
-        share: [data sets], with the sum 1.
+        share: [data sets]; their sum is 1.
         chosen: [samples], receives each one's data set.
         number: [samples], receives its number there.
     """
@@ -102,8 +102,8 @@ def mt19937_64(state: npt.NDArray[np.uint64], drawn: int, numbers: npt.NDArray[n
     """Draw the next numbers of C++'s 64-bit Mersenne Twister.
 
     Args:
-        state: [312]; goes on with the numbers.
-        drawn: Numbers that were drawn before.
+        state: [312]; changes with the draws.
+        drawn: How many numbers were drawn before.
         numbers: Receives the next ones.
     """
     upper, lower = np.uint64(0xFFFFFFFF80000000), np.uint64(0x7FFFFFFF)
@@ -111,7 +111,7 @@ def mt19937_64(state: npt.NDArray[np.uint64], drawn: int, numbers: npt.NDArray[n
     words = len(state)
     for draw in range(len(numbers)):
         place = (drawn + draw) % words
-        # Each word of the state is replaced when it is its turn: it needs the next one, and one 156 ahead.
+        # Each word of the state is replaced in turn, from itself, the next one, and the one 156 ahead.
         mixed = (state[place] & upper) | (state[(place + 1) % words] & lower)
         flip = matrix if mixed & one else zero
         value = state[(place + words // 2) % words] ^ (mixed >> one) ^ flip

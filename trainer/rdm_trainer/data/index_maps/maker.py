@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Making the index maps that are missing, while other processes wait as long as it takes."""
+"""Make the index maps that are missing, while other processes wait as long as it takes."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from rdm_trainer.data.index_maps.files import require_writable, save
 __all__ = ["Build", "MapMaker", "Progress"]
 
 Progress = Callable[[float], None]
-"""Is told from time to time what part of a map is done."""
+"""Called from time to time with the share of a map that is done."""
 Build = Callable[[Progress], Iterator[tuple[Path, npt.NDArray[np.generic]]]]
-"""Yields a map's arrays, each as soon as it is whole, with the file that it goes into."""
+"""Yields a map's arrays, each as soon as it is complete, with the file that it goes into."""
 
 # Seconds between two lines about a map that takes long.
 SAYS_EVERY_S = 10.0
@@ -33,15 +33,15 @@ def _wait_alone(done: Callable[[float], bool]) -> None:
 
 @dataclass
 class MapMaker:
-    """Who makes the maps of a training, and how the others wait for them.
+    """Which process makes the maps of a training, and how the others wait for them.
 
     Attributes:
-        leads: Whether this process makes what is missing in a directory: one does of those that see the same
-            directory. Every process asks, in the same order.
-        wait_until: Returns when the function that it is given, asked again and again for as many seconds as
-            it may take, has said yes in every process. A collective operation that is waited in would run
-            into its time limit.
-        first_error: Returns the first of all processes' errors, None when none has one.
+        leads: Returns whether this process makes what is missing in a directory: of the processes that see
+            the same directory, one does. Every process calls it, in the same order.
+        wait_until: Calls its argument again and again, with the seconds that a call may take, and returns
+            when it has returned True in every process. Waiting in one collective operation would exceed the
+            timeout of that.
+        first_error: Returns the first of all processes' errors; None if there is none.
         say: Takes a line for the log.
     """
 
@@ -51,16 +51,16 @@ class MapMaker:
     say: Callable[[str], None] = lambda _: None
 
     def make(self, name: str, files: Sequence[Path], build: Build, check: Callable[[], object]) -> None:
-        """Return when the files are there, and sound. Every process calls this, in the same order.
+        """Return when the files exist and are valid. Every process calls this, in the same order.
 
         Args:
-            name: Of the map, for the log and for errors.
-            files: Of the map, in one directory.
+            name: The map's name, for the log and for errors.
+            files: The map's files, in one directory.
             build: Makes them.
-            check: Reads them and holds them to the data. The writer does, so that the others need not.
+            check: Reads them and compares them with the data. Only the writer does so.
 
         Raises:
-            TrainerError: They could not be made or written, or are not sound; the same in every process.
+            TrainerError: They could not be made or written, or are not valid; the same in every process.
         """
         work = None
         if self.leads(files[0].parent):
@@ -72,7 +72,7 @@ class MapMaker:
 
 
 class _Work:
-    """A map that is being made by a thread of its own, so that this process can answer the others."""
+    """A map that a separate thread makes, so that this process can answer the others."""
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class _Work:
         self._thread.start()
 
     def wait(self, seconds: float) -> bool:
-        """Wait up to so many seconds, and tell whether it is done."""
+        """Wait up to ``seconds``, and return whether the map is done."""
         self._thread.join(seconds)
         running, now = self._thread.is_alive(), time.monotonic()
         if running and now - self._said >= SAYS_EVERY_S:
@@ -106,7 +106,7 @@ class _Work:
             self._check()
         except TrainerError as error:
             self.error = str(error)
-        except Exception as error:  # the other processes wait, and must hear of it
+        except Exception as error:  # the other processes wait, and must learn of it
             self.error = f"The index map of {self._name} could not be made: {type(error).__name__}: {error}."
 
     def _make(self) -> None:

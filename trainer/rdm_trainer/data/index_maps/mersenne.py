@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The two generators of C++'s standard library that Megatron's BERT and T5 maps draw from.
+"""The two generators of C++'s standard library that Megatron's BERT and T5 maps use.
 
 Source: M. Matsumoto and T. Nishimura, "Mersenne Twister" (1998); T. Nishimura, "Tables of 64-bit Mersenne
 Twisters" (2000).
@@ -23,7 +23,7 @@ DRAWS = 1 << 18
 
 
 def mt19937(seed: int) -> np.random.RandomState:
-    """The generator ``std::mt19937(seed)``; ``randint(2**32, size=n, dtype=uint32)`` gives its numbers."""
+    """Return ``std::mt19937(seed)``; ``randint(2**32, size=n, dtype=uint32)`` returns its numbers."""
     return np.random.RandomState(seed % 2**32)
 
 
@@ -33,10 +33,10 @@ def mt19937_64(seed: int, count: int) -> npt.NDArray[np.uint64]:
 
 
 def blocks(seed: int, count: int) -> Iterator[npt.NDArray[np.uint64]]:
-    """The first numbers of ``std::mt19937_64(seed)``, some at a time.
+    """Yield the first numbers of ``std::mt19937_64(seed)``, some at a time.
 
     Args:
-        seed: Of the generator; a negative one wraps, as in C++.
+        seed: The generator's seed; a negative one wraps, as in C++.
         count: How many numbers in all.
     """
     from rdm_trainer.data.index_maps import kernels

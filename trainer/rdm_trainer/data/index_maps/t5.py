@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """The map by which Megatron cuts a data set of sentences into the samples of a BERT or T5.
 
-One ``.npy`` beside the data, a row per sample: its first sentence, the one after its last, and the length it
-is cut to. Most samples aim at the whole sequence length, one in ``1 / short_sequence_probability`` at less.
+One ``.npy`` next to the data, a row per sample: its first sentence, the one after its last, and the length it
+is cut to. The target length of most samples is the whole sequence length; that of one in
+``1 / short_sequence_probability`` is less.
 
 Source: NVIDIA Megatron-LM, ``dataset_utils`` and its helper for the mapping.
 """
@@ -47,17 +48,17 @@ def build(
     Args:
         sizes: int32, tokens of every sentence of the data set.
         document_index: int64 [documents of this split + 1], where each begins, counted in sentences.
-        samples: Wanted; the epoch that reaches them is completed.
-        seq_length: Tokens that a sample aims at.
-        short_probability: Part of the samples that aim at less.
-        seed: Of the lengths; the shuffle has the next one.
-        progress: Is told what part is done.
+        samples: Samples that are wanted; the epoch that reaches them is completed.
+        seq_length: Target length of a sample, in tokens.
+        short_probability: Share of the samples with a shorter target.
+        seed: Seed of the lengths; the next one is that of the shuffle.
+        progress: Called with the share that is done.
 
     Returns:
         [rows, 3], uint32 (uint64 from 2**32 sentences up), shuffled.
 
     Raises:
-        TrainerError: No document can give a sample.
+        TrainerError: No document makes a sample.
     """
     from rdm_trainer.data.index_maps import kernels
 
@@ -73,7 +74,7 @@ def build(
     blocks_of_documents = list(_blocks(lasts - firsts))
     while rows < samples:
         for block in blocks_of_documents:
-            # As many samples as sentences at the most, and one more length for each document.
+            # At most one sample per sentence, and one more length for each document.
             most = int((lasts[block] - firsts[block]).sum())
             cut = np.empty((most, 3), dtype)
             lengths = targets.ahead(most + len(firsts[block]))
@@ -99,7 +100,7 @@ def _blocks(sentences: npt.NDArray[np.int64]) -> Iterator[slice]:
 def _usable(
     sizes: npt.NDArray[np.int32], document_index: npt.NDArray[np.int64]
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """The documents that give samples: the first sentence of each, and the one after its last."""
+    """Return the documents that make samples: the first sentence of each, and the one after its last."""
     begin = int(document_index[0])
     long = np.concatenate(
         (np.zeros(1, np.int64), np.cumsum(sizes[begin : int(document_index[-1])] > LONG_SENTENCE))
@@ -111,7 +112,7 @@ def _usable(
 
 
 class _Targets:
-    """The lengths that samples aim at, one after the other."""
+    """The target lengths of the samples, in order."""
 
     def __init__(self, seq_length: int, short_probability: float, seed: int) -> None:
         self._length = seq_length
@@ -120,7 +121,7 @@ class _Targets:
         self._ahead = np.empty(0, np.int64)
 
     def ahead(self, count: int) -> npt.NDArray[np.int64]:
-        """Return so many of the next lengths at least, without taking them."""
+        """Return at least ``count`` of the next lengths, without taking them."""
         if not self._ratio:
             return np.full(count, self._length, np.int64)
         missing = count - len(self._ahead)
@@ -132,12 +133,12 @@ class _Targets:
         return self._ahead
 
     def take(self, count: int) -> None:
-        """Take so many of the next lengths."""
+        """Take ``count`` of the next lengths."""
         self._ahead = self._ahead[count:]
 
 
 def _shuffle(table: npt.NDArray[np.generic], seed: int) -> None:
-    """Bring a table's rows into the order that C++'s loop of swaps from the end makes."""
+    """Shuffle a table's rows as Megatron's C++ loop does, by swaps from the end."""
     from rdm_trainer.data.index_maps import kernels
 
     end = len(table)
@@ -155,7 +156,7 @@ def map_path(
     seed: int,
     directory: Path | None = None,
 ) -> Path:
-    """The name of the map of :func:`build`'s arguments; ``directory`` None is beside the data."""
+    """Return the path of the map for :func:`build`'s arguments; ``directory`` None: next to the data."""
     folder = prefix.parent if directory is None else directory
     return folder / (
         f"{prefix.name}_{split}_indexmap_{samples}mns_{seq_length}msl_{short_probability:.2f}ssp_{seed}s.npy"
@@ -175,10 +176,10 @@ def load_or_build(
     directory: Path | None,
     maps: MapMaker,
 ) -> npt.NDArray[np.generic]:
-    """Read the map of a split; it is made first where it is missing.
+    """Read the map of a split; make it first if it is missing.
 
     Args:
-        prefix: Of the data set.
+        prefix: Prefix of the data set.
         split: ``train``, ``valid`` or ``test``.
         sizes: As given to :func:`build`.
         document_index: As given to :func:`build`.
@@ -186,7 +187,7 @@ def load_or_build(
         seq_length: As given to :func:`build`.
         short_probability: As given to :func:`build`.
         seed: As given to :func:`build`.
-        directory: Where the map lies; None is beside the data.
+        directory: The map's directory; None: next to the data.
         maps: Makes what is missing.
 
     Returns:
@@ -211,7 +212,7 @@ def load_or_build(
 def _fits(
     table: npt.NDArray[np.generic], document_index: npt.NDArray[np.int64], samples: int, seq_length: int
 ) -> bool:
-    """Whether each row is a run of sentences of this split."""
+    """Return whether each row is a run of sentences of this split."""
     if table.ndim != 2 or table.shape[1] != 3 or table.dtype.kind not in "iu" or len(table) < samples:
         return False
     begins, ends, lengths = table.T.astype(np.int64)

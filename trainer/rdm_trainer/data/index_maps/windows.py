@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """The map by which a T5 reads documents that were not split into sentences.
 
-One ``.npy`` beside the data, a row per sample: a sequence of the data set, the first token in it, and how
-many tokens. Megatron's own map would give one sample per document, and with it only the document's beginning.
-Here a document is cut into windows, one after the other, each as long as a sample may be, the last one with
-what is left; one window in ``1 / short_sequence_probability`` is cut in two. So an epoch has every token
-once, but for a last window of a single token, of which no sample can be made.
+One ``.npy`` next to the data, a row per sample: a sequence of the data set, the first token in it, and the
+number of tokens. Megatron's own map would make one sample of each document, with only its beginning. Here a
+document is cut into consecutive windows, each as long as a sample may be, and a last one with the rest; one
+window in ``1 / short_sequence_probability`` is cut in two. So an epoch has every token once, except for a
+last window of a single token, which cannot make a sample.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ SHORTEST = 2
 
 
 def are_needed(sizes: npt.NDArray[np.int32], document_index: npt.NDArray[np.int64], seq_length: int) -> bool:
-    """Whether documents are single sequences, some of which are longer than a sample.
+    """Return whether documents are single sequences and some of these are longer than a sample.
 
     Args:
         sizes: int32, tokens of every sequence of the data set.
         document_index: int64 [documents + 1], where each document begins, counted in sequences.
-        seq_length: Tokens that a sample has at the most.
+        seq_length: The most tokens of a sample.
     """
     return bool((np.diff(document_index) <= 1).all() and (sizes > seq_length).any())
 
@@ -50,16 +50,16 @@ def build(
     Args:
         sizes: int32, tokens of every sequence of the data set.
         sequences: int64, the sequences of this split.
-        samples: Wanted; the epoch that reaches them is completed.
+        samples: Samples that are wanted; the epoch that reaches them is completed.
         seq_length: Tokens of a window.
-        short_probability: Part of the windows that are cut in two.
-        seed: Of the cuts and the order.
+        short_probability: Share of the windows that are cut in two.
+        seed: Seed of the cuts and the order.
 
     Returns:
         int64 [rows, 3], shuffled.
 
     Raises:
-        TrainerError: No document can give a sample.
+        TrainerError: No document makes a sample.
     """
     tokens = sizes[sequences].astype(np.int64)
     per_document = -(-tokens // seq_length)
@@ -82,7 +82,7 @@ def build(
 def _cut(
     windows: npt.NDArray[np.int64], probability: float, random: np.random.RandomState
 ) -> npt.NDArray[np.int64]:
-    """The windows, some of them in two parts."""
+    """Return the windows, some of them cut in two."""
     length = windows[:, 2]
     cut = (random.random_sample(len(windows)) < probability) & (length >= 2 * SHORTEST)
     room = length - 2 * SHORTEST + 1
@@ -104,7 +104,7 @@ def map_path(
     seed: int,
     directory: Path | None = None,
 ) -> Path:
-    """The name of the map of :func:`build`'s arguments; ``directory`` None is beside the data."""
+    """Return the path of the map for :func:`build`'s arguments; ``directory`` None: next to the data."""
     folder = prefix.parent if directory is None else directory
     return folder / (
         f"{prefix.name}_{split}_windowmap_{samples}ns_{seq_length}sl_{short_probability:.2f}ssp_{seed}s.npy"
@@ -124,10 +124,10 @@ def load_or_build(
     directory: Path | None,
     maps: MapMaker,
 ) -> npt.NDArray[np.generic]:
-    """Read the map of a split; it is made first where it is missing.
+    """Read the map of a split; make it first if it is missing.
 
     Args:
-        prefix: Of the data set.
+        prefix: Prefix of the data set.
         split: ``train``, ``valid`` or ``test``.
         sizes: As given to :func:`build`.
         sequences: As given to :func:`build`.
@@ -135,7 +135,7 @@ def load_or_build(
         seq_length: As given to :func:`build`.
         short_probability: As given to :func:`build`.
         seed: As given to :func:`build`.
-        directory: Where the map lies; None is beside the data.
+        directory: The map's directory; None: next to the data.
         maps: Makes what is missing.
 
     Returns:
@@ -164,7 +164,7 @@ def _fits(
     samples: int,
     seq_length: int,
 ) -> bool:
-    """Whether each row is a window of a sequence of this split."""
+    """Return whether each row is a window of a sequence of this split."""
     if table.dtype != np.int64 or table.ndim != 2 or table.shape[1] != 3 or len(table) < samples:
         return False
     if not len(table):

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Public corpora and tokenizer files, fetched and held to their digests."""
+"""Public corpora and tokenizer files, fetched and verified by their digests."""

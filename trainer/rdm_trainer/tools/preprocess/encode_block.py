@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""From lines of JSON to the bytes of a data set: the work on one block, as each process does it."""
+"""From lines of JSON to the bytes of a data set: the work of a process on one block."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ __all__ = ["Encoded", "Recipe", "encode_block"]
 
 @dataclass(frozen=True)
 class Recipe:
-    """What is made of each document.
+    """How each document is encoded.
 
     Attributes:
-        keys: Keys of the JSON objects; each gives a data set.
-        append_eod: Put the end-of-document token behind each document.
+        keys: Keys of the JSON objects; each makes a data set.
+        append_eod: Append the end-of-document token to each document.
         split_sentences: Make a sequence of each sentence, otherwise of the document.
-        dtype: Of the tokens.
+        dtype: Type of the tokens.
     """
 
     keys: tuple[str, ...]
@@ -39,7 +39,7 @@ class Recipe:
 
 @dataclass(frozen=True)
 class Encoded:
-    """What one block gives to one data set.
+    """What one block adds to one data set.
 
     Attributes:
         tokens: The tokens, as they go into the ``.bin``.
@@ -57,14 +57,14 @@ def encode_block(tokenizer: Tokenizer, recipe: Recipe, block: Block) -> list[Enc
 
     Args:
         tokenizer: The tokenizer.
-        recipe: What to make of them.
-        block: Lines, each a JSON object; empty ones are passed over.
+        recipe: How to encode them.
+        block: Lines, each a JSON object; empty ones are skipped.
 
     Returns:
-        For each key what goes to its data set. A document without a token leaves nothing.
+        For each key, what goes to its data set. A document without a token is left out.
 
     Raises:
-        TrainerError: A line is no such object; names the file and the line.
+        TrainerError: A line is not such an object; names the file and the line.
     """
     texts: list[list[str]] = [[] for _ in recipe.keys]
     lines: list[int] = []
@@ -95,7 +95,7 @@ def _is_text(text: str) -> bool:
 
 
 def _texts(line: bytes, keys: Sequence[str], path: Path, number: int) -> list[str]:
-    """The texts under some keys of one line."""
+    """Return the texts under some keys of one line."""
     try:
         document = _document(line)
     except RecursionError:
@@ -128,7 +128,7 @@ def _document(line: bytes) -> Any:
     except (json.JSONDecodeError, UnicodeDecodeError):
         raise
     except ValueError:
-        # An integer of more digits than Python reads; no text, so its value is nobody's.
+        # An integer of more digits than Python reads. It is no text, so its value does not matter.
         return json.loads(line, parse_int=float)
 
 
@@ -160,7 +160,7 @@ def _encode(tokenizer: Tokenizer, recipe: Recipe, documents: list[str]) -> Encod
 def _with_eod(
     tokens: npt.NDArray[np.int32], ends: npt.NDArray[np.int64], end_of_document: int
 ) -> npt.NDArray[np.int32]:
-    """Tokens with the end of a document behind each of its places."""
+    """Return the tokens with the end-of-document token inserted at each of ``ends``."""
     result = np.empty(len(tokens) + len(ends), np.int32)
     places = ends + np.arange(len(ends))
     mask = np.ones(len(result), bool)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Turning text into data sets: spread over processes, resumable at any point, complete or not there at all.
+"""Turn text into data sets: in several processes, resumable at any point, complete or not there at all.
 
-Blocks of lines go to processes and come back in order as bytes of the data sets, which are appended to files
-in a directory beside the output. A journal there says how much of them is good. When all is done the files
-get their names. So the bytes do not depend on the number of processes, nor on how often the work was
+Processes get blocks of lines and return, in order, bytes of the data sets. These are appended to files in a
+directory next to the output. A journal there records how much of the files is valid. When all is done, the
+files get their names. So the bytes do not depend on the number of processes, nor on how often the work was
 interrupted.
 """
 
@@ -40,9 +40,9 @@ from rdm_trainer.tools.preprocess.text_input import Block, blocks
 
 __all__ = ["Progress", "Settings", "output_prefixes", "preprocess"]
 
-# Seconds of work that a kill may cost.
+# The most seconds of work that are lost when the process is killed.
 JOURNAL_EVERY = 2.0
-# Blocks that wait for each process: enough that none is ever idle.
+# Blocks that wait for each process: enough to keep it busy.
 AHEAD = 3
 PARTS = ("tokens", "sizes", "documents")
 VERSION = 1  # of the journal
@@ -59,7 +59,7 @@ class Settings:
         output_prefix: Where the data sets go; key and kind are appended to it.
         tokenizer: Its kind and files.
         keys: Keys of the JSON objects.
-        append_eod: Put the end-of-document token behind each document.
+        append_eod: Append the end-of-document token to each document.
         split_sentences: Make a sequence of each sentence.
         workers: Processes.
         overwrite: Replace data sets of that name.
@@ -77,14 +77,14 @@ class Settings:
 
 @dataclass
 class Progress:
-    """How far the work is.
+    """The progress of the work.
 
     Attributes:
         total: Bytes of the input files.
         read: Bytes of them that are done.
         tokens: Tokens of all data sets.
         documents: Documents of all data sets.
-        resumed: Whether earlier work was taken up, and the bytes of input that it had done.
+        resumed: The bytes of input that earlier work had done; None if this run did not resume any.
     """
 
     total: int
@@ -96,7 +96,7 @@ class Progress:
 
 @dataclass
 class _Journal:
-    """What is good in the parts: blocks that are done, and bytes of each file."""
+    """The valid content of the parts: blocks that are done, and bytes of each file."""
 
     fingerprint: str
     blocks: int = 0
@@ -114,7 +114,7 @@ class _Journal:
 
     @classmethod
     def load(cls, path: Path, fingerprint: str) -> _Journal | None:
-        """The journal of the same work; None where there is none."""
+        """Return the journal of the same work; None if there is none."""
         try:
             journal = cls(**json.loads(path.read_bytes()))
         except (OSError, ValueError, TypeError, RecursionError):
@@ -123,7 +123,7 @@ class _Journal:
 
 
 def output_prefixes(settings: Settings) -> list[Path]:
-    """The data sets that come of it, one for each key, without suffix."""
+    """Return the prefixes of the data sets that are made, one for each key."""
     level = "sentence" if settings.split_sentences else "document"
     prefix = settings.output_prefix
     return [prefix.with_name(f"{prefix.name}_{key}_{level}") for key in settings.keys]
@@ -137,11 +137,11 @@ def preprocess(settings: Settings, report: Callable[[Progress], None]) -> Progre
         report: Called after each block.
 
     Returns:
-        What was done, in all.
+        What was done in all.
 
     Raises:
-        TrainerError: The input or a tokenizer's file is not what it should be, the output exists, another
-            process prepares the same, or a process died.
+        TrainerError: The input or a tokenizer's file is not valid, the output exists, another process
+            prepares the same, or a process died.
     """
     _refuse_names(settings)
     problems = [problem for path in settings.inputs if (problem := _unreadable(path))]
@@ -172,7 +172,7 @@ def preprocess(settings: Settings, report: Callable[[Progress], None]) -> Progre
 
 
 def _refuse_names(settings: Settings) -> None:
-    """Raise a TrainerError where the data sets' files cannot have their names."""
+    """Raise a TrainerError if the data sets' files cannot have their names."""
     prefix = settings.output_prefix
     if not prefix.name or prefix.name == "..":
         raise TrainerError(
@@ -195,7 +195,7 @@ def _refuse_names(settings: Settings) -> None:
 
 
 def _unreadable(path: Path) -> str | None:
-    """Why a path is no file that can be read, again after an interruption; None where it is one."""
+    """Return why a path is not a file that can be read, also after an interruption; None if it is."""
     try:
         mode = path.stat().st_mode
     except FileNotFoundError:
@@ -214,7 +214,7 @@ def _unreadable(path: Path) -> str | None:
 
 
 def _fingerprint(settings: Settings) -> str:
-    """A digest of all that the output depends on."""
+    """Return a digest of everything that the output depends on."""
 
     def identity(path: Path) -> list[object]:
         found = path.stat()
@@ -234,7 +234,7 @@ def _fingerprint(settings: Settings) -> str:
 
 
 class _Run:
-    """One run over the input, from where the journal says."""
+    """One run over the input, from the place that the journal has."""
 
     def __init__(
         self,
@@ -259,13 +259,13 @@ class _Run:
         self._journal = journal or _Journal(fingerprint)
 
     def run(self) -> Progress:
-        """Do what is left, and let the data sets appear."""
+        """Do what is left, and give the data sets their names."""
         if not self._journal.finishing:
             try:
                 self._refuse_existing()
                 self._encode()
             except TrainerError:
-                # An empty beginning is nothing to go on with.
+                # Nothing was done yet, so there is nothing to resume.
                 if not self._journal_path.exists():
                     shutil.rmtree(self._work, ignore_errors=True)
                 raise
@@ -311,12 +311,12 @@ class _Run:
             self._commit(files)
 
     def _opened(self, number: int, part: str) -> BinaryIO:
-        """The part, cut to what the journal says is good."""
+        """Open the part, cut to the length that is valid according to the journal."""
         path = self._part(number, part)
         length = self._journal.lengths.get(path.name, 0)
         file = path.open("ab")
         if file.tell() < length:
-            # The directory was changed by somebody: nothing in it can be trusted.
+            # Something else changed the directory: nothing in it can be trusted.
             file.close()
             raise TrainerError(f"{path} was shortened; remove {self._work} to begin anew.")
         file.truncate(length)
@@ -328,7 +328,7 @@ class _Run:
         return file
 
     def _commit(self, files: dict[tuple[int, str], BinaryIO]) -> None:
-        """Bring the parts to the disk, then say so in the journal."""
+        """Sync the parts to the disk, then record that in the journal."""
         for (number, part), file in files.items():
             file.flush()
             os.fsync(file.fileno())
@@ -336,7 +336,7 @@ class _Run:
         self._journal.save(self._journal_path)
 
     def _index(self, number: int, output: Path, files: dict[tuple[int, str], BinaryIO]) -> None:
-        """Write the index of a data set beside its parts."""
+        """Write the index of a data set next to its parts."""
         for part in PARTS:
             files[number, part].flush()
         sizes = np.fromfile(self._part(number, "sizes"), "<i4")
@@ -348,7 +348,7 @@ class _Run:
             write_index(file, sizes, ends, self._recipe.dtype)
 
     def _publish(self) -> None:
-        """Give the data sets their names. Done again after an interruption, it does the rest."""
+        """Give the data sets their names. After an interruption, another call does the rest."""
         for number, output in enumerate(self._outputs):
             tokens, index = paths(output)
             if self._part(number, "tokens").exists():
@@ -360,7 +360,7 @@ class _Run:
         shutil.rmtree(self._work)
 
     def _results(self) -> Iterator[tuple[Block, list[Encoded]]]:
-        """The blocks that are left with what they give, in order."""
+        """Yield the blocks that are left with their results, in order."""
         pending = blocks(self._settings.inputs)
         for _ in range(self._journal.blocks):
             next(pending, None)
@@ -397,7 +397,7 @@ _tools: list[Any] = []
 
 
 def _adopt(tokenizer: Tokenizer, recipe: Recipe, parent: int) -> None:
-    """Make a forked process ready: it ends with its parent, and leaves Ctrl-C to it."""
+    """Prepare a forked process: it ends with its parent, and leaves Ctrl-C to it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Cutting text into sentences by rule, without a model that would have to be fetched."""
+"""Cut text into sentences by rules, without a model that would have to be fetched."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def sentences(text: str) -> list[str]:
     """Cut a text into sentences.
 
     Args:
-        text: Of one document.
+        text: Text of one document.
 
     Returns:
         The sentences without the white space between them; none for a text of white space.
@@ -48,7 +48,7 @@ def sentences(text: str) -> list[str]:
 
 
 def _abbreviated(text: str, begin: int, stop: int) -> bool:
-    """Whether a full stop belongs to the word before it."""
+    """Return whether a full stop belongs to the word before it."""
     word = LAST_WORD.search(text, max(begin, stop - 16), stop)
     if word is None:
         return False

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Lines of text files, plain or compressed, in blocks whose bounds depend on nothing but the files."""
+"""Lines of text files, plain or compressed, in blocks whose bounds depend only on the files."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from rdm_core.errors import TrainerError
 
 __all__ = ["BLOCK", "Block", "blocks"]
 
-# Bytes of text in a block: enough that handing it to a process costs nothing beside the work on it.
+# Bytes of text in a block: enough that passing it to a process costs little compared with the work on it.
 BLOCK = 1 << 21
 READ = 1 << 20
 GZIP, BZIP2, XZ = b"\x1f\x8b", b"BZh", b"\xfd7zXZ\x00"
-# A file of zstd may begin with a frame that readers skip.
+# A zstd file may begin with a skippable frame.
 ZSTD = (b"\x28\xb5\x2f\xfd", *(bytes((byte,)) + b"\x2a\x4d\x18" for byte in range(0x50, 0x60)))
 COMPRESSED = (GZIP, BZIP2, XZ, *ZSTD)
 # The window of `zstd --long=31`; the library's own limit is that of --long=27.
 ZSTD_WINDOW = 1 << 31
-# What is often taken for JSON lines, and is not read.
+# Files that are often mistaken for JSON lines, and are not read.
 FOREIGN = {
     b"PK\x03\x04": "a zip archive",
     b"7z\xbc\xaf\x27\x1c": "a 7z archive",
@@ -44,7 +44,7 @@ class Block:
         path: The file.
         line: Number of the first line, from 1.
         data: The lines.
-        read: Bytes of all the files, as they lie on the disk, that were read so far.
+        read: Bytes of all files, as stored on the disk, that were read so far.
     """
 
     path: Path
@@ -57,7 +57,7 @@ def blocks(paths: Sequence[Path]) -> Iterator[Block]:
     """Read files one after the other.
 
     Args:
-        paths: The files: plain, or compressed with gzip, bzip2, xz or zstd, as their first bytes say.
+        paths: The files: plain, or compressed with gzip, bzip2, xz or zstd, according to their first bytes.
 
     Yields:
         Blocks of whole lines, about :data:`BLOCK` bytes each.
@@ -81,7 +81,7 @@ def blocks(paths: Sequence[Path]) -> Iterator[Block]:
                         while end := carry.find(b"\n", BLOCK - 1) + 1:
                             block = bytes(carry[:end])
                             del carry[:end]
-                            # Of compressed data it is not known how much of what was read is left.
+                            # For compressed data, it is not known how much of the read bytes is left.
                             yield Block(path, line, block, before + raw.tell() - (len(carry) if plain else 0))
                             line += block.count(b"\n")
                 except (EOFError, OSError, lzma.LZMAError, zlib.error, _DamagedError) as error:
@@ -98,11 +98,11 @@ def blocks(paths: Sequence[Path]) -> Iterator[Block]:
 
 
 class _DamagedError(Exception):
-    """Compressed data that cannot be read on."""
+    """Compressed data that cannot be read any further."""
 
 
 def _refuse_foreign(path: Path, magic: bytes) -> None:
-    """Raise a TrainerError where a file's first bytes say that it has no lines of JSON."""
+    """Raise a TrainerError if a file's first bytes show that it has no lines of JSON."""
     for begin, what in FOREIGN.items():
         if magic.startswith(begin):
             raise TrainerError(
@@ -113,11 +113,11 @@ def _refuse_foreign(path: Path, magic: bytes) -> None:
 
 
 def _decompressed(raw: BinaryIO, magic: bytes) -> Iterator[bytes]:
-    """The content of a compressed file, known by how it begins, in parts."""
+    """Yield the content of a file in parts; its first bytes show how it is compressed."""
     if magic.startswith(ZSTD):
         yield from _zstd(raw)
     elif magic.startswith(XZ):
-        # Its format lets zeros follow a stream, four at a time.
+        # The format allows zeros after a stream, in multiples of four.
         yield from _streams(raw, lambda: lzma.LZMADecompressor(lzma.FORMAT_XZ), padding=4)
     elif magic.startswith(BZIP2):
         yield from _streams(raw, bz2.BZ2Decompressor, padding=1)
@@ -130,9 +130,9 @@ def _decompressed(raw: BinaryIO, magic: bytes) -> Iterator[bytes]:
 def _streams(
     raw: BinaryIO, new: Callable[[], lzma.LZMADecompressor | bz2.BZ2Decompressor], *, padding: int
 ) -> Iterator[bytes]:
-    """The content of compressed streams that follow one another, up to the end of the file.
+    """Yield the content of consecutive compressed streams, up to the end of the file.
 
-    LZMAFile and BZ2File take what they cannot read behind a stream for the end.
+    LZMAFile and BZ2File treat unreadable data after a stream as the end of the file.
     """
     data = raw.read(READ)
     while data:
@@ -153,7 +153,7 @@ def _streams(
 
 
 def _zstd(raw: BinaryIO) -> Iterator[bytes]:
-    """The content of a file of zstd, one frame or several."""
+    """Yield the content of a zstd file, one frame or several."""
     import zstandard
 
     decompressor = zstandard.ZstdDecompressor(max_window_size=ZSTD_WINDOW)
