@@ -30,7 +30,7 @@ _PREFIXES = ("", "module.", "model.")
 
 
 def is_checkpoint(step: Path) -> bool:
-    """Tell whether a step's directory has a checkpoint in this format."""
+    """Return whether a step's directory has a checkpoint in this format."""
     return (step / METADATA).is_file()
 
 

@@ -55,7 +55,7 @@ def test_a_list_gives_each_stage_its_blocks_and_covers_all_layers(case: tuple[li
     # The embedding is on the first stage, the norm and the head are on the last one.
     assert bounds[1] >= 1
     assert bounds[-2] <= len(names) - 2
-    # No stage is without a layer, and none begins with a layer that belongs behind the previous block.
+    # No stage is without a layer, and none begins with a layer that belongs to the previous block.
     assert all(begin < end for begin, end in itertools.pairwise(bounds))
     assert all(is_block(names[begin]) for begin in bounds[1:-2])
 

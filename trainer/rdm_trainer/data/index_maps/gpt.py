@@ -25,7 +25,7 @@ from rdm_trainer.data.index_maps.maker import MapMaker, Progress
 
 __all__ = ["GPTIndex", "build", "epochs_needed", "load", "load_or_build", "map_paths"]
 
-# A last epoch of which less than this share is used is shuffled separately.
+# If less than this share of the last epoch is used, it is shuffled separately.
 LAST_EPOCH_PART = 0.80
 NAMES = ("doc_idx", "sample_idx", "shuffle_idx")
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Who is slow among the ranks: planted culprits are named, their victims and noise are not."""
+"""Which ranks are slow: planted slow ranks are named, their victims and noise are not."""
 
 from __future__ import annotations
 
