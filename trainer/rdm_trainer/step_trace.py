@@ -110,7 +110,7 @@ class StepTrace:
             self._marks.append([kind, name, self._step, number, begin, self._mark()])
 
     def _begun(self, name: str) -> Callable[[], None]:
-        """Mark the begin of a collective, and return a function that marks its end; the last call counts."""
+        """Mark the start of a collective, and return a function that marks its end; the last call counts."""
         begin = self._mark()
         mark = ["collective", name, self._step, -1, begin, begin]
         self._marks.append(mark)

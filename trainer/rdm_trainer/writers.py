@@ -2,7 +2,7 @@
 """Where a job's numbers go besides its log: TensorBoard's event files, Weights & Biases, MLflow.
 
 None of them may end a training: one that fails is dropped, with one sentence. All ranks wait while a server
-is contacted at the start, so that has a timeout, unless the user has set another one.
+is contacted at the start, so there is a timeout; the user's own takes precedence.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Reports what transformers' trainer does to a job's log, progress and trackers, and ends it early."""
+"""Reports transformers' training in a job's log, progress and trackers, and ends it early."""
 
 # ruff: noqa: ARG002  # transformers names the arguments
 

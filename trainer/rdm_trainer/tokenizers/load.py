@@ -51,7 +51,7 @@ class _Library:
         self._library = library
 
     def encode(self, texts: list[str]) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]:
-        """Return the tokens of all texts, without special tokens around them, and each text's number."""
+        """Return the tokens of all texts, without special tokens around them, and how many each has."""
         for text in texts:
             text.encode()  # the library's own error about half a surrogate pair is not specific
         ids = [encoding.ids for encoding in self._library.encode_batch_fast(texts, add_special_tokens=False)]

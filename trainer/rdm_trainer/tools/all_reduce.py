@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Measure how fast all ranks reduce, and find slow nodes: ``python -m rdm_trainer.tools.all_reduce``.
+"""Measure how fast all ranks and pairs of nodes exchange data: ``python -m rdm_trainer.tools.all_reduce``.
 
 Launchers start it once per device, as they start a training, so that it takes the same path: NCCL, RCCL or
 Gloo, the same interfaces, the same processes. It reduces tensors of growing size over all ranks. Bandwidths

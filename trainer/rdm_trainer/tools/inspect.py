@@ -138,7 +138,7 @@ def _compare(report: Report, data: IndexedDataset, tokenizer: Tokenizer) -> None
 
 
 def _percentiles(lengths: np.ndarray[tuple[int], np.dtype[np.integer]]) -> dict[str, int]:
-    """Return percentile to tokens."""
+    """Return tokens by percentile."""
     if not len(lengths):
         return {}
     values = np.percentile(lengths, PERCENTILES, method="nearest")

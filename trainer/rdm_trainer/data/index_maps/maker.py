@@ -39,8 +39,8 @@ class MapMaker:
         leads: Returns whether this process makes what is missing in a directory: of the processes that see
             the same directory, one does. Every process calls it, in the same order.
         wait_until: Calls its argument again and again, with the seconds that a call may take, and returns
-            when it has returned True in every process. Waiting in one collective operation would exceed the
-            timeout of that.
+            when it has returned True in every process. A collective operation that waits as long would exceed
+            its timeout.
         first_error: Returns the first of all processes' errors; None if there is none.
         say: Takes a line for the log.
     """
