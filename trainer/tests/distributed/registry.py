@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A real image registry on this machine; clients trust its certificate only if they get it."""
+"""A real image registry on this machine; only clients that get its certificate trust it."""
 
 from __future__ import annotations
 

@@ -124,7 +124,7 @@ def test_the_mark_says_that_a_rank_waits(tmp_path: Path) -> None:
     # The former name of the field is still read.
     writer.write(own_s=2.0)
     assert heartbeat.read(tmp_path / "ranks/n1/0.heartbeat")[0]["compute_s"] == 2.0
-    # Outside a job, a heartbeat is not written.
+    # Outside a job, no heartbeat is written.
     HeartbeatWriter().write(compute_s=1.0)
     with pytest.raises(OSError, match="mark"):
         heartbeat.read(tmp_path / "absent.heartbeat")

@@ -49,7 +49,7 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _train(folder: str) -> str:
-    """Train as one rank of the job; the last rank returns the log lines."""
+    """Train as one rank of the job, log into its directory, and return why the training ended."""
     directory = Path(folder)
     output = directory / "job" / "logs" / "n1.out"
     output.parent.mkdir(parents=True, exist_ok=True)

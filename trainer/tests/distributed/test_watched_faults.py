@@ -111,7 +111,7 @@ def first() -> Iterator[Limits]:
 
 @pytest.fixture
 def within(request: pytest.FixtureRequest) -> float:
-    """The most seconds until a fault is named; tests that are not `long` run at the same time as others."""
+    """The most seconds until a fault is named: more without `long`, since other tests run meanwhile."""
     return PROMISED_S if request.node.get_closest_marker("long") else GIVEN_UP_S
 
 

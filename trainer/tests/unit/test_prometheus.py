@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""An error of the export to Prometheus does not end a training started by hand, nor hide its error."""
+"""An error of the export to Prometheus neither ends a training started by hand nor hides its error."""
 
 from __future__ import annotations
 
