@@ -1,6 +1,6 @@
 #!/usr/bin/python
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""rdm.provision.image_peer: a node takes part while an image archive goes from node to node."""
+"""rdm.provision.image_peer: start, query and stop a node's peer, which fetches or serves an image archive."""
 
 from __future__ import annotations
 
@@ -208,7 +208,7 @@ _TAKEN_OVER = "another run has taken it over"
 
 
 def base_path(params: Dict[str, Any]) -> str:
-    """Return the beginning of the names of a node's files for an archive, in a directory of its own."""
+    """Return the path prefix of a node's files for an archive, in a directory that is private to the user."""
     above = params["cache_dir"] or default_cache_dir()
     directory = os.path.join(above, "peers")
     for made in (above, directory):
@@ -224,7 +224,7 @@ def base_path(params: Dict[str, Any]) -> str:
 
 
 def source(params: Dict[str, Any]) -> Dict[str, Any]:
-    """Serve an archive that is here, or that is being written here."""
+    """Start to serve an archive that is on this node, or that is still being written."""
     base = base_path(params)
     end_other(base).close()
     growing = params["pieces"] is not None
@@ -258,8 +258,8 @@ def source(params: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def joined(params: Dict[str, Any]) -> Dict[str, Any]:
-    """Fetch an archive from the source and others."""
-    # The source must still be this run's before another run's process here is ended.
+    """Start to fetch an archive from the source and other nodes."""
+    # Before another run's process here is ended: does the source still belong to this run?
     ask_source(params, "/")
     base = base_path(params)
     end_other(base).close()
@@ -282,16 +282,16 @@ def joined(params: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def reported(params: Dict[str, Any]) -> Dict[str, Any]:
-    """Return what the source knows."""
+    """Return the source's status."""
     found: Dict[str, Any] = json.loads(ask_source(params, "/status"))
     return found
 
 
 def ask_source(params: Dict[str, Any], path: str) -> bytes:
-    """Return what the source answers.
+    """Return the source's response to a request.
 
     Raises:
-        CannotTakePart: it does not, or it is another run's by now.
+        CannotTakePart: it does not answer, or belongs to another run by now.
     """
     host, port = params["source"]
     connection = http.client.HTTPConnection(host, int(port), timeout=10)
@@ -310,9 +310,9 @@ def ask_source(params: Dict[str, Any], path: str) -> bytes:
 
 
 def stopped(params: Dict[str, Any]) -> Dict[str, Any]:
-    """End the process of this node, and return what became of its pieces.
+    """End this run's process on the node, and return its result.
 
-    That of another run, which has begun since, goes on.
+    The process of a later run is left alone.
     """
     base = base_path(params)
     result: Dict[str, Any] = {"complete": False, "error": "it has not taken part"}
@@ -328,7 +328,7 @@ def stopped(params: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def source_address(network: str) -> str:
-    """Return the node's address in a network, or the one that ssh has come to."""
+    """Return the node's address in a network, or the one to which ssh has connected."""
     if not network:
         return ssh_connection()["server"] or socket.gethostbyname(socket.gethostname())
     wanted = ipaddress.ip_network(network, strict=False)
@@ -344,12 +344,12 @@ def source_address(network: str) -> str:
 
 
 def run_name(params: Dict[str, Any]) -> str:
-    """Return what a lock says of the run: its token, which stays secret."""
+    """Return the run's name in a lock: a hash of its token, which stays secret."""
     return hashlib.sha256(params["token"].encode()).hexdigest()
 
 
 def held_by(base: str) -> Tuple[str, str]:
-    """Return the process and the run that hold the lock, or were the last to; both empty without one."""
+    """Return the process and the run that hold the lock, or held it last; both are empty without a lock."""
     with contextlib.suppress(OSError), open(base + ".lock", encoding="ascii") as file:
         process, _, run = file.read().partition(" ")
         return process, run
@@ -357,12 +357,12 @@ def held_by(base: str) -> Tuple[str, str]:
 
 
 def start(base: str, run: str, make: Callable[[], Peer]) -> Dict[str, Any]:
-    """Start a process that goes on after this module, and return once it listens.
+    """Start a process that outlives this module, and return when it listens.
 
     Args:
-        base: beginning of the names of its files.
+        base: path prefix of its files.
         run: `run_name`.
-        make: makes what it is to run.
+        make: makes its peer.
     """
     read_end, write_end = os.pipe()
     if os.fork() == 0:
@@ -429,15 +429,17 @@ def _be_daemon(base: str, run: str, make: Callable[[], Peer], write_end: int) ->
 
 
 def end_other(base: str, only: str = "") -> Any:
-    """End the process that a run has left here, which then has kept its pieces; return the lock that it held.
+    """End the process that a run has left here, and return the lock that it held.
+
+    The process saves the list of its pieces when it ends.
 
     Args:
-        base: beginning of the names of its files.
-        only: `run_name` of the run whose process it is; that of any by default.
+        base: path prefix of its files.
+        only: `run_name` of the run whose process may be ended; any run's by default.
 
     Raises:
-        CannotTakePart: it does not end, or another run has begun one since.
-        OSError: the file system does not lock.
+        CannotTakePart: it does not end, or another run has started one since.
+        OSError: the file system has no locks.
     """
     until = time.monotonic() + _STOP_S
     text = ""
@@ -458,7 +460,7 @@ def end_other(base: str, only: str = "") -> Any:
 
 
 def forget_old(directory: str) -> None:
-    """Remove what runs have left that nobody went on with."""
+    """Remove files of earlier runs that no run has used for a week."""
     for entry in os.scandir(directory):
         with contextlib.suppress(OSError):
             if time.time() - entry.stat().st_mtime > _KEEP_S:

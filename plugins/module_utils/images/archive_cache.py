@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Remember what is in an archive, since a compressed one has to be read whole.
+"""A cache of archives' indexes, because a compressed archive must be read whole.
 
 This runs on the controller and on nodes (Python 3.8 or newer).
 """
@@ -25,24 +25,24 @@ from ansible_collections.rdm.provision.plugins.module_utils.images.archive_strea
 
 
 def default_cache_dir() -> str:
-    """Return where indexes are kept: for the machine when root, else for the user."""
+    """Return the cache's directory: the machine's for root, else the user's."""
     return "/var/cache/rdm" if os.geteuid() == 0 else os.path.expanduser("~/.cache/rdm")
 
 
 def cached_index(path: str, sha256: str, cache_dir: str, stale: bool = False) -> ArchiveIndex:
-    """Return what is in an archive, reading it only when it has changed since the last time.
+    """Return an archive's index, and read the archive only if it has changed since the last time.
 
-    An index that was cheap to make (plain archive, no digest) is not kept. Processes that ask for the same
-    archive at the same time wait for the first one.
+    An index that is cheap to make (plain archive, no digest) is not cached. If several processes want the
+    index of an archive at the same time, the others wait for the first.
 
     Args:
         path: of the archive.
-        sha256: what its digest must be, in hexadecimal; empty means that any will do.
-        cache_dir: where indexes are kept; made when missing. Where that is not possible, none is kept.
-        stale: when the archive is missing, what was in it the last time will do.
+        sha256: its expected digest, in hexadecimal; empty accepts any.
+        cache_dir: the cache; made if it is missing. If that fails, nothing is cached.
+        stale: if the archive is missing, return its last index.
 
     Raises:
-        ArchiveMissing: there is no archive, and none was remembered.
+        ArchiveMissing: there is no archive, and no index of it is cached.
         ArchiveProblem: as `index_archive`, or the digest differs.
     """
     if not sha256 and not stale and _is_plain(path):
@@ -67,7 +67,7 @@ def cached_index(path: str, sha256: str, cache_dir: str, stale: bool = False) ->
 
 
 def forget_index(path: str, cache_dir: str) -> None:
-    """Remove what was remembered of an archive, and the directory when nothing else is in it."""
+    """Remove an archive's index from the cache, and the directory if it is then empty."""
     with contextlib.suppress(OSError):
         os.unlink(_cache_path(path, cache_dir))
     with contextlib.suppress(OSError):
@@ -86,7 +86,7 @@ def _cache_path(path: str, cache_dir: str) -> str:
 
 @contextlib.contextmanager
 def _cache_file(path: str, cache_dir: str) -> Iterator[IO[str] | None]:
-    """Open and lock the file that remembers an archive; None where that is not possible."""
+    """Open and lock the cache file of an archive; yield None where that is not possible."""
     try:
         os.makedirs(cache_dir, mode=0o700, exist_ok=True)
         cache = open(_cache_path(path, cache_dir), "a+", encoding="utf-8")  # noqa: SIM115
@@ -107,20 +107,20 @@ def _identity(path: str) -> list[Any]:
 
 
 def _recall(cache: IO[str] | None, identity: list[Any] | None) -> ArchiveIndex | None:
-    """Return the remembered index if it is of this very file (None: of any)."""
+    """Return the cached index if it is of this very file (of any file if `identity` is None)."""
     if cache is None:
         return None
     cache.seek(0)
     try:
         entry = json.load(cache)
         index = ArchiveIndex.from_json(entry["index"])
-    except (ValueError, KeyError, TypeError):  # empty, cut short, or of another version
+    except (ValueError, KeyError, TypeError):  # empty, truncated, or of another version
         return None
     return index if identity in (None, entry["identity"]) else None
 
 
 def _remember(cache: IO[str], identity: list[Any], index: ArchiveIndex) -> None:
     entry = json.dumps({"identity": identity, "index": index.to_json()})
-    with contextlib.suppress(OSError):  # a disk that is full is told where it matters
+    with contextlib.suppress(OSError):  # a full disk is reported where it matters
         cache.truncate(0)
         os.write(cache.fileno(), entry.encode())

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The images of an archive: which of them a node needs, whether an engine has them, and what they take.
+"""The images of an archive: which of them a node needs, whether an engine has them, and the space they take.
 
 This runs on the controller and on nodes (Python 3.8 or newer).
 """
@@ -16,7 +16,7 @@ AGAIN = "copy it there again"
 
 
 MAKE = "make it with docker save, or a tar of an OCI layout"
-"""What would work when an archive is damaged, or is none."""
+"""The hint for an archive that is damaged, or for a file that is no archive."""
 
 
 _CONFIG_KEYS = (
@@ -44,8 +44,8 @@ class ArchiveProblem(Exception):  # noqa: N818  # its text is one sentence for a
     """The archive cannot be used.
 
     Args:
-        text: what is wrong, beginning with the archive's path.
-        hint: what would work, in the imperative; may be empty.
+        text: the problem, beginning with the archive's path.
+        hint: how to solve it, in the imperative; may be empty.
     """
 
     def __init__(self, text: str, hint: str = "") -> None:
@@ -66,10 +66,10 @@ class Image(NamedTuple):
         diff_ids: the digests of its uncompressed layers, lowest first.
         tags: its names in the archive, in the short form that Docker shows.
         architecture: such as amd64.
-        traits: what else tells it from an image with the same layers: see `traits`.
-        config_path: the member of the archive that holds its configuration.
-        layer_paths: the members that hold its layers, lowest first.
-        layer_sizes: the bytes of these members.
+        traits: the other differences from an image with the same layers: see `traits`.
+        config_path: the member of the archive that contains its configuration.
+        layer_paths: the members that contain its layers, lowest first.
+        layer_sizes: sizes of these members in bytes.
     """
 
     ids: List[str]
@@ -83,12 +83,12 @@ class Image(NamedTuple):
 
 
 class ArchiveIndex(NamedTuple):
-    """What is in an archive.
+    """The content of an archive.
 
     Attributes:
         compression: plain, gzip or zstd.
         size: bytes of the file.
-        sha256: of the file, in hexadecimal; empty when nobody has read all of it.
+        sha256: of the file, in hexadecimal; empty if the file was not read completely.
         unpacked: bytes of the uncompressed tar, up to the end of its last member.
         classic: it has the manifest.json that every engine can load.
         images: the images in it.
@@ -132,9 +132,9 @@ def short_name(name: str) -> str:
 
 
 def traits(created: str, config: Json | None) -> Json:
-    """Return what tells apart two images with the same layers, from an image's or an engine's JSON.
+    """Return the traits that distinguish images with the same layers, from an image's or an engine's JSON.
 
-    Engines write empty values and fractions of seconds differently; both are evened out.
+    Engines write empty values and fractions of seconds differently; both are normalised.
     """
     kept = {key: value for key, value in (config or {}).items() if key in _CONFIG_KEYS and value}
     moment, _, fraction = created.rstrip("Z").partition(".")
@@ -144,10 +144,10 @@ def traits(created: str, config: Json | None) -> Json:
 
 
 def same_image(image: Image, inspected: Json) -> bool:
-    """Return whether what the engine shows under /images/NAME/json is this image.
+    """Return whether this is the image that the engine shows under /images/NAME/json.
 
-    The Id is the config digest in the classic store and the digest of a manifest in the containerd store,
-    where it changes when layers are compressed anew; then layers and configuration decide.
+    The Id is the config digest in the classic store, and the digest of a manifest in the containerd store.
+    The latter changes when layers are compressed again; then layers and configuration are compared.
     """
     if inspected["Id"] in image.ids:
         return True
@@ -166,10 +166,10 @@ def wanted_images(
         index: of the archive.
         path: of the archive, for messages.
         name: the expected tag; empty means all images with the tags that the archive gives them.
-        architecture: the engine's, such as amd64; an archive may hold an image for several.
+        architecture: the engine's, such as amd64; an archive may have an image for several.
 
     Raises:
-        ArchiveProblem: the archive does not hold such an image.
+        ArchiveProblem: the archive has no such image.
     """
     images = [image for image in index.images if image.architecture in ("", architecture)]
     if not images:
@@ -197,12 +197,12 @@ def wanted_images(
 
 
 def new_layers(images: Iterable[Image], chains: Iterable[List[str]]) -> Dict[str, int]:
-    """Return the layers that an engine would have to store, with the bytes that they have in the archive.
+    """Return the layers that an engine would have to store, with their sizes in the archive, in bytes.
 
     An engine that has an image with the same lowest layers shares them.
 
     Args:
-        images: what is to be loaded.
+        images: the images to load.
         chains: the diff_ids of each image that the engine has, lowest first.
     """
     known = {tuple(chain[:length]) for chain in chains for length in range(1, len(chain) + 1)}
@@ -215,10 +215,10 @@ def new_layers(images: Iterable[Image], chains: Iterable[List[str]]) -> Dict[str
 
 
 def skippable_members(index: ArchiveIndex, new: Iterable[str]) -> FrozenSet[str]:
-    """Return the members of an archive that an engine with the classic store would not open: it has them.
+    """Return the members of an archive that an engine with the classic store has already.
 
-    Such an engine unpacks all that it is sent before it looks; what it has need not be sent. This is told
-    only of plain archives: of others the stream has to be read anyway, and nothing can be skipped in it.
+    Such an engine unpacks all members before it checks which ones it has, so these need not be sent. The
+    result is empty for compressed archives: their stream must be read anyway, and no part can be skipped.
 
     Args:
         index: of the archive.
@@ -233,13 +233,13 @@ def skippable_members(index: ArchiveIndex, new: Iterable[str]) -> FrozenSet[str]
 
 
 def room_to_load(archives: Iterable[Json], classic: bool) -> int:
-    """Return the bytes that an engine certainly needs for loading these archives, one after the other.
+    """Return the bytes that an engine needs at least to load these archives, one after the other.
 
-    An engine with the classic store first unpacks an archive, which it then throws away, and then stores
-    the layers that it does not have; with the containerd store it takes the layers from the stream.
+    An engine with the classic store unpacks an archive, stores the layers that it lacks, and removes the
+    unpacked archive. With the containerd store it reads the layers from the stream.
 
     Args:
-        archives: what `inspection` told of each of them.
+        archives: the result of `inspection` for each of them.
         classic: the engine has the classic store.
     """
     stored: Dict[str, int] = {}
@@ -251,17 +251,17 @@ def room_to_load(archives: Iterable[Json], classic: bool) -> int:
 
 
 def sentence(problem: str, hint: str) -> str:
-    """Return what is wrong and what would work, for a task that fails."""
+    """Return the problem and its hint as one sentence, for a task that fails."""
     return "{0}: {1}".format(problem, hint) if hint else problem
 
 
 def inspection(path: str, problem: str = "", hint: str = "") -> Json:
-    """Return what an inspection tells: here of an archive that cannot be used, or of which nothing is needed.
+    """Return the result of an inspection of an archive that cannot be used, or that is not needed.
 
     Args:
         path: of the archive.
-        problem: what is wrong, in one sentence.
-        hint: what would work.
+        problem: in one sentence.
+        hint: how to solve it.
     """
     return {
         "changed": False,

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What is in an image archive.
+"""Read the content of an image archive.
 
-An archive is what `docker save` writes (manifest.json) or an OCI image layout (index.json), as a tar that
-is plain, gzip or zstd; of a plain one only the headers and the small JSON members are read. Formats:
+An archive is the output of `docker save` (manifest.json) or an OCI image layout (index.json), as a tar that
+is plain, gzip or zstd. In a plain one only the headers and the small JSON members are read. Formats:
 https://github.com/moby/docker-image-spec and https://github.com/opencontainers/image-spec.
 
 This runs on the controller and on nodes (Python 3.8 or newer).
@@ -44,17 +44,17 @@ _JSON_TOTAL = 16 * _JSON_MAX
 
 
 def index_archive(path: str, digest: bool = False) -> ArchiveIndex:
-    """Read an archive and return what is in it.
+    """Read an archive and return its index.
 
-    A compressed archive is read whole, and its sha256 is a by-product; a plain one is read whole only for
-    its digest.
+    A compressed archive is read whole, which also gives its sha256; a plain one is read whole only if the
+    digest is requested.
 
     Args:
         path: of the archive.
-        digest: the sha256 of the file is wanted.
+        digest: compute the sha256 of the file.
 
     Raises:
-        ArchiveProblem: missing, unreadable, truncated, corrupt, or not an image archive.
+        ArchiveProblem: the file is missing, unreadable, truncated, corrupt, or not an image archive.
     """
     with explained(path), open(path, "rb") as raw:
         compression = compression_of(raw, path)
@@ -110,7 +110,7 @@ def _read_members(stream: Any, path: str, seekable: bool) -> _Members:
                     )
         end = archive.offset
         if seekable:
-            # tarfile takes a damaged header for the end; a real end is a block of zeros.
+            # tarfile treats a damaged header as the end; a real end is a block of zeros.
             stream.seek(end)
             block = stream.read(tarfile.BLOCKSIZE)
             if block and block != bytes(tarfile.BLOCKSIZE):
@@ -155,7 +155,7 @@ def _classic_images(members: _Members, path: str) -> Iterator[Image]:
 
 
 def _oci_images(members: _Members, path: str) -> Iterator[Image]:
-    """Yield the images of an OCI layout that are really in it, each once per tag set."""
+    """Return the images of an OCI layout whose blobs are in the archive, each once, with all its tags."""
     pending: List[Tuple[Json, List[str], List[str]]] = []
     with _well_formed(path, "index.json"):
         for entry in _document(members, "index.json", path)["manifests"]:
@@ -185,7 +185,7 @@ def _oci_images(members: _Members, path: str) -> Iterator[Image]:
 
 
 def _oci_tags(annotations: Json) -> list[str]:
-    """Return the full name that an OCI layout gives an image; a mere tag ("latest") is none."""
+    """Return the full name that an OCI layout gives an image; a tag alone ("latest") does not count."""
     for key in ("io.containerd.image.name", "org.opencontainers.image.ref.name"):
         name = annotations.get(key, "")
         if ":" in name or "/" in name:
@@ -212,7 +212,7 @@ def _image(
 
 
 def _document(members: _Members, name: str, path: str) -> Any:
-    """Return a JSON member, its content checked against the digest in its name."""
+    """Return a JSON member, after its content was compared with the digest in its name."""
     content = members.documents.get(name)
     if content is None:
         raise ArchiveProblem("{0} is incomplete, since {1} is missing in it".format(path, name), AGAIN)

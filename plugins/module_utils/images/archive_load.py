@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Hand an archive to an engine, in a form that it loads.
+"""Stream an archive to an engine in a form that it loads.
 
 This runs on nodes (Python 3.8 or newer).
 """
@@ -28,10 +28,10 @@ from ansible_collections.rdm.provision.plugins.module_utils.images.archive_strea
 
 
 class ArchiveChanged(ArchiveProblem):
-    """The archive is another than the one that was looked at.
+    """The archive has changed since it was inspected.
 
     Attributes:
-        sha256: that of the file now.
+        sha256: the file's current one.
     """
 
     def __init__(self, path: str, sha256: str) -> None:
@@ -44,11 +44,11 @@ def load_chunks(
 ) -> Generator[bytes, None, None]:
     """Yield an archive in a form that every engine loads.
 
-    Engines read plain and gzip tars, but not all read zstd, and old ones want the manifest.json that an OCI
-    layout lacks: it is added at the end of the tar.
+    Engines read plain and gzip tars, but not all read zstd, and old ones need the manifest.json that an OCI
+    layout lacks: it is appended to the tar.
 
-    What is sent is what is hashed. The last MiB is held back until all of the file is known to be what the
-    index says: an engine takes nothing from a stream that breaks off.
+    The bytes that are sent are hashed. The last MiB is held back until the digest of the whole file matches
+    the index: an engine keeps nothing of a stream that breaks off.
 
     Args:
         path: of the archive.
@@ -57,7 +57,7 @@ def load_chunks(
 
     Raises:
         ArchiveProblem: the archive can no longer be read.
-        ArchiveChanged: it is another one, and the end was not given.
+        ArchiveChanged: the digest differs, and the end was not sent.
     """
     hasher = hashlib.sha256()
     with explained(path), open(path, "rb") as raw:
@@ -82,7 +82,7 @@ def load_chunks(
 def _pieces(
     raw: BinaryIO, source: Any, path: str, index: ArchiveIndex, spare: FrozenSet[str]
 ) -> Generator[bytes, None, None]:
-    """Yield what the engine gets; `source` is `raw`, or reads it and hashes what it reads."""
+    """Yield the bytes for the engine; `source` is `raw`, or a reader of `raw` that hashes what it reads."""
     if spare:
         yield from _without(raw, source, spare)
         return
@@ -100,7 +100,7 @@ def _pieces(
 
 
 def _without(raw: BinaryIO, source: Any, spare: FrozenSet[str]) -> Iterator[bytes]:
-    """Yield a plain tar without some of its members, which are read only where they are hashed."""
+    """Yield a plain tar without some of its members, which are read only to hash them."""
     with tarfile.open(fileobj=raw, mode="r:") as archive:
         begins = [(member.offset, member.name) for member in archive]
     ends = [offset for offset, _name in begins[1:]] + [archive.offset]
@@ -119,7 +119,7 @@ def _without(raw: BinaryIO, source: Any, spare: FrozenSet[str]) -> Iterator[byte
 
 
 def _exactly(stream: Any, count: int) -> Iterator[bytes]:
-    """Yield the next bytes of a stream; EOFError when it has fewer."""
+    """Yield the next `count` bytes of a stream; raise EOFError if it has fewer."""
     while count:
         chunk = stream.read(min(CHUNK, count))
         if not chunk:

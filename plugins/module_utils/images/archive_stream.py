@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Read an archive as a stream in constant memory: plain, gzip or zstd.
+"""Read a plain, gzip or zstd archive as a stream in constant memory.
 
-This runs on the controller and on nodes (Python 3.8 or newer), with the standard library and, for zstd, the
-zstd program.
+This runs on the controller and on nodes (Python 3.8 or newer). It needs the standard library and, for zstd,
+the zstd program.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.images.archive_image
 )
 
 CHUNK = 1024 * 1024
-"""Bytes that are in memory at a time."""
+"""Bytes in memory at a time."""
 
 
 _MAGIC = ((b"\x1f\x8b", "gzip"), (b"\x28\xb5\x2f\xfd", "zstd"), (b"BZh", "bzip2"), (b"\xfd7zXZ\x00", "xz"))
@@ -35,21 +35,21 @@ _SUPPORTED = ("plain", "gzip", "zstd")
 
 
 class Hashing:
-    """A readable file that feeds what is read to a hasher."""
+    """A readable file that hashes all that is read from it."""
 
     def __init__(self, raw: BinaryIO, hasher: Any) -> None:
         self._raw = raw
         self._hasher = hasher
 
     def read(self, size: int = -1) -> bytes:
-        """Read up to so many bytes, or to the end."""
+        """Read at most `size` bytes, or to the end."""
         data = self._raw.read(size)
         self._hasher.update(data)
         return data
 
 
 def chunks(stream: Any) -> Iterator[bytes]:
-    """Yield what is left of a stream, in parts of CHUNK bytes."""
+    """Yield the rest of a stream, in parts of CHUNK bytes."""
     while True:
         chunk = stream.read(CHUNK)
         if not chunk:
@@ -58,17 +58,17 @@ def chunks(stream: Any) -> Iterator[bytes]:
 
 
 def compression_of(raw: BinaryIO, path: str) -> str:
-    """Return how a file is compressed, by its first bytes; it is read from its beginning again afterwards.
+    """Return how a file is compressed, by its first bytes, and rewind it.
 
     Args:
-        raw: the file, open.
+        raw: the open file.
         path: its path, for the error.
 
     Returns:
         ``gzip``, ``zstd`` or ``plain``.
 
     Raises:
-        ArchiveProblem: it is compressed with something that the engine does not read.
+        ArchiveProblem: it is compressed in a format that engines do not read.
     """
     start = raw.read(8)
     raw.seek(0)
@@ -84,7 +84,7 @@ def compression_of(raw: BinaryIO, path: str) -> str:
 
 @contextlib.contextmanager
 def decompressed(raw: Any, compression: str, path: str) -> Iterator[Any]:
-    """Give the uncompressed stream of a file-like object; whatever is left of `raw` is read at the end."""
+    """Yield the uncompressed stream of a file-like object; the rest of `raw` is read at the end."""
     if compression == "gzip":
         with gzip.GzipFile(fileobj=raw, mode="rb") as stream:
             yield stream
@@ -123,7 +123,7 @@ def _zstd(raw: Any, path: str) -> Iterator[Any]:
             yield process.stdout
             finished = not process.stdout.read(1)
         except (EOFError, tarfile.TarError):
-            finished = True  # the end came early: zstd may say why
+            finished = True  # the stream ended early: zstd may report why
             raise
         finally:
             if not finished:
@@ -149,7 +149,7 @@ def _feed(raw: Any, sink: IO[bytes], failures: list[BaseException]) -> None:
         for chunk in chunks(raw):
             sink.write(chunk)
     except BrokenPipeError:
-        pass  # zstd has ended; its status says whether that was right
+        pass  # zstd has ended; its status shows whether it failed
     except Exception as error:
         failures.append(error)
     finally:
@@ -159,7 +159,7 @@ def _feed(raw: Any, sink: IO[bytes], failures: list[BaseException]) -> None:
 
 @contextlib.contextmanager
 def explained(path: str) -> Iterator[None]:
-    """Turn what may go wrong with a file into one sentence."""
+    """Turn errors of a file into an `ArchiveProblem` with one sentence."""
     try:
         yield
     except EOFError:

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A node that fetches the pieces of an archive from others, and serves those that it has.
+"""A peer: a node that fetches the pieces of an archive from other nodes, and serves the pieces that it has.
 
-One of them is the source: it has the archive, sends each piece once, and knows who takes part. The others
-fetch from one another what the source has sent; it is asked again only for what nobody else gives.
+One node is the source: it has the archive, sends each piece once, and knows all peers. The others fetch from
+one another what the source has sent. They return to the source only for pieces that no other node serves.
 Everything that is received is compared with digests that came from the controller.
 
-Requests are HTTP with the run's token: ``/pieces`` (the list), ``/piece/N``, ``/have`` (which pieces, again
-and again), and at the source ``/next`` (a piece that nobody has), ``/announce`` (who takes part, how far it
-is) and ``/status``.
+Requests are HTTP with the run's token: ``/pieces`` (the list), ``/piece/N``, ``/have`` (a stream of the
+pieces that are here), and at the source ``/next`` (a piece that nobody has), ``/announce`` (a peer and its
+progress) and ``/status``.
 
 This runs on nodes (Python 3.8 or newer, standard library).
 """
@@ -45,25 +45,25 @@ from ansible_collections.rdm.provision.plugins.module_utils.images.pieces import
 
 _CHANCE = random.Random()  # noqa: S311  # who asks whom is no secret
 DIRECT = 4
-"""Nodes that fetch from the source; what they have reaches the others."""
+"""Nodes that fetch from the source; the others get its pieces from them."""
 _FETCHES = 4
 _FETCHES_OF_ONE = 2
 _DIRECT_FETCHES = 2
 _UPLOADS = 3
-"""Pieces that are sent at a time: with few, each is soon there and goes on."""
+"""Pieces that are sent at a time: with few, each arrives soon and is passed on."""
 _CONNECTIONS = 64
-"""Each of a node's neighbours takes up to three, and there are those of two turns."""
+"""Each of a node's neighbours takes up to three, and neighbours of two turns may be connected."""
 _QUIET_S = 3.0
-"""A connection on which nothing comes for so long is given up; so is one whose request takes so long."""
+"""Seconds without data, or until a request is complete, after which a connection is closed."""
 _SLOWEST = 6
-"""A piece that takes so many times the usual is fetched from another."""
+"""A piece that takes this many times the usual time is fetched from another node."""
 _SLOWEST_RATE = 256 * 1024
-"""Bytes a second that are slow whatever is usual."""
+"""Bytes per second that are slow even before there is a usual time."""
 _STRIKES = 3
-"""Failures in a row after which a neighbour is named."""
+"""Failures in a row after which a neighbour is reported."""
 _STUCK_S = 1.0
 _NEWS_S = 0.05
-"""Between two reports of which pieces a node has."""
+"""Seconds between two reports of the pieces that a node has."""
 _TICK_S = 0.5
 _BODY_MAX = 1 << 20
 _LIST_MAX = 1 << 24
@@ -82,17 +82,17 @@ _ANNOUNCED = {
 
 
 class Settings(NamedTuple):
-    """How a node takes part.
+    """The settings of a peer.
 
     Attributes:
         name: of the node.
         address: to listen at.
         port: to listen on; 0 takes any.
-        token: the run's; without it nobody is served.
+        token: the run's; a request without it is refused.
         source: address and port of the source; None at the source itself.
-        bandwidth: bytes a second that this node sends at most; 0 is without a bound.
-        lease_s: seconds without word from the controller (at the source) or from the source after which all
-            ends.
+        bandwidth: bytes per second that this node sends at most; 0 means no limit.
+        lease_s: seconds after which the peer ends if it hears nothing from the controller (at the source) or
+            from the source.
     """
 
     name: str
@@ -109,11 +109,11 @@ class CannotTakePart(Exception):  # noqa: N818  # its text is one sentence for a
 
 
 class Busy(Exception):  # noqa: N818  # an answer, and not an error
-    """The other has no time now, or has not got the piece."""
+    """The other node is busy, or does not have the piece."""
 
 
 class _Neighbour:
-    """What a node knows of another."""
+    """What a node knows about another."""
 
     def __init__(self, name: str, address: str, port: int) -> None:
         self.name = name
@@ -138,12 +138,12 @@ class _Fetch:
 
 
 class _Uploads:
-    """Bounds what a node sends: so many at a time, so many bytes a second."""
+    """Limits a node's uploads: pieces at a time, and bytes per second."""
 
     def __init__(self, bandwidth: float) -> None:
         self.slots = threading.BoundedSemaphore(_UPLOADS)
         self.sent = 0
-        # So short that none of those who share the bandwidth takes a piece for one that does not come.
+        # Short enough that no receiver that shares the bandwidth times out between two chunks.
         self.chunk = max(1, min(_CHUNK, int(bandwidth / 4))) if bandwidth else _CHUNK
         self._bandwidth = bandwidth
         self._lock = threading.Lock()
@@ -161,7 +161,7 @@ class _Uploads:
 
 
 class _Members:
-    """Who takes part, at the source."""
+    """The peers, as the source knows them."""
 
     def __init__(self, pieces: PieceList) -> None:
         self.known: Dict[str, Dict[str, Any]] = {}
@@ -173,14 +173,14 @@ class _Members:
 
     @property
     def every_s(self) -> float:
-        """Seconds between two announcements of a node: the source takes some 400 a second."""
+        """Seconds between two announcements of a node: the source handles some 400 per second."""
         return min(5.0, max(0.5, len(self.known) / 400))
 
     def announce(self, address: str, announced: Dict[str, Any]) -> Dict[str, Any]:
-        """Note how far a node is, and return whom it may ask.
+        """Record a node's progress, and return the neighbours that it may fetch from.
 
         Raises:
-            KeyError, TypeError, ValueError: it is not what a node announces; nothing is noted.
+            KeyError, TypeError, ValueError: the announcement is malformed; nothing is recorded.
         """
         announced = {key: kind(announced[key]) for key, kind in _ANNOUNCED.items()}
         announced.update(address=address, at=time.monotonic(), have=int(announced["have"], 16) & self._all)
@@ -199,14 +199,14 @@ class _Members:
             }
 
     def _alive(self) -> Dict[str, Dict[str, Any]]:
-        """Return the nodes that go on: what others have got is sent again."""
+        """Return the nodes that still take part; pieces that only others have are sent again."""
         since = time.monotonic() - 2 - 3 * self.every_s
         return {name: one for name, one in self.known.items() if one["at"] > since and not one["error"]}
 
     def _unsent(self, alive: Dict[str, Dict[str, Any]]) -> int:
-        """Return the pieces that none of these nodes was sent, and that no two of them have otherwise.
+        """Return the pieces that were sent to none of these nodes, and that fewer than two of them have.
 
-        What a single one announces may be a lie that all would wait for.
+        A single announcement is not enough: if it were false, all nodes would wait for that piece.
         """
         have = twice = 0
         for one in alive.values():
@@ -219,7 +219,7 @@ class _Members:
         return left
 
     def next_piece(self, name: str, have: int, available: int) -> Optional[int]:
-        """Return a piece that the asking node lacks as others do, and note that it is sent."""
+        """Return a piece that neither this node nor others have, and record that it is sent."""
         with self.lock:
             fresh = numbers(self._unsent(self._alive()) & available & ~have)
             if not fresh:
@@ -229,12 +229,12 @@ class _Members:
             return number
 
     def take_back(self, number: int) -> None:
-        """Note that a piece did not arrive."""
+        """Record that a piece did not arrive."""
         with self.lock:
             self._sent_to.pop(number, None)
 
     def status(self) -> Dict[str, Any]:
-        """Return how far each is, and what they say of one another; the controller is still there."""
+        """Return each node's progress and its reports about others, and renew the controller's lease."""
         now = self.heard = time.monotonic()
         with self.lock:
             return {
@@ -248,18 +248,18 @@ class _Members:
 
 
 class Peer:
-    """A node that takes part, from `start` to the end of `run`.
+    """A node's peer, until `run` returns.
 
     Args:
-        settings: how.
+        settings: of this peer.
         pieces: of the archive; None fetches the list from the source.
         digest: of that list, from the controller.
-        path: where the pieces are, or go.
+        path: the file for the pieces.
         left_out: members of the archive that the node's engine has already.
-        growing: somebody writes the archive to `path` meanwhile.
+        growing: another process is still writing the archive to `path`.
 
     Raises:
-        CannotTakePart: the source does not answer, or its own port cannot be had.
+        CannotTakePart: the source does not answer, or the node's own port is taken.
         WrongPiece: the source has another list of pieces.
     """
 
@@ -314,14 +314,17 @@ class Peer:
             ) from None
         self.port: int = self._server.server_address[1]
 
-    # ---- what it does
+    # ---- running
 
     def end(self) -> None:
-        """Let `run` end; a signal may call this at any time, and then the main thread may hold the lock."""
+        """Let `run` end.
+
+        A signal handler may call this while the main thread holds the event's lock, so a thread sets it.
+        """
         _thread(self.ended.set)
 
     def run(self) -> None:
-        """Serve and fetch until the source says that all have what they need, or nobody is heard any more."""
+        """Serve and fetch until the source reports that all nodes are complete, or the lease has expired."""
         _thread(self._server.serve_forever, 0.1)
         if self.members is not None:
             self._be_source(self.members)
@@ -337,7 +340,7 @@ class Peer:
 
     @property
     def missing(self) -> int:
-        """The pieces that are still to come, as bits."""
+        """The pieces that this node still needs, as bits."""
         return self.wanted & ~self.file.have
 
     def _be_source(self, members: _Members) -> None:
@@ -398,7 +401,7 @@ class Peer:
         return answer
 
     def _meet(self, chosen: List[List[Any]]) -> None:
-        """Watch the neighbours of this turn, and no longer those of an earlier one."""
+        """Watch the neighbours of this turn, and drop those of earlier turns."""
         if not self.missing:
             return
         names = [name for name, _address, _port in chosen]
@@ -418,7 +421,7 @@ class Peer:
                 _thread(self._watch, one)
 
     def _watch(self, one: _Neighbour) -> None:
-        """Keep up with what a neighbour has."""
+        """Follow a neighbour's reports of the pieces that it has."""
         failures = 0
         while self._wants() and not one.dropped:
             try:
@@ -453,7 +456,7 @@ class Peer:
                 self._fetch(fetch, "/piece/{0}".format(fetch.number))
 
     def _work_direct(self) -> None:
-        """Fetch what nobody has yet, where this node is one of those that do."""
+        """Fetch new pieces from the source, while this node is one of those that may."""
         assert self._source is not None
         while self._wants():
             if not self._direct:
@@ -469,7 +472,7 @@ class Peer:
                 self.ended.wait(0.2)
 
     def _in_flight(self, since: float = 0) -> int:
-        """Return the pieces that are on their way, or that were already so long ago, as bits."""
+        """Return the pieces that are being fetched, as bits; with `since` only those that began before it."""
         bits = 0
         for fetch in self._fetches:
             if fetch.number is not None and (not since or fetch.began < since):
@@ -477,7 +480,7 @@ class Peer:
         return bits
 
     def _choose(self) -> Optional[_Fetch]:
-        """Begin with a piece that the fewest neighbours have, at the least busy of those."""
+        """Start to fetch a piece that the fewest neighbours have, from the least busy of them."""
         now = time.monotonic()
         with self._news:
             usable = [
@@ -488,7 +491,7 @@ class Peer:
             missing = self.missing & ~self.file.claimed
             number = rarest(missing & ~self._in_flight(), [one.have for one in usable], _CHANCE)
             if number is None and self._times:
-                # The last pieces: what takes long at one neighbour may come sooner from another.
+                # The last pieces: another neighbour may send a slow one sooner.
                 late = missing & self._in_flight(now - max(0.5, 2 * statistics.median(self._times)))
                 usable = [one for one in usable if not one.fetches]
                 number = rarest(late, [one.have for one in usable], _CHANCE)
@@ -502,7 +505,7 @@ class Peer:
             return fetch
 
     def _choose_source(self) -> Optional[_Fetch]:
-        """Begin with what no neighbour gives, when nothing has come for a while."""
+        """Start to fetch from the source a piece that no neighbour sends, if nothing has come for a while."""
         assert self._source is not None
         with self._news:
             waiting = self.missing & ~self.file.claimed & ~self._in_flight()
@@ -516,7 +519,7 @@ class Peer:
             return fetch
 
     def _fetch(self, fetch: _Fetch, path: str, body: str = "") -> bool:
-        """Fetch a piece, keep it if it is the right one, and return whether it is."""
+        """Fetch a piece, keep it if its digest is right, and return whether it was kept."""
         one = fetch.one
         try:
             data = self._piece(fetch, path, body)
@@ -547,7 +550,7 @@ class Peer:
         return False
 
     def _cut_slow(self) -> None:
-        """Break off what comes much slower than usual from others, be it data or the head of an answer."""
+        """End fetches from other nodes that take much longer than usual, headers included."""
         with self._news:
             fetches = [fetch for fetch in self._fetches if fetch.one is not self._source and not fetch.cut]
             usual = statistics.median(self._times) if len(self._times) >= _FETCHES else 0
@@ -556,7 +559,7 @@ class Peer:
             slow_s = max(2.0, _SLOWEST * usual) if usual else self.pieces.piece_size / _SLOWEST_RATE + 15
             if now - fetch.began > slow_s:
                 fetch.cut = True
-                # Where all are slow, that is the usual.
+                # If all are slow, this becomes the usual time.
                 self._times = [*self._times[-20:], now - fetch.began]
                 sock = fetch.connection.sock if fetch.connection is not None else None
                 if sock is not None:
@@ -582,7 +585,7 @@ class Peer:
             self.trouble.setdefault(one.name, why)
 
     def _piece(self, fetch: _Fetch, path: str, body: str = "") -> Optional[bytearray]:
-        """Return a piece, None if there is none; `fetch` gets the number of one that the source chose."""
+        """Return a piece, or None if there is none; if the source chose it, `fetch` gets its number."""
         with self._connection(fetch.one.at, path, body, fetch) as answer:
             if answer.status == 204:
                 answer.read()
@@ -613,7 +616,7 @@ class Peer:
     def _connection(
         self, at: Tuple[str, int], path: str, body: str = "", fetch: Optional[_Fetch] = None
     ) -> Any:
-        """Yield the answer to a request; a thread keeps the connection of its last fetch."""
+        """Yield the response to a request; a thread keeps the connection of its last fetch."""
         headers = {"Authorization": "Bearer " + self.settings.token}
         if fetch is None:
             headers["Connection"] = "close"
@@ -643,7 +646,7 @@ class Peer:
                 connection.close()
 
     def _kept(self, fetch: _Fetch, request: Tuple[Any, ...]) -> Tuple[Any, Any]:
-        """Return this thread's connection and the answer on it, if the other has not closed it meanwhile."""
+        """Return this thread's connection and its response, unless the other side has closed it meanwhile."""
         kept_at, connection = getattr(self._thread, "kept", (None, None))
         self._thread.kept = (None, None)
         if connection is None:
@@ -666,7 +669,7 @@ class Peer:
     # ---- serving
 
     def serve(self, request: _Request, path: str, body: bytes) -> None:
-        """Answer a request whose token was right."""
+        """Answer a request that has the run's token."""
         what, _, rest = path.lstrip("/").partition("/")
         if what == "pieces":
             request.reply(self._list)
@@ -695,7 +698,7 @@ class Peer:
             request.reply(b"", 404)
 
     def _report_have(self, request: _Request) -> None:
-        """Send which pieces are here, in lines: one when there are more, and one each second."""
+        """Stream the pieces that are here: a line whenever there are more, and at least one per second."""
         request.close_connection = True
         request.begin(None)
         while not self.ended.is_set():
@@ -706,8 +709,8 @@ class Peer:
             self.ended.wait(_NEWS_S)
 
     def _send(self, request: _Request, number: int) -> bool:
-        """Send a piece, and return whether all of it went."""
-        # What nobody else has goes before what a node only thinks that nobody has.
+        """Send a piece, and return whether all of it was sent."""
+        # New pieces (/next) come before pieces that a node only believes to be missing elsewhere.
         wait_s = _QUIET_S if request.path == "/next" else 0.5 if self.members is None else 0.01
         if not self._uploads.slots.acquire(timeout=wait_s):
             request.reply(b"", 503)
@@ -739,7 +742,7 @@ class _Request(http.server.BaseHTTPRequestHandler):
     server: _Server
 
     def setup(self) -> None:
-        """Read requests in such a way that they come whole within their time."""
+        """Read each request through a stream with a deadline."""
         super().setup()
         self._source = _InTime(self.connection)
         self.rfile = io.BufferedReader(self._source)
@@ -750,7 +753,7 @@ class _Request(http.server.BaseHTTPRequestHandler):
         super().handle_one_request()
 
     def do_GET(self) -> None:
-        """Answer it, if it has the run's token."""
+        """Answer the request, if it has the run's token."""
         given = self.headers.get("Authorization", "")
         try:
             if not hmac.compare_digest(
@@ -769,11 +772,17 @@ class _Request(http.server.BaseHTTPRequestHandler):
             self.close_connection = True
 
     def do_POST(self) -> None:
-        """Answer it in the same way."""
+        """Answer it like a GET."""
         self.do_GET()
 
     def begin(self, length: Optional[int], number: Optional[int] = None, status: int = 200) -> None:
-        """Send the head of an answer: its length, None up to the end of the connection; a piece's number."""
+        """Send the header of a response.
+
+        Args:
+            length: of the body in bytes; None means until the connection ends.
+            number: of the piece that is sent.
+            status: of HTTP.
+        """
         self.send_response_only(status)
         if length is not None:
             self.send_header("Content-Length", str(length))
@@ -787,22 +796,22 @@ class _Request(http.server.BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Write nothing: nobody would read it."""
+        """Log nothing: nobody would read it."""
 
 
 class _InTime(io.RawIOBase):
-    """What a connection brings until a moment, so that nobody holds it with a byte now and then."""
+    """A connection's data up to a deadline, so that no client holds it with a byte now and then."""
 
     def __init__(self, connection: socket.socket) -> None:
         self.until = 0.0
         self._connection = connection
 
     def readable(self) -> bool:
-        """Return that it is."""
+        """Return True."""
         return True
 
     def readinto(self, buffer: Any) -> int:
-        """Read what has come."""
+        """Read the data that has arrived."""
         self._connection.settimeout(max(0.001, self.until - time.monotonic()))
         try:
             return self._connection.recv_into(buffer)
@@ -811,7 +820,7 @@ class _InTime(io.RawIOBase):
 
 
 class _Server(http.server.ThreadingHTTPServer):
-    """Serves so many connections at a time; others wait in the kernel, and are closed if that takes long."""
+    """Serves a bounded number of connections; others wait in the kernel, and are closed after `_QUIET_S`."""
 
     daemon_threads = True
     request_queue_size = 128
@@ -823,25 +832,25 @@ class _Server(http.server.ThreadingHTTPServer):
         super().__init__(at, _Request)
 
     def server_bind(self) -> None:
-        """Bind without HTTPServer's question for this host's name, for which a resolver may take seconds."""
+        """Bind without HTTPServer's lookup of this host's name, which may take a resolver seconds."""
         socketserver.TCPServer.server_bind(self)
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Serve it in a thread, once there is one for it; nobody may keep the server from its end."""
+        """Serve the request in a thread; close it if none is free in time, so that the server can end."""
         if self._connections.acquire(timeout=_QUIET_S):
             super().process_request(request, client_address)
         else:
             self.shutdown_request(request)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """Serve it."""
+        """Serve the request, then let the next one in."""
         try:
             super().process_request_thread(request, client_address)
         finally:
             self._connections.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Say nothing: a connection that broke is the other's to name."""
+        """Report nothing: the other side reports a broken connection."""
 
 
 def _thread(function: Any, *arguments: Any) -> None:
@@ -849,7 +858,7 @@ def _thread(function: Any, *arguments: Any) -> None:
 
 
 def local_address(other: Tuple[str, int]) -> str:
-    """Return the address that this node has towards another."""
+    """Return this node's own address on the route to another."""
     family = socket.AF_INET6 if ":" in other[0] else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         probe.connect(other)

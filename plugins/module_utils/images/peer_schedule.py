@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Who fetches which piece from whom while an archive goes from node to node: decisions without a network.
+"""Pure functions that decide which node fetches which piece of an archive from which other node.
 
-benchmarks/images.py simulates transfers with the same functions. This runs on nodes (Python 3.8 or newer).
+benchmarks/images.py simulates transfers with them. This runs on nodes (Python 3.8 or newer).
 """
 
 from __future__ import annotations
@@ -10,21 +10,21 @@ import random
 from typing import List, Optional, Sequence
 
 NEIGHBOURS = 6
-"""Others that a node fetches from in a turn, and that fetch from it."""
+"""Nodes that a node fetches from in a turn; as many fetch from it."""
 TURN_S = 5.0
-"""Then a node gets other neighbours."""
+"""Seconds after which a node gets other neighbours."""
 
 
 def neighbours(nodes: Sequence[str], own: str, turn: int) -> List[str]:
-    """Return whom a node fetches from.
+    """Return the nodes that a node fetches from.
 
-    The nodes are a ring, and each takes those at a few distances, which are the same for all. So as many
-    fetch from every node as it fetches from itself, and who has a piece that all want is not overrun.
+    The nodes form a ring, and each node takes the nodes at a few distances, which are the same for all. So as
+    many nodes fetch from a node as it fetches from, and a node with a piece that all want is not overloaded.
 
     Args:
-        nodes: all that take part, in an order that is the same for all.
-        own: the node; one that is not among them has no neighbours.
-        turn: number of the turn, from which the distances follow.
+        nodes: all peers, in an order that is the same for all.
+        own: the node; a node that is not in `nodes` has no neighbours.
+        turn: number of the turn, which determines the distances.
     """
     if own not in nodes:
         return []
@@ -35,12 +35,12 @@ def neighbours(nodes: Sequence[str], own: str, turn: int) -> List[str]:
 
 
 def rarest(wanted: int, haves: Sequence[int], chance: random.Random) -> Optional[int]:
-    """Return one of the wanted pieces that the fewest have, at random among these; None if nobody has any.
+    """Return a random one of the wanted pieces that the fewest nodes have; None if no node has any.
 
     Args:
-        wanted: as bits.
-        haves: the pieces that each of the others has, as bits.
-        chance: what chooses.
+        wanted: pieces, as bits.
+        haves: the pieces that each of the other nodes has, as bits.
+        chance: the random generator.
     """
     at_least = [0] * (len(haves) + 2)
     for level, have in enumerate(haves):

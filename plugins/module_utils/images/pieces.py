@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""An archive in pieces, each with its digest: what peers hand to one another, and what a node keeps of them.
+"""The pieces of an archive, each with its digest, and the file in which a node keeps them.
 
 This runs on the controller and on nodes (Python 3.8 or newer).
 """
@@ -22,15 +22,15 @@ from ansible_collections.rdm.provision.plugins.module_utils.images.archive_image
 from ansible_collections.rdm.provision.plugins.module_utils.images.archive_stream import explained
 
 PIECES = 1024
-"""About how many pieces an archive has: enough to be in many hands at once, few enough to keep track of."""
+"""About how many pieces an archive has: enough for many nodes to send at once, few enough to track."""
 SMALLEST, LARGEST = 1 << 19, 1 << 25
 NOTED = ".have"
-"""What the name of the file ends with that says which pieces are there."""
+"""Suffix of the file that lists the pieces that are here."""
 _THREADS = 4
 
 
 class WrongPiece(Exception):  # noqa: N818  # it is caught where the peer is known
-    """What was received is not the piece that was asked for."""
+    """The received data is not the requested piece."""
 
 
 class PieceList(NamedTuple):
@@ -40,7 +40,7 @@ class PieceList(NamedTuple):
         size: bytes of the archive.
         piece_size: bytes of each piece but the last.
         digests: sha256 of each, in hexadecimal.
-        layers: members of a plain archive that hold layers -> where their data begins and ends.
+        layers: members of a plain archive that contain layers -> begin and end of their data.
     """
 
     size: int
@@ -49,34 +49,34 @@ class PieceList(NamedTuple):
     layers: Dict[str, Tuple[int, int]]
 
     def encoded(self) -> bytes:
-        """Return it as the bytes that are sent, and of which `digest` is."""
+        """Return the list as the bytes that are sent; `digest` is their digest."""
         return json.dumps(self._asdict(), sort_keys=True, separators=(",", ":")).encode()
 
     @property
     def digest(self) -> str:
-        """The sha256 of the list: whoever knows it can trust a list and pieces from anybody."""
+        """The sha256 of the list. With it a node can verify a list, and so pieces, from any other node."""
         return hashlib.sha256(self.encoded()).hexdigest()
 
     @classmethod
     def decoded(cls, data: bytes, digest: str) -> PieceList:
-        """Return the list that was encoded.
+        """Return the list that `encoded` made.
 
         Raises:
-            WrongPiece: it is another one.
+            WrongPiece: its digest differs.
         """
         if hashlib.sha256(data).hexdigest() != digest:
             raise WrongPiece("the list of pieces is another one")
         return cls(**json.loads(data))
 
     def span(self, number: int) -> Tuple[int, int]:
-        """Return where a piece begins, and its length."""
+        """Return a piece's offset and length."""
         begin = number * self.piece_size
         return begin, min(self.piece_size, self.size - begin)
 
     def wanted(self, left_out: Iterable[str] = ()) -> int:
-        """Return the pieces that a node needs, as bits: all but those that lie within these members.
+        """Return the pieces that a node needs, as bits: all except those that lie within these members.
 
-        A member without data of its own, such as a link to another, changes nothing.
+        A member without data of its own, such as a link to another member, is ignored.
         """
         bits = (1 << len(self.digests)) - 1
         for begin, end in (self.layers[name] for name in left_out if name in self.layers):
@@ -97,7 +97,7 @@ def numbers(bits: int) -> List[int]:
 
 
 def piece_size(size: int) -> int:
-    """Return how long the pieces of an archive are: a power of two."""
+    """Return the length of an archive's pieces, a power of two."""
     length = SMALLEST
     while length < LARGEST and length * PIECES < size:
         length *= 2
@@ -110,7 +110,7 @@ def read_pieces(path: str, index: ArchiveIndex, whole: Any = None) -> PieceList:
     Args:
         path: of the archive.
         index: of the archive.
-        whole: a hash object, which gets all of it; None for none.
+        whole: a hash object that gets the whole archive, or None.
 
     Raises:
         ArchiveProblem: it cannot be read.
@@ -127,7 +127,7 @@ def read_pieces(path: str, index: ArchiveIndex, whole: Any = None) -> PieceList:
 
         left = iter(range(-(-pieces.size // pieces.piece_size)))
         with ThreadPoolExecutor(_THREADS) as pool:
-            # Few at a time: they are in memory until their turn has come.
+            # Few at a time: each is in memory until its turn has come.
             running = collections.deque(pool.submit(digest, number) for number in islice(left, _THREADS + 1))
             while running:
                 one, data = running.popleft().result()
@@ -151,18 +151,18 @@ def _layers(path: str, index: ArchiveIndex) -> Dict[str, Tuple[int, int]]:
 
 
 class PieceFile:
-    """The pieces of an archive that are here, in a file with holes for those that are not.
+    """The pieces of an archive that are here, in a file with holes for the missing ones.
 
-    Beside it lies which pieces are there, so that a later run goes on; it hashes them before it trusts them.
+    A second file lists the pieces, so that a later run can continue. It hashes them before it trusts them.
 
     Args:
         path: of the file.
         pieces: of the archive.
-        growing: somebody else writes the file.
+        growing: another process writes the file.
 
     Attributes:
-        have: the pieces that are there, as bits.
-        claimed: those that an earlier run says it has left.
+        have: the pieces that are here, as bits.
+        claimed: the pieces that an earlier run has listed, and that are not verified yet.
     """
 
     def __init__(self, path: str, pieces: PieceList, growing: bool = False) -> None:
@@ -174,21 +174,21 @@ class PieceFile:
         self.claimed = 0 if growing else _noted(path, pieces)
 
     def check_claimed(self) -> None:
-        """Make sure of the pieces that an earlier run has left."""
+        """Verify the pieces that an earlier run has listed."""
         for number in numbers(self.claimed):
             self.check(number)
             with self._lock:
                 self.claimed &= ~(1 << number)
 
     def check(self, number: int) -> bool:
-        """Return whether a piece lies in the file, and note it."""
+        """Return whether a piece is in the file, and record it."""
         begin, length = self.pieces.span(number)
         if os.fstat(self._handle).st_size < begin + length:
-            return False  # of a file that grows, the next piece is asked for many times a second
+            return False  # cheap: while a file grows, its next piece is checked many times a second
         try:
             data = os.pread(self._handle, length, begin)
         except OSError:
-            return False  # fetched again, then
+            return False  # it is fetched again
         if hashlib.sha256(data).hexdigest() != self.pieces.digests[number]:
             return False
         with self._lock:
@@ -196,14 +196,14 @@ class PieceFile:
         return True
 
     def opened(self) -> IO[bytes]:
-        """Return the file, with a position of its own, whatever has its name by now."""
+        """Return the file with its own position, even if its name now belongs to another file."""
         return open("/proc/self/fd/{0}".format(self._handle), "rb", buffering=0)
 
     def write(self, number: int, data: Union[bytes, bytearray]) -> None:
-        """Put a piece into the file.
+        """Write a piece into the file.
 
         Raises:
-            WrongPiece: its digest is another one.
+            WrongPiece: its digest differs.
             OSError: such as a full disk.
         """
         if hashlib.sha256(data).hexdigest() != self.pieces.digests[number]:
@@ -217,7 +217,7 @@ class PieceFile:
             self.have |= 1 << number
 
     def note(self) -> None:
-        """Keep which pieces are there, and the length of the archive."""
+        """Save the list of pieces that are here, and set the file's length to the archive's."""
         with contextlib.suppress(OSError):
             os.ftruncate(self._handle, self.pieces.size)
             with open(self.path + NOTED, "w", encoding="ascii") as file:
@@ -234,10 +234,10 @@ def _noted(path: str, pieces: PieceList) -> int:
 
 
 def held(path: str) -> Any:
-    """Return a file that is locked for whoever brings pieces to `path`, or None when somebody else does.
+    """Return a locked file that lets its holder bring pieces to `path`; None if another process has the lock.
 
     Raises:
-        OSError: the file system does not lock.
+        OSError: the file system has no locks.
     """
     while True:
         file = open(path + ".lock", "a+", encoding="ascii")  # noqa: SIM115
@@ -249,7 +249,7 @@ def held(path: str) -> Any:
         except OSError as error:
             file.close()
             raise OSError(error.errno, error.strerror, file.name) from None
-        # Whoever held it before may have removed it meanwhile, and then another may hold a new one.
+        # The previous holder may have removed this file meanwhile, and another process may hold a new one.
         with contextlib.suppress(FileNotFoundError):
             if os.path.samestat(os.fstat(file.fileno()), os.stat(file.name)):
                 return file
