@@ -31,7 +31,7 @@ _ORDER = (
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Order the files so that few runs only prepare a test."""
+    """Order the files so that few tests need a run that only prepares them."""
 
     def place(item: pytest.Item) -> int:
         if item.path.parent != Path(__file__).parent:
@@ -87,7 +87,7 @@ def slurm(product: Product) -> Iterator[SlurmLab]:
 
 @pytest.fixture(scope="session")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Demo]:
-    """A fresh clone after its first `make demo`; first, what a killed run left of its lab is removed."""
+    """A fresh clone after its first `make demo`; the remains of a killed run's lab are removed first."""
     clone = tmp_path_factory.mktemp("demo") / "clone"
     subprocess.run(["git", "clone", "--quiet", str(ROOT), str(clone)], check=True)
     demo = Demo(clone, lab_name("e2e-demo"))

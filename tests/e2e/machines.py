@@ -21,7 +21,7 @@ VERSIONS = {"20.10": "20.10", "26.1": "26.1", "newest": "28.5+"}
 FUNCTIONS = 7
 """Virtual functions of each card."""
 
-# Without KVM a boot takes a minute of a core, which other work may use.
+# Without KVM a boot takes a minute of CPU time, on a machine that may be busy.
 BOOT_S = 900
 
 

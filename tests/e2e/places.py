@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The places of a lab where jobs run, and how a test looks at a job there, past the product."""
+"""The execution environments of a lab, and how a test inspects a job in them without the product."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from tests.e2e.product import ROOT, Lab, changed, problems, wait_until
 
 NODES = ("n1", "n2")
 SOON = 120.0
-"""Seconds within which a fault has ended a job everywhere: ten times the silence that agents bear."""
+"""Seconds within which a fault has ended a job on all nodes: ten times the agents' timeout."""
 
 _TINY = json.loads((ROOT / "trainer/tests/tiny_gpt.json").read_text(encoding="utf-8"))
 TINY: dict[str, Any] = _TINY["config"]
 LOSSES: dict[int, float] = dict(_TINY["losses"])
-"""Of each step, on one process: what every place and launcher has."""
+"""Step -> loss on one process; every execution environment and launcher must have the same."""
 STEPS = TINY["optimisation"]["train_iterations"]
 ENDLESS = "optimisation.train_iterations=1000000"
-# Where a job is what is tested, whatever it trains: without torch it begins at once.
+# For tests of a job, whatever it trains: without torch it starts at once.
 WAITING = "/tmp/e2e_waiting.py"
 PROGRAM_THAT_WAITS = """
 import os, signal, socket, sys, time
@@ -65,11 +65,11 @@ class Place(Lab, ABC):
 
     @abstractmethod
     def inside(self, node: str, *argv: str, check: bool = True) -> str:
-        """Run a program where a node's part of jobs is; return what it wrote."""
+        """Run a program in a node's execution environment; return its output."""
 
     @abstractmethod
     def spares(self, job: str) -> str:
-        """See that what would end the one job that runs is refused and changes nothing; return why."""
+        """Check that verbs that would end the running job are refused and change nothing; return why."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ class Containers(Place):
                 (node, f"the job {job}") for node in NODES
             ]
             assert changed(told) == []
-        # What would not end it goes through.
+        # A verb that would not end it is accepted.
         assert changed(self.json("up", "--tags", "container")) == []
         assert [self.container(node, "{{.Id}} {{.State.StartedAt}}") for node in NODES] == before
         return problems(told)
@@ -105,25 +105,25 @@ def jobs(place: Place, *argv: str) -> dict[str, Any]:
 
 
 def read(place: Place, job: str, file: str) -> dict[str, Any]:
-    """What a file of a job says on its master; empty when there is none."""
+    """The content of a job's file on its master; empty if there is none."""
     text = place.on("n1", "cat", f"{place.directory('n1', job)}/{file}", check=False)
     found: dict[str, Any] = json.loads(text) if text else {}
     return found
 
 
 def progress(place: Place, job: str) -> dict[str, Any]:
-    """How far a job is."""
+    """The progress of a job."""
     return {"iteration": 0, **read(place, job, "progress.json")}
 
 
 def start(place: Place, config: str, job: str, *argv: str) -> None:
-    """Start a job that does not end by itself, and return when it trains."""
+    """Start a training that does not end by itself, and return when it has trained a step."""
     place.json("train", config, ENDLESS, "--name", job, "--detach", *argv)
     trains(place, job)
 
 
 def waiting(place: Place, *arguments: str) -> str:
-    """Put the program that waits on every node; return the override that makes a job of it."""
+    """Write the program that waits to every node; return the override with which a job runs it."""
     write = ["sh", "-c", 'printf %s "$1" >"$2"', "sh", PROGRAM_THAT_WAITS, WAITING]
     for node in NODES:
         place.inside(node, *write)
@@ -131,13 +131,13 @@ def waiting(place: Place, *arguments: str) -> str:
 
 
 def start_waiting(place: Place, config: str, job: str, *argv: str) -> None:
-    """Start a job that only waits, and return when all its processes do."""
+    """Start a job that only waits, and return when all its processes wait."""
     place.json("train", config, waiting(place), "--name", job, "--detach", *argv)
     waits(place, job)
 
 
 def waits(place: Place, job: str) -> None:
-    """Wait until every process of a job that only waits does so, and the job is said to run."""
+    """Wait until every process of a job that only waits is waiting, and the job's state is running."""
 
     def logs() -> dict[str, str]:
         files = {node: f"{place.directory(node, job)}/logs/{node}.out" for node in NODES}
@@ -148,18 +148,18 @@ def waits(place: Place, job: str) -> None:
 
 
 def trains(place: Place, job: str, beyond: int = 0) -> None:
-    """Wait until a job has trained beyond a step, and is said to run."""
+    """Wait until a job has trained beyond a step, and its state is running."""
     wait_until(
         lambda: progress(place, job)["iteration"] > beyond,
         f"{job} trains beyond step {beyond}",
         seen=lambda: read(place, job, "state.json"),
     )
-    # A rank tells of its steps, an agent of the state, a little later.
+    # A rank reports its steps; an agent reports the state, a little later.
     runs(place, job)
 
 
 def runs(place: Place, job: str) -> None:
-    """Wait until a job is said to run."""
+    """Wait until a job's state is running."""
     wait_until(
         lambda: read(place, job, "state.json").get("state") == "running",
         f"{job} runs",
@@ -168,7 +168,7 @@ def runs(place: Place, job: str) -> None:
 
 
 def restarted(place: Place, job: str, times: int) -> None:
-    """Wait until a job has begun anew so many times."""
+    """Wait until a job has restarted this many times."""
     wait_until(
         lambda: read(place, job, "state.json").get("restarts") == times,
         f"{job} restarts for the {times}. time",
@@ -177,7 +177,7 @@ def restarted(place: Place, job: str, times: int) -> None:
 
 
 def nothing_left(place: Place, job: str, nodes: Sequence[str] = NODES) -> None:
-    """Wait until no process of a job is left, which is soon."""
+    """Wait until no process of a job is left, for at most SOON seconds."""
 
     def left() -> dict[str, list[str]]:
         return {node: processes(place, node, job) for node in nodes}
@@ -192,7 +192,7 @@ def processes(place: Place, node: str, job: str = ".*") -> list[str]:
 
 
 def pid(place: Place, job: str, node: str) -> str:
-    """The id of a job's process on a node that has one of them; empty between two attempts."""
+    """The id of a job's only process on a node; empty between two attempts."""
     record = f"{place.directory(node, job)}/ranks/{node}/{NODES.index(node)}.json"
     text = place.on(node, "cat", record, check=False)
     return str(json.loads(text)["pid"]) if text else ""
@@ -204,7 +204,7 @@ def gone(place: Place, job: str) -> bool:
 
 
 def end(place: Place, job: str) -> dict[str, Any]:
-    """Watch a job to an end that is no good one, and return how it was."""
+    """Watch a job until it fails or is stopped, and return its last state."""
     (ended,) = place.json("jobs", job, "--watch", expect=1)["jobs"]
     found: dict[str, Any] = ended
     return found

@@ -20,10 +20,10 @@ NODES = ("n1", "n2", "n3")
 DEADLINE_S = 240.0
 """A timeout that only a hang reaches: a busy machine needs less."""
 COMMAND_S = 1200.0
-"""The same for a command, which may train a model."""
+"""The same for a command, because it may train a model."""
 RESTS = 3.0
 """The pause after a check, as a multiple of the check's time. Checks start programs in nodes, and would
-otherwise take CPU time from what they wait for."""
+otherwise take CPU time from the programs that they wait for."""
 LEAST_S, MOST_S = 0.05, 5.0
 ADDRESSES = {"n1": "192.169.16.100", "n2": "192.169.16.101", "n3": "192.169.16.102"}
 
@@ -42,7 +42,7 @@ def wait_until(
     timeout: float = DEADLINE_S,
     seen: Callable[[], object] = lambda: "nothing to show",
 ) -> None:
-    """Poll a condition; on a timeout, fail with its name and what is ``seen`` then."""
+    """Poll a condition; on a timeout, fail with its name and the result of ``seen``."""
     deadline = time.monotonic() + timeout
     while True:
         began = time.monotonic()
@@ -113,7 +113,7 @@ class Product:
 
 @dataclass
 class Background:
-    """A running ``rdm-provision``, whose progress is read as it comes."""
+    """A running ``rdm-provision`` whose progress is read while it runs."""
 
     process: subprocess.Popen[str]
     text: str = ""
@@ -239,7 +239,7 @@ class Lab:
         return self.on(node, "pidof", "dockerd", check=False).strip() if answers else ""
 
     def pull_the_plug(self, node: str) -> None:
-        """Do what ``lab stop`` does, but at once, since the run to be disturbed goes on meanwhile."""
+        """Do the same as ``lab stop``, but at once, because the run that it disturbs continues meanwhile."""
         subprocess.run(
             ["docker", "kill", f"rdm-lab-{self.name}-{node}"],
             check=True,
@@ -282,7 +282,7 @@ class Lab:
 
 @contextmanager
 def running_lab(product: Product, name: str, *argv: str) -> Iterator[Lab]:
-    """Yield a lab made with these options of ``lab up``; first, what a killed run left of it is removed."""
+    """Yield a lab made with these options of ``lab up``; the remains of a killed run are removed first."""
     lab = Lab(product, name)
     try:
         if left_over(name):

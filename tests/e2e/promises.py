@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What every place promises of a job, as its users see it: the same list for each of them.
+"""What a job's users can rely on in every execution environment: the same tests for each of them.
 
-A file that tests a place has a class of these, and fixtures: ``place``, ``launcher`` (a parameter),
-``config`` and ``trained``. Agents and Slurm on one machine have a list of their own:
+A file that tests an environment subclasses `Promises`, and has the fixtures ``place``, ``launcher`` (a
+parameter), ``config`` and ``trained``. Agents and Slurm on one machine have a list of their own:
 trainer/tests/distributed/test_places.py.
 """
 
@@ -39,7 +39,7 @@ class Trained(NamedTuple):
 
     Attributes:
         job: its name.
-        layout: overrides of another layout than its own.
+        layout: overrides that select another layout.
     """
 
     job: str
@@ -52,10 +52,10 @@ def another_process(place: Place, job: str, before: str) -> None:
 
 
 class Promises:
-    """The list.
+    """Tests for one execution environment.
 
     Attributes:
-        restarts: how often the job whose rank is killed may begin anew.
+        restarts: how often the job whose rank is killed may restart.
     """
 
     restarts = 1
@@ -72,17 +72,17 @@ class Promises:
     def test_nobody_has_to_watch_and_two_jobs_do_not_meet(
         self, place: Place, launcher: str, config: str
     ) -> None:
-        """Ctrl-C and a killed control process leave jobs alone; one is stopped, and the other goes on."""
+        """Ctrl-C and a killed control process leave jobs alone; one job is stopped, the other continues."""
         one, two = f"e2e-one-{launcher}", f"e2e-two-{launcher}"
         watchers: dict[str, Background] = {}
-        # The other one needs its port, and no more of what a training has.
+        # The second job needs a port, but no training.
         for job, what, begins in (
             (two, (waiting(place, "connected"),), waits),
             (one, (ENDLESS, "parallel.pipeline=2"), trains),
         ):
             watchers[job] = place.start("train", config, *what, "--name", job, "--launcher", launcher)
             begins(place, job)
-            # Who watches leaves the cluster to others.
+            # While it watches a job, a control process does not hold the cluster's lock.
             wait_until(lambda: not (place.inventory / ".rdm" / "lock").read_text(), "the lock is given back")
         watchers[one].interrupt()
         said = watchers[one].end(expect=130)
@@ -92,13 +92,13 @@ class Promises:
 
         found = jobs(place)
         assert (found[one]["state"], found[two]["state"]) == ("running", "running")
-        # What a rank prints is in the log a moment later.
+        # The output of a rank is in the log a moment later.
         wait_until(lambda: "iteration" in place.rdm("logs", one).stdout, "the log tells of steps")
         theirs = [pid(place, two, node) for node in NODES]
         assert place.json("stop", one)["changed"]
         stopped = jobs(place, one)[one]
         assert stopped["state"] == "stopped"
-        # It has saved what it had.
+        # It has saved its last step.
         assert stopped["checkpoint"] == stopped["iteration"]
         assert gone(place, one)
         told = place.spares(two)
@@ -137,7 +137,7 @@ class Promises:
         place.lab("stop", "n2")
         nothing_left(place, job, ["n1"])
         told = place.json("jobs", job, "--watch", expect=1)
-        # The master's agent tells of it: nobody else is asked.
+        # The master's agent reports it: no other node is queried.
         assert (list(told["nodes"]), told["unreachable"]) == (["n1"], [])
         (ended,) = told["jobs"]
         assert ended["state"] == "failed"

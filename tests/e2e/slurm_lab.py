@@ -78,7 +78,7 @@ class SlurmLab(Lab):
 
 @contextmanager
 def running_slurm(product: Product, name: str) -> Iterator[SlurmLab]:
-    """Yield a lab with a running Slurm cluster; first, what a killed run left is removed."""
+    """Yield a lab with a running Slurm cluster; the remains of a killed run are removed first."""
     asked = ("--nodes", str(len(NODES)), "--slurm", "--trainer", "--extra", "finetune")
     with running_lab(product, name, *asked) as lab:
         made = SlurmLab(lab.product, lab.name)

@@ -1,4 +1,4 @@
-"""Bad input gets a sentence with node, value and what would work, and nothing is changed."""
+"""Bad input gets a sentence with node, value and a valid value, and nothing is changed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ B: dict[str, Any] = {"b": {}}
 
 
 def test_an_inventory_that_is_wrong_is_bad_input(product: Product, tmp_path: Path) -> None:
-    """A value that must not reach a shell. Other errors are asserted where they are decided."""
+    """A value that must not reach a shell. Unit tests assert the other errors."""
     wrong = {
         "rdm_accelerator": "tpu",
         "rdm_subnet": "10.1.2.3/24",
@@ -42,7 +42,7 @@ def test_an_inventory_that_is_wrong_is_bad_input(product: Product, tmp_path: Pat
 
 
 def test_all_problems_of_an_inventory_come_at_once(product: Product, tmp_path: Path) -> None:
-    """From plan and from ansible-playbook, in the same words."""
+    """The plan and ansible-playbook print the same words."""
     data = inventory({**A, **B}, {"c": {"my_ip": "10.0.0.1"}}, rdm_accelerator="tpu")
     (tmp_path / "hosts.json").write_text(json.dumps(data), encoding="utf-8")
     result = json.loads(product.rdm("plan", "--json", "--inventory", str(tmp_path), expect=3).stdout)

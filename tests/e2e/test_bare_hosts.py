@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Training on bare hosts behind a jump host, in a virtual environment: every place's promises, and two users.
+"""Training on bare hosts behind a jump host, in a virtual environment: the promises, and two users.
 
 Only the installation of pdsh and Open MPI needs root.
 """
@@ -32,13 +32,13 @@ PACKAGES = "/srv/packages"
 LAUNCHERS = ("no_ssh", "torchrun", "deepspeed", "mpirun")
 BOTH = ("--limit", "n1:n2")
 JUMP = "n3"
-# As on an ordinary host, whose sshd reads its users' files.
+# As on an ordinary host: sshd reads its users' files.
 SSHD = "AuthorizedKeysFile /etc/rdm-lab/authorized_keys .ssh/authorized_keys\n"
 
 
 @dataclass(frozen=True)
 class BareHosts(Place):
-    """The nodes of a lab as hosts without containers, as one of their users has them.
+    """The nodes of a lab as hosts without containers, as one of their users sees them.
 
     Attributes:
         user: the user of ssh; the inventory has the same name.
@@ -87,7 +87,7 @@ class BareHosts(Place):
         return bool(stopped)
 
     def reached(self, node: str) -> None:
-        """Wait until the other node, which may have a former MAC address of it, reaches a node's sshd."""
+        """Wait until the other node, which may still have an old MAC address of it, reaches a node's sshd."""
         (other,) = ADDRESSES.keys() - {node}
         wait_until(
             lambda: self.on(other, "ssh-keyscan", ADDRESSES[node], check=False) != "",
@@ -97,7 +97,7 @@ class BareHosts(Place):
 
 @pytest.fixture(scope="module")
 def hosts(product: Product, tmp_path_factory: pytest.TempPathFactory) -> Iterator[BareHosts]:
-    """Two nodes with addresses on the fabric, and packages on their disk, since they reach no index.
+    """Two nodes with addresses on the fabric, and packages on their disk, because they reach no index.
 
     When their containers are up, their sshd accepts only connections through the third node.
     """
@@ -199,7 +199,7 @@ def test_env_up_makes_hosts_ready_that_only_a_jump_host_reaches(hosts: BareHosts
 
 
 def test_this_machines_own_ssh_goes_through_the_jump_host(hosts: BareHosts, tmp_path: Path) -> None:
-    """In another home than that of who runs the tests. ssh itself takes no other, and is told each file."""
+    """The home is a temporary one. ssh ignores HOME, so each file is an argument."""
     hosts.json("env", "up")
 
     def run(verb: str) -> Any:
@@ -226,7 +226,7 @@ def test_this_machines_own_ssh_goes_through_the_jump_host(hosts: BareHosts, tmp_
         ssh = ["ssh", "-F", str(config), "-o", "BatchMode=yes", "-o", believed]
         said = subprocess.run([*ssh, node, "uname", "-n"], capture_output=True, text=True, timeout=120)
         assert said.stdout == f"{node}\n", said.stderr
-        # Not without the jump host.
+        # Without the jump host it fails.
         past = subprocess.run([*ssh, "-o", "ProxyJump=none", node, "true"], capture_output=True, timeout=120)
         assert past.returncode == 255
     run("down")
@@ -235,7 +235,7 @@ def test_this_machines_own_ssh_goes_through_the_jump_host(hosts: BareHosts, tmp_
 
 
 CURVES = {launcher: f"tiny-{launcher.replace('_', '-')}" for launcher in LAUNCHERS}
-# Those of the document's scripts.
+# The names of the document's scripts.
 NAMES = {launcher: "mdx" if launcher in ("deepspeed", "mpirun") else "plain" for launcher in LAUNCHERS}
 
 
@@ -258,7 +258,7 @@ def test_every_launcher_has_the_loss_of_containers(
     for launcher, job in curves.items():
         assert (job["state"], job["launcher"]) == ("finished", launcher)
         assert dict(job["losses"]) == pytest.approx(expected, abs=1e-4), launcher
-        # Each process wrote where its own node's jobs are.
+        # Each process wrote to its own node's directory of jobs.
         for node in ADDRESSES:
             assert hosts.on(node, "ls", f"{hosts.directory(node, job['job'])}/ranks/{node}").split() != []
     # Nothing of the jobs is left in /tmp.
@@ -386,7 +386,7 @@ def test_a_jump_host_that_refuses_is_named(hosts: BareHosts, tmp_path: Path) -> 
     closed = "/etc/ssh/sshd_config.d/00-closed.conf"
     hosts.on(JUMP, "sh", "-c", f"echo AllowTcpForwarding no >{closed}; pkill -HUP -o -x sshd")
     try:
-        # Not over an existing connection.
+        # A new connection, not an existing one.
         told = hosts.json("env", "up", "-e", f"ansible_control_path_dir={tmp_path}", expect=1)
     finally:
         hosts.on(JUMP, "sh", "-c", f"rm {closed}; pkill -HUP -o -x sshd")

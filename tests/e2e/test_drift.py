@@ -90,7 +90,7 @@ def test_what_is_changed_by_hand_is_found_and_mended(right: Lab, name: str) -> N
         right.on(node, "sh", "-c", script)
     predicted = right.json("check", "--exit-code", expect=1)
     result = right.json("up")
-    # Two roles predict a change that both are in charge of, and the first one makes it.
+    # Two roles that are responsible for the same change both predict it, and the first one makes it.
     assert done(result) <= done(predicted)
     assert done(result, "container") == done(predicted, "container")
     assert changed(result) == changed(predicted)
@@ -111,7 +111,7 @@ def test_what_was_mended_is_in_sync(right: Lab) -> None:
 
 def test_an_older_export_goes_when_told_so_and_another_versions_digests_are_looked_at(right: Lab) -> None:
     right.on("n2", "sh", "-c", "echo 'export MY_IP=10.9.9.9' >> /home/rdm/.bashrc")
-    # As another version leaves it: with other digests.
+    # As left by another version, with other digests.
     right.on("n2", "sed", "-i", r's/"hostfile": "[0-9a-f-]*"/"hostfile": "0"/', "/etc/rdm/state.json")
     shell = ("n2", "su", "-", "rdm", "-c", "bash -ic 'printenv MY_IP'")
     assert right.on(*shell).split() == ["10.9.9.9"]
@@ -120,7 +120,7 @@ def test_an_older_export_goes_when_told_so_and_another_versions_digests_are_look
     assert [node for node in NODES if reasons(result, node, "hostfile")] == ["n2"]
     assert {(node, phase) for node, phase, _ in done(result)} == {("n2", "my_ip")}
     assert right.on(*shell).split() == [ADDRESSES["n2"]]
-    # Another value of the variable is no change of a node, either.
+    # The variable's other value is no change of a node, either.
     result = right.json("up", "--recheck")
     assert {node: set(roles) for node, roles in result["work"].items()} == {
         node: {"docker_engine", "images", "network", "my_ip", "container", "hostfile"} for node in NODES

@@ -1,4 +1,4 @@
-"""Faults of a cluster: each is survived, reported clearly, and repaired by the next run."""
+"""Faults of a cluster: the cluster survives each one, reports it clearly, and the next run repairs it."""
 
 from __future__ import annotations
 
@@ -56,12 +56,12 @@ def test_a_node_that_goes_down_during_the_run(lab: Lab) -> None:
     lab.pull_the_plug("n3")
     said = run.end(expect=1)
     assert "1 node unreachable" in said
-    # With the variables of this run, without which n3 would get others.
+    # The hint has the variables of this run; without them n3 would get other values.
     hint = rf"rdm-provision up -i inventory/{lab.name} .*container_env=.* --limit n3"
     assert re.search(hint, " ".join(said.split())), said
     for node in ("n1", "n2"):
         assert "NOTE=of this run" in lab.container(node, "{{.Config.Env}}")
-    # One that is down before a run keeps it from no other, either.
+    # A node that is down before a run does not stop it on the others, either.
     said = lab.json("up", *note, "--extra-vars", "ansible_timeout=20", expect=1)
     assert (said["unreachable"], said["failed"]) == (["n3"], [])
     lab.lab("start", "n3")
@@ -75,7 +75,7 @@ def test_a_shared_connection_that_is_lost_is_told_and_the_next_run_makes_another
     sleeps = ("-xf", "sleep 4321")
     try:
         wait_until(lambda: bool(lab.on("n2", "pgrep", *sleeps, check=False)), "the command runs")
-        # The part of sshd that speaks to the connection's master, which is told nothing.
+        # The part of sshd that serves the connection's master, which gets no notice.
         lab.on("n2", "pkill", "-KILL", "-f", "^sshd(-session)?: rdm@notty")
         assert "n2: ssh to it ended without a word" in run.end(expect=1)
     finally:
@@ -109,9 +109,9 @@ def test_a_cut_cable_is_found_and_named_and_so_is_who_lets_nobody_in(lab: Lab) -
     allowed = "/etc/rdm/ssh/authorized_keys"
     lab.on("n2", "sh", "-c", f"cp -p {allowed} /root/allowed; echo nobody > {allowed}")
     lab.lab("cut", "n3")
-    # As after an upgrade, when every part is looked at and nothing is to change.
+    # As after an upgrade: every role is checked, and nothing has to change.
     lab.on("n3", "sed", "-i", r's/": "[0-9a-f]*-/": "0-/', "/etc/rdm/state.json")
-    # What is wrong on n2 is about to be mended.
+    # A run would repair the fault of n2.
     checked = lab.json("check", expect=1)
     assert (checked["failed"], checked["in_sync"]) == (["n3"], False)
     assert checked["fabric"]["verdicts"]["n3"]["reason"] in checked["nodes"]["n3"]["why"]

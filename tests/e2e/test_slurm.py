@@ -152,5 +152,5 @@ def test_down_takes_away_what_up_made(slurm: SlurmLab) -> None:
     finally:
         slurm.on("n1", "mv", "/usr/bin/kept", "/usr/bin/sinfo")
     assert changed(follow(told, "slurm up", slurm.json)) == [*NODES]
-    # The accounting goes on where it was.
+    # The accounting continues where it was.
     assert "COMPLETED" in slurm.user("sacct", "-n", "-X", "-S", "now-1days", "-o", "State")

@@ -64,11 +64,11 @@ def test_a_job_trains_is_stopped_with_a_checkpoint_and_goes_on_in_another_layout
     train(trained, "tiny", "optimisation.train_iterations=2000")
     wait_until(lambda: job(trained, "tiny")["iteration"] > 0, "it trains", seen=lambda: job(trained, "tiny"))
     trained.ends(number(trained, "tiny"), "RUNNING")
-    # What a rank prints is in the log a moment later.
+    # The output of a rank is in the log a moment later.
     wait_until(
         lambda: "iteration" in trained.rdm("logs", "tiny", "--tail", "0").stdout, "the log tells of steps"
     )
-    # It waits for the nodes that the first has.
+    # It waits for the nodes of the first job.
     train(trained, "waits")
     queued = job(trained, "waits")
     assert (queued["state"], "in the queue" in queued["reason"]) == ("queued", True)
@@ -138,7 +138,7 @@ def sacctmgr(lab: SlurmLab, *words: str, check: bool = True) -> None:
 
 @pytest.fixture
 def enforced(trained: SlurmLab) -> Iterator[SlurmLab]:
-    """The lab, whose Slurm enforces its accounting, which has no account."""
+    """The lab with a Slurm that enforces its accounting, in which there is no account yet."""
     options = {**trained.variables()["slurm_options"], "AccountingStorageEnforce": "associations,limits,qos"}
     trained.json("slurm", "up", "-e", json.dumps({"slurm_options": options}))
     try:
@@ -151,7 +151,7 @@ def enforced(trained: SlurmLab) -> Iterator[SlurmLab]:
 
 
 def refused(lab: SlurmLab, *more: str) -> list[str]:
-    """Why a job of two nodes is refused, without anything in the queue or on the disk."""
+    """Why a job of two nodes is refused; nothing is in the queue or on the disk then."""
     words = ("--launcher", "slurm", "--name", "refused", "--detach", *OPTIONS, *more)
     told = lab.json("train", str(CONFIG), *words, expect=2)
     assert lab.user("squeue", "--noheader") == ""
@@ -160,7 +160,7 @@ def refused(lab: SlurmLab, *more: str) -> list[str]:
 
 
 def waits(lab: SlurmLab, why: str, *options: str) -> None:
-    """Submit a job without our checks, and wait until Slurm has it waiting for this reason."""
+    """Submit a job without our checks, and wait until Slurm holds it for this reason."""
     number = lab.sbatch("true", "-pgpu2", *options)
 
     def said() -> str:
@@ -196,7 +196,7 @@ def test_what_accounting_would_never_let_run_is_refused(enforced: SlurmLab) -> N
     assert refused(enforced, f"{time}=02:00:00", "launcher.nodes=1") == [long]
     assert refused(enforced, f"{time}=02:00:00") == [long, few]
 
-    # As it would, and does.
+    # Without our checks these jobs would wait, as the refusals say, and they do.
     waits(enforced, "AssocMaxNodePerJobLimit", "-N2", "-t10")
     waits(enforced, "AssocMaxWallDurationPerJobLimit", "-N1", "-t120")
     enforced.idle()

@@ -85,7 +85,7 @@ def whole(cluster: Containers) -> None:
 
 @pytest.fixture(scope="module")
 def config(product: Product) -> str:
-    """A configuration that trains in no time, once its processes are up."""
+    """A configuration whose training ends at once when its processes are up."""
     (product.directory / "tiny.yaml").write_text(yaml.safe_dump(TINY), encoding="utf-8")
     return "tiny.yaml"
 
@@ -181,7 +181,7 @@ def test_nodes_fine_tune_when_their_image_has_the_packages(cluster: Containers) 
     file.write_text(json.dumps(tuning.CONFIG), encoding="utf-8")
     train = ("train", "tune.json", "--name", "e2e-tuned")
     told = cluster.json(*train, expect=2)["problems"]
-    # A message of all nodes is reported once.
+    # A message from all nodes is reported once.
     assert [one["node"] for one in told if "EXTRAS=finetune" in json.dumps(one)] == [None]
     assert not cluster.there("n1", cluster.directory("n1", "e2e-tuned"))
 
@@ -200,7 +200,7 @@ def test_nodes_fine_tune_when_their_image_has_the_packages(cluster: Containers) 
     assert "e2e-tuned: finished" in cluster.rdm("report", "e2e-tuned", "-o", str(page)).stdout
     assert cluster.there("n1", f"{cluster.directory('n1', 'e2e-tuned')}/model/model.safetensors")
 
-    # ZeRO-2, over members without an inventory.
+    # ZeRO-2 with members that have no inventory.
     data = f"{cluster.directory('n1', 'data')}:/jobs/data:ro"
     said = said_by_members(cluster, tuning.CONFIG, "finetune", "/files/tiny.yaml", volumes=[data])
     assert losses_in(said["m3"]) == pytest.approx(expected, abs=1e-3)
@@ -330,7 +330,7 @@ def said_by_members(
         wait_until(
             lambda: "" not in exit_codes(cluster),
             "all members have ended",
-            # Four processes import everything that fine-tuning needs.
+            # Slow: four processes import everything that fine-tuning needs.
             timeout=COMMAND_S,
             seen=lambda: cluster.on(MEMBERS["m0"], "docker", "logs", "m0"),
         )
@@ -454,7 +454,7 @@ def test_a_process_that_dies_ends_the_job_everywhere_unless_it_may_restart(
     cluster.on("n2", *kill, first)
     goes_on(1)
     assert pid(cluster, "e2e-killed", "n2") != first
-    # Its agent goes with the container, and comes back with it.
+    # Its agent ends and restarts with the container.
     cluster.on("n2", "docker", "restart", "--time", "1", "rdm")
     goes_on(2)
     cluster.on("n2", *kill, pid(cluster, "e2e-killed", "n2"))
@@ -476,7 +476,7 @@ def test_a_full_disk_of_one_node_loses_no_checkpoint(cluster: Containers, config
     directory = f"/var/lib/rdm/{cluster.name}"
     cluster.on("n2", "mount", "-t", "tmpfs", "-o", "size=32m", "tmpfs", directory)
     try:
-        # The container sees the mounts of its start.
+        # The container sees only the mounts that were there when it started.
         cluster.on("n2", "docker", "restart", "rdm")
         cluster.json("up")
         start(cluster, config, "e2e-full", "checkpoint.interval=20", "checkpoint.keep=2")
@@ -529,7 +529,7 @@ class TestContainers(Promises):
     def trained(self, curves: dict[str, list[list[float]]], launcher: str) -> Trained:
         return Trained(NAMES[launcher], OTHER_LAYOUTS[launcher])
 
-    # Of the other launchers, it differs most from agents that start their own node's ranks.
+    # mpirun differs most from launchers whose agents start their own node's ranks.
     @pytest.mark.parametrize(
         "launcher",
         ["mpirun", *(pytest.param(one, marks=pytest.mark.long) for one in ("torchrun", "deepspeed"))],
@@ -541,7 +541,7 @@ class TestContainers(Promises):
             place, launcher, config
         )
 
-    # For the others, a node that is cut off is like one that is down.
+    # For the other nodes, a node that is cut off is like one that is down.
     @pytest.mark.long
     def test_a_node_that_goes_down_ends_the_job_on_the_others(
         self, place: Place, launcher: str, config: str

@@ -156,12 +156,12 @@ def moved(lab: MachineLab, before: str = "") -> bool:
 
 @pytest.fixture
 def exclusive(machines: MachineLab) -> Iterator[str]:
-    """RDMA devices of n1 are in the mode exclusive; the hardware address of the function that has rxe0.
+    """Set n1's RDMA devices to the mode exclusive; yield the hardware address of the function with rxe0.
 
-    Soft RoCE goes with its interface, and is no child of a PCI function. So it is on ib0, which stays, and
-    what rdm-sriov finds at /sys/class/infiniband says of it what a card's driver says of a function's device.
-    All else is the kernel's: the mode, the device and its way into namespaces and back. Devices that
-    containers of n1 had before are gone.
+    Soft RoCE is removed with its interface, and is no child of a PCI function. So it is on ib0, which stays,
+    and rdm-sriov's /sys/class/infiniband shows it like a function's device of a card's driver. Everything
+    else is the kernel's: the mode, the device and its moves between namespaces. The devices that containers
+    of n1 had before are gone.
     """
     function = machines.functions("n1")[-1]
     path = machines.on("n1", "readlink", "-f", f"/sys/class/net/ib0/device/virtfn{function['vf']}").strip()
@@ -179,7 +179,7 @@ def exclusive(machines: MachineLab) -> Iterator[str]:
         )
         yield str(function["address"])
     finally:
-        # Which gives its function and its device back while the plugin knows of them.
+        # This returns the function and the device while the plugin still knows them.
         machines.on("n1", "docker", "rm", "-f", APART, check=False)
         script(
             machines,

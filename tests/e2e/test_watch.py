@@ -1,4 +1,4 @@
-"""Faults planted in a lab's containers while a job runs: each is named, with node and rank.
+"""Inject faults into a lab's containers while a job runs: each is reported with node and rank.
 
 The same on this machine's loopback network: trainer/tests/distributed/test_watched_faults.py.
 """
@@ -21,19 +21,19 @@ pytestmark = pytest.mark.long
 
 JOB = "e2e-watch"
 PROMISED_S = 30.0
-"""Within which a fault is named, and for how long others' work on this machine kept what tells it from a
-processor meanwhile."""
+"""Seconds within which a fault is reported, without the time that other work on this machine delayed the
+threads that report it."""
 GIVEN_UP_S = 180.0
 QUOTA = 0.4
 """The processors of each node while the second gets half of them."""
 EQUAL_S = 45.0
-"""Seconds with the same quota for all, in which none may be named: twice the time that it would take."""
+"""Seconds with the same quota on all nodes, in which none may be reported: twice the time for a report."""
 DELAYS = """\
 cd /proc && grep -sH . $(printf "%s/task/*/schedstat " $(pgrep -f rdm_job))
 grep -hs ^throttled_ /sys/fs/cgroup/cpu.stat /sys/fs/cgroup/cpu/cpu.stat || true
 """
-"""Prints for how long each thread of the job was ready and did not run, and its container's limit kept all of
-them from running; some end meanwhile."""
+"""Prints how long each thread of the job was ready but did not run, and how long the container's limit kept
+all of them from running. Threads may end meanwhile."""
 GIB = 1024**3
 
 
@@ -66,7 +66,7 @@ def in_container(cluster: Containers, node: str, *argv: str) -> str:
 
 
 def arguments(cluster: Containers) -> tuple[str, ...]:
-    """Return the arguments that start the job, whose ranks execute what is planted."""
+    """Return the arguments that start the job; its ranks execute the planted code."""
     environment = {"PYTHONPATH": "/jobs/planted", "PLANTED": "/jobs/planted", "OMP_NUM_THREADS": "1"}
     config = {**TINY, "checkpoint": {"interval": 1000000}, "launcher": {"env": environment}}
     (cluster.product.directory / "watch.json").write_text(json.dumps(config))
@@ -74,9 +74,10 @@ def arguments(cluster: Containers) -> tuple[str, ...]:
 
 
 def delays(cluster: Containers) -> dict[str, dict[str, float]]:
-    """Return for how many seconds threads were ready and did not run, of each node by thread.
+    """Return the seconds for which threads were ready but did not run, by node and thread.
 
-    Others had the processor, or the container's own limit held them back: ``throttled``, of all together.
+    Other threads had the processor, or the container's own limit stopped them: ``throttled``, one figure for
+    the whole container.
     Source: the second field of ``schedstat`` (Documentation/scheduler/sched-stats.rst).
     """
     found = {}
@@ -92,9 +93,10 @@ def delays(cluster: Containers) -> dict[str, dict[str, float]]:
 
 
 def others_delay(before: dict[str, float], now: dict[str, float], seconds: float) -> float:
-    """Return for how many of some seconds others' work kept a thread of a node from a processor, at most.
+    """Return the longest time for which other work kept a thread of a node from a processor, in seconds.
 
-    What its own limit may have done is none of it: of a container that is often throttled it is too little.
+    Time that the container's own limit may have caused is subtracted, so the result is too small for a
+    container that is often throttled.
     """
     gained = {name: now[name] - before[name] for name in now.keys() & before.keys()}
     own = gained.pop("throttled")
