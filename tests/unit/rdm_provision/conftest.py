@@ -35,7 +35,7 @@ _ANSWERS: dict[tuple[Any, ...], str] = {}
 
 @pytest.fixture(autouse=True)
 def plain_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Nothing of the developer's own settings, and a current folder without an inventory."""
+    """Run without the developer's own settings, in a folder without an inventory."""
     for name in ("RDM_INVENTORY", "ANSIBLE_CONFIG"):
         monkeypatch.delenv(name, raising=False)
     folder = tmp_path / "cwd"
@@ -45,7 +45,7 @@ def plain_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 @pytest.fixture(autouse=True)
 def inventories_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ansible is asked once about inventories with the same files in them: a start of it takes 0.4 CPU s."""
+    """Let Ansible read inventories with the same files only once: its start takes 0.4 CPU s."""
 
     def read(path: Path, vault: str = "") -> dict[str, Any]:
         files = sorted(file for file in path.rglob("*") if file.is_file() and ".rdm" not in file.parts)

@@ -423,7 +423,7 @@ def facts(**docker: Any) -> dict[str, Any]:
 def state(
     told: dict[str, Any] | None, *, why: str = "", my_ip: str = "10.77.0.100", tmp: Path, **planned: Any
 ) -> Any:
-    # The name in the inventory is a template, and not the cluster's name.
+    # The inventory's value is a template, so it is not the cluster's name.
     cluster = Cluster(tmp, {"master": ("node1",)}, {"node1": {"rdm_cluster": "{{ site }}"}})
     plan = {"cluster": "mine", "nodes": {"node1": {"my_ip": my_ip, "note": "kept"}}, **planned}
     returned = {FACTS_MODULE: {"node1": [told]}} if told is not None else {}

@@ -101,11 +101,11 @@ def test_a_job_that_has_only_begun_has_no_figures() -> None:
 
 
 def test_the_time_to_go_of_a_resumed_job_is_that_of_its_own_steps() -> None:
-    """Ten steps in a minute, after 900 of an earlier run, whose losses are still there."""
+    """The run has made ten steps in a minute; 900 steps and their losses are from an earlier run."""
     far = {"iteration": 910, "train_iterations": 1000, "step_seconds": 6.0, "losses": [[1, 11.0], [910, 3.0]]}
     assert state(started=NOW - 60, progress=far).remaining == 90 * 6.0
     assert state(progress={**far, "iteration": 1001}).remaining == 0
-    # Nothing is known before its first steps.
+    # There is no estimate before its first steps.
     assert state(progress={**far, "step_seconds": None}).remaining is None
 
 
@@ -276,7 +276,7 @@ def test_a_directory_that_nodes_share_is_told_once(make_inventory: MakeInventory
     result = RunResult(verb="prune", nodes=dict.fromkeys(("n1", "n2", "n3"), NodeRecap()), returned=returned)
     removals = Cluster.load(make_inventory("n1", "n2", "n3")).removals(result)
     gone = [(one.job, one.node, one.bytes) for one in removals if not one.reason]
-    # Later nodes find less of it.
+    # Nodes that remove a shared directory later find fewer files in it.
     assert gone == [("demo-1", "n2", 9), ("demo-1", "n3", 9)]
     assert [one.node for one in removals if one.reason] == ["n1", "n2", "n3"]
 
@@ -471,7 +471,7 @@ def test_who_stops_a_job_learns_from_where_it_can_go_on(
     [
         # It is unknown where a command writes checkpoints.
         ("n1", {"progress": {"iteration": 5000, "loss": 2.1}}, ""),
-        # A node that once was the master still has what it knew then.
+        # A former master still has its old state.
         ("n2", {"progress": {"checkpoint": 20}}, ""),
         ("n2", {"progress": {}}, ""),
         (
@@ -543,7 +543,7 @@ def test_a_node_that_does_not_have_the_job_is_told_where_it_is(
     [
         ({"n1": {"known": True, "ranks": 16}, "n2": {"known": True, "ranks": 16}}, True),
         ({"n1": {"known": True, "ranks": 16}, "n2": {"known": False}}, True),
-        # The job went on with fewer ranks: one node has the lines of those before.
+        # The job continued with fewer ranks: one node has lines of the earlier ranks.
         ({"n1": {"known": True, "ranks": 16}, "n2": {"known": True}}, False),
     ],
 )
@@ -648,7 +648,7 @@ def test_train_keeps_others_from_the_cluster_only_until_it_watches(
     assert cluster.train(config).spec.exclusive
     assert not cluster.train(config, check=True).spec.exclusive
     plays = yaml.safe_load((ROOT / "playbooks/train.yml").read_text())
-    # The play before it starts the job; a name that no play has would keep the lock for days.
+    # The play before it starts the job. If no play had this name, the lock would be held for days.
     assert [play["name"] for play in plays].index(cluster.train(config).spec.onlooking) == 1
 
 
@@ -766,7 +766,7 @@ def test_a_job_and_the_list_of_jobs_show_the_verdict() -> None:
     assert re.search(r"job +state +verdict +iteration", text)
     assert re.search(r"demo-1 +running +suspect +30/50", text)
     assert re.search(r"demo-1 +running +- +30/50", text)
-    # Doubts about the result of a finished job are shown; that it finished is shown already.
+    # Doubts about a finished job's result are shown; its end is shown already.
     done = {**TOLD, "state": "finished", "ended": NOW}
     for verdict, is_told in ((SLOW, True), ({**WELL, "verdict": "finished"}, False)):
         console = screen()

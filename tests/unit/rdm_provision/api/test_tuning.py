@@ -104,7 +104,7 @@ def test_a_slower_node_is_a_kind_of_its_own(call: Call, job: Path, make_inventor
         cut = [*map(int, row["partition"].split("-"))]
         assert cut[slow] < min(blocks for stage, blocks in enumerate(cut) if stage != slow)
         assert found["orders"] == {"tried": 3, "all": 3}
-        # It costs as much; what it has is a share of the GPU's published peak.
+        # The slow node costs as much as the others; MFU refers to the GPU's published peak.
         assert all(point["price"] == pytest.approx(2 * point["gpu_hours"]) for point in found["pareto"])
         assert row["mfu"] is not None
 
@@ -232,13 +232,13 @@ def test_a_layout_that_cannot_be_searched_starts_nothing(
 
 
 class Nodes:
-    """Nodes that run jobs; stands in for `job_view.watch`.
+    """Nodes that run jobs: a stand-in for `job_view.watch`.
 
     Attributes:
-        gpus: each node's name of its GPUs.
+        gpus: the name of each node's GPUs.
         versions: of torch and DeepSpeed on each.
-        seconds: each node's time for the work by which nodes are compared.
-        runs: node names and overrides of each run, without checks.
+        seconds: each node's time for the work that compares nodes.
+        runs: node names and overrides of each run, checks excluded.
     """
 
     def __init__(self, gpus: dict[str, str]) -> None:
@@ -284,7 +284,7 @@ def test_a_node_of_each_kind_is_measured_and_the_links_of_all(
     inventory = make_inventory(rdm_accelerator="cuda", rdm_slots=2)
     code, out, err = call("profile", job, "-i", inventory, "--micro-batch", "4", "--blocks", "1", "2")
     assert code == 0, err
-    # Of a kind with one node, the links to nodes of the other.
+    # Where a kind has one node, its links to the other kind's nodes are measured.
     assert [of for of, _ in nodes.runs] == [
         ["node1"],
         ["node1", "node2"],
@@ -302,7 +302,7 @@ def test_a_node_of_each_kind_is_measured_and_the_links_of_all(
     ]
     assert "A10 (node1, node2): tensor degree 1, micro-batches up to 1; 20.0 Gbit/s within a node" in out
     assert f"Next: rdm-provision tune -i {inventory} {job}" in out
-    # The planner uses that: no inventory names the GPUs.
+    # The planner uses the profile: the inventory does not name the GPUs.
     assert json.loads(call("tune", job, "-i", inventory, "--json", "--top", "1")[1])["measured"] is True
 
 
@@ -354,7 +354,7 @@ def test_a_profile_of_other_software_or_gpus_is_refused(
     measure = f"rdm-provision profile -i {inventory} {job}"
     train = ("train", job, "-i", inventory, "--layout", "auto")
 
-    # Only a check finds what is on the nodes; `tune` leaves that to `train`.
+    # Only a check inspects the nodes; `tune` leaves it to `train`.
     out = call("tune", job, "-i", inventory)[1]
     assert "Not compared with the profile: torch and DeepSpeed of the nodes." in out
     assert f"rdm-provision train -i {inventory} {job} --layout auto" in out

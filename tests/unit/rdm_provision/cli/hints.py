@@ -32,11 +32,11 @@ GAP = "VALUE"
 
 
 class Hint(NamedTuple):
-    """A command that a text names.
+    """A command that appears in a text.
 
     Attributes:
         where: the file, and the line if known.
-        words: what follows the program's name.
+        words: the words after the program's name.
         told: whether it is in a message, not in a page or ``--help``.
     """
 
@@ -46,7 +46,7 @@ class Hint(NamedTuple):
 
 
 def texts(tree: ast.AST) -> Iterator[tuple[int, str, bool]]:
-    """Yield every text of a program except docstrings, with GAP for values and nothing for flags.
+    """Yield every string of a program except docstrings; values become GAP, and flags nothing.
 
     Yields:
         The line, the text, and whether it is outside ``--help``.
@@ -80,7 +80,7 @@ def texts(tree: ast.AST) -> Iterator[tuple[int, str, bool]]:
 
 
 def strings(data: Any) -> Iterator[str]:
-    """Yield every text of a YAML file."""
+    """Yield every string of a YAML file."""
     if isinstance(data, str):
         yield data
     for item in data.values() if isinstance(data, dict) else data if isinstance(data, list) else ():

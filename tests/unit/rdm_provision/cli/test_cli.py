@@ -34,7 +34,7 @@ class Said(NamedTuple):
 
     @property
     def complaints(self) -> list[str]:
-        """Lines on stderr, except those about tasks over 10 s, which a busy machine has."""
+        """Lines on stderr, except those about tasks over 10 s, which are normal on a busy machine."""
         return [
             line for line in self.err.splitlines() if not (line.startswith("    ") and line.endswith("…"))
         ]
@@ -590,7 +590,7 @@ def test_a_directory_is_read_without_a_trainer(
     assert (said.code, "lm loss: 9.3E+00" in said.out) == (0, True)
     said = call("jobs", f"{logs}/", "--verdict")
     assert (said.code, said.out) == (0, "finished: It came to iteration 3.\n")
-    # Of one log, too, also where its name has no directory before it.
+    # The path may also be one log, even a name without a directory.
     monkeypatch.chdir(logs)
     assert call("jobs", "n1.out", "--verdict").out == said.out
     assert call("jobs", "n1.out", "--verdict", "--state", "FAILED").code == 1
@@ -651,7 +651,7 @@ def test_a_page_of_a_path_says_what_the_verdict_on_it_says(
     word: str,
     reason: str,
 ) -> None:
-    """Each rule, of a directory in FASOP's layout; a scheduler's word lies in a job's directory."""
+    """Each rule, on a directory in FASOP's layout or on a job's directory with the scheduler's state."""
     job = tmp_path / "10932251"
     fasop_layout(job / "logs" if state else job, **faults)
     if state:

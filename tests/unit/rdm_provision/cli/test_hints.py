@@ -1,4 +1,4 @@
-"""A hint is a promise: the commands that our sentences and pages name exist, with their options."""
+"""A hint is a promise: the commands in our messages and pages exist, with their options."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ VERBS: dict[str, Callable[[Cluster], object]] = {
 
 
 def advised_instead(verb: str, cluster: Cluster) -> list[str]:
-    """The verbs that the refusal of one names; none where it is not refused."""
+    """The verbs in the refusal of an unknown verb; none if the verb is not refused."""
     try:
         VERBS[verb](cluster)
     except InputError as refused:
@@ -99,7 +99,7 @@ def test_what_is_advised_instead_of_a_verb_is_not_refused_there(
         ("verify --collective --max-size 64M", "verify --collective --max-size 64M"),
         ("up --recheck --tags network -f 2 -v", "up --recheck -t network -f 2"),
         ("up -e 'rdm_slots=[1, 2]' -e a=b", "up -e 'rdm_slots=[1, 2]' -e a=b"),
-        # Both nodes failed of those that it was limited to.
+        # Both nodes of its limit failed.
         ("up --limit node1,node2", "up --limit node1,node2"),
         ("down --images", "down --images"),
         ("slurm down --purge", "slurm down --purge"),

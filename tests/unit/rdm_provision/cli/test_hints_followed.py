@@ -65,7 +65,7 @@ class World:
     patch: pytest.MonkeyPatch
 
     def cluster(self, name: str = "inventory") -> list[str]:
-        """An inventory, which is not where one is looked for; one of its nodes submits jobs to Slurm."""
+        """Make an inventory outside the default path; one of its nodes submits jobs to Slurm."""
         path = self.make_inventory("n1", name=name) / "hosts.yml"
         data = yaml.safe_load(path.read_text(encoding="utf-8"))
         data["all"]["children"]["login"] = {"hosts": {"n1": {}}}
@@ -85,7 +85,7 @@ class World:
         module: str = "job",
         **more: Any,
     ) -> None:
-        """Make every run end so: with this node result and this module's report."""
+        """Make every run end with this node's result and this module's report."""
         returned = {f"rdm.provision.{module}": {"n1": [told or {"known": True, "job": job}]}}
 
         def result(run: Any) -> RunResult:
@@ -258,7 +258,7 @@ def made_lab(slurm: bool, *which: str) -> None:
         told = {"actions": ["made it"], "inventory": "inventory/two/hosts.yml"}
         world.ends(NodeRecap(changed=1), told=told, module="lab")
         world.patch.setattr(Lab, "status", lambda _: [NODE])
-        # As it has written it.
+        # As the lab has written it.
         Path("inventory").mkdir()
         world.cluster(name="cwd/inventory/two")
         return ["lab", "up", "--name", "two", *(["--slurm"] if slurm else [])]
@@ -441,7 +441,7 @@ def profiled(gpu: str) -> dict[str, Any]:
 
 
 def logs_of_somebody() -> str:
-    """A local directory with a log, whose name a shell would split."""
+    """A local directory with a log; a shell would split its name."""
     folder = Path("log 2/1093")
     folder.mkdir(parents=True, exist_ok=True)
     line = "iteration 1/ 4 | elapsed time per iteration (ms): 10.0 | lm loss: 1.0E+00 |\n"
@@ -466,7 +466,7 @@ def named(text: str) -> Iterator[list[str]]:
 
 
 def pattern(hint: str) -> str:
-    """Return the pattern of commands that the source writes so."""
+    """Return a pattern for the commands that the source writes in this form."""
     words = re.escape(only_the_command(hint))
     return words.replace(rf"\ {GAP}", "( .*)?").replace(GAP, ".*") + "( .*)?"
 
@@ -532,7 +532,7 @@ def test_playbooks_name_the_one_for_the_other_kind_of_nodes(
 # --- where there are nodes --------------------------------------------------------------------------------
 
 ON_NODES = {
-    # There is no container, or no environment.
+    # State: there is no container, or no environment.
     "tests/e2e/test_cycle.py::test_up_provisions_every_node_and_shows_the_fabric": (
         "plugins/module_utils/jobs/execution_environment.py: up",
     ),
@@ -547,7 +547,7 @@ ON_NODES = {
     "tests/e2e/test_slurm_jobs.py::test_a_fine_tuning_has_the_losses_of_one_process": (
         "trainer/rdm_trainer/finetune/packages.py: env up",
     ),
-    # The cluster is one of the other kind, and no program of ours has seen that before.
+    # The cluster has the other kind of nodes, and no earlier check has refused it.
     "tests/unit/rdm_provision/cli/test_hints_followed.py"
     "::test_playbooks_name_the_one_for_the_other_kind_of_nodes": (
         "playbooks/env_down.yml: down takes a cluster of containers away",
@@ -569,7 +569,7 @@ ON_NODES = {
     "tests/e2e/test_down.py::test_down_removes_what_is_ours_and_a_second_down_nothing": (
         "plugins/plugin_utils/checks/existing.py: down",
     ),
-    # The network plugin has lost its state, or a container's VF went, or its device has another name.
+    # The network plugin has lost its state, or a container's VF is gone, or its device has another name.
     "tests/integration/test_sriov_plugin.py"
     "::test_a_plugin_without_its_state_and_without_the_engines_socket_is_told_its_networks": (
         "rdm_sriov/driver.py: up tells it again",
@@ -582,7 +582,7 @@ ON_NODES = {
     "::test_a_device_that_has_another_name_after_its_move_has_the_container_made_anew": (
         "rdm_sriov/rdma_namespace.py: up recreate it",
     ),
-    # Addresses of removed nodes are wanted.
+    # Addresses of removed nodes are needed.
     "tests/unit/plugins/plugin_utils/addresses/test_address_plan.py"
     "::test_release_names_what_it_cannot_release": (
         "plugins/plugin_utils/addresses/address_plan.py: plan --release NODE does that",

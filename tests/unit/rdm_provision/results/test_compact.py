@@ -1,4 +1,4 @@
-"""The record of a thousand nodes: small, and still telling what changed."""
+"""The record of a thousand nodes is small, and still shows what changed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def names(count: int) -> list[str]:
 
 
 def result(count: int, diff: Callable[[str], str], changes: int = 1, **more: Any) -> RunResult:
-    """A run that changed so many things on each of so many nodes."""
+    """A run with this many nodes and changes on each of them."""
     tasks = [f"Bring a part of the node into the state it should have, {number}" for number in range(changes)]
     return RunResult(
         verb="up",
@@ -41,7 +41,7 @@ def result(count: int, diff: Callable[[str], str], changes: int = 1, **more: Any
 
 
 def written(tmp_path: Path, made: RunResult) -> tuple[int, dict[str, Any]]:
-    """Return the size of result.json and what it holds."""
+    """Return the size and the content of result.json."""
     record = Record(tmp_path, "up", "ansible-playbook")
     record.finish(made, None)
     assert record.folder is not None

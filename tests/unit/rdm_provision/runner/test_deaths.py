@@ -1,4 +1,4 @@
-"""Whatever is killed, and when: no process and no file of a run is left, and the next one goes through."""
+"""Whatever is killed at any time, no process and no file of a run is left, and the next run succeeds."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.unit.rdm_provision.conftest import MakeInventory, Play
 
 NODES = tuple(f"n{number}" for number in range(8))
 HANGS_S = 240.0
-"""After so many seconds something hangs, on a machine as busy as it may be."""
+"""Seconds that only a hang exceeds, even on a busy machine."""
 PROGRAM = """
 import sys
 from pathlib import Path
@@ -33,7 +33,7 @@ book, home, *nodes = sys.argv[1:]
 spec = RunSpec(verb="up", playbook=book, inventory=home, nodes=tuple(nodes), home=Path(home), exclusive=True)
 sys.exit(Run(spec).result().exit_code)
 """
-# A worker that waits for a semaphore whose holder is dead does not end by itself either.
+# Like a worker that waits for a semaphore of a dead process, this one does not end by itself.
 STUCK = """
 import signal, time
 from pathlib import Path
@@ -64,8 +64,8 @@ class Runs:
     Attributes:
         home: the inventory's folder.
         book: the playbook.
-        folder: where they have their temporary files.
-        mark: what all processes of these runs have in their environment.
+        folder: for their temporary files.
+        mark: a string in the environment of all processes of these runs.
     """
 
     home: Path
@@ -88,7 +88,7 @@ class Runs:
         )
 
     def processes(self) -> set[int]:
-        """The processes that live."""
+        """The living processes of these runs."""
         found = set()
         for environ in Path("/proc").glob("[0-9]*/environ"):
             try:
@@ -103,7 +103,7 @@ class Runs:
         return [path for path in self.folder.rglob("*") if not path.is_dir() or path.name.startswith("rdm-")]
 
     def assert_nothing_is_left(self) -> None:
-        """Neither processes nor a lock; who waits to end them has ended soon as well."""
+        """Assert that no lock and, shortly after, no process is left, watchers included."""
         Lock(self.home, "test").release()
         wait_until(lambda: not self.processes(), "no process of the run is left")
 
@@ -127,7 +127,7 @@ def runs(play: Play, make_inventory: MakeInventory, tmp_path: Path) -> Iterator[
 
 @contextmanager
 def busy_machine() -> Iterator[None]:
-    """As many programs that only compute as there are processors."""
+    """Run a busy loop on each processor."""
     burning = [
         subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(os.cpu_count() or 1)
     ]
@@ -154,7 +154,7 @@ def stuck(runs: Callable[..., Runs], tmp_path: Path) -> tuple[Runs, subprocess.P
 
 
 def test_workers_die_with_their_run(stuck: tuple[Runs, subprocess.Popen[bytes]]) -> None:
-    """Nobody comes next: the watcher beside ansible-playbook ends them, and removes what was temporary."""
+    """Without a next run, the watcher of ansible-playbook ends the workers and removes temporary files."""
     cluster, run = stuck
     run.kill()
     run.wait()
@@ -189,18 +189,18 @@ def test_the_next_run_ends_a_worker_that_is_left_when_all_else_was_killed(
 
 
 def children(pid: int) -> set[int]:
-    """The processes that a process has started, and that live."""
+    """The living children of a process."""
     told = [file.read_text().split() for file in Path(f"/proc/{pid}/task").glob("*/children")]
     return {int(child) for children in told for child in children}
 
 
 def open_files(pid: int) -> set[Path]:
-    """What a process has open."""
+    """The files that a process has open."""
     return {file.readlink() for file in Path(f"/proc/{pid}/fd").iterdir()}
 
 
 def kill_at_random_moments(cluster: Runs, times: int) -> None:
-    """Kill runs, each with some of its processes, and see after each that nothing is left of it."""
+    """Kill runs, each with some of its processes, and check each time that nothing is left."""
     chance = random.Random(times)
     began = time.monotonic()
     assert cluster.start().wait(timeout=HANGS_S) == 0
@@ -216,10 +216,10 @@ def kill_at_random_moments(cluster: Runs, times: int) -> None:
         except subprocess.TimeoutExpired:
             there = cluster.processes()
             run.kill()
-            # Its own, ansible-playbook and the watcher; all others are workers.
+            # Three processes are its own, ansible-playbook and the watcher; all others are workers.
             at_work = len(there) > 3
             with_workers += at_work
-            # A run takes as long as others let it: the next moment is found in what this one has shown.
+            # How long a run takes depends on the machine's load: adapt the range of moments to this run.
             whole *= 1.0 if at_work else 1.2
             among = chance.choice((0.0, 0.3, 1.0))
             for pid in there - {run.pid}:
@@ -236,12 +236,12 @@ def kill_at_random_moments(cluster: Runs, times: int) -> None:
 
 
 def kill_if_there(pid: int) -> None:
-    """Kill a process that may have gone."""
+    """Kill a process that may have ended already."""
     with suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
 
 
-# More than a pipe holds: whoever writes a result waits for the reader, with the semaphore of the queue.
+# More than a pipe holds: a worker that writes a result waits for the reader, and holds the queue's semaphore.
 RESULTS = [
     {"name": f"Say {number}", "ansible.builtin.debug": {"msg": "{{ 'x' * 100000 }}"}} for number in range(6)
 ]

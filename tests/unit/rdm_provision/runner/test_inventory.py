@@ -1,4 +1,4 @@
-"""What reads an inventory has an end, whatever the inventory waits for."""
+"""Reading an inventory ends, even if the inventory waits for something."""
 
 from __future__ import annotations
 

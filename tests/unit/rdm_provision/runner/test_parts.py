@@ -1,4 +1,4 @@
-"""A tag that chooses nothing is refused, and the nearest is named."""
+"""A tag that selects nothing is refused, and the message has the nearest tag."""
 
 from __future__ import annotations
 

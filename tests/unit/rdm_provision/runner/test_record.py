@@ -1,4 +1,4 @@
-"""What the record of a run holds, and what it must not."""
+"""What the record of a run contains, and what it must not contain."""
 
 from __future__ import annotations
 

@@ -272,7 +272,7 @@ def test_ansible_leaves_no_events_and_no_temporary_folder(play: Play) -> None:
 def test_folders_of_dead_runs_go_and_those_of_other_process_namespaces_stay(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two containers can share a directory for temporary files, and neither sees the other's processes."""
+    """Two containers can share a directory for temporary files without seeing each other's processes."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     ended = subprocess.Popen(["true"])
     ended.wait()
@@ -356,7 +356,7 @@ def sleeping(seconds: int = 600) -> list[dict[str, Any]]:
 
 @pytest.fixture
 def little_grace(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ansible waits for what a node does at the moment; here it is killed soon."""
+    """Ansible waits until a node's current task ends; here the task is killed soon."""
     monkeypatch.setattr("rdm_provision.runner.run.GRACE_S", 1.0)
 
 

@@ -1,4 +1,4 @@
-"""What single dictionaries of ansible-runner mean, where a real run would cost more than it tells."""
+"""Translate single dictionaries of ansible-runner, where a real run would cost more than it shows."""
 
 from __future__ import annotations
 
@@ -249,7 +249,7 @@ def test_the_plan_and_the_fabric_are_kept() -> None:
     assert result.fabric == {"nodes": ["a"]}
     assert result.rdma == {"nodes": ["a"]}
     assert result.collective == {"busbw": 21.5}
-    # In the inventory's order, in whatever order they answered.
+    # In the inventory's order, whatever the order of their results.
     assert [*result.returned["rdm.provision.container_exec"].items()] == [
         ("b", [{"rc": 0}]),
         ("c", [{"rc": 1}]),
@@ -333,7 +333,7 @@ def test_an_end_without_a_culprit_is_told() -> None:
             },
             "Error creating network: network dm-1 is already using parent interface ib0",
         ),
-        # ansible-core's words since 2.19, which hide those of a shell, of sudo, or of Python.
+        # ansible-core's message since 2.19, which hides the message of a shell, of sudo, or of Python.
         (
             "failed",
             {
