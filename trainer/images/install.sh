@@ -1,21 +1,21 @@
 #!/bin/sh
 # SPDX-License-Identifier: GPL-3.0-or-later
-# Makes a training image from Debian or Ubuntu, with or without torch. The three Dockerfiles and the lab run it as root,
-# in the project's directory `trainer`.
+# Makes a training image out of a Debian or Ubuntu with or without a torch. The three Dockerfiles and the lab run it, as
+# root, with the directory `trainer` of the project around it.
 #
 #   install.sh system          sshd, pdsh, Open MPI, the RDMA user space, and the user `trainer`
 #   install.sh python [TORCH]  the environment /opt/rdm; TORCH as in python.sh
 #
 # Environment, all optional; the last two are for networks where TLS ends at a proxy:
-#   EXTRAS           additional parts of the environment: finetune
-#   CA_CERTIFICATES  additional certificates to trust, in PEM
+#   EXTRAS           what else the environment gets: finetune
+#   CA_CERTIFICATES  certificates in PEM that shall be trusted, too
 #   PIP_CONFIG       the text of a pip.conf; it does not stay in the image
 set -eu
 
 here=$(cd "$(dirname "$0")" && pwd)
 home=/opt/rdm
 
-# Print the packages of this release with their versions. A release without a list gets its mirrors' versions.
+# The packages of this release with their versions. A release without a list gets what its mirrors have.
 wanted_packages() {
   . /etc/os-release
   if [ -e "$here/packages/$ID-$VERSION_ID.txt" ]; then
@@ -28,7 +28,7 @@ wanted_packages() {
 system() {
   export DEBIAN_FRONTEND=noninteractive
   if [ -n "${CA_CERTIFICATES:-}" ]; then
-    # The distribution's own tool for certificates is not installed yet.
+    # Before the distribution's own tool for it is there.
     { cat /etc/ssl/certs/ca-certificates.crt 2>/dev/null || :; printf '%s\n' "$CA_CERTIFICATES"; } >/tmp/build-ca.pem
     echo 'Acquire::https::CAInfo "/tmp/build-ca.pem";' >/etc/apt/apt.conf.d/build-ca
   fi
@@ -43,16 +43,16 @@ system() {
     update-ca-certificates >/dev/null
     rm -f /tmp/build-ca.pem /etc/apt/apt.conf.d/build-ca
   fi
-  # Host keys in an image would be the same for all containers; the collection gives each container its own.
+  # Every image with the same host keys would be no host at all; the collection brings the containers theirs.
   rm -f /etc/ssh/ssh_host_*
-  # sshd listens on port 22 and switches users, and launchers start ranks over it as the user who runs the job. That is
-  # root, who owns the job's directory and the devices. Everything else also works as this user: --user trainer.
+  # sshd listens on port 22 and logs in whom it is asked to, and launchers start ranks over it as the user who runs the
+  # job: that is root, who owns the job's directory and the devices. All else works as this user: --user trainer.
   id trainer >/dev/null 2>&1 || useradd --create-home --shell /bin/bash trainer
   ln -sf "$home/bin/rdm-trainer" /usr/local/bin/rdm-trainer
 }
 
-# deepspeed.init_distributed builds an operation for sums over CPUs of one host, and fails without a compiler. Where it
-# does not support the operation, it uses gloo; make it do so in an image without a compiler, too.
+# deepspeed.init_distributed builds an operation for sums within one host of CPUs and ends where no compiler is. Its own
+# answer to a system that cannot have the operation is gloo, which here is that of an image without a compiler, too.
 without_compiler() {
   sed -i -e 's/^import sys$/import shutil\nimport sys/' \
     -e "s/if sys.platform != 'linux':/if sys.platform != 'linux' or shutil.which('c++') is None:/" "$1"
@@ -80,11 +80,11 @@ python() {
     trap 'rm -f "$PIP_CONFIG_FILE"' EXIT
     printf '%s\n' "$PIP_CONFIG" >"$PIP_CONFIG_FILE"
   fi
-  # Unless the cache is elsewhere, it would stay in the image.
+  # The cache would stay in the image, unless it is somewhere else.
   [ -n "${PIP_CACHE_DIR:-}" ] || export PIP_NO_CACHE_DIR=1
   sh "$here/python.sh" "$home/bin/python" "$here/../requirements/runtime.txt" "$torch"
   without_compiler "$site/deepspeed/ops/op_builder/cpu/comm.py"
-  # The sources are in a layer of their own, so that changing them rebuilds nothing else.
+  # The sources are a layer of their own, so that a change of them makes nothing else anew.
   echo "$home/trainer" >"$site/rdm-trainer.pth"
   cat >"$home/bin/rdm-trainer" <<SCRIPT
 #!$home/bin/python
@@ -95,8 +95,8 @@ from rdm_trainer.cli import main
 sys.exit(main())
 SCRIPT
   chmod 0755 "$home/bin/rdm-trainer"
-  # Compile the modules that a training imports once, instead of in every container. Half of them are torch's compiler,
-  # which an optimiser loads, and DeepSpeed's optimisers, which its engine loads.
+  # Compiles what a training imports, once instead of in every container. An optimiser loads torch's compiler, an engine
+  # of DeepSpeed all its optimisers: half of the modules.
   "$home/bin/python" -c '
 import deepspeed.launcher.launch, deepspeed.runtime.zero.muon.muon_optimizer, tokenizers, torch.utils.tensorboard, yaml
 torch.optim.AdamW([torch.zeros(1)])' >/dev/null 2>&1
