@@ -31,14 +31,15 @@ _CUDNN_GPUS = ((9, 0), (10, 0), (10, 3))
 _LEAST_CUDNN = 91501
 
 
-def prefers_cudnn(capability: tuple[int, int], cudnn: int) -> bool:
-    """Return whether torch prefers cuDNN's attention.
+def prefers_cudnn(capability: tuple[int, int], cudnn: int, tokens: int = 1) -> bool:
+    """Return whether cuDNN's attention is the fastest, and right.
 
     Args:
         capability: Compute capability of a CUDA device.
         cudnn: The version of cuDNN, as 91501 for 9.15.1; 0 where there is none.
+        tokens: A number that divides the tokens of every sample.
     """
-    return capability in _CUDNN_GPUS and cudnn >= _LEAST_CUDNN
+    return capability in _CUDNN_GPUS and cudnn > 0 and (cudnn >= _LEAST_CUDNN or tokens % 128 == 0)
 
 
 def choose_kernel(

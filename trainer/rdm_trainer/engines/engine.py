@@ -6,6 +6,7 @@ from __future__ import annotations
 import abc
 import contextlib
 import dataclasses
+import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -28,7 +29,7 @@ from rdm_trainer.distributed.topology import Topology
 from rdm_trainer.models.moe import MoEEmbedding
 from rdm_trainer.models.transformer import Block, Norm
 
-__all__ = ["DTYPES", "Batch", "Engine", "States", "StepResult", "Watcher", "adamw"]
+__all__ = ["DTYPES", "Batch", "Engine", "States", "StepResult", "Watcher", "adamw", "attention_kernels"]
 
 Watcher = Callable[[str, str], contextlib.AbstractContextManager[Any]]
 """(kind, name) of an operation in a step → a context entered when it begins and left when it ends."""
@@ -146,6 +147,7 @@ class Engine(abc.ABC):
         self._dropout = max(config.model.hidden_dropout, config.model.attention_dropout) > 0
         self._watchers: list[Watcher] = []
         self._part = SequencePart.of(topology)
+        self._tokens = math.gcd(config.model.seq_length, config.model.decoder_length)
 
     # Implemented by each engine.
 
@@ -198,12 +200,12 @@ class Engine(abc.ABC):
         """
         if self._dropout:
             self._seed_dropout()
-        with _attention_kernels(self.device):
+        with attention_kernels(self.device, self._tokens):
             return self._with_balance(self._train_step(self._loaded(batches)))
 
     def evaluate(self, batches: Iterator[Batch]) -> float:
         """Return the mean loss over as many micro-batches as a step takes, without training."""
-        with _attention_kernels(self.device), torch.no_grad():
+        with attention_kernels(self.device, self._tokens), torch.no_grad():
             return float(self._evaluate(self._loaded(batches)))
 
     def set_batch(self, samples: int) -> None:
@@ -357,11 +359,17 @@ def adamw(config: Config, groups: list[dict[str, Any]], device: torch.device) ->
     )
 
 
-def _attention_kernels(device: torch.device) -> contextlib.AbstractContextManager[None]:
-    """Prefer cuDNN's attention where it is the fastest, and right for all lengths."""
+def attention_kernels(device: torch.device, tokens: int) -> contextlib.AbstractContextManager[None]:
+    """Prefer cuDNN's attention where it is the fastest, and right.
+
+    Args:
+        device: The rank's device.
+        tokens: A number that divides the tokens of every sample.
+    """
     if device.type != "cuda" or torch.version.hip:
         return contextlib.nullcontext()
-    if not prefers_cudnn(torch.cuda.get_device_capability(device), torch.backends.cudnn.version() or 0):
+    capability, cudnn = torch.cuda.get_device_capability(device), torch.backends.cudnn.version() or 0
+    if not prefers_cudnn(capability, cudnn, tokens):
         return contextlib.nullcontext()
     order = [
         SDPBackend.CUDNN_ATTENTION,

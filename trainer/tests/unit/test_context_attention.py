@@ -115,17 +115,23 @@ def test_the_kernel_depends_on_device_cudnn_precision_and_head_size(
 
 
 @pytest.mark.parametrize(
-    ("capability", "cudnn", "expected"),
-    [((9, 0), 91501, True), ((9, 0), 91002, False), ((8, 0), 91501, False)],
+    ("capability", "cudnn", "tokens", "expected"),
+    [
+        ((9, 0), 91501, 100, True),
+        ((9, 0), 91002, 100, False),
+        ((9, 0), 91002, 1024, True),
+        ((9, 0), 0, 1024, False),
+        ((8, 0), 91501, 1024, False),
+    ],
 )
-def test_engines_prefer_cudnn_under_the_same_conditions(
-    capability: tuple[int, int], cudnn: int, expected: bool, monkeypatch: pytest.MonkeyPatch
+def test_engines_prefer_cudnn_where_it_is_right(
+    capability: tuple[int, int], cudnn: int, tokens: int, expected: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     orders: list[bool] = []
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device: capability)
     monkeypatch.setattr(torch.backends.cudnn, "version", lambda: cudnn)
     monkeypatch.setattr(engine, "sdpa_kernel", lambda _order, *, set_priority: orders.append(set_priority))
-    engine._attention_kernels(torch.device("cuda"))
+    engine.attention_kernels(torch.device("cuda"), tokens)
     assert orders == [True] * expected
 
 
