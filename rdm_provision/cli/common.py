@@ -352,7 +352,7 @@ json_option = _with(_JSON)
 recheck_option = click.option(
     "--recheck",
     is_flag=True,
-    help="Look at everything anew, whatever the nodes' state files of earlier runs say.",
+    help="Gather and compare everything again, whatever the nodes' state files say.",
 )
 """The option of verbs that skip nodes without work."""
 

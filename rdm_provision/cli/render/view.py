@@ -352,9 +352,9 @@ def retry_steps(
     if not whole and 0 < len(bad) <= 8 and len(bad) < len(result.nodes):
         limit = ",".join(bad)
     again = f"{command} --limit {shlex.quote(limit)}" if limit else command
-    steps = [("when it is mended, again", again)]
+    steps = [("when it is fixed, run again", again)]
     if result.record is not None:
-        steps.append(("what Ansible said", f"less {result.record / 'ansible.log'}"))
+        steps.append(("what Ansible reported", f"less {result.record / 'ansible.log'}"))
     return steps
 
 

@@ -51,7 +51,7 @@ def doctor(options: Options) -> int:
         bad += not check.ok and check.needed_for == "runs"
     console.print()
     console.print(
-        f"{view.count(bad, 'thing')} to mend." if bad else "Ready.", style="bold red" if bad else "green"
+        f"{view.count(bad, 'thing')} to fix." if bad else "Ready.", style="bold red" if bad else "green"
     )
     return FAILED if bad else DONE
 

@@ -79,5 +79,5 @@ def _saved(result: RunResult, state: JobState | None) -> str:
     if not any("checkpoint" in ((one.get("job") or {}).get("progress") or {}) for one in known):
         return ""
     if state.checkpoint is None:
-        return " It has no checkpoint: it would begin anew."
+        return " It has no checkpoint: it would start from the beginning."
     return f" Its newest checkpoint is of iteration {state.checkpoint}."

@@ -21,7 +21,7 @@ Examples:
   rdm-provision up                              the lab, or the only inventory there is
   rdm-provision up -i inventory/mine            a cluster of your own
   rdm-provision up --limit node7                a new node alone; the others are not touched
-  rdm-provision up --recheck                    look at everything anew, on every node
+  rdm-provision up --recheck                    compare everything again, on every node
   rdm-provision up -e network_replace=true      with a variable set for this run
   rdm-provision up --show-command               the same in ansible-playbook's words
 """

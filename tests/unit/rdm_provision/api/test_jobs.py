@@ -441,7 +441,7 @@ def test_who_leaves_a_job_when_it_has_started_is_told_its_name_and_what_next(
     [
         (33, 1, "demo-1 is stopped. Its newest checkpoint is of iteration 33."),
         (33, 0, "demo-1 had ended already. Its newest checkpoint is of iteration 33."),
-        (None, 1, "demo-1 is stopped. It has no checkpoint: it would begin anew."),
+        (None, 1, "demo-1 is stopped. It has no checkpoint: it would start from the beginning."),
     ],
 )
 def test_who_stops_a_job_learns_from_where_it_can_go_on(
@@ -477,7 +477,7 @@ def test_who_stops_a_job_learns_from_where_it_can_go_on(
         (
             "gate",
             {"launcher": "slurm", "progress": {"checkpoint": None}},
-            " It has no checkpoint: it would begin anew.",
+            " It has no checkpoint: it would start from the beginning.",
         ),
     ],
 )
