@@ -14,7 +14,7 @@ from rdm_provision import environment
 from tests.ansible_playbook import ansible_playbook
 from tests.conftest import ROOT
 
-TASK = "Bring large files from node to node"
+TASK = "Transfer large files from node to node"
 
 
 @pytest.mark.parametrize(

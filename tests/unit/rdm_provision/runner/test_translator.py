@@ -466,8 +466,9 @@ def test_sshs_banner_about_a_changed_host_key_is_one_line() -> None:
     made = translator()
     feed(made, outcome("unreachable", "a", {"msg": BANNER}))
     assert end(made, rc=4).nodes["a"].why == (
-        "the ssh host key of [10.0.0.1]:2222 is not the one in /my keys/known_hosts:3. If the host was made "
-        "anew: ssh-keygen -f '/my keys/known_hosts' -R '[10.0.0.1]:2222'; if not, somebody else answers there"
+        "the ssh host key of [10.0.0.1]:2222 is not the one in /my keys/known_hosts:3. If the host was "
+        "reinstalled: ssh-keygen -f '/my keys/known_hosts' -R '[10.0.0.1]:2222'; if not, somebody else "
+        "answers there"
     )
 
 
