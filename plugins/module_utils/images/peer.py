@@ -485,7 +485,7 @@ class Peer:
         with self._news:
             usable = [
                 one
-                for one in self._neighbours.values()
+                for one in list(self._neighbours.values())  # others are met meanwhile
                 if not one.dropped and one.not_before <= now and one.fetches < _FETCHES_OF_ONE
             ]
             missing = self.missing & ~self.file.claimed

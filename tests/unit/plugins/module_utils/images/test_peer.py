@@ -409,6 +409,24 @@ def test_nodes_that_cannot_go_on_are_in_nobodys_way(tmp_path: Path, archive: Pat
     assert answer["neighbours"] == []
 
 
+def test_neighbours_may_be_met_while_a_piece_is_chosen(tmp_path: Path, archive: Path) -> None:
+    node = alone(tmp_path, archive)
+
+    class Meets(peers._Neighbour):
+        @property
+        def not_before(self) -> float:
+            node._neighbours["b"] = peers._Neighbour("b", HOME, 2)
+            return 0.0
+
+        @not_before.setter
+        def not_before(self, _moment: float) -> None:
+            pass
+
+    node._neighbours = {"a": Meets("a", HOME, 1)}
+    assert node._choose() is None
+    assert list(node._neighbours) == ["a", "b"]
+
+
 def test_a_signal_ends_a_peer_that_holds_the_lock_of_its_own_end(tmp_path: Path, archive: Path) -> None:
     source = alone(tmp_path, archive)
     with vars(source.ended)["_cond"]:  # the lock that a signal's handler may find taken
