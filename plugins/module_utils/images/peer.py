@@ -759,12 +759,10 @@ class _Request(http.server.BaseHTTPRequestHandler):
             if not hmac.compare_digest(
                 given.encode(), ("Bearer " + self.server.peer.settings.token).encode()
             ):
-                self.close_connection = True
                 self.reply(b"", 403)
                 return
             length = int(self.headers.get("Content-Length") or 0)
             if not 0 <= length <= _BODY_MAX:
-                self.close_connection = True
                 self.reply(b"", 413)
                 return
             self.server.peer.serve(self, self.path, self.rfile.read(length))
@@ -784,6 +782,9 @@ class _Request(http.server.BaseHTTPRequestHandler):
             status: of HTTP.
         """
         self.send_response_only(status)
+        if status >= 400:
+            # Who gets nothing asks again later. Until then, its connection would be one of few.
+            self.send_header("Connection", "close")
         if length is not None:
             self.send_header("Content-Length", str(length))
         if number is not None:

@@ -373,6 +373,27 @@ def test_those_who_hold_connections_without_the_token_do_not_hold_a_peer(
     assert not running.is_alive()
 
 
+def test_who_gets_no_piece_gives_its_place_to_others(
+    tmp_path: Path, archive: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peers, "_CONNECTIONS", 1)
+    monkeypatch.setattr(peers, "_QUIET_S", 30)
+    source = alone(tmp_path, archive)
+    running = threading.Thread(target=source.run)
+    running.start()
+    for _upload in range(peers._UPLOADS):
+        source._uploads.slots.acquire()
+    with contextlib.ExitStack() as kept:
+        for path, status in (("/piece/0", 503), ("/piece/999", 404), ("/status", 200)):
+            connection = kept.enter_context(socket.create_connection((HOME, source.port), timeout=5))
+            head = f"GET {path} HTTP/1.1\r\nAuthorization: Bearer {TOKEN}\r\n\r\n"
+            connection.sendall(head.encode())
+            assert connection.recv(1000).startswith(b"HTTP/1.1 %d " % status)
+    source.end()
+    running.join(10)
+    assert not running.is_alive()
+
+
 def announced(name: str, have: int = 0, **changes: Any) -> dict[str, Any]:
     given = {"name": name, "port": 1, "have": f"{have:x}", "wanted": 13, "done": False}
     return {**given, "error": "", "trouble": {}, "fetched": 0, **changes}
