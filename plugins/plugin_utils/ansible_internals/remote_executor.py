@@ -80,10 +80,12 @@ class RemoteExecutor:
         """Return a file's path on a host, among Ansible's temporary files, and a function that copies it.
 
         Raises:
-            OrdinaryError: the host cannot be reached in a thread.
+            OrdinaryError: the host cannot be reached in a thread, or its modules could not read the file.
             AnsibleError: a variable cannot be evaluated, the host does not answer, or others can write there.
         """
         handler = self._handler(host)
+        if handler._is_become_unprivileged():
+            raise OrdinaryError("its modules run as a user who cannot read what the user of ssh uploads")
         directory = handler._make_tmp_path()
         try:
             remote = str(handler._connection._shell.join_path(upload_directory(handler), name))
