@@ -13,7 +13,8 @@ from ansible.errors import AnsibleError
 def upload_directory(action: Any) -> str:
     """Return the directory, which is the same in every run: a later one replaces what a killed one has left.
 
-    It lies beside the directory for Ansible's temporary files, where others may be able to write.
+    What no later run has replaced is removed after a week. The directory lies beside the one for Ansible's
+    temporary files, where others may be able to write.
 
     Args:
         action: whose connection reaches the node, and which has made its temporary directory there.
@@ -26,7 +27,8 @@ def upload_directory(action: Any) -> str:
     private = " ".join(f"! -perm -{bits}" for bits in ("g+w", "g+x", "o+w", "o+x"))
     found = action._low_level_execute_command(
         f'd={shlex.quote(above)}/rdm-uploads-$(id -u); umask 77; mkdir "$d" 2>/dev/null; '
-        f'find "$d" -prune -type d -user "$(id -u)" {private}',
+        f'find "$d" -prune -type d -user "$(id -u)" {private} | grep . && '
+        'find "$d" -type f -mtime +7 -exec rm -f {} +',
         sudoable=False,
     )
     lines = str(found.get("stdout") or "").splitlines()

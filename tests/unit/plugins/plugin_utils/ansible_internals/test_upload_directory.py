@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import stat
 import subprocess
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -36,6 +37,16 @@ def test_it_is_of_its_user_alone_and_the_same_in_the_next_run(tmp_path: Path) ->
     assert stat.S_IMODE(os.lstat(made).st_mode) == 0o700
     (Path(made) / "left").touch()
     assert upload_directory(action(tmp_path)) == made
+    assert (Path(made) / "left").exists()
+
+
+def test_what_a_killed_run_has_left_goes_after_a_week(tmp_path: Path) -> None:
+    made = Path(upload_directory(action(tmp_path)))
+    for name, days in (("left", 9), ("on its way", 0)):
+        (made / name).touch()
+        os.utime(made / name, (time.time() - days * 86400,) * 2)
+    assert upload_directory(action(tmp_path)) == str(made)
+    assert [path.name for path in made.iterdir()] == ["on its way"]
 
 
 def link(path: Path) -> None:
