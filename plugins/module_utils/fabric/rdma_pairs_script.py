@@ -558,12 +558,12 @@ def options(settings: Settings, program: str, found: Sequence[Optional[float]]) 
 def row_below(text: str, header: str) -> Optional[Tuple[str, List[str]]]:
     """Return the first group of a table's header, and the numbers in the line below it."""
     lines = text.splitlines()
-    for number, line in enumerate(lines[:-1]):
+    for index, line in enumerate(lines[:-1]):
         found = re.search(header, line)
         if found:
-            fields = lines[number + 1].split()
-            number = all(re.match(r"^\d+(\.\d+)?$", field) for field in fields)
-            return (found.group(1), fields) if number else None
+            fields = lines[index + 1].split()
+            are_numbers = all(re.match(r"^\d+(\.\d+)?$", field) for field in fields)
+            return (found.group(1), fields) if are_numbers else None
     return None
 
 
