@@ -651,3 +651,9 @@ def test_what_is_said_to_be_followed_on_nodes_is(test: str) -> None:
     for hint in ON_NODES[test]:
         words = hint.partition(": ")[2].split()
         assert any(words[: len(one)] == one for one in followed), f"{hint} is not followed"
+
+
+@pytest.mark.parametrize("hint", sorted({hint for hints in ON_NODES.values() for hint in hints}))
+def test_what_is_followed_on_nodes_is_only_the_command(hint: str) -> None:
+    words = only_the_command(hint.partition(": ")[2]).split()
+    assert not {"a", "it", "that", "the", "them"} & set(words), "the sentence goes on: see printed_hints.py"
