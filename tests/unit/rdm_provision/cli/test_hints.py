@@ -118,7 +118,9 @@ def test_what_is_to_be_run_again_keeps_its_options(
     with pytest.raises(SystemExit) as ended:
         main([*shlex.split(given), *inventory])
     assert ended.value.code == 1
-    (again,) = [line for line in capsys.readouterr().out.splitlines() if "when it is fixed, run again" in line]
+    (again,) = [
+        line for line in capsys.readouterr().out.splitlines() if "when it is fixed, run again" in line
+    ]
     words = shlex.split(again.partition("when it is")[0])
     for word in inventory:
         words.remove(word)
