@@ -19,13 +19,12 @@ from rdm_log.errors import Finding
 from rdm_log.peers import RankHeartbeat
 from rdm_log.signs import Sign
 from rdm_log.verdict import DONE, Observed, evaluate
+from rdm_log.wording import listed
 
 __all__ = ["Health", "newest_progress", "observed", "of_state"]
 
 _BUSY_S = 60.0
 """How long others must use a node before it is reported; a slow rank is reported without this wait."""
-_NAMED = 8
-"""How many nodes are named in a sentence."""
 
 
 class Health:
@@ -219,8 +218,7 @@ def _unwatched(watches: Mapping[str, Mapping[str, Any]]) -> Iterator[Sign]:
         if why := watch.get("unwatched"):
             nodes.setdefault(str(why), []).append(node)
     for why, those in nodes.items():
-        more = f" and {len(those) - _NAMED} more" * (len(those) > _NAMED)
-        where = "all nodes" if 1 < len(those) == len(watches) else ", ".join(those[:_NAMED]) + more
+        where = "all nodes" if 1 < len(those) == len(watches) else listed(those)
         yield Sign("unwatched", f"On {where}: {why}", is_note=True)
 
 

@@ -26,6 +26,7 @@ from rdm_log.states import STATES, state_of, states_of
 from rdm_log.summary import NothingToRead, log_files, summarise, unreadable_logs
 from rdm_log.tails import tail, text_lines
 from rdm_log.verdict import Observed, Verdict
+from rdm_log.wording import listed
 
 __all__ = [
     "ENDED",
@@ -336,9 +337,7 @@ def _not_read(errors: Sequence[_Errors]) -> list[Sign]:
     long = [one for one in errors if one.unread]
     if not long:
         return []
-    more = f" and {len(long) - _HEADS} more" if len(long) > _HEADS else ""
-    nodes = f"{', '.join(one.node for one in long[:_HEADS])}{more}"
-    size = sum(one.unread for one in long) / 1e6
+    nodes, size = listed(one.node for one in long), sum(one.unread for one in long) / 1e6
     text = f"Of the errors of {nodes} only the beginning and the end were read: {size:,.1f} MB were not."
     return [Sign("files", text, is_note=True)]
 
@@ -398,8 +397,8 @@ def _signs(file: Path) -> list[Sign]:
 def _left_out(path: Path, folder: Path, node: str) -> list[Sign]:
     """Return a note that names the files of a job that cannot be read."""
     found = unreadable_logs(folder, node, path / "state.json")
-    shown = f"{'; '.join(found[:_HEADS])}{f' and {len(found) - _HEADS} more' * (len(found) > _HEADS)}"
-    return [Sign("files", f"Not all logs were read: {shown}.", is_note=True)] if found else []
+    text = f"Not all logs were read: {listed(found, separator='; ')}."
+    return [Sign("files", text, is_note=True)] if found else []
 
 
 def _settings(conf: Path) -> dict[str, str]:

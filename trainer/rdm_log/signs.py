@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rdm_log.sizes import size_text
+from rdm_log.wording import size_text
 
 __all__ = ["WINDOW_S", "Device", "Sample", "Sign", "held_back", "of_node"]
 

@@ -21,6 +21,7 @@ from rdm_log.errors import Finding
 from rdm_log.lines import DONE
 from rdm_log.peers import RankHeartbeat
 from rdm_log.signs import Sign
+from rdm_log.wording import NAMES_SHOWN, listed
 
 __all__ = ["DONE", "EXIT_CODES", "Observed", "Verdict", "Word", "evaluate"]
 
@@ -51,8 +52,6 @@ _SILENT_S = 300.0
 """… or this long, for a program that does not report when it saves and evaluates."""
 _PAUSE_S = 1800.0
 """The most time to save, load or evaluate."""
-_NAMED = 8
-"""The most nodes that a sentence names."""
 _POINTS = 20
 """The number of last points of the loss curve that are evaluated."""
 _FLAT = 0.01
@@ -256,10 +255,10 @@ def _few(notes: Sequence[Sign]) -> list[Sign]:
     found = []
     for sign in notes:
         seen[sign.kind] += 1
-        if seen[sign.kind] <= _NAMED:
+        if seen[sign.kind] <= NAMES_SHOWN:
             found.append(sign)
         elif seen[sign.kind] == kinds[sign.kind]:
-            text = f"{kinds[sign.kind] - _NAMED} more notes are about {sign.kind}."
+            text = f"{kinds[sign.kind] - NAMES_SHOWN} more notes are about {sign.kind}."
             found.append(Sign(sign.kind, text, is_note=True))
     return found
 
@@ -327,10 +326,10 @@ def _errors(findings: Sequence[Finding]) -> Iterator[Sign]:
     seen: collections.Counter[str] = collections.Counter()
     for one in errors:
         seen[one.name] += 1
-        if seen[one.name] == _NAMED + 1:
+        if seen[one.name] == NAMES_SHOWN + 1:
             cause = one.cause[0].upper() + one.cause[1:]
-            yield Sign("error", f"{cause}, on {nodes[one.name] - _NAMED} more nodes.")
-        elif seen[one.name] <= _NAMED:
+            yield Sign("error", f"{cause}, on {nodes[one.name] - NAMES_SHOWN} more nodes.")
+        elif seen[one.name] <= NAMES_SHOWN:
             who = f"rank {one.ranks[0]}: " if len(one.ranks) == 1 else ""
             if one.node:
                 who = f"{one.node}, {who}" if who else f"{one.node}: "
@@ -348,7 +347,7 @@ def _differences(seen: Observed) -> Iterator[Sign]:
             if not _same(reported.get(key, requested), requested):
                 others.setdefault(reported[key], []).append(node)
         for value, nodes in others.items():
-            where = f" on {_names(nodes)}" if any(nodes) else ""
+            where = f" on {listed(nodes)}" if any(nodes) else ""
             # If all nodes report it, no single one is at fault.
             culprit = nodes[0] if len(nodes) < len(seen.reported) else ""
             text = f"{key} is {value}{where}, and {requested} was asked for."
@@ -365,12 +364,8 @@ def _differences(seen: Observed) -> Iterator[Sign]:
             for version, nodes in by_version.items():
                 if version != usual:
                     verb = "has" if len(nodes) == 1 else "have"
-                    text = f"{_names(nodes)} {verb} {package} {version}, others have {usual}."
+                    text = f"{listed(nodes)} {verb} {package} {version}, others have {usual}."
                     yield Sign("version", text, nodes[0])
-
-
-def _names(nodes: Sequence[str]) -> str:
-    return ", ".join(nodes[:_NAMED]) + f" and {len(nodes) - _NAMED} more" * (len(nodes) > _NAMED)
 
 
 def _same(reported: str, requested: str) -> bool:
@@ -446,7 +441,7 @@ def _idle(seen: Observed, state: str) -> list[Sign]:
     nodes = [node for node, count in seen.gpu_processes.items() if count == 0]
     if nodes and len(nodes) == len(seen.gpu_processes):
         return [Sign("idle", "It runs, but no process is on its GPUs.")]
-    return [Sign("idle", f"No process is on the GPUs of {_names(nodes)}.", node) for node in nodes]
+    return [Sign("idle", f"No process is on the GPUs of {listed(nodes)}.", node) for node in nodes]
 
 
 def _late(seen: Observed, state: str) -> Iterator[Sign]:

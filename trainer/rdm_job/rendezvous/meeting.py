@@ -19,7 +19,7 @@ disconnected, and joins again. After the start, the first member that fails or i
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -28,6 +28,7 @@ from rdm_job.rendezvous.command import TERM_S, Command
 from rdm_job.rendezvous.roster import Member, Roster, differing
 from rdm_job.rendezvous.transports import ClientTransport, ServerTransport
 from rdm_log.printable import printable
+from rdm_log.wording import listed
 
 __all__ = ["End", "Launcher", "Started", "Worker"]
 
@@ -46,8 +47,6 @@ TERMINATED = 143
 _STARTED = "The job has started without this member: all had come."
 _REMIND_S = 30.0
 _BAR = 20
-_NAMED = 8
-"""How many names are shown on a line."""
 
 
 @dataclass(frozen=True)
@@ -337,8 +336,8 @@ class Launcher:
             return f"All {wanted} are here."
         width = min(wanted, _BAR)
         bar = ("#" * (width * (wanted - missing) // wanted)).ljust(width, ".")
-        here = _listed([member.name for member in self._roster.by_rank()])
-        away = _listed(self._roster.missing_names)
+        here = listed([member.name for member in self._roster.by_rank()])
+        away = listed(self._roster.missing_names)
         return (
             f"[{bar}] {wanted - missing} of {wanted} are here: {here}; "
             f"{away or missing} {'is' if missing == 1 else 'are'} missing."
@@ -360,7 +359,7 @@ class Launcher:
         seen = ", ".join(str(member) for member in roster.by_rank())
         missing = f"{roster.missing} of {roster.wanted} members have not come"
         if names := roster.missing_names:
-            missing += f" ({_listed(names)})"
+            missing += f" ({listed(names)})"
         if roster.is_complete:
             missing = "not all members have acknowledged the list of members"
         refused = ", ".join(self._server.refused)
@@ -507,12 +506,6 @@ class Worker:
 
 def _failed(name: str, code: int, errors: Any) -> End:
     return End(code, f"{name} ended with exit code {code}.", _lines(errors), name)
-
-
-def _listed(names: Sequence[str]) -> str:
-    """Return names for a sentence, at most ``_NAMED`` of them."""
-    more = len(names) - _NAMED
-    return ", ".join(names[:_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
 def _lines(given: Any) -> tuple[str, ...]:

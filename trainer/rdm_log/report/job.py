@@ -25,6 +25,7 @@ from rdm_log.sections import job_info
 from rdm_log.summary import NothingToRead, log_files, summarise
 from rdm_log.timeline import Span, Timeline, laid_out, read_timers, read_traces, shares, trace_files
 from rdm_log.verdict import Observed, Verdict, evaluate
+from rdm_log.wording import listed
 
 __all__ = ["PARTS", "Job", "collect", "merged"]
 
@@ -37,8 +38,6 @@ _GPU_MOMENTS = 100_000
 """The most moments of GPUs, of all nodes together…"""
 _LEAST_MOMENTS = 50
 """… but at least this many for each node."""
-_NAMED = 8
-"""The most nodes that a sentence names."""
 _ROWS = 64
 """The most ranks with a row in the timeline."""
 _NETWORK = {"fabric": "rtt_us", "rdma": "bandwidth_gbit", "plan": "nodes"}
@@ -214,10 +213,8 @@ def merged(parts: Sequence[Job]) -> Job:
 
 
 def _without(missing: Sequence[str]) -> str:
-    more = f" and {len(missing) - _NAMED} more" if len(missing) > _NAMED else ""
-    names = ", ".join(missing[:_NAMED])
     whose = "its" if len(missing) == 1 else "their"
-    return f"{names}{more} could not be asked: {whose} logs are not in this."
+    return f"{listed(missing)} could not be asked: {whose} logs are not in this."
 
 
 def _kept(path: Path) -> Job:

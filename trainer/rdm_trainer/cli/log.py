@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rdm_core.errors import DONE, TrainerError
+from rdm_log.wording import listed
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -246,8 +247,7 @@ def _step(step: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield "time of a step", text
     slow = step["outliers"]
     if slow:
-        shown = ", ".join(f"{iteration} ({time:,.0f} ms)" for iteration, time in slow[:5])
-        yield "slow steps", f"{shown}{f' and {len(slow) - 5} more' if len(slow) > 5 else ''}"
+        yield "slow steps", listed((f"{iteration} ({time:,.0f} ms)" for iteration, time in slow), 5)
 
 
 def _memory(memory: dict[str, dict[str, float]]) -> str:

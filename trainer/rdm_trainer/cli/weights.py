@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from rdm_log.sizes import size_text
+from rdm_log.wording import size_text
 
 __all__ = ["export", "generate", "import_"]
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import pytest
 
-from rdm_log.sizes import size_text
+from rdm_log.wording import listed, size_text
 
 
 @pytest.mark.parametrize(
@@ -12,3 +12,8 @@ from rdm_log.sizes import size_text
 )
 def test_a_size_has_the_largest_unit_that_it_reaches(count: float, text: str) -> None:
     assert size_text(count) == text
+
+
+def test_names_beyond_the_limit_are_counted() -> None:
+    assert listed(["n1", "n2"]) == "n1, n2"
+    assert listed((f"n{number}" for number in range(1, 11)), 2, "; ") == "n1; n2 and 8 more"
