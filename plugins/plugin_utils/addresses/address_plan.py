@@ -438,15 +438,17 @@ def _check_gateway(text: str, network: IPv4Network) -> list[Problem]:
 def _other_network(settings: _Settings, previous: AddressPlan) -> list[Problem]:
     """Return a problem if the user sets another subnet or gateway than the plan's."""
     if settings.subnet is not None and settings.subnet != previous.subnet:
-        what, asked, planned = "subnet", str(settings.subnet), str(previous.subnet)
+        variable, what = "rdm_subnet", "subnet"
+        requested, planned = str(settings.subnet), str(previous.subnet)
     elif settings.gateway and settings.gateway != previous.gateway:
-        what, asked, planned = "gateway", settings.gateway, previous.gateway
+        variable, what = "rdm_gateway", "gateway"
+        requested, planned = settings.gateway, previous.gateway
     else:
         return []
     return [
         Problem(
             None,
-            f"rdm_{what} {asked}",
+            f"{variable} {requested}",
             f"differs from the address plan's {what} {planned}",
             "changing it recreates the network on every node; "
             f"set network_replace: true to do so, or go back to {planned}",

@@ -63,20 +63,21 @@ def link_layer(want: DesiredState, facts: Mapping[str, Any], findings: Findings)
     ]
     vlan = [name for name, options in below if options.get("vlan") and infiniband.get(name) is True]
     pkey = [name for name, options in below if options.get("pkey") and infiniband.get(name) is False]
-    for option, wrong, kind, hint in (
+    for variable, wrong, kind, hint in (
         (
-            "vlan",
+            "network_vlan",
             vlan,
             "InfiniBand, which has partitions",
             "leave it out, or set network_pkey to a partition",
         ),
-        ("pkey", pkey, "Ethernet, which has no partitions", "leave it out, or set network_vlan"),
+        ("network_pkey", pkey, "Ethernet, which has no partitions", "leave it out, or set network_vlan"),
     ):
         if wrong:
+            option = "vlan" if variable == "network_vlan" else "pkey"
             value = next(options[option] for name, options in below if name == wrong[0])
             reason = f"does not fit {names(wrong)}: {'that is' if len(wrong) == 1 else 'these are'} {kind}"
             reason += " in the place of VLANs" if option == "vlan" else ""
-            findings.problems.append(Problem(want.node, f"network_{option} {value}", reason, hint))
+            findings.problems.append(Problem(want.node, f"{variable} {value}", reason, hint))
 
 
 def shared_functions(want: DesiredState, facts: Mapping[str, Any], findings: Findings) -> None:

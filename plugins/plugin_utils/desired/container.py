@@ -156,7 +156,7 @@ def desired_container(variables: NodeVariables, entry: PlanEntry) -> DesiredCont
     security_opts = _security_opts(variables, debug)
     confined = ipc_mode != "host" and not _has(security_opts, "label[=:]disable")
     certificate = entry.keys.get(_CERTIFICATE, "")
-    capabilities = [str(one) for one in _of_node("capabilities", variables, entry, [])]
+    capabilities = [str(one) for one in _of_node("container_capabilities", variables, entry, [])]
     files = _files(variables, entry, my_ip)
     return DesiredContainer(
         name=variables.text("container_name"),
@@ -181,10 +181,10 @@ def desired_container(variables: NodeVariables, entry: PlanEntry) -> DesiredCont
             *_volumes(variables, entry, confined),
             *variables.texts("container_volumes"),
         ],
-        devices=_of_node("devices", variables, entry, []),
-        device_requests=_of_node("device_requests", variables, entry, []),
-        groups=_of_node("groups", variables, entry, []),
-        ulimits=_of_node("ulimits", variables, entry, ["memlock:-1:-1"]),
+        devices=_of_node("container_devices", variables, entry, []),
+        device_requests=_of_node("container_device_requests", variables, entry, []),
+        groups=_of_node("container_groups", variables, entry, []),
+        ulimits=_of_node("container_ulimits", variables, entry, ["memlock:-1:-1"]),
         capabilities=list(dict.fromkeys([*capabilities, *(["SYS_PTRACE"] if debug else [])])),
         security_opts=security_opts,
         ipc_mode=ipc_mode,
@@ -304,10 +304,11 @@ def _plugin_socket(variables: NodeVariables, entry: PlanEntry) -> str:
     return given or (variables.text("sriov_socket") if "function_devices" in entry.observed else "")
 
 
-def _of_node(what: str, variables: NodeVariables, entry: PlanEntry, otherwise: list[str]) -> list[Any]:
+def _of_node(variable: str, variables: NodeVariables, entry: PlanEntry, otherwise: list[str]) -> list[Any]:
     """Return the user's value, else the plan's choice from the node's facts, else the default."""
-    given = variables.value(f"container_{what}")
-    return list(_spec(entry).get(what, otherwise) if given is None else given)
+    given = variables.value(variable)
+    planned = _spec(entry).get(variable.removeprefix("container_"), otherwise)
+    return list(planned if given is None else given)
 
 
 def _spec(entry: PlanEntry) -> dict[str, Any]:

@@ -49,7 +49,11 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.desired.sriov_settin
 )
 from ansible_collections.rdm.provision.plugins.plugin_utils.inventory.node_variables import NodeVariables
 
-_OF_DEVICES = ("devices", "device_requests", "groups")
+_OF_DEVICES = {
+    "devices": "container_devices",
+    "device_requests": "container_device_requests",
+    "groups": "container_groups",
+}
 
 Make = Callable[[NodeVariables, PlanEntry], Any]
 
@@ -267,7 +271,7 @@ def desired_state(
         return state
     return state._replace(
         interfaces=variables.texts("container_rails") or [variables.text("network_parent")],
-        chosen=frozenset(one for one in _OF_DEVICES if variables.value(f"container_{one}") is not None),
+        chosen=frozenset(one for one, name in _OF_DEVICES.items() if variables.value(name) is not None),
         sriov=sriov_settings(variables),
         plugin=plugin_of(variables),
     )

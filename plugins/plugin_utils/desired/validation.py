@@ -196,7 +196,7 @@ def _bare_host_problems(
 
 def _torch_problems(reader: HostVariables, host: str) -> list[Problem]:
     """Return a problem if a bare host with AMD GPUs would get the wrong build of torch."""
-    names = [f"python_env_torch{one}" for one in ("", "_backend")]
+    names = ["python_env_torch", "python_env_torch_backend"]
     if names[1] not in reader.variables(host) or any(reader.node(host).text(name) for name in names):
         return []
     reason = "takes PyPI's torch, which is for CUDA, and rdm_accelerator is rocm"

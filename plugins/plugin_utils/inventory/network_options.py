@@ -52,9 +52,9 @@ def driver_options(
         raise ValueError(f"network_vlan {vlan} is not between 0 and {_VLANS[-1]}")
     options: dict[str, str] = {}
     if driver == "bridge":
-        for name, value in (("mode", mode), ("vlan", vlan)):
+        for name, value in (("network_mode", mode), ("network_vlan", vlan)):
             if value:
-                raise ValueError(f"network_{name} {value} has no meaning for the driver bridge")
+                raise ValueError(f"{name} {value} has no meaning for the driver bridge")
     else:
         key, modes = _MODES[driver]
         if mode and mode not in modes:
