@@ -60,6 +60,7 @@ def gather_arguments(
             "key_digests": one["key_digests"],
             "sriov": one["sriov"],
             "addresses": one["addresses"],
+            "mirrors": one["mirrors"],
             "locks": locks or bool(one["absent"]),
             **everywhere,
         }

@@ -143,7 +143,7 @@ def test_our_own_sums_end_when_they_are_waited_for() -> None:
     seen = Seen()
     states = torch.ones(2, requires_grad=True)
     with seen.watching():
-        pending = layers._BeginSum.apply(states, dist.group.WORLD)
+        pending = layers._BeginSum.apply(states, dist.group.WORLD, False)
         assert (seen.names, seen.ends) == (["all_reduce"], [1])
         layers._EndSum.apply(pending).sum().backward()
     assert (seen.names, seen.ends) == (["all_reduce"], [2])

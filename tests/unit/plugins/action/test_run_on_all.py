@@ -8,10 +8,12 @@ import shutil
 from pathlib import Path
 
 import pytest
+import yaml
 from ansible_collections.rdm.provision.plugins.filter.gather_arguments import gather_arguments
 from ansible_collections.rdm.provision.plugins.filter.probe_arguments import probe_arguments
 
 from benchmarks.scale import SOME_UNREACHABLE, Figures
+from tests.conftest import ROOT
 from tests.simulated_cluster import Cluster
 
 FAILED = 2
@@ -204,6 +206,7 @@ def test_arguments_of_all_nodes_are_those_of_each() -> None:
         "key_digests": {"id": ""},
         "sriov": {"parents": ["ib0"]},
         "addresses": {"ib0": "10.0.0.1"},
+        "mirrors": ["http://cache:5000"],
     }
     absent: list[str] = []
     lock = {"run": "x"}
@@ -222,8 +225,12 @@ def test_arguments_of_all_nodes_are_those_of_each() -> None:
             "key_digests": {"id": ""},
             "sriov": {"parents": ["ib0"]},
             "addresses": {"ib0": "10.0.0.1"},
+            "mirrors": ["http://cache:5000"],
         }
     }
+    (task,) = yaml.safe_load((ROOT / "roles/preflight/tasks/node.yml").read_text(encoding="utf-8"))
+    with_lock = gather_arguments({"a": {**kept, "watch": {}, "absent": absent}}, lock)["a"]
+    assert with_lock.keys() == task["rdm.provision.node_facts"].keys()
     lines = [f"n{number} 10.0.0.{number}\n" for number in range(1, 9)]
     found = probe_arguments("".join(lines), ["n2", "n7"], peers=2, above=4)
     assert list(found) == ["n2", "n7"]
