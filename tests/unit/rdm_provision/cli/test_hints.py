@@ -7,12 +7,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 
-from rdm_provision import Cluster
+from rdm_provision import Cluster, cli
 from rdm_provision.api import doctor
 from rdm_provision.cli import main
-from rdm_provision.cli.render import live
+from rdm_provision.cli.render import commands, live
 from rdm_provision.errors import InputError
 from rdm_provision.results.events import NodeRecap, RunResult
 from rdm_provision.results.outcomes import CommandOutput
@@ -168,3 +169,20 @@ def test_doctor_does_not_say_no_inventory_of_an_inventory(
     monkeypatch.chdir(tmp_path)
     well, said = doctor._inventory(None)
     assert (well, said.startswith("there is none in ./inventory"), "-i PATH" in said) == (True, True, True)
+
+
+def test_hints_name_the_inventory_for_every_verb_that_takes_one() -> None:
+    takers = set()
+    for verb in cli.VERBS:
+        command = cli.Verbs("rdm-provision").get_command(click.Context(click.Command("x")), verb)
+        assert command is not None
+        below = command.commands if isinstance(command, click.Group) else {"": command}
+        takers |= {f"{verb} {name}".strip() for name, one in below.items() if "inventory" in names(one)}
+    # `doctor` checks the control machine; the inventory only adds to that.
+    found = {verb for verb in takers if commands._HINTED.search(f"rdm-provision {verb}")}
+    assert takers - found == {"doctor"}
+
+
+def names(command: click.Command) -> set[str | None]:
+    """Return the names of a command's parameters."""
+    return {param.name for param in command.params}
